@@ -1,0 +1,46 @@
+# Two commands do all the set-up: `make demo` and `make test`.
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= python3
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint types unit setup java proto format bench clean
+
+demo: setup
+	@$(BIN)/penstock demo
+
+test: setup lint types
+	@$(BIN)/pytest
+
+setup: java $(STAMP)
+
+java:
+	@./tools/ensure-java
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "installing Penstock into $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; this is %d.%d" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+lint: setup
+	@$(BIN)/ruff format --check --quiet . || { echo "run 'make format'"; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/lint-imports --no-cache >/dev/null || { $(BIN)/lint-imports --no-cache; exit 1; }
+
+types: setup
+	@$(BIN)/mypy --no-error-summary
+
+format: setup
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/ruff check --quiet --fix .
+
+proto: setup
+	@$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src src/penstock/proto/*.proto
+
+bench: setup
+	@$(BIN)/python bench/kv.py
+
+clean:
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

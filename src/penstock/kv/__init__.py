@@ -1,0 +1,1 @@
+"""The transactional client: TiKV's protocol, asyncio inside, blocking and async faces."""

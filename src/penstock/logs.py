@@ -1,0 +1,57 @@
+"""Structured logs: one line an event, as text for a terminal or as JSON for a machine.
+
+Log calls pass facts as `extra={...}`; a message never contains a row's values or a secret.
+"""
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Literal, TextIO
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+def configure(
+    *, style: Literal["text", "json"] = "text", level: str = "INFO", stream: TextIO | None = None
+) -> None:
+    """Send Penstock's logs to a stream (standard error by default)."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
+    root = logging.getLogger("penstock")
+    root.handlers = [handler]
+    root.setLevel(level)
+    root.propagate = False
+
+
+def _facts(record: logging.LogRecord) -> dict[str, object]:
+    return {key: value for key, value in vars(record).items() if key not in _STANDARD}
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, then the facts."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_facts(record),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    """time level logger: message key=value ..."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        facts = "".join(f" {key}={value}" for key, value in _facts(record).items())
+        line = f"{_time(record)} {record.levelname:<7} {record.name}: {record.getMessage()}{facts}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line

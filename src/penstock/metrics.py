@@ -1,0 +1,134 @@
+"""Every metric of Penstock, declared once with its help text.
+
+Names of the design documents keep all but their prefix: `tidb_tikvclient_x` is `penstock_kv_x`.
+"""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+__all__ = ["exponential"]
+
+
+def exponential(start: float, factor: float, count: int) -> tuple[float, ...]:
+    """Return `count` bucket bounds, each `factor` times the one before."""
+    return tuple(start * factor**i for i in range(count))
+
+
+_SECONDS = exponential(0.0005, 2, 20)
+_NANOSECONDS = exponential(1_000, 4, 17)
+_SIZES = exponential(1, 2, 11)
+
+# The client: transactions.
+KV_TS_FUTURE_WAIT_SECONDS = Histogram(
+    "penstock_kv_ts_future_wait_seconds",
+    "Time a transaction waited for its start timestamp after asking for it.",
+    buckets=exponential(0.000005, 2, 24),
+)
+KV_TXN_CMD_DURATION_SECONDS = Histogram(
+    "penstock_kv_txn_cmd_duration_seconds",
+    "Duration of a transaction's commands: commit, rollback, get, batch_get, lock_keys.",
+    ["type", "scope"],
+    buckets=_SECONDS,
+)
+KV_LOCAL_LATCH_WAIT_SECONDS = Histogram(
+    "penstock_kv_local_latch_wait_seconds",
+    "Time an optimistic commit waited for local latches.",
+    buckets=_SECONDS,
+)
+KV_BATCH_EXECUTOR_TOKEN_WAIT_DURATION = Histogram(
+    "penstock_kv_batch_executor_token_wait_duration",
+    "Nanoseconds a batch of mutations waited for a rate-limit token.",
+    buckets=_NANOSECONDS,
+)
+KV_TXN_REGIONS_NUM = Histogram(
+    "penstock_kv_txn_regions_num",
+    "Regions touched by one action of a transaction.",
+    ["type", "scope"],
+    buckets=_SIZES,
+)
+KV_TXN_WRITE_KV_NUM = Histogram(
+    "penstock_kv_txn_write_kv_num", "Mutations of one transaction.", ["scope"], buckets=exponential(1, 4, 12)
+)
+KV_TXN_WRITE_SIZE_BYTES = Histogram(
+    "penstock_kv_txn_write_size_bytes",
+    "Bytes of keys and values written by one transaction.",
+    ["scope"],
+    buckets=exponential(16, 4, 14),
+)
+KV_COMMIT_TXN_COUNTER = Counter("penstock_kv_commit_txn_counter", "Two-phase commits, by result.", ["type"])
+KV_ASYNC_COMMIT_TXN_COUNTER = Counter(
+    "penstock_kv_async_commit_txn_counter", "Async commits, by result.", ["type"]
+)
+KV_ONE_PC_TXN_COUNTER = Counter("penstock_kv_one_pc_txn_counter", "One-phase commits, by result.", ["type"])
+KV_TXN_HEART_BEAT = Histogram(
+    "penstock_kv_txn_heart_beat", "Seconds a heart beat of a primary lock took.", ["type"], buckets=_SECONDS
+)
+KV_TTL_LIFETIME_REACH_TOTAL = Counter(
+    "penstock_kv_ttl_lifetime_reach_total",
+    "Transactions whose locks were no longer refreshed because of their age.",
+)
+KV_LOCK_RESOLVER_ACTIONS_TOTAL = Counter(
+    "penstock_kv_lock_resolver_actions_total", "Steps taken to resolve locks of other transactions.", ["type"]
+)
+KV_BACKOFF_SECONDS = Histogram(
+    "penstock_kv_backoff_seconds", "Sleep before a retry, by reason.", ["type"], buckets=_SECONDS
+)
+
+# The client: regions and RPC.
+KV_REQUEST_SECONDS = Histogram(
+    "penstock_kv_request_seconds",
+    "Duration of sending one request to a store.",
+    ["type", "store"],
+    buckets=_SECONDS,
+)
+KV_REGION_ERR_TOTAL = Counter("penstock_kv_region_err_total", "Region errors answered by stores.", ["type"])
+KV_RPC_ERR_TOTAL = Counter(
+    "penstock_kv_rpc_err_total", "Requests without an answer, by gRPC status.", ["type", "store"]
+)
+KV_REGION_CACHE_OPERATIONS_TOTAL = Counter(
+    "penstock_kv_region_cache_operations_total", "Operations of the region cache.", ["type", "result"]
+)
+KV_LOAD_REGION_CACHE_SECONDS = Histogram(
+    "penstock_kv_load_region_cache_seconds",
+    "Time to load regions from the placement driver.",
+    ["type"],
+    buckets=_SECONDS,
+)
+KV_STORE_LIVENESS_STATE = Gauge(
+    "penstock_kv_store_liveness_state", "0 reachable, 1 unreachable, 2 unknown.", ["store"]
+)
+KV_BATCH_WAIT_DURATION = Histogram(
+    "penstock_kv_batch_wait_duration",
+    "Nanoseconds to push a request into the batch channel.",
+    buckets=_NANOSECONDS,
+)
+KV_BATCH_SEND_LATENCY = Histogram(
+    "penstock_kv_batch_send_latency",
+    "Nanoseconds of one iteration of the batch send loop, without the wait for its first request.",
+    buckets=_NANOSECONDS,
+)
+KV_BATCH_RECV_LATENCY = Histogram(
+    "penstock_kv_batch_recv_latency",
+    "Nanoseconds the batch receive loop waited for a message, by result.",
+    ["result"],
+    buckets=_NANOSECONDS,
+)
+KV_BATCH_WAIT_OVERLOAD = Counter(
+    "penstock_kv_batch_wait_overload",
+    "Times the send loop waited for more requests because a store was overloaded.",
+)
+KV_BATCH_PENDING_REQUESTS = Histogram(
+    "penstock_kv_batch_pending_requests",
+    "Requests in the batch channel when the send loop looked.",
+    ["store"],
+    buckets=_SIZES,
+)
+KV_BATCH_REQUESTS = Histogram(
+    "penstock_kv_batch_requests", "Requests in one batch message.", ["store"], buckets=_SIZES
+)
+KV_BATCH_CLIENT_NO_AVAILABLE_CONNECTION_TOTAL = Counter(
+    "penstock_kv_batch_client_no_available_connection_total",
+    "Batches that found every connection of a store busy being re-created.",
+)
+KV_BATCH_CLIENT_RESET = Histogram(
+    "penstock_kv_batch_client_reset", "Seconds to re-create a batch stream after an error.", buckets=_SECONDS
+)

@@ -1,0 +1,168 @@
+"""Settings: frozen values, checked when they are made.
+
+One YAML file, with ${NAME} and ${NAME:-default} taken from the environment. A wrong value is
+refused with its key, the value and what is allowed.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from penstock.errors import Invalid
+
+_VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
+_SECRET_KEYS = ("password", "secret", "token", "key_path")
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TlsSettings(_Frozen):
+    """Paths of PEM files; with a certificate and key the peer can check us as well."""
+
+    ca_path: Path
+    cert_path: Path | None = None
+    key_path: Path | None = None
+
+    @model_validator(mode="after")
+    def _certificate_has_its_key(self) -> "TlsSettings":
+        if (self.cert_path is None) != (self.key_path is None):
+            raise ValueError("cert_path and key_path are given together or not at all")
+        return self
+
+    def read(self) -> tuple[bytes, bytes | None, bytes | None]:
+        """Return authority, certificate and key; raise Invalid when a file cannot be read."""
+
+        def load(path: Path | None) -> bytes | None:
+            if path is None:
+                return None
+            try:
+                return path.read_bytes()
+            except OSError as error:
+                raise Invalid(
+                    f"TLS file {path} cannot be read ({error.strerror}); check tls.*_path"
+                ) from error
+
+        authority = load(self.ca_path)
+        assert authority is not None
+        return authority, load(self.cert_path), load(self.key_path)
+
+
+class KvSettings(_Frozen):
+    """The client. Durations are in milliseconds unless the name says otherwise."""
+
+    grpc_connection_count: int = Field(4, ge=1, le=64)
+    max_batch_size: int = Field(128, ge=0, le=10_000)  # 0 turns the batch client off
+    overload_threshold: int = Field(200, ge=0)
+    max_batch_wait_ms: float = Field(0, ge=0, le=1000)
+    batch_wait_size: int = Field(8, ge=1)
+    keepalive_time_ms: int = Field(10_000, ge=1000)
+    keepalive_timeout_ms: int = Field(3_000, ge=100)
+    dial_timeout_ms: int = Field(5_000, ge=1)
+    pd_timeout_ms: int = Field(3_000, ge=1)
+    read_timeout_ms: int = Field(30_000, ge=1)
+    write_timeout_ms: int = Field(30_000, ge=1)
+    backoff_weight: int = Field(2, ge=1)
+    tso_batch_max: int = Field(10_000, ge=1)
+    region_cache_ttl_s: int = Field(600, ge=1)
+    store_liveness_timeout_ms: int = Field(1_000, ge=1)
+    async_commit_keys_max: int = Field(256, ge=1)
+    async_commit_key_bytes_max: int = Field(4096, ge=1)
+    async_commit_safe_window_ms: int = Field(2_000, ge=0)
+    resolve_lock_lite_keys: int = Field(512, ge=0)
+    resolved_cache_size: int = Field(2048, ge=1)
+    committer_concurrency: int = Field(128, ge=1)
+    txn_batch_bytes: int = Field(16 * 1024, ge=1)
+    presplit_keys_min: int = Field(100_000, ge=1)
+    presplit_bytes: int = Field(32 * 1024 * 1024, ge=1)
+    lock_ttl_ms: int = Field(20_000, ge=1000)  # of pessimistic and heart-beaten locks
+    txn_ttl_max_ms: int = Field(3_600_000, ge=1000)
+    ttl_refreshed_txn_bytes: int = Field(32 * 1024 * 1024, ge=0)
+    scan_page_rows: int = Field(4096, ge=1)
+    batch_get_keys: int = Field(5120, ge=1)
+    local_latches: int = Field(0, ge=0)  # slots, rounded up to a power of two; 0 turns them off
+
+
+class StoreSettings(_Frozen):
+    """The embedded store."""
+
+    data: Path = Path("penstock-data/store")
+    pd_addr: str = "127.0.0.1:2379"
+    stores: int = Field(1, ge=1, le=64)
+    region_split_bytes: int = Field(96 * 1024 * 1024, ge=1024)
+    sync: bool = True  # fsync before a write is answered
+    lock_wait_timeout_ms: int = Field(1_000, ge=1)
+    wake_up_delay_ms: int = Field(20, ge=0)
+    resolved_ts_interval_ms: int = Field(200, ge=1)
+    cdc_memory_bytes: int = Field(512 * 1024 * 1024, ge=1024)
+    faults: bool = False  # let the admin service set fault switches
+    tls: TlsSettings | None = None
+
+
+class Settings(_Frozen):
+    """Everything penstock.yaml may say."""
+
+    pd_addrs: tuple[str, ...] = ("127.0.0.1:2379",)
+    tls: TlsSettings | None = None
+    kv: KvSettings = KvSettings()
+    store: StoreSettings = StoreSettings()
+
+
+def load(path: Path) -> Settings:
+    """Read a settings file; raise Invalid with the key, the value and what is allowed."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise Invalid(f"settings file {path} cannot be read ({error.strerror}); check --config") from error
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        at = f" at line {where.line + 1}" if where else ""
+        raise Invalid(f"settings file {path} is not valid YAML{at}; mend its syntax") from error
+    return parse(expand(tree or {}), origin=str(path))
+
+
+def parse(tree: Any, *, origin: str = "settings") -> Settings:
+    """Check a parsed tree; raise Invalid naming the first wrong key."""
+    if not isinstance(tree, dict):
+        raise Invalid(f"{origin} must be a mapping of keys to values, not a {type(tree).__name__}")
+    try:
+        return Settings.model_validate(tree)
+    except ValidationError as error:
+        raise Invalid(f"{origin}: {_describe(error)}") from None
+
+
+def expand(tree: Any) -> Any:
+    """Replace ${NAME} and ${NAME:-default} in every string; raise Invalid when NAME is not set."""
+    if isinstance(tree, dict):
+        return {key: expand(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [expand(value) for value in tree]
+    if isinstance(tree, str):
+        return _VARIABLE.sub(_variable, tree)
+    return tree
+
+
+def _variable(match: re.Match[str]) -> str:
+    name, default = match["name"], match["default"]
+    value = os.environ.get(name, default)
+    if value is None:
+        raise Invalid(
+            f"settings use ${{{name}}}, which is not set; export {name} or write ${{{name}:-default}}"
+        )
+    return value
+
+
+def _describe(error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"]) or "settings"
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {key!r}; see docs/configuration.md for the keys there are"
+    shown = "***" if any(word in key for word in _SECRET_KEYS) else repr(first["input"])
+    return f"{key} = {shown} is refused: {first['msg']}"

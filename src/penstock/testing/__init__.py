@@ -1,0 +1,1 @@
+"""Doubles and fault tools, for our tests and for our users'."""
