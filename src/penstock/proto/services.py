@@ -63,7 +63,7 @@ def _service(full_name: str) -> ServiceDescriptor:
     return found
 
 
-def handler(service: str, implement: Mapping[str, Callable[..., Any]]) -> grpc.GenericRpcHandler[Any, Any]:
+def handler(service: str, implement: Mapping[str, Callable[..., Any]]) -> "grpc.GenericRpcHandler[Any, Any]":
     """Serve the given methods of a service; the others answer UNIMPLEMENTED."""
     known = methods(service)
     rpcs = {}
