@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types unit setup java proto format bench clean
+.PHONY: demo test lint types unit setup java proto format docs bench clean
 
 demo: setup
 	@$(BIN)/penstock demo
@@ -27,6 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 lint: setup
 	@$(BIN)/ruff format --check --quiet . || { echo "run 'make format'"; exit 1; }
 	@$(BIN)/ruff check --quiet .
+	@$(BIN)/python tools/document_settings.py --check
 	@$(BIN)/lint-imports --no-cache >/dev/null || { $(BIN)/lint-imports --no-cache; exit 1; }
 
 types: setup
@@ -38,6 +39,9 @@ format: setup
 
 proto: setup
 	@$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src src/penstock/proto/*.proto
+
+docs: setup
+	@$(BIN)/python tools/document_settings.py
 
 bench: setup
 	@$(BIN)/python bench/kv.py
