@@ -1,6 +1,5 @@
 """Write the tables of docs/configuration.md from the settings: `python tools/document_settings.py`."""
 
-import re
 import sys
 from pathlib import Path
 
@@ -14,18 +13,19 @@ TABLES = {"kv": KvSettings, "store": StoreSettings}
 
 def table(model: type[BaseModel]) -> str:
     """The rows of one section: key, default, meaning."""
-    rows = [
-        f"| `{name}` | `{'none' if field.default is None else str(field.default).lower()}` | {field.description} |"
-        for name, field in model.model_fields.items()
-    ]
-    return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows])
+    rows = ["| key | default | meaning |", "|---|---|---|"]
+    for name, field in model.model_fields.items():
+        default = "none" if field.default is None else str(field.default).lower()
+        rows.append(f"| `{name}` | `{default}` | {field.description} |")
+    return "\n".join(rows)
 
 
 def render(page: str) -> str:
     """Return the page with every table made anew."""
     for section, model in TABLES.items():
-        pattern = rf"(?<=<!-- {section} -->\n).*?(?=\n<!-- end -->)"
-        page = re.sub(pattern, table(model).replace("\\", r"\\"), page, flags=re.DOTALL)
+        head, _, rest = page.partition(f"<!-- {section} -->\n")
+        _, _, tail = rest.partition("\n<!-- end -->")
+        page = f"{head}<!-- {section} -->\n{table(model)}\n<!-- end -->{tail}"
     return page
 
 
@@ -33,6 +33,6 @@ if __name__ == "__main__":
     written = render(PAGE.read_text())
     if "--check" in sys.argv:
         sys.exit(
-            0 if written == PAGE.read_text() else "docs/configuration.md is out of date; run 'make docs'"
+            "run 'make docs': docs/configuration.md is out of date" if written != PAGE.read_text() else 0
         )
     PAGE.write_text(written)
