@@ -41,7 +41,7 @@ async def transactions(
         nonlocal done
         while time.monotonic() < until:
             n = next(counter)
-            async with await client.begin(**protocol) as txn:
+            async with client.begin(**protocol) as txn:
                 await txn.put(b"bench/%04d/%012d/a" % (name, n), b"value")
                 await txn.put(b"bench/%04d/%012d/b" % (name, n), b"value")
             done += 1
