@@ -1,0 +1,1 @@
+"""TiDB's tables on the KV store: encoding, schemas, catalog, rows."""
