@@ -132,3 +132,27 @@ KV_BATCH_CLIENT_NO_AVAILABLE_CONNECTION_TOTAL = Counter(
 KV_BATCH_CLIENT_RESET = Histogram(
     "penstock_kv_batch_client_reset", "Seconds to re-create a batch stream after an error.", buckets=_SECONDS
 )
+
+# The embedded store: storage.
+STORE_ENGINE_WRITE_SECONDS = Histogram(
+    "penstock_store_engine_write_seconds",
+    "Time to make one group of writes durable.",
+    buckets=exponential(0.00005, 2, 20),
+)
+STORE_ENGINE_GROUP_WRITES = Histogram(
+    "penstock_store_engine_group_writes", "Writes made durable together.", buckets=_SIZES
+)
+STORE_LATCH_WAIT_SECONDS = Histogram(
+    "penstock_store_latch_wait_seconds",
+    "Time a write command waited for the latches of its keys.",
+    buckets=exponential(0.00005, 2, 20),
+)
+STORE_LOCK_WAIT_SECONDS = Histogram(
+    "penstock_store_lock_wait_seconds",
+    "Time a pessimistic lock request waited for another transaction's lock, by outcome.",
+    ["outcome"],
+    buckets=_SECONDS,
+)
+STORE_DEADLOCKS_TOTAL = Counter(
+    "penstock_store_deadlocks_total", "Pessimistic lock requests refused because they closed a cycle."
+)

@@ -1,0 +1,317 @@
+"""RocksDB with group commit: one writer thread, one fsync for all the writes that queue meanwhile."""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from rocksdict import (
+    BlockBasedOptions,
+    Cache,
+    ColumnFamily,
+    DBCompressionType,
+    DBRecoveryMode,
+    Options,
+    Rdict,
+    RdictIter,
+    ReadOptions,
+    Snapshot,
+    WriteBatch,
+    WriteOptions,
+)
+
+from penstock import metrics
+from penstock.errors import Corrupt, Invalid, Unavailable
+
+_MIB = 1024 * 1024
+_BLOCK_CACHE_BYTES = 128 * _MIB
+_WAL_BYTES_MAX = 256 * _MIB
+_LOG_BYTES_MAX = 4 * _MIB
+_BLOOM_BITS = 10
+_GROUP_MUTATIONS_MAX = 65_536
+_SNAPSHOT_ATTEMPTS = 8
+
+
+class Cf(IntEnum):
+    """Column families; the value is a position, the name in RocksDB is the lower-case name."""
+
+    DEFAULT = 0  # values too long to live in a lock or a version
+    LOCK = 1
+    WRITE = 2  # versions
+    RAW = 3
+    META = 4
+
+
+Mutation = tuple[Cf, bytes, bytes | None]  # None deletes
+_Pairs = Iterator[tuple[bytes, bytes]]  # what a column family in raw mode yields
+Range = tuple[Cf, bytes, bytes]  # lower inclusive, upper exclusive and not empty
+
+
+class _Work(NamedTuple):
+    mutations: Sequence[Mutation]
+    ranges: Sequence[Range]
+
+
+class _Entry(NamedTuple):
+    work: _Work
+    done: "asyncio.Future[None]"
+
+
+class View:
+    """The engine at one moment: later writes do not show. Drop it soon, it holds back compaction."""
+
+    __slots__ = ("_snapshots",)
+
+    def __init__(self, snapshots: tuple[Snapshot, ...]) -> None:
+        self._snapshots = snapshots
+
+    def get(self, cf: Cf, key: bytes) -> bytes | None:
+        """Return the value of a key, or None."""
+        try:
+            value: bytes = self._snapshots[cf][key]
+        except Exception as error:
+            if error.args == ("key not found",):  # rocksdict has no class of its own for this
+                return None
+            raise
+        return value
+
+    def iterate(self, cf: Cf, lower: bytes = b"", upper: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Yield (key, value) from `lower` up to, not including, `upper`; an empty `upper` is the end."""
+        return cast(_Pairs, self._snapshots[cf].items(from_key=lower, read_opt=_up_to(upper)))
+
+    def iterate_reverse(
+        self, cf: Cf, lower: bytes = b"", upper: bytes = b""
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the same pairs as `iterate`, last one first."""
+        # rocksdict 0.3.29 sets the upper bound when asked for a lower one, so `lower` is checked here.
+        for key, value in cast(_Pairs, self._snapshots[cf].items(backwards=True, read_opt=_up_to(upper))):
+            if key < lower:
+                return
+            yield key, value
+
+    def cursor(self, cf: Cf) -> RdictIter:
+        """Return an iterator to move by hand, for many seeks over one view."""
+        return self._snapshots[cf].iter()
+
+
+def _up_to(upper: bytes) -> ReadOptions | None:
+    if not upper:
+        return None
+    options = ReadOptions()
+    options.set_iterate_upper_bound(upper)
+    return options
+
+
+class Engine:
+    """The one database of a data directory.
+
+    Writes are queued on the event loop and applied by one thread, many at a time: each call is
+    atomic, calls are applied in the order they were made, and a call returns when its group is on
+    disk. Reads go through views, on any thread. After a failed write every waiting and every later
+    write fails with Unavailable: what reached the disk is known only after a restart.
+    """
+
+    def __init__(self, db: Rdict, path: Path, *, sync: bool) -> None:
+        self._path = path
+        self._db = db
+        self._families = tuple(db.get_column_family(cf.name.lower()) for cf in Cf)
+        self._handles = tuple(db.get_column_family_handle(cf.name.lower()) for cf in Cf)
+        self._options = WriteOptions()
+        self._options.sync = sync
+        self._queue: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
+        self._writing = threading.Lock()
+        self._failure: Unavailable | None = None
+        self._closed = False
+        self._writer = threading.Thread(target=self._write_groups, name="penstock-engine", daemon=True)
+        self._writer.start()
+
+    @classmethod
+    def open(cls, path: Path, *, sync: bool = True) -> "Engine":
+        """Open or create the database; raise Invalid when it cannot be used, Corrupt when it is damaged.
+
+        Without `sync` a write may be lost when the machine (not only the process) goes down.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Invalid(
+                f"data directory {path} cannot be created ({error.strerror}); choose another one"
+            ) from error
+        cache = Cache(_BLOCK_CACHE_BYTES)
+        try:
+            db = Rdict(
+                str(path),
+                _database_options(cache),
+                column_families={
+                    cf.name.lower(): _family_options(cf, cache) for cf in Cf if cf != Cf.DEFAULT
+                },
+            )
+        except Exception as error:
+            raise _refusal(path, str(error)) from error
+        return cls(db, path, sync=sync)
+
+    def close(self) -> None:
+        """Finish the queued writes and close the database; closing twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        self._queue.put(None)
+        self._writer.join()
+        self._handles = ()
+        for family in self._families:
+            family.close()
+        self._families = ()
+        self._db.close()
+
+    def view(self) -> View:
+        """Return the present state, the same moment for every column family."""
+        for _ in range(_SNAPSHOT_ATTEMPTS):
+            before = self._db.latest_sequence_number()
+            snapshots = self._snapshots()
+            if self._db.latest_sequence_number() == before:
+                return View(snapshots)
+        with self._writing:  # a busy writer got between the snapshots each time: hold it off
+            return View(self._snapshots())
+
+    def _snapshots(self) -> tuple[Snapshot, ...]:
+        return tuple(family.snapshot() for family in self._families)
+
+    def submit(self, mutations: Sequence[Mutation], ranges: Sequence[Range] = ()) -> "asyncio.Future[None]":
+        """Queue one atomic write; the future is done on the running loop when it is durable.
+
+        Futures of calls made in order are done in order. Cancelling the future does not undo the write.
+        """
+        if self._closed:
+            raise Unavailable(f"store at {self._path} is closed; start it again")
+        if self._failure is not None:
+            raise self._failure
+        done = asyncio.get_running_loop().create_future()
+        self._queue.put(_Entry(_Work(mutations, ranges), done))
+        return done
+
+    async def write(self, mutations: Sequence[Mutation]) -> None:
+        """Apply one atomic write; durable on return, also when the caller is cancelled meanwhile."""
+        await asyncio.shield(self.submit(mutations))
+
+    def write_now(self, mutations: Sequence[Mutation]) -> None:
+        """Apply one atomic write and block until it is durable; for start-up, when no loop runs yet."""
+        failure = self._failure or self._try_write([_Work(mutations, ())])
+        if failure is not None:
+            raise failure
+
+    async def delete_range(self, ranges: Sequence[Range]) -> None:
+        """Delete every key of the ranges (an empty upper bound is the end) in one atomic write."""
+        await self.write(())  # what was queued before this call must be deleted as well: let it land
+        closed = [(cf, lower, upper or self._after_last(cf)) for cf, lower, upper in ranges]
+        await asyncio.shield(self.submit((), [r for r in closed if r[1] < r[2]]))
+
+    def _after_last(self, cf: Cf) -> bytes:
+        cursor = self.view().cursor(cf)
+        cursor.seek_to_last()
+        return bytes(cursor.key()) + b"\0" if cursor.valid() else b""
+
+    def _write_groups(self) -> None:
+        """Take what is queued, write it as one batch, tell the waiters; until the None of `close`."""
+        while True:
+            group, last = self._next_group()
+            if group:
+                failure = self._failure or self._try_write([entry.work for entry in group])
+                group[0].done.get_loop().call_soon_threadsafe(_resolve, group, failure)
+            if last:
+                return
+
+    def _next_group(self) -> tuple[list[_Entry], bool]:
+        group: list[_Entry] = []
+        mutations = 0
+        while mutations < _GROUP_MUTATIONS_MAX:
+            try:
+                entry = self._queue.get(block=not group)
+            except queue.Empty:
+                break
+            if entry is None:
+                return group, True
+            group.append(entry)
+            mutations += len(entry.work.mutations) + 1
+        return group, False
+
+    def _try_write(self, group: Sequence[_Work]) -> Unavailable | None:
+        metrics.STORE_ENGINE_GROUP_WRITES.observe(len(group))
+        try:
+            with self._writing, metrics.STORE_ENGINE_WRITE_SECONDS.time():
+                self._write(group)
+        except Exception as error:  # noqa: BLE001 - whatever it was, nothing may be acknowledged
+            self._failure = Unavailable(
+                f"store at {self._path} cannot write ({error}); check the disk and its free space, "
+                "then start the store again"
+            )
+        return self._failure
+
+    def _write(self, group: Sequence[_Work]) -> None:
+        batch = WriteBatch(raw_mode=True)
+        handles: tuple[ColumnFamily, ...] = self._handles
+        for work in group:
+            for cf, key, value in work.mutations:
+                if value is None:
+                    batch.delete(key, handles[cf])
+                else:
+                    batch.put(key, value, handles[cf])
+            for cf, lower, upper in work.ranges:
+                batch.delete_range(lower, upper, handles[cf])
+        if not batch.is_empty():
+            self._db.write(batch, self._options)
+
+
+def _resolve(group: Sequence[_Entry], failure: Unavailable | None) -> None:
+    for entry in group:
+        if entry.done.done():  # cancelled by its caller
+            continue
+        if failure is None:
+            entry.done.set_result(None)
+        else:
+            entry.done.set_exception(failure)
+
+
+def _database_options(cache: Cache) -> Options:
+    options = _family_options(Cf.DEFAULT, cache)
+    options.create_if_missing(create_if_missing=True)
+    options.create_missing_column_families(create_missing_cfs=True)
+    options.set_max_background_jobs(2)
+    options.set_max_total_wal_size(_WAL_BYTES_MAX)
+    options.set_max_log_file_size(_LOG_BYTES_MAX)
+    options.set_keep_log_file_num(4)
+    # A torn tail was never acknowledged; damage before it was, and must be reported, not skipped.
+    options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
+    return options
+
+
+def _family_options(cf: Cf, cache: Cache) -> Options:
+    options = Options(raw_mode=True)
+    options.set_write_buffer_size((16 if cf in {Cf.LOCK, Cf.META} else 64) * _MIB)
+    options.set_level_compaction_dynamic_level_bytes(True)
+    options.set_compression_type(DBCompressionType.lz4())
+    blocks = BlockBasedOptions()
+    blocks.set_block_cache(cache)
+    blocks.set_block_size(16 * 1024)
+    blocks.set_cache_index_and_filter_blocks(True)
+    blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    if cf != Cf.WRITE:  # versions are sought, never got by their whole key
+        blocks.set_bloom_filter(_BLOOM_BITS, block_based=False)
+    options.set_block_based_table_factory(blocks)
+    if cf == Cf.LOCK:  # nearly every lock written is deleted soon after
+        options.add_compact_on_deletion_collector_factory(4096, 2048, 0.5)
+    return options
+
+
+def _refusal(path: Path, reason: str) -> Invalid | Corrupt:
+    if "lock file" in reason.lower() or "lock hold" in reason.lower():
+        if "ermission" in reason:
+            return Invalid(f"data directory {path} is not writable; give this user the right to write it")
+        return Invalid(f"data directory {path} is in use by another process; stop it or choose another one")
+    if reason.startswith("Corruption"):
+        return Corrupt(f"data directory {path} is damaged ({reason}); keep a copy and restore a backup")
+    return Invalid(
+        f"data directory {path} cannot be opened ({reason}); check its rights, or choose another one"
+    )
