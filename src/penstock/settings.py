@@ -37,20 +37,29 @@ class TlsSettings(_Frozen):
 
     def read(self) -> tuple[bytes, bytes | None, bytes | None]:
         """Return authority, certificate and key; raise Invalid when a file cannot be read."""
+        certificate = _read_pem(self.cert_path) if self.cert_path is not None else None
+        key = _read_pem(self.key_path) if self.key_path is not None else None
+        return _read_pem(self.ca_path), certificate, key
 
-        def load(path: Path | None) -> bytes | None:
-            if path is None:
-                return None
-            try:
-                return path.read_bytes()
-            except OSError as error:
-                raise Invalid(
-                    f"TLS file {path} cannot be read ({error.strerror}); check tls.*_path"
-                ) from error
 
-        authority = load(self.ca_path)
-        assert authority is not None
-        return authority, load(self.cert_path), load(self.key_path)
+def _read_pem(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Invalid(f"TLS file {path} cannot be read ({error.strerror}); check tls.*_path") from error
+
+
+class ServerTlsSettings(_Frozen):
+    """Paths of PEM files of a server; with an authority, clients must show a certificate it signed."""
+
+    cert_path: Path
+    key_path: Path
+    ca_path: Path | None = None
+
+    def read(self) -> tuple[bytes, bytes, bytes | None]:
+        """Return certificate, key and authority; raise Invalid when a file cannot be read."""
+        authority = _read_pem(self.ca_path) if self.ca_path is not None else None
+        return _read_pem(self.cert_path), _read_pem(self.key_path), authority
 
 
 class KvSettings(_Frozen):
@@ -83,7 +92,9 @@ class KvSettings(_Frozen):
     tso_batch_max: int = Field(10_000, ge=1)
     """Timestamps asked for in one request."""
     region_cache_ttl_s: int = Field(600, ge=1)
-    """Seconds after which a cached region is loaded anew."""
+    """Seconds after which a cached region that nobody used is loaded anew."""
+    region_cache_size: int = Field(100_000, ge=2)
+    """Regions kept in the cache; beyond that the least recently used are forgotten."""
     store_liveness_timeout_ms: int = Field(1_000, ge=1)
     """How long a store's health check may take."""
     async_commit_keys_max: int = Field(256, ge=1)
@@ -141,7 +152,7 @@ class StoreSettings(_Frozen):
     """Memory for events that a change stream has not taken yet."""
     faults: bool = False
     """Whether the admin service may set fault switches."""
-    tls: TlsSettings | None = None
+    tls: ServerTlsSettings | None = None
     """Certificate of the servers, and the authority that client certificates must come from."""
 
 

@@ -1,0 +1,284 @@
+"""The region cache: which region holds a key, which peer leads it, at which address it is served."""
+
+import asyncio
+import logging
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from penstock import clock as clocks
+from penstock import metrics
+from penstock.clock import Clock
+from penstock.errors import Unavailable
+from penstock.kv.backoff import Backoffer, Kind
+from penstock.kv.pd import PdClient, RegionInfo, raw_region
+from penstock.kv.region_table import CachedRegion, Location, RegionTable, RegionVerId, peers_that_lead
+from penstock.kv.stores import Liveness, Store, StoreDirectory
+from penstock.proto import kvrpcpb_pb2 as kvrpcpb
+from penstock.proto import metapb_pb2 as metapb
+from penstock.settings import KvSettings
+
+__all__ = ["EpochVerdict", "Location", "RegionCache", "RegionVerId", "Target", "judge_epoch"]
+
+_LOG = logging.getLogger(__name__)
+_SCAN_LIMIT = 128
+_SWEEP = 50
+_TTL_JITTER = 0.1
+_OPERATIONS = metrics.KV_REGION_CACHE_OPERATIONS_TOTAL
+_INVALIDATED = _OPERATIONS.labels("invalidate_region_from_cache", "ok")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a request for a region goes: the peer, the address of its store, the context to send."""
+
+    addr: str
+    store: Store
+    peer: metapb.Peer
+    context: kvrpcpb.Context
+
+
+class EpochVerdict(Enum):
+    """What an EpochNotMatch error says about the cache."""
+
+    UNKNOWN = auto()  # the store does not say what is there now: ask the placement driver
+    STORE_BEHIND = auto()  # the cache is ahead of the store: wait for it
+    CACHE_BEHIND = auto()  # the store told the regions that are there now
+
+
+def judge_epoch(ver: RegionVerId, current: Sequence[metapb.Region]) -> EpochVerdict:
+    """Compare what was asked for with the regions that a store has now."""
+    if not current:
+        return EpochVerdict.UNKNOWN
+    for region in current:
+        epoch = region.region_epoch
+        older = epoch.conf_ver < ver.conf_ver or epoch.version < ver.version
+        same = (epoch.conf_ver, epoch.version) == (ver.conf_ver, ver.version)
+        if region.id == ver.id and (older or same):
+            return EpochVerdict.STORE_BEHIND
+    return EpochVerdict.CACHE_BEHIND
+
+
+class RegionCache:
+    """Regions by key, loaded from the placement driver as they are needed.
+
+    Locations may be outdated: the store then refuses the request with a region error, the sender
+    updates the cache and raises RegionStale, and the caller locates its keys again.
+    """
+
+    def __init__(self, pd: PdClient, settings: KvSettings, clock: Clock = clocks.SYSTEM) -> None:
+        self._pd = pd
+        self._settings = settings
+        self._clock = clock
+        self._table = RegionTable(settings.region_cache_size)
+        self._loading: dict[tuple[str, bytes], asyncio.Task[list[CachedRegion]]] = {}
+        self.stores = StoreDirectory(pd)
+
+    async def locate(self, bo: Backoffer, key: bytes) -> Location:
+        """Return the region that holds a key."""
+        region = self._fresh(self._table.find(key, self._clock.monotonic()))
+        if region is None:
+            region = await self._load_one(bo, "get_region_when_miss", key, self._pd.get_region)
+        return region.location
+
+    async def locate_before(self, bo: Backoffer, key: bytes) -> Location:
+        """Return the region that holds the keys just below `key`; an empty key is above all keys."""
+        region = self._fresh(self._table.find_before(key, self._clock.monotonic()))
+        if region is None:
+            region = await self._load_one(bo, "get_region_before_when_miss", key, self._ask_before)
+        return region.location
+
+    async def locate_by_id(self, bo: Backoffer, region_id: int) -> Location:
+        """Return a region by its id, as the placement driver knows it now."""
+
+        async def ask(_: bytes, *, bo: Backoffer) -> RegionInfo:
+            return await self._pd.get_region_by_id(region_id, bo=bo)
+
+        region = await self._load_one(bo, "get_region_by_id", str(region_id).encode(), ask)
+        return region.location
+
+    async def group_keys(self, bo: Backoffer, keys: Sequence[bytes]) -> list[tuple[Location, slice]]:
+        """Cut sorted keys into runs of one region each."""
+        groups: list[tuple[Location, slice]] = []
+        at = 0
+        while at < len(keys):
+            location = await self.locate(bo, keys[at])
+            past = bisect_left(keys, location.end, at + 1) if location.end else len(keys)
+            groups.append((location, slice(at, past)))
+            at = past
+        return groups
+
+    async def regions_in(self, bo: Backoffer, start: bytes, end: bytes) -> list[Location]:
+        """Return the regions that meet [start, end), in order; an empty end is the end of all keys."""
+        found: list[Location] = []
+        at = start
+        while True:
+            region = self._fresh(self._table.find(at, self._clock.monotonic()))
+            if region is None:
+                await self._load_range(bo, at, end)
+                location = await self.locate(bo, at)
+            else:
+                location = region.location
+            found.append(location)
+            at = location.end
+            if not at or (end and at >= end):
+                return found
+
+    async def target(self, bo: Backoffer, ver: RegionVerId) -> Target | None:
+        """Return where to send a request for a region; None when it must be located again."""
+        region = self._fresh(self._table.get(ver))
+        if region is None:
+            return None
+        store = self.stores.get(region.peer.store_id)
+        if store.liveness is Liveness.UNREACHABLE:
+            self._aim_at_reachable(region)
+            store = self.stores.get(region.peer.store_id)
+        if store.stale:
+            addr = await self.stores.resolve(bo, store)
+            if addr is None:
+                self.invalidate(ver, "its store is gone")
+                return None
+            region.store_epoch = store.epoch
+        if region.context is None:
+            region.context = self._context(ver, region.peer)
+        return Target(store.addr, store, region.peer, region.context)
+
+    def _context(self, ver: RegionVerId, peer: metapb.Peer) -> kvrpcpb.Context:
+        epoch = metapb.RegionEpoch(conf_ver=ver.conf_ver, version=ver.version)
+        return kvrpcpb.Context(
+            region_id=ver.id, region_epoch=epoch, peer=peer, cluster_id=self._pd.cluster_id
+        )
+
+    def _fresh(self, region: CachedRegion | None) -> CachedRegion | None:
+        if region is None or self.stores.get(region.peer.store_id).epoch == region.store_epoch:
+            return region
+        self.invalidate(region.location.region, "its store was unreachable or moved")
+        return None
+
+    def _aim_at_reachable(self, region: CachedRegion) -> None:
+        for index in peers_that_lead(region.peers):
+            store = self.stores.get(region.peers[index].store_id)
+            if store.liveness is Liveness.REACHABLE:
+                region.aim(index, store.epoch)
+                return
+
+    def invalidate(self, region: RegionVerId, reason: str) -> None:
+        """Forget a region, so that its keys are located again."""
+        if self._table.remove(region):
+            _INVALIDATED.inc()
+            _LOG.debug("region dropped from the cache", extra={"region": region.id, "reason": reason})
+
+    def switch_leader(self, ver: RegionVerId, leader: metapb.Peer) -> bool:
+        """Follow a store's word on who leads; False, and the region forgotten, when that peer is unknown."""
+        region = self._table.get(ver)
+        if region is None:
+            return False
+        for index, peer in enumerate(region.peers):
+            if peer.id == leader.id:
+                region.aim(index, self.stores.get(peer.store_id).epoch)
+                return True
+        self.invalidate(ver, "an unknown peer leads it")
+        return False
+
+    def try_next_peer(self, ver: RegionVerId, failed: metapb.Peer, exhausted: set[int]) -> bool:
+        """Turn from a peer that did not serve to another one; False when all are exhausted (by peer id)."""
+        region = self._table.get(ver)
+        if region is None:
+            return False
+        if region.peer.id != failed.id and region.peer.id not in exhausted:
+            return True  # somebody else has turned to another peer already
+        usable = [i for i in peers_that_lead(region.peers) if region.peers[i].id not in exhausted]
+        others = [i for i in usable if region.peers[i].id != failed.id]
+        if not others:
+            return False
+        index = next((i for i in others if i > region.target), others[0])
+        region.aim(index, self.stores.get(region.peers[index].store_id).epoch)
+        return True
+
+    def install(self, ver: RegionVerId, store_id: int, current: Sequence[metapb.Region]) -> None:
+        """Replace a region by those its store has now (with encoded keys); that store's peer leads them."""
+        self._table.remove(ver)
+        for encoded in current:
+            meta = raw_region(encoded)
+            leader = next((peer for peer in meta.peers if peer.store_id == store_id), None)
+            self._insert(RegionInfo(meta, leader))
+
+    def _insert(self, info: RegionInfo) -> CachedRegion:
+        meta, now = info.meta, self._clock.monotonic()
+        peers = tuple(meta.peers)
+        leads = [i for i, peer in enumerate(peers) if info.leader is not None and peer.id == info.leader.id]
+        target = (leads or peers_that_lead(peers) or [0])[0]
+        ver = RegionVerId(meta.id, meta.region_epoch.conf_ver, meta.region_epoch.version)
+        ttl_s = self._settings.region_cache_ttl_s * (1 + _TTL_JITTER * self._clock.random())
+        region = CachedRegion(
+            location=Location(ver, meta.start_key, meta.end_key),
+            peers=peers,
+            target=target,
+            ttl_s=ttl_s,
+            expires_at=now + ttl_s,
+            store_epoch=self.stores.get(peers[target].store_id).epoch,
+        )
+        if not self._table.insert(region):
+            _LOG.debug("an outdated region was not cached", extra={"region": ver.id})
+        self._table.sweep(now, _SWEEP)
+        return region
+
+    async def _ask_before(self, key: bytes, *, bo: Backoffer) -> RegionInfo:
+        if not key:
+            return await self._pd.get_last_region(bo=bo)
+        found = await self._pd.get_region(key, bo=bo)
+        return found if found.meta.start_key < key else await self._pd.get_previous_region(key, bo=bo)
+
+    async def _load_one(
+        self, bo: Backoffer, operation: str, key: bytes, ask: Callable[..., Awaitable[RegionInfo]]
+    ) -> CachedRegion:
+        async def load() -> list[CachedRegion]:
+            return [self._insert(await ask(key, bo=Backoffer(0)))]
+
+        return (await self._load(bo, operation, key, load))[0]
+
+    async def _load_range(self, bo: Backoffer, start: bytes, end: bytes) -> None:
+        async def load() -> list[CachedRegion]:
+            found = await self._pd.scan_regions(start, end, _SCAN_LIMIT, bo=Backoffer(0))
+            return [self._insert(info) for info in found if info.meta.peers]
+
+        await self._load(bo, "scan_regions", start, load)
+
+    async def _load(
+        self,
+        bo: Backoffer,
+        operation: str,
+        key: bytes,
+        load: Callable[[], Awaitable[list[CachedRegion]]],
+    ) -> list[CachedRegion]:
+        """Run a load, shared by all who ask for the same; each retries against a budget of its own."""
+        while True:
+            task = self._loading.get((operation, key))
+            if task is None:
+                task = asyncio.create_task(self._timed(operation, key, load))
+                task.add_done_callback(_retrieve)
+                self._loading[operation, key] = task
+            try:
+                return await asyncio.shield(task)
+            except Unavailable as error:
+                await bo.backoff(Kind.PD_RPC, error)
+
+    async def _timed(
+        self, operation: str, key: bytes, load: Callable[[], Awaitable[list[CachedRegion]]]
+    ) -> list[CachedRegion]:
+        result, started = "err", self._clock.monotonic()
+        try:
+            regions = await load()
+            result = "ok"
+        finally:
+            del self._loading[operation, key]
+            _OPERATIONS.labels(operation, result).inc()
+            metrics.KV_LOAD_REGION_CACHE_SECONDS.labels(operation).observe(self._clock.monotonic() - started)
+        return regions
+
+
+def _retrieve(task: "asyncio.Task[list[CachedRegion]]") -> None:
+    """Look at a load's error even when everybody who waited for it was cancelled."""
+    if not task.cancelled():
+        task.exception()

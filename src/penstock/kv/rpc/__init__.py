@@ -1,0 +1,1 @@
+"""Requests to stores: connection arrays, batched streams, unary calls."""

@@ -1,0 +1,224 @@
+"""Sending a request to the region it is meant for, through leader changes, splits and failures."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.message import Message
+
+from penstock import clock as clocks
+from penstock import metrics
+from penstock.clock import Clock
+from penstock.errors import Invalid
+from penstock.kv.backoff import Backoffer, Kind
+from penstock.kv.region_errors import Act, classify, hopeless
+from penstock.kv.regions import EpochVerdict, RegionCache, RegionVerId, Target, judge_epoch
+from penstock.kv.rpc.client import RpcClient
+from penstock.kv.rpc.failure import RpcFailed
+from penstock.kv.stores import Liveness, Prober
+from penstock.proto import errorpb_pb2 as errorpb
+from penstock.settings import KvSettings
+
+_ATTEMPTS_MAX = 10  # at one peer, before the region is loaded afresh
+_SEND_FAILED = metrics.KV_REGION_CACHE_OPERATIONS_TOTAL.labels("send_fail", "ok")
+
+
+class RegionStale(Exception):
+    """The region of a request changed: locate the keys again and regroup."""
+
+
+class UndeterminedAnswer(Exception):
+    """A store answered that it cannot tell whether it did the work."""
+
+
+@dataclass(slots=True)
+class _Errand:
+    """One request on its way to its region, and what was tried so far."""
+
+    bo: Backoffer
+    method: str
+    request: Any
+    region: RegionVerId
+    on_rpc_error: Callable[[Exception], None] | None
+    attempts: dict[int, int] = field(default_factory=dict)  # by peer id
+    exhausted: set[int] = field(default_factory=set)  # ids of peers whose store is out of reach
+
+    def report(self, error: Exception) -> None:
+        if self.on_rpc_error is not None:
+            self.on_rpc_error(error)
+
+
+class RegionSender:
+    """Sends requests to regions.
+
+    What keeps the region valid is mended in place: another leader, a busy store, a lost connection.
+    What changes the region updates the cache and raises RegionStale.
+    """
+
+    def __init__(
+        self,
+        cache: RegionCache,
+        rpc: RpcClient,
+        clock: Clock = clocks.SYSTEM,
+        settings: KvSettings | None = None,
+    ) -> None:
+        settings = settings or KvSettings()
+        self._cache = cache
+        self._rpc = rpc
+        self._clock = clock
+        self._timeout_s = settings.read_timeout_ms / 1000
+        self._prober = Prober(
+            cache.stores, rpc, timeout_s=settings.store_liveness_timeout_ms / 1000, clock=clock
+        )
+        self._seconds: dict[tuple[str, int], Any] = {}
+
+    async def send(
+        self,
+        bo: Backoffer,
+        method: str,
+        request: Message,
+        region: RegionVerId,
+        *,
+        timeout_s: float | None = None,
+        on_rpc_error: Callable[[Exception], None] | None = None,
+    ) -> Message:
+        """Send a request to the leader of a region and return its response, which has no region error.
+
+        Fills the region, epoch and peer of the request's context and keeps what else it holds.
+        `on_rpc_error` is called for every attempt that may have reached a store without an answer.
+        Raises RegionStale when the keys must be located again (having slept where that is
+        due), Unavailable when the budget of `bo` is used up, Invalid when repeating cannot help.
+        """
+        errand = _Errand(bo, method, request, region, on_rpc_error)
+        while True:
+            target = await self._target(errand)
+            try:
+                response: Any = await self._attempt(errand, target, timeout_s or self._timeout_s)
+            except RpcFailed as error:
+                await self._rpc_failed(errand, target, error)
+                continue
+            if response.HasField("region_error"):
+                await self._react(errand, target, response.region_error)
+            else:
+                break
+        answer: Message = response
+        return answer
+
+    async def close(self) -> None:
+        """Stop watching stores."""
+        await self._prober.close()
+
+    async def _target(self, errand: _Errand) -> Target:
+        target = await self._cache.target(errand.bo, errand.region)
+        if target is None:
+            await self._stale(errand, Kind.REGION_MISS, "the region is no longer in the cache")
+        tried = errand.attempts.get(target.peer.id, 0)
+        if tried >= _ATTEMPTS_MAX:
+            await self._reload(errand, Kind.REGION_MISS, "its peer did not serve in many attempts")
+        errand.attempts[target.peer.id] = tried + 1
+        return target
+
+    async def _attempt(self, errand: _Errand, target: Target, timeout_s: float) -> Message:
+        context = errand.request.context
+        context.ClearField("region_epoch")
+        context.ClearField("peer")
+        context.MergeFrom(target.context)
+        if len(errand.attempts) > 1 or errand.attempts[target.peer.id] > 1:
+            context.is_retry_request = True
+        began = self._clock.monotonic()
+        try:
+            return await self._rpc.send(target.addr, errand.method, errand.request, timeout_s=timeout_s)
+        finally:
+            self._observe(errand.method, target.store.id, self._clock.monotonic() - began)
+
+    def _observe(self, method: str, store_id: int, seconds: float) -> None:
+        histogram = self._seconds.get((method, store_id))
+        if histogram is None:
+            histogram = metrics.KV_REQUEST_SECONDS.labels(method, store_id)
+            self._seconds[method, store_id] = histogram
+        histogram.observe(seconds)
+
+    async def _rpc_failed(self, errand: _Errand, target: Target, error: RpcFailed) -> None:
+        """Make ready for the next attempt: at the same peer while its store lives, else at another."""
+        metrics.KV_RPC_ERR_TOTAL.labels(error.code.name, target.store.id).inc()
+        if error.sent:
+            errand.report(error)
+        if error.code is grpc.StatusCode.UNIMPLEMENTED:
+            raise Invalid(
+                f"store {target.store.id} at {target.addr} does not serve {errand.method}; upgrade it"
+            ) from error
+        if await self._prober.check(target.store) is Liveness.REACHABLE:
+            await errand.bo.backoff(Kind.TIKV_RPC, error)
+            return
+        _SEND_FAILED.inc()
+        errand.exhausted.add(target.peer.id)
+        if self._cache.try_next_peer(errand.region, target.peer, errand.exhausted):
+            await errand.bo.backoff(Kind.TIKV_RPC, error)
+        else:
+            await self._reload(errand, Kind.TIKV_RPC, error)
+
+    async def _react(self, errand: _Errand, target: Target, error: errorpb.Error) -> None:
+        """Return when the request is to be sent again."""
+        name, reaction = classify(error)
+        metrics.KV_REGION_ERR_TOTAL.labels(name).inc()
+        why = f"{name} from store {target.store.id} for region {errand.region.id}"
+        match reaction.act:
+            case Act.RETRY:
+                await self._again(errand, reaction.sleep, why, error)
+            case Act.FOLLOW_LEADER:
+                await self._follow_leader(errand, target, why, error.not_leader)
+            case Act.UPDATE_EPOCH:
+                await self._update_epoch(errand, target, why, error.epoch_not_match)
+            case Act.RESOLVE_STORE:
+                target.store.stale = True
+                await self._rpc.close_addr(target.addr)
+                await self._reload(errand, reaction.sleep, why)
+            case Act.UNDETERMINED:
+                errand.report(UndeterminedAnswer(why))
+                await self._reload(errand, reaction.sleep, why)
+            case Act.RELOAD:
+                await self._reload(errand, reaction.sleep, why)
+            case Act.GIVE_UP:
+                raise hopeless(name, error)
+
+    @staticmethod
+    async def _again(errand: _Errand, sleep: Kind, why: str, error: errorpb.Error) -> None:
+        asked_ms = error.server_is_busy.backoff_ms
+        errand.request.context.ClearField("buckets_version")
+        await errand.bo.backoff(sleep, why, max_ms=asked_ms or None)
+
+    async def _follow_leader(
+        self, errand: _Errand, target: Target, why: str, error: errorpb.NotLeader
+    ) -> None:
+        if error.leader.id and self._reachable(error.leader.store_id):
+            if not self._cache.switch_leader(errand.region, error.leader):
+                await self._stale(errand, Kind.REGION_MISS, why)
+            return
+        # Nobody leads, or the leader is out of reach: an election is due, and any peer may win it.
+        await errand.bo.backoff(Kind.REGION_SCHEDULING, why)
+        self._cache.try_next_peer(errand.region, target.peer, errand.exhausted)
+
+    def _reachable(self, store_id: int) -> bool:
+        return self._cache.stores.get(store_id).liveness is not Liveness.UNREACHABLE
+
+    async def _update_epoch(
+        self, errand: _Errand, target: Target, why: str, error: errorpb.EpochNotMatch
+    ) -> None:
+        match judge_epoch(errand.region, error.current_regions):
+            case EpochVerdict.UNKNOWN:
+                await self._reload(errand, Kind.REGION_MISS, why)
+            case EpochVerdict.STORE_BEHIND:
+                await errand.bo.backoff(Kind.REGION_MISS, why)
+            case EpochVerdict.CACHE_BEHIND:
+                self._cache.install(errand.region, target.store.id, error.current_regions)
+                raise RegionStale(why)
+
+    async def _reload(self, errand: _Errand, sleep: Kind, why: RpcFailed | str) -> NoReturn:
+        self._cache.invalidate(errand.region, str(why))
+        await self._stale(errand, sleep, why)
+
+    @staticmethod
+    async def _stale(errand: _Errand, sleep: Kind, why: RpcFailed | str) -> NoReturn:
+        await errand.bo.backoff(sleep, why)
+        raise RegionStale(str(why))
