@@ -1,0 +1,1 @@
+"""The durable heart: what was captured, kept per table until every reader is done with it."""

@@ -1,0 +1,166 @@
+"""The manifest log on storage: read by anybody, written by one owner at a time.
+
+An entry is committed when its numbered file is created; creation fails when the number is taken. Opening
+for writing commits an entry with a higher epoch, so that a former owner's next commit meets it and stops.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.clock import SYSTEM, Clock
+from penstock.errors import Corrupt, Fenced, PenstockError
+from penstock.eventstore import paths
+from penstock.eventstore.manifest import (
+    Entry,
+    ManifestState,
+    ObjectInfo,
+    Removal,
+    read_entry,
+    read_state,
+    write_entry,
+    write_state,
+)
+from penstock.eventstore.storage import Storage
+
+CHECKPOINT_ENTRIES = 64
+_OPEN_ATTEMPTS = 100
+
+_log = logging.getLogger(__name__)
+
+
+def load(storage: Storage, root: str) -> ManifestState:
+    """Read the newest state: the newest checkpoint, then every entry after it."""
+    state = _newest_checkpoint(storage, root)
+    return _replay(storage, root, state)
+
+
+def _newest_checkpoint(storage: Storage, root: str) -> ManifestState:
+    # Checkpoints sort after every entry, so the listing starts at the first of them.
+    names = storage.names(paths.manifest_folder(root), after=paths.manifest_checkpoint(root, 0))
+    for path in reversed(names):
+        if paths.checkpoint_seq(path) is None:
+            continue
+        data = storage.read(path)
+        if data is None:
+            continue
+        try:
+            return read_state(data, path=path)
+        except Corrupt as error:  # the entries say the same: an older fold only costs more reads
+            _log.warning("checkpoint skipped", extra={"path": path, "reason": str(error)})
+    return ManifestState()
+
+
+def _replay(storage: Storage, root: str, state: ManifestState) -> ManifestState:
+    """Fold what follows. Numbers have no holes, so the first one missing is the end."""
+    while True:
+        path = paths.manifest_entry(root, state.seq + 1)
+        data = storage.read(path)
+        if data is None:
+            return state
+        state = state.apply(read_entry(data, path=path))
+
+
+class ManifestLog:
+    """One owner's handle on a manifest log. Use from one thread at a time.
+
+    After Unavailable a commit may or may not have happened: open the log again, which settles it.
+    """
+
+    def __init__(self, storage: Storage, root: str, state: ManifestState, clock: Clock) -> None:
+        self._storage = storage
+        self._root = root
+        self._clock = clock
+        self._epoch = state.epoch
+        self._writer = state.writer
+        self._checkpoint_seq = state.seq - state.seq % CHECKPOINT_ENTRIES
+        self.state = state
+
+    @classmethod
+    def open(
+        cls,
+        storage: Storage,
+        root: str,
+        *,
+        writer: str,
+        after_epoch: int | None = None,
+        clock: Clock = SYSTEM,
+    ) -> "ManifestLog":
+        """Become the owner: every earlier owner is fenced from here on.
+
+        With `after_epoch` the log is opened again by the owner of that epoch: raise Fenced when somebody
+        else has become the owner since.
+        """
+        for _ in range(_OPEN_ATTEMPTS):
+            state = load(storage, root)
+            if after_epoch is not None and state.epoch > after_epoch and state.writer != writer:
+                raise Fenced(_taken(root, state.writer, state.epoch))
+            entry = Entry(seq=state.seq + 1, epoch=state.epoch + 1, writer=writer, id=clock.unique_id())
+            if _create(storage, root, entry) is None:
+                return cls(storage, root, state.apply(entry), clock)
+        raise Fenced(f"{root} is opened by others again and again; run one owner for each table")
+
+    @property
+    def epoch(self) -> int:
+        """The epoch this owner writes with."""
+        return self._epoch
+
+    def commit(
+        self,
+        *,
+        add: Sequence[ObjectInfo] = (),
+        remove: Sequence[Removal] = (),
+        flushed_ts: int = 0,
+        facts: Sequence[Mapping[str, Any]] = (),
+    ) -> ManifestState:
+        """Append one entry and return the state after it.
+
+        Raises Fenced when a newer owner has opened the log, Unavailable when storage does not answer.
+        """
+        entry = Entry(
+            seq=self.state.seq + 1,
+            epoch=self._epoch,
+            writer=self._writer,
+            id=self._clock.unique_id(),
+            add=tuple(add),
+            remove=tuple(remove),
+            flushed_ts=flushed_ts,
+            facts=tuple(facts),
+        )
+        after = self.state.apply(entry)
+        rival = _create(self._storage, self._root, entry)
+        if rival is not None:
+            if rival.epoch > self._epoch:
+                raise Fenced(_taken(self._root, rival.writer, rival.epoch))
+            raise Corrupt(f"{self._root}: entry {entry.seq} of epoch {rival.epoch} is not by its only owner")
+        self.state = after
+        self._checkpoint()
+        return after
+
+    def _checkpoint(self) -> None:
+        """Fold the log from time to time; a failure costs readers time, nothing else."""
+        if self.state.seq - self._checkpoint_seq < CHECKPOINT_ENTRIES:
+            return
+        path = paths.manifest_checkpoint(self._root, self.state.seq)
+        try:
+            self._storage.write(path, write_state(self.state))
+        except PenstockError as error:
+            _log.warning("checkpoint not written", extra={"path": path, "reason": str(error)})
+            return
+        self._checkpoint_seq = self.state.seq
+
+
+def _create(storage: Storage, root: str, entry: Entry) -> Entry | None:
+    """Commit an entry; return the rival's entry that has its number, or None when ours is there."""
+    path = paths.manifest_entry(root, entry.seq)
+    if storage.create(path, write_entry(entry)):
+        return None
+    data = storage.read(path)
+    if data is None:
+        raise Corrupt(f"manifest file {path} was there and is gone; do not remove files of a manifest")
+    rival = read_entry(data, path=path)
+    return None if rival.id == entry.id else rival
+
+
+def _taken(root: str, writer: str, epoch: int) -> str:
+    return f"{root} is owned by {writer} since epoch {epoch}; stop writing it"

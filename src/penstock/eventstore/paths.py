@@ -1,0 +1,63 @@
+"""Names of everything the event store keeps, on object storage and on the local disk. Known nowhere else."""
+
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+Side = Literal["data", "tombstone"]
+
+_CHECKPOINT = "checkpoint-"
+
+
+def table_root(table_id: int) -> str:
+    """Where one table's manifest and objects live."""
+    return f"tables/{table_id}"
+
+
+SCHEMA_ROOT = "schema"
+"""Where the schema history's manifest lives."""
+
+
+def manifest_folder(root: str) -> str:
+    """The folder of a manifest log."""
+    return f"{root}/manifest/"
+
+
+def manifest_entry(root: str, seq: int) -> str:
+    """Entry `seq` of a manifest log; names sort by number."""
+    return f"{root}/manifest/{seq:020d}.json"
+
+
+def manifest_checkpoint(root: str, seq: int) -> str:
+    """The fold of every entry up to and including `seq`; names sort after all entries."""
+    return f"{root}/manifest/{_CHECKPOINT}{seq:020d}.json"
+
+
+def checkpoint_seq(path: str) -> int | None:
+    """The number in a checkpoint's name, or None when the name is no checkpoint's."""
+    stem = PurePosixPath(path).stem
+    return _number(stem.removeprefix(_CHECKPOINT)) if stem.startswith(_CHECKPOINT) else None
+
+
+def entry_seq(path: str) -> int | None:
+    """The number in an entry's name, or None when the name is no entry's."""
+    return _number(PurePosixPath(path).stem)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None
+
+
+def object_path(root: str, side: Side, object_id: str) -> str:
+    """The Parquet object of one side."""
+    return f"{root}/{side}/{object_id}.parquet"
+
+
+def wal_segment(folder: Path, number: int) -> Path:
+    """Segment `number` of the local log."""
+    return folder / f"{number:020d}.wal"
+
+
+def wal_segments(folder: Path) -> list[tuple[int, Path]]:
+    """Every segment in the folder, oldest first."""
+    found = ((_number(path.stem), path) for path in folder.glob("*.wal"))
+    return sorted((number, path) for number, path in found if number is not None)

@@ -1,0 +1,194 @@
+"""Object storage behind one narrow seam: file://, s3://, gs://, az:// and memory:// through obstore.
+
+Every call blocks (and releases the GIL), so it belongs on a worker thread. A call that fails for a
+reason that may pass raises Unavailable; what it was to write may or may not be there. Credentials or
+settings that storage refuses raise Invalid.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import obstore
+import pyarrow as pa
+from obstore import exceptions
+from obstore.store import LocalStore, ObjectStore, from_url
+
+from penstock.clock import SYSTEM, Clock
+from penstock.errors import Invalid, Unavailable
+
+_SCHEMES = ("file", "s3", "gs", "az", "memory")
+_RETRIES: dict[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds=10)}
+_UPLOAD_PART_BYTES = 8 * 1024 * 1024
+
+
+class Storage:
+    """Objects under one URL. A written object is durable, whole and visible to everybody on return."""
+
+    def __init__(self, url: str, store: ObjectStore) -> None:
+        self.url = url
+        self._store = store
+
+    def read(self, path: str) -> bytes | None:
+        """Return an object's bytes, or None when there is none."""
+        with self._failures("read", path):
+            try:
+                return obstore.get(self._store, path).bytes().to_bytes()
+            except FileNotFoundError:
+                return None
+
+    def open(self, path: str) -> pa.NativeFile:
+        """Open an object for reading by range; raise Unavailable when it is not there."""
+        with self._failures("open", path):
+            try:
+                return pa.PythonFile(obstore.open_reader(self._store, path), mode="r")
+            except FileNotFoundError as error:
+                raise Unavailable(f"object {path} is not at {self.url}; plan the read again") from error
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Write an object unless one is there; return whether this call made it.
+
+        False may also mean that the first try of this very call arrived and its answer was lost:
+        compare the content.
+        """
+        with self._failures("create", path):
+            try:
+                obstore.put(self._store, path, data, mode="create")
+            except exceptions.AlreadyExistsError:
+                return False
+            return True
+
+    def write(self, path: str, data: bytes | Path) -> None:
+        """Write or replace an object from memory, or from a local file in bounded memory."""
+        with self._failures("write", path):
+            obstore.put(self._store, path, data, chunk_size=_UPLOAD_PART_BYTES, max_concurrency=4)
+
+    def names(self, folder: str, *, after: str = "") -> list[str]:
+        """List the objects in a folder whose paths are above `after`, in order of their paths."""
+        with self._failures("list", folder):
+            offset = after or None
+            found = [
+                meta["path"] for page in obstore.list(self._store, folder, offset=offset) for meta in page
+            ]
+        return sorted(path for path in found if path > after)
+
+    def delete(self, path: str) -> None:
+        """Remove an object; one that is not there is removed already."""
+        with self._failures("delete", path):
+            try:
+                obstore.delete(self._store, path)
+            except FileNotFoundError:
+                return
+
+    @contextmanager
+    def _failures(self, what: str, path: str) -> Iterator[None]:
+        try:
+            yield
+        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
+            raise Invalid(
+                f"storage refuses to {what} {path} at {self.url} ({_reason(error)}); check its credentials"
+            ) from error
+        except (exceptions.BaseError, OSError) as error:
+            raise Unavailable(f"cannot {what} {path} at {self.url} ({_reason(error)}); try again") from error
+
+
+class LocalStorage(Storage):
+    """A directory. Unlike the general case, writes are forced to the disk before they are answered."""
+
+    def __init__(self, url: str, folder: Path, clock: Clock) -> None:
+        super().__init__(url, LocalStore(folder, mkdir=True))
+        self._folder = folder
+        self._clock = clock
+
+    def create(self, path: str, data: bytes) -> bool:
+        with self._failures("create", path), self._staged(data) as staged:
+            target = self._prepare(path)
+            try:
+                os.link(staged, target)
+            except FileExistsError:
+                return False
+            sync_folder(target.parent)
+            return True
+
+    def write(self, path: str, data: bytes | Path) -> None:
+        with self._failures("write", path), self._staged(data) as staged:
+            target = self._prepare(path)
+            staged.replace(target)
+            sync_folder(target.parent)
+
+    @contextmanager
+    def _staged(self, data: bytes | Path) -> Iterator[Path]:
+        """A synced copy on the same file system, outside of every folder that is ever listed."""
+        self._make_folder(self._folder / "staging")
+        staged = self._folder / "staging" / self._clock.unique_id()
+        try:
+            with staged.open("xb") as file:
+                if isinstance(data, Path):
+                    with data.open("rb") as source:
+                        shutil.copyfileobj(source, file, _UPLOAD_PART_BYTES)
+                else:
+                    file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            yield staged
+        finally:
+            staged.unlink(missing_ok=True)
+
+    def _prepare(self, path: str) -> Path:
+        target = self._folder / path
+        self._make_folder(target.parent)
+        return target
+
+    def _make_folder(self, folder: Path) -> None:
+        if folder.is_dir():
+            return
+        self._make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Force a directory's names to the disk."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def open_storage(url: str, options: Mapping[str, str] | None = None, *, clock: Clock = SYSTEM) -> Storage:
+    """Open a storage URL; raise Invalid when the URL or an option is not understood.
+
+    Options are obstore's configuration keys (endpoint, region, access_key_id, ...); the usual environment
+    variables of each cloud are read as well.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in _SCHEMES:
+        raise Invalid(f"storage URL {url!r} has an unknown scheme; use one of {', '.join(_SCHEMES)}://")
+    if parts.scheme == "file":
+        return _open_folder(url, unquote(parts.netloc + parts.path), clock)
+    given = dict(options or {})
+    client = {"allow_http": True} if given.pop("allow_http", "") == "true" else {}
+    settings: dict[str, Any] = {"config": given, "client_options": client, "retry_config": _RETRIES}
+    try:
+        store = from_url(url) if parts.scheme == "memory" else from_url(url, **settings)
+    except (exceptions.BaseError, ValueError) as error:
+        raise Invalid(f"storage {url} cannot be opened ({_reason(error)}); check its options") from error
+    return Storage(url, store)
+
+
+def _open_folder(url: str, path: str, clock: Clock) -> Storage:
+    try:
+        return LocalStorage(url, Path(path).absolute(), clock)
+    except (exceptions.BaseError, OSError) as error:
+        raise Invalid(f"storage {url} cannot be opened ({_reason(error)}); check the directory") from error
+
+
+def _reason(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

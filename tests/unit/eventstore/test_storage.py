@@ -1,0 +1,77 @@
+"""Storage: the same promises for every kind."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import Invalid, Unavailable
+from penstock.eventstore.storage import Storage, open_storage
+
+
+@pytest.fixture(params=["file", "memory"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    return open_storage(f"file://{tmp_path}/root" if request.param == "file" else "memory:///")
+
+
+def test_an_object_is_created_once_and_keeps_its_first_content(storage: Storage) -> None:
+    assert storage.create("a/b", b"one")
+    assert not storage.create("a/b", b"two")
+    assert storage.read("a/b") == b"one"
+
+
+def test_writing_replaces_and_takes_local_files(storage: Storage, tmp_path: Path) -> None:
+    storage.write("a", b"one")
+    local = tmp_path / "local"
+    local.write_bytes(b"two" * 1000)
+    storage.write("a", local)
+    assert storage.read("a") == b"two" * 1000
+    with storage.open("a") as file:
+        file.seek(3)
+        assert file.read(3) == b"two"
+
+
+def test_names_come_in_order_and_after_a_given_one(storage: Storage) -> None:
+    for name in ("f/2", "f/1", "f/3", "g/1"):
+        storage.write(name, b"")
+    assert storage.names("f/") == ["f/1", "f/2", "f/3"]
+    assert storage.names("f/", after="f/1") == ["f/2", "f/3"]
+    assert storage.names("nothing/") == []
+
+
+def test_what_is_not_there_reads_as_none_and_deletes_in_silence(storage: Storage) -> None:
+    assert storage.read("x") is None
+    storage.delete("x")
+    storage.write("x", b"1")
+    storage.delete("x")
+    assert storage.read("x") is None
+    with pytest.raises(Unavailable, match="object x is not at"):
+        storage.open("x")
+
+
+def test_a_local_write_leaves_nothing_staged(tmp_path: Path) -> None:
+    storage = open_storage(f"file://{tmp_path}/with%20space")
+    storage.create("a", b"1")
+    storage.create("a", b"2")
+    storage.write("b", b"3")
+    assert list((tmp_path / "with space" / "staging").iterdir()) == []
+
+
+@pytest.mark.parametrize("url", ["ftp://host/x", "nothing", "file:///proc/nowhere/x"])
+def test_a_url_that_cannot_work_is_refused_with_a_remedy(url: str) -> None:
+    with pytest.raises(Invalid, match=r"use one of|check the directory"):
+        open_storage(url)
+
+
+def test_storage_that_does_not_answer_is_unavailable() -> None:
+    storage = open_storage(
+        "s3://bucket",
+        {
+            "endpoint": "http://127.0.0.1:1",
+            "allow_http": "true",
+            "access_key_id": "a",
+            "secret_access_key": "secret-b",
+        },
+    )
+    with pytest.raises(Unavailable, match="cannot read") as caught:
+        storage.read("x")
+    assert "secret-b" not in str(caught.value)
