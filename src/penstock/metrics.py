@@ -3,14 +3,25 @@
 Names of the design documents keep all but their prefix: `tidb_tikvclient_x` is `penstock_kv_x`.
 """
 
+from bisect import bisect_left
+
 from prometheus_client import Counter, Gauge, Histogram
 
-__all__ = ["exponential"]
+__all__ = ["CountedHistogram", "exponential"]
 
 
 def exponential(start: float, factor: float, count: int) -> tuple[float, ...]:
     """Return `count` bucket bounds, each `factor` times the one before."""
     return tuple(start * factor**i for i in range(count))
+
+
+class CountedHistogram(Histogram):
+    """A histogram that takes many equal observations at the cost of one, for paths too hot for each."""
+
+    def observe_many(self, amount: float, count: int) -> None:
+        """Observe the same amount `count` times."""
+        self._sum.inc(amount * count)
+        self._buckets[bisect_left(self._upper_bounds, amount)].inc(count)
 
 
 _SECONDS = exponential(0.0005, 2, 20)
@@ -155,4 +166,49 @@ STORE_LOCK_WAIT_SECONDS = Histogram(
 )
 STORE_DEADLOCKS_TOTAL = Counter(
     "penstock_store_deadlocks_total", "Pessimistic lock requests refused because they closed a cycle."
+)
+
+# The embedded store: change streams.
+STORE_CDC_SUBSCRIPTIONS = Gauge(
+    "penstock_store_cdc_subscriptions", "Regions subscribed to, over all streams."
+)
+STORE_CDC_PENDING_BYTES = Gauge(
+    "penstock_store_cdc_pending_bytes", "Bytes of changes that wait to be sent, over all streams."
+)
+STORE_CDC_ROWS_TOTAL = Counter("penstock_store_cdc_rows_total", "Rows of live changes sent to subscriptions.")
+STORE_CDC_SCAN_SECONDS = Histogram(
+    "penstock_store_cdc_scan_seconds", "Duration of an incremental scan.", buckets=_SECONDS
+)
+STORE_CDC_CONGESTED_TOTAL = Counter(
+    "penstock_store_cdc_congested_total",
+    "Streams whose subscriptions were ended because the client was slow.",
+)
+
+# The puller: from change streams to the consumer. `ticdc_x` is `penstock_x`.
+SPAN_PIPELINE_INFLIGHT_BYTES = Gauge(
+    "penstock_log_puller_span_pipeline_inflight_bytes", "Approximate bytes held by the pipeline's quota."
+)
+SPAN_PIPELINE_INFLIGHT_BATCHES = Gauge(
+    "penstock_log_puller_span_pipeline_inflight_batches",
+    "Data batches that hold quota and wait to be persisted.",
+)
+SPAN_PIPELINE_PENDING_RESOLVED_BARRIERS = Gauge(
+    "penstock_log_puller_span_pipeline_pending_resolved_barriers",
+    "Resolved timestamps that wait for data before them to be persisted.",
+)
+SPAN_PIPELINE_ACTIVE_SUBSCRIPTIONS = Gauge(
+    "penstock_log_puller_span_pipeline_active_subscriptions", "Subscriptions in the pipeline."
+)
+SPAN_PIPELINE_QUOTA_ACQUIRE_DURATION_SECONDS = CountedHistogram(
+    "penstock_log_puller_span_pipeline_quota_acquire_duration_seconds",
+    "Time a data batch waited for quota.",
+    buckets=exponential(0.00004, 2, 28),
+)
+SPAN_PIPELINE_RESOLVED_BARRIER_DROPPED_TOTAL = Counter(
+    "penstock_log_puller_span_pipeline_resolved_barrier_dropped_total",
+    "Resolved timestamps that were obsolete on arrival or merged into one that waited for the same data.",
+)
+SPAN_PIPELINE_RESOLVED_BARRIER_COMPACTION_TOTAL = Counter(
+    "penstock_log_puller_span_pipeline_resolved_barrier_compaction_total",
+    "Times the list of pending resolved timestamps was compacted.",
 )

@@ -1,0 +1,93 @@
+"""Rows of changes, as they stand in events."""
+
+from penstock.proto import cdcpb_pb2 as cdcpb
+from penstock.store.cdc.outbox import Outbox
+
+__all__ = [
+    "COMMIT",
+    "COMMITTED",
+    "DELETE",
+    "INITIALIZED",
+    "NO_OP",
+    "PREWRITE",
+    "PUT",
+    "ROLLBACK",
+    "RowWriter",
+]
+
+PREWRITE = cdcpb.Event.PREWRITE
+COMMIT = cdcpb.Event.COMMIT
+ROLLBACK = cdcpb.Event.ROLLBACK
+COMMITTED = cdcpb.Event.COMMITTED
+INITIALIZED = cdcpb.Event.INITIALIZED
+
+PUT = cdcpb.Event.Row.PUT
+DELETE = cdcpb.Event.Row.DELETE
+NO_OP = cdcpb.Event.Row.UNKNOWN
+
+EVENT_BYTES_MAX = 32 * 1024  # keys and values of one event; a larger row has an event of its own
+_ROW_OVERHEAD = 32
+
+
+class RowWriter:
+    """Writes the rows of one subscription into events at the end of its outbox.
+
+    Rows keep their order. Nobody else may add to the outbox between the first `add` and `finish`, so
+    a caller never waits in between.
+    """
+
+    __slots__ = ("_bytes", "_outbox", "_region_id", "_request_id", "_rows", "count")
+
+    def __init__(self, outbox: Outbox, region_id: int, request_id: int) -> None:
+        self._outbox = outbox
+        self._region_id = region_id
+        self._request_id = request_id
+        self._rows: cdcpb.Event.Entries | None = None
+        self._bytes = 0
+        self.count = 0
+
+    def add(
+        self,
+        kind: cdcpb.Event.LogType,
+        op: cdcpb.Event.Row.OpType,
+        key: bytes,
+        start_ts: int,
+        commit_ts: int = 0,
+        value: bytes = b"",
+        old_value: bytes = b"",
+    ) -> None:
+        size = len(key) + len(value) + len(old_value) + _ROW_OVERHEAD
+        rows = self._rows
+        if rows is None or self._bytes + size > EVENT_BYTES_MAX:
+            rows = self._next_event()
+        self._bytes += size
+        self.count += 1
+        row = rows.entries.add()
+        row.type = kind
+        row.op_type = op
+        row.key = key
+        row.start_ts = start_ts
+        if commit_ts:
+            row.commit_ts = commit_ts
+        if value:
+            row.value = value
+        if old_value:
+            row.old_value = old_value
+
+    def mark_initialized(self) -> None:
+        """Write the row that ends an incremental scan."""
+        rows = self._next_event() if self._rows is None else self._rows
+        rows.entries.add().type = INITIALIZED
+        self.count += 1
+
+    def finish(self) -> None:
+        """Hand over what was written; the writer may be used again."""
+        if self._rows is not None:
+            self._outbox.charge(self._bytes)
+            self._rows = None
+            self._bytes = 0
+
+    def _next_event(self) -> cdcpb.Event.Entries:
+        self.finish()
+        self._rows = rows = self._outbox.add_event(self._region_id, self._request_id).entries
+        return rows

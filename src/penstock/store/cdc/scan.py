@@ -1,0 +1,79 @@
+"""The incremental scan: what happened in a subscription's range before its live changes begin."""
+
+from penstock import metrics
+from penstock.clock import TS_MAX, Clock
+from penstock.store.cdc.outbox import Outbox
+from penstock.store.cdc.subscription import OPS, Phase, Subscription
+from penstock.store.cdc.versions import committed_after
+from penstock.store.engine import Cf, View
+from penstock.store.mvcc import keys
+from penstock.store.mvcc.reader import MvccReader
+from penstock.store.mvcc.records import Lock, LockKind
+from penstock.store.storage import Storage
+
+__all__ = ["IncrementalScan"]
+
+SLICE_RECORDS = 512  # looked at before others may run
+BACKLOG_BYTES_MAX = 8 * 1024 * 1024  # waiting on the stream before a scan goes on
+
+
+class IncrementalScan:
+    """Sends the locks, then the versions after the checkpoint, then INITIALIZED.
+
+    Runs in slices between which the loop is free, and waits while the client is behind, so it takes
+    little memory however large the region is.
+    """
+
+    def __init__(self, subscription: Subscription, outbox: Outbox, storage: Storage, clock: Clock) -> None:
+        self._subscription = subscription
+        self._outbox = outbox
+        self._storage = storage
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Scan until done, or until the subscription has ended."""
+        if not await self._pause():
+            return
+        view = self._storage.engine.view()
+        self._subscription.begin_scan()  # in the same step as the view: no change falls in between
+        with metrics.STORE_CDC_SCAN_SECONDS.time():
+            if await self._send_locks(view) and await self._send_writes(view):
+                self._subscription.end_of_scan()
+
+    async def _pause(self) -> bool:
+        """Let others run, and the client catch up; tell whether the subscription is still wanted."""
+        self._subscription.end_of_slice()
+        await self._clock.sleep(0)
+        await self._outbox.room(BACKLOG_BYTES_MAX)
+        return self._subscription.phase is not Phase.ENDED
+
+    def _slice_is_full(self, count: int) -> bool:
+        return count % SLICE_RECORDS == 0 or self._outbox.pending_bytes > BACKLOG_BYTES_MAX
+
+    async def _send_locks(self, view: View) -> bool:
+        subscription, reader = self._subscription, MvccReader(view)
+        bounds = subscription.bounds
+        for count, (key, stored) in enumerate(view.iterate(Cf.LOCK, bounds.start, bounds.end), 1):
+            lock = Lock.decode(stored)
+            if lock.has_data:
+                value = reader.value_of(key, lock) if lock.kind is LockKind.PUT else b""
+                old_value = reader.newest_put_before(key, TS_MAX) if subscription.old_values else None
+                subscription.scan_lock(key, lock.start_ts, OPS[lock.kind], value, old_value or b"")
+            if self._slice_is_full(count) and not await self._pause():
+                return False
+        subscription.end_of_locks()
+        return await self._pause()
+
+    async def _send_writes(self, view: View) -> bool:
+        subscription = self._subscription
+        records = view.iterate(Cf.WRITE, *keys.span(subscription.bounds))
+        changes = committed_after(records, subscription.checkpoint_ts, MvccReader(view).value_of)
+        for count, change in enumerate(changes, 1):
+            if change is not None:
+                old_value = change.old_value if subscription.old_values else b""
+                subscription.scan_write(
+                    change.key, change.start_ts, change.commit_ts, OPS[change.kind], change.value, old_value
+                )
+            if self._slice_is_full(count) and not await self._pause():
+                return False
+        return True

@@ -1,0 +1,262 @@
+"""One client's stream on one store: its requests, its subscriptions, its way out."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterable, Awaitable, Callable
+from dataclasses import dataclass
+
+from penstock.clock import Clock
+from penstock.errors import Invalid
+from penstock.proto import cdcpb_pb2 as cdcpb
+from penstock.proto import kvrpcpb_pb2 as kvrpcpb
+from penstock.proto.codec import decode_bytes
+from penstock.store.bounds import Bounds
+from penstock.store.cdc import endings
+from penstock.store.cdc.delegates import Delegates
+from penstock.store.cdc.features import ClientFeatures
+from penstock.store.cdc.outbox import EVENTS_MAX, Outbox, Quota
+from penstock.store.cdc.progress import RequestProgress
+from penstock.store.cdc.scan import IncrementalScan
+from penstock.store.cdc.subscription import Phase, Subscription
+from penstock.store.region import Region
+from penstock.store.regions import Regions
+from penstock.store.storage import Storage
+
+__all__ = ["Source", "Stream"]
+
+SCANS_AT_ONCE = 4
+SCANS_WAITING_MAX = 10_000
+_NOTHING = Bounds(b"\x00", b"\x00")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What the streams of all stores share."""
+
+    storage: Storage
+    regions: Regions
+    delegates: Delegates
+    quota: Quota
+    cluster_id: int
+    clock: Clock
+
+
+class Stream:
+    """Everything about a stream but the RPC itself.
+
+    Whatever is said of a subscription goes through the outbox, so an error is the last a client hears
+    of it, and a resolved timestamp comes after all it covers.
+    """
+
+    def __init__(self, source: Source, store_id: int, *, multiplexing: bool) -> None:
+        self.store_id = store_id
+        self.outbox = Outbox(source.quota)
+        self._source = source
+        self._multiplexing = multiplexing
+        self._features: ClientFeatures | None = None  # known with the first request
+        self._subscriptions: dict[tuple[int, int], Subscription] = {}
+        self._progress: dict[int, RequestProgress] = {}
+        self._scans_waiting: deque[Subscription] = deque()
+        self._scanners: set[asyncio.Task[None]] = set()
+        self.cut_off = False  # ended by the server, not by the client
+
+    def __len__(self) -> int:
+        return len(self._subscriptions)
+
+    async def serve(
+        self,
+        requests: AsyncIterable[cdcpb.ChangeDataRequest],
+        send: Callable[[cdcpb.ChangeDataEvent], Awaitable[None]],
+    ) -> None:
+        """Take requests and send events until the client is done or `close` is called."""
+        ends = [asyncio.create_task(self._receive(requests)), asyncio.create_task(self._send(send))]
+        try:
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._release()
+            for task in ends:
+                task.cancel()
+            await asyncio.gather(*ends, *self._scanners, return_exceptions=True)
+        for task in done:
+            task.result()
+
+    async def _receive(self, requests: AsyncIterable[cdcpb.ChangeDataRequest]) -> None:
+        async for request in requests:
+            self.handle(request)
+
+    async def _send(self, send: Callable[[cdcpb.ChangeDataEvent], Awaitable[None]]) -> None:
+        while (message := await self.outbox.next()) is not None:
+            await send(message)
+
+    def close(self) -> None:
+        """Cut the client off."""
+        self.cut_off = True
+        self._release()
+
+    def _release(self) -> None:
+        """End every subscription without a word; nothing is sent any more."""
+        for subscription in tuple(self._subscriptions.values()):
+            self.end(subscription, None)
+        self._scans_waiting.clear()
+        for task in self._scanners:
+            task.cancel()
+        self.outbox.close()
+
+    def handle(self, request: cdcpb.ChangeDataRequest) -> None:
+        """Do what a request asks; a refusal is an event on the stream."""
+        if self._features is None:
+            self._features = ClientFeatures.of(request.header.ticdc_version)
+        kind = request.WhichOneof("request")
+        if kind == "deregister":
+            self._deregister(request.request_id, request.region_id)
+        elif kind != "notify_txn_status":  # a hint that this store has no use for
+            self._register(request)
+
+    def _register(self, request: cdcpb.ChangeDataRequest) -> None:
+        asked = self._check(request)
+        if isinstance(asked, cdcpb.Error):
+            self._send_error(request.region_id, request.request_id, asked)
+            return
+        whole = asked.bounds()
+        bounds = _requested(request, whole)
+        subscription = Subscription(
+            owner=self,
+            outbox=self.outbox,
+            region_id=asked.id,
+            request_id=request.request_id,
+            checkpoint_ts=request.checkpoint_ts,
+            bounds=bounds,
+            whole_region=bounds == whole,
+            old_values=request.extra_op == kvrpcpb.ReadOldValue,
+        )
+        self._subscriptions[self._group(request.request_id), asked.id] = subscription
+        self._source.delegates.add(asked, subscription)
+        self._scans_waiting.append(subscription)
+        if len(self._scanners) < SCANS_AT_ONCE:
+            scanner = asyncio.create_task(self._scan_waiting())
+            self._scanners.add(scanner)
+            scanner.add_done_callback(self._scanners.discard)
+
+    def _check(self, request: cdcpb.ChangeDataRequest) -> Region | cdcpb.Error:
+        """Return the region to subscribe to, or why not."""
+        assert self._features is not None
+        source = self._source
+        region_id = request.region_id
+        if request.kv_api != cdcpb.ChangeDataRequest.TiDB:
+            return endings.incompatible()
+        if self._features.sends_cluster_id and request.header.cluster_id != source.cluster_id:
+            return endings.cluster_id_mismatch(source.cluster_id, request.header.cluster_id)
+        if (self._group(request.request_id), region_id) in self._subscriptions:
+            return endings.duplicate_request(region_id)
+        if len(self._scans_waiting) >= SCANS_WAITING_MAX:
+            return endings.server_is_busy("too many incremental scans are waiting")
+        region = source.regions.by_id(region_id)
+        peer = region.peer_on(self.store_id) if region is not None else None
+        if peer is None:
+            return endings.region_not_found(region_id)
+        context = kvrpcpb.Context(
+            region_id=region_id, region_epoch=request.region_epoch, peer=peer.to_proto()
+        )
+        checked = source.regions.check(context, self.store_id)
+        return checked if isinstance(checked, Region) else endings.of_refusal(checked, region_id)
+
+    def _deregister(self, request_id: int, region_id: int) -> None:
+        """End one region's subscription, or those of the whole request; each end is acknowledged."""
+        if region_id:
+            one = self._subscriptions.get((self._group(request_id), region_id))
+            candidates = [one] if one is not None else []
+        else:
+            candidates = list(self._subscriptions.values())
+        for subscription in candidates:
+            if subscription.request_id == request_id:
+                self.end(subscription, endings.region_not_found(subscription.region_id))
+
+    def _group(self, request_id: int) -> int:
+        """Without multiplexing a region is subscribed once per stream, whatever the request."""
+        return request_id if self._multiplexing else 0
+
+    async def _scan_waiting(self) -> None:
+        source = self._source
+        while self._scans_waiting:
+            subscription = self._scans_waiting.popleft()
+            if subscription.phase is Phase.ENDED:
+                continue
+            scan = IncrementalScan(subscription, self.outbox, source.storage, source.clock)
+            try:
+                await scan.run()
+            except Exception:  # noqa: BLE001 - whatever it was, the client is told and may try again
+                _log.exception("incremental scan of region %d failed", subscription.region_id)
+                self.end(subscription, endings.server_is_busy("the incremental scan failed"))
+
+    def locks_changed(self, subscription: Subscription) -> None:
+        group = self._group(subscription.request_id)
+        progress = self._progress.get(group)
+        if progress is None:
+            progress = self._progress[group] = RequestProgress(group)
+        progress.place(subscription)
+
+    def end(self, subscription: Subscription, error: cdcpb.Error | None) -> None:
+        group = self._group(subscription.request_id)
+        if subscription.phase is Phase.ENDED:
+            return
+        subscription.phase = Phase.ENDED
+        del self._subscriptions[group, subscription.region_id]
+        self._source.delegates.remove(subscription)
+        progress = self._progress.get(group)
+        if progress is not None:
+            progress.remove(subscription)
+            if not progress:
+                del self._progress[group]
+        if error is not None:
+            self._send_error(subscription.region_id, subscription.request_id, error)
+
+    def congest(self) -> None:
+        """Let go of what the client is too slow to take; it subscribes again from what it has.
+
+        The client never learns of a resolved timestamp beyond the changes thrown away here.
+        """
+        self.outbox.drop_data()
+        for subscription in tuple(self._subscriptions.values()):
+            self.end(subscription, endings.congested(subscription.region_id))
+
+    def _send_error(self, region_id: int, request_id: int, error: cdcpb.Error) -> None:
+        self.outbox.add_event(region_id, request_id).error.CopyFrom(error)
+        self.outbox.charge(error.ByteSize())
+
+    def advance(self, bound: int) -> None:
+        """Tell the client of a new bound, unless the last one still waits to be sent."""
+        if self.outbox.resolved_waiting or self._features is None:
+            return
+        for progress in self._progress.values():
+            for news in progress.advance(bound):
+                if self._features.batched_resolved_ts:
+                    self.outbox.add_resolved(cdcpb.ChangeDataEvent(resolved_ts=news))
+                else:
+                    self._send_one_by_one(news)
+
+    def _send_one_by_one(self, news: cdcpb.ResolvedTs) -> None:
+        """For clients from before batches: an event for each region."""
+        for at in range(0, len(news.regions), EVENTS_MAX):
+            message = cdcpb.ChangeDataEvent()
+            for region_id in news.regions[at : at + EVENTS_MAX]:
+                request_id = self._subscriptions[news.request_id, region_id].request_id
+                message.events.add(region_id=region_id, request_id=request_id, resolved_ts=news.ts)
+            self.outbox.add_resolved(message)
+
+
+def _requested(request: cdcpb.ChangeDataRequest, region: Bounds) -> Bounds:
+    """Return the part of the region that is asked for.
+
+    The keys of a request are encoded as those of a region are. A range that cannot be understood is
+    the whole region: a client drops what it did not ask for.
+    """
+    try:
+        start = decode_bytes(request.start_key) if request.start_key else b""
+        end = decode_bytes(request.end_key) if request.end_key else b""
+    except Invalid:
+        _log.warning("a subscription of region %d has keys that are not encoded", request.region_id)
+        return region
+    return region.clamp(start, end) or _NOTHING

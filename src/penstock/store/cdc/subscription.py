@@ -1,0 +1,200 @@
+"""One client's interest in one region: what of the past and of the present it is sent.
+
+A subscription begins with an incremental scan of a view of the store and is sent live changes from
+the moment of that view on. What a client's matcher needs, and what holds here for each transaction
+on each key of the subscription's range, is:
+
+* nothing is lost: a change that is not in the view becomes visible after it, so it is observed
+  after it, and it is sent live. A change in the view is sent by the scan.
+* before INITIALIZED a COMMIT may be sent ahead of its PREWRITE, which the scan still owes; the client
+  keeps it. One whose PREWRITE never follows was in the view as a write: its COMMITTED row is sent,
+  and the client drops the COMMIT at INITIALIZED.
+* after INITIALIZED a COMMIT is sent only when its PREWRITE was: a client takes anything else for lost
+  data. A command that was durable before the view and is observed after it would break this, so
+  from the end of the lock scan on, the end of a lock is sent only if the lock is tracked, and a
+  lock is tracked exactly while its PREWRITE was sent and its end was not.
+* a PREWRITE is not sent by the scan after its end was sent live together with a live PREWRITE: the
+  client would keep it for ever.
+
+A one-phase commit that is both in the view and observed after it is sent twice, with the same
+(key, start_ts, commit_ts).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Protocol
+
+from penstock.proto import cdcpb_pb2 as cdcpb
+from penstock.store.bounds import Bounds
+from penstock.store.cdc import rows
+from penstock.store.cdc.outbox import Outbox
+from penstock.store.cdc.resolver import Resolver
+from penstock.store.cdc.rows import RowWriter
+from penstock.store.observe import Change, ChangeKind, Op
+
+__all__ = ["Owner", "Phase", "Subscription"]
+
+OPS = (rows.PUT, rows.DELETE)  # by Op; locks and versions number their kinds the same
+assert (Op.PUT, Op.DELETE) == (0, 1)
+
+
+class Phase(Enum):
+    """Where a subscription stands; it only moves down this list."""
+
+    WAITING = auto()  # its scan has not begun: live changes will be in the view
+    LOCKS = auto()  # the locks of the view are being sent
+    WRITES = auto()  # the writes of the view are being sent
+    LIVE = auto()  # INITIALIZED was sent
+    ENDED = auto()
+
+
+class Owner(Protocol):
+    """Who serves a subscription and is told of what happens to it."""
+
+    @property
+    def store_id(self) -> int:
+        """The store whose leadership of the region the subscription depends on."""
+
+    def locks_changed(self, subscription: "Subscription") -> None:
+        """A live subscription has got its first lock, or lost its last one."""
+
+    def end(self, subscription: "Subscription", error: cdcpb.Error | None) -> None:
+        """Send nothing more but the error; ending twice is harmless."""
+
+
+@dataclass(slots=True)
+class _Overtaken:
+    """Locks that live changes told of while those of the view were still being read."""
+
+    prewritten: set[tuple[bytes, int]] = field(default_factory=set)
+    ended: set[tuple[bytes, int]] = field(default_factory=set)
+
+
+class Subscription:
+    """Decides which rows are sent, and tracks the locks that hold the resolved timestamp back."""
+
+    __slots__ = (
+        "_overtaken",
+        "_whole_region",
+        "_writer",
+        "bounds",
+        "checkpoint_ts",
+        "old_values",
+        "owner",
+        "phase",
+        "region_id",
+        "reported_ts",
+        "request_id",
+        "resolver",
+    )
+
+    def __init__(
+        self,
+        *,
+        owner: Owner,
+        outbox: Outbox,
+        region_id: int,
+        request_id: int,
+        checkpoint_ts: int,
+        bounds: Bounds,
+        whole_region: bool,
+        old_values: bool,
+    ) -> None:
+        self.owner = owner
+        self.region_id = region_id
+        self.request_id = request_id
+        self.checkpoint_ts = checkpoint_ts
+        self.bounds = bounds
+        self.old_values = old_values
+        self.phase = Phase.WAITING
+        self.resolver = Resolver()
+        self.reported_ts = -1  # the resolved timestamp the client knows of
+        self._whole_region = whole_region
+        self._writer = RowWriter(outbox, region_id, request_id)
+        self._overtaken: _Overtaken | None = None
+
+    def deliver(self, changes: Iterable[tuple[Change, bytes]]) -> int:
+        """Send live changes, each with the value it replaces; return how many rows were sent."""
+        if self.phase is Phase.WAITING or self.phase is Phase.ENDED:
+            return 0
+        if not self._whole_region:
+            contains = self.bounds.contains
+            changes = [pair for pair in changes if contains(pair[0].key)]
+        locks, overtaken, add = self.resolver.locks, self._overtaken, self._writer.add
+        was_locked = bool(locks)
+        count = self._writer.count
+        for change, old_value in changes:
+            kind, key, start_ts = change.kind, change.key, change.start_ts
+            if kind is ChangeKind.PREWRITE:
+                locks.add(key, start_ts)
+                if overtaken is not None:
+                    overtaken.prewritten.add((key, start_ts))
+                add(rows.PREWRITE, OPS[change.op], key, start_ts, 0, change.value, old_value)
+            elif kind is ChangeKind.COMMITTED:
+                if change.commit_ts > self.checkpoint_ts:
+                    op = OPS[change.op]
+                    add(rows.COMMITTED, op, key, start_ts, change.commit_ts, change.value, old_value)
+            elif locks.remove(key, start_ts) or self._ends_unread_lock(key, start_ts):
+                if kind is ChangeKind.COMMIT:
+                    add(rows.COMMIT, OPS[change.op], key, start_ts, change.commit_ts, change.value)
+                else:
+                    add(rows.ROLLBACK, rows.NO_OP, key, start_ts)
+        self._writer.finish()
+        if self.phase is Phase.LIVE and bool(locks) != was_locked:
+            self.owner.locks_changed(self)
+        return self._writer.count - count
+
+    def _ends_unread_lock(self, key: bytes, start_ts: int) -> bool:
+        """Remember the end of a lock that the scan may still come to."""
+        if self._overtaken is None:
+            return False
+        self._overtaken.ended.add((key, start_ts))
+        return True
+
+    def begin_scan(self) -> None:
+        """Send live changes from now on; the view of the scan is taken in the same step."""
+        assert self.phase is Phase.WAITING
+        self.phase = Phase.LOCKS
+        self._overtaken = _Overtaken()
+
+    def scan_lock(
+        self, key: bytes, start_ts: int, op: cdcpb.Event.Row.OpType, value: bytes, old_value: bytes
+    ) -> None:
+        """Send a lock of the view and track it, unless live changes have told of it already."""
+        assert self._overtaken is not None
+        lock = (key, start_ts)
+        if lock in self._overtaken.prewritten:
+            return
+        if lock not in self._overtaken.ended:
+            self.resolver.locks.add(key, start_ts)
+        self._writer.add(rows.PREWRITE, op, key, start_ts, 0, value, old_value)
+
+    def end_of_locks(self) -> None:
+        """Every lock of the view is sent."""
+        self.phase = Phase.WRITES
+        self._overtaken = None
+
+    def scan_write(
+        self,
+        key: bytes,
+        start_ts: int,
+        commit_ts: int,
+        op: cdcpb.Event.Row.OpType,
+        value: bytes,
+        old_value: bytes,
+    ) -> None:
+        """Send a committed change of the view."""
+        self._writer.add(rows.COMMITTED, op, key, start_ts, commit_ts, value, old_value)
+
+    def end_of_slice(self) -> None:
+        """Hand over the rows of the scan so far; live changes may come in between from here on."""
+        self._writer.finish()
+
+    def end_of_scan(self) -> None:
+        """Send INITIALIZED; resolved timestamps may follow it."""
+        assert self.phase is Phase.WRITES
+        self._writer.mark_initialized()
+        self._writer.finish()
+        self.phase = Phase.LIVE
+        self.owner.locks_changed(self)
