@@ -1,0 +1,97 @@
+"""The command line."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock import __version__, logs
+from penstock.errors import PenstockError
+
+__all__ = ["main"]
+
+app = typer.Typer(
+    name="penstock",
+    help="Change data capture and change propagation.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"penstock {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def store(
+    pd_addr: Annotated[
+        str | None, typer.Option(help="Address of the placement driver; port 0 takes a free one.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Data directory, made when it is missing.")] = None,
+    stores: Annotated[int | None, typer.Option(help="Number of stores, 1 to 64.")] = None,
+    tls_ca: Annotated[
+        Path | None, typer.Option(help="Authority that client certificates must come from (PEM).")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate of the servers (PEM).")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Key of that certificate (PEM).")] = None,
+    enable_faults: Annotated[
+        bool, typer.Option("--enable-faults", help="Let admin calls set fault switches; for tests.")
+    ] = False,
+    config: Annotated[
+        Path | None, typer.Option(help="Settings file (YAML); options given here come first.")
+    ] = None,
+) -> None:
+    """Run the embedded store in the foreground, until SIGTERM or SIGINT.
+
+    Prints one line of JSON with the addresses when it is ready.
+    """
+    from penstock.app.store import StoreOptions, serve, store_settings
+
+    options = StoreOptions(
+        pd_addr=pd_addr,
+        data=data,
+        stores=stores,
+        tls_ca=tls_ca,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        enable_faults=enable_faults,
+        config=config,
+    )
+    asyncio.run(serve(store_settings(options)))
+
+
+@app.command()
+def demo(seconds: Annotated[float, typer.Option(help="How long the workload runs.", min=1.0)] = 8.0) -> None:
+    """Run a transfer workload against an embedded store and check its invariant live."""
+    from penstock.app import demo as demo_
+
+    demo_.run(seconds=seconds)
+
+
+def main() -> None:
+    """Run the command line; an error is one line on standard error and exit code 2."""
+    logs.configure()
+    try:
+        app()
+    except PenstockError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""The embedded cluster: a placement driver and its stores over one engine, in one process."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import grpc
+
+from penstock.clock import SYSTEM, Clock
+from penstock.errors import Invalid
+from penstock.proto.codec import encode_bytes
+from penstock.settings import StoreSettings
+from penstock.store.admin import Admin
+from penstock.store.bootstrap import open_stations, settle
+from penstock.store.cdc.service import ChangeDataService
+from penstock.store.commands import commands
+from penstock.store.engine import Engine
+from penstock.store.faults import Faults
+from penstock.store.pd.etcd import Etcd, Keyspaces
+from penstock.store.pd.ids import Ids
+from penstock.store.pd.keys import Keys
+from penstock.store.pd.scheduler import Scheduler
+from penstock.store.pd.service import MEMBER, PlacementDriver
+from penstock.store.pd.stores import Stores
+from penstock.store.pd.tso import Tso
+from penstock.store.raw import RawStorage
+from penstock.store.regions import Region, Regions
+from penstock.store.safets import SafeTs
+from penstock.store.server import Endpoint, split_address
+from penstock.store.sizes import SizeWatch
+from penstock.store.station import Station
+from penstock.store.storage import Storage
+
+__all__ = ["Cluster"]
+
+
+class Cluster:
+    """A running cluster. Make one with `start`; `stop` closes the data directory.
+
+    Every store serves the same data: which of them leads a region is only written down, so that
+    clients meet what they would meet elsewhere and a change of leader moves nothing.
+    """
+
+    def __init__(self, settings: StoreSettings, engine: Engine, *, clock: Clock) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._clock = clock
+        self._stations: dict[int, Station] = {}
+        self._servers: list[Endpoint | Station] = []
+        self._background: list[Callable[[], Awaitable[None]]] = []
+        self.pd_addr = settings.pd_addr
+        self.cluster_id = 0
+        self.faults = Faults(clock=clock)
+        self.tso = Tso(engine, clock=clock)
+        self._ids = Ids(engine)
+        self._keys = Keys(engine)
+        self._stores = Stores(engine)
+        self.regions: Regions
+        self.storage: Storage
+        self._scheduler: Scheduler
+        self._changes: ChangeDataService
+
+    @classmethod
+    async def start(cls, settings: StoreSettings, *, clock: Clock = SYSTEM) -> "Cluster":
+        """Open the data directory and serve it.
+
+        Raise Invalid when an address, a TLS file or the directory cannot be used, Corrupt when the
+        directory is damaged. Port 0 takes any free port.
+        """
+        split_address(settings.pd_addr)
+        if settings.tls is not None:
+            settings.tls.read()
+        engine = Engine.open(settings.data, sync=settings.sync)
+        try:
+            cluster = cls(settings, engine, clock=clock)
+        except BaseException:
+            engine.close()
+            raise
+        try:
+            await cluster._start()
+        except BaseException:
+            await cluster.stop()
+            raise
+        return cluster
+
+    @property
+    def store_addrs(self) -> dict[int, str]:
+        """Where each store is, by its id."""
+        return {store_id: station.address for store_id, station in self._stations.items()}
+
+    async def _start(self) -> None:
+        settings, engine, clock = self._settings, self._engine, self._clock
+        host, _ = split_address(settings.pd_addr)
+        endpoint = Endpoint(settings.pd_addr, tls=settings.tls)
+        self._servers.append(endpoint)
+        self._background.append(self.tso.close)
+        self.pd_addr = endpoint.address
+        stations = await open_stations(
+            self._stores, self._ids, count=settings.stores, host=host, tls=settings.tls, clock=clock
+        )
+        self._stations = {station.store_id: station for station in stations}
+        self._servers += stations
+        self.cluster_id = await settle(engine, self._stores, self._ids, stations, clock=clock)
+        self.regions = Regions.load(engine, self._ids)
+        await self.regions.replicate(sorted(self._stations))
+        self._stores.up = set(self._stations)
+        self._scheduler = Scheduler(self.regions, self._stores)
+        # Reads of an earlier run may have reached any timestamp it handed out; a fresh one is above them.
+        self.storage = Storage(engine, clock=clock, settings=settings, max_ts=await self.tso.current())
+        await self._start_stores()
+        await endpoint.start(self._placement_handlers())
+
+    async def _start_stores(self) -> None:
+        settings, clock = self._settings, self._clock
+        self._changes = ChangeDataService(
+            storage=self.storage,
+            regions=self.regions,
+            tso=self.tso,
+            cluster_id=self.cluster_id,
+            clock=clock,
+            settings=settings,
+        )
+        self.storage.observer = self._changes
+        self.regions.listen(self._changes)
+        await self._changes.start()
+        self._background.append(self._changes.stop)
+        sizes = SizeWatch(self._engine, self.regions, size_max=settings.region_split_bytes)
+        self._background.append(sizes.close)
+        safe_ts = SafeTs(self._engine, self.storage, self.tso, clock=clock)
+        table = commands(self.storage, RawStorage(self._engine))
+        for station in self._stations.values():
+            station.equip(
+                table,
+                cluster_id=self.cluster_id,
+                regions=self.regions,
+                sizes=sizes,
+                safe_ts=safe_ts,
+                faults=self.faults,
+                others=[self._changes.handler(station.store_id)],
+            )
+            await station.start()
+
+    def _placement_handlers(self) -> list[grpc.GenericRpcHandler[Any, Any]]:
+        scheme = "https" if self._settings.tls is not None else "http"
+        url = f"{scheme}://{self.pd_addr}"
+        placement = PlacementDriver(
+            self._engine,
+            cluster_id=self.cluster_id,
+            url=url,
+            ids=self._ids,
+            tso=self.tso,
+            stores=self._stores,
+            regions=self.regions,
+            scheduler=self._scheduler,
+            keys=self._keys,
+            faults=self.faults,
+            clock=self._clock,
+        )
+        etcd = Etcd(self._keys, cluster_id=self.cluster_id, url=url, member=MEMBER)
+        admin = Admin(self.regions, self, self.faults, faults_allowed=self._settings.faults)
+        return [
+            placement.handler(),
+            *etcd.handlers(),
+            Keyspaces(cluster_id=self.cluster_id).handler(),
+            admin.handler(),
+        ]
+
+    async def stop(self) -> None:
+        """Close every address, finish the commands under way, close the data directory."""
+        await asyncio.gather(*(server.stop() for server in self._servers))
+        while self._background:
+            await self._background.pop()()
+        self._engine.close()
+
+    async def split_at(self, raw_keys: Sequence[bytes]) -> list[Region]:
+        """Cut at raw keys of transactions; return the regions that begin there."""
+        return await self.regions.split_at([encode_bytes(key) for key in raw_keys])
+
+    async def stop_store(self, store_id: int) -> None:
+        """Turn a store off; what it led is led by others, where they are."""
+        station = self._known(store_id)
+        self._stores.up.discard(store_id)
+        self._changes.close_store(store_id)
+        await station.stop()
+        await self._scheduler.elect(store_id)
+
+    async def start_store(self, store_id: int) -> None:
+        """Turn a store on again, at the address it had."""
+        station = self._known(store_id)
+        if not station.up:
+            await station.start()
+            self._stores.up.add(store_id)
+
+    def _known(self, store_id: int) -> Station:
+        station = self._stations.get(store_id)
+        if station is None:
+            raise Invalid(f"there is no store {store_id}; the stores are {sorted(self._stations)}")
+        return station

@@ -1,0 +1,99 @@
+"""What every call of the placement driver shares: the header, the check of the cluster, faults."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from penstock.errors import Invalid
+from penstock.proto import pdpb_pb2 as pdpb
+from penstock.proto.services import methods
+from penstock.store.faults import Faults, Struck, strike
+
+__all__ = ["SERVICE", "Answers", "Behaviour", "Context", "Refused"]
+
+_LOG = logging.getLogger(__name__)
+
+SERVICE = "pdpb.PD"
+Context = grpc.aio.ServicerContext[Any, Any]
+Behaviour = Callable[[Any], Coroutine[Any, Any, Any]]
+
+
+class Refused(Invalid):
+    """A call was understood and refused; the header of its answer says why."""
+
+    def __init__(self, kind: pdpb.ErrorType, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class Answers:
+    """Makes gRPC behaviours of plain coroutines that take a request and return a response.
+
+    The response gets its header here. Invalid becomes an error in the header with status OK, as
+    clients expect.
+    """
+
+    def __init__(self, cluster_id: int, faults: Faults) -> None:
+        self.cluster_id = cluster_id
+        self._faults = faults
+
+    def header(self, error: Invalid | None = None) -> pdpb.ResponseHeader:
+        header = pdpb.ResponseHeader(cluster_id=self.cluster_id)
+        if error is not None:
+            header.error.type = error.kind if isinstance(error, Refused) else pdpb.UNKNOWN
+            header.error.message = str(error)
+        return header
+
+    async def check(self, header: pdpb.RequestHeader, context: Context) -> None:
+        """End the call when it was meant for another cluster."""
+        if header.cluster_id != self.cluster_id:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"mismatch cluster id, need {self.cluster_id} but got {header.cluster_id}",
+            )
+
+    def unary(
+        self, name: str, behaviour: Behaviour
+    ) -> Callable[[Any, Context], Coroutine[Any, Any, Message]]:
+        """Wrap one call of a caller who knows the cluster."""
+        response_class = methods(SERVICE)[name].response
+
+        async def call(request: Any, context: Context) -> Message:
+            await self.check(request.header, context)
+            try:
+                response: Message = await self.faulty(name, behaviour, request, context)
+            except Invalid as error:
+                return response_class(header=self.header(error))
+            response.MergeFrom(response_class(header=self.header()))
+            return response
+
+        return call
+
+    def plain(
+        self, name: str, behaviour: Behaviour
+    ) -> Callable[[Any, Context], Coroutine[Any, Any, Message]]:
+        """Wrap one call that is served whoever asks."""
+
+        async def call(request: Any, context: Context) -> Message:
+            response: Message = await self.faulty(name, behaviour, request, context)
+            return response
+
+        return call
+
+    async def faulty(self, name: str, behaviour: Behaviour, request: Any, context: Context) -> Any:
+        """Run a call, struck by faults as they are set."""
+        fault = self._faults.strike(name) if self._faults.active else None
+        if fault is None:
+            return await behaviour(request)
+        try:
+            self._faults.before(fault)
+            # A caller who gives up while a fault delays the answer must not undo what was applied.
+            response = await asyncio.shield(asyncio.ensure_future(behaviour(request)))
+            await self._faults.after(fault)
+        except Struck as struck:
+            await strike(struck, context)
+        return response

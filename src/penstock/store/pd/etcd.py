@@ -1,0 +1,155 @@
+"""The calls that clients make of the etcd beside a placement driver, and of keyspaces and global settings.
+
+All of them keep their values in the same plain keys.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from penstock.proto import etcdserverpb_pb2 as etcdserverpb
+from penstock.proto import keyspacepb_pb2 as keyspacepb
+from penstock.proto import pdpb_pb2 as pdpb
+from penstock.proto.services import handler
+from penstock.store.pd.keys import Event, Keys
+
+__all__ = ["Etcd", "GlobalConfig", "Keyspaces"]
+
+_TO_THE_END = b"\x00"  # a range end that means "every key from the start on"
+_DEFAULT_PATH = "/global/config/"
+_DEFAULT_KEYSPACE = "DEFAULT"
+
+
+class Etcd:
+    """Members, and reading and writing plain keys."""
+
+    def __init__(self, keys: Keys, *, cluster_id: int, url: str, member: str) -> None:
+        self._keys = keys
+        self._cluster_id = cluster_id
+        self._url = url
+        self._member = member
+
+    def handlers(self) -> list[grpc.GenericRpcHandler[Any, Any]]:
+        return [
+            handler("etcdserverpb.KV", {"Range": self.range, "Put": self.put}),
+            handler("etcdserverpb.Cluster", {"MemberList": self.member_list}),
+        ]
+
+    def _header(self) -> etcdserverpb.ResponseHeader:
+        return etcdserverpb.ResponseHeader(
+            cluster_id=self._cluster_id, member_id=self._cluster_id, revision=self._keys.revision, raft_term=1
+        )
+
+    async def range(self, request: etcdserverpb.RangeRequest, _: Any) -> etcdserverpb.RangeResponse:
+        if request.range_end:
+            end = b"" if request.range_end == _TO_THE_END else request.range_end
+            found = self._keys.scan(request.key, end)
+        else:
+            one = self._keys.get(request.key)
+            found = [one] if one is not None else []
+        shown = found[: request.limit] if request.limit > 0 else found
+        return etcdserverpb.RangeResponse(
+            header=self._header(), kvs=shown, more=len(shown) < len(found), count=len(found)
+        )
+
+    async def put(self, request: etcdserverpb.PutRequest, context: Any) -> etcdserverpb.PutResponse:
+        if request.lease or request.ignore_value or request.ignore_lease:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "leases are not served")
+        old = self._keys.get(request.key) if request.prev_kv else None
+        await self._keys.write([(request.key, request.value)])
+        return etcdserverpb.PutResponse(header=self._header(), prev_kv=old)
+
+    async def member_list(
+        self, _: etcdserverpb.MemberListRequest, __: Any
+    ) -> etcdserverpb.MemberListResponse:
+        member = etcdserverpb.Member(
+            ID=self._cluster_id, name=self._member, peerURLs=[self._url], clientURLs=[self._url]
+        )
+        return etcdserverpb.MemberListResponse(header=self._header(), members=[member])
+
+
+class GlobalConfig:
+    """Settings that servers of a cluster share, below a path of plain keys."""
+
+    def __init__(self, keys: Keys, *, cluster_id: int) -> None:
+        self._keys = keys
+        self._cluster_id = cluster_id
+
+    async def store(self, request: pdpb.StoreGlobalConfigRequest) -> pdpb.StoreGlobalConfigResponse:
+        changes = [
+            (
+                _below(request.config_path, item.name),
+                None if item.kind == pdpb.DELETE else item.value.encode() or item.payload,
+            )
+            for item in request.changes
+        ]
+        await self._keys.write(changes)
+        return pdpb.StoreGlobalConfigResponse()
+
+    async def load(self, request: pdpb.LoadGlobalConfigRequest) -> pdpb.LoadGlobalConfigResponse:
+        """Return the named items, or without names all below the path under their full names."""
+        if request.names:
+            items = [self._item(request.config_path, name) for name in request.names]
+        else:
+            path = (request.config_path or _DEFAULT_PATH).encode()
+            items = [
+                pdpb.GlobalConfigItem(name=found.key.decode(), payload=found.value, kind=pdpb.PUT)
+                for found in self._keys.scan(path, path[:-1] + bytes([path[-1] + 1]))
+            ]
+        return pdpb.LoadGlobalConfigResponse(items=items, revision=self._keys.revision)
+
+    def _item(self, path: str, name: str) -> pdpb.GlobalConfigItem:
+        found = self._keys.get(_below(path, name))
+        if found is None:
+            error = pdpb.Error(type=pdpb.GLOBAL_CONFIG_NOT_FOUND, message=f"key {name} not found")
+            return pdpb.GlobalConfigItem(name=name, error=error)
+        return pdpb.GlobalConfigItem(name=name, payload=found.value, kind=pdpb.PUT)
+
+    async def watch(
+        self, request: pdpb.WatchGlobalConfigRequest, _: Any
+    ) -> AsyncIterator[pdpb.WatchGlobalConfigResponse]:
+        """Stream changes below the path from a revision on (0: from now on)."""
+        path = (request.config_path or _DEFAULT_PATH).encode()
+        header = pdpb.ResponseHeader(cluster_id=self._cluster_id)
+        after = request.revision or self._keys.revision + 1
+        while self._keys.remembers(after):
+            events = await self._keys.changes(path, after)
+            after = events[-1].revision + 1
+            yield pdpb.WatchGlobalConfigResponse(
+                header=header, revision=events[-1].revision, changes=[_shown(event) for event in events]
+            )
+        header.error.type = pdpb.DATA_COMPACTED
+        header.error.message = f"revision {after} is forgotten; load again and watch from its revision"
+        yield pdpb.WatchGlobalConfigResponse(header=header, revision=self._keys.revision)
+
+
+def _below(path: str, name: str) -> bytes:
+    return f"{(path or _DEFAULT_PATH).rstrip('/')}/{name}".encode()
+
+
+def _shown(event: Event) -> pdpb.GlobalConfigItem:
+    if event.value is None:
+        return pdpb.GlobalConfigItem(name=event.key.decode(), kind=pdpb.DELETE)
+    return pdpb.GlobalConfigItem(name=event.key.decode(), payload=event.value, kind=pdpb.PUT)
+
+
+class Keyspaces:
+    """There is one keyspace, the default one."""
+
+    def __init__(self, *, cluster_id: int) -> None:
+        self._header = pdpb.ResponseHeader(cluster_id=cluster_id)
+
+    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+        return handler("keyspacepb.Keyspace", {"LoadKeyspace": self.load})
+
+    async def load(self, request: keyspacepb.LoadKeyspaceRequest, _: Any) -> keyspacepb.LoadKeyspaceResponse:
+        response = keyspacepb.LoadKeyspaceResponse(header=self._header)
+        if request.name == _DEFAULT_KEYSPACE:
+            response.keyspace.id = 0
+            response.keyspace.name = _DEFAULT_KEYSPACE
+            response.keyspace.state = keyspacepb.ENABLED
+        else:
+            response.header.error.type = pdpb.ENTRY_NOT_FOUND
+            response.header.error.message = "keyspace does not exist"
+        return response

@@ -1,0 +1,125 @@
+"""Safe points: below which versions may be collected, and who holds them back.
+
+The transaction safe point is the one that advances first and that barriers hold back; a service's
+safe point of the older calls is a barrier, and the older calls' "gc_worker" is the transaction safe
+point itself.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from penstock.errors import Corrupt, Invalid
+
+__all__ = ["GC_WORKER", "Barrier", "SafePoints"]
+
+GC_WORKER = "gc_worker"
+FOREVER_S = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """Holds the transaction safe point at or below `ts` until it expires."""
+
+    id: str
+    ts: int
+    expires_ms: int | None  # None never expires
+
+    def ttl_s(self, now_ms: int) -> int:
+        return FOREVER_S if self.expires_ms is None else max(0, -(-(self.expires_ms - now_ms) // 1000))
+
+    def expired(self, now_ms: int) -> bool:
+        return self.expires_ms is not None and self.expires_ms <= now_ms
+
+
+@dataclass(slots=True)
+class SafePoints:
+    """The safe points of a cluster.
+
+    Invariant: gc <= txn <= every barrier that has not expired; gc and txn never decrease.
+    """
+
+    gc: int = 0
+    txn: int = 0
+    _barriers: dict[str, Barrier] = field(default_factory=dict)
+
+    def barriers(self, now_ms: int) -> list[Barrier]:
+        return [barrier for barrier in self._barriers.values() if not barrier.expired(now_ms)]
+
+    def set_barrier(self, barrier_id: str, ts: int, ttl_s: int, now_ms: int) -> Barrier:
+        """Set or move a barrier; raise Invalid when the transaction safe point has passed `ts`."""
+        if not barrier_id or barrier_id == GC_WORKER:
+            raise Invalid(f"{barrier_id!r} is not a name for a GC barrier; choose another")
+        if ttl_s <= 0:
+            raise Invalid(f"a GC barrier cannot live {ttl_s} seconds; give a positive TTL")
+        if ts < self.txn:
+            raise Invalid(f"GC barrier {barrier_id} at {ts} is behind the txn safe point {self.txn}")
+        expires_ms = None if ttl_s >= FOREVER_S // 1000 else now_ms + ttl_s * 1000
+        barrier = self._barriers[barrier_id] = Barrier(barrier_id, ts, expires_ms)
+        return barrier
+
+    def delete_barrier(self, barrier_id: str) -> Barrier | None:
+        return self._barriers.pop(barrier_id, None)
+
+    def advance_txn(self, target: int, now_ms: int) -> Barrier | None:
+        """Move the transaction safe point towards `target`; return the barrier that stopped it."""
+        if target < self.txn:
+            raise Invalid(f"txn safe point is {self.txn} already; it cannot go back to {target}")
+        for gone in [barrier.id for barrier in self._barriers.values() if barrier.expired(now_ms)]:
+            del self._barriers[gone]
+        lowest = min(self._barriers.values(), key=lambda barrier: barrier.ts, default=None)
+        blocker = lowest if lowest is not None and lowest.ts < target else None
+        self.txn = blocker.ts if blocker is not None else target
+        return blocker
+
+    def advance_gc(self, target: int) -> None:
+        """Move the GC safe point; raise Invalid when it would go back or pass the transaction safe point."""
+        if target < self.gc:
+            raise Invalid(f"GC safe point is {self.gc} already; it cannot go back to {target}")
+        if target > self.txn:
+            raise Invalid(f"GC safe point {target} would pass the txn safe point {self.txn}")
+        self.gc = target
+
+    def update_gc(self, target: int) -> int:
+        """The older call: raise the GC safe point (and the other with it) if it is behind."""
+        self.gc = max(self.gc, target)
+        self.txn = max(self.txn, self.gc)
+        return self.gc
+
+    def update_service(self, service_id: str, ts: int, ttl_s: int, now_ms: int) -> Barrier:
+        """The older call: set or remove a service's safe point; return the lowest entry there is.
+
+        A safe point below the lowest is not stored: the caller sees it in the answer.
+        """
+        if service_id == GC_WORKER:
+            if ts > self.txn:
+                self.advance_txn(ts, now_ms)
+        elif ttl_s <= 0:
+            self.delete_barrier(service_id)
+        elif ts >= self.txn:
+            self.set_barrier(service_id, ts, ttl_s, now_ms)
+        worker = Barrier(GC_WORKER, self.txn, None)
+        return min([worker, *self.barriers(now_ms)], key=lambda barrier: barrier.ts)
+
+    def dump(self) -> bytes:
+        """Return the form kept on disk."""
+        barriers = [[barrier.id, barrier.ts, barrier.expires_ms] for barrier in self._barriers.values()]
+        return json.dumps({"gc": self.gc, "txn": self.txn, "barriers": barriers}).encode()
+
+    @classmethod
+    def load(cls, stored: bytes | None) -> "SafePoints":
+        """Read the form kept on disk; raise Corrupt when it is damaged."""
+        if stored is None:
+            return cls()
+        try:
+            tree = json.loads(stored)
+            return cls(gc=tree["gc"], txn=tree["txn"], _barriers=dict(_stored_barriers(tree["barriers"])))
+        except (ValueError, KeyError, TypeError) as error:
+            raise Corrupt(
+                "the safe points' record is damaged; restore the data directory from a copy"
+            ) from error
+
+
+def _stored_barriers(rows: list[tuple[str, int, int | None]]) -> Iterator[tuple[str, Barrier]]:
+    for barrier_id, ts, expires_ms in rows:
+        yield barrier_id, Barrier(barrier_id, ts, expires_ms)

@@ -1,0 +1,229 @@
+"""The regions of the cluster: one sorted, gapless map of the key space, kept on disk."""
+
+import asyncio
+from bisect import bisect_left, bisect_right
+from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import Protocol
+
+from penstock.errors import Corrupt, Invalid
+from penstock.proto import errorpb_pb2 as errorpb
+from penstock.proto import kvrpcpb_pb2 as kvrpcpb
+from penstock.store import meta
+from penstock.store.engine import Cf, Engine, Mutation
+from penstock.store.pd.ids import Ids
+from penstock.store.refusals import refusal
+from penstock.store.region import Peer, Region
+
+__all__ = ["Peer", "Region", "RegionListener", "Regions"]
+
+REPLICAS = 3
+
+
+class RegionListener(Protocol):
+    """Learns of every change of a region."""
+
+    def region_changed(self, before: Region, after: Sequence[Region]) -> None:
+        """`after` are the regions that now cover the range of `before`, often one with its id.
+
+        Called on the loop once the change is durable and visible. Must not block or raise.
+        """
+
+
+class Regions:
+    """Looks regions up and changes them; each change is durable before anybody sees it.
+
+    Invariant: the regions cover the whole key space without gap or overlap.
+    """
+
+    def __init__(self, engine: Engine, ids: Ids, regions: Iterable[Region]) -> None:
+        self._engine = engine
+        self._ids = ids
+        self._ordered = sorted(regions, key=lambda region: region.start)
+        self._starts = [region.start for region in self._ordered]
+        self._by_id = {region.id: region for region in self._ordered}
+        self._listeners: list[RegionListener] = []
+        self._changing = asyncio.Lock()
+        self._check_cover()
+
+    @classmethod
+    def load(cls, engine: Engine, ids: Ids) -> "Regions":
+        """Read the regions of a data directory; raise Corrupt when they do not cover the key space."""
+        view = engine.view()
+        stored = view.iterate(Cf.META, meta.REGION, meta.after(meta.REGION))
+        return cls(engine, ids, [Region.from_bytes(value) for _, value in stored])
+
+    def _check_cover(self) -> None:
+        edge = b""
+        for i, region in enumerate(self._ordered):
+            last = i == len(self._ordered) - 1
+            if region.start != edge or (not region.end) != last:
+                raise Corrupt(
+                    f"region {region.id} leaves a gap or an overlap; restore the data directory from a copy"
+                )
+            edge = region.end
+        if not self._ordered:
+            raise Corrupt("the data directory has no regions; restore it from a copy")
+
+    def __len__(self) -> int:
+        return len(self._ordered)
+
+    def __iter__(self) -> Iterator[Region]:
+        return iter(tuple(self._ordered))
+
+    def by_id(self, region_id: int) -> Region | None:
+        return self._by_id.get(region_id)
+
+    def by_key(self, encoded: bytes) -> Region:
+        """Return the region that holds an encoded key."""
+        return self._ordered[bisect_right(self._starts, encoded) - 1]
+
+    def previous(self, encoded: bytes) -> Region | None:
+        """Return the region before the one that holds an encoded key."""
+        at = bisect_right(self._starts, encoded) - 2
+        return self._ordered[at] if at >= 0 else None
+
+    def scan(self, start: bytes, end: bytes, limit: int) -> list[Region]:
+        """Return the regions that meet [start, end), in order; a limit below 1 is no limit."""
+        first = bisect_right(self._starts, start) - 1
+        last = bisect_left(self._starts, end) if end else len(self._ordered)
+        found = self._ordered[first : max(last, first)]
+        return found[:limit] if limit > 0 else found
+
+    def check(
+        self, context: kvrpcpb.Context, store_id: int, *, any_peer: bool = False
+    ) -> Region | errorpb.Error:
+        """Return the region a request is for, or why `store_id` may not serve it."""
+        region = self._by_id.get(context.region_id)
+        if (
+            region is not None
+            and region.leader_store == store_id
+            and region.version == context.region_epoch.version
+            and region.leader.id == context.peer.id
+            and context.peer.store_id == store_id
+            and not context.term
+        ):
+            return region
+        error = refusal(region, context, store_id, any_peer=any_peer, siblings=self._siblings(region))
+        if error is not None:
+            return error
+        assert region is not None
+        return region
+
+    def _siblings(self, region: Region | None) -> list[Region]:
+        # The part that a split cut off lies on the left: the old id keeps the right-most part.
+        left = self.previous(region.start) if region is not None else None
+        return [left] if left is not None else []
+
+    def listen(self, listener: RegionListener) -> None:
+        """Tell `listener` of every later change."""
+        self._listeners.append(listener)
+
+    async def split(self, region_id: int, encoded_keys: Iterable[bytes]) -> list[Region]:
+        """Cut a region; return its parts in order. Keys that are its start already are passed over.
+
+        Raise Invalid when the region is unknown or a key lies outside of it.
+        """
+        async with self._changing:
+            region = self._known(region_id)
+            keys = sorted({key for key in encoded_keys if key != region.start})
+            if not keys:
+                return [region]
+            if not region.contains(keys[0]) or not region.contains(keys[-1]):
+                raise Invalid(f"a split key is not in region {region_id}; locate the keys again")
+            width = 1 + len(region.peers)
+            first = await self._ids.allocate(len(keys) * width)
+            starts = range(first, first + len(keys) * width, width)
+            parts = region.split(keys, [(n, range(n + 1, n + width)) for n in starts])
+            await self._replace([region], parts)
+            return list(parts)
+
+    async def split_at(self, encoded_keys: Iterable[bytes]) -> list[Region]:
+        """Cut wherever the keys fall; return the regions that begin at them, in order."""
+        keys = sorted(set(encoded_keys) - {b""})
+        waiting = list(keys)
+        while waiting:
+            region = self.by_key(waiting[0])
+            count = bisect_left(waiting, region.end) if region.end else len(waiting)
+            inside, waiting = waiting[:count], waiting[count:]
+            await self.split(region.id, inside)
+        return [self.by_key(key) for key in keys]
+
+    async def merge(self, region_id: int) -> Region:
+        """Give a region's range to its right neighbour (the last one's to its left); return that one."""
+        async with self._changing:
+            source = self._known(region_id)
+            target = self.by_key(source.end) if source.end else self.previous(source.start)
+            if target is None:
+                raise Invalid(f"region {region_id} is the only one; split before you merge")
+            merged = target.absorb(source)
+            await self._replace([source, target], [merged])
+            return merged
+
+    async def transfer_leader(self, region_id: int, store_id: int) -> Region:
+        """Make the peer on `store_id` the leader; raise Invalid when there is none."""
+        async with self._changing:
+            before = self._known(region_id)
+            after = before.led_by(store_id)
+            if after is not before:
+                await self._replace([before], [after])
+            return after
+
+    async def move_leader(self, region_id: int, store_id: int) -> Region:
+        """Make `store_id` the leader, moving a follower's peer there when it has none."""
+        async with self._changing:
+            before = self._known(region_id)
+            after = before
+            if before.peer_on(store_id) is None:
+                after = after.with_peer(Peer(await self._ids.allocate(1), store_id))
+                followers = [peer.store_id for peer in before.peers if peer.store_id != before.leader_store]
+                if len(after.peers) > REPLICAS:
+                    after = after.without_peer(followers[0])
+            after = after.led_by(store_id)
+            if after is not before:
+                await self._replace([before], [after])
+            return after
+
+    async def depose(self, store_id: int, heirs: Container[int]) -> None:
+        """Give what `store_id` leads to peers on `heirs`; regions without such a peer keep their leader."""
+        async with self._changing:
+            for before in tuple(self._ordered):
+                if before.leader_store != store_id:
+                    continue
+                peers = [peer.store_id for peer in before.peers if peer.store_id in heirs]
+                if peers:
+                    await self._replace([before], [before.led_by(peers[before.id % len(peers)])])
+
+    async def replicate(self, store_ids: Sequence[int]) -> None:
+        """Give every region peers on these stores until it has its full number of replicas."""
+        async with self._changing:
+            for before in tuple(self._ordered):
+                after = before
+                for store_id in store_ids:
+                    if len(after.peers) < REPLICAS and after.peer_on(store_id) is None:
+                        after = after.with_peer(Peer(await self._ids.allocate(1), store_id))
+                if after is not before:
+                    await self._replace([before], [after])
+
+    def _known(self, region_id: int) -> Region:
+        region = self._by_id.get(region_id)
+        if region is None:
+            raise Invalid(f"region {region_id} does not exist; locate the key again")
+        return region
+
+    async def _replace(self, before: Sequence[Region], after: Sequence[Region]) -> None:
+        """Put `after` in the place of `before`: on disk, then in the map, then to the listeners."""
+        kept = {region.id for region in after}
+        changes: list[Mutation] = [
+            (Cf.META, meta.region_key(region.id), region.to_bytes()) for region in after
+        ]
+        changes += [(Cf.META, meta.region_key(gone.id), None) for gone in before if gone.id not in kept]
+        await self._engine.write(changes)
+        at = bisect_left(self._starts, min(region.start for region in before))
+        self._ordered[at : at + len(before)] = after
+        self._starts[at : at + len(before)] = [region.start for region in after]
+        for gone in before:
+            del self._by_id[gone.id]
+        self._by_id.update((region.id, region) for region in after)
+        for old in before:
+            for listener in self._listeners:
+                listener.region_changed(old, after)

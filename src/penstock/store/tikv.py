@@ -1,0 +1,53 @@
+"""The store's RPCs, as gRPC sees them."""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from penstock.clock import SYSTEM, Clock
+from penstock.proto import tikvpb_pb2 as tikvpb
+from penstock.proto.services import handler
+from penstock.store.batch import BatchStream
+from penstock.store.commands import SERVICE, Command
+from penstock.store.executor import ClusterMismatch, Executor
+from penstock.store.faults import Struck, strike
+from penstock.store.health import Health
+
+__all__ = ["service"]
+
+_LOG = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def service(executor: Executor, health: Health, *, clock: Clock = SYSTEM) -> grpc.GenericRpcHandler[Any, Any]:
+    """Return the service of one store: every command by itself, and the batched stream."""
+    behaviours: dict[str, Callable[..., Awaitable[Any]]] = {
+        name: _unary(executor, command) for name, command in executor.table.items()
+    }
+
+    async def batch_commands(requests: AsyncIterator[tikvpb.BatchCommandsRequest], context: Context) -> None:
+        await BatchStream(executor, health, clock=clock).serve(requests, context)
+
+    behaviours["BatchCommands"] = batch_commands
+    return handler(SERVICE, behaviours)
+
+
+def _unary(executor: Executor, command: Command) -> Callable[[Any, Context], Awaitable[Message]]:
+    async def behaviour(request: Any, context: Context) -> Message:
+        try:
+            if executor.faults.active:
+                return await executor.execute_faulty(command, request)
+            return await executor.execute(command, request)
+        except Struck as struck:
+            await strike(struck, context)
+        except ClusterMismatch as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except Exception:
+            _LOG.exception("command failed", extra={"method": command.name, "store": executor.store_id})
+            raise
+
+    return behaviour
