@@ -1,0 +1,71 @@
+"""The Arrow type of each column type; all of them are types that Spark has."""
+
+import pyarrow as pa
+
+from penstock.errors import Invalid
+from penstock.tables.fieldtypes import FieldType, Tp
+from penstock.tables.schema import ColumnInfo, TableInfo
+
+DECIMAL_PRECISION_MAX = 38  # of decimal128, and of Spark
+UNSIGNED_LONG = pa.decimal128(20, 0)
+
+_SIGNED = {
+    Tp.TINY: pa.int8(),
+    Tp.SHORT: pa.int16(),
+    Tp.INT24: pa.int32(),
+    Tp.LONG: pa.int32(),
+    Tp.LONGLONG: pa.int64(),
+}
+_UNSIGNED = {
+    Tp.TINY: pa.int16(),
+    Tp.SHORT: pa.int32(),
+    Tp.INT24: pa.int32(),
+    Tp.LONG: pa.int64(),
+    Tp.LONGLONG: UNSIGNED_LONG,
+}
+_FIXED = {
+    Tp.FLOAT: pa.float32(),
+    Tp.DOUBLE: pa.float64(),
+    Tp.DATE: pa.date32(),
+    Tp.DATETIME: pa.timestamp("us"),
+    Tp.TIMESTAMP: pa.timestamp("us", tz="UTC"),
+    Tp.DURATION: pa.duration("us"),
+    Tp.YEAR: pa.int16(),
+    Tp.ENUM: pa.string(),
+    Tp.SET: pa.string(),
+    Tp.JSON: pa.string(),
+    Tp.VECTOR_FLOAT32: pa.list_(pa.float32()),
+}
+
+
+def arrow_type(kind: FieldType) -> pa.DataType:
+    """The Arrow type of a column; Invalid for the few MySQL types that TiDB itself refuses.
+
+    Unsigned integers take the next wider signed type, because Spark has no unsigned ones.
+    """
+    if kind.tp in _SIGNED:
+        return (_UNSIGNED if kind.unsigned else _SIGNED)[kind.tp]
+    if kind.is_string:
+        return pa.binary() if kind.is_binary else pa.string()
+    if kind.tp is Tp.NEW_DECIMAL:
+        wide = kind.precision > DECIMAL_PRECISION_MAX
+        return pa.string() if wide else pa.decimal128(kind.precision, kind.scale)
+    if kind.tp is Tp.BIT:
+        return UNSIGNED_LONG if kind.flen > 63 else pa.int64()
+    if kind.tp not in _FIXED:
+        raise Invalid(f"columns of type {kind.tp.name} have no Arrow form; leave the table out")
+    return _FIXED[kind.tp]
+
+
+def arrow_field(column: ColumnInfo) -> pa.Field:
+    """The Arrow field of a column.
+
+    Always nullable, whatever the schema says: a zero date has no Arrow value, and the old row of a
+    delete may be known by its key only.
+    """
+    return pa.field(column.name, arrow_type(column.type))
+
+
+def arrow_schema(table: TableInfo) -> pa.Schema:
+    """The Arrow schema of a table's rows: every stored, visible column in order."""
+    return pa.schema([arrow_field(column) for column in table.stored_columns])

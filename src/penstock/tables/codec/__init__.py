@@ -1,0 +1,1 @@
+"""TiDB's encodings of single values, rows and keys: pure functions, byte exact."""

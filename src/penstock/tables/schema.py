@@ -1,0 +1,307 @@
+"""Databases, tables, columns and indexes as TiDB describes them in JSON.
+
+Values are frozen; members that Penstock has no use for are kept in `extra` and written back, so
+that rewriting a schema loses nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from functools import cached_property
+from typing import Any, Self
+
+from penstock.errors import Corrupt, Invalid
+from penstock.tables.columns import ColumnInfo, SchemaState, name_from_json, name_to_json, rest_of
+from penstock.tables.fieldtypes import UNSPECIFIED, ColumnFlag
+
+__all__ = ["ColumnInfo", "DatabaseInfo", "HandleKind", "IndexColumn", "IndexInfo", "SchemaState", "TableInfo"]
+
+ROWID_COLUMN = "_tidb_rowid"
+ROWID_ID = -1
+TABLE_VERSION = 5
+
+
+class HandleKind(IntEnum):
+    """What identifies a row in its key."""
+
+    INT = 0  # the integer primary key
+    COMMON = 1  # the encoded primary key columns
+    ROWID = 2  # an implicit number
+
+
+@dataclass(frozen=True, slots=True)
+class IndexColumn:
+    """A column of an index; `length` limits a string to its first characters, -1 does not."""
+
+    name: str
+    offset: int
+    length: int = UNSPECIFIED
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> Self:
+        """Read TiDB's JSON."""
+        extra = rest_of(tree, ("name", "offset", "length"))
+        return cls(name_from_json(tree["name"]), tree["offset"], tree.get("length", UNSPECIFIED), extra)
+
+    def to_json(self) -> dict[str, Any]:
+        """Write TiDB's JSON."""
+        name = name_to_json(self.name)
+        return {**self.extra, "name": name, "offset": self.offset, "length": self.length}
+
+
+@dataclass(frozen=True, slots=True)
+class IndexInfo:
+    """One index."""
+
+    id: int
+    name: str
+    columns: tuple[IndexColumn, ...]
+    unique: bool = False
+    primary: bool = False
+    is_global: bool = False
+    state: SchemaState = SchemaState.PUBLIC
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> Self:
+        """Read TiDB's JSON."""
+        return cls(
+            id=tree["id"],
+            name=name_from_json(tree["idx_name"]),
+            columns=tuple(map(IndexColumn.from_json, tree.get("idx_cols") or ())),
+            unique=tree.get("is_unique", False),
+            primary=tree.get("is_primary", False),
+            is_global=tree.get("is_global", False),
+            state=SchemaState(tree.get("state", SchemaState.PUBLIC)),
+            extra=rest_of(tree, _INDEX_MEMBERS),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Write TiDB's JSON."""
+        return {
+            **_INDEX_DEFAULTS,
+            **self.extra,
+            "id": self.id,
+            "idx_name": name_to_json(self.name),
+            "idx_cols": [column.to_json() for column in self.columns],
+            "state": int(self.state),
+            "is_unique": self.unique,
+            "is_primary": self.primary,
+            "is_global": self.is_global,
+        }
+
+    @property
+    def written(self) -> bool:
+        """Whether rows keep entries of it in the key-value store."""
+        columnar = any(self.extra.get(kind) for kind in ("vector_index", "inverted_index", "full_text_index"))
+        return self.state is not SchemaState.NONE and not columnar
+
+
+_BTREE = 1
+_INDEX_DEFAULTS = {"tbl_name": {"O": "", "L": ""}, "comment": "", "index_type": _BTREE, "is_invisible": False}
+_INDEX_MEMBERS = ("id", "idx_name", "idx_cols", "state", "is_unique", "is_primary", "is_global")
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    """One table: its columns in the order of the schema, its indexes, and what identifies a row."""
+
+    id: int
+    name: str
+    columns: tuple[ColumnInfo, ...]
+    indexes: tuple[IndexInfo, ...] = ()
+    state: SchemaState = SchemaState.PUBLIC
+    pk_is_handle: bool = False
+    is_common_handle: bool = False
+    common_handle_version: int = 0
+    charset: str = "utf8mb4"
+    collate: str = "utf8mb4_bin"
+    comment: str = ""
+    max_column_id: int = 0
+    max_index_id: int = 0
+    update_ts: int = 0
+    version: int = TABLE_VERSION
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> Self:
+        """Read TiDB's JSON; raise Corrupt when it is no table."""
+        try:
+            return cls(
+                id=tree["id"],
+                name=name_from_json(tree["name"]),
+                columns=tuple(map(ColumnInfo.from_json, tree.get("cols") or ())),
+                indexes=tuple(map(IndexInfo.from_json, tree.get("index_info") or ())),
+                state=SchemaState(tree.get("state", SchemaState.PUBLIC)),
+                pk_is_handle=tree.get("pk_is_handle", False),
+                is_common_handle=tree.get("is_common_handle", False),
+                common_handle_version=tree.get("common_handle_version", 0),
+                charset=tree.get("charset") or "",
+                collate=tree.get("collate") or "",
+                comment=tree.get("comment") or "",
+                max_column_id=tree.get("max_col_id", 0),
+                max_index_id=tree.get("max_idx_id", 0),
+                update_ts=tree.get("update_timestamp", 0),
+                version=tree.get("version", 0),
+                extra=rest_of(tree, _TABLE_MEMBERS),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise Corrupt(f"the schema of table {tree.get('id')} is damaged: {error!r}") from error
+
+    def to_json(self) -> dict[str, Any]:
+        """Write TiDB's JSON."""
+        return {
+            **_TABLE_DEFAULTS,
+            **self.extra,
+            "id": self.id,
+            "name": name_to_json(self.name),
+            "charset": self.charset,
+            "collate": self.collate,
+            "cols": [column.to_json() for column in self.columns],
+            "index_info": [index.to_json() for index in self.indexes],
+            "state": int(self.state),
+            "pk_is_handle": self.pk_is_handle,
+            "is_common_handle": self.is_common_handle,
+            "common_handle_version": self.common_handle_version,
+            "comment": self.comment,
+            "max_col_id": self.max_column_id,
+            "max_idx_id": self.max_index_id,
+            "update_timestamp": self.update_ts,
+            "version": self.version,
+        }
+
+    @property
+    def handle_kind(self) -> HandleKind:
+        """What identifies a row in its key."""
+        if self.pk_is_handle:
+            return HandleKind.INT
+        return HandleKind.COMMON if self.is_common_handle else HandleKind.ROWID
+
+    @property
+    def is_base_table(self) -> bool:
+        """Whether it holds rows: neither a view nor a sequence."""
+        return not self.extra.get("view") and not self.extra.get("sequence")
+
+    @cached_property
+    def stored_columns(self) -> tuple[ColumnInfo, ...]:
+        """The columns a reader sees: public, not hidden, not computed when read."""
+        return tuple(
+            column
+            for column in self.columns
+            if column.state is SchemaState.PUBLIC and not column.hidden and not column.is_virtual
+        )
+
+    @cached_property
+    def primary_index(self) -> IndexInfo | None:
+        """The index of the primary key, where it has one of its own."""
+        return next((index for index in self.indexes if index.primary), None)
+
+    @cached_property
+    def primary_key(self) -> tuple[ColumnInfo, ...]:
+        """The columns of the primary key in its order; empty when there is none."""
+        if self.pk_is_handle:
+            return tuple(column for column in self.columns if column.type.flag & ColumnFlag.PRI_KEY)[:1]
+        if self.primary_index is None:
+            return ()
+        return tuple(self.columns[part.offset] for part in self.primary_index.columns)
+
+    @cached_property
+    def handle_columns(self) -> tuple[ColumnInfo, ...]:
+        """The columns that the handle encodes."""
+        return () if self.handle_kind is HandleKind.ROWID else self.primary_key
+
+    @cached_property
+    def physical_ids(self) -> tuple[int, ...]:
+        """The ids that occur in keys: the table's own, or its partitions'."""
+        partition = self.extra.get("partition")
+        if not partition or not partition.get("enable"):
+            return (self.id,)
+        return tuple(part["id"] for part in partition.get("definitions") or ())
+
+    @cached_property
+    def auto_increment(self) -> ColumnInfo | None:
+        """The column that the table numbers."""
+        return next((column for column in self.columns if column.auto_increment), None)
+
+    @cached_property
+    def _by_name(self) -> dict[str, ColumnInfo]:
+        return {column.name.lower(): column for column in self.stored_columns}
+
+    def column(self, name: str) -> ColumnInfo:
+        """The column of that name, whatever its case; Invalid when there is none."""
+        try:
+            return self._by_name[name.lower()]
+        except KeyError:
+            names = ", ".join(column.name for column in self.stored_columns)
+            raise Invalid(f"table {self.name} has no column {name!r}; it has {names}") from None
+
+    def index(self, name: str) -> IndexInfo:
+        """The index of that name, whatever its case; Invalid when there is none."""
+        for index in self.indexes:
+            if index.name.lower() == name.lower():
+                return index
+        names = ", ".join(index.name for index in self.indexes) or "none"
+        raise Invalid(f"table {self.name} has no index {name!r}; it has {names}")
+
+    def with_columns(self, columns: Sequence[ColumnInfo]) -> Self:
+        """The same table with other columns, their offsets put in order and indexes pointed anew."""
+        placed = tuple(replace(column, offset=at) for at, column in enumerate(columns))
+        offsets = {column.name.lower(): column.offset for column in placed}
+        indexes = tuple(
+            replace(
+                index,
+                columns=tuple(replace(part, offset=offsets[part.name.lower()]) for part in index.columns),
+            )
+            for index in self.indexes
+        )
+        return replace(self, columns=placed, indexes=indexes)
+
+
+_TABLE_DEFAULTS = {
+    **dict.fromkeys(("constraint_info", "fk_info", "partition", "view", "sequence")),
+    **dict.fromkeys(("auto_inc_id", "auto_id_cache", "auto_rand_id", "ShardRowIDBits"), 0),
+}
+_TABLE_MEMBERS = (
+    *("id", "name", "charset", "collate", "cols", "index_info", "state", "pk_is_handle", "is_common_handle"),
+    *("common_handle_version", "comment", "max_col_id", "max_idx_id", "update_timestamp", "version"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseInfo:
+    """One database."""
+
+    id: int
+    name: str
+    charset: str = "utf8mb4"
+    collate: str = "utf8mb4_bin"
+    state: SchemaState = SchemaState.PUBLIC
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> Self:
+        """Read TiDB's JSON; raise Corrupt when it is no database."""
+        try:
+            return cls(
+                id=tree["id"],
+                name=name_from_json(tree["db_name"]),
+                charset=tree.get("charset") or "",
+                collate=tree.get("collate") or "",
+                state=SchemaState(tree.get("state", SchemaState.PUBLIC)),
+                extra=rest_of(tree, ("id", "db_name", "charset", "collate", "state")),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise Corrupt(f"the schema of database {tree.get('id')} is damaged: {error!r}") from error
+
+    def to_json(self) -> dict[str, Any]:
+        """Write TiDB's JSON."""
+        return {
+            "policy_ref_info": None,
+            **self.extra,
+            "id": self.id,
+            "db_name": name_to_json(self.name),
+            "charset": self.charset,
+            "collate": self.collate,
+            "state": int(self.state),
+        }
