@@ -80,14 +80,17 @@ class View:
 
     def iterate(self, cf: Cf, lower: bytes = b"", upper: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Yield (key, value) from `lower` up to, not including, `upper`; an empty `upper` is the end."""
-        return cast(_Pairs, self._snapshots[cf].items(from_key=lower, read_opt=_up_to(upper)))
+        # RocksDB keeps a pointer into the options' bound: this frame keeps them as long as the iterator.
+        options = _up_to(upper)
+        yield from cast(_Pairs, self._snapshots[cf].items(from_key=lower, read_opt=options))
 
     def iterate_reverse(
         self, cf: Cf, lower: bytes = b"", upper: bytes = b""
     ) -> Iterator[tuple[bytes, bytes]]:
         """Yield the same pairs as `iterate`, last one first."""
         # rocksdict 0.3.29 sets the upper bound when asked for a lower one, so `lower` is checked here.
-        for key, value in cast(_Pairs, self._snapshots[cf].items(backwards=True, read_opt=_up_to(upper))):
+        options = _up_to(upper)  # kept for the iterator, as above
+        for key, value in cast(_Pairs, self._snapshots[cf].items(backwards=True, read_opt=options)):
             if key < lower:
                 return
             yield key, value
