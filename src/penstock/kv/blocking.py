@@ -1,0 +1,268 @@
+"""The client for ordinary threads: the same calls, each waiting for the event loop behind it.
+
+Rows cross between threads a page at a time, and writes of optimistic transactions not at all.
+"""
+
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from penstock import clock as clocks
+from penstock import eventloop
+from penstock.clock import Clock
+from penstock.kv.client import AsyncClient
+from penstock.kv.details import CommitDetails
+from penstock.kv.hooks import BinlogHook, SchemaHook
+from penstock.kv.iteration import Page, Row
+from penstock.kv.scanning import Rows
+from penstock.kv.snapshot import AsyncSnapshot
+from penstock.kv.transaction import AsyncTransaction, Phase
+from penstock.kv.writeset import Assertion
+from penstock.proto import metapb_pb2 as metapb
+from penstock.settings import KvSettings, TlsSettings
+
+T = TypeVar("T")
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    return eventloop.run(work)
+
+
+def _pages(rows: Rows) -> Iterator[Page]:
+    while (page := _run(rows.next_page())) is not None:
+        yield page
+
+
+def _rows(rows: Rows) -> Iterator[Row]:
+    for page in _pages(rows):
+        yield from page
+
+
+class Snapshot:
+    """A consistent view at one timestamp; see AsyncSnapshot."""
+
+    def __init__(self, snapshot: AsyncSnapshot) -> None:
+        self._snapshot = snapshot
+
+    @property
+    def ts(self) -> int:
+        """The timestamp read at."""
+        return self._snapshot.ts
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value of a key, None when it has none."""
+        return _run(self._snapshot.get(key))
+
+    def batch_get(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Return the values of those keys that have one."""
+        return _run(self._snapshot.batch_get(list(keys)))
+
+    def iter(
+        self, lower: bytes = b"", upper: bytes = b"", *, limit: int | None = None, key_only: bool = False
+    ) -> Iterator[Row]:
+        """Return the rows of [lower, upper) in ascending order; an empty `upper` is the end of all keys."""
+        return _rows(self._snapshot.iter(lower, upper, limit=limit, key_only=key_only))
+
+    def iter_reverse(
+        self, lower: bytes = b"", upper: bytes = b"", *, limit: int | None = None, key_only: bool = False
+    ) -> Iterator[Row]:
+        """Return the rows of [lower, upper) in descending order."""
+        return _rows(self._snapshot.iter_reverse(lower, upper, limit=limit, key_only=key_only))
+
+    def scan_pages(self, lower: bytes = b"", upper: bytes = b"", *, key_only: bool = False) -> Iterator[Page]:
+        """Return the rows of [lower, upper) in lists, as they come from the store."""
+        return _pages(self._snapshot.iter(lower, upper, key_only=key_only))
+
+
+class Transaction:
+    """Reads at its start, writes in memory, one commit; see AsyncTransaction. For one thread at a time."""
+
+    def __init__(self, txn: AsyncTransaction) -> None:
+        self._txn = txn
+
+    @property
+    def start_ts(self) -> int:
+        """The timestamp of the transaction's reads; waits for it the first time."""
+        return _run(self._wait_start_ts())
+
+    async def _wait_start_ts(self) -> int:
+        return await self._txn.start_ts
+
+    @property
+    def commit_ts(self) -> int:
+        """The timestamp of the commit; 0 before it, and for a transaction that wrote nothing."""
+        return self._txn.commit_ts
+
+    @property
+    def commit_details(self) -> CommitDetails | None:
+        """Where the time of the commit went."""
+        return self._txn.commit_details
+
+    @property
+    def phase(self) -> Phase:
+        """How far the transaction has come."""
+        return self._txn.phase
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value of a key, None when it has none."""
+        return _run(self._txn.get(key))
+
+    def batch_get(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Return the values of those keys that have one."""
+        return _run(self._txn.batch_get(list(keys)))
+
+    def scan(
+        self, lower: bytes = b"", upper: bytes = b"", *, limit: int | None = None, key_only: bool = False
+    ) -> Iterator[Row]:
+        """Return the rows of [lower, upper) in ascending order, own writes among them."""
+        return _rows(self._txn.scan(lower, upper, limit=limit, key_only=key_only))
+
+    def scan_reverse(
+        self, lower: bytes = b"", upper: bytes = b"", *, limit: int | None = None, key_only: bool = False
+    ) -> Iterator[Row]:
+        """Return the rows of [lower, upper) in descending order, own writes among them."""
+        return _rows(self._txn.scan_reverse(lower, upper, limit=limit, key_only=key_only))
+
+    def put(self, key: bytes, value: bytes, *, assertion: Assertion | None = None) -> None:
+        """Write a value; a pessimistic transaction locks the key first."""
+        if self._txn.pessimistic:
+            _run(self._txn.put(key, value, assertion=assertion))
+        else:
+            self._txn.writes.put(key, value, assertion)
+
+    def delete(self, key: bytes, *, assertion: Assertion | None = None) -> None:
+        """Delete a key, whether it exists or not."""
+        if self._txn.pessimistic:
+            _run(self._txn.delete(key, assertion=assertion))
+        else:
+            self._txn.writes.delete(key, assertion)
+
+    def insert(self, key: bytes, value: bytes) -> None:
+        """Write a value of a key that must not exist; KeyExists comes at once or at the commit."""
+        if self._txn.pessimistic:
+            _run(self._txn.insert(key, value))
+        else:
+            self._txn.writes.insert(key, value)
+
+    def savepoint(self) -> AbstractContextManager[None]:
+        """Return a block whose writes are undone when it raises; locks taken in it stay."""
+        return self._txn.savepoint()
+
+    def lock_keys(
+        self,
+        keys: Iterable[bytes],
+        *,
+        wait_timeout_ms: int | None = None,
+        no_wait: bool = False,
+        return_values: bool = False,
+    ) -> dict[bytes, bytes | None]:
+        """Lock keys; with `return_values` return their values."""
+        return _run(
+            self._txn.lock_keys(
+                list(keys), wait_timeout_ms=wait_timeout_ms, no_wait=no_wait, return_values=return_values
+            )
+        )
+
+    def get_for_update(
+        self, key: bytes, *, wait_timeout_ms: int | None = None, no_wait: bool = False
+    ) -> bytes | None:
+        """Lock a key and return its value."""
+        return _run(self._txn.get_for_update(key, wait_timeout_ms=wait_timeout_ms, no_wait=no_wait))
+
+    def commit(self) -> int:
+        """Make the writes durable and visible; return the commit timestamp (0: nothing to write)."""
+        return _run(self._txn.commit())
+
+    def rollback(self) -> None:
+        """Forget the writes and give up the locks."""
+        _run(self._txn.rollback())
+
+    def __enter__(self) -> Self:
+        _run(self._txn.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _run(self._txn.__aexit__(kind, error, trace))
+
+
+class Client:
+    """Transactions and snapshots of a cluster, for any number of threads; see AsyncClient."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    @classmethod
+    def connect(
+        cls,
+        pd_addrs: Sequence[str],
+        *,
+        tls: TlsSettings | None = None,
+        settings: KvSettings | None = None,
+        clock: Clock = clocks.SYSTEM,
+    ) -> "Client":
+        """Find the cluster by its placement drivers; raise Unavailable when none of them answers."""
+        return cls(_run(AsyncClient.connect(pd_addrs, tls=tls, settings=settings, clock=clock)))
+
+    @property
+    def cluster_id(self) -> int:
+        """The id of the cluster."""
+        return self._client.cluster_id
+
+    def begin(
+        self,
+        *,
+        pessimistic: bool = False,
+        async_commit: bool = True,
+        one_pc: bool = True,
+        causal_consistency: bool = False,
+        schema: SchemaHook | None = None,
+        binlog: BinlogHook | None = None,
+    ) -> Transaction:
+        """Begin a transaction; see AsyncClient.begin. Hooks are called on the event loop."""
+
+        async def begin() -> AsyncTransaction:
+            return self._client.begin(
+                pessimistic=pessimistic,
+                async_commit=async_commit,
+                one_pc=one_pc,
+                causal_consistency=causal_consistency,
+                schema=schema,
+                binlog=binlog,
+            )
+
+        return Transaction(_run(begin()))
+
+    def timestamp(self) -> int:
+        """Return a timestamp greater than every commit that was acknowledged before."""
+        return _run(self._client.timestamp())
+
+    def snapshot(self, ts: int) -> Snapshot:
+        """Return the view at a timestamp."""
+        return Snapshot(self._client.snapshot(ts))
+
+    def regions(self) -> list[metapb.Region]:
+        """Return the regions of the cluster as the placement driver knows them now, with raw keys."""
+        return _run(self._client.regions())
+
+    def resolve_locks_before(self, ts: int, lower: bytes = b"", upper: bytes = b"") -> int:
+        """Resolve locks that dead transactions left at `ts` or before; return how many of live ones stay."""
+        return _run(self._client.resolve_locks_before(ts, lower, upper))
+
+    def gc(self, safe_point: int) -> int:
+        """Remove versions that no reader at `safe_point` or later can see; return the safe point in force."""
+        return _run(self._client.gc(safe_point))
+
+    def close(self) -> None:
+        """Wait for work in the background, then close the connections. Closing twice is harmless."""
+        _run(self._client.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

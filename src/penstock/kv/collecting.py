@@ -1,0 +1,102 @@
+"""Garbage collection: locks out of the way first, then old versions."""
+
+from penstock.errors import Invalid
+from penstock.kv import budgets
+from penstock.kv.backoff import Backoffer
+from penstock.kv.keyerrors import to_error
+from penstock.kv.locks import Lock
+from penstock.kv.regions import Location
+from penstock.kv.sender import RegionStale
+from penstock.kv.session import Session
+from penstock.proto import kvrpcpb_pb2 as kvrpcpb
+
+_SCAN_LOCKS = 1024
+_SERVICE = "gc_worker"
+_FOR_EVER_S = (1 << 63) - 1
+
+
+async def resolve_locks_before(
+    session: Session, ts: int, lower: bytes = b"", upper: bytes = b"", *, force: bool = False
+) -> int:
+    """Resolve the locks of [lower, upper) whose transactions began at `ts` or before; return how many stay.
+
+    Those of live transactions stay, unless `force` rolls them back: garbage collection must, a
+    reader that only wants resolved time to move on must not.
+    """
+    left, position = 0, lower
+    while True:
+        bo = session.backoffer(budgets.GC_MS, "resolve locks")
+        location = await session.router.cache.locate(bo, position)
+        end = location.end if not upper or (location.end and location.end < upper) else upper
+        try:
+            locks = await _scan_locks(session, bo, location, ts, position, end)
+            if force:
+                await _resolve_for_gc(session, bo, location, locks)
+        except RegionStale:
+            continue
+        if locks and not force:
+            left += (await session.resolver.resolve_for_write(bo, locks)).left
+        if len(locks) == _SCAN_LOCKS:
+            position = locks[-1].key + b"\0"
+        elif not location.end or (upper and location.end >= upper):
+            return left
+        else:
+            position = location.end
+
+
+async def _scan_locks(
+    session: Session, bo: Backoffer, location: Location, ts: int, start: bytes, end: bytes
+) -> list[Lock]:
+    request = kvrpcpb.ScanLockRequest(max_version=ts, start_key=start, end_key=end, limit=_SCAN_LOCKS)
+    answer = await session.router.send_to_region(
+        bo, "KvScanLock", request, location, kvrpcpb.ScanLockResponse
+    )
+    if answer.HasField("error"):
+        raise to_error(answer.error, ts)
+    return [Lock.of(info) for info in answer.locks]
+
+
+async def _resolve_for_gc(session: Session, bo: Backoffer, location: Location, locks: list[Lock]) -> None:
+    """Decide and resolve a page of locks of one region, alive or not."""
+    if not locks:
+        return
+    fates = await session.resolver.decide_for_gc(bo, locks)
+    if not fates:
+        return
+    request = kvrpcpb.ResolveLockRequest(
+        txn_infos=[kvrpcpb.TxnInfo(txn=start_ts, status=commit_ts) for start_ts, commit_ts in fates.items()]
+    )
+    answer = await session.router.send_to_region(
+        bo, "KvResolveLock", request, location, kvrpcpb.ResolveLockResponse
+    )
+    if answer.HasField("error"):
+        raise to_error(answer.error, 0)
+
+
+async def collect_garbage(session: Session, safe_point: int) -> int:
+    """Remove versions that no reader at `safe_point` or later can see; return the safe point in force.
+
+    It is lower than asked for while a service (a capture, a backup) holds a lower one. Rolls back
+    transactions that began at it or before. Raises Invalid for a safe point in the future. Reads
+    below the safe point give wrong answers afterwards.
+    """
+    if safe_point > await session.pd.timestamp():
+        raise Invalid(f"safe point {safe_point} lies in the future; give a timestamp of the past")
+    held = await session.pd.update_service_gc_safe_point(_SERVICE, _FOR_EVER_S, safe_point)
+    safe_point = min(safe_point, held)
+    await resolve_locks_before(session, safe_point, force=True)
+    in_force = await session.pd.update_gc_safe_point(safe_point)
+    position = b""
+    while True:
+        bo = session.backoffer(budgets.GC_MS, "gc")
+        location = await session.router.cache.locate(bo, position)
+        request = kvrpcpb.GCRequest(safe_point=in_force)
+        try:
+            answer = await session.router.send_to_region(bo, "KvGC", request, location, kvrpcpb.GCResponse)
+        except RegionStale:
+            continue
+        if answer.HasField("error"):
+            raise to_error(answer.error, 0)
+        if not location.end:
+            return in_force
+        position = location.end

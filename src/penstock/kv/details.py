@@ -1,0 +1,36 @@
+"""Where the time of a commit went."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from penstock.clock import Clock
+
+
+@dataclass(slots=True)
+class CommitDetails:
+    """Spans of one commit in seconds, and its size; for slow logs."""
+
+    protocol: str = ""
+    get_latest_ts_s: float = 0
+    prewrite_s: float = 0
+    resolve_lock_s: float = 0  # summed over concurrent batches
+    wait_prewrite_binlog_s: float = 0
+    get_commit_ts_s: float = 0
+    commit_s: float = 0
+    local_latch_s: float = 0
+    commit_backoff_s: float = 0
+    write_keys: int = 0
+    write_bytes: int = 0
+    prewrite_regions: int = 0
+    amended_keys: int = 0
+    fallbacks: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def span(self, clock: Clock, name: str) -> Iterator[None]:
+        """Add the duration of a block to the span called `name`."""
+        began = clock.monotonic()
+        try:
+            yield
+        finally:
+            setattr(self, f"{name}_s", getattr(self, f"{name}_s") + clock.monotonic() - began)

@@ -1,0 +1,180 @@
+"""Doing an action on mutations: grouped by region, cut into batches, the primary's first where it must be."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock import metrics
+from penstock.kv import budgets
+from penstock.kv.backoff import Backoffer
+from penstock.kv.concurrently import abandon
+from penstock.kv.mutations import Mutations, batches, presplit_keys
+from penstock.kv.regions import Location
+from penstock.kv.sender import RegionStale
+from penstock.kv.session import Session
+from penstock.kv.splitting import presplit
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Mutations for one request to one region."""
+
+    location: Location
+    mutations: Mutations
+    is_primary: bool
+    region_keys: int  # how many keys of the whole action lie in the region
+    regrouped: bool  # cut again because regions changed
+
+
+class Action(Protocol):
+    """One of the five things that are done to mutations in the store.
+
+    `apply` may be called again with the same mutations after it failed half way, so the store's
+    side of it is idempotent. It raises RegionStale to have its mutations grouped afresh.
+    """
+
+    name: str  # as metrics call it
+    with_values: bool  # whether values count to the size of a batch
+    primary_first: bool  # whether the primary's batch runs alone before the others
+    stops_on_error: bool  # whether one failed batch ends the others
+
+    def planned(self, batches: Sequence[Batch]) -> None:
+        """Learn how the mutations were cut, before any of them is sent."""
+
+    async def apply(self, bo: Backoffer, batch: Batch) -> None:
+        """Do it to one batch."""
+
+
+class Executor:
+    """Applies actions of one transaction.
+
+    `backoff_ms` adds up what all batches slept.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.backoff_ms = 0.0
+        self.regions = 0
+
+    async def run(
+        self,
+        bo: Backoffer,
+        action: Action,
+        mutations: Mutations,
+        primary: bytes | None,
+        *,
+        detach_rest: bool = False,
+    ) -> None:
+        """Apply the action to all mutations; with `detach_rest` return when the primary's batch is done.
+
+        The first error is raised once nothing is running any more.
+        """
+        await self._run(bo, action, mutations, primary, detach_rest=detach_rest, regrouped=False)
+
+    async def _run(
+        self,
+        bo: Backoffer,
+        action: Action,
+        mutations: Mutations,
+        primary: bytes | None,
+        *,
+        detach_rest: bool,
+        regrouped: bool,
+    ) -> None:
+        cut = await self._cut(bo, action, mutations, primary, regrouped=regrouped)
+        action.planned(cut)
+        if action.primary_first and cut and cut[0].is_primary:
+            await self._apply(bo, action, cut.pop(0), primary, detach_rest=detach_rest)
+            if detach_rest:
+                if cut:
+                    later = self._session.backoffer(budgets.COMMIT_SECONDARIES_MS, "commit secondaries")
+                    work = self._apply_all(later, action, cut, primary)
+                    self._session.background.spawn(work, action.name)
+                return
+        await self._apply_all(bo, action, cut, primary)
+
+    async def _cut(
+        self, bo: Backoffer, action: Action, mutations: Mutations, primary: bytes | None, *, regrouped: bool
+    ) -> list[Batch]:
+        """Return the batches in key order, but the primary's first."""
+        groups = await self._group(bo, mutations)
+        self.regions = max(self.regions, len(groups))
+        metrics.KV_TXN_REGIONS_NUM.labels(action.name, "general").observe(len(groups))
+        bytes_max = self._session.settings.txn_batch_bytes
+        at_primary = mutations.position(primary)
+        cut: list[Batch] = []
+        for location, group in groups:
+            for part in batches(mutations, group, bytes_max, with_values=action.with_values):
+                is_primary = at_primary is not None and part.start <= at_primary < part.stop
+                batch = Batch(location, mutations.cut(part), is_primary, group.stop - group.start, regrouped)
+                cut.insert(0 if is_primary else len(cut), batch)
+        return cut
+
+    async def _group(self, bo: Backoffer, mutations: Mutations) -> list[tuple[Location, slice]]:
+        settings = self._session.settings
+        cache = self._session.router.cache
+        groups = await cache.group_keys(bo, mutations.keys)
+        split = False
+        for location, group in groups:
+            at = presplit_keys(
+                mutations, group, keys_min=settings.presplit_keys_min, bytes_each=settings.presplit_bytes
+            )
+            if at:
+                split = await presplit(self._session, location, at) or split
+        return await cache.group_keys(bo, mutations.keys) if split else groups
+
+    async def _apply(
+        self, bo: Backoffer, action: Action, batch: Batch, primary: bytes | None, *, detach_rest: bool = False
+    ) -> None:
+        slept_ms = bo.total_ms
+        try:
+            await action.apply(bo, batch)
+        except RegionStale:
+            await self._run(bo, action, batch.mutations, primary, detach_rest=detach_rest, regrouped=True)
+        finally:
+            self.backoff_ms += bo.total_ms - slept_ms
+
+    async def _apply_all(
+        self, bo: Backoffer, action: Action, cut: Sequence[Batch], primary: bytes | None
+    ) -> None:
+        if len(cut) == 1:
+            metrics.KV_BATCH_EXECUTOR_TOKEN_WAIT_DURATION.observe(0)
+            await self._apply(bo, action, cut[0], primary)
+            return
+        tokens = asyncio.Semaphore(min(len(cut), self._session.settings.committer_concurrency) or 1)
+        running: set[asyncio.Task[None]] = set()
+        failures: list[BaseException] = []
+
+        def finished(task: asyncio.Task[None]) -> None:
+            tokens.release()
+            running.discard(task)
+            error = None if task.cancelled() else task.exception()
+            if error is None:
+                return
+            failures.append(error)
+            if action.stops_on_error:
+                for other in running:
+                    other.cancel()
+
+        try:
+            for batch in cut:
+                await self._take(tokens)
+                if failures and action.stops_on_error:
+                    tokens.release()
+                    break
+                task = asyncio.ensure_future(self._apply(bo.fork(), action, batch, primary))
+                running.add(task)
+                task.add_done_callback(finished)
+            while running:
+                await asyncio.wait(set(running))
+        finally:
+            await abandon(running)
+        if failures:
+            raise failures[0]
+
+    async def _take(self, tokens: asyncio.Semaphore) -> None:
+        began = self._session.clock.monotonic()
+        await tokens.acquire()
+        waited = self._session.clock.monotonic() - began
+        metrics.KV_BATCH_EXECUTOR_TOKEN_WAIT_DURATION.observe(waited * 1_000_000_000)

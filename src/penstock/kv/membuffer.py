@@ -1,0 +1,180 @@
+"""What a transaction wrote and locked, kept in memory until it commits.
+
+A delete is kept as an empty value, so a put refuses one. Staging levels nest: `release` keeps
+what was written since `staging`, `cleanup` undoes it, except for the flags that say what the
+store already did (a lock stays taken whatever becomes of the writes around it).
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import IntFlag
+
+from penstock.errors import Invalid
+
+DELETED = b""
+_INSORT_MAX = 32  # below this many new keys, placing each beats sorting the lot again
+
+
+class Flag(IntFlag):
+    """What is known of a key besides its value."""
+
+    PRESUME_NOT_EXISTS = 1  # an insert: the commit checks that the key is not there
+    LOCKED = 2  # locked by this transaction, or to be locked by its commit when it is optimistic
+    LOCKED_VALUE_EXISTS = 4  # the key had a value when it was locked
+    NEWLY_INSERTED = 8  # known not to exist before this transaction, so a delete has nothing to do
+    ASSERT_EXISTS = 16
+    ASSERT_NOT_EXISTS = 32
+
+
+NO_FLAG = Flag(0)
+PERSISTENT = Flag.LOCKED | Flag.LOCKED_VALUE_EXISTS
+_ASSERTIONS = Flag.ASSERT_EXISTS | Flag.ASSERT_NOT_EXISTS
+
+_Undo = dict[bytes, tuple[bytes | None, Flag]]
+
+
+@dataclass(slots=True)
+class MemBuffer:
+    """A sorted map of written values and key flags, with nested staging levels.
+
+    Invariant: a key is listed when it has a value or a flag; `bytes_used` and `len` count values only.
+    """
+
+    bytes_used: int = 0
+    _values: dict[bytes, bytes] = field(default_factory=dict)
+    _flags: dict[bytes, Flag] = field(default_factory=dict)
+    _sorted: list[bytes] = field(default_factory=list)
+    _added: list[bytes] = field(default_factory=list)
+    _levels: list[_Undo] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the buffered value, DELETED for a deleted key, None when the key was not written."""
+        return self._values.get(key)
+
+    def flags(self, key: bytes) -> Flag:
+        """Return what is known of the key; no flags for a key never seen."""
+        return self._flags.get(key, NO_FLAG)
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Buffer a value; raise Invalid for an empty one, which the store could not tell from a delete."""
+        if not value:
+            raise Invalid("a value must not be empty: an empty value means a deleted key")
+        self._write(key, value)
+
+    def delete(self, key: bytes) -> None:
+        """Buffer a delete."""
+        self._write(key, DELETED)
+
+    def _write(self, key: bytes, value: bytes) -> None:
+        before = self._values.get(key)
+        if self._levels:
+            self._levels[-1].setdefault(key, (before, self._flags.get(key, NO_FLAG)))
+        if before is None:
+            if key not in self._flags:
+                self._added.append(key)
+            self.bytes_used += len(key) + len(value)
+        else:
+            self.bytes_used += len(value) - len(before)
+        self._values[key] = value
+
+    def update_flags(self, key: bytes, *, add: Flag = NO_FLAG, remove: Flag = NO_FLAG) -> None:
+        """Change what is known of a key; a new assertion replaces the one before."""
+        before = self._flags.get(key, NO_FLAG)
+        if add & _ASSERTIONS:
+            remove |= _ASSERTIONS
+        after = (before & ~remove) | add
+        if after == before:
+            return
+        if self._levels:
+            self._levels[-1].setdefault(key, (self._values.get(key), before))
+        self._set_flags(key, after)
+
+    def _set_flags(self, key: bytes, flags: Flag) -> None:
+        known = key in self._values or key in self._flags
+        if flags:
+            self._flags[key] = flags
+        else:
+            self._flags.pop(key, None)
+        if not known:
+            self._added.append(key)
+        elif not flags and key not in self._values:
+            self._rebuild()
+
+    def staging(self) -> int:
+        """Open a level and return its handle; levels are closed innermost first."""
+        self._levels.append({})
+        return len(self._levels)
+
+    def release(self, handle: int) -> None:
+        """Keep what was written since `staging` gave the handle."""
+        undo = self._close(handle)
+        if self._levels:
+            outer = self._levels[-1]
+            for key, before in undo.items():
+                outer.setdefault(key, before)
+
+    def cleanup(self, handle: int) -> None:
+        """Undo what was written since `staging` gave the handle; PERSISTENT flags stay."""
+        for key, (value, flags) in self._close(handle).items():
+            current = self._values.pop(key, None)
+            if current is not None:
+                self.bytes_used -= len(key) + len(current)
+            if value is not None:
+                self._values[key] = value
+                self.bytes_used += len(key) + len(value)
+            kept = (flags & ~PERSISTENT) | (self._flags.get(key, NO_FLAG) & PERSISTENT)
+            self._flags.pop(key, None)
+            if kept:
+                self._flags[key] = kept
+        self._rebuild()
+
+    def _close(self, handle: int) -> _Undo:
+        assert handle == len(self._levels), "staging levels are closed innermost first"
+        return self._levels.pop()
+
+    def keys(self) -> list[bytes]:
+        """Return every key with a value or a flag, in order. The caller must not change the list."""
+        added = self._added
+        if added:
+            if len(added) <= _INSORT_MAX:
+                for key in added:
+                    insort(self._sorted, key)
+            else:
+                self._sorted.extend(added)
+                self._sorted.sort()
+            self._added = []
+        return self._sorted
+
+    def rows(self, lower: bytes, upper: bytes) -> list[tuple[bytes, bytes]]:
+        """Return the written (key, value) in [lower, upper), in order; an empty `upper` is the end.
+
+        Deletes are among them, as DELETED.
+        """
+        keys = self.keys()
+        start = bisect_left(keys, lower)
+        stop = bisect_left(keys, upper) if upper else len(keys)
+        values = self._values
+        return [(key, values[key]) for key in keys[start:stop] if key in values]
+
+    def entries(self) -> Iterator[tuple[bytes, bytes | None, Flag]]:
+        """Yield (key, value, flags) of every key in order; the value is None for a key only flagged."""
+        values, flags = self._values, self._flags
+        for key in self.keys():
+            yield key, values.get(key), flags.get(key, NO_FLAG)
+
+    def flagged(self, flag: Flag, lower: bytes = b"", upper: bytes = b"") -> list[bytes]:
+        """Return the keys in [lower, upper) that carry a flag, in order."""
+        return sorted(
+            key
+            for key, flags in self._flags.items()
+            if flags & flag and lower <= key and (not upper or key < upper)
+        )
+
+    def _rebuild(self) -> None:
+        everything: Iterable[bytes] = self._values.keys() | self._flags.keys()
+        self._sorted = sorted(everything)
+        self._added = []
