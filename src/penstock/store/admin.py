@@ -34,7 +34,7 @@ class Admin:
         self._faults = faults
         self._faults_allowed = faults_allowed
 
-    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+    def handler(self) -> "grpc.GenericRpcHandler[Any, Any]":
         calls: dict[str, Callable[[Any], Awaitable[Any]]] = {
             "Split": self.split,
             "Merge": self.merge,

@@ -107,6 +107,7 @@ class Cluster:
         self._scheduler = Scheduler(self.regions, self._stores)
         # Reads of an earlier run may have reached any timestamp it handed out; a fresh one is above them.
         self.storage = Storage(engine, clock=clock, settings=settings, max_ts=await self.tso.current())
+        self._background.append(self.storage.close)
         await self._start_stores()
         await endpoint.start(self._placement_handlers())
 
@@ -140,7 +141,7 @@ class Cluster:
             )
             await station.start()
 
-    def _placement_handlers(self) -> list[grpc.GenericRpcHandler[Any, Any]]:
+    def _placement_handlers(self) -> "list[grpc.GenericRpcHandler[Any, Any]]":
         scheme = "https" if self._settings.tls is not None else "http"
         url = f"{scheme}://{self.pd_addr}"
         placement = PlacementDriver(

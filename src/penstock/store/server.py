@@ -67,7 +67,7 @@ class Endpoint:
         )
         return self._server.add_secure_port(address, credentials)
 
-    async def start(self, handlers: Sequence[grpc.GenericRpcHandler[Any, Any]]) -> None:
+    async def start(self, handlers: "Sequence[grpc.GenericRpcHandler[Any, Any]]") -> None:
         """Serve these handlers."""
         self._server.add_generic_rpc_handlers(tuple(handlers))
         await self._server.start()

@@ -40,7 +40,7 @@ class Station:
         self._endpoint: Endpoint | None = Endpoint(address, tls=tls)
         self.address = self._endpoint.address
         self._executor: Executor | None = None
-        self._handlers: Sequence[grpc.GenericRpcHandler[Any, Any]] = ()
+        self._handlers: "Sequence[grpc.GenericRpcHandler[Any, Any]]" = ()
 
     def equip(
         self,
@@ -51,7 +51,7 @@ class Station:
         sizes: SizeWatch,
         safe_ts: SafeTs,
         faults: Faults,
-        others: Sequence[grpc.GenericRpcHandler[Any, Any]],
+        others: "Sequence[grpc.GenericRpcHandler[Any, Any]]",
     ) -> None:
         """Say what to serve: the commands on regions, and services beside them."""
         health = Health(self.store_id, clock=self._clock)

@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-def service(executor: Executor, health: Health, *, clock: Clock = SYSTEM) -> grpc.GenericRpcHandler[Any, Any]:
+def service(executor: Executor, health: Health, *, clock: Clock = SYSTEM) -> "grpc.GenericRpcHandler[Any, Any]":
     """Return the service of one store: every command by itself, and the batched stream."""
     behaviours: dict[str, Callable[..., Awaitable[Any]]] = {
         name: _unary(executor, command) for name, command in executor.table.items()

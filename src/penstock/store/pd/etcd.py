@@ -30,7 +30,7 @@ class Etcd:
         self._url = url
         self._member = member
 
-    def handlers(self) -> list[grpc.GenericRpcHandler[Any, Any]]:
+    def handlers(self) -> "list[grpc.GenericRpcHandler[Any, Any]]":
         return [
             handler("etcdserverpb.KV", {"Range": self.range, "Put": self.put}),
             handler("etcdserverpb.Cluster", {"MemberList": self.member_list}),
@@ -140,7 +140,7 @@ class Keyspaces:
     def __init__(self, *, cluster_id: int) -> None:
         self._header = pdpb.ResponseHeader(cluster_id=cluster_id)
 
-    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+    def handler(self) -> "grpc.GenericRpcHandler[Any, Any]":
         return handler("keyspacepb.Keyspace", {"LoadKeyspace": self.load})
 
     async def load(self, request: keyspacepb.LoadKeyspaceRequest, _: Any) -> keyspacepb.LoadKeyspaceResponse:

@@ -57,7 +57,7 @@ class PlacementDriver:
         self._gc = GarbageCollection(engine, clock=clock)
         self._config = GlobalConfig(keys, cluster_id=cluster_id)
 
-    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+    def handler(self) -> "grpc.GenericRpcHandler[Any, Any]":
         unary: dict[str, Behaviour] = {
             **self._routing.behaviours(),
             **self._gc.behaviours(),
