@@ -212,3 +212,14 @@ SPAN_PIPELINE_RESOLVED_BARRIER_COMPACTION_TOTAL = Counter(
     "penstock_log_puller_span_pipeline_resolved_barrier_compaction_total",
     "Times the list of pending resolved timestamps was compacted.",
 )
+
+# The event store.
+EVENTSTORE_WAL_WRITE_SECONDS = Histogram(
+    "penstock_eventstore_wal_write_seconds", "Write and fsync of one group of the log.", buckets=_SECONDS
+)
+EVENTSTORE_WAL_GROUP_BYTES = Histogram(
+    "penstock_eventstore_wal_group_bytes",
+    "Bytes of raw batches in one group of the log.",
+    buckets=exponential(256, 4, 10),
+)
+EVENTSTORE_WAL_BYTES = Gauge("penstock_eventstore_wal_bytes", "Bytes of the log on the local disk.")

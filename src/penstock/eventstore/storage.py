@@ -5,6 +5,7 @@ reason that may pass raises Unavailable; what it was to write may or may not be 
 settings that storage refuses raise Invalid.
 """
 
+import io
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -46,9 +47,15 @@ class Storage:
         """Open an object for reading by range; raise Unavailable when it is not there."""
         with self._failures("open", path):
             try:
-                return pa.PythonFile(obstore.open_reader(self._store, path), mode="r")
+                size = obstore.head(self._store, path)["size"]
             except FileNotFoundError as error:
                 raise Unavailable(f"object {path} is not at {self.url}; plan the read again") from error
+        return pa.PythonFile(_ObjectFile(self, path, size), mode="r")
+
+    def read_range(self, path: str, start: int, end: int) -> bytes:
+        """Return the bytes [start, end) of an object that is there."""
+        with self._failures("read", path):
+            return obstore.get_range(self._store, path, start=start, end=end).to_bytes()
 
     def create(self, path: str, data: bytes) -> bool:
         """Write an object unless one is there; return whether this call made it.
@@ -95,6 +102,39 @@ class Storage:
             ) from error
         except (exceptions.BaseError, OSError) as error:
             raise Unavailable(f"cannot {what} {path} at {self.url} ({_reason(error)}); try again") from error
+
+
+class _ObjectFile(io.RawIOBase):
+    """An object as a file that Arrow can read by range."""
+
+    def __init__(self, storage: Storage, path: str, size: int) -> None:
+        super().__init__()
+        self._storage = storage
+        self._path = path
+        self._size = size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def read(self, size: int = -1, /) -> bytes:
+        end = self._size if size < 0 else min(self._size, self._at + size)
+        if end <= self._at:
+            return b""
+        data = self._storage.read_range(self._path, self._at, end)
+        self._at = end
+        return data
 
 
 class LocalStorage(Storage):
