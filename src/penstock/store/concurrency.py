@@ -1,0 +1,57 @@
+"""The newest read, and the locks that are decided but not yet visible.
+
+Why an async or one-phase commit never changes what a snapshot has shown: a read first raises `max_ts`
+to its timestamp, then looks at the guards, then takes its view. A prewrite first sets its guards, then
+takes a commit timestamp above `max_ts`, then queues its write; the guards stay until the write is
+visible. So for a read and a prewrite of the same key either the read came first, and the commit lies
+after it; or the guard is met; or the view shows what was written. Each of the two sequences runs on the
+event loop without giving way, which makes their order within one step immaterial.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from penstock.clock import TS_MAX
+from penstock.store.bounds import Bounds
+from penstock.store.mvcc.records import Lock
+
+
+class ConcurrencyManager:
+    """`max_ts` never decreases; a key has at most one guard, because its latch is held meanwhile."""
+
+    def __init__(self, max_ts: int) -> None:
+        self.max_ts = max_ts
+        self._guards: dict[bytes, Lock] = {}
+
+    def update_max_ts(self, ts: int) -> None:
+        """Record a read at `ts`; the "newest version" timestamp stands for no moment and is ignored."""
+        if self.max_ts < ts < TS_MAX:
+            self.max_ts = ts
+
+    def guard(self, locks: Iterable[tuple[bytes, Lock]]) -> None:
+        """Let readers meet these locks from now on."""
+        self._guards.update(locks)
+
+    def lift(self, locks: Iterable[tuple[bytes, Lock]]) -> None:
+        """Forget guards whose write is visible."""
+        for key, _ in locks:
+            del self._guards[key]
+
+    def guards_of(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Lock]]:
+        """Yield the guards on some keys."""
+        if self._guards:
+            for key in keys:
+                lock = self._guards.get(key)
+                if lock is not None:
+                    yield key, lock
+
+    def guards_in(self, bounds: Bounds) -> Iterator[tuple[bytes, Lock]]:
+        """Yield the guards inside a range, in key order."""
+        return iter(sorted((item for item in self._guards.items() if bounds.contains(item[0])), key=_by_key))
+
+    def min_lock_ts(self) -> int | None:
+        """Return the oldest start timestamp among the guards: what it commits is not visible yet."""
+        return min((lock.start_ts for lock in self._guards.values()), default=None)
+
+
+def _by_key(item: tuple[bytes, Lock]) -> bytes:
+    return item[0]

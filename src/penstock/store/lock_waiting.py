@@ -1,0 +1,196 @@
+"""Pessimistic lock requests that wait for another transaction's lock to go away."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from penstock import metrics
+from penstock.clock import Clock
+from penstock.proto import deadlock_pb2 as deadlock
+from penstock.proto import kvrpcpb_pb2 as kvrpcpb
+from penstock.proto.fingerprint import fingerprint64
+from penstock.store.deadlock import Detector
+from penstock.store.mvcc import failures
+from penstock.store.mvcc.effects import Released
+from penstock.store.mvcc.failures import Reason, Refused
+from penstock.store.mvcc.records import Lock
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """A request that waits for `lock` on `key`.
+
+    `resumes`: when the lock goes away the request tries again in place; otherwise it is answered with a
+    conflict, and the client comes back with a fresh timestamp. `detects`: its waits can be part of a cycle.
+    """
+
+    key: bytes
+    lock: Lock
+    start_ts: int
+    primary: bytes
+    resumes: bool
+    detects: bool
+    tag: bytes
+    began_at: float
+    updated_at: float  # when the lock in the way was last seen to be another one
+    woken: "asyncio.Future[Refused | None]" = field(default_factory=asyncio.Future)
+
+    def entry(self, now: float) -> deadlock.WaitForEntry:
+        """Describe the wait."""
+        return deadlock.WaitForEntry(
+            txn=self.start_ts,
+            wait_for_txn=self.lock.start_ts,
+            key_hash=fingerprint64(self.key),
+            key=self.key,
+            resource_group_tag=self.tag,
+            wait_time=int((now - self.began_at) * 1000),
+        )
+
+    def wake(self, answer: Refused | None) -> None:
+        """Let the request go on, once."""
+        if not self.woken.done():
+            self.woken.set_result(answer)
+
+
+class LockWaiting:
+    """Queues of waiting requests, one for each locked key.
+
+    When a lock goes away the request of the oldest transaction is woken at once. The others waiting then
+    are woken a little later, so that the first usually finds the key free; but behind a request that
+    takes the lock in place they go on waiting, for the new holder.
+    """
+
+    def __init__(self, clock: Clock, *, timeout_ms: int, wake_up_delay_ms: int) -> None:
+        self._clock = clock
+        self._timeout_s = timeout_ms / 1000
+        self._delay_s = wake_up_delay_ms / 1000
+        self._detector = Detector(self._timeout_s)
+        self._queues: dict[bytes, list[Waiter]] = {}
+        self._wakers: set[asyncio.Task[None]] = set()
+
+    def patience(self, wait_timeout_ms: int) -> float:
+        """Return for how many seconds a request may wait; 0 for one that declines to."""
+        if wait_timeout_ms < 0:
+            return 0
+        return min(wait_timeout_ms / 1000, self._timeout_s) if wait_timeout_ms else self._timeout_s
+
+    def enter(self, key: bytes, lock: Lock, request: kvrpcpb.PessimisticLockRequest) -> Waiter:
+        """Join the queue of a key, while its latch is held; raise Refused when that closes a cycle."""
+        now = self._clock.monotonic()
+        waiter = Waiter(
+            key,
+            lock,
+            request.start_version,
+            request.primary_lock,
+            resumes=bool(request.wake_up_mode == kvrpcpb.WakeUpModeForceLock),
+            detects=not request.is_first_lock,  # who holds nothing keeps nobody waiting
+            tag=request.context.resource_group_tag,
+            began_at=now,
+            updated_at=now,
+        )
+        deadlock = self._detect(waiter)
+        if deadlock is not None:
+            raise deadlock
+        self._queues.setdefault(key, []).append(waiter)
+        return waiter
+
+    async def wait(self, waiter: Waiter, patience_s: float) -> Refused | None:
+        """Wait until the lock may be tried again (None) or the request must be answered with a refusal."""
+        timer = asyncio.ensure_future(self._clock.sleep(patience_s))
+        outcome = "cancelled"
+        try:
+            await asyncio.wait((waiter.woken, timer), return_when=asyncio.FIRST_COMPLETED)
+            outcome = "woken" if waiter.woken.done() else "timeout"
+            return waiter.woken.result() if waiter.woken.done() else self._timed_out(waiter)
+        finally:
+            timer.cancel()
+            self._leave(waiter)
+            waited = self._clock.monotonic() - waiter.began_at
+            metrics.STORE_LOCK_WAIT_SECONDS.labels(outcome).observe(waited)
+
+    def notice(self, acquired: Iterable[tuple[bytes, Lock]], released: Iterable[Released]) -> None:
+        """Follow the locks that a durable write took and gave up."""
+        if not self._queues:
+            return
+        for key, lock in acquired:
+            for waiter in tuple(self._queues.get(key, ())):
+                if lock.start_ts not in {waiter.lock.start_ts, waiter.start_ts}:
+                    self._retarget(waiter, lock)
+        for gone in released:
+            queue = self._queues.get(gone.key)
+            if queue:
+                self._wake(queue, gone)
+
+    def entries(self) -> list[deadlock.WaitForEntry]:
+        """Describe every wait there is."""
+        now = self._clock.monotonic()
+        return [waiter.entry(now) for queue in self._queues.values() for waiter in queue]
+
+    async def close(self) -> None:
+        """Stop waking; requests still waiting run into their timeout."""
+        for waker in self._wakers:
+            waker.cancel()
+        await asyncio.gather(*self._wakers, return_exceptions=True)
+
+    def _wake(self, queue: Sequence[Waiter], gone: Released) -> None:
+        waiting = sorted((w for w in queue if not w.woken.done()), key=lambda w: w.start_ts)
+        if not waiting:
+            return
+        first, *others = waiting
+        first.wake(None if first.resumes else _conflict(first, gone))
+        if others and not first.resumes:
+            waker = asyncio.ensure_future(self._wake_later(others, gone))
+            self._wakers.add(waker)
+            waker.add_done_callback(self._wakers.discard)
+
+    async def _wake_later(self, others: Sequence[Waiter], gone: Released) -> None:
+        await self._clock.sleep(self._delay_s)
+        for waiter in others:
+            if waiter.woken.done():
+                continue
+            waiter.wake(None if waiter.resumes else _conflict(waiter, gone))
+            if waiter.resumes:
+                return
+
+    def _retarget(self, waiter: Waiter, lock: Lock) -> None:
+        now = self._clock.monotonic()
+        self._detector.remove(waiter.entry(now))
+        waiter.lock = lock
+        waiter.updated_at = now
+        deadlock = self._detect(waiter)
+        if deadlock is not None:
+            waiter.wake(deadlock)
+
+    def _detect(self, waiter: Waiter) -> Refused | None:
+        if not waiter.detects:
+            return None
+        now = self._clock.monotonic()
+        chain = self._detector.detect(waiter.entry(now), now)
+        if chain is None:
+            return None
+        metrics.STORE_DEADLOCKS_TOTAL.inc()
+        return failures.deadlocked(waiter.key, waiter.lock.start_ts, closing=chain[-2], chain=chain)
+
+    def _leave(self, waiter: Waiter) -> None:
+        self._detector.remove(waiter.entry(waiter.began_at))
+        queue = self._queues[waiter.key]
+        queue.remove(waiter)
+        if not queue:
+            del self._queues[waiter.key]
+
+    def _timed_out(self, waiter: Waiter) -> Refused:
+        refused = failures.locked(waiter.key, waiter.lock)
+        since = self._clock.monotonic() - waiter.updated_at
+        refused.error.locked.duration_to_last_update_ms = max(1, int(since * 1000))
+        return refused
+
+
+def _conflict(waiter: Waiter, gone: Released) -> Refused:
+    return failures.write_conflict(
+        waiter.key,
+        start_ts=waiter.start_ts,
+        primary=waiter.primary,
+        conflict_ts=gone.start_ts,
+        commit_ts=gone.commit_ts,
+        reason=Reason.PessimisticRetry,
+    )

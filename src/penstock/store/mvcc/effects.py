@@ -1,0 +1,106 @@
+"""What an action wants done: collected while it decides, applied as one atomic write."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from penstock.store.engine import Cf, Mutation
+from penstock.store.mvcc import keys
+from penstock.store.mvcc.records import SHORT_VALUE_MAX, Lock, LockKind, Write, WriteKind
+from penstock.store.observe import Change, ChangeKind, Op
+
+_OPS = {LockKind.PUT: Op.PUT, LockKind.DELETE: Op.DELETE, LockKind.LOCK: Op.LOCK}
+
+
+class Released(NamedTuple):
+    """A lock that goes away; `commit_ts` is 0 when its transaction did not commit here."""
+
+    key: bytes
+    start_ts: int
+    commit_ts: int
+
+
+@dataclass(slots=True)
+class Effects:
+    """Mutations, and what others must hear of them once they are durable.
+
+    `guards` are locks that readers must meet from before the write is queued until it is durable: an
+    async or one-phase commit fixes its earliest commit timestamp before its locks or versions show.
+    """
+
+    mutations: list[Mutation] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    released: list[Released] = field(default_factory=list)
+    acquired: list[tuple[bytes, Lock]] = field(default_factory=list)
+    guards: list[tuple[bytes, Lock]] = field(default_factory=list)
+
+    def discard(self) -> None:
+        """Want nothing after all."""
+        for part in (self.mutations, self.changes, self.released, self.acquired, self.guards):
+            part.clear()
+
+    def acquire(self, key: bytes, lock: Lock) -> None:
+        """Take a pessimistic lock."""
+        self.rewrite_lock(key, lock)
+        self.acquired.append((key, lock))
+
+    def rewrite_lock(self, key: bytes, lock: Lock) -> None:
+        """Change a lock in ways that nobody follows: its TTL, its timestamps."""
+        self.mutations.append((Cf.LOCK, key, lock.encode()))
+
+    def prewrite(self, key: bytes, lock: Lock, value: bytes) -> None:
+        """Write a prewrite lock with the value it announces; a short one goes into the lock."""
+        if lock.kind is LockKind.PUT:
+            self._place_value(key, lock, value)
+        self.mutations.append((Cf.LOCK, key, lock.encode()))
+        self.acquired.append((key, lock))
+        if lock.has_data:
+            self._tell(ChangeKind.PREWRITE, key, lock, 0, value)
+
+    def commit_at_once(self, key: bytes, lock: Lock, value: bytes, commit_ts: int) -> None:
+        """Write the version that `lock` would have announced, without ever writing the lock."""
+        if lock.kind is LockKind.PUT:
+            self._place_value(key, lock, value)
+        self.put_write(key, commit_ts, Write(WriteKind(lock.kind), lock.start_ts, lock.short_value))
+        if lock.has_data:
+            self._tell(ChangeKind.COMMITTED, key, lock, commit_ts, value)
+
+    def commit(self, key: bytes, lock: Lock, commit_ts: int) -> None:
+        """Turn a prewrite lock into a version."""
+        write = Write(WriteKind(lock.kind), lock.start_ts, lock.short_value)
+        write.overlapped_rollback = commit_ts in lock.rollbacks
+        self.put_write(key, commit_ts, write)
+        self.release(key, lock, commit_ts)
+        if lock.has_data:
+            self._tell(ChangeKind.COMMIT, key, lock, commit_ts, lock.short_value or b"")
+
+    def roll_back(self, key: bytes, lock: Lock) -> None:
+        """Remove a lock, and the value it announced."""
+        if lock.has_long_value:
+            self.mutations.append((Cf.DEFAULT, keys.versioned(key, lock.start_ts), None))
+        self.release(key, lock)
+        if lock.has_data:
+            self._tell(ChangeKind.ROLLBACK, key, lock, 0, b"")
+
+    def release(self, key: bytes, lock: Lock, commit_ts: int = 0) -> None:
+        """Remove a lock that announces nothing (any more)."""
+        self.mutations.append((Cf.LOCK, key, None))
+        self.released.append(Released(key, lock.start_ts, commit_ts))
+
+    def put_write(self, key: bytes, commit_ts: int, write: Write) -> None:
+        """Write a version."""
+        self.mutations.append((Cf.WRITE, keys.versioned(key, commit_ts), write.encode()))
+
+    def delete_write(self, key: bytes, commit_ts: int, write: Write) -> None:
+        """Remove a version, and its value."""
+        self.mutations.append((Cf.WRITE, keys.versioned(key, commit_ts), None))
+        if write.has_long_value:
+            self.mutations.append((Cf.DEFAULT, keys.versioned(key, write.start_ts), None))
+
+    def _place_value(self, key: bytes, lock: Lock, value: bytes) -> None:
+        if len(value) <= SHORT_VALUE_MAX:
+            lock.short_value = value
+        else:
+            self.mutations.append((Cf.DEFAULT, keys.versioned(key, lock.start_ts), value))
+
+    def _tell(self, kind: ChangeKind, key: bytes, lock: Lock, commit_ts: int, value: bytes) -> None:
+        self.changes.append(Change(kind, key, lock.start_ts, commit_ts, _OPS[lock.kind], value))

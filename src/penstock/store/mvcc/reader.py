@@ -1,0 +1,146 @@
+"""Reading locks and versions through one view."""
+
+from collections.abc import Iterator
+from enum import Enum, auto
+from typing import NamedTuple
+
+from rocksdict import RdictIter
+
+from penstock.clock import TS_MAX
+from penstock.errors import Corrupt, show_key
+from penstock.store.bounds import Bounds
+from penstock.store.engine import Cf, View
+from penstock.store.mvcc import keys
+from penstock.store.mvcc.records import Lock, Write, WriteKind
+
+
+class Outcome(Enum):
+    """What became of a transaction on a key."""
+
+    UNKNOWN = auto()
+    COMMITTED = auto()
+    ROLLED_BACK = auto()
+
+
+class TxnRecord(NamedTuple):
+    """A transaction's trace among the versions of a key.
+
+    `commit_ts` is set when it is committed. `overlapped` is another transaction's version that is kept
+    at this one's start timestamp, where a rollback would have to be recorded.
+    """
+
+    outcome: Outcome
+    commit_ts: int = 0
+    overlapped: Write | None = None
+
+
+class MvccReader:
+    """One consistent look at locks and versions; make a new one for each command."""
+
+    __slots__ = ("_cursor", "view")
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self._cursor: RdictIter | None = None
+
+    def load_lock(self, key: bytes) -> Lock | None:
+        """Return the lock of a key, of any kind."""
+        stored = self.view.get(Cf.LOCK, key)
+        return None if stored is None else Lock.decode(stored)
+
+    def scan_locks(self, bounds: Bounds) -> Iterator[tuple[bytes, Lock]]:
+        """Yield every lock of a range in key order."""
+        for key, stored in self.view.iterate(Cf.LOCK, bounds.start, bounds.end):
+            yield key, Lock.decode(stored)
+
+    def seek_write(self, key: bytes, ts: int = TS_MAX) -> tuple[int, Write] | None:
+        """Return the newest version of any kind committed at or before `ts`, and when it was."""
+        prefix = keys.escape(key)
+        return _version(self._seek(prefix + keys.suffix(ts)), prefix)
+
+    def newest_put(self, key: bytes, ts: int = TS_MAX) -> tuple[int, Write] | None:
+        """Return the version a read at `ts` sees; None when the key is absent or deleted then."""
+        prefix = keys.escape(key)
+        cursor = self._seek(prefix + keys.suffix(ts))
+        while (found := _version(cursor, prefix)) is not None:
+            kind = found[1].kind
+            if kind is WriteKind.PUT:
+                return found
+            if kind is WriteKind.DELETE:
+                return None
+            cursor.next()
+        return None
+
+    def get(self, key: bytes, ts: int) -> bytes | None:
+        """Return the value a read at `ts` sees, without regard to locks."""
+        found = self.newest_put(key, ts)
+        return None if found is None else self.value_of(key, found[1])
+
+    def newest_put_before(self, key: bytes, commit_ts: int) -> bytes | None:
+        """Return the value that a version committed at `commit_ts` replaced, or None."""
+        return self.get(key, commit_ts - 1)
+
+    def value_of(self, key: bytes, record: Write | Lock) -> bytes:
+        """Return the value of a put; raise Corrupt when it is missing."""
+        if record.short_value is not None:
+            return record.short_value
+        value = self.view.get(Cf.DEFAULT, keys.versioned(key, record.start_ts))
+        if value is None:
+            raise Corrupt(f"the value of {show_key(key)} is missing; restore the data directory from a copy")
+        return value
+
+    def txn_record(self, key: bytes, start_ts: int) -> TxnRecord:
+        """Search the versions of a key for a transaction.
+
+        A pessimistic transaction may commit after another that began later, so every version from the
+        newest down to the start timestamp may be the one.
+        """
+        prefix = keys.escape(key)
+        cursor = self._seek(prefix)
+        while (found := _version(cursor, prefix)) is not None:
+            commit_ts, write = found
+            if write.start_ts == start_ts:
+                if write.kind is WriteKind.ROLLBACK:
+                    return TxnRecord(Outcome.ROLLED_BACK)
+                return TxnRecord(Outcome.COMMITTED, commit_ts)
+            if commit_ts == start_ts:
+                if write.overlapped_rollback:
+                    return TxnRecord(Outcome.ROLLED_BACK)
+                return TxnRecord(Outcome.UNKNOWN, overlapped=write)
+            if commit_ts < start_ts:
+                break
+            cursor.next()
+        return TxnRecord(Outcome.UNKNOWN)
+
+    def versions(self, key: bytes) -> Iterator[tuple[int, Write]]:
+        """Yield (commit_ts, version) of a key, of any kind, newest first."""
+        prefix = keys.escape(key)
+        for versioned, stored in self.view.iterate(Cf.WRITE, prefix, prefix + b"\xff" * (keys.TS_BYTES + 1)):
+            yield keys.ts_of(versioned), Write.decode(stored)
+
+    def scan_writes(self, bounds: Bounds, from_ts: int = 0) -> Iterator[tuple[bytes, int, Write]]:
+        """Yield (key, commit_ts, version) committed after `from_ts`, in key order, newest first per key.
+
+        Versions of every kind come, also those without data.
+        """
+        last_suffix = keys.suffix(from_ts)
+        for versioned, stored in self.view.iterate(Cf.WRITE, *keys.span(bounds)):
+            if versioned[-keys.TS_BYTES :] < last_suffix:
+                yield keys.unescape(versioned), keys.ts_of(versioned), Write.decode(stored)
+
+    def _seek(self, position: bytes) -> RdictIter:
+        cursor = self._cursor
+        if cursor is None:
+            cursor = self._cursor = self.view.cursor(Cf.WRITE)
+        cursor.seek(position)
+        return cursor
+
+
+def _version(cursor: RdictIter, prefix: bytes) -> tuple[int, Write] | None:
+    """Return the version under the cursor when it is one of the key with this prefix."""
+    if not cursor.valid():
+        return None
+    versioned: bytes = cursor.key()
+    if not versioned.startswith(prefix):
+        return None
+    return keys.ts_of(versioned), Write.decode(cursor.value())

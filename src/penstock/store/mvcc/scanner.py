@@ -1,0 +1,171 @@
+"""Reading a range at a timestamp.
+
+The rows of a page are read first, from the versions alone; then the locks between the page's ends are
+looked at, in one pass. A range without locks, which is nearly every range, pays for one seek.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from penstock.proto import kvrpcpb_pb2 as kvrpcpb
+from penstock.store.bounds import Bounds
+from penstock.store.engine import Cf
+from penstock.store.mvcc import keys
+from penstock.store.mvcc.failures import Refused
+from penstock.store.mvcc.reader import MvccReader
+from penstock.store.mvcc.records import PUT_SHORT, WRITE_HEAD_BYTES, LockKind, Write, WriteKind
+from penstock.store.mvcc.visibility import ReadPoint
+
+_SKIPS_BEFORE_SEEK = 16  # versions stepped over before a seek is cheaper
+_KIND_MASK = 0x03
+_PUT, _DELETE = int(WriteKind.PUT), int(WriteKind.DELETE)
+_TS_BYTES = keys.TS_BYTES
+_PAST_VERSIONS = b"\xff" * (_TS_BYTES + 1)
+
+Row = tuple[bytes, bytes | Refused]  # a key with its value, or with why it cannot be read
+
+
+class _Page(NamedTuple):
+    rows: list[tuple[bytes, bytes]]
+    rest: Bounds | None  # what is left to read
+
+
+class Scanner:
+    """Rows of a range as a read point sees them."""
+
+    def __init__(self, reader: MvccReader, point: ReadPoint, *, reverse: bool, key_only: bool) -> None:
+        self._reader = reader
+        self._point = point
+        self._reverse = reverse
+        self._key_only = key_only
+
+    def pages(self, bounds: Bounds, page_rows: int) -> Iterator[list[Row]]:
+        """Yield the rows in order, about `page_rows` at a time.
+
+        Raise Refused where the isolation level forbids that a newer version, or a lock, exists.
+        """
+        rest: Bounds | None = bounds
+        while rest is not None:
+            page = self._backward(rest, page_rows) if self._reverse else self._forward(rest, page_rows)
+            yield self._with_locks(page.rows, _covered(rest, page.rest, reverse=self._reverse))
+            rest = page.rest
+
+    def _forward(self, bounds: Bounds, limit: int) -> _Page:
+        position, upper = keys.span(bounds)
+        visible = keys.suffix(self._point.ts)
+        rows: list[tuple[bytes, bytes]] = []
+        done = _PAST_VERSIONS  # prefix of the key that is decided; no key has this one
+        while True:
+            skipped = 0
+            for versioned, stored in self._reader.view.iterate(Cf.WRITE, position, upper):
+                if versioned.startswith(done):
+                    skipped += 1
+                    if skipped > _SKIPS_BEFORE_SEEK:
+                        position = done + _PAST_VERSIONS
+                        break
+                elif versioned[-_TS_BYTES:] < visible:
+                    if self._point.checks_newer:
+                        raise self._newer(versioned, stored)
+                    skipped += 1
+                    if skipped > _SKIPS_BEFORE_SEEK:
+                        position = versioned[:-_TS_BYTES] + visible
+                        break
+                else:
+                    kind = stored[0] & _KIND_MASK
+                    if kind == _PUT:
+                        done = versioned[:-_TS_BYTES]
+                        skipped = 0
+                        key = keys.unescape(versioned)
+                        rows.append((key, self._value(key, stored)))
+                        if len(rows) >= limit:
+                            return _Page(rows, _after(key, bounds))
+                    elif kind == _DELETE:
+                        done = versioned[:-_TS_BYTES]
+            else:
+                return _Page(rows, None)
+
+    def _backward(self, bounds: Bounds, limit: int) -> _Page:
+        """Read towards the start: the versions of a key come oldest first, so the last that fits counts."""
+        lower, upper = keys.span(bounds)
+        visible = keys.suffix(self._point.ts)
+        rows: list[tuple[bytes, bytes]] = []
+        prefix = b""
+        candidate: bytes | None = None
+        for versioned, stored in self._reader.view.iterate_reverse(Cf.WRITE, lower, upper):
+            if not prefix or not versioned.startswith(prefix):
+                if candidate is not None:
+                    key = keys.unescape(prefix + visible)
+                    rows.append((key, self._value(key, candidate)))
+                    if len(rows) >= limit:
+                        return _Page(rows, _before(key, bounds))
+                prefix = versioned[:-_TS_BYTES]
+                candidate = None
+            if versioned[-_TS_BYTES:] >= visible:
+                kind = stored[0] & _KIND_MASK
+                if kind == _PUT:
+                    candidate = stored
+                elif kind == _DELETE:
+                    candidate = None
+            elif self._point.checks_newer:
+                raise self._newer(versioned, stored)
+        if candidate is not None:
+            key = keys.unescape(prefix + visible)
+            rows.append((key, self._value(key, candidate)))
+        return _Page(rows, None)
+
+    def _value(self, key: bytes, stored: bytes) -> bytes:
+        if self._key_only:
+            return b""
+        if stored[0] == PUT_SHORT:
+            return stored[WRITE_HEAD_BYTES:]
+        return self._reader.value_of(key, Write.decode(stored))
+
+    def _newer(self, versioned: bytes, stored: bytes) -> Refused:
+        return self._point.newer(keys.unescape(versioned), keys.ts_of(versioned), Write.decode(stored))
+
+    def _with_locks(self, rows: list[tuple[bytes, bytes]], covered: Bounds) -> list[Row]:
+        merged: dict[bytes, bytes | Refused] | None = None
+        if self._point.checks_locks:
+            for key, lock in self._reader.scan_locks(covered):
+                refused = self._point.obstacle(key, lock)
+                if refused is None:
+                    continue
+                if refused.lock is None:
+                    raise refused
+                merged = dict(rows) if merged is None else merged
+                if not self._point.reads_through(lock):
+                    merged[key] = refused
+                elif lock.kind is LockKind.DELETE:
+                    merged.pop(key, None)
+                else:
+                    merged[key] = b"" if self._key_only else self._reader.value_of(key, lock)
+        if merged is None:
+            return rows  # type: ignore[return-value]  # list is invariant; the caller only reads it
+        return sorted(merged.items(), key=lambda row: row[0], reverse=self._reverse)
+
+
+def _after(key: bytes, bounds: Bounds) -> Bounds | None:
+    return bounds.clamp(key + b"\0", b"")
+
+
+def _before(key: bytes, bounds: Bounds) -> Bounds | None:
+    return Bounds(bounds.start, key) if bounds.start < key else None
+
+
+def _covered(whole: Bounds, rest: Bounds | None, *, reverse: bool) -> Bounds:
+    if rest is None:
+        return whole
+    return Bounds(rest.end, whole.end) if reverse else Bounds(whole.start, rest.start)
+
+
+def fill(response: kvrpcpb.ScanResponse, rows: list[Row]) -> None:
+    """Add rows to an answer; a row that cannot be read carries its error instead."""
+    add = response.pairs.add
+    for key, value in rows:
+        pair = add()
+        pair.key = key
+        if value.__class__ is bytes:
+            pair.value = value
+        else:
+            assert isinstance(value, Refused)
+            pair.error.CopyFrom(value.error)

@@ -1,0 +1,233 @@
+"""Reads: no latches, only a view."""
+
+from collections.abc import Iterable
+
+from penstock.clock import Clock
+from penstock.proto import kvrpcpb_pb2 as kvrpcpb
+from penstock.store.bounds import Bounds
+from penstock.store.concurrency import ConcurrencyManager
+from penstock.store.engine import Engine
+from penstock.store.mvcc import scanner
+from penstock.store.mvcc.failures import Refused
+from penstock.store.mvcc.reader import MvccReader
+from penstock.store.mvcc.records import Lock, LockKind, Write, WriteKind
+from penstock.store.mvcc.scanner import Row, Scanner
+from penstock.store.mvcc.visibility import ReadPoint
+
+_PAGE_ROWS = 4096
+_LOCK_PASS_KEYS = 8  # from so many keys on, one look at the range of locks is cheaper than one per key
+
+
+class Reading:
+    """Answers reads at a timestamp.
+
+    The order matters, see penstock.store.concurrency: raise max_ts, look at the guards, take the view;
+    nothing here gives way to other tasks in between.
+    """
+
+    def __init__(self, engine: Engine, concurrency: ConcurrencyManager, clock: Clock) -> None:
+        self._engine = engine
+        self._concurrency = concurrency
+        self._clock = clock
+
+    def get(self, request: kvrpcpb.GetRequest) -> kvrpcpb.GetResponse:
+        """Read one key."""
+        point = self._point(request.version, request.context)
+        try:
+            self._check_guards(point, self._concurrency.guards_of((request.key,)))
+            found = _read(MvccReader(self._engine.view()), point, request.key, check_lock=point.checks_locks)
+        except Refused as refused:
+            return kvrpcpb.GetResponse(error=refused.error)
+        if found is None:
+            return kvrpcpb.GetResponse(not_found=True)
+        commit_ts, value = found
+        return kvrpcpb.GetResponse(value=value, commit_ts=commit_ts if request.need_commit_ts else 0)
+
+    def batch_get(self, request: kvrpcpb.BatchGetRequest) -> kvrpcpb.BatchGetResponse:
+        """Read many keys: those that exist, and an error for each that is locked."""
+        point = self._point(request.version, request.context)
+        keys = request.keys
+        response = kvrpcpb.BatchGetResponse()
+        try:
+            self._check_guards(point, self._concurrency.guards_of(keys))
+        except Refused as refused:
+            return kvrpcpb.BatchGetResponse(error=refused.error, pairs=[kvrpcpb.KvPair(error=refused.error)])
+        reader = MvccReader(self._engine.view())
+        check_lock = point.checks_locks and _may_be_locked(reader, keys)
+        for key in keys:
+            try:
+                found = _read(reader, point, key, check_lock=check_lock)
+            except Refused as refused:
+                response.pairs.add(key=key, error=refused.error)
+                continue
+            if found is not None:
+                commit_ts, value = found
+                response.pairs.add(key=key, value=value, commit_ts=commit_ts if request.need_commit_ts else 0)
+        return response
+
+    async def scan(self, request: kvrpcpb.ScanRequest, bounds: Bounds) -> kvrpcpb.ScanResponse:
+        """Read the rows of a range in order; in a reverse scan the start is the upper end."""
+        if request.reverse:
+            within = bounds.clamp(request.end_key, request.start_key)
+        else:
+            within = bounds.clamp(request.start_key, request.end_key)
+        response = kvrpcpb.ScanResponse()
+        if within is None or not request.limit:
+            return response
+        point = self._point(request.version, request.context)
+        try:
+            self._check_guards(point, self._concurrency.guards_in(within))
+            await self._scan(request, within, point, response)
+        except Refused as refused:
+            return kvrpcpb.ScanResponse(error=refused.error, pairs=[kvrpcpb.KvPair(error=refused.error)])
+        return response
+
+    async def _scan(
+        self,
+        request: kvrpcpb.ScanRequest,
+        bounds: Bounds,
+        point: ReadPoint,
+        response: kvrpcpb.ScanResponse,
+    ) -> None:
+        reader = MvccReader(self._engine.view())
+        rows = Scanner(reader, point, reverse=request.reverse, key_only=request.key_only)
+        left = request.limit
+        seen = 0
+        for page in rows.pages(bounds, min(left, _PAGE_ROWS)):
+            chosen, seen = _sample(page, request.sample_step, seen)
+            scanner.fill(response, chosen[:left])
+            left -= min(left, len(chosen))
+            if not left:
+                return
+            await self._clock.sleep(0)  # a long scan lets others have the loop between pages
+
+    def scan_locks(self, request: kvrpcpb.ScanLockRequest, bounds: Bounds) -> kvrpcpb.ScanLockResponse:
+        """List locks of transactions that began at or before a timestamp."""
+        self._concurrency.update_max_ts(request.max_version)
+        response = kvrpcpb.ScanLockResponse()
+        within = bounds.clamp(request.start_key, request.end_key)
+        if within is None:
+            return response
+        for key, lock in self._concurrency.guards_in(within):
+            if lock.start_ts <= request.max_version:
+                response.error.locked.CopyFrom(lock.info(key))
+                return response
+        for key, lock in MvccReader(self._engine.view()).scan_locks(within):
+            if lock.start_ts <= request.max_version:
+                response.locks.append(lock.info(key))
+                if len(response.locks) == request.limit:
+                    break
+        return response
+
+    def _point(self, version: int, context: kvrpcpb.Context) -> ReadPoint:
+        if not context.stale_read:
+            self._concurrency.update_max_ts(version)
+        return ReadPoint.of(version, context)
+
+    @staticmethod
+    def _check_guards(point: ReadPoint, guards: Iterable[tuple[bytes, Lock]]) -> None:
+        if point.checks_locks:
+            for key, lock in guards:
+                refused = point.obstacle(key, lock)
+                if refused is not None:
+                    raise refused
+
+
+def _read(reader: MvccReader, point: ReadPoint, key: bytes, *, check_lock: bool) -> tuple[int, bytes] | None:
+    """Return (commit_ts, value) of a key; raise Refused when a lock or a newer version forbids it."""
+    lock = reader.load_lock(key) if check_lock else None
+    if lock is not None:
+        refused = point.obstacle(key, lock)
+        if refused is not None:
+            if refused.lock is None or not point.reads_through(lock):
+                raise refused
+            return None if lock.kind is LockKind.DELETE else (0, reader.value_of(key, lock))
+    if point.checks_newer:
+        newest = reader.seek_write(key)
+        if newest is not None and newest[0] > point.ts:
+            raise point.newer(key, *newest)
+    found = reader.newest_put(key, point.ts)
+    return None if found is None else (found[0], reader.value_of(key, found[1]))
+
+
+def _may_be_locked(reader: MvccReader, keys: Iterable[bytes]) -> bool:
+    ordered = sorted(keys)
+    if len(ordered) < _LOCK_PASS_KEYS:
+        return True
+    return any(True for _ in reader.scan_locks(Bounds(ordered[0], ordered[-1] + b"\0")))
+
+
+def _sample(page: list[Row], step: int, seen: int) -> tuple[list[Row], int]:
+    """Keep every `step`-th readable row, and every row that is an error."""
+    if step <= 1:
+        return page, seen
+    kept = []
+    for row in page:
+        if isinstance(row[1], Refused):
+            kept.append(row)
+            continue
+        if seen % step == 0:
+            kept.append(row)
+        seen += 1
+    return kept, seen
+
+
+def mvcc_info(reader: MvccReader, key: bytes) -> kvrpcpb.MvccInfo:
+    """Show everything that is kept of a key."""
+    info = kvrpcpb.MvccInfo()
+    lock = reader.load_lock(key)
+    if lock is not None:
+        _show_lock(info, reader, key, lock)
+    for commit_ts, write in reader.versions(key):
+        _show_write(info, reader, key, commit_ts, write)
+    return info
+
+
+def _show_lock(info: kvrpcpb.MvccInfo, reader: MvccReader, key: bytes, lock: Lock) -> None:
+    info.lock.CopyFrom(
+        kvrpcpb.MvccLock(
+            type=lock.kind.op,
+            start_ts=lock.start_ts,
+            primary=lock.primary,
+            short_value=lock.short_value or b"",
+            ttl=lock.ttl,
+            for_update_ts=lock.for_update_ts,
+            txn_size=lock.txn_size,
+            use_async_commit=lock.use_async_commit,
+            secondaries=lock.secondaries,
+            rollback_ts=lock.rollbacks,
+        )
+    )
+    if lock.has_long_value:
+        info.values.add(start_ts=lock.start_ts, value=reader.value_of(key, lock))
+
+
+def _show_write(info: kvrpcpb.MvccInfo, reader: MvccReader, key: bytes, commit_ts: int, write: Write) -> None:
+    info.writes.add(
+        type=_WRITE_OPS[write.kind],
+        start_ts=write.start_ts,
+        commit_ts=commit_ts,
+        short_value=write.short_value or b"",
+        has_overlapped_rollback=write.overlapped_rollback,
+    )
+    if write.has_long_value:
+        info.values.add(start_ts=write.start_ts, value=reader.value_of(key, write))
+
+
+_WRITE_OPS = {
+    WriteKind.PUT: kvrpcpb.Put,
+    WriteKind.DELETE: kvrpcpb.Del,
+    WriteKind.LOCK: kvrpcpb.Lock,
+    WriteKind.ROLLBACK: kvrpcpb.Rollback,
+}
+
+
+def find_by_start_ts(reader: MvccReader, bounds: Bounds, start_ts: int) -> bytes | None:
+    """Return the first key of a range that a transaction locked or wrote."""
+    for key, lock in reader.scan_locks(bounds):
+        if lock.start_ts == start_ts:
+            return key
+    for key, _, write in reader.scan_writes(bounds, max(start_ts - 1, 0)):
+        if write.start_ts == start_ts:
+            return key
+    return None

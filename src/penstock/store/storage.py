@@ -1,0 +1,252 @@
+"""The transactional storage: one coroutine for each call of the wire.
+
+Every method takes the request and the raw-key bounds of the region it was sent to, and answers with the
+response; refusals are in the response, never raised. The caller has checked the region and the keys.
+"""
+
+from penstock.clock import Clock
+from penstock.proto import kvrpcpb_pb2 as kvrpcpb
+from penstock.settings import StoreSettings
+from penstock.store.bounds import Bounds
+from penstock.store.concurrency import ConcurrencyManager
+from penstock.store.engine import Engine
+from penstock.store.lock_waiting import LockWaiting
+from penstock.store.locking import Locking
+from penstock.store.mvcc.actions import pessimistic, rollback, status
+from penstock.store.mvcc.actions.commit import commit
+from penstock.store.mvcc.actions.prewrite import prewrite, reads_existence
+from penstock.store.mvcc.effects import Effects
+from penstock.store.mvcc.failures import Refused
+from penstock.store.mvcc.reader import MvccReader
+from penstock.store.observe import ApplyObserver
+from penstock.store.reading import Reading, find_by_start_ts, mvcc_info
+from penstock.store.scheduler import Scheduler
+from penstock.store.sweeping import Sweeping, fates_of, resolve_key
+
+
+class Storage:
+    """Transactions over an engine. `max_ts` must not be below any timestamp read at before a restart."""
+
+    def __init__(self, engine: Engine, *, clock: Clock, settings: StoreSettings, max_ts: int) -> None:
+        self.engine = engine
+        self.concurrency = ConcurrencyManager(max_ts)
+        self._waiting = LockWaiting(
+            clock, timeout_ms=settings.lock_wait_timeout_ms, wake_up_delay_ms=settings.wake_up_delay_ms
+        )
+        self._scheduler = Scheduler(engine, self.concurrency, self._waiting, clock)
+        self._reading = Reading(engine, self.concurrency, clock)
+        self._locking = Locking(self._scheduler, self.concurrency, self._waiting, clock)
+        self._sweeping = Sweeping(engine, self._scheduler)
+
+    @property
+    def observer(self) -> ApplyObserver | None:
+        """Who hears of every durable change."""
+        return self._scheduler.observer
+
+    @observer.setter
+    def observer(self, observer: ApplyObserver | None) -> None:
+        self._scheduler.observer = observer
+
+    async def close(self) -> None:
+        """Stop background work; the engine stays open."""
+        await self._waiting.close()
+
+    async def kv_get(self, request: kvrpcpb.GetRequest, _: Bounds) -> kvrpcpb.GetResponse:
+        """Read one key at a timestamp."""
+        return self._reading.get(request)
+
+    async def kv_batch_get(self, request: kvrpcpb.BatchGetRequest, _: Bounds) -> kvrpcpb.BatchGetResponse:
+        """Read many keys at a timestamp."""
+        return self._reading.batch_get(request)
+
+    async def kv_scan(self, request: kvrpcpb.ScanRequest, bounds: Bounds) -> kvrpcpb.ScanResponse:
+        """Read a range at a timestamp."""
+        return await self._reading.scan(request, bounds)
+
+    async def kv_prewrite(self, request: kvrpcpb.PrewriteRequest, _: Bounds) -> kvrpcpb.PrewriteResponse:
+        """Lock the keys of a commit; or commit them at once, where the client allows it."""
+
+        def act(reader: MvccReader, effects: Effects) -> kvrpcpb.PrewriteResponse:
+            if reads_existence(request):
+                self.concurrency.update_max_ts(request.start_version)
+            return prewrite(reader, effects, request, self.concurrency.max_ts)
+
+        return await self._scheduler.execute([mutation.key for mutation in request.mutations], act)
+
+    async def kv_pessimistic_lock(
+        self, request: kvrpcpb.PessimisticLockRequest, _: Bounds
+    ) -> kvrpcpb.PessimisticLockResponse:
+        """Lock keys before their data is known, waiting for other transactions if need be."""
+        return await self._locking.lock(request)
+
+    async def kv_pessimistic_rollback(
+        self, request: kvrpcpb.PessimisticRollbackRequest, bounds: Bounds
+    ) -> kvrpcpb.PessimisticRollbackResponse:
+        """Give pessimistic locks up; without keys, all of the transaction's in the region."""
+
+        def act(reader: MvccReader, effects: Effects) -> None:
+            for key in request.keys:
+                pessimistic.unlock_key(reader, effects, key, request.start_version, request.for_update_ts)
+
+        if request.keys:
+            await self._scheduler.execute(request.keys, act)
+        else:
+            await self._sweeping.unlock(request.start_version, request.for_update_ts, bounds)
+        return kvrpcpb.PessimisticRollbackResponse()
+
+    async def kv_commit(self, request: kvrpcpb.CommitRequest, _: Bounds) -> kvrpcpb.CommitResponse:
+        """Turn locks into versions, all or none."""
+
+        def act(reader: MvccReader, effects: Effects) -> None:
+            for key in request.keys:
+                commit(reader, effects, key, request.start_version, request.commit_version)
+
+        try:
+            await self._scheduler.execute(request.keys, act)
+        except Refused as refused:
+            return kvrpcpb.CommitResponse(error=refused.error)
+        return kvrpcpb.CommitResponse(commit_version=request.commit_version)
+
+    async def kv_cleanup(self, request: kvrpcpb.CleanupRequest, _: Bounds) -> kvrpcpb.CleanupResponse:
+        """Roll a transaction back on one key, unless its lock is alive or it is committed."""
+
+        def act(reader: MvccReader, effects: Effects) -> None:
+            rollback.clean_up(
+                reader,
+                effects,
+                request.key,
+                request.start_version,
+                missing=rollback.Missing.PROTECT,
+                current_ts=request.current_ts,
+            )
+
+        self.concurrency.update_max_ts(request.start_version)
+        try:
+            await self._scheduler.execute((request.key,), act)
+        except Refused as refused:
+            if refused.commit_ts:
+                return kvrpcpb.CleanupResponse(commit_version=refused.commit_ts)
+            return kvrpcpb.CleanupResponse(error=refused.error)
+        return kvrpcpb.CleanupResponse()
+
+    async def kv_batch_rollback(
+        self, request: kvrpcpb.BatchRollbackRequest, _: Bounds
+    ) -> kvrpcpb.BatchRollbackResponse:
+        """Roll a transaction back on its keys, all or none."""
+
+        def act(reader: MvccReader, effects: Effects) -> None:
+            for key in request.keys:
+                resolve_key(reader, effects, key, request.start_version, 0)
+
+        self.concurrency.update_max_ts(request.start_version)
+        try:
+            await self._scheduler.execute(request.keys, act)
+        except Refused as refused:
+            return kvrpcpb.BatchRollbackResponse(error=refused.error)
+        return kvrpcpb.BatchRollbackResponse()
+
+    async def kv_check_txn_status(
+        self, request: kvrpcpb.CheckTxnStatusRequest, _: Bounds
+    ) -> kvrpcpb.CheckTxnStatusResponse:
+        """Tell, and where it is overdue decide, the fate of a transaction by its primary."""
+        for ts in (request.lock_ts, request.current_ts, request.caller_start_ts):
+            self.concurrency.update_max_ts(ts)
+        try:
+            return await self._scheduler.execute(
+                (request.primary_key,),
+                lambda reader, effects: status.check_txn_status(reader, effects, request),
+            )
+        except Refused as refused:
+            return kvrpcpb.CheckTxnStatusResponse(error=refused.error)
+
+    async def kv_check_secondary_locks(
+        self, request: kvrpcpb.CheckSecondaryLocksRequest, _: Bounds
+    ) -> kvrpcpb.CheckSecondaryLocksResponse:
+        """Tell whether an async commit has all its secondary locks here, and see that it stays so."""
+        self.concurrency.update_max_ts(request.start_version)
+        return await self._scheduler.execute(
+            request.keys, lambda reader, effects: status.check_secondary_locks(reader, effects, request)
+        )
+
+    async def kv_txn_heart_beat(
+        self, request: kvrpcpb.TxnHeartBeatRequest, _: Bounds
+    ) -> kvrpcpb.TxnHeartBeatResponse:
+        """Lengthen the life of a primary lock."""
+        try:
+            return await self._scheduler.execute(
+                (request.primary_lock,), lambda reader, effects: status.heart_beat(reader, effects, request)
+            )
+        except Refused as refused:
+            return kvrpcpb.TxnHeartBeatResponse(error=refused.error)
+
+    async def kv_resolve_lock(
+        self, request: kvrpcpb.ResolveLockRequest, bounds: Bounds
+    ) -> kvrpcpb.ResolveLockResponse:
+        """Commit or roll back the locks of transactions whose fate is known."""
+
+        def act(reader: MvccReader, effects: Effects) -> None:
+            for key in request.keys:
+                resolve_key(reader, effects, key, request.start_version, request.commit_version)
+
+        fates = fates_of(request)
+        for start_ts in fates:
+            self.concurrency.update_max_ts(start_ts)
+        try:
+            if request.keys:
+                await self._scheduler.execute(request.keys, act)
+            else:
+                await self._sweeping.resolve(fates, bounds)
+        except Refused as refused:
+            return kvrpcpb.ResolveLockResponse(error=refused.error)
+        return kvrpcpb.ResolveLockResponse()
+
+    async def kv_scan_lock(
+        self, request: kvrpcpb.ScanLockRequest, bounds: Bounds
+    ) -> kvrpcpb.ScanLockResponse:
+        """List the locks of transactions up to a timestamp."""
+        return self._reading.scan_locks(request, bounds)
+
+    async def kv_gc(self, request: kvrpcpb.GCRequest, bounds: Bounds) -> kvrpcpb.GCResponse:
+        """Drop the versions that no read at or after the safe point needs."""
+        await self._sweeping.collect(request.safe_point, bounds)
+        return kvrpcpb.GCResponse()
+
+    async def kv_delete_range(
+        self, request: kvrpcpb.DeleteRangeRequest, bounds: Bounds
+    ) -> kvrpcpb.DeleteRangeResponse:
+        """Remove a range, whatever its transactions; the client vouches that nobody uses it."""
+        within = bounds.clamp(request.start_key, request.end_key)
+        if within is not None and not request.notify_only:
+            await self._sweeping.remove(within)
+        return kvrpcpb.DeleteRangeResponse()
+
+    async def unsafe_destroy_range(
+        self, request: kvrpcpb.UnsafeDestroyRangeRequest, bounds: Bounds
+    ) -> kvrpcpb.UnsafeDestroyRangeResponse:
+        """Remove a range, whatever its transactions and regions."""
+        within = bounds.clamp(request.start_key, request.end_key)
+        if within is not None:
+            await self._sweeping.remove(within)
+        return kvrpcpb.UnsafeDestroyRangeResponse()
+
+    async def mvcc_get_by_key(
+        self, request: kvrpcpb.MvccGetByKeyRequest, _: Bounds
+    ) -> kvrpcpb.MvccGetByKeyResponse:
+        """Show everything that is kept of a key."""
+        return kvrpcpb.MvccGetByKeyResponse(info=mvcc_info(MvccReader(self.engine.view()), request.key))
+
+    async def mvcc_get_by_start_ts(
+        self, request: kvrpcpb.MvccGetByStartTsRequest, bounds: Bounds
+    ) -> kvrpcpb.MvccGetByStartTsResponse:
+        """Show everything that is kept of a key that a transaction touched."""
+        reader = MvccReader(self.engine.view())
+        key = find_by_start_ts(reader, bounds, request.start_ts)
+        if key is None:
+            return kvrpcpb.MvccGetByStartTsResponse()
+        return kvrpcpb.MvccGetByStartTsResponse(key=key, info=mvcc_info(reader, key))
+
+    async def get_lock_wait_info(
+        self, _: kvrpcpb.GetLockWaitInfoRequest, __: Bounds
+    ) -> kvrpcpb.GetLockWaitInfoResponse:
+        """Tell who waits for whom."""
+        return kvrpcpb.GetLockWaitInfoResponse(entries=self._waiting.entries())
