@@ -12,7 +12,7 @@ from penstock import metrics
 from penstock.clock import Clock
 from penstock.errors import Invalid
 from penstock.kv.backoff import Backoffer, Kind
-from penstock.kv.region_errors import Act, classify, hopeless
+from penstock.kv.region_errors import OTHER, Act, classify, hopeless
 from penstock.kv.regions import EpochVerdict, RegionCache, RegionVerId, Target, judge_epoch
 from penstock.kv.rpc.client import RpcClient
 from penstock.kv.rpc.failure import RpcFailed
@@ -162,7 +162,8 @@ class RegionSender:
         """Return when the request is to be sent again."""
         name, reaction = classify(error)
         metrics.KV_REGION_ERR_TOTAL.labels(name).inc()
-        why = f"{name} from store {target.store.id} for region {errand.region.id}"
+        detail = f" ({error.message})" if name == OTHER else ""
+        why = f"{name} from store {target.store.id} for region {errand.region.id}{detail}"
         match reaction.act:
             case Act.RETRY:
                 await self._again(errand, reaction.sleep, why, error)

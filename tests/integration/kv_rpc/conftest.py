@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -56,7 +57,7 @@ class FakeStore:
         self.stray_ids: list[int] = []  # answered beside the real ones
         self.with_batch = True
         self.reorder = False
-        self.hold: asyncio.Event | None = None  # while set to an unset event, batches wait
+        self.hold: asyncio.Event | None = None  # until it is set, no stream reads its next batch
         self.value: Callable[[bytes], bytes] = lambda key: b"value of " + key
         self.port = 0
         self._server: Any = None
@@ -66,7 +67,7 @@ class FakeStore:
         return f"127.0.0.1:{self.port}"
 
     async def start(self, credentials: grpc.ServerCredentials | None = None) -> None:
-        server = grpc.aio.server()
+        server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
         unary = {
             name: self._unary(name)
             for name, method in methods("tikvpb.Tikv").items()
@@ -114,9 +115,12 @@ class FakeStore:
     async def _batch(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> Any:
         self.streams += 1
         self.peers.add(context.peer())
-        async for message in requests:
+        while True:
             if self.hold is not None:
                 await self.hold.wait()
+            message = await anext(requests, None)
+            if message is None:
+                return
             self.batches.append(len(message.requests))
             self.batch_ids += message.request_ids
             reply = tikvpb.BatchCommandsResponse(transport_layer_load=self.load)
@@ -326,7 +330,7 @@ class FakeCluster:
         """Lay the regions out anew, with these raw split keys."""
         bounds = [b"", *(encode_bytes(key) for key in keys), b""]
         self.pd.regions = []
-        for i, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False), first_id):
+        for i, (start, end) in enumerate(itertools.pairwise(bounds), first_id):
             region = metapb.Region(id=i, start_key=start, end_key=end)
             region.region_epoch.conf_ver, region.region_epoch.version = 1, version
             for store_id in self.stores:
