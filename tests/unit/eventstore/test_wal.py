@@ -21,7 +21,7 @@ Open = Callable[..., tuple[Wal, list[tuple[Frame, Location]]]]
 def open_wal(tmp_path: Path) -> Iterator[Open]:
     opened: list[Wal] = []
 
-    def open_it(**options: object) -> tuple[Wal, list[tuple[Frame, Location]]]:
+    def open_it(*, keep: bool = True, **options: object) -> tuple[Wal, list[tuple[Frame, Location]]]:
         for each in opened:
             each.close()
         given: dict[str, object] = {
@@ -32,7 +32,6 @@ def open_wal(tmp_path: Path) -> Iterator[Open]:
         wal = Wal(tmp_path, **(given | options))  # type: ignore[arg-type]
         opened.append(wal)
         seen: list[tuple[Frame, Location]] = []
-        keep = options.get("keep", True)
 
         def replay(frame: Frame, place: Location) -> None:
             seen.append((frame, place))
@@ -133,7 +132,7 @@ def test_segments_that_nobody_needs_after_a_restart_go(open_wal: Open, tmp_path:
     for ts in range(1, 7):
         append(wal, 1, ts)
     open_wal(keep=False)
-    assert len(paths.wal_segments(tmp_path)) == 2  # the last one replayed, and the new one
+    assert len(paths.wal_segments(tmp_path)) == 1  # the new one
 
 
 def test_a_forgotten_table_stays_forgotten_whatever_segments_remain(open_wal: Open, tmp_path: Path) -> None:

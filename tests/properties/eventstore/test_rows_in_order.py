@@ -1,0 +1,82 @@
+"""Taking rows: sorted, each once, whatever fits in memory; large transactions cut out whole."""
+
+import itertools
+import tempfile
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.eventstore.rows import between, in_order, ordered, position
+from penstock.eventstore.transactions import cut
+from penstock.testing.rawbatches import Change, changes, raw
+
+CHANGES = st.tuples(
+    st.integers(1, 6),
+    st.integers(0, 2),
+    st.binary(min_size=1, max_size=3),
+    st.one_of(st.none(), st.binary(max_size=30)),
+    st.one_of(st.none(), st.binary(max_size=4)),
+)
+BATCHES = st.lists(st.lists(CHANGES, max_size=12), max_size=8)
+
+
+def once(batches: list[list[Change]]) -> list[Change]:
+    """The model: the first copy of each change, in order."""
+    first: dict[tuple[int, int, bytes], Change] = {}
+    for batch in batches:
+        for change in batch:
+            first.setdefault(change[:3], change)
+    return [first[place] for place in sorted(first)]
+
+
+@given(BATCHES)
+def test_rows_come_in_order_and_once(batches: list[list[Change]]) -> None:
+    assert changes(in_order([raw(batch) for batch in batches])) == once(batches)
+
+
+@given(st.lists(CHANGES, max_size=12), st.integers(0, 7), st.integers(0, 7))
+def test_a_range_excludes_its_start_and_includes_its_end(batch: list[Change], low: int, high: int) -> None:
+    assert changes(between(raw(batch), low, high)) == [each for each in batch if low < each[0] <= high]
+
+
+@settings(deadline=None, max_examples=60)
+@given(BATCHES, st.integers(20, 400))
+def test_a_sort_on_disk_gives_the_same_as_one_in_memory(batches: list[list[Change]], memory: int) -> None:
+    loaded = [raw(batch) for batch in batches]
+    nbytes = sum(batch.nbytes for batch in loaded)
+    with tempfile.TemporaryDirectory() as scratch:
+        stream = ordered(lambda: loaded, nbytes, memory_bytes=memory, scratch=Path(scratch))
+        assert [change for batch in stream for change in changes(batch)] == once(batches)
+        assert list(Path(scratch).iterdir()) == []
+
+
+@given(BATCHES, CHANGES)
+def test_a_position_counts_the_rows_before_a_place(batches: list[list[Change]], place: Change) -> None:
+    rows = once(batches)
+    assert position(raw(rows), place[:3]) == sum(each[:3] < place[:3] for each in rows)
+
+
+def weight(change: Change) -> int:
+    return 17 + sum(len(part) for part in change[2:] if isinstance(part, bytes))
+
+
+@given(BATCHES, st.integers(20, 200), st.data())
+def test_large_transactions_are_cut_out_whole(
+    batches: list[list[Change]], large: int, data: st.DataObject
+) -> None:
+    rows = once(batches)
+    marks = sorted(data.draw(st.sets(st.integers(0, len(rows)))))
+    bounds = [0, *marks, len(rows)]
+    stream = [raw(rows[start:end]) for start, end in itertools.pairwise(bounds)]
+    pieces = list(cut(stream, large_bytes=large))
+    assert [change for piece in pieces for change in changes(piece.rows)] == rows
+    sizes: dict[tuple[int, int], int] = {}
+    for change in rows:
+        sizes[change[:2]] = sizes.get(change[:2], 0) + weight(change)
+    direct = {change[:2] for piece in pieces if piece.direct for change in changes(piece.rows)}
+    small = {change[:2] for piece in pieces if not piece.direct for change in changes(piece.rows)}
+    assert direct.isdisjoint(small)
+    assert all(sizes[txn] <= large for txn in small)
+    assert all(len({change[:2] for change in changes(piece.rows)}) == 1 for piece in pieces if piece.direct)
+    assert direct == {txn for txn, size in sizes.items() if size > large}
