@@ -53,6 +53,7 @@ class Members:
         """Ask the members for their leader; raise Unavailable when none of them knows it."""
         if self._search is None or self._search.done():
             self._search = asyncio.create_task(self._find_leader())
+            self._search.add_done_callback(_retrieve)
         await asyncio.shield(self._search)
 
     async def _find_leader(self) -> None:
@@ -109,3 +110,9 @@ class Members:
             self._search.cancel()
             await asyncio.gather(self._search, return_exceptions=True)
         await self._close_channels()
+
+
+def _retrieve(search: "asyncio.Task[None]") -> None:
+    """Look at a search's error even when everybody who waited for it was cancelled."""
+    if not search.cancelled():
+        search.exception()

@@ -2,9 +2,8 @@
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.proto import metapb_pb2 as metapb
 
 _EVICTION_SAMPLE = 50
@@ -35,7 +34,7 @@ class Location:
 class CachedRegion:
     """A region with the peer that requests go to.
 
-    Invariant: `context` is None or made for `peers[target]`.
+    Invariant: `route` is None or was made for `peers[target]`.
     """
 
     location: Location
@@ -44,7 +43,7 @@ class CachedRegion:
     ttl_s: float
     expires_at: float
     store_epoch: int  # of the target's store when it was chosen; a later epoch makes the region stale
-    context: kvrpcpb.Context | None = None
+    route: Any = None  # the owner's note on how to reach the target, dropped when the target changes
 
     @property
     def peer(self) -> metapb.Peer:
@@ -55,7 +54,7 @@ class CachedRegion:
         """Send requests to another peer from now on."""
         self.target = target
         self.store_epoch = store_epoch
-        self.context = None
+        self.route = None
 
 
 def peers_that_lead(peers: tuple[metapb.Peer, ...]) -> list[int]:

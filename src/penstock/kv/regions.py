@@ -125,6 +125,17 @@ class RegionCache:
             if not at or (end and at >= end):
                 return found
 
+    def route(self, ver: RegionVerId) -> Target | None:
+        """Return where to send a request for a region if that is known without asking; else see `target`."""
+        region = self._table.get(ver)
+        if region is None or region.route is None:
+            return None
+        target: Target = region.route
+        store = target.store
+        if store.epoch != region.store_epoch or store.stale or store.liveness is Liveness.UNREACHABLE:
+            return None
+        return target
+
     async def target(self, bo: Backoffer, ver: RegionVerId) -> Target | None:
         """Return where to send a request for a region; None when it must be located again."""
         region = self._fresh(self._table.get(ver))
@@ -134,21 +145,17 @@ class RegionCache:
         if store.liveness is Liveness.UNREACHABLE:
             self._aim_at_reachable(region)
             store = self.stores.get(region.peer.store_id)
-        if store.stale:
-            addr = await self.stores.resolve(bo, store)
-            if addr is None:
-                self.invalidate(ver, "its store is gone")
-                return None
-            region.store_epoch = store.epoch
-        if region.context is None:
-            region.context = self._context(ver, region.peer)
-        return Target(store.addr, store, region.peer, region.context)
-
-    def _context(self, ver: RegionVerId, peer: metapb.Peer) -> kvrpcpb.Context:
+        addr = await self.stores.resolve(bo, store)
+        if addr is None:
+            self.invalidate(ver, "its store is gone")
+            return None
+        region.store_epoch = store.epoch
         epoch = metapb.RegionEpoch(conf_ver=ver.conf_ver, version=ver.version)
-        return kvrpcpb.Context(
-            region_id=ver.id, region_epoch=epoch, peer=peer, cluster_id=self._pd.cluster_id
+        context = kvrpcpb.Context(
+            region_id=ver.id, region_epoch=epoch, peer=region.peer, cluster_id=self._pd.cluster_id
         )
+        found = region.route = Target(addr, store, region.peer, context)
+        return found
 
     def _fresh(self, region: CachedRegion | None) -> CachedRegion | None:
         if region is None or self.stores.get(region.peer.store_id).epoch == region.store_epoch:

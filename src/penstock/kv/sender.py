@@ -44,7 +44,18 @@ class _Errand:
     attempts: dict[int, int] = field(default_factory=dict)  # by peer id
     exhausted: set[int] = field(default_factory=set)  # ids of peers whose store is out of reach
 
+    def address(self, target: Target) -> None:
+        """Name the target in the request and count the attempt."""
+        context = self.request.context
+        context.ClearField("region_epoch")
+        context.ClearField("peer")
+        context.MergeFrom(target.context)
+        if self.attempts:
+            context.is_retry_request = True
+        self.attempts[target.peer.id] = self.attempts.get(target.peer.id, 0) + 1
+
     def report(self, error: Exception) -> None:
+        """Tell the caller of an attempt that may have done its work without an answer."""
         if self.on_rpc_error is not None:
             self.on_rpc_error(error)
 
@@ -91,17 +102,23 @@ class RegionSender:
         due), Unavailable when the budget of `bo` is used up, Invalid when repeating cannot help.
         """
         errand = _Errand(bo, method, request, region, on_rpc_error)
+        timeout_s = timeout_s or self._timeout_s
         while True:
-            target = await self._target(errand)
+            target = self._cache.route(region) or await self._find_target(errand)
+            if errand.attempts.get(target.peer.id, 0) >= _ATTEMPTS_MAX:
+                await self._reload(errand, Kind.REGION_MISS, "its peer did not serve in many attempts")
+            errand.address(target)
+            began = self._clock.monotonic()
             try:
-                response: Any = await self._attempt(errand, target, timeout_s or self._timeout_s)
+                response: Any = await self._rpc.send(target.addr, method, request, timeout_s=timeout_s)
             except RpcFailed as error:
                 await self._rpc_failed(errand, target, error)
                 continue
-            if response.HasField("region_error"):
-                await self._react(errand, target, response.region_error)
-            else:
+            finally:
+                self._observe(method, target.store.id, self._clock.monotonic() - began)
+            if not response.HasField("region_error"):
                 break
+            await self._react(errand, target, response.region_error)
         answer: Message = response
         return answer
 
@@ -109,28 +126,11 @@ class RegionSender:
         """Stop watching stores."""
         await self._prober.close()
 
-    async def _target(self, errand: _Errand) -> Target:
+    async def _find_target(self, errand: _Errand) -> Target:
         target = await self._cache.target(errand.bo, errand.region)
         if target is None:
             await self._stale(errand, Kind.REGION_MISS, "the region is no longer in the cache")
-        tried = errand.attempts.get(target.peer.id, 0)
-        if tried >= _ATTEMPTS_MAX:
-            await self._reload(errand, Kind.REGION_MISS, "its peer did not serve in many attempts")
-        errand.attempts[target.peer.id] = tried + 1
         return target
-
-    async def _attempt(self, errand: _Errand, target: Target, timeout_s: float) -> Message:
-        context = errand.request.context
-        context.ClearField("region_epoch")
-        context.ClearField("peer")
-        context.MergeFrom(target.context)
-        if len(errand.attempts) > 1 or errand.attempts[target.peer.id] > 1:
-            context.is_retry_request = True
-        began = self._clock.monotonic()
-        try:
-            return await self._rpc.send(target.addr, errand.method, errand.request, timeout_s=timeout_s)
-        finally:
-            self._observe(errand.method, target.store.id, self._clock.monotonic() - began)
 
     def _observe(self, method: str, store_id: int, seconds: float) -> None:
         histogram = self._seconds.get((method, store_id))
@@ -147,6 +147,10 @@ class RegionSender:
         if error.code is grpc.StatusCode.UNIMPLEMENTED:
             raise Invalid(
                 f"store {target.store.id} at {target.addr} does not serve {errand.method}; upgrade it"
+            ) from error
+        if error.code is grpc.StatusCode.INVALID_ARGUMENT and "cluster" in str(error).lower():
+            raise Invalid(
+                f"store {target.store.id} at {target.addr} belongs to another cluster; check pd_addrs"
             ) from error
         if await self._prober.check(target.store) is Liveness.REACHABLE:
             await errand.bo.backoff(Kind.TIKV_RPC, error)

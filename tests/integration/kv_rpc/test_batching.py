@@ -37,7 +37,7 @@ async def test_requests_of_one_moment_travel_in_one_batch(cluster, store):
 
 
 async def test_a_batch_is_never_larger_than_the_limit_and_later_callers_wait_in_order(cluster, store):
-    rpc = (await cluster.connect(max_batch_size=8)).rpc
+    rpc = (await cluster.connect(max_batch_size=8, grpc_connection_count=1)).rpc
     waited = count(metrics.KV_BATCH_WAIT_DURATION)
     answers = await asyncio.gather(*(get(rpc, store, b"%d" % i) for i in range(50)))
     assert [answer.value for answer in answers] == [b"value of %d" % i for i in range(50)]
@@ -290,3 +290,20 @@ async def test_a_stream_the_store_refuses_fails_while_it_opens(cluster, store, f
     with pytest.raises(RpcFailed, match="silent"):
         await rpc.stream(store.addr, "tikvpb.Tikv", "BatchCommands", request, timeout_s=0.05)
     store.hold.set()
+
+
+async def test_a_request_of_the_wrong_class_fails_its_caller_only(cluster, store):
+    rpc = (await cluster.connect()).rpc
+    with pytest.raises(AssertionError, match="ScanRequest is no Get request"):
+        await rpc.send(store.addr, "KvGet", kvrpcpb.ScanRequest(), timeout_s=1)
+    assert (await get(rpc, store, b"a")).value == b"value of a"
+
+
+async def test_a_channel_closed_under_a_stream_breaks_it_like_any_other_loss(cluster, store, fakes):
+    rpc = (await cluster.connect(grpc_connection_count=1)).rpc
+    await get(rpc, store, b"warm")
+    connection = rpc._pools[store.addr].array.connections[0]
+    connection._stamp = (1,)  # as if the TLS files had changed
+    await connection.renew()
+    await fakes.until(lambda: store.streams == 2)
+    assert (await get(rpc, store, b"again")).value == b"value of again"

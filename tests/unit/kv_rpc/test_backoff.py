@@ -138,4 +138,4 @@ async def test_every_sleep_is_observed():
 
     before = total()
     await Backoffer(20_000, clock=FakeClock(0.0)).backoff(Kind.IS_WITNESS, "witness")
-    assert total() - before == 0.5
+    assert total() - before == pytest.approx(0.5)

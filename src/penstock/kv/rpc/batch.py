@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 
 from penstock import metrics
 from penstock.clock import Clock
+from penstock.kv.rpc.commands import BATCH_REQUESTS
 from penstock.kv.rpc.connections import ConnectionArray
 from penstock.kv.rpc.failure import RpcFailed
 from penstock.kv.rpc.stream import BatchStream, Entry
@@ -63,6 +64,8 @@ class BatchConnection:
         """Send a command; raise RpcFailed when no answer comes in time or the stream breaks."""
         if self._closed:
             raise self._closed_error()
+        # Checked here, where it fails the caller: in the send loop it would fail everybody.
+        assert isinstance(request, BATCH_REQUESTS[field]), f"{type(request).__name__} is no {field} request"
         entry = Entry(self._loop.create_future(), field, request)
         self._enter(entry)
         timer = self._loop.call_later(timeout_s, self._expire, entry)

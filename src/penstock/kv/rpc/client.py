@@ -14,7 +14,7 @@ from penstock.kv.rpc.batch import BatchConnection
 from penstock.kv.rpc.channels import Dialer
 from penstock.kv.rpc.commands import BATCH_FIELDS
 from penstock.kv.rpc.connections import ConnectionArray
-from penstock.kv.rpc.failure import RpcFailed, from_grpc
+from penstock.kv.rpc.failure import RpcFailed, from_closing, from_grpc
 from penstock.kv.rpc.responses import ResponseStream, open_stream
 from penstock.proto.services import methods
 from penstock.settings import KvSettings, TlsSettings
@@ -104,6 +104,8 @@ class RpcClient:
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
             raise from_grpc(error, addr) from error
+        except asyncio.CancelledError as error:
+            raise from_closing(error, addr) from None
         return int(answer.status)
 
     def _open(self, addr: str) -> _Pool:

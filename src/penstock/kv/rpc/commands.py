@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from google.protobuf.message import Message
+
 from penstock.proto import tikvpb_pb2 as tikvpb
 from penstock.proto.services import Method, methods
 
@@ -21,6 +23,11 @@ def _batchable() -> Mapping[str, str]:
 
 # Method of the service -> its field in a batch, such as "KvGet" -> "Get".
 BATCH_FIELDS: Mapping[str, str] = _batchable()
+
+# The message each field holds.
+BATCH_REQUESTS: Mapping[str, type[Message]] = {
+    field: methods(SERVICE)[method].request for method, field in BATCH_FIELDS.items()
+}
 
 
 def unary(method: str) -> Method:

@@ -24,7 +24,7 @@ def from_grpc(error: grpc.aio.AioRpcError, addr: str) -> RpcFailed:
     return RpcFailed(error.code(), error.details() or "no details", addr=addr)
 
 
-def from_closing(cancelled: asyncio.CancelledError, addr: str) -> Exception | asyncio.CancelledError:
+def from_closing(cancelled: asyncio.CancelledError, addr: str) -> RpcFailed | asyncio.CancelledError:
     """Tell apart the two reasons why gRPC raises CancelledError.
 
     Closing a channel cancels its calls in the tasks that wait for them; unless the task itself is

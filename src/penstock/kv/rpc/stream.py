@@ -13,7 +13,7 @@ from penstock.clock import Clock
 from penstock.kv.backoff import Kind, sleep_ms
 from penstock.kv.rpc.commands import SERVICE
 from penstock.kv.rpc.connections import Connection
-from penstock.kv.rpc.failure import EOF, RpcFailed, from_grpc
+from penstock.kv.rpc.failure import EOF, RpcFailed, from_closing, from_grpc
 from penstock.proto import tikvpb_pb2 as tikvpb
 from penstock.proto.services import methods
 
@@ -113,21 +113,33 @@ class BatchStream:
         clock = self._clock
         while True:
             waiting_since = clock.monotonic()
-            try:
-                message = await call.read()
-            except grpc.aio.AioRpcError as error:
-                _RECEIVE_FAILED.observe((clock.monotonic() - waiting_since) * 1e9)
-                self._broken(epoch, from_grpc(error, self._connection.addr))
+            message = await self._read(call)
+            waited_ns = (clock.monotonic() - waiting_since) * 1e9
+            if isinstance(message, RpcFailed):
+                _RECEIVE_FAILED.observe(waited_ns)
+                self._broken(epoch, message)
                 return
-            if message is EOF:
-                _RECEIVE_FAILED.observe((clock.monotonic() - waiting_since) * 1e9)
-                ended = RpcFailed(
-                    grpc.StatusCode.UNAVAILABLE, "the batch stream ended", addr=self._connection.addr
-                )
-                self._broken(epoch, ended)
-                return
-            _RECEIVED.observe((clock.monotonic() - waiting_since) * 1e9)
+            _RECEIVED.observe(waited_ns)
             self._deliver(message)
+
+    async def _read(self, call: Any) -> tikvpb.BatchCommandsResponse | RpcFailed:
+        """Return the next message, or why there is none."""
+        addr = self._connection.addr
+        try:
+            message = await call.read()
+        except grpc.aio.AioRpcError as error:
+            return from_grpc(error, addr)
+        except asyncio.CancelledError as error:
+            failure = from_closing(error, addr)
+            if isinstance(failure, asyncio.CancelledError):
+                raise
+            return failure
+        if message is EOF:
+            return RpcFailed(grpc.StatusCode.UNAVAILABLE, "the batch stream ended", addr=addr)
+        if message is None:  # what gRPC makes of bytes that are no message
+            return RpcFailed(grpc.StatusCode.INTERNAL, "the store sent an unreadable batch", addr=addr)
+        batch: tikvpb.BatchCommandsResponse = message
+        return batch
 
     def _deliver(self, message: tikvpb.BatchCommandsResponse) -> None:
         if message.transport_layer_load:
