@@ -26,7 +26,7 @@ from penstock.tables.codec import decimals, json_binary, times
 from penstock.tables.codec.datums import NULL, Datum, Kind, decimal_datum, vector_end
 from penstock.tables.codec.ordered import decode_float
 from penstock.tables.codec.rows import cell_int, cell_of, cell_uint
-from penstock.tables.fieldtypes import BLOBS, INTEGER_BITS, STRINGS, FieldType, Tp
+from penstock.tables.fieldtypes import BLOBS, INTEGER_BITS, PACKED_TIMES, STRINGS, FieldType, Tp
 
 YEAR_MIN, YEAR_MAX = 1901, 2155
 VECTOR_DIMENSION_MAX = 16383
@@ -52,6 +52,25 @@ def from_cell(kind: FieldType, cell: bytes | None) -> Any:
 def from_datum(kind: FieldType, datum: Datum) -> Any:
     """The Python value of a datum, such as a primary key column read from a key."""
     return from_cell(kind, cell_of(datum))
+
+
+def storage_kind(kind: FieldType) -> Kind:
+    """What the storage form of a column's values is."""
+    if kind.tp in INTEGER_BITS:
+        return Kind.UINT if kind.unsigned else Kind.INT
+    return _STORAGE[kind.tp]
+
+
+def datum_of_cell(kind: FieldType, cell: bytes | None) -> Datum:
+    """The storage form of a cell; Corrupt when it is damaged."""
+    if cell is None:
+        return NULL
+    storage = storage_kind(kind)
+    if storage is Kind.UINT:
+        return Datum(storage, cell_uint(cell))
+    if storage in {Kind.INT, Kind.DURATION}:
+        return Datum(storage, cell_int(cell))
+    return Datum(storage, decode_float(cell)) if storage is Kind.FLOAT else Datum(storage, cell)
 
 
 def zero_value(kind: FieldType) -> Any:
@@ -218,11 +237,14 @@ def _refuse(kind: FieldType, _: Any) -> Datum:
 
 
 def _whole(kind: FieldType, value: Any) -> int:
+    if type(value) is int:
+        return value
     try:
-        number = int(value)
-    except (TypeError, ValueError, OverflowError):
+        exact = Decimal(value)
+        number = int(exact)
+    except (InvalidOperation, TypeError, ValueError, OverflowError):
         raise _mismatch(kind, value, "an int") from None
-    if not isinstance(value, str) and number != value:
+    if number != exact:
         raise _mismatch(kind, value, "a whole number")
     return number
 
@@ -276,7 +298,7 @@ def _no_value(kind: FieldType, _: bytes) -> Any:
 _TO_DATUM: dict[Tp, Callable[[FieldType, Any], Datum]] = {
     **dict.fromkeys(INTEGER_BITS, _int),
     **dict.fromkeys(STRINGS, _string),
-    **dict.fromkeys((Tp.DATE, Tp.DATETIME, Tp.TIMESTAMP), _packed_time),
+    **dict.fromkeys(PACKED_TIMES, _packed_time),
     **dict.fromkeys((Tp.FLOAT, Tp.DOUBLE), _float),
     **dict.fromkeys((Tp.NULL, Tp.GEOMETRY), _refuse),
     Tp.YEAR: _year,
@@ -315,4 +337,16 @@ _ZEROS: dict[Tp, Any] = {
     Tp.SET: "",
     Tp.JSON: "null",
     Tp.VECTOR_FLOAT32: (),
+}
+
+_STORAGE: dict[Tp, Kind] = {
+    **dict.fromkeys(STRINGS, Kind.BYTES),
+    **dict.fromkeys((*PACKED_TIMES, Tp.BIT, Tp.ENUM, Tp.SET), Kind.UINT),
+    **dict.fromkeys((Tp.FLOAT, Tp.DOUBLE), Kind.FLOAT),
+    **dict.fromkeys((Tp.NULL, Tp.GEOMETRY), Kind.NULL),
+    Tp.YEAR: Kind.INT,
+    Tp.DURATION: Kind.DURATION,
+    Tp.NEW_DECIMAL: Kind.DECIMAL,
+    Tp.JSON: Kind.JSON,
+    Tp.VECTOR_FLOAT32: Kind.VECTOR,
 }

@@ -1,0 +1,164 @@
+"""Raw batch and schema in, Arrow out: the seam behind which the row encoding stays."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.tables.arrow import arrow_schema
+from penstock.tables.codec import rows
+from penstock.tables.decoding.cells import Bytes, Cells, Ints, Mask, padded
+from penstock.tables.decoding.convert import Storage, to_arrow
+from penstock.tables.decoding.handles import IntHandles, common_handles, record_rows
+from penstock.tables.decoding.layout import Column, locate
+from penstock.tables.defaults import origin_cell
+from penstock.tables.raw import Op
+from penstock.tables.records import readable_handle_columns
+from penstock.tables.schema import ColumnInfo, HandleKind, TableInfo
+
+_EMPTY_ROW = rows.encode({})
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The rows of a raw batch.
+
+    `data` holds what puts wrote; `old` what was there before (the old rows of updates and
+    deletes). A delete whose old value is not known has its primary key only. `data_rows` and
+    `old_rows` give, for each of their rows, its place in the raw batch.
+    """
+
+    data: pa.RecordBatch
+    data_rows: pa.Array
+    old: pa.RecordBatch
+    old_rows: pa.Array
+
+
+class RowDecoder(Protocol):
+    """How a source's raw rows become Arrow."""
+
+    def decode(self, raw: pa.RecordBatch, table: TableInfo) -> Decoded:
+        """Decode a raw batch of one table, whose schema is `table` throughout.
+
+        Both results have `arrow_schema(table)` and keep the order of the raw batch. Keys that are
+        no rows (index entries) are left out. Raise Corrupt for damaged rows, Invalid for keys of
+        another table.
+        """
+
+
+class TidbRowDecoder:
+    """Decode rows in TiDB's encoding, version 1 or 2, a column at a time."""
+
+    def decode(self, raw: pa.RecordBatch, table: TableInfo) -> Decoded:
+        """See RowDecoder."""
+        keys = _Pieces.of(raw.column("key"))
+        records = record_rows(keys.data, keys.begin, keys.end, table)
+        op = raw.column("op").to_numpy()
+        had_old = np.asarray(raw.column("old_value").is_valid())
+        put = np.flatnonzero(records & (op == Op.PUT))
+        old = np.flatnonzero(records & (had_old | (op == Op.DELETE)))
+        return Decoded(
+            data=_decode(table, keys.at(put), raw.column("value"), put),
+            data_rows=pa.array(put, pa.int64()),
+            old=_decode(table, keys.at(old), raw.column("old_value"), old),
+            old_rows=pa.array(old, pa.int64()),
+        )
+
+
+def decode_rows(table: TableInfo, keys: pa.Array, values: pa.Array) -> pa.RecordBatch:
+    """Decode records that a scan returned: keys and values of the table's rows, in order."""
+    pieces = _Pieces.of(keys)
+    every = np.arange(len(keys), dtype=np.int64)
+    record_rows(pieces.data, pieces.begin, pieces.end, table)
+    return _decode(table, pieces, values, every)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """A binary array as numpy sees it."""
+
+    data: Bytes
+    begin: Ints
+    end: Ints
+
+    @classmethod
+    def of(cls, array: pa.Array) -> "_Pieces":
+        _, bounds, content = array.buffers()
+        if not len(array):
+            return cls(padded(np.zeros(0, np.uint8)), np.zeros(0, np.int64), np.zeros(0, np.int64))
+        stored = np.frombuffer(bounds, dtype=np.int32, count=array.offset + len(array) + 1)
+        offsets = stored[array.offset :].astype(np.int64)
+        first, last = int(offsets[0]), int(offsets[-1])
+        data = np.frombuffer(content, dtype=np.uint8)[first:last] if content else np.zeros(0, np.uint8)
+        return cls(padded(data), offsets[:-1] - first, offsets[1:] - first)
+
+    def at(self, chosen: Ints) -> "_Pieces":
+        return _Pieces(self.data, self.begin[chosen], self.end[chosen])
+
+
+def _decode(table: TableInfo, keys: _Pieces, values: pa.Array, chosen: Ints) -> pa.RecordBatch:
+    if not len(chosen):
+        return pa.RecordBatch.from_pylist([], schema=arrow_schema(table))
+    blank = np.asarray(values.is_null())[chosen]
+    found = _version_2(values, chosen, blank)
+    wanted = table.stored_columns
+    columns = locate(found.data, found.begin, found.end, [column.id for column in wanted])
+    handles = _handle_storage(table, keys)
+    arrays = [
+        _array(column, located, handles.get(column.id), blank)
+        for column, located in zip(wanted, columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(table))
+
+
+def _version_2(values: pa.Array, chosen: Ints, blank: Mask) -> _Pieces:
+    """The chosen rows, old ones rewritten, unknown ones empty."""
+    if not blank.any():
+        pieces = _Pieces.of(values).at(chosen)
+        if (pieces.data[pieces.begin] == rows.VERSION_2).all() and (pieces.end > pieces.begin).all():
+            return pieces
+    upgraded = [_upgrade(value) for value in values.take(pa.array(chosen)).to_pylist()]
+    return _Pieces.of(pa.array(upgraded, pa.binary()))
+
+
+def _upgrade(value: bytes | None) -> bytes:
+    if value is None:
+        return _EMPTY_ROW
+    return value if value[:1] == bytes((rows.VERSION_2,)) else rows.upgrade(value)
+
+
+def _handle_storage(table: TableInfo, keys: _Pieces) -> dict[int, Storage]:
+    """What the keys know of the primary key columns, by column id."""
+    if table.handle_kind is HandleKind.INT:
+        return {table.primary_key[0].id: IntHandles.read(keys.data, keys.begin, keys.end)}
+    if table.handle_kind is HandleKind.ROWID:
+        return {}
+    parts = common_handles(keys.data, keys.begin, keys.end, len(table.primary_key))
+    readable = readable_handle_columns(table)
+    return {
+        column.id: part for column, part in zip(table.primary_key, parts, strict=True) if column in readable
+    }
+
+
+def _array(column: ColumnInfo, located: Column, handle: Storage | None, blank: Mask) -> pa.Array:
+    absent = located.absent
+    if handle is not None and absent.all():
+        return to_arrow(column.type, handle)
+    array = to_arrow(column.type, located.cells)
+    if not absent.any():
+        return array
+    if handle is not None:
+        return pc.if_else(pa.array(absent), to_arrow(column.type, handle), array)
+    cell = origin_cell(column)
+    if cell is None:
+        return array
+    filled = absent & ~blank
+    return pc.if_else(pa.array(filled), _scalar(column, cell), array) if filled.any() else array
+
+
+def _scalar(column: ColumnInfo, cell: bytes) -> pa.Scalar:
+    data = padded(np.frombuffer(cell, dtype=np.uint8))
+    one = Cells(data, np.zeros(1, np.int64), np.full(1, len(cell), np.int64), np.ones(1, np.bool_))
+    return to_arrow(column.type, one)[0]

@@ -1,0 +1,198 @@
+"""Entries of secondary indexes: which key and value a row has in an index, and back.
+
+An entry of a unique index without NULLs is found by its values alone and keeps the handle in its
+value; any other entry ends its key with the handle. Where the key does not hold a string as it
+was written, the value keeps what is missing ("restored" data).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from penstock.errors import Corrupt
+from penstock.tables.codec import collations, datums, rows
+from penstock.tables.codec.datums import Datum, Kind
+from penstock.tables.codec.ordered import INT_BYTES, decode_uint, encode_int, encode_uint
+from penstock.tables.fieldtypes import ColumnFlag
+from penstock.tables.keys import PREFIX_BYTES, Handle, index_prefix
+from penstock.tables.records import Record, key_datum, signed
+from penstock.tables.schema import HandleKind, IndexInfo, TableInfo
+from penstock.tables.values import datum_of_cell
+
+_LEGACY_BYTES_MAX = 9
+_NON_UNIQUE = b"0"
+_COMMON_HANDLE = 127
+_PARTITION = 126
+_VERSION = 125
+_MIN_BYTES = 10
+_V1_HEAD = bytes((0, _VERSION, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of an index; `distinct` when no other row may have its key."""
+
+    key: bytes
+    value: bytes
+    distinct: bool
+
+
+def written_indexes(table: TableInfo) -> Iterable[IndexInfo]:
+    """The indexes that rows keep entries in; a clustered primary key is the record itself."""
+    clustered = table.handle_kind is HandleKind.COMMON
+    return (index for index in table.indexes if index.written and not (clustered and index.primary))
+
+
+def entry(table: TableInfo, index: IndexInfo, record: Record, handle: Handle) -> Entry:
+    """The entry of a row in an index; Invalid for a collation that cannot be written."""
+    parts = [key_datum(table, part, record) for part in index.columns]
+    distinct = index.unique and all(part.kind is not Kind.NULL for part in parts)
+    key = index_prefix(table.id, index.id) + b"".join(map(datums.encode_key, parts))
+    if not distinct:
+        key += _handle_suffix(handle)
+    return Entry(key, _value(table, index, record, handle if distinct else None), distinct)
+
+
+def _handle_suffix(handle: Handle) -> bytes:
+    return bytes((datums.Flag.INT,)) + encode_int(handle) if isinstance(handle, int) else handle
+
+
+def _value(table: TableInfo, index: IndexInfo, record: Record, handle: Handle | None) -> bytes:
+    if table.is_common_handle and table.common_handle_version == 1:
+        return _V1_HEAD + _common(handle) + _restored_v1(table, index, record)
+    return _value_v0(table, index, record, handle)
+
+
+def _value_v0(table: TableInfo, index: IndexInfo, record: Record, handle: Handle | None) -> bytes:
+    options = _common(handle) + _restored_v0(table, index, record)
+    if not options:
+        return encode_uint(handle % (1 << 64)) if isinstance(handle, int) else _NON_UNIQUE
+    if isinstance(handle, int):
+        tail = encode_uint(handle % (1 << 64))
+    else:
+        tail = bytes(max(_MIN_BYTES - 1 - len(options), 0))
+    return bytes((len(tail),)) + options + tail
+
+
+def _common(handle: Handle | None) -> bytes:
+    if not isinstance(handle, bytes):
+        return b""
+    return bytes((_COMMON_HANDLE,)) + len(handle).to_bytes(2, "big") + handle
+
+
+def _restored_v0(table: TableInfo, index: IndexInfo, record: Record) -> bytes:
+    columns = [table.columns[part.offset] for part in index.columns]
+    if not any(collations.needs_restored(column.type) for column in columns):
+        return b""
+    return rows.encode(
+        {column.id: rows.cell_of(_cut(table, index, nth, record)) for nth, column in enumerate(columns)}
+    )
+
+
+def _cut(table: TableInfo, index: IndexInfo, nth: int, record: Record) -> Datum:
+    part = index.columns[nth]
+    column = table.columns[part.offset]
+    datum = record[column.id]
+    if datum.kind is not Kind.BYTES or not isinstance(datum.value, bytes):
+        return datum
+    return Datum(Kind.BYTES, collations.truncate(column.type, datum.value, part.length))
+
+
+def _restored_v1(table: TableInfo, index: IndexInfo, record: Record) -> bytes:
+    """Strings of the index and of the handle; of a padded one only the number of its spaces."""
+    cells: dict[int, bytes | None] = {}
+    for nth, part in enumerate(index.columns):
+        column = table.columns[part.offset]
+        if not column.type.flag & ColumnFlag.PRI_KEY and collations.needs_restored(column.type):
+            cells[column.id] = _restored_cell(table, index, nth, record)
+    primary = table.primary_index
+    assert primary is not None
+    for nth, part in enumerate(primary.columns):
+        column = table.columns[part.offset]
+        if collations.needs_restored(column.type):
+            cells[column.id] = _restored_cell(table, primary, nth, record)
+    return rows.encode(cells) if cells else b""
+
+
+def _restored_cell(table: TableInfo, index: IndexInfo, nth: int, record: Record) -> bytes | None:
+    datum = _cut(table, index, nth, record)
+    if not isinstance(datum.value, bytes):
+        return None
+    kind = table.columns[index.columns[nth].offset].type
+    if collations.pads(kind):
+        return rows.uint_cell(len(datum.value) - len(datum.value.rstrip(b" ")))
+    return datum.value
+
+
+def handle_in(index: IndexInfo, key: bytes, value: bytes) -> Handle:
+    """The handle of the row that an entry points to; Corrupt when the entry is damaged."""
+    end = datums.cut(key, len(index.columns), PREFIX_BYTES + INT_BYTES)
+    if end < len(key):
+        return _handle_of_suffix(key[end:])
+    segments = split_value(value)
+    if segments.common_handle is not None:
+        return segments.common_handle
+    if segments.int_handle is None:
+        raise Corrupt(f"an entry of index {index.name} has no handle; keep it for inspection")
+    return segments.int_handle
+
+
+def _handle_of_suffix(suffix: bytes) -> Handle:
+    datum, end = datums.decode(suffix)
+    if end == len(suffix) and datum.kind is Kind.INT and isinstance(datum.value, int):
+        return datum.value
+    return suffix
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """What the value of an index entry is made of."""
+
+    version: int = 0
+    int_handle: int | None = None
+    common_handle: bytes | None = None
+    partition_id: int | None = None
+    restored: bytes | None = None
+
+
+def split_value(value: bytes) -> Segments:
+    """Take the value of an index entry apart; Corrupt when it is damaged."""
+    if len(value) <= _LEGACY_BYTES_MAX:
+        return Segments(int_handle=signed(decode_uint(value)) if len(value) >= INT_BYTES else None)
+    tail_bytes = value[0]
+    version = value[2] if tail_bytes <= 1 and value[1] == _VERSION else 0
+    at, end = (3 if version else 1), len(value) - tail_bytes
+    if at > end:
+        raise Corrupt("the value of an index entry is cut short; keep it for inspection")
+    int_handle = signed(decode_uint(value, end)) if tail_bytes >= INT_BYTES and not version else None
+    common = partition = restored = None
+    if at < end and value[at] == _COMMON_HANDLE:
+        size = int.from_bytes(value[at + 1 : at + 3], "big")
+        common, at = value[at + 3 : at + 3 + size], at + 3 + size
+    if at < end and value[at] == _PARTITION:
+        partition, at = decode_uint(value, at + 1) - (1 << 63), at + 1 + INT_BYTES
+    if at < end and value[at] == rows.VERSION_2:
+        restored = value[at:end]
+    if at > end:
+        raise Corrupt("the value of an index entry is cut short; keep it for inspection")
+    return Segments(version, None if common is not None else int_handle, common, partition, restored)
+
+
+def indexed_record(table: TableInfo, index: IndexInfo, key: bytes, value: bytes) -> Record:
+    """The indexed columns of the row an entry points to, as they were written (up to a prefix)."""
+    segments = split_value(value)
+    cells = rows.decode(segments.restored).cells if segments.restored else {}
+    record: Record = {}
+    at = PREFIX_BYTES + INT_BYTES
+    for part in index.columns:
+        column = table.columns[part.offset]
+        datum, at = datums.decode(key, at)
+        restored = cells.get(column.id)
+        if restored is not None and segments.version and collations.pads(column.type):
+            spaces = rows.cell_uint(restored)
+            datum = Datum(
+                Kind.BYTES, (datum.value if isinstance(datum.value, bytes) else b"") + b" " * spaces
+            )
+        elif restored is not None:
+            datum = datum_of_cell(column.type, restored)
+        record[column.id] = datum
+    return record

@@ -1,0 +1,159 @@
+"""One row at a time: a mapping of column names to Python values, to and from key and value."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from penstock.clock import physical_ms
+from penstock.errors import Invalid
+from penstock.tables.codec import collations, datums, rows
+from penstock.tables.codec.datums import NULL, Datum, Kind
+from penstock.tables.defaults import origin_cell
+from penstock.tables.keys import Handle, decode_record_key
+from penstock.tables.schema import ROWID_COLUMN, ColumnInfo, HandleKind, IndexColumn, TableInfo
+from penstock.tables.values import datum_of_cell, from_datum, storage_kind, to_datum
+
+_NOW = "CURRENT_TIMESTAMP"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+Record = dict[int, Datum]
+"""A row in storage form: a datum for every stored column, by column id."""
+
+
+def to_record(table: TableInfo, row: Mapping[str, Any], *, start_ts: int) -> Record:
+    """A new row in storage form, missing columns filled with their defaults.
+
+    Invalid when a column is unknown, a value does not fit, or one is missing that has no default.
+    `start_ts` is what CURRENT_TIMESTAMP means.
+    """
+    given = {table.column(name).id: value for name, value in row.items() if name != ROWID_COLUMN}
+    record: Record = {}
+    for column in table.stored_columns:
+        if column.generated_expr:
+            raise Invalid(f"column {column.name} of {table.name} is generated; Penstock does not compute it")
+        value = given[column.id] if column.id in given else default_value(column, start_ts)
+        record[column.id] = checked_datum(column, value)
+    return record
+
+
+def checked_datum(column: ColumnInfo, value: Any) -> Datum:
+    """A value of a column in storage form; Invalid names the column."""
+    try:
+        datum = to_datum(column.type, value)
+    except Invalid as error:
+        raise Invalid(f"column {column.name}: {error}") from error
+    if datum.kind is Kind.NULL and column.type.not_null:
+        raise Invalid(f"column {column.name} is NOT NULL and got no value; give it one")
+    return datum
+
+
+def default_value(column: ColumnInfo, start_ts: int) -> Any:
+    """What a column takes when an insert leaves it out; None is NULL."""
+    default = column.default
+    if isinstance(default, str) and default.upper().startswith(_NOW):
+        now = _EPOCH + timedelta(milliseconds=physical_ms(start_ts))
+        return now.replace(tzinfo=None)
+    if column.default_is_expr:
+        raise Invalid(f"the default of column {column.name} is an expression; give the column a value")
+    return default
+
+
+def value_of(table: TableInfo, record: Record) -> bytes:
+    """The stored value of a row: every cell that its key does not hold already."""
+    cells = {
+        column.id: rows.cell_of(record[column.id])
+        for column in table.stored_columns
+        if not _left_out(table, column, record[column.id])
+    }
+    return rows.encode(cells)
+
+
+def _left_out(table: TableInfo, column: ColumnInfo, datum: Datum) -> bool:
+    if column in table.handle_columns:
+        return in_key_only(table, column)
+    return datum.kind is Kind.NULL and column.default is None
+
+
+def in_key_only(table: TableInfo, column: ColumnInfo) -> bool:
+    """Whether the key holds the whole value of a primary key column, so that the row need not."""
+    if table.handle_kind is HandleKind.INT:
+        return True
+    assert table.primary_index is not None
+    lengths = {part.offset: part.length for part in table.primary_index.columns}
+    return lengths[column.offset] < 0 and not collations.needs_restored(column.type)
+
+
+def handle_of(table: TableInfo, record: Record) -> Handle:
+    """The handle of a row that has a clustered primary key."""
+    if table.handle_kind is HandleKind.INT:
+        return signed(int(record[table.primary_key[0].id].value or 0))
+    assert table.primary_index is not None
+    return b"".join(key_part(table, part, record) for part in table.primary_index.columns)
+
+
+def signed(number: int) -> int:
+    """An unsigned 64-bit number as the signed one with the same bits."""
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+def key_part(table: TableInfo, part: IndexColumn, record: Record) -> bytes:
+    """A column of a row as keys hold it: cut to the index's length, in the collation's order."""
+    return datums.encode_key(key_datum(table, part, record))
+
+
+def key_datum(table: TableInfo, part: IndexColumn, record: Record) -> Datum:
+    """A column of a row as keys hold it, before it is encoded."""
+    column = table.columns[part.offset]
+    datum = record.get(column.id, NULL)
+    if datum.kind is not Kind.BYTES or not isinstance(datum.value, bytes):
+        return datum
+    cut = collations.truncate(column.type, datum.value, part.length)
+    return Datum(Kind.BYTES, collations.sort_key(column.type, cut))
+
+
+def read_record(table: TableInfo, key: bytes, value: bytes) -> Record:
+    """A stored row back in storage form; raise Corrupt when it is damaged."""
+    _, handle = decode_record_key(key)
+    cells = rows.decode(value).cells
+    known = _from_handle(table, handle)
+    return {column.id: _datum(column, cells, known) for column in table.stored_columns}
+
+
+def _datum(column: ColumnInfo, cells: Mapping[int, bytes | None], known: Record) -> Datum:
+    if cells.get(column.id) is None and column.id in known:
+        return known[column.id]
+    cell = cells[column.id] if column.id in cells else origin_cell(column)
+    return datum_of_cell(column.type, cell)
+
+
+def row_of(table: TableInfo, record: Record) -> dict[str, Any]:
+    """A row as Python values by column name."""
+    return {column.name: from_datum(column.type, record[column.id]) for column in table.stored_columns}
+
+
+def _from_handle(table: TableInfo, handle: Handle) -> Record:
+    if isinstance(handle, int):
+        if table.handle_kind is not HandleKind.INT:
+            return {}
+        column = table.primary_key[0]
+        kind = storage_kind(column.type)
+        return {column.id: Datum(kind, handle % (1 << 64) if kind is Kind.UINT else handle)}
+    parts = datums.decode_all(handle)
+    readable = readable_handle_columns(table)
+    pairs = zip(table.primary_key, parts, strict=False)
+    return {column.id: datum for column, datum in pairs if column in readable}
+
+
+def readable_handle_columns(table: TableInfo) -> list[ColumnInfo]:
+    """The primary key columns whose value a common handle gives back.
+
+    A padded collation loses trailing spaces only, which do not count; a prefix index or another
+    collation loses the value.
+    """
+    assert table.primary_index is not None
+    lengths = [part.length for part in table.primary_index.columns]
+    return [
+        column
+        for column, length in zip(table.primary_key, lengths, strict=True)
+        if length < 0 and (collations.pads(column.type) or not collations.needs_restored(column.type))
+    ]
