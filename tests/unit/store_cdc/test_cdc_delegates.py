@@ -18,7 +18,13 @@ class Owner:
 
 def region(region_id, start, end):
     return Region(
-        region_id, encode_bytes(start) if start else b"", encode_bytes(end) if end else b"", 1, 1, (Peer(1, 1),), 1
+        region_id,
+        encode_bytes(start) if start else b"",
+        encode_bytes(end) if end else b"",
+        1,
+        1,
+        (Peer(1, 1),),
+        1,
     )
 
 

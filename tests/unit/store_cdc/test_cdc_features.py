@@ -19,11 +19,15 @@ from penstock.store.cdc.features import ClientFeatures, asked_features, unknown_
     ],
 )
 def test_a_version_decides_how_to_talk(version, batched, cluster_id):
-    assert ClientFeatures.of(version) == ClientFeatures(batched_resolved_ts=batched, sends_cluster_id=cluster_id)
+    assert ClientFeatures.of(version) == ClientFeatures(
+        batched_resolved_ts=batched, sends_cluster_id=cluster_id
+    )
 
 
 def test_features_are_a_list_in_the_metadata():
-    asked = asked_features([("user-agent", "x"), ("features", "stream-multiplexing, teleport"), ("features", "a")])
+    asked = asked_features(
+        [("user-agent", "x"), ("features", "stream-multiplexing, teleport"), ("features", "a")]
+    )
     assert asked == {"stream-multiplexing", "teleport", "a"}
     assert unknown_features(asked) == ["a", "teleport"]
 

@@ -39,7 +39,9 @@ async def test_events_share_a_message_up_to_the_limit_of_events(outbox):
         add(outbox, region_id)
     messages = await drain(outbox)
     assert [len(message.events) for message in messages] == [EVENTS_MAX, 1]
-    assert [event.region_id for message in messages for event in message.events] == list(range(EVENTS_MAX + 1))
+    assert [event.region_id for message in messages for event in message.events] == list(
+        range(EVENTS_MAX + 1)
+    )
 
 
 async def test_a_message_stays_below_the_limit_of_bytes(outbox):
@@ -54,7 +56,11 @@ async def test_an_event_larger_than_a_message_travels_alone(outbox):
     add(outbox, 1, 10)
     add(outbox, 2, MESSAGE_BYTES_MAX + 1)
     add(outbox, 3, 10)
-    assert [[event.region_id for event in message.events] for message in await drain(outbox)] == [[1], [2], [3]]
+    assert [[event.region_id for event in message.events] for message in await drain(outbox)] == [
+        [1],
+        [2],
+        [3],
+    ]
 
 
 async def test_a_resolved_timestamp_stands_alone_between_what_came_before_and_after(outbox):

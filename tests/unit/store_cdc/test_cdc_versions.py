@@ -20,7 +20,12 @@ def changes(records, after_ts):
 
 def test_versions_come_newest_first_each_with_the_value_it_replaced():
     found = changes(
-        [record(b"a", 10, PUT, b"1"), record(b"a", 20, PUT, b"2"), record(b"a", 30, DELETE), record(b"b", 15, PUT, b"x")],
+        [
+            record(b"a", 10, PUT, b"1"),
+            record(b"a", 20, PUT, b"2"),
+            record(b"a", 30, DELETE),
+            record(b"b", 15, PUT, b"x"),
+        ],
         0,
     )
     assert found == [
@@ -32,14 +37,24 @@ def test_versions_come_newest_first_each_with_the_value_it_replaced():
 
 
 def test_only_what_is_after_the_checkpoint_comes_but_the_replaced_value_may_be_older():
-    found = changes([record(b"a", 10, PUT, b"1"), record(b"a", 20, PUT, b"2"), record(b"b", 20, PUT, b"x")], 19)
+    found = changes(
+        [record(b"a", 10, PUT, b"1"), record(b"a", 20, PUT, b"2"), record(b"b", 20, PUT, b"x")], 19
+    )
     assert found == [Committed(b"a", 19, 20, PUT, b"2", b"1"), Committed(b"b", 19, 20, PUT, b"x")]
     assert changes([record(b"a", 20, PUT, b"2")], 20) == []
 
 
 @pytest.mark.parametrize("empty", [LOCK, ROLLBACK])
 def test_versions_without_data_are_passed_over(empty):
-    found = changes([record(b"a", 10, PUT, b"1"), record(b"a", 15, empty), record(b"a", 20, PUT, b"2"), record(b"a", 25, empty)], 12)
+    found = changes(
+        [
+            record(b"a", 10, PUT, b"1"),
+            record(b"a", 15, empty),
+            record(b"a", 20, PUT, b"2"),
+            record(b"a", 25, empty),
+        ],
+        12,
+    )
     assert found == [Committed(b"a", 19, 20, PUT, b"2", b"1")]
 
 
@@ -50,12 +65,21 @@ def test_a_deleted_version_leaves_nothing_to_replace():
 
 def test_long_values_are_fetched():
     found = changes([record(b"a", 10, PUT), record(b"a", 20, DELETE)], 0)
-    assert [(change.value, change.old_value) for change in found] == [(b"", b"long of a"), (b"long of a", b"")]
+    assert [(change.value, change.old_value) for change in found] == [
+        (b"", b"long of a"),
+        (b"long of a", b""),
+    ]
 
 
 def test_keys_with_zero_bytes_keep_apart():
-    found = changes([record(b"a", 20, PUT, b"1"), record(b"a\0", 10, PUT, b"2"), record(b"a\0\0", 5, PUT, b"3")], 0)
-    assert [(change.key, change.old_value) for change in found] == [(b"a", b""), (b"a\0", b""), (b"a\0\0", b"")]
+    found = changes(
+        [record(b"a", 20, PUT, b"1"), record(b"a\0", 10, PUT, b"2"), record(b"a\0\0", 5, PUT, b"3")], 0
+    )
+    assert [(change.key, change.old_value) for change in found] == [
+        (b"a", b""),
+        (b"a\0", b""),
+        (b"a\0\0", b""),
+    ]
 
 
 def test_every_record_looked_at_is_counted():

@@ -11,7 +11,7 @@ __all__ = ["EVENTS_MAX", "Outbox", "Quota"]
 
 EVENTS_MAX = 64  # of one message
 MESSAGE_BYTES_MAX = 6 * 1024 * 1024
-_EVENT_OVERHEAD = 64  # a guess at what a message costs beyond keys and values
+EVENT_OVERHEAD = 64  # a guess at what a message costs beyond keys and values
 
 
 @dataclass(slots=True)
@@ -44,6 +44,7 @@ class Outbox:
         self._quota = quota
         self._waiting: deque[_Waiting] = deque()
         self._open: cdcpb.ChangeDataEvent | None = None  # the last message while it takes more events
+        self.tail: object = None  # who may still add to the last event of the last message
         self._open_bytes = 0
         self._sending_bytes = 0
         self._changed = asyncio.Event()
@@ -53,20 +54,25 @@ class Outbox:
         self.resolved_waiting = 0  # messages with resolved timestamps that are not sent yet
         self.pending_bytes = 0
 
-    def add_event(self, region_id: int, request_id: int) -> cdcpb.Event:
-        """Return a new event at the end of the queue; the caller fills it and then calls `charge`."""
+    def add_event(self, region_id: int, request_id: int, tail: object = None) -> cdcpb.Event:
+        """Return a new event at the end of the queue; the caller fills it and then calls `charge`.
+
+        It may be added to later, by more than one `charge`, for as long as `self.tail is tail`.
+        """
         if self._open is None or len(self._open.events) >= EVENTS_MAX:
             self._seal()
             self._open = cdcpb.ChangeDataEvent()
         event = self._open.events.add()
         event.region_id = region_id
         event.request_id = request_id
+        self.tail = tail
+        self._open_bytes += EVENT_OVERHEAD
+        self._account(EVENT_OVERHEAD)
         return event
 
     def charge(self, size: int) -> None:
-        """Account for the payload of the event added last."""
+        """Account for what was put into the last event."""
         assert self._open is not None
-        size += _EVENT_OVERHEAD
         if self._open_bytes + size > MESSAGE_BYTES_MAX and len(self._open.events) > 1:
             alone = cdcpb.ChangeDataEvent(events=[self._open.events.pop()])
             self._seal()
@@ -78,7 +84,7 @@ class Outbox:
     def add_resolved(self, message: cdcpb.ChangeDataEvent) -> None:
         """Queue a message that carries resolved timestamps only."""
         self._seal()
-        size = message.ByteSize() + _EVENT_OVERHEAD
+        size = message.ByteSize() + EVENT_OVERHEAD
         self._waiting.append(_Waiting(message, size, resolves=True))
         self.resolved_waiting += 1
         self._account(size)
@@ -124,7 +130,7 @@ class Outbox:
         """Release everything; `next` and `room` return at once from now on."""
         self._closed = True
         self._waiting.clear()
-        self._open = None
+        self._open = self.tail = None
         self._account(-self.pending_bytes)
         self._sending_bytes = 0
         self._changed.set()
@@ -134,6 +140,7 @@ class Outbox:
             self._waiting.append(_Waiting(self._open, self._open_bytes, resolves=False))
         self._open = None
         self._open_bytes = 0
+        self.tail = None
 
     def _account(self, change: int) -> None:
         self.pending_bytes += change

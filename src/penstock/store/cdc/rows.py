@@ -33,17 +33,19 @@ class RowWriter:
     """Writes the rows of one subscription into events at the end of its outbox.
 
     Rows keep their order. Nobody else may add to the outbox between the first `add` and `finish`, so
-    a caller never waits in between.
+    a caller never waits in between. Rows of several rounds share an event while it is still the last
+    one of the outbox, so that a stream of small transactions is not a stream of tiny events.
     """
 
-    __slots__ = ("_bytes", "_outbox", "_region_id", "_request_id", "_rows", "count")
+    __slots__ = ("_event_bytes", "_outbox", "_region_id", "_request_id", "_rows", "_uncharged", "count")
 
     def __init__(self, outbox: Outbox, region_id: int, request_id: int) -> None:
         self._outbox = outbox
         self._region_id = region_id
         self._request_id = request_id
-        self._rows: cdcpb.Event.Entries | None = None
-        self._bytes = 0
+        self._rows = cdcpb.Event.Entries()  # of the event that this writer was the tail of last
+        self._event_bytes = 0
+        self._uncharged = 0
         self.count = 0
 
     def add(
@@ -57,12 +59,12 @@ class RowWriter:
         old_value: bytes = b"",
     ) -> None:
         size = len(key) + len(value) + len(old_value) + _ROW_OVERHEAD
-        rows = self._rows
-        if rows is None or self._bytes + size > EVENT_BYTES_MAX:
-            rows = self._next_event()
-        self._bytes += size
+        if self._outbox.tail is not self or self._event_bytes + size > EVENT_BYTES_MAX:
+            self._open_event()
+        self._event_bytes += size
+        self._uncharged += size
         self.count += 1
-        row = rows.entries.add()
+        row = self._rows.entries.add()
         row.type = kind
         row.op_type = op
         row.key = key
@@ -76,18 +78,19 @@ class RowWriter:
 
     def mark_initialized(self) -> None:
         """Write the row that ends an incremental scan."""
-        rows = self._next_event() if self._rows is None else self._rows
-        rows.entries.add().type = INITIALIZED
+        if self._outbox.tail is not self:
+            self._open_event()
+        self._rows.entries.add().type = INITIALIZED
+        self._uncharged += _ROW_OVERHEAD
         self.count += 1
 
     def finish(self) -> None:
-        """Hand over what was written; the writer may be used again."""
-        if self._rows is not None:
-            self._outbox.charge(self._bytes)
-            self._rows = None
-            self._bytes = 0
+        """Hand over what was written."""
+        if self._uncharged:
+            self._outbox.charge(self._uncharged)
+            self._uncharged = 0
 
-    def _next_event(self) -> cdcpb.Event.Entries:
+    def _open_event(self) -> None:
         self.finish()
-        self._rows = rows = self._outbox.add_event(self._region_id, self._request_id).entries
-        return rows
+        self._rows = self._outbox.add_event(self._region_id, self._request_id, tail=self).entries
+        self._event_bytes = 0

@@ -89,14 +89,14 @@ class ChangeDataService:
         """Return the service as one store offers it."""
 
         async def event_feed(requests: Requests, context: Context) -> None:
-            await self._serve(requests, context, Stream(self._source, store_id, multiplexing=False))
+            await self._serve(requests, context, self.open(store_id, multiplexing=False))
 
         async def event_feed_v2(requests: Requests, context: Context) -> None:
             asked = asked_features(context.invocation_metadata() or ())
             if unknown := unknown_features(asked):
                 await context.abort(grpc.StatusCode.UNIMPLEMENTED, ",".join(unknown))
             multiplexing = STREAM_MULTIPLEXING in asked
-            await self._serve(requests, context, Stream(self._source, store_id, multiplexing=multiplexing))
+            await self._serve(requests, context, self.open(store_id, multiplexing=multiplexing))
 
         behaviours: dict[str, Callable[..., Awaitable[None]]] = {
             "EventFeed": event_feed,
@@ -104,8 +104,13 @@ class ChangeDataService:
         }
         return services.handler("cdcpb.ChangeData", behaviours)
 
-    async def _serve(self, requests: Requests, context: Context, stream: Stream) -> None:
+    def open(self, store_id: int, *, multiplexing: bool) -> Stream:
+        """Return a new stream on a store; it is fed until its call ends."""
+        stream = Stream(self._source, store_id, multiplexing=multiplexing)
         self._streams.add(stream)
+        return stream
+
+    async def _serve(self, requests: Requests, context: Context, stream: Stream) -> None:
         try:
             await stream.serve(requests, context.write)
         finally:
