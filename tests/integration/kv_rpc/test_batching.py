@@ -173,6 +173,20 @@ async def test_an_overloaded_store_gets_larger_batches(cluster, store):
     assert waits.get() == before
 
 
+async def test_the_wait_for_larger_batches_ends_when_a_batch_is_full(cluster, store):
+    rpc = (
+        await cluster.connect(
+            max_batch_size=2, max_batch_wait_ms=1000, batch_wait_size=64, overload_threshold=1
+        )
+    ).rpc
+    store.load = 500
+    await get(rpc, store, b"warm")
+    started = SYSTEM.monotonic()
+    await asyncio.gather(*(get(rpc, store, b"%d" % i) for i in range(4)))
+    assert SYSTEM.monotonic() - started < 0.9
+    assert store.batches == [1, 2, 2]
+
+
 async def test_a_stalled_connection_does_not_hold_back_the_others(cluster, store, fakes):
     rpc = (await cluster.connect(grpc_connection_count=2)).rpc
     store.value = lambda key: key[:5]

@@ -11,6 +11,7 @@ from penstock import metrics
 from penstock.clock import Clock
 from penstock.kv.rpc.commands import BATCH_REQUESTS
 from penstock.kv.rpc.connections import ConnectionArray
+from penstock.kv.rpc.deadlines import Deadlines
 from penstock.kv.rpc.failure import RpcFailed
 from penstock.kv.rpc.stream import BatchStream, Entry
 from penstock.proto import tikvpb_pb2 as tikvpb
@@ -33,10 +34,11 @@ class BatchConnection:
         self._batch_max = settings.max_batch_size
         self._overload = settings.overload_threshold
         self._more_wait_s = settings.max_batch_wait_ms / 1000
-        self._more_size = settings.batch_wait_size
+        self._more_size = min(settings.batch_wait_size, settings.max_batch_size)
         self._loop = asyncio.get_running_loop()
         self._channel: deque[Entry] = deque()
         self._entering: deque[tuple[Entry, float]] = deque()  # callers waiting for room, with since when
+        self._deadlines = Deadlines(self._loop, self._expire)
         self._arrival: asyncio.Future[None] | None = None
         self._last_id = 0
         self._turn = 0
@@ -58,7 +60,7 @@ class BatchConnection:
     @property
     def idle(self) -> bool:
         """Whether no request is queued or unanswered."""
-        return not self._channel and not self._entering and all(stream.idle for stream in self._streams)
+        return not self._deadlines.unanswered
 
     async def send(self, field: str, request: Message, timeout_s: float) -> Message:
         """Send a command; raise RpcFailed when no answer comes in time or the stream breaks."""
@@ -68,14 +70,14 @@ class BatchConnection:
         assert isinstance(request, BATCH_REQUESTS[field]), f"{type(request).__name__} is no {field} request"
         entry = Entry(self._loop.create_future(), field, request)
         self._enter(entry)
-        timer = self._loop.call_later(timeout_s, self._expire, entry)
+        self._deadlines.add(entry, timeout_s)
         try:
             return await entry.answer
         except BaseException:
             entry.forget()
             raise
         finally:
-            timer.cancel()
+            self._deadlines.unanswered.discard(entry)
 
     def _enter(self, entry: Entry) -> None:
         if self._entering or len(self._channel) >= self._batch_max:
@@ -111,14 +113,10 @@ class BatchConnection:
             started = self._clock.monotonic()
             self._pending_requests.observe(len(self._channel))
             batch = self._drain(self._batch_max)
-            try:
-                if self._more_wait_s > 0 and self._load >= self._overload and len(batch) < self._batch_max:
-                    metrics.KV_BATCH_WAIT_OVERLOAD.inc()
-                    await self._gather_more(batch)
-                await self._dispatch(batch)
-            except asyncio.CancelledError:
-                self._fail(batch, self._closed_error())
-                raise
+            if self._more_wait_s > 0 and self._load >= self._overload and len(batch) < self._batch_max:
+                metrics.KV_BATCH_WAIT_OVERLOAD.inc()
+                await self._gather_more(batch)
+            await self._dispatch(batch)
             metrics.KV_BATCH_SEND_LATENCY.observe((self._clock.monotonic() - started) * 1e9)
 
     async def _arrived(self) -> None:
@@ -191,8 +189,7 @@ class BatchConnection:
         self._closed = True
         self._sender.cancel()
         await asyncio.gather(self._sender, return_exceptions=True)
-        error = self._closed_error()
-        self._fail(self._channel, error)
-        self._fail((entry for entry, _ in self._entering), error)
+        self._deadlines.stop()
+        self._fail(self._deadlines.unanswered, self._closed_error())
         for stream in self._streams:
-            await stream.close(error)
+            await stream.close()

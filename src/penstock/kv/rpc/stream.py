@@ -26,12 +26,13 @@ _RECEIVE_FAILED = metrics.KV_BATCH_RECV_LATENCY.labels("err")
 class Entry:
     """A request on its way: queued, then pending on a stream until `answer` is done."""
 
-    __slots__ = ("answer", "field", "pending_on", "request", "request_id")
+    __slots__ = ("answer", "deadline", "field", "pending_on", "request", "request_id")
 
     def __init__(self, answer: "asyncio.Future[Message]", field: str, request: Message) -> None:
         self.answer: Final = answer
         self.field: Final = field
         self.request: Final = request
+        self.deadline = 0.0
         self.request_id = 0
         self.pending_on: dict[int, Entry] | None = None
 
@@ -80,11 +81,6 @@ class BatchStream:
     def available(self) -> bool:
         """Whether a batch can be handed over now."""
         return self._call is not None and (self.writing is None or self.writing.done())
-
-    @property
-    def idle(self) -> bool:
-        """Whether nobody waits for an answer."""
-        return not self._pending
 
     def send(self, message: tikvpb.BatchCommandsRequest, entries: dict[int, Entry]) -> "asyncio.Task[None]":
         """Hand over a batch; the task ends when gRPC has taken it. The stream must be available."""
@@ -162,17 +158,14 @@ class BatchStream:
             return
         call, self._call = self._call, None
         call.cancel()
-        self._fail_pending(error)
+        pending, self._pending = self._pending, {}
+        for entry in pending.values():
+            entry.fail(error)
         if error.code is grpc.StatusCode.UNIMPLEMENTED:
             self.unsupported = True
             return
         _LOG.info("a batch stream broke", extra={"addr": self._connection.addr, "error": str(error)})
         self._recreator = asyncio.create_task(self._recreate())
-
-    def _fail_pending(self, error: RpcFailed) -> None:
-        pending, self._pending = self._pending, {}
-        for entry in pending.values():
-            entry.fail(error)
 
     async def _recreate(self) -> None:
         broken_at = self._clock.monotonic()
@@ -200,11 +193,10 @@ class BatchStream:
             return False
         return True
 
-    async def close(self, error: RpcFailed) -> None:
-        """End the stream for good; whoever waits gets the error."""
+    async def close(self) -> None:
+        """End the stream for good; nobody may be waiting for an answer any more."""
         call, self._call = self._call, None
         self._epoch += 1
-        self._fail_pending(error)
         if call is not None:
             call.cancel()
         tasks = [task for task in (self._receiver, self._recreator, self.writing) if task is not None]
