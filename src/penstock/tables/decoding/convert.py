@@ -66,7 +66,8 @@ def _year(kind: FieldType, storage: Storage) -> pa.Array:
 
 def _floating(kind: FieldType, storage: Storage) -> pa.Array:
     wanted = arrow_type(kind)
-    return fixed(wanted, storage.floats().astype(wanted.to_pandas_dtype()), storage.valid)
+    doubles = np.where(storage.valid, storage.floats(), 0.0)  # what lies where NULLs are is no number
+    return fixed(wanted, doubles.astype(wanted.to_pandas_dtype()), storage.valid)
 
 
 def _decimals(kind: FieldType, storage: Storage) -> pa.Array:

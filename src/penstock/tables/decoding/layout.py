@@ -37,20 +37,18 @@ def locate(data: Bytes, begin: Ints, end: Ints, column_ids: Sequence[int]) -> li
     """
     if (end - begin < _HEAD_BYTES).any():
         raise Corrupt("a row is cut short in its head; keep it for inspection")
-    starts = np.empty((len(column_ids) + 1, len(begin)), dtype=np.int64)  # the last slot takes the unwanted
-    sizes = np.full_like(starts, _ABSENT)
     large = (data[begin + 1] & FLAG_LARGE).astype(np.bool_)
     slots = _Slots(column_ids)
     if not large.any():
-        _Heads.read(data, begin, end, id_word="u1", offset_word="<u2").fill(starts, sizes, slots)
+        starts, sizes = _Heads.read(data, begin, end, id_word="u1", offset_word="<u2").cells(slots)
     elif large.all():
-        _Heads.read(data, begin, end, id_word="<u4", offset_word="<u4").fill(starts, sizes, slots)
+        starts, sizes = _Heads.read(data, begin, end, id_word="<u4", offset_word="<u4").cells(slots)
     else:
+        starts = np.empty((slots.count, len(begin)), dtype=np.int64)
+        sizes = np.empty_like(starts)
         for rows, id_word, offset_word in ((~large, "u1", "<u2"), (large, "<u4", "<u4")):
-            some_starts, some_sizes = starts[:, rows], sizes[:, rows]
             heads = _Heads.read(data, begin[rows], end[rows], id_word=id_word, offset_word=offset_word)
-            heads.fill(some_starts, some_sizes, slots)
-            starts[:, rows], sizes[:, rows] = some_starts, some_sizes
+            starts[:, rows], sizes[:, rows] = heads.cells(slots)
     return [_column(data, starts[slot], sizes[slot]) for slot in range(len(column_ids))]
 
 
@@ -65,6 +63,7 @@ class _Slots:
     def __init__(self, column_ids: Sequence[int]) -> None:
         wanted = np.array(column_ids, dtype=np.int64)
         self._unwanted = len(wanted)
+        self.count = len(wanted) + 1
         self._order = np.argsort(wanted)
         self._sorted = wanted[self._order]
         self._small = np.full(_SMALL_IDS, self._unwanted, dtype=np.int64)
@@ -105,10 +104,11 @@ class _Heads:
             raise Corrupt("a row is cut short in its offsets; keep it for inspection")
         return cls(data, filled, total, ids_at, offsets_at, data_at, end, id_word, offset_word)
 
-    def fill(self, starts: Ints, sizes: Ints, slots: _Slots) -> None:
-        """Write the bounds of each cell into its column's slot."""
-        starts[:] = self.data_at
+    def cells(self, slots: _Slots) -> tuple[Ints, Ints]:
+        """Start and size of each slot's cell in each row; a size says too what is _ABSENT or _NULL."""
         rows = np.arange(len(self.filled))
+        starts = np.tile(self.data_at, (slots.count, 1))
+        sizes = np.full_like(starts, _ABSENT)
         flat_starts, flat_sizes = starts.reshape(-1), sizes.reshape(-1)
         before = self.data_at
         for nth in range(int(self.total.max(initial=0))):
@@ -126,6 +126,7 @@ class _Heads:
             before = after
         if (before > self.end).any():
             raise Corrupt("a row is shorter than its offsets say; keep it for inspection")
+        return starts, sizes
 
     def _ids(self, nth: int, some: Ints | None) -> npt.NDArray[np.unsignedinteger]:
         ids_at = self.ids_at if some is None else self.ids_at[some]

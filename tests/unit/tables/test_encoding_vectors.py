@@ -1,0 +1,239 @@
+"""Bytes that TiDB and TiKV write, known from their public tests and manuals."""
+
+import zlib
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+import pytest
+
+from penstock.errors import Corrupt, Invalid
+from penstock.tables.codec import datums, decimals, json_binary, ordered, rows, times
+from penstock.tables.codec.datums import Datum, Kind
+from penstock.tables.fieldtypes import ColumnFlag, FieldType, Tp
+from penstock.tables.values import from_cell, to_cell
+
+SMALL_ROW = bytes.fromhex(
+    "80 00 0b00 0100 0103060708090c0d0e0f10 21"
+    "020003000b000e001000180019002100240041004500"
+    "e803 03 4003333333333332 616263 ff7f bffccccccccccccd 02 00000087 33e69e19 010081"
+    "01010000001c000000130000000300 0c16000000 6b6579 05 76616c7565 00ca9a3b"
+)
+
+
+def test_a_small_row_is_the_row_tikv_writes():
+    moment = FieldType(Tp.DATETIME, decimal=0)
+    cells = {
+        1: rows.int_cell(1000),
+        12: rows.int_cell(2),
+        33: None,
+        3: rows.uint_cell(3),
+        8: rows.int_cell(32767),
+        7: b"abc",
+        9: ordered.encode_float(1.8),
+        6: ordered.encode_float(-1.8),
+        13: to_cell(moment, datetime(2018, 1, 19, 3, 14, 7)),
+        14: decimals.encode(Decimal(1), 1, 0),
+        15: json_binary.encode_text('{"key":"value"}'),
+        16: rows.int_cell(1_000_000_000),
+    }
+    assert rows.encode(cells) == SMALL_ROW
+    assert rows.decode(SMALL_ROW).cells == cells
+
+
+def test_a_column_id_above_255_makes_the_row_large():
+    cells = {1: b"\xe8\x03", 12: b"\x02", 335: None, 3: b"\x03", 8: b"\xff\x7f"}
+    expected = bytes.fromhex(
+        "80 01 0400 0100 01000000 03000000 08000000 0c000000 4f010000 02000000 03000000 05000000 06000000"
+        "e803 03 ff7f 02"
+    )
+    assert rows.encode(cells) == expected
+    assert rows.decode(expected).cells == cells
+
+
+def test_data_above_64_kib_makes_the_row_large():
+    cells = {1: b"x" * 0xFFFF, 2: b"y"}
+    assert rows.encode({1: b"x" * 0xFFFF})[1] == 0
+    assert rows.encode(cells)[1] == rows.FLAG_LARGE
+    assert rows.decode(rows.encode(cells)).cells == cells
+
+
+@pytest.mark.parametrize(
+    ("number", "packed"),
+    [("1234567890.1234", "0e04810dfb38d204d2"), ("-1234567890.1234", "0e047ef204c72dfb2d")],
+)
+def test_decimals_are_packed_as_mysqls_manual_shows(number: str, packed: str):
+    assert decimals.encode(Decimal(number), 14, 4).hex() == packed
+    assert decimals.decode(bytes.fromhex(packed)) == (Decimal(number), 9)
+
+
+def test_a_negative_zero_is_packed_as_zero():
+    assert decimals.encode(Decimal("-0.00"), 5, 2) == decimals.encode(Decimal(0), 5, 2)
+
+
+def test_a_decimal_that_does_not_fit_is_refused():
+    with pytest.raises(Invalid, match=r"DECIMAL\(5,2\)"):
+        decimals.encode(Decimal("1000"), 5, 2)
+    assert decimals.decode(decimals.encode(Decimal("999.994"), 5, 2))[0] == Decimal("999.99")
+    with pytest.raises(Invalid):
+        decimals.encode(Decimal("999.995"), 5, 2)
+
+
+def test_datums_in_keys_and_values():
+    vectors = {
+        Datum(Kind.INT, 1): ("038000000000000001", "0802"),
+        Datum(Kind.INT, -1): ("037fffffffffffffff", "0801"),
+        Datum(Kind.UINT, 300): ("04000000000000012c", "09ac02"),
+        Datum(Kind.BYTES, b"abc"): ("016162630000000000fa", "0206616263"),
+        Datum(Kind.FLOAT, 1.0): ("05bff0000000000000", "05bff0000000000000"),
+        Datum(Kind.DURATION, 1): ("078000000000000001", "078000000000000001"),
+        datums.NULL: ("00", "00"),
+        Datum(Kind.MAX): ("fa", "fa"),
+    }
+    for datum, (key, value) in vectors.items():
+        assert (datums.encode_key(datum).hex(), datums.encode_value(datum).hex()) == (key, value)
+        assert datums.decode(bytes.fromhex(key)) == (datum, len(key) // 2)
+        assert datums.decode(bytes.fromhex(value)) == (datum, len(value) // 2)
+
+
+def test_an_old_row_reads_like_a_new_one():
+    old = b"".join(
+        datums.encode_value(datum)
+        for datum in (
+            *(Datum(Kind.INT, 1), Datum(Kind.INT, -5)),
+            *(Datum(Kind.INT, 2), Datum(Kind.BYTES, b"abc")),
+            *(Datum(Kind.INT, 3), datums.NULL),
+            *(Datum(Kind.INT, 4), Datum(Kind.UINT, 1 << 40)),
+            *(Datum(Kind.INT, 5), Datum(Kind.DURATION, -1_000_000_000)),
+        )
+    )
+    cells = {1: b"\xfb", 2: b"abc", 3: None, 4: rows.uint_cell(1 << 40), 5: rows.int_cell(-1_000_000_000)}
+    assert rows.decode(old).cells == cells
+    assert rows.decode(rows.upgrade(old)).cells == cells
+    assert rows.decode(b"\x00").cells == {}
+
+
+def test_a_checksum_covers_the_row_and_its_handle():
+    handle = ordered.encode_int(7)
+    row = rows.encode_with_checksum({1: b"a", 2: None}, handle)
+    assert rows.decode(row).cells == {1: b"a", 2: None}
+    assert rows.verify(row, b"key", handle)
+    assert not rows.verify(row, b"key", ordered.encode_int(8))
+    assert not rows.verify(row[:-6] + b"b" + row[-5:], b"key", handle)
+    assert rows.verify(rows.encode({1: b"a"}), b"key", handle)
+
+
+def test_an_older_checksum_covers_the_key_and_may_have_an_extra_one():
+    body = bytearray(rows.encode({1: b"a"}))
+    body[1] |= rows.FLAG_CHECKSUM
+    body.append(0b1001)
+    crc = zlib.crc32(b"key", zlib.crc32(bytes(body)))
+    row = bytes(body) + crc.to_bytes(4, "little") + b"\x01\x02\x03\x04"
+    assert rows.decode(row).checksum == rows.Checksum(1, crc, 0x04030201)
+    assert rows.verify(row, b"key", b"handle")
+    assert not rows.verify(row, b"yek", b"handle")
+
+
+@pytest.mark.parametrize("cut", range(len(SMALL_ROW) - 1))
+def test_a_row_that_is_cut_short_is_corrupt(cut: int):
+    with pytest.raises(Corrupt):
+        rows.decode(SMALL_ROW[: cut + 1])
+
+
+def test_packed_times_keep_every_field():
+    assert times.unpack(times.pack(2024, 2, 29, (23, 59, 58, 123456))) == (2024, 2, 29, 23, 59, 58, 123456)
+    assert times.unpack_datetime(times.pack(2024, 2, 30)) is None
+    assert times.unpack_date(0) is None
+
+
+def test_times_are_rounded_to_their_digits():
+    kind = FieldType(Tp.DATETIME, decimal=3)
+    cell = to_cell(kind, datetime(2023, 12, 31, 23, 59, 59, 999_500))
+    assert from_cell(kind, cell) == datetime(2024, 1, 1)
+    span = FieldType(Tp.DURATION, decimal=0)
+    assert from_cell(span, to_cell(span, timedelta(seconds=-1, microseconds=-500_000))) == timedelta(
+        seconds=-2
+    )
+
+
+def test_a_duration_beyond_mysqls_range_is_refused():
+    with pytest.raises(Invalid, match="838"):
+        to_cell(FieldType(Tp.DURATION), timedelta(hours=839))
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ('{"b":1,"a":[true,null,1.5,"x\\ny"]}', '{"a": [true, null, 1.5, "x\\ny"], "b": 1}'),
+        ("1", "1"),
+        ("-9223372036854775808", "-9223372036854775808"),
+        ("18446744073709551615", "18446744073709551615"),
+        ("18446744073709551616", "1.8446744073709552e19"),
+        ("1.0", "1.0"),
+        ("1e100", "1e100"),
+        ("1e-20", "1e-20"),
+        ("123456789012345.6", "123456789012345.6"),
+        ("1e15", "1e15"),
+        ('"\\u2028é\\u0001"', '"\\u2028é\\u0001"'),
+        ("{}", "{}"),
+        ("[]", "[]"),
+        ("null", "null"),
+    ],
+)
+def test_json_reads_back_as_tidb_prints_it(given: str, text: str):
+    assert json_binary.decode_text(json_binary.encode_text(given)) == text
+
+
+def test_json_keys_are_in_byte_order():
+    assert json_binary.decode_text(json_binary.encode({"é": 1, "z": 2, "a": 3})) == '{"a": 3, "z": 2, "é": 1}'
+
+
+def test_json_times_and_opaque_values_have_a_text():
+    core = (2024 << 50 | 2 << 46 | 29 << 41 | 1 << 36 | 2 << 30 | 3 << 24 | 4 << 4).to_bytes(8, "little")
+    assert json_binary.decode_text(b"\x0e" + core) == '"2024-02-29"'
+    assert json_binary.decode_text(b"\x0f" + core) == '"2024-02-29 01:02:03.000004"'
+    span = (-3_723_000_000_000).to_bytes(8, "little", signed=True) + b"\x06\x00\x00\x00"
+    assert json_binary.decode_text(b"\x11" + span) == '"-01:02:03.000000"'
+    assert json_binary.decode_text(b"\x0d\xfc\x03abc") == '"base64:type252:YWJj"'
+
+
+@pytest.mark.parametrize("text", ["", "{", "NaN", "[1,]", "tru"])
+def test_text_that_is_no_json_is_refused(text: str):
+    with pytest.raises(Invalid, match="JSON"):
+        json_binary.encode_text(text)
+
+
+def test_json_that_is_nested_too_deep_is_refused():
+    with pytest.raises(Invalid, match="deeper"):
+        json_binary.encode_text("[" * 102 + "]" * 102)
+
+
+def test_values_of_every_type_are_checked():
+    wrong = [
+        (FieldType(Tp.TINY), 128),
+        (FieldType(Tp.TINY, ColumnFlag.UNSIGNED), -1),
+        (FieldType(Tp.LONG), "x"),
+        (FieldType(Tp.LONG), 1.5),
+        (FieldType(Tp.YEAR), 1900),
+        (FieldType(Tp.BIT, flen=3), 8),
+        (FieldType(Tp.DOUBLE), float("nan")),
+        (FieldType(Tp.FLOAT), 1e300),
+        (FieldType(Tp.VARCHAR, flen=2, charset="utf8mb4", collate="utf8mb4_bin"), "abc"),
+        (FieldType(Tp.VARCHAR, flen=9, charset="utf8mb4", collate="utf8mb4_bin"), b"abc"),
+        (FieldType(Tp.DATE), "2024-13-01"),
+        (FieldType(Tp.DATETIME), 5),
+        (FieldType(Tp.ENUM, elems=("a",)), "b"),
+        (FieldType(Tp.SET, elems=("a",)), "a,b"),
+        (FieldType(Tp.JSON), {1: 2}),
+        (FieldType(Tp.VECTOR_FLOAT32, flen=3), [1.0]),
+        (FieldType(Tp.VECTOR_FLOAT32), [float("inf")]),
+        (FieldType(Tp.NEW_DECIMAL, flen=3, decimal=0), "12x"),
+    ]
+    for kind, value in wrong:
+        with pytest.raises(Invalid):
+            to_cell(kind, value)
+
+
+def test_fixed_length_strings_are_padded_as_mysql_pads_them():
+    text = FieldType(Tp.STRING, flen=5, charset="utf8mb4", collate="utf8mb4_bin")
+    assert to_cell(text, "ab  ") == b"ab"
+    assert to_cell(FieldType(Tp.STRING, flen=4), b"ab") == b"ab\x00\x00"

@@ -1,0 +1,52 @@
+import pytest
+
+from penstock.errors import Invalid
+from penstock.tables import keys
+
+
+def test_a_record_key_is_table_and_handle():
+    key = keys.record_key(1, 1)
+    assert key.hex() == "7480000000000000015f728000000000000001"
+    assert keys.decode_record_key(key) == (1, 1)
+    assert keys.decode_record_key(keys.record_key(-3, -7)) == (-3, -7)
+
+
+def test_a_common_handle_is_kept_as_it_is():
+    handle = bytes.fromhex("016162630000000000fa")
+    assert keys.decode_record_key(keys.record_key(5, handle)) == (5, handle)
+
+
+def test_records_of_a_table_lie_between_its_index_entries_and_the_next_table():
+    start, end = keys.record_range(9)
+    assert start < keys.record_key(9, -(1 << 63)) < keys.record_key(9, (1 << 63) - 1) < end
+    assert keys.index_prefix(9, 1) < start < end < keys.table_prefix(10)
+
+
+def test_an_index_key_tells_table_and_index():
+    assert keys.index_prefix(2, 3).hex() == "7480000000000000025f698000000000000003"
+    assert keys.decode_index_prefix(keys.index_prefix(2, 3) + b"rest") == (2, 3)
+
+
+def test_other_keys_are_refused_without_showing_them_whole():
+    for decode in (keys.decode_record_key, keys.decode_index_prefix):
+        with pytest.raises(Invalid) as caught:
+            decode(b"m" + b"secret row value")
+        assert b"secret row value".hex() not in str(caught.value)
+
+
+def test_meta_keys():
+    assert keys.meta_string_key(b"NextGlobalID").hex() == (
+        "6d4e657874476c6f62ff616c494400000000fb0000000000000073"
+    )
+    key = keys.meta_hash_key(b"DBs", b"DB:1")
+    assert keys.decode_meta_key(key) == keys.MetaKey(b"DBs", keys.META_HASH, field=b"DB:1")
+    item = keys.meta_list_item_key(b"DDLJobList", -1)
+    assert keys.decode_meta_key(item) == keys.MetaKey(b"DDLJobList", keys.META_LIST_ITEM, position=-1)
+    assert keys.decode_meta_key(keys.meta_list_key(b"l")).type == keys.META_LIST
+    with pytest.raises(Invalid):
+        keys.decode_meta_key(b"t...")
+
+
+def test_the_end_of_a_prefix():
+    assert keys.prefix_end(b"a\xff\xff") == b"b"
+    assert keys.prefix_end(b"\xff") == b""
