@@ -16,6 +16,7 @@ from penstock.store.cdc.service import ChangeDataService
 from penstock.store.commands import commands
 from penstock.store.engine import Engine
 from penstock.store.faults import Faults
+from penstock.store.faulty_streams import FaultyStreams
 from penstock.store.pd.etcd import Etcd, Keyspaces
 from penstock.store.pd.ids import Ids
 from penstock.store.pd.keys import Keys
@@ -137,7 +138,9 @@ class Cluster:
                 sizes=sizes,
                 safe_ts=safe_ts,
                 faults=self.faults,
-                others=[self._changes.handler(station.store_id)],
+                others=[
+                    FaultyStreams(self._changes.handler(station.store_id), self.faults, station.store_id)
+                ],
             )
             await station.start()
 

@@ -40,7 +40,7 @@ class Station:
         self._endpoint: Endpoint | None = Endpoint(address, tls=tls)
         self.address = self._endpoint.address
         self._executor: Executor | None = None
-        self._handlers: "Sequence[grpc.GenericRpcHandler[Any, Any]]" = ()
+        self._handlers: Sequence[grpc.GenericRpcHandler[Any, Any]] = ()
 
     def equip(
         self,
