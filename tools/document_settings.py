@@ -5,10 +5,10 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from penstock.settings import KvSettings, StoreSettings
+from penstock.settings import CaptureSettings, KvSettings, StoreSettings
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
-TABLES = {"kv": KvSettings, "store": StoreSettings}
+TABLES = {"kv": KvSettings, "store": StoreSettings, "capture": CaptureSettings}
 
 
 def table(model: type[BaseModel]) -> str:

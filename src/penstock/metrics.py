@@ -223,3 +223,24 @@ EVENTSTORE_WAL_GROUP_BYTES = Histogram(
     buckets=exponential(256, 4, 10),
 )
 EVENTSTORE_WAL_BYTES = Gauge("penstock_eventstore_wal_bytes", "Bytes of the log on the local disk.")
+EVENTSTORE_ROWS_TOTAL = Counter(
+    "penstock_eventstore_rows_total",
+    "Rows handed to the event store: stored, late (already resolved), disowned (the table has a newer owner).",
+    ["outcome"],
+)
+EVENTSTORE_MEMORY_BYTES = Gauge("penstock_eventstore_memory_bytes", "Unflushed rows held in memory.")
+EVENTSTORE_SPILLED_BYTES_TOTAL = Counter(
+    "penstock_eventstore_spilled_bytes_total", "Rows left to the log because memory was full."
+)
+EVENTSTORE_FLUSH_SECONDS = Histogram(
+    "penstock_eventstore_flush_seconds", "Duration of one table's flush.", buckets=_SECONDS
+)
+EVENTSTORE_FLUSHED_ROWS_TOTAL = Counter(
+    "penstock_eventstore_flushed_rows_total", "Rows written to objects, by side.", ["side"]
+)
+EVENTSTORE_FLUSH_FAILURES_TOTAL = Counter(
+    "penstock_eventstore_flush_failures_total", "Flushes that did not succeed, by reason.", ["reason"]
+)
+EVENTSTORE_RESOLVED_LAG_SECONDS = Gauge(
+    "penstock_eventstore_resolved_lag_seconds", "How far the slowest table's resolved-ts is behind the clock."
+)

@@ -156,6 +156,45 @@ class StoreSettings(_Frozen):
     """Certificate of the servers, and the authority that client certificates must come from."""
 
 
+class CaptureSettings(_Frozen):
+    """A capture: the log puller and the event store in one process."""
+
+    id: str = Field("capture-1", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    """Name of this process among the captures of a deployment."""
+    data: Path = Path("penstock-data/capture")
+    """Directory of the log and of scratch files; each capture has its own."""
+    storage: str = "file://penstock-data/events"
+    """Where tables are kept: file://, s3://, gs://, az:// or memory://; shared by all captures."""
+    storage_options: dict[str, str] = Field({}, repr=False)
+    """Endpoint, region and credentials, by obstore's names; the cloud's environment variables count as well."""
+    tables: tuple[str, ...] = ("*.*",)
+    """Tables to capture: database.table, where * and ? stand for any characters."""
+    flush_bytes: int = Field(64 * 1024 * 1024, ge=1)
+    """Size of a table's unflushed rows at which they become an object."""
+    flush_interval_s: float = Field(60, gt=0)
+    """Age at which they do."""
+    idle_flush_interval_s: float = Field(600, gt=0)
+    """How far a table without changes may fall behind in the manifest."""
+    flush_threads: int = Field(2, ge=1, le=64)
+    """Tables flushed at the same time."""
+    memory_bytes: int = Field(512 * 1024 * 1024, ge=1)
+    """Unflushed rows kept in memory; those above it are read back from the log when they are needed."""
+    sort_bytes: int = Field(256 * 1024 * 1024, ge=1024)
+    """Rows that one flush sorts in memory; more are sorted on disk."""
+    large_txn_bytes: int = Field(64 * 1024 * 1024, ge=1)
+    """Size from which a transaction becomes an object of its own."""
+    wal_bytes: int = Field(16 * 1024 * 1024 * 1024, ge=1)
+    """Size of the log at which capture waits for flushes."""
+    wal_segment_bytes: int = Field(64 * 1024 * 1024, ge=1024)
+    """Size of one file of the log."""
+    wal_queue_bytes: int = Field(64 * 1024 * 1024, ge=1)
+    """Batches waiting for the disk."""
+    flight_addr: str = "127.0.0.1:8815"
+    """Address of the Arrow Flight service; port 0 takes a free one."""
+    lease_ttl_s: float = Field(10, gt=0)
+    """How long the tables of a silent capture stay its own."""
+
+
 class Settings(_Frozen):
     """Everything penstock.yaml may say."""
 
@@ -163,6 +202,7 @@ class Settings(_Frozen):
     tls: TlsSettings | None = None
     kv: KvSettings = KvSettings()
     store: StoreSettings = StoreSettings()
+    capture: CaptureSettings = CaptureSettings()
 
 
 def load(path: Path) -> Settings:

@@ -67,7 +67,7 @@ def segment_header(number: int) -> bytes:
 
 def has_segment_header(data: pa.Buffer, number: int) -> bool:
     """Whether a segment begins as it must; one whose creation was cut short does not."""
-    found: bytes = data.slice(0, SEGMENT_HEADER_BYTES).to_pybytes()
+    found: bytes = data.slice(0, min(SEGMENT_HEADER_BYTES, data.size)).to_pybytes()
     return found == segment_header(number)
 
 

@@ -117,11 +117,17 @@ def _divide(chunks: Iterable[pa.RecordBatch], cuts: Sequence[Place], files: Sequ
                     writer.write_batch(chunk.slice(start, end - start))
 
 
+def before(ordered_times: Times, ts: int) -> int:
+    """How many of some ordered timestamps are below `ts`."""
+    # A plain int would make numpy compare floats, which cannot tell neighbouring timestamps apart.
+    return int(np.searchsorted(ordered_times, np.uint64(ts)))
+
+
 def position(batch: pa.RecordBatch, place: Place) -> int:
     """How many rows of an ordered batch come before a place."""
     commit_ts, start_ts, key = place
-    low, high = np.searchsorted(times(batch), (commit_ts, commit_ts + 1))
+    low, high = before(times(batch), commit_ts), before(times(batch), commit_ts + 1)
     start = times(batch, "start_ts")[low:high]
-    first, last = (int(low) + int(at) for at in np.searchsorted(start, (start_ts, start_ts + 1)))
+    first, last = low + before(start, start_ts), low + before(start, start_ts + 1)
     keys = batch.column("key")
     return first + bisect_left(range(first, last), key, key=lambda row: keys[row].as_py())

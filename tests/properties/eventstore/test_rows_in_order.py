@@ -11,9 +11,10 @@ from penstock.eventstore.rows import between, in_order, ordered, position
 from penstock.eventstore.transactions import cut
 from penstock.testing.rawbatches import Change, changes, raw
 
+NOW = 1 << 60  # neighbouring timestamps up here are one and the same float
 CHANGES = st.tuples(
-    st.integers(1, 6),
-    st.integers(0, 2),
+    st.integers(NOW + 1, NOW + 6),
+    st.integers(NOW, NOW + 2),
     st.binary(min_size=1, max_size=3),
     st.one_of(st.none(), st.binary(max_size=30)),
     st.one_of(st.none(), st.binary(max_size=4)),
@@ -30,12 +31,14 @@ def once(batches: list[list[Change]]) -> list[Change]:
     return [first[place] for place in sorted(first)]
 
 
+@settings(deadline=None, max_examples=60)
 @given(BATCHES)
 def test_rows_come_in_order_and_once(batches: list[list[Change]]) -> None:
     assert changes(in_order([raw(batch) for batch in batches])) == once(batches)
 
 
-@given(st.lists(CHANGES, max_size=12), st.integers(0, 7), st.integers(0, 7))
+@settings(deadline=None, max_examples=60)
+@given(st.lists(CHANGES, max_size=12), st.integers(NOW, NOW + 7), st.integers(NOW, NOW + 7))
 def test_a_range_excludes_its_start_and_includes_its_end(batch: list[Change], low: int, high: int) -> None:
     assert changes(between(raw(batch), low, high)) == [each for each in batch if low < each[0] <= high]
 
@@ -51,6 +54,7 @@ def test_a_sort_on_disk_gives_the_same_as_one_in_memory(batches: list[list[Chang
         assert list(Path(scratch).iterdir()) == []
 
 
+@settings(deadline=None, max_examples=60)
 @given(BATCHES, CHANGES)
 def test_a_position_counts_the_rows_before_a_place(batches: list[list[Change]], place: Change) -> None:
     rows = once(batches)
@@ -61,6 +65,7 @@ def weight(change: Change) -> int:
     return 17 + sum(len(part) for part in change[2:] if isinstance(part, bytes))
 
 
+@settings(deadline=None, max_examples=60)
 @given(BATCHES, st.integers(20, 200), st.data())
 def test_large_transactions_are_cut_out_whole(
     batches: list[list[Change]], large: int, data: st.DataObject

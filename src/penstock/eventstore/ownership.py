@@ -1,0 +1,59 @@
+"""One table's manifest, held by its owner through failures of storage."""
+
+import threading
+from collections.abc import Sequence
+
+from penstock.clock import Clock
+from penstock.errors import Unavailable
+from penstock.eventstore import paths
+from penstock.eventstore.manifest import ManifestState, ObjectInfo
+from penstock.eventstore.manifestlog import ManifestLog
+from penstock.eventstore.storage import Storage
+
+
+class Ownership:
+    """The right to write one table's manifest. Use `settle` and `commit` from one thread at a time.
+
+    After a commit whose outcome is unknown the log is opened again with a higher epoch: an entry that is
+    still on its way then meets a taken number. So there is one path for a crash, a lost answer and a
+    lost request.
+    """
+
+    def __init__(self, storage: Storage, table_id: int, *, writer: str, clock: Clock) -> None:
+        self._storage = storage
+        self._root = paths.table_root(table_id)
+        self._writer = writer
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._log = ManifestLog.open(storage, self._root, writer=writer, clock=clock)
+        self._state = self._log.state
+        self._doubtful = False
+
+    @property
+    def state(self) -> ManifestState:
+        """The newest state that is known for certain."""
+        with self._lock:
+            return self._state
+
+    def settle(self) -> ManifestState:
+        """Find out what an earlier commit came to; raise Fenced when the table has a newer owner."""
+        if self._doubtful:
+            self._log = ManifestLog.open(
+                self._storage, self._root, writer=self._writer, after_epoch=self._log.epoch, clock=self._clock
+            )
+            self._doubtful = False
+            self._remember(self._log.state)
+        return self.state
+
+    def commit(self, add: Sequence[ObjectInfo], flushed_ts: int) -> None:
+        """Append one entry. After Unavailable it may have happened: call `settle` before anything else."""
+        assert not self._doubtful, "settle first"
+        try:
+            self._remember(self._log.commit(add=add, flushed_ts=flushed_ts))
+        except Unavailable:
+            self._doubtful = True
+            raise
+
+    def _remember(self, state: ManifestState) -> None:
+        with self._lock:
+            self._state = state

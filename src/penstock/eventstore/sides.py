@@ -1,0 +1,85 @@
+"""The two sides of a change: the row it wrote (data) and the row it ended (tombstone), as Arrow.
+
+An update has both, with the same timestamps. `_handle` identifies a row of its table, whatever its primary
+key: it is the part of the record key after the table's prefix.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import Invalid
+from penstock.eventstore.paths import Side
+from penstock.tables.arrow import arrow_field, arrow_schema
+from penstock.tables.decoding.cells import gather
+from penstock.tables.decoding.decoder import RowDecoder
+from penstock.tables.keys import PREFIX_BYTES
+from penstock.tables.schema import TableInfo
+
+HANDLE, COMMIT_TS, START_TS, OLD = "_handle", "_commit_ts", "_start_ts", "_old"
+
+_SYSTEM = [
+    pa.field(HANDLE, pa.binary(), nullable=False),
+    pa.field(COMMIT_TS, pa.int64(), nullable=False),
+    pa.field(START_TS, pa.int64(), nullable=False),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """Both sides of some changes, each in the order of the changes."""
+
+    data: pa.RecordBatch
+    tombstone: pa.RecordBatch
+
+    def of(self, side: Side) -> pa.RecordBatch:
+        """One of them by name."""
+        return self.data if side == "data" else self.tombstone
+
+
+def side_schema(table: TableInfo, side: Side) -> pa.Schema:
+    """The columns of one side; raise Invalid when a column of the table has a name that Penstock uses."""
+    columns = arrow_schema(table)
+    taken = sorted({HANDLE, COMMIT_TS, START_TS, OLD}.intersection(columns.names))
+    if taken:
+        raise Invalid(f"table {table.name} has a column {taken[0]}, a reserved name; leave the table out")
+    if side == "data":
+        return pa.schema([*columns, *_SYSTEM])
+    keys = [arrow_field(column) for column in table.primary_key if column.name in columns.names]
+    return pa.schema([*keys, *_SYSTEM, pa.field(OLD, pa.struct(list(columns)))])
+
+
+def decode_sides(raw: pa.RecordBatch, table: TableInfo, decoder: RowDecoder) -> Sides:
+    """Decode ordered changes of one schema version."""
+    decoded = decoder.decode(raw, table)
+    system = [
+        _handles(raw.column("key")),
+        raw.column("commit_ts").cast(pa.int64()),
+        raw.column("start_ts").cast(pa.int64()),
+    ]
+    data = pa.RecordBatch.from_arrays(
+        [*decoded.data.columns, *(column.take(decoded.data_rows) for column in system)],
+        schema=side_schema(table, "data"),
+    )
+    return Sides(data, _tombstones(raw, table, decoded.old, decoded.old_rows, system))
+
+
+def _handles(keys: pa.Array) -> pa.Array:
+    """Record keys without their prefix; the decoder has seen that none is shorter."""
+    _, offsets, content = keys.buffers()
+    bounds = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
+    data = np.frombuffer(content, np.uint8)
+    return gather(data, bounds[:-1] + PREFIX_BYTES, bounds[1:], np.ones(len(keys), np.bool_))
+
+
+def _tombstones(
+    raw: pa.RecordBatch, table: TableInfo, old: pa.RecordBatch, rows: pa.Array, system: list[pa.Array]
+) -> pa.RecordBatch:
+    schema = side_schema(table, "tombstone")
+    unknown = pa.array(np.asarray(raw.column("old_value").is_null())[rows.to_numpy()])
+    before = pa.StructArray.from_arrays(old.columns, fields=list(old.schema), mask=unknown)
+    keys = [old.column(name) for name in schema.names[: -len(system) - 1]]
+    return pa.RecordBatch.from_arrays(
+        [*keys, *(column.take(rows) for column in system), before], schema=schema
+    )

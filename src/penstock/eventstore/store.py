@@ -1,0 +1,320 @@
+"""The event store: the log, the tables over it, and the flushes that move their rows into objects."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from penstock import metrics
+from penstock.clock import SYSTEM, Clock, physical_ms
+from penstock.errors import Fenced, PenstockError, Unavailable
+from penstock.eventstore import rows
+from penstock.eventstore.building import Build, Schemas
+from penstock.eventstore.flushing import FlushPolicy, TableLoad
+from penstock.eventstore.frames import Frame, FrameKind, decode_rows
+from penstock.eventstore.memory import MemoryBudget
+from penstock.eventstore.ownership import Ownership
+from penstock.eventstore.storage import Storage
+from penstock.eventstore.table import Held, TableRows
+from penstock.eventstore.wal import Location, Wal
+from penstock.settings import CaptureSettings
+from penstock.tables.decoding.decoder import RowDecoder
+
+_log = logging.getLogger(__name__)
+
+_TICK_S = 0.2
+_RETRY_FIRST_S = 0.5
+_RETRY_MAX_S = 30.0
+
+
+@dataclass(slots=True)
+class Table:
+    """A table that this store owns."""
+
+    rows: TableRows
+    ownership: Ownership
+    flushing: threading.Lock
+    retry_at: float = 0.0
+    failures: int = 0
+
+
+class EventStore:
+    """Takes raw batches of many tables, keeps them durable, and flushes them. Thread-safe.
+
+    After a crash at any moment, `start` finds everything that was acknowledged and says from where each
+    subscription goes on; what is delivered again is recognised. `on_fenced` is told of a table that a newer
+    owner has taken, `on_failure` of an error that ends the store; both are called on a thread of the store
+    and must not block.
+    """
+
+    def __init__(
+        self,
+        settings: CaptureSettings,
+        storage: Storage,
+        *,
+        decoder: RowDecoder,
+        schemas: Schemas,
+        clock: Clock = SYSTEM,
+        on_fenced: Callable[[int], None] = lambda _: None,
+        on_failure: Callable[[PenstockError], None] = lambda _: None,
+    ) -> None:
+        self._settings = settings
+        self._storage = storage
+        self._clock = clock
+        self._on_fenced = on_fenced
+        self._on_failure = on_failure
+        self._writer = f"{settings.id}/{clock.unique_id()[:12]}"
+        self.schemas = schemas
+        self._build = Build(
+            storage, decoder, schemas, settings.data / "scratch", settings.large_txn_bytes, clock
+        )
+        self._wal = Wal(
+            settings.data / "wal",
+            segment_bytes=settings.wal_segment_bytes,
+            queue_bytes=settings.wal_queue_bytes,
+            failed=self._fail,
+            clock=clock,
+        )
+        self._memory = MemoryBudget(settings.memory_bytes)
+        self._policy = FlushPolicy(
+            flush_bytes=settings.flush_bytes,
+            flush_interval_s=settings.flush_interval_s,
+            idle_flush_interval_s=settings.idle_flush_interval_s,
+            memory_bytes=settings.memory_bytes,
+            wal_bytes=settings.wal_bytes,
+        )
+        self._tables: dict[int, Table] = {}
+        self._recovered: dict[int, list[Held]] = {}
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._relief = threading.Condition()
+        self._crowded = False
+        self._stopping = False
+        self._failure: PenstockError | None = None
+        self._pool = ThreadPoolExecutor(settings.flush_threads, thread_name_prefix="penstock-flush")
+        self._scheduler = threading.Thread(target=self._schedule, name="penstock-flushes", daemon=True)
+
+    def start(self) -> None:
+        """Replay the log and begin to flush. Raises Corrupt or Invalid as the log does."""
+        self._wal.start(self._replay)
+        self._scheduler.start()
+
+    def _replay(self, frame: Frame, place: Location) -> None:
+        if frame.kind is FrameKind.FORGET:
+            self._recovered.pop(frame.table_id, None)
+            return
+        batch = decode_rows(frame)
+        held = Held.of(place, batch, self._clock.monotonic(), in_memory=False)
+        self._recovered.setdefault(frame.table_id, []).append(held)
+        self._wal.keep(place, frame.table_id, held.max_ts)
+
+    def recovered_tables(self) -> set[int]:
+        """The tables of which the log still holds something, not opened since the start."""
+        return (set(self._recovered) | set(self._wal.resolved())) - set(self._tables)
+
+    def open_table(self, table_id: int) -> TableRows:
+        """Become a table's owner; every other owner is fenced. Blocks on storage.
+
+        The subscription starts from the result's `resolved_ts`.
+        """
+        with self._lock:
+            if table_id in self._tables:
+                return self._tables[table_id].rows
+        ownership = Ownership(self._storage, table_id, writer=self._writer, clock=self._clock)
+        flushed_ts = ownership.state.flushed_ts
+        with self._lock:
+            table = TableRows(
+                table_id,
+                wal=self._wal,
+                memory=self._memory,
+                clock=self._clock,
+                flushed_ts=flushed_ts,
+                resolved_ts=self._wal.resolved().get(table_id, 0),
+                recovered=self._recovered.pop(table_id, ()),
+                admit=self._admit,
+                advanced=self._wake_if_due,
+            )
+            self._tables[table_id] = Table(table, ownership, threading.Lock())
+        self._wal.flushed(table_id, flushed_ts)
+        return table
+
+    def close_table(self, table_id: int, *, flush: bool = True) -> None:
+        """Give a table up: flush what is resolved, then forget the rest; its next owner pulls it again."""
+        with self._lock:
+            table = self._tables.get(table_id)
+        if table is not None:
+            with table.flushing:
+                if flush:
+                    self._try_flush(table)
+            table.rows.disown()
+            with self._lock:
+                self._tables.pop(table_id, None)
+        self._recovered.pop(table_id, None)
+        self._wal.forget(table_id)
+
+    def tables(self) -> dict[int, TableRows]:
+        """The tables that are owned, by id."""
+        with self._lock:
+            return {table_id: table.rows for table_id, table in self._tables.items()}
+
+    def ownership(self, table_id: int) -> Ownership:
+        """The manifest of an owned table; raise Unavailable when it is not owned here."""
+        with self._lock:
+            if table_id not in self._tables:
+                raise Unavailable(f"table {table_id} is not captured here; ask its owner")
+            return self._tables[table_id].ownership
+
+    def readable_ts(self, table_id: int) -> int:
+        """How far a table can be read: its own resolved-ts, and no further than the schema history's."""
+        with self._lock:
+            table = self._tables.get(table_id)
+        if table is None:
+            raise Unavailable(f"table {table_id} is not captured here; ask its owner")
+        return max(table.rows.flushed_ts, min(table.rows.resolved_ts, self.schemas.resolved_ts()))
+
+    def flush(self, table_id: int) -> bool:
+        """Flush a table now; return whether its manifest holds everything that is readable."""
+        with self._lock:
+            table = self._tables[table_id]
+        with table.flushing:
+            return self._try_flush(table)
+
+    def close(self, *, flush: bool = True) -> None:
+        """Stop; flush every table first unless told otherwise. What is not flushed stays in the log."""
+        self._stopping = True
+        self._wake.set()
+        with self._relief:
+            self._relief.notify_all()
+        if self._scheduler.is_alive():
+            self._scheduler.join()
+        self._pool.shutdown()
+        if flush and self._failure is None:
+            for table in list(self._tables.values()):
+                with table.flushing:
+                    self._try_flush(table)
+        self._wal.close()
+
+    def _admit(self) -> None:
+        """Hold new rows back while the disk is full and flushes can free it."""
+        if self._failure is not None:
+            raise Unavailable(f"the event store has failed ({self._failure}); restart it") from self._failure
+        if not self._crowded:
+            return
+        with self._relief:
+            self._relief.wait_for(lambda: not self._crowded or self._stopping or self._failure is not None)
+
+    def _wake_if_due(self) -> None:
+        if self._memory.used_bytes >= self._settings.flush_bytes:
+            self._wake.set()
+
+    def _schedule(self) -> None:
+        while not self._stopping and self._failure is None:
+            self._wake.wait(_TICK_S)
+            self._wake.clear()
+            loads = self._loads()
+            wal_bytes = self._wal.disk_bytes
+            with self._relief:
+                self._crowded = self._policy.must_wait(loads, wal_bytes=wal_bytes)
+                self._relief.notify_all()
+            now = self._clock.monotonic()
+            for table_id in self._policy.choose(loads, now=now, wal_bytes=wal_bytes):
+                self._submit(table_id, now)
+
+    def _loads(self) -> list[TableLoad]:
+        with self._lock:
+            tables = list(self._tables.values())
+        self._measure_lag(tables)
+        schema_ts = self.schemas.resolved_ts()
+        return [table.rows.load_of(schema_ts) for table in tables]
+
+    def _measure_lag(self, tables: Iterable[Table]) -> None:
+        slowest = min((table.rows.resolved_ts for table in tables), default=None)
+        if slowest is not None:
+            lag_ms = self._clock.wall_ms() - physical_ms(slowest)
+            metrics.EVENTSTORE_RESOLVED_LAG_SECONDS.set(max(0, lag_ms) / 1000)
+
+    def _submit(self, table_id: int, now: float) -> None:
+        with self._lock:
+            table = self._tables.get(table_id)
+        if table is None or now < table.retry_at or not table.flushing.acquire(blocking=False):
+            return
+
+        def work() -> None:
+            try:
+                self._try_flush(table)
+            finally:
+                table.flushing.release()
+                self._wake.set()
+
+        self._pool.submit(work)
+
+    def _try_flush(self, table: Table) -> bool:
+        """Flush, and decide what a failure means; the caller holds the table's flush lock."""
+        try:
+            self._flush(table)
+        except Unavailable as error:
+            table.failures += 1
+            pause = min(_RETRY_MAX_S, _RETRY_FIRST_S * 2 ** (table.failures - 1))
+            table.retry_at = self._clock.monotonic() + pause
+            metrics.EVENTSTORE_FLUSH_FAILURES_TOTAL.labels("unavailable").inc()
+            _log.warning(
+                "flush failed; it will be tried again",
+                extra={"table_id": table.rows.table_id, "reason": str(error), "pause_s": pause},
+            )
+            return False
+        except Fenced as error:
+            metrics.EVENTSTORE_FLUSH_FAILURES_TOTAL.labels("fenced").inc()
+            _log.warning("table lost", extra={"table_id": table.rows.table_id, "reason": str(error)})
+            table.rows.disown()
+            with self._lock:
+                self._tables.pop(table.rows.table_id, None)
+            self._on_fenced(table.rows.table_id)
+            return False
+        except PenstockError as error:
+            metrics.EVENTSTORE_FLUSH_FAILURES_TOTAL.labels("failed").inc()
+            self._fail(error)
+            return False
+        except Exception as error:
+            _log.exception("a flush failed unexpectedly", extra={"table_id": table.rows.table_id})
+            self._fail(PenstockError(f"a flush of table {table.rows.table_id} failed ({error!r})"))
+            raise
+        table.failures = 0
+        return True
+
+    def _flush(self, table: Table) -> None:
+        started = self._clock.monotonic()
+        held_rows = table.rows
+        settled = table.ownership.settle()
+        if settled.flushed_ts > held_rows.flushed_ts:
+            held_rows.release(settled.flushed_ts)
+        from_ts = held_rows.flushed_ts
+        to_ts = min(held_rows.resolved_ts, self.schemas.resolved_ts())
+        if to_ts <= from_ts:
+            return
+        held = held_rows.held(from_ts, to_ts)
+        made = []
+        if held:
+            ordered = rows.ordered(
+                lambda: held_rows.load(held, from_ts, to_ts),
+                sum(each.nbytes for each in held),
+                memory_bytes=self._settings.sort_bytes,
+                scratch=self._settings.data / "scratch",
+            )
+            made = self._build.objects(held_rows.table_id, from_ts, to_ts, ordered)
+        table.ownership.commit(made, to_ts)
+        held_rows.release(to_ts)
+        for info in made:
+            metrics.EVENTSTORE_FLUSHED_ROWS_TOTAL.labels(info.side).inc(info.rows)
+        metrics.EVENTSTORE_FLUSH_SECONDS.observe(self._clock.monotonic() - started)
+
+    def _fail(self, error: PenstockError) -> None:
+        """End the store: nothing more is accepted. What was acknowledged is in the log."""
+        if self._failure is not None:
+            return
+        self._failure = error
+        _log.error("the event store has failed", extra={"reason": str(error)})
+        with self._relief:
+            self._relief.notify_all()
+        self._wake.set()
+        self._on_failure(error)

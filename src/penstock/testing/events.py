@@ -1,0 +1,108 @@
+"""What tests of the event store share: schemas that do not move, rows as a writer makes them, a replay."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.clock import TS_MAX
+from penstock.eventstore import paths
+from penstock.eventstore.building import SchemaVersion
+from penstock.eventstore.manifest import ObjectInfo
+from penstock.eventstore.manifestlog import load
+from penstock.eventstore.sides import COMMIT_TS, HANDLE
+from penstock.eventstore.storage import Storage
+from penstock.tables import keys, records
+from penstock.tables.define import define_table
+from penstock.tables.schema import TableInfo
+from penstock.testing.rawbatches import Change
+
+Row = Mapping[str, Any]
+
+
+def a_table(table_id: int = 1) -> TableInfo:
+    """A table of a number and a text."""
+    table = define_table("items", [("id", "bigint primary key"), ("name", "varchar(64)")])
+    return replace(table, id=table_id)
+
+
+class FixedSchemas:
+    """A schema history given by hand; by default complete for all time."""
+
+    def __init__(self, *versions: SchemaVersion, resolved_ts: int = TS_MAX) -> None:
+        self._versions = versions
+        self.resolved = resolved_ts
+
+    @classmethod
+    def of(cls, *tables: TableInfo) -> "FixedSchemas":
+        """Tables that never change."""
+        return cls(*(SchemaVersion(0, 1, table) for table in tables))
+
+    def resolved_ts(self) -> int:
+        """See Schemas."""
+        return self.resolved
+
+    def versions(self, table_id: int, from_ts: int, to_ts: int) -> list[SchemaVersion]:
+        """See Schemas."""
+        mine = [each for each in self._versions if each.table.id == table_id and each.since_ts <= to_ts]
+        begun = [each for each in mine if each.since_ts <= from_ts + 1]
+        return [*(begun[-1:] or mine[:1]), *(each for each in mine if each.since_ts > from_ts + 1)]
+
+
+def change(table: TableInfo, commit_ts: int, new: Row | None, old: Row | None = None) -> Change:
+    """A put of a row, or a delete of an old one, by a transaction that began a tick before."""
+    known = new or old
+    assert known is not None
+    value = _value(table, new, commit_ts) if new is not None else None
+    before = _value(table, old, commit_ts) if old is not None else None
+    return (commit_ts, commit_ts - 1, keys.record_key(table.id, known["id"]), value, before)
+
+
+def _value(table: TableInfo, row: Row, ts: int) -> bytes:
+    return records.value_of(table, records.to_record(table, row, start_ts=ts))
+
+
+def read_object(storage: Storage, table_id: int, info: ObjectInfo) -> pa.Table:
+    """All rows of one object."""
+    with storage.open(paths.object_path(paths.table_root(table_id), info.side, info.id)) as file:
+        return pq.read_table(file)
+
+
+def objects(storage: Storage, table_id: int, side: paths.Side) -> list[ObjectInfo]:
+    """The objects of a side, by time."""
+    return load(storage, paths.table_root(table_id)).visible(side, TS_MAX)
+
+
+def events(storage: Storage, table_id: int, side: paths.Side) -> list[dict[str, Any]]:
+    """Every row of a side, in the order of its objects."""
+    made: list[dict[str, Any]] = []
+    for info in objects(storage, table_id, side):
+        made += read_object(storage, table_id, info).to_pylist()
+    return made
+
+
+def replayed(storage: Storage, table_id: int, ts: int) -> dict[bytes, dict[str, Any]]:
+    """The table as of `ts`, made of nothing but its objects: rows by handle.
+
+    Fails when a change is there twice, when an insert meets a row, or when a tombstone meets none.
+    """
+    steps: list[tuple[int, int, bytes, dict[str, Any]]] = []
+    for order, side in enumerate(_SIDES):
+        steps += [(row[COMMIT_TS], order, row[HANDLE], row) for row in events(storage, table_id, side)]
+    steps = [step for step in steps if step[0] <= ts]
+    places = [step[:3] for step in steps]
+    assert len(set(places)) == len(places), "a change is there twice"
+    state: dict[bytes, dict[str, Any]] = {}
+    for _, order, handle, row in sorted(steps, key=lambda step: step[:3]):
+        if _SIDES[order] == "tombstone":
+            assert handle in state, "a tombstone without its row"
+            del state[handle]
+        else:
+            assert handle not in state, "an insert over a row"
+            state[handle] = {name: value for name, value in row.items() if not name.startswith("_")}
+    return state
+
+
+_SIDES: Sequence[paths.Side] = ("tombstone", "data")

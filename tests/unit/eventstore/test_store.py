@@ -1,0 +1,371 @@
+"""The event store as a puller meets it."""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.errors import PenstockError, Unavailable
+from penstock.eventstore import paths
+from penstock.eventstore.building import SchemaVersion
+from penstock.eventstore.manifestlog import ManifestLog, load
+from penstock.eventstore.storage import Storage, open_storage
+from penstock.eventstore.store import EventStore
+from penstock.eventstore.table import TableRows
+from penstock.settings import CaptureSettings
+from penstock.tables.decoding.decoder import TidbRowDecoder
+from penstock.tables.define import define_table
+from penstock.tables.schema import TableInfo
+from penstock.testing.events import FixedSchemas, a_table, change, events, objects, read_object, replayed
+from penstock.testing.rawbatches import Change, raw
+
+TABLE = a_table()
+NOW = 1 << 58
+Open = Callable[..., EventStore]
+
+
+@pytest.fixture
+def storage() -> Storage:
+    return open_storage("memory:///")
+
+
+@pytest.fixture
+def open_store(tmp_path: Path, storage: Storage) -> Iterator[Open]:
+    opened: list[EventStore] = []
+
+    def open_it(
+        *, schemas: FixedSchemas | None = None, on: Storage | None = None, **settings: Any
+    ) -> EventStore:
+        given: dict[str, Any] = {"data": tmp_path, "flush_interval_s": 3600, "idle_flush_interval_s": 3600}
+        hooks = {name: settings.pop(name) for name in ("on_fenced", "on_failure") if name in settings}
+        store = EventStore(
+            CaptureSettings(**(given | settings)),
+            on or storage,
+            decoder=TidbRowDecoder(),
+            schemas=schemas or FixedSchemas.of(TABLE),
+            **hooks,
+        )
+        opened.append(store)
+        store.start()
+        return store
+
+    yield open_it
+    for store in opened:
+        store.close(flush=False)
+
+
+def give(table: TableRows, *changes: Change) -> bool:
+    """Hand over a batch and wait until it is durable; return whether it was taken."""
+    done = threading.Event()
+    taken = table.consume_kv_events(raw(changes), done.set)
+    assert not taken or done.wait(10)
+    return taken
+
+
+def row(number: int, name: str = "x") -> dict[str, Any]:
+    return {"id": number, "name": name}
+
+
+def test_changes_become_a_data_object_and_a_tombstone_object(open_store: Open, storage: Storage) -> None:
+    store = open_store()
+    table = store.open_table(1)
+    give(table, change(TABLE, NOW + 3, None, row(1, "b")), change(TABLE, NOW + 1, row(1, "a")))
+    give(table, change(TABLE, NOW + 2, row(1, "b"), row(1, "a")), change(TABLE, NOW + 9, row(2)))
+    table.advance_resolved_ts(NOW + 5)
+    assert store.flush(1)
+    written = events(storage, 1, "data")
+    assert [(each["_commit_ts"], each["id"], each["name"]) for each in written] == [
+        (NOW + 1, 1, "a"),
+        (NOW + 2, 1, "b"),
+    ]
+    ended = events(storage, 1, "tombstone")
+    assert [(each["_commit_ts"], each["_start_ts"], each["id"], each["_old"]) for each in ended] == [
+        (NOW + 2, NOW + 1, 1, {"id": 1, "name": "a"}),
+        (NOW + 3, NOW + 2, 1, {"id": 1, "name": "b"}),
+    ]
+    assert written[0]["_handle"] == ended[0]["_handle"] == (1 | 1 << 63).to_bytes(8, "big")
+    (info,) = objects(storage, 1, "data")
+    assert (info.kind, info.rows, info.min_ts, info.max_ts) == ("appendable", 2, NOW + 1, NOW + 2)
+    assert load(storage, paths.table_root(1)).flushed_ts == NOW + 5
+    assert table.flushed_ts == NOW + 5
+
+
+def test_a_delete_whose_old_row_is_unknown_still_names_its_primary_key(
+    open_store: Open, storage: Storage
+) -> None:
+    store = open_store()
+    table = store.open_table(1)
+    give(table, (NOW + 1, NOW, change(TABLE, NOW + 1, row(7))[2], None, None))
+    table.advance_resolved_ts(NOW + 5)
+    assert store.flush(1)
+    (ended,) = events(storage, 1, "tombstone")
+    assert (ended["id"], ended["_old"]) == (7, None)
+
+
+def test_objects_are_zstd_with_statistics_and_know_their_schema(open_store: Open, storage: Storage) -> None:
+    store = open_store()
+    table = store.open_table(1)
+    give(table, *(change(TABLE, NOW + ts, row(ts)) for ts in range(1, 50)))
+    table.advance_resolved_ts(NOW + 100)
+    store.flush(1)
+    (info,) = objects(storage, 1, "data")
+    with storage.open(paths.object_path("tables/1", "data", info.id)) as file:
+        meta = pq.ParquetFile(file).metadata
+    column = meta.row_group(0).column(0)
+    assert column.compression == "ZSTD"
+    assert (column.statistics.min, column.statistics.max) == (1, 49)
+    assert meta.metadata[b"penstock.schema_version"] == b"1"
+
+
+def test_what_is_delivered_twice_is_kept_once(open_store: Open, storage: Storage) -> None:
+    store = open_store()
+    table = store.open_table(1)
+    first = change(TABLE, NOW + 1, row(1))
+    assert give(table, first)
+    assert give(table, first, change(TABLE, NOW + 1, row(2)))
+    table.advance_resolved_ts(NOW + 2)
+    assert not give(table, first)
+    assert give(table, first, change(TABLE, NOW + 3, row(3)))
+    table.advance_resolved_ts(NOW + 3)
+    store.flush(1)
+    assert [each["id"] for each in events(storage, 1, "data")] == [1, 2, 3]
+
+
+def test_transactions_with_equal_commit_timestamps_are_different(open_store: Open, storage: Storage) -> None:
+    store = open_store()
+    table = store.open_table(1)
+    one, two = change(TABLE, NOW + 5, row(1)), change(TABLE, NOW + 5, row(2))
+    give(table, one, (two[0], two[1] - 1, *two[2:]))
+    table.advance_resolved_ts(NOW + 9)
+    store.flush(1)
+    assert [(each["_start_ts"], each["id"]) for each in events(storage, 1, "data")] == [
+        (NOW + 3, 2),
+        (NOW + 4, 1),
+    ]
+
+
+def test_a_resolved_timestamp_never_goes_back(open_store: Open) -> None:
+    table = open_store().open_table(1)
+    table.advance_resolved_ts(NOW + 5)
+    table.advance_resolved_ts(NOW + 3)
+    assert table.resolved_ts == NOW + 5
+
+
+def test_nothing_is_flushed_beyond_the_schema_history(open_store: Open, storage: Storage) -> None:
+    schemas = FixedSchemas(SchemaVersion(0, 1, TABLE), resolved_ts=NOW + 1)
+    store = open_store(schemas=schemas)
+    table = store.open_table(1)
+    give(table, change(TABLE, NOW + 1, row(1)), change(TABLE, NOW + 2, row(2)))
+    table.advance_resolved_ts(NOW + 9)
+    assert store.readable_ts(1) == NOW + 1
+    store.flush(1)
+    assert [each["id"] for each in events(storage, 1, "data")] == [1]
+    schemas.resolved = NOW + 9
+    store.flush(1)
+    assert [each["id"] for each in events(storage, 1, "data")] == [1, 2]
+
+
+def test_each_object_has_one_schema_version(open_store: Open, storage: Storage) -> None:
+    wider = replace(
+        define_table("items", [("id", "bigint primary key"), ("name", "varchar(64)"), ("more", "int")]), id=1
+    )
+    schemas = FixedSchemas(SchemaVersion(0, 1, TABLE), SchemaVersion(NOW + 3, 2, wider))
+    store = open_store(schemas=schemas)
+    table = store.open_table(1)
+    give(table, change(TABLE, NOW + 1, row(1)), change(wider, NOW + 3, {**row(2), "more": 5}))
+    table.advance_resolved_ts(NOW + 9)
+    store.flush(1)
+    first, second = objects(storage, 1, "data")
+    assert (first.schema_version, second.schema_version) == (1, 2)
+    assert "more" not in read_object(storage, 1, first).column_names
+    assert read_object(storage, 1, second)["more"].to_pylist() == [5]
+
+
+def test_a_large_transaction_becomes_an_object_of_its_own(open_store: Open, storage: Storage) -> None:
+    store = open_store(large_txn_bytes=2000, sort_bytes=3000, memory_bytes=1)
+    table = store.open_table(1)
+    big = [change(TABLE, NOW + 5, row(number, "y" * 50)) for number in range(200)]
+    give(table, change(TABLE, NOW + 4, row(1000)))
+    for start in range(0, 200, 40):
+        give(table, *big[start : start + 60])  # regions that move deliver some twice
+    give(table, change(TABLE, NOW + 6, row(2000)))
+    table.advance_resolved_ts(NOW + 9)
+    assert store.flush(1)
+    kinds = {info.kind: info for info in objects(storage, 1, "data")}
+    assert kinds["direct"].rows == 200
+    assert kinds["direct"].create_ts == NOW + 5
+    assert [each["id"] for each in read_object(storage, 1, kinds["direct"]).to_pylist()] == list(range(200))
+    assert (kinds["appendable"].min_ts, kinds["appendable"].max_ts) == (NOW + 4, NOW + 6)
+    assert len(replayed(storage, 1, NOW + 9)) == 202
+
+
+def test_rows_beyond_memory_are_read_from_the_log(open_store: Open, storage: Storage) -> None:
+    store = open_store(memory_bytes=1)
+    table = store.open_table(1)
+    give(table, change(TABLE, NOW + 1, row(1)))
+    table.advance_resolved_ts(NOW + 2)
+    assert all(held.batch is None for held in table.held(0, NOW + 2))
+    store.flush(1)
+    assert len(replayed(storage, 1, NOW + 2)) == 1
+
+
+def test_flushed_rows_leave_memory_and_disk(open_store: Open, tmp_path: Path) -> None:
+    store = open_store(wal_segment_bytes=4096)
+    table = store.open_table(1)
+    for ts in range(1, 60):
+        give(table, change(TABLE, NOW + ts, row(ts, "z" * 60)))
+    table.advance_resolved_ts(NOW + 59)
+    assert len(paths.wal_segments(tmp_path / "wal")) > 3
+    assert store._memory.used_bytes > 0
+    store.flush(1)
+    assert store._memory.used_bytes == 0
+    assert len(paths.wal_segments(tmp_path / "wal")) == 1
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_a_restart_goes_on_from_the_last_resolved_timestamp(open_store: Open, storage: Storage) -> None:
+    store = open_store()
+    table = store.open_table(1)
+    give(table, change(TABLE, NOW + 1, row(1)))
+    table.advance_resolved_ts(NOW + 2)
+    store.flush(1)
+    give(table, change(TABLE, NOW + 3, row(2)), change(TABLE, NOW + 6, row(3)))
+    table.advance_resolved_ts(NOW + 4)
+    store.close(flush=False)
+    again = open_store()
+    assert again.recovered_tables() == {1}
+    table = again.open_table(1)
+    assert (table.flushed_ts, table.resolved_ts) == (NOW + 2, NOW + 4)
+    give(table, change(TABLE, NOW + 6, row(3)))  # pulled again
+    table.advance_resolved_ts(NOW + 7)
+    again.flush(1)
+    assert [each["id"] for each in events(storage, 1, "data")] == [1, 2, 3]
+
+
+def test_a_table_given_up_is_pulled_again_from_its_manifest(open_store: Open) -> None:
+    store = open_store()
+    table = store.open_table(1)
+    give(table, change(TABLE, NOW + 1, row(1)))
+    table.advance_resolved_ts(NOW + 2)
+    store.close_table(1, flush=False)
+    assert not give(table, change(TABLE, NOW + 3, row(3)))
+    table.advance_resolved_ts(NOW + 5)
+    assert store.open_table(1).resolved_ts == 0
+    store.close(flush=False)
+    assert open_store().open_table(1).resolved_ts == 0
+
+
+def test_a_fenced_table_is_given_up_and_told_of(open_store: Open, storage: Storage) -> None:
+    lost: list[int] = []
+    store = open_store(on_fenced=lost.append)
+    table = store.open_table(1)
+    give(table, change(TABLE, NOW + 1, row(1)))
+    table.advance_resolved_ts(NOW + 2)
+    rival = ManifestLog.open(storage, paths.table_root(1), writer="rival")
+    assert not store.flush(1)
+    assert lost == [1]
+    assert not give(table, change(TABLE, NOW + 3, row(2)))
+    assert store.tables() == {}
+    rival.commit(flushed_ts=NOW)
+    assert load(storage, paths.table_root(1)).flushed_ts == NOW
+
+
+class _Doubtful(Storage):
+    """Commits take effect and their answers are lost, once."""
+
+    lose = False
+
+    def create(self, path: str, data: bytes) -> bool:
+        made = super().create(path, data)
+        if self.lose:
+            self.lose = False
+            raise Unavailable("lost answer")
+        return made
+
+
+def test_a_flush_whose_answer_was_lost_is_not_repeated(open_store: Open, storage: Storage) -> None:
+    doubtful = _Doubtful(storage.url, storage._store)
+    store = open_store(on=doubtful)
+    table = store.open_table(1)
+    give(table, change(TABLE, NOW + 1, row(1)))
+    table.advance_resolved_ts(NOW + 2)
+    doubtful.lose = True
+    assert not store.flush(1)
+    give(table, change(TABLE, NOW + 3, row(2)))
+    table.advance_resolved_ts(NOW + 4)
+    assert store.flush(1)
+    assert [each["id"] for each in events(storage, 1, "data")] == [1, 2]
+
+
+def test_damaged_rows_fail_the_store_and_nothing_more_is_taken(open_store: Open) -> None:
+    failed: list[PenstockError] = []
+    store = open_store(on_failure=failed.append)
+    table = store.open_table(1)
+    key = change(TABLE, NOW + 1, row(1))[2]
+    give(table, (NOW + 1, NOW, key, b"\x80\x00\x05", None))
+    table.advance_resolved_ts(NOW + 2)
+    assert not store.flush(1)
+    assert len(failed) == 1
+    with pytest.raises(Unavailable, match="restart"):
+        give(table, change(TABLE, NOW + 3, row(2)))
+
+
+def test_due_tables_are_flushed_in_the_background(open_store: Open, storage: Storage) -> None:
+    store = open_store(flush_bytes=1, flush_interval_s=0.01)
+    table = store.open_table(1)
+    give(table, change(TABLE, NOW + 1, row(1)))
+    table.advance_resolved_ts(NOW + 2)
+    _until(lambda: table.flushed_ts == NOW + 2)
+    assert len(events(storage, 1, "data")) == 1
+
+
+def test_a_full_disk_holds_rows_back_until_a_flush_frees_it(open_store: Open, storage: Storage) -> None:
+    slow = _Blocked(storage.url, storage._store)
+    store = open_store(on=slow, wal_bytes=1, wal_segment_bytes=1024, flush_bytes=1)
+    table = store.open_table(1)
+    give(table, change(TABLE, NOW + 1, row(1)))
+    table.advance_resolved_ts(NOW + 2)
+    _until(lambda: store._crowded)
+    taken = threading.Event()
+    thread = threading.Thread(
+        target=lambda: taken.set() if give(table, change(TABLE, NOW + 3, row(2))) else None
+    )
+    thread.start()
+    assert not taken.wait(0.3)
+    slow.go.set()
+    assert taken.wait(10)
+    thread.join()
+
+
+class _Blocked(Storage):
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.go = threading.Event()
+
+    def write(self, path: str, data: bytes | Path) -> None:
+        assert self.go.wait(20)
+        super().write(path, data)
+
+
+def test_a_reserved_column_name_is_refused(open_store: Open) -> None:
+    bad: TableInfo = replace(define_table("t", [("id", "bigint primary key"), ("_commit_ts", "int")]), id=1)
+    failed: list[PenstockError] = []
+    store = open_store(schemas=FixedSchemas.of(bad), on_failure=failed.append)
+    table = store.open_table(1)
+    give(table, change(bad, NOW + 1, {"id": 1, "_commit_ts": 1}))
+    table.advance_resolved_ts(NOW + 2)
+    store.flush(1)
+    assert "_commit_ts, a reserved name" in str(failed[0])
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    never = threading.Event()
+    for _ in range(500):
+        if holds():
+            return
+        never.wait(0.02)
+    raise AssertionError("it did not come to pass")
