@@ -86,22 +86,27 @@ class Committer:
                 self._clean_up()
             raise
         finally:
-            self.details.protocol = self._scope.state.mode.value
+            self._record_protocol()
             self.details.commit_backoff_s = self._executor.backoff_ms / 1000
         _COUNTERS[self._scope.state.mode].labels("ok").inc()
         return commit_ts
+
+    def _record_protocol(self) -> None:
+        state = self._scope.state
+        self.details.protocol = state.mode.value
+        if state.fell_back is not None:
+            self.details.fell_back_from = state.fell_back.value
+        if state.fell_back is Mode.ONE_PHASE:
+            metrics.KV_ONE_PC_TXN_COUNTER.labels("fallback").inc()
 
     def _unknown(self, error: BaseException) -> bool:
         """Whether the outcome is open: it is when the call was cancelled after the deciding request."""
         return isinstance(error, Undetermined) or (self._in_doubt and not isinstance(error, PenstockError))
 
     async def _execute(self) -> int:
-        state, scope = self._scope.state, self._scope
+        state = self._scope.state
         check_age(self.txn.start_ts, self.txn.session.pd.low_resolution_ts())
-        await self._bound_commit_ts()
-        if state.try_async:
-            primary = self.txn.primary
-            scope.secondaries = tuple(key for key in self.mutations.committable().keys if key != primary)
+        await self._prepare()
         binlog = self._start_binlog()
         try:
             await self._prewrite(self.mutations)
@@ -116,8 +121,8 @@ class Committer:
             return self._commit_async()
         return await self._commit_in_two_phases()
 
-    async def _bound_commit_ts(self) -> None:
-        """Bound the timestamps that a prewrite may commit at, from below and from above."""
+    async def _prepare(self) -> None:
+        """Bound the timestamps that a prewrite may commit at, and name the secondaries where they matter."""
         state, session = self._scope.state, self.txn.session
         if not state.decided_by_prewrite:
             return
@@ -128,16 +133,15 @@ class Committer:
             elapsed_ms=self.txn.elapsed_ms(), safe_window_ms=session.settings.async_commit_safe_window_ms
         )
         if self.schema is not None and not await self.schema.check(self.txn.start_ts, state.max_commit_ts):
-            self._fall_back("schema")
-
-    def _fall_back(self, reason: str) -> None:
-        self._scope.state.fall_back()
-        self.details.fallbacks.append(reason)
+            state.fall_back()
+        if state.try_async:
+            primary = self.txn.primary
+            secondaries = (key for key in self.mutations.committable().keys if key != primary)
+            self._scope.secondaries = tuple(secondaries)
 
     async def _prewrite(self, mutations: Mutations) -> None:
         state, session = self._scope.state, self.txn.session
         action = Prewrite(self._scope)
-        before = state.mode
         self._in_doubt = state.decided_by_prewrite
         bo = session.backoffer(budgets.PREWRITE_MS, "prewrite")
         with self.details.span(session.clock, "prewrite"):
@@ -145,10 +149,6 @@ class Committer:
         self.details.prewrite_regions = max(self.details.prewrite_regions, self._executor.regions)
         if action.assertion_error is not None:
             raise action.assertion_error
-        if before is not state.mode:
-            self.details.fallbacks.append(before.value)
-            if before is Mode.ONE_PHASE and state.mode is Mode.TWO_PHASE:
-                metrics.KV_ONE_PC_TXN_COUNTER.labels("fallback").inc()
         self._in_doubt = state.decided_by_prewrite
 
     def _commit_async(self) -> int:

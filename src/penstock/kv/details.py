@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from penstock.clock import Clock
 
@@ -24,7 +24,7 @@ class CommitDetails:
     write_bytes: int = 0
     prewrite_regions: int = 0
     amended_keys: int = 0
-    fallbacks: list[str] = field(default_factory=list)
+    fell_back_from: str = ""
 
     @contextmanager
     def span(self, clock: Clock, name: str) -> Iterator[None]:

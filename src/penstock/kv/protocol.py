@@ -50,6 +50,7 @@ class CommitState:
     min_commit_ts: int = 0
     max_commit_ts: int = 0
     one_pc_commit_ts: int = 0
+    fell_back: Mode | None = None  # the protocol that was tried and refused
 
     @classmethod
     def plan(
@@ -91,7 +92,9 @@ class CommitState:
         self.min_commit_ts = max(self.min_commit_ts, ts)
 
     def fall_back(self) -> None:
-        """Continue in two phases."""
+        """Continue in two phases, because a faster protocol was refused."""
+        if self.decided_by_prewrite:
+            self.fell_back = self.mode
         self.try_async = self.try_one_pc = False
 
     def batched(self, batches: int) -> None:

@@ -94,7 +94,7 @@ class Membuffer(RuleBasedStateMachine):
 
 
 TestMembuffer = Membuffer.TestCase
-TestMembuffer.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestMembuffer.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def cut(rows: Page, sizes: list[int]) -> list[Page]:
@@ -106,7 +106,7 @@ def cut(rows: Page, sizes: list[int]) -> list[Page]:
     return [*pages, rows[at:]] if at < len(rows) else pages
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     snapshot=st.dictionaries(keys, values),
     written=st.dictionaries(keys, values | st.just(DELETED)),

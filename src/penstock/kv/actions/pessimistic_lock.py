@@ -93,7 +93,7 @@ class PessimisticLock:
         return [Lock.of(error.locked) for error in errors]
 
     def _deadlock(self, found: kvrpcpb.Deadlock) -> Deadlock:
-        """Repeating the call can help when the key that closed the cycle is one of its own."""
+        """Repeating the call can help when others wait for a lock of its own: by failing it gave that up."""
         return Deadlock(
             found.lock_key,
             waits_for_ts=found.lock_ts,
