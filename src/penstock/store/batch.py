@@ -3,7 +3,7 @@
 import asyncio
 import types
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Generator
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Generator
 from functools import partial
 from typing import Any
 
@@ -83,6 +83,7 @@ class BatchStream:
         self._commands = {name: executor.table[rpc] for name, rpc in BATCHED.items()}
         self._answers: deque[tuple[int, str, Message]] = deque()
         self._waiting = 0
+        self._own: set[asyncio.Task[Message]] = set()  # those that end with the stream
         self._failure: BaseException | None = None
         self._ended = False
         self._ready = asyncio.Event()
@@ -105,8 +106,9 @@ class BatchStream:
                 if self._failure is not None:
                     await self._abort(context, self._failure)
         finally:
-            reader.cancel()
-            await asyncio.wait([reader])
+            for task in (reader, *self._own):
+                task.cancel()
+            await asyncio.wait([reader, *self._own])
 
     async def _abort(self, context: grpc.aio.ServicerContext[Any, Any], failure: BaseException) -> None:
         if isinstance(failure, ClusterMismatch):
@@ -148,12 +150,12 @@ class BatchStream:
         except Exception as error:  # noqa: BLE001 - ends the stream, where it is raised again
             self._fail(error)
         else:
-            self._await(request_id, name, asyncio.ensure_future(_resumed(work, waits_for)))
+            self._await(request_id, name, self._run(_resumed(work, waits_for)))
 
     def _handle_empty(self, request_id: int, request: tikvpb.BatchCommandsEmptyRequest) -> None:
         answer = tikvpb.BatchCommandsEmptyResponse(test_id=request.test_id)
         if request.delay_time:
-            self._await(request_id, "Empty", asyncio.ensure_future(self._later(answer, request.delay_time)))
+            self._await(request_id, "Empty", self._run(self._later(answer, request.delay_time)))
         else:
             self._answers.append((request_id, "Empty", answer))
 
@@ -161,13 +163,22 @@ class BatchStream:
         await self._clock.sleep(delay_ms / 1000)
         return answer
 
-    def _await(self, request_id: int, name: str, task: "asyncio.Future[Message]") -> None:
+    def _run(self, work: Awaitable[Message]) -> asyncio.Task[Message]:
+        task = asyncio.ensure_future(work)
+        assert isinstance(task, asyncio.Task)
+        self._own.add(task)
+        task.add_done_callback(self._own.discard)
+        return task
+
+    def _await(self, request_id: int, name: str, task: asyncio.Task[Message]) -> None:
         self._waiting += 1
         task.add_done_callback(partial(self._done, request_id, name))
 
-    def _done(self, request_id: int, name: str, task: "asyncio.Future[Message]") -> None:
+    def _done(self, request_id: int, name: str, task: asyncio.Task[Message]) -> None:
         self._waiting -= 1
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if task.cancelled():  # the stream has ended
+            return
+        error = task.exception()
         if error is None:
             self._answers.append((request_id, name, task.result()))
         elif not (isinstance(error, Struck) and error.code is None):

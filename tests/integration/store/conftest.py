@@ -61,10 +61,16 @@ class Wire:
         return kvrpcpb.Context(region_id=region.id, region_epoch=epoch, peer=region.leader.to_proto(), **more)
 
     async def call(self, method: str, request: Any, raw_key: bytes) -> Any:
-        """Send a command to the leader of the region that holds a key."""
-        region = self.region(raw_key)
-        request.context.MergeFrom(self.context(region))
-        return await getattr(self.store(region.leader_store), method)(request, timeout=10)
+        """Send a command to the leader of the region that holds a key, again if it was split meanwhile."""
+        own = kvrpcpb.Context()
+        own.CopyFrom(request.context)
+        while True:
+            region = self.region(raw_key)
+            request.context.CopyFrom(self.context(region))
+            request.context.MergeFrom(own)
+            response = await getattr(self.store(region.leader_store), method)(request, timeout=10)
+            if not response.region_error.HasField("epoch_not_match"):
+                return response
 
     async def put(self, key: bytes, value: bytes) -> int:
         """Commit one key in two phases; return the commit timestamp."""
@@ -76,6 +82,7 @@ class Wire:
         request = kvrpcpb.CommitRequest(start_version=start_ts, keys=[key], commit_version=commit_ts)
         response = await self.call("KvCommit", request, key)
         assert not response.HasField("error")
+        assert not response.HasField("region_error")
         return commit_ts
 
     @staticmethod
