@@ -1,0 +1,1 @@
+"""From the change streams of regions to a consumer: subscriptions, matching, resolved timestamps."""
