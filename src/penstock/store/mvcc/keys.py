@@ -12,19 +12,19 @@ from penstock.clock import TS_MAX
 from penstock.store.bounds import Bounds
 
 _TS = struct.Struct(">Q")
-_ZERO, _ESCAPED, _END = b"\0", b"\0\xff", b"\0\0"
+ZERO, ESCAPED, END = b"\0", b"\0\xff", b"\0\0"
 TS_BYTES = _TS.size
-TAIL_BYTES = len(_END) + TS_BYTES
+TAIL_BYTES = len(END) + TS_BYTES
 
 
 def escape(key: bytes) -> bytes:
     """Return the prefix shared by the versions of `key`."""
-    return key.replace(_ZERO, _ESCAPED) + _END
+    return key.replace(ZERO, ESCAPED) + END
 
 
 def unescape(versioned: bytes) -> bytes:
     """Return the raw key of a versioned one."""
-    return versioned[:-TAIL_BYTES].replace(_ESCAPED, _ZERO)
+    return versioned[:-TAIL_BYTES].replace(ESCAPED, ZERO)
 
 
 def suffix(ts: int) -> bytes:

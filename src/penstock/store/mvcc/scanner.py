@@ -20,6 +20,8 @@ _SKIPS_BEFORE_SEEK = 16  # versions stepped over before a seek is cheaper
 _KIND_MASK = 0x03
 _PUT, _DELETE = int(WriteKind.PUT), int(WriteKind.DELETE)
 _TS_BYTES = keys.TS_BYTES
+_END_BYTES = len(keys.END)
+_ESCAPED, _ZERO = keys.ESCAPED, keys.ZERO
 _PAST_VERSIONS = b"\xff" * (_TS_BYTES + 1)
 
 Row = tuple[bytes, bytes | Refused]  # a key with its value, or with why it cannot be read
@@ -51,14 +53,18 @@ class Scanner:
             rest = page.rest
 
     def _forward(self, bounds: Bounds, limit: int) -> _Page:
+        """Read towards the end. The loop is the hot path of every scan: what is inlined was measured."""
         position, upper = keys.span(bounds)
         visible = keys.suffix(self._point.ts)
+        value_part = slice(0) if self._key_only else slice(WRITE_HEAD_BYTES, None)
         rows: list[tuple[bytes, bytes]] = []
-        done = _PAST_VERSIONS  # prefix of the key that is decided; no key has this one
+        append = rows.append
+        done = b""  # what the versions of the last decided key begin with
+        skipped = 0
         while True:
-            skipped = 0
             for versioned, stored in self._reader.view.iterate(Cf.WRITE, position, upper):
-                if versioned.startswith(done):
+                prefix = versioned[:-_TS_BYTES]
+                if prefix == done:
                     skipped += 1
                     if skipped > _SKIPS_BEFORE_SEEK:
                         position = done + _PAST_VERSIONS
@@ -68,21 +74,25 @@ class Scanner:
                         raise self._newer(versioned, stored)
                     skipped += 1
                     if skipped > _SKIPS_BEFORE_SEEK:
-                        position = versioned[:-_TS_BYTES] + visible
+                        position = prefix + visible
                         break
-                else:
-                    kind = stored[0] & _KIND_MASK
-                    if kind == _PUT:
-                        done = versioned[:-_TS_BYTES]
-                        skipped = 0
-                        key = keys.unescape(versioned)
-                        rows.append((key, self._value(key, stored)))
-                        if len(rows) >= limit:
-                            return _Page(rows, _after(key, bounds))
-                    elif kind == _DELETE:
-                        done = versioned[:-_TS_BYTES]
+                elif stored[0] == PUT_SHORT:
+                    done = prefix
+                    skipped = 0
+                    append((prefix[:-_END_BYTES].replace(_ESCAPED, _ZERO), stored[value_part]))
+                    if len(rows) == limit:
+                        return _Page(rows, _after(rows[-1][0], bounds))
+                elif (kind := stored[0] & _KIND_MASK) == _DELETE:
+                    done = prefix
+                elif kind == _PUT:
+                    done = prefix
+                    key = keys.unescape(versioned)
+                    append((key, self._value(key, stored)))
+                    if len(rows) == limit:
+                        return _Page(rows, _after(key, bounds))
             else:
                 return _Page(rows, None)
+            skipped = 0
 
     def _backward(self, bounds: Bounds, limit: int) -> _Page:
         """Read towards the start: the versions of a key come oldest first, so the last that fits counts."""
