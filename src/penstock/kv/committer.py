@@ -24,6 +24,8 @@ from penstock.kv.mutations import DELETE, INSERT, PUT, Mutations, lock_ttl_ms
 from penstock.kv.protocol import CHECKS_ONLY, CommitOptions, CommitState, Mode, check_age, check_commit_ts
 from penstock.kv.scope import CommitScope, Scope
 
+_WRITE_KEYS = metrics.KV_TXN_WRITE_KV_NUM.labels("general")
+_WRITE_BYTES = metrics.KV_TXN_WRITE_SIZE_BYTES.labels("general")
 _COUNTERS = {
     Mode.TWO_PHASE: metrics.KV_COMMIT_TXN_COUNTER,
     Mode.ASYNC: metrics.KV_ASYNC_COMMIT_TXN_COUNTER,
@@ -69,8 +71,8 @@ class Committer:
             details=self.details,
         )
         self.details.write_keys, self.details.write_bytes = len(mutations), size
-        metrics.KV_TXN_WRITE_KV_NUM.labels("general").observe(len(mutations))
-        metrics.KV_TXN_WRITE_SIZE_BYTES.labels("general").observe(size)
+        _WRITE_KEYS.observe(len(mutations))
+        _WRITE_BYTES.observe(size)
 
     async def execute(self) -> int:
         """Return the commit timestamp.
@@ -129,10 +131,10 @@ class Committer:
         if not self.options.causal_consistency:
             with self.details.span(session.clock, "get_latest_ts"):
                 state.raise_min_commit_ts(await session.pd.timestamp() + 1)
-        state.bound_commit_ts(
+        now_ts = state.bound_commit_ts(
             elapsed_ms=self.txn.elapsed_ms(), safe_window_ms=session.settings.async_commit_safe_window_ms
         )
-        if self.schema is not None and not await self.schema.check(self.txn.start_ts, state.max_commit_ts):
+        if self.schema is not None and not await self.schema.check(self.txn.start_ts, now_ts):
             state.fall_back()
         if state.try_async:
             primary = self.txn.primary

@@ -3,7 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
+
+from prometheus_client import Histogram
 
 from penstock import metrics
 from penstock.kv import budgets
@@ -14,6 +17,11 @@ from penstock.kv.regions import Location
 from penstock.kv.sender import RegionStale
 from penstock.kv.session import Session
 from penstock.kv.splitting import presplit
+
+
+@cache
+def _regions_num(action: str) -> Histogram:
+    return metrics.KV_TXN_REGIONS_NUM.labels(action, "general")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +108,7 @@ class Executor:
         """Return the batches in key order, but the primary's first."""
         groups = await self._group(bo, mutations)
         self.regions = max(self.regions, len(groups))
-        metrics.KV_TXN_REGIONS_NUM.labels(action.name, "general").observe(len(groups))
+        _regions_num(action.name).observe(len(groups))
         bytes_max = self._session.settings.txn_batch_bytes
         at_primary = mutations.position(primary)
         cut: list[Batch] = []

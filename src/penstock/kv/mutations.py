@@ -9,11 +9,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from penstock.kv.membuffer import DELETED, Flag, MemBuffer
+from penstock.kv.membuffer import DELETED, NO_FLAG, Flag, MemBuffer
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 
 PUT, DELETE, LOCK = kvrpcpb.Op.Put, kvrpcpb.Op.Del, kvrpcpb.Op.Lock
 INSERT, CHECK_NOT_EXISTS = kvrpcpb.Op.Insert, kvrpcpb.Op.CheckNotExists
+_NO_ASSERTION = kvrpcpb.Assertion.NoAssertion
 
 DEFAULT_LOCK_TTL_MS = 3_000
 _TTL_FACTOR_MS = 6_000
@@ -45,7 +46,7 @@ class Mutations:
         op: kvrpcpb.Op,
         *,
         locked: bool = False,
-        assertion: kvrpcpb.Assertion = kvrpcpb.Assertion.NoAssertion,
+        assertion: kvrpcpb.Assertion = _NO_ASSERTION,
     ) -> None:
         """Add a mutation; the key is greater than every key before it."""
         self.keys.append(key)
@@ -108,8 +109,7 @@ class Mutations:
     def of_keys(cls, keys: Sequence[bytes]) -> "Mutations":
         """Return bare keys as mutations, for actions that only name keys; `keys` are sorted."""
         count = len(keys)
-        none = kvrpcpb.Assertion.NoAssertion
-        return cls(list(keys), [b""] * count, [LOCK] * count, [False] * count, [none] * count)
+        return cls(list(keys), [b""] * count, [LOCK] * count, [False] * count, [_NO_ASSERTION] * count)
 
     @property
     def size(self) -> int:
@@ -134,16 +134,20 @@ def collect(buffer: MemBuffer, *, pessimistic: bool, keep: KeepWrite | None = No
     `keep` may refuse a put as unnecessary; the key is then only locked, if it was.
     """
     mutations = Mutations()
+    append = mutations.append
     for key, value, flags in buffer.entries():
+        if flags is NO_FLAG and value is not None and keep is None:
+            append(key, value, PUT if value else DELETE)  # nearly every key of a large transaction
+            continue
         op = _op_of(key, value, flags, pessimistic=pessimistic, keep=keep)
         if op is None:
             continue
-        mutations.append(
+        append(
             key,
             value if value is not None and op in (PUT, INSERT) else b"",
             op,
             locked=pessimistic and bool(flags & Flag.LOCKED),
-            assertion=_assertion_of(flags) if op in (PUT, INSERT, DELETE) else kvrpcpb.Assertion.NoAssertion,
+            assertion=_assertion_of(flags) if op in (PUT, INSERT, DELETE) else _NO_ASSERTION,
         )
     return mutations
 
@@ -170,7 +174,7 @@ def _assertion_of(flags: Flag) -> kvrpcpb.Assertion:
         return kvrpcpb.Assertion.Exist
     if flags & Flag.ASSERT_NOT_EXISTS:
         return kvrpcpb.Assertion.NotExist
-    return kvrpcpb.Assertion.NoAssertion
+    return _NO_ASSERTION
 
 
 def lock_ttl_ms(txn_bytes: int, elapsed_ms: int, ttl_max_ms: int) -> int:

@@ -83,9 +83,11 @@ class CommitState:
         """Whether a prewrite without an answer leaves the outcome unknown."""
         return self.try_async or self.try_one_pc
 
-    def bound_commit_ts(self, *, elapsed_ms: int, safe_window_ms: int) -> None:
-        """Set the latest commit timestamp that the schema check of this moment vouches for."""
-        self.max_commit_ts = compose_ts(physical_ms(self.start_ts) + elapsed_ms + safe_window_ms)
+    def bound_commit_ts(self, *, elapsed_ms: int, safe_window_ms: int) -> int:
+        """Set the latest commit timestamp that a schema check made now vouches for; return when now is."""
+        now_ts = self.start_ts + compose_ts(elapsed_ms)
+        self.max_commit_ts = now_ts + compose_ts(safe_window_ms)
+        return max(now_ts, self.min_commit_ts)
 
     def raise_min_commit_ts(self, ts: int) -> None:
         """Commit at `ts` or later."""

@@ -15,6 +15,7 @@ from penstock.kv.session import Session
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 
 _CONCURRENT_BATCHES_MAX = 64
+_REGIONS_NUM = metrics.KV_TXN_REGIONS_NUM.labels("snapshot", "general")
 
 
 @dataclass(slots=True)
@@ -63,7 +64,7 @@ class ReadView:
 
     async def _batch_get(self, bo: Backoffer, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         groups = await self.session.router.cache.group_keys(bo, keys)
-        metrics.KV_TXN_REGIONS_NUM.labels("snapshot", "general").observe(len(groups))
+        _REGIONS_NUM.observe(len(groups))
         size = self.session.settings.batch_get_keys
         batches = [
             (location, keys[start : min(start + size, part.stop)])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Protocol
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, Unavailable
 from penstock.kv.backoff import Backoffer
 from penstock.kv.iteration import Page, Row, Union
 from penstock.kv.reading import ReadView, lock_of
@@ -104,8 +104,7 @@ class Scanner:
             if self._ahead is None:
                 page = await self._fetch()
             else:
-                # Shielded: a caller that gives up must not take the page from the next call.
-                outcome = await asyncio.shield(self._ahead)
+                outcome = await self._ahead_of_time(self._ahead)
                 self._ahead = None
                 if isinstance(outcome, PenstockError):
                     raise outcome
@@ -115,6 +114,14 @@ class Scanner:
             if page:
                 return page
         return None
+
+    @staticmethod
+    async def _ahead_of_time(fetch: "asyncio.Task[Page | PenstockError]") -> Page | PenstockError:
+        # Not awaited itself: a caller that gives up must not take the page from the next call.
+        await asyncio.wait({fetch})
+        if fetch.cancelled():
+            raise Unavailable("the client was closed during the scan; connect again")
+        return fetch.result()
 
     async def _fetch_quietly(self) -> Page | PenstockError:
         try:

@@ -1,10 +1,11 @@
 """A consistent view of the store at one timestamp."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 from penstock.clock import TS_MAX
 from penstock.errors import Invalid
 from penstock.kv.durations import timed
+from penstock.kv.iteration import Page
 from penstock.kv.reading import ReadView
 from penstock.kv.scanning import Cursor, PageSource, Rows, Scanner
 from penstock.kv.session import Session
@@ -111,6 +112,12 @@ class AsyncSnapshot:
         """Return the rows of [lower, upper) in descending order."""
         check_bounds(lower, upper, limit)
         return Rows(self._opener(lower, upper, reverse=True, limit=limit, key_only=key_only))
+
+    def scan_pages(
+        self, lower: bytes = b"", upper: bytes = b"", *, key_only: bool = False
+    ) -> AsyncIterator[Page]:
+        """Return the rows of [lower, upper) in lists, as they come from the store."""
+        return self.iter(lower, upper, key_only=key_only).pages()
 
     def _opener(
         self, lower: bytes, upper: bytes, *, reverse: bool, limit: int | None, key_only: bool

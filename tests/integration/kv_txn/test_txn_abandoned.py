@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from penstock.clock import SYSTEM
-from penstock.errors import Aborted
+from penstock.errors import Aborted, Unavailable
 from penstock.kv import AsyncClient
+from penstock.kv.actions.commit import Commit
+from penstock.kv.executor import Executor
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 
 KEYS = ["a", "b", "c"]
@@ -229,3 +231,43 @@ async def test_expired_pessimistic_locks_disappear_with_garbage_collection(world
         (await txn._open()).heart.stop()
         await client.gc(await client.timestamp())
         assert await world.locks(client) == []
+
+
+async def test_a_commit_below_what_a_reader_was_promised_is_moved_up(world: Any) -> None:
+    async with world.client() as client:
+        alive = await prepare(world, client, ttl_ms=20_000)
+        session = client._session
+        early_ts = await client.timestamp()
+        read_ts = await client.timestamp()
+        assert await client.snapshot(read_ts).get(world.key("a")) == b"old"
+        alive._scope.commit_ts = early_ts
+        action = Commit(alive._scope, primary_first=True)
+        bo = session.backoffer(1_000, "commit")
+        await Executor(session).run(bo, action, alive.mutations, alive.txn.primary)
+        assert alive._scope.commit_ts > read_ts
+        assert await client.snapshot(read_ts).get(world.key("a")) == b"old"
+        assert await read_one_by_one(world, client) == [b"new"] * 3
+
+
+async def test_a_lock_whose_primary_moved_elsewhere_is_rolled_back(world: Any) -> None:
+    async with world.client(lock_ttl_ms=20_000) as client:
+        txn = client.begin(pessimistic=True)
+        scope = (await txn._open()).scope
+        scope.primary = world.key("elsewhere")
+        await txn.lock_keys([world.key("a")])
+        scope.primary = world.key("a")
+        await txn.lock_keys([world.key("b")])
+        async with client.begin(pessimistic=True) as other:
+            await other.lock_keys([world.key("b")], wait_timeout_ms=5_000)
+        assert {lock.key for lock in await world.locks(client)} == {world.key("a")}
+        await txn.rollback()
+
+
+async def test_a_scan_tells_when_its_client_is_closed(world: Any) -> None:
+    async with world.client(scan_page_rows=2) as client:
+        await world.write(client, *KEYS)
+        rows = client.snapshot(await client.timestamp()).iter(world.prefix, world.prefix + b"\xff")
+        world.faults(world.fault("DROP", "KvScan", skip=1))
+        assert await rows.next_page()
+    with pytest.raises(Unavailable, match="closed during the scan"):
+        await rows.next_page()

@@ -22,7 +22,7 @@ class Schema:
     calls: list[str] = field(default_factory=list)
 
     async def check(self, since_ts: int, until_ts: int) -> bool:
-        assert since_ts < until_ts
+        assert since_ts <= until_ts
         self.calls.append("check")
         if self.changes:
             self.changes -= 1
