@@ -1,6 +1,7 @@
 """A gRPC server on one address."""
 
 import socket
+import ssl
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,6 +63,7 @@ class Endpoint:
         if tls is None:
             return self._server.add_insecure_port(address)
         certificate, key, authority = tls.read()
+        _check(tls)
         credentials = grpc.ssl_server_credentials(
             [(key, certificate)], root_certificates=authority, require_client_auth=authority is not None
         )
@@ -75,6 +77,25 @@ class Endpoint:
     async def stop(self, grace_s: float = 0.0) -> None:
         """Close every connection, after giving calls under way a moment."""
         await self._server.stop(grace_s)
+
+
+def _check(tls: ServerTlsSettings) -> None:
+    """Refuse files that are not what they should be, which the gRPC library only logs."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(tls.cert_path, tls.key_path)
+    except ssl.SSLError as error:
+        raise Invalid(
+            f"TLS certificate {tls.cert_path} and key {tls.key_path} do not fit together ({error.reason}); "
+            "give a PEM certificate and its key"
+        ) from error
+    try:
+        if tls.ca_path is not None:
+            context.load_verify_locations(tls.ca_path)
+    except ssl.SSLError as error:
+        raise Invalid(
+            f"TLS authority {tls.ca_path} holds no certificate ({error.reason}); give a PEM certificate"
+        ) from error
 
 
 def _probe(host: str, port: int) -> None:

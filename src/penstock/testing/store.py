@@ -113,8 +113,11 @@ class StoreProcess:
 
     def wait(self, timeout_s: float = _STOP_TIMEOUT_S) -> int:
         """Wait until the process has ended by itself, and return its exit code."""
-        assert self._child is not None
-        return self._child.wait(timeout_s)
+        assert self._child is not None, "the process was not started"
+        code = self._child.wait(timeout_s)
+        if self._child.stdout is not None:
+            self._child.stdout.close()
+        return code
 
     def restart(self) -> None:
         """Start again after the end, with the same data at the same address."""
@@ -124,10 +127,7 @@ class StoreProcess:
         assert self._child is not None, "the process was not started"
         if self._child.poll() is None:
             os.kill(self._child.pid, number)
-        code = self._child.wait(_STOP_TIMEOUT_S)
-        if self._child.stdout is not None:
-            self._child.stdout.close()
-        return code
+        return self.wait()
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,222 @@
+"""`penstock store` as a person uses it."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock import __version__, eventloop
+from penstock.errors import Invalid
+from penstock.kv import Client
+from penstock.testing.store import Admin, StoreProcess
+
+PENSTOCK = [sys.executable, "-m", "penstock.app.cli"]
+
+
+def penstock(*arguments: str, timeout: float = 30) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+    return subprocess.run(
+        [*PENSTOCK, *arguments], capture_output=True, text=True, timeout=timeout, check=False, env=environment
+    )
+
+
+def refused(*arguments: str) -> str:
+    """Run a store that must not start; return the one line it says."""
+    done = penstock("store", *arguments)
+    assert done.returncode == 2, done
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("penstock: ")
+    return line
+
+
+def test_the_version_is_shown() -> None:
+    done = penstock("--version")
+    assert (done.returncode, done.stdout.strip()) == (0, f"penstock {__version__}")
+
+
+def test_mistakes_are_answered_with_help() -> None:
+    command = penstock("stoer")
+    assert command.returncode == 2
+    assert "stoer" in command.stderr
+    assert "store" in command.stderr
+    option = penstock("store", "--dta", "x")
+    assert option.returncode == 2
+    assert "--dta" in option.stderr
+    assert "--data" in option.stderr
+    value = penstock("store", "--stores", "three")
+    assert value.returncode == 2
+    assert "--stores" in value.stderr
+    listed = penstock("store", "--help")
+    assert listed.returncode == 0
+    for option_name in (
+        "--pd-addr",
+        "--data",
+        "--stores",
+        "--tls-ca",
+        "--tls-cert",
+        "--tls-key",
+        "--enable-faults",
+        "--config",
+    ):
+        assert option_name in listed.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_when_it_is_ready_and_stops_when_asked(tmp_path: Path, number: signal.Signals) -> None:
+    command = [
+        *PENSTOCK,
+        "store",
+        "--pd-addr",
+        "127.0.0.1:0",
+        "--data",
+        str(tmp_path / "data"),
+        "--stores",
+        "3",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        ready = json.loads(child.stdout.readline())
+        assert set(ready) == {"cluster_id", "pd", "stores"}
+        assert len(ready["stores"]) == 3
+        for address in (ready["pd"], *ready["stores"].values()):
+            host, _, port = address.rpartition(":")
+            with socket.create_connection((host, int(port)), timeout=5):
+                pass
+        child.send_signal(number)
+        rest, errors = child.communicate(timeout=20)
+    assert (child.returncode, rest, errors) == (0, "", "")
+
+
+def test_a_busy_address_is_named(tmp_path: Path) -> None:
+    with socket.socket() as squatter:
+        squatter.bind(("127.0.0.1", 0))
+        squatter.listen(1)
+        address = f"127.0.0.1:{squatter.getsockname()[1]}"
+        line = refused("--pd-addr", address, "--data", str(tmp_path / "data"))
+    assert f"address {address} cannot be bound (Address already in use)" in line
+
+
+def test_a_bad_address_is_named(tmp_path: Path) -> None:
+    assert "'localhost' is not host:port" in refused(
+        "--pd-addr", "localhost", "--data", str(tmp_path / "data")
+    )
+    assert "no-such-host.invalid:1 cannot be bound" in refused(
+        "--pd-addr", "no-such-host.invalid:1", "--data", str(tmp_path / "data")
+    )
+
+
+def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    line = refused("--pd-addr", "127.0.0.1:0", "--data", str(tmp_path / "file" / "data"))
+    assert str(tmp_path / "file" / "data") in line
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_without_the_right_to_write_is_named(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir(mode=0o500)
+    line = refused("--pd-addr", "127.0.0.1:0", "--data", str(tmp_path / "data"))
+    assert str(tmp_path / "data") in line
+
+
+def test_a_directory_in_use_is_named(tmp_path: Path) -> None:
+    with StoreProcess.start(tmp_path / "data", stores=1):
+        line = refused("--pd-addr", "127.0.0.1:0", "--data", str(tmp_path / "data"))
+    assert "in use by another process" in line
+
+
+def test_a_damaged_directory_is_named_and_left_as_it_is(tmp_path: Path) -> None:
+    with StoreProcess.start(tmp_path / "data", stores=1) as store:
+        assert store.terminate() == 0
+    manifest = next((tmp_path / "data").glob("MANIFEST-*"))
+    manifest.write_bytes(b"\x00" * 64)
+    line = refused("--pd-addr", "127.0.0.1:0", "--data", str(tmp_path / "data"))
+    assert str(tmp_path / "data") in line
+    assert "damaged" in line
+    assert manifest.read_bytes() == b"\x00" * 64
+
+
+def test_missing_tls_files_are_named(tmp_path: Path) -> None:
+    data = ("--pd-addr", "127.0.0.1:0", "--data", str(tmp_path / "data"))
+    missing = str(tmp_path / "none.pem")
+    line = refused(*data, "--tls-cert", missing, "--tls-key", missing)
+    assert f"TLS file {missing} cannot be read" in line
+    assert "--tls-cert and --tls-key" in refused(*data, "--tls-ca", missing)
+
+
+def test_settings_come_from_a_file_and_the_command_line_goes_first(tmp_path: Path) -> None:
+    config = tmp_path / "penstock.yaml"
+    config.write_text(f"store:\n  data: {tmp_path / 'data'}\n  pd_addr: 127.0.0.1:0\n  stores: 2\n")
+    with StoreProcess.start(tmp_path / "data", stores=3, config=config) as store:
+        assert len(store.store_addrs) == 3
+    config.write_text("store:\n  stores: 2\n  colour: red\n")
+    assert "store.colour" in refused("--config", str(config))
+    assert "store.stores" in refused("--stores", "0", "--data", str(tmp_path / "other"))
+    assert "none.yaml cannot be read" in refused("--config", str(tmp_path / "none.yaml"))
+
+
+def test_committed_data_survives_kill_nine(tmp_path: Path) -> None:
+    with StoreProcess.start(tmp_path / "data", stores=3) as store:
+        with Client.connect([store.pd_addr]) as client:
+            for i in range(20):
+                with client.begin() as txn:
+                    txn.put(b"key%02d" % i, b"%d" % i)
+            before = client.timestamp()
+        cluster_id, addrs = store.cluster_id, store.store_addrs
+        store.kill()
+        store.restart()
+        assert (store.cluster_id, store.store_addrs) == (cluster_id, addrs)
+        with Client.connect([store.pd_addr]) as client:
+            assert client.timestamp() > before
+            with client.begin() as txn:
+                assert [txn.get(b"key%02d" % i) for i in range(20)] == [b"%d" % i for i in range(20)]
+
+
+def test_a_crash_fault_ends_the_process_after_the_write(tmp_path: Path) -> None:
+    with StoreProcess.start(tmp_path / "data", stores=1) as store:
+        admin = Admin(store.pd_addr)
+
+        async def crash() -> None:
+            await admin.set_faults([Admin.fault("CRASH", method="KvPrewrite")])
+            async with asyncio.timeout(20):
+                await asyncio.to_thread(_write_until_it_is_gone, store)
+
+        eventloop.run(crash())
+        eventloop.run(admin.close())
+        assert store.wait() == -signal.SIGKILL
+        store.restart()
+        with Client.connect([store.pd_addr]) as client, client.begin() as txn:
+            assert txn.get(b"before") is None
+            assert txn.get(b"crashed") == b"1"
+
+
+def _write_until_it_is_gone(store: StoreProcess) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "import sys\nfrom penstock.kv import Client\nclient = Client.connect([sys.argv[1]])\n"
+        "with client.begin() as txn:\n    txn.put(b'crashed', b'1')\n",
+        store.pd_addr,
+    ]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as writer:
+        store.wait()
+        writer.kill()
+
+
+def test_faults_are_off_unless_they_were_enabled(tmp_path: Path) -> None:
+    with StoreProcess.start(tmp_path / "data", stores=1, faults=False) as store:
+        admin = Admin(store.pd_addr)
+        with pytest.raises(Invalid, match="--enable-faults"):
+            eventloop.run(admin.set_faults([Admin.fault("DROP")]))
+        eventloop.run(admin.close())
+
+
+def test_a_store_process_that_refuses_says_why(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="is not host:port"):
+        StoreProcess.start(tmp_path / "data", pd_addr="nonsense")

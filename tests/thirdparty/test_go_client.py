@@ -1,0 +1,39 @@
+"""An unmodified client written in Go against a store in a process of its own."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from penstock.testing.store import StoreProcess
+
+SOURCE = Path(__file__).parent / "go"
+CHECKS = [
+    "optimistic",
+    "conflict",
+    "pessimistic",
+    "async commit",
+    "one phase",
+    "split and scan",
+    "batch get",
+    "replica read",
+    "deadlock",
+    "abandoned locks",
+    "large transaction",
+    "raw",
+]
+
+
+@pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed, so its client cannot be built")
+@pytest.mark.timeout(900)
+def test_the_go_client_finds_what_it_expects(tmp_path: Path) -> None:
+    program = tmp_path / "client"
+    build = ["go", "build", "-buildvcs=false", "-o", str(program), "."]
+    subprocess.run(build, cwd=SOURCE, check=True, timeout=800)
+    with StoreProcess.start(tmp_path / "data", stores=3) as store:
+        run = subprocess.run(
+            [program, store.pd_addr], capture_output=True, text=True, timeout=90, check=False
+        )
+    assert run.returncode == 0, run.stderr
+    assert [line for line in run.stdout.splitlines() if not line.startswith("[")] == CHECKS
