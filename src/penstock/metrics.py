@@ -212,6 +212,32 @@ SPAN_PIPELINE_RESOLVED_BARRIER_COMPACTION_TOTAL = Counter(
     "penstock_log_puller_span_pipeline_resolved_barrier_compaction_total",
     "Times the list of pending resolved timestamps was compacted.",
 )
+PULLER_SPILLED_BYTES_TOTAL = Counter(
+    "penstock_log_puller_prewrite_spilled_bytes_total",
+    "Bytes of prewrites moved to disk because they did not fit into memory.",
+)
+PULLER_EVENTS_TOTAL = Counter(
+    "penstock_kvclient_pull_event_count", "Rows received from change streams, by kind.", ["type"]
+)
+PULLER_FEED_ERRORS_TOTAL = Counter(
+    "penstock_kvclient_event_feed_error_count", "Ends of regions' change streams, by reason.", ["type"]
+)
+PULLER_REGIONS = Gauge(
+    "penstock_subscription_client_subscribed_region_count",
+    "Regions of all subscriptions: asked (waiting for their scan to end) and initialized.",
+    ["state"],
+)
+PULLER_RESOLVED_TS_LAG = Gauge(
+    "penstock_subscription_client_resolved_ts_lag", "Seconds the slowest subscription is behind."
+)
+PULLER_RESOLVE_LOCK_TOTAL = Counter(
+    "penstock_subscription_client_resolve_lock_count",
+    "Times the locks of a region that hold back its resolved timestamp were resolved.",
+)
+PULLER_RESOLVE_LOCK_DROPPED_TOTAL = Counter(
+    "penstock_subscription_client_resolve_lock_task_drop_count",
+    "Such tasks that were dropped because too many waited.",
+)
 
 # The event store.
 EVENTSTORE_WAL_WRITE_SECONDS = Histogram(

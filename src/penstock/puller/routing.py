@@ -1,0 +1,147 @@
+"""What to do after a region's change stream ended. No I/O, no clock."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from penstock.errors import Invalid, PenstockError
+from penstock.proto import cdcpb_pb2 as cdcpb
+from penstock.puller.keyranges import KeyRange
+from penstock.puller.priority import Urgency
+
+__all__ = ["FeedEnd", "Reason", "Route", "RetryPauses", "route"]
+
+PAUSE_BASE_S = 0.05
+PAUSE_MAX_S = 2.0
+PAUSE_FORGOTTEN_S = 300.0
+PAUSE_ASKED_MAX_S = 600.0
+
+
+class Reason(Enum):
+    """Why a region is not followed any more."""
+
+    NOT_LEADER = "not_leader"
+    EPOCH_NOT_MATCH = "epoch_not_match"
+    REGION_NOT_FOUND = "region_not_found"
+    NO_LEADER = "no_leader"  # nobody knows a leader to ask
+    STORE_NOT_FOUND = "store_not_found"
+    STREAM_LOST = "stream_lost"
+    SERVER_IS_BUSY = "server_is_busy"
+    CONGESTED = "congested"
+    CANCELLED = "cancelled"
+    DUPLICATE_REQUEST = "duplicate_request"
+    COMPATIBILITY = "compatibility"
+    CLUSTER_ID_MISMATCH = "cluster_id_mismatch"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class FeedEnd:
+    """How a region's stream ended; `detail` is for the log, `leader_store_id` a hint, 0 without one."""
+
+    reason: Reason
+    detail: str = ""
+    leader_store_id: int = 0
+    backoff_ms: int = 0
+
+    @classmethod
+    def of(cls, error: cdcpb.Error) -> "FeedEnd":
+        """Read the error of a change stream."""
+        for reason in _TOLD:
+            if error.HasField(reason.value):
+                break
+        else:
+            return cls(Reason.UNKNOWN, "the store gave no reason that is known here")
+        match reason:
+            case Reason.NOT_LEADER:
+                return cls(reason, leader_store_id=error.not_leader.leader.store_id)
+            case Reason.SERVER_IS_BUSY:
+                busy = error.server_is_busy
+                return cls(reason, busy.reason, backoff_ms=busy.backoff_ms)
+            case Reason.COMPATIBILITY:
+                return cls(reason, error.compatibility.required_version)
+            case Reason.CLUSTER_ID_MISMATCH:
+                return cls(reason, f"{error.cluster_id_mismatch.current}")
+        return cls(reason)
+
+
+_TOLD = (
+    Reason.NOT_LEADER,
+    Reason.EPOCH_NOT_MATCH,
+    Reason.REGION_NOT_FOUND,
+    Reason.DUPLICATE_REQUEST,
+    Reason.COMPATIBILITY,
+    Reason.CLUSTER_ID_MISMATCH,
+    Reason.SERVER_IS_BUSY,
+    Reason.CONGESTED,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The next step: ask the same region again, look the range up again, give up, or nothing at all."""
+
+    same_region: bool = False
+    urgency: Urgency = Urgency.HIGH
+    fatal: PenstockError | None = None
+    ignored: bool = False
+
+
+def route(end: FeedEnd) -> Route:
+    """Decide by the reason alone."""
+    match end.reason:
+        case Reason.NOT_LEADER | Reason.UNKNOWN | Reason.STREAM_LOST:
+            return Route(same_region=True)
+        case Reason.SERVER_IS_BUSY | Reason.CONGESTED:
+            return Route(same_region=True, urgency=Urgency.LOW)
+        case Reason.EPOCH_NOT_MATCH | Reason.REGION_NOT_FOUND | Reason.NO_LEADER | Reason.STORE_NOT_FOUND:
+            return Route()
+        case Reason.CANCELLED:
+            return Route(ignored=True)
+        case Reason.DUPLICATE_REQUEST:
+            return Route(
+                fatal=Invalid("a region was subscribed twice on one stream; this is a defect of Penstock")
+            )
+        case Reason.COMPATIBILITY:
+            return Route(
+                fatal=Invalid(f"the store asks for version {end.detail} of the client; update Penstock")
+            )
+        case Reason.CLUSTER_ID_MISMATCH:
+            return Route(fatal=Invalid(f"the store belongs to cluster {end.detail}; check pd_addrs"))
+
+
+@dataclass(slots=True)
+class _Attempts:
+    count: int = 0
+    last_at: float = 0.0
+
+
+@dataclass(slots=True)
+class RetryPauses:
+    """How long a range rests before it is tried again: doubling from 50 ms to 2 s, with jitter.
+
+    A range that went well for five minutes begins anew.
+    """
+
+    _ranges: dict[KeyRange, _Attempts] = field(default_factory=dict)
+    _swept_at: float = 0.0
+
+    def next_s(self, key_range: KeyRange, end: FeedEnd, *, now: float, draw: float) -> float:
+        """Return the pause before the next attempt at a range."""
+        self._sweep(now)
+        attempts = self._ranges.setdefault(key_range, _Attempts())
+        pause = min(PAUSE_MAX_S, PAUSE_BASE_S * 2 ** min(attempts.count, 16))
+        attempts.count += 1
+        attempts.last_at = now
+        if end.backoff_ms:
+            return min(end.backoff_ms / 1000, PAUSE_ASKED_MAX_S)
+        return pause / 2 + pause / 2 * draw
+
+    def succeeded(self, key_range: KeyRange) -> None:
+        """A range is followed again: forget its failures."""
+        self._ranges.pop(key_range, None)
+
+    def _sweep(self, now: float) -> None:
+        if now - self._swept_at < PAUSE_FORGOTTEN_S:
+            return
+        self._swept_at = now
+        self._ranges = {k: a for k, a in self._ranges.items() if now - a.last_at < PAUSE_FORGOTTEN_S}
