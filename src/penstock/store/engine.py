@@ -4,10 +4,10 @@ import asyncio
 import queue
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
-from itertools import compress, repeat
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from rocksdict import (
     BlockBasedOptions,
@@ -18,7 +18,6 @@ from rocksdict import (
     Options,
     Rdict,
     RdictIter,
-    ReadOptions,
     Snapshot,
     WriteBatch,
     WriteOptions,
@@ -33,7 +32,7 @@ _WAL_BYTES_MAX = 256 * _MIB
 _LOG_BYTES_MAX = 4 * _MIB
 _BLOOM_BITS = 10
 _GROUP_MUTATIONS_MAX = 65_536
-_SNAPSHOT_ATTEMPTS = 8
+_VIEW_ATTEMPTS = 8
 
 
 class Cf(IntEnum):
@@ -47,7 +46,7 @@ class Cf(IntEnum):
 
 
 Mutation = tuple[Cf, bytes, bytes | None]  # None deletes
-_Pairs = Iterator[tuple[bytes, bytes]]  # what a column family in raw mode yields
+EVERY_CURSOR = (Cf.DEFAULT, Cf.LOCK, Cf.WRITE, Cf.WRITE, Cf.RAW, Cf.META)
 Range = tuple[Cf, bytes, bytes]  # lower inclusive, upper exclusive and not empty
 
 
@@ -62,12 +61,18 @@ class _Entry(NamedTuple):
 
 
 class View:
-    """The engine at one moment: later writes do not show. Drop it soon, it holds back compaction."""
+    """The engine at one moment: later writes do not show. Drop it soon, it holds back compaction.
 
-    __slots__ = ("_snapshots",)
+    Iterators of rocksdict's snapshots (0.3.29) do not keep to the snapshot, and its loops take an error
+    for the end. But a RocksDB iterator shows the state of when it was made. So the cursors a view may need
+    are made with it, at the same sequence number as the snapshots that serve single keys.
+    """
 
-    def __init__(self, snapshots: tuple[Snapshot, ...]) -> None:
+    __slots__ = ("_free", "_snapshots")
+
+    def __init__(self, snapshots: tuple[Snapshot, ...], cursors: Sequence[tuple[Cf, RdictIter]]) -> None:
         self._snapshots = snapshots
+        self._free = list(cursors)
 
     def get(self, cf: Cf, key: bytes) -> bytes | None:
         """Return the value of a key, or None."""
@@ -81,34 +86,51 @@ class View:
 
     def iterate(self, cf: Cf, lower: bytes = b"", upper: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Yield (key, value) from `lower` up to, not including, `upper`; an empty `upper` is the end."""
-        options = _up_to(upper)
-        pairs = cast(_Pairs, self._snapshots[cf].items(from_key=lower, read_opt=options))
-        # RocksDB keeps a pointer into the options' bound: they must live as long as the iterator. The
-        # endless selector holds them at the speed of C, where a generator would cost a frame for each row.
-        return pairs if options is None else compress(pairs, repeat(options))
+        with self.cursor(cf) as cursor:
+            cursor.seek(lower)
+            while cursor.valid():
+                key: bytes = cursor.key()
+                if upper and key >= upper:
+                    return
+                yield key, cursor.value()
+                cursor.next()
+            cursor.status()
 
     def iterate_reverse(
         self, cf: Cf, lower: bytes = b"", upper: bytes = b""
     ) -> Iterator[tuple[bytes, bytes]]:
         """Yield the same pairs as `iterate`, last one first."""
-        # rocksdict 0.3.29 sets the upper bound when asked for a lower one, so `lower` is checked here.
-        options = _up_to(upper)  # kept for the iterator, as above
-        for key, value in cast(_Pairs, self._snapshots[cf].items(backwards=True, read_opt=options)):
-            if key < lower:
-                return
-            yield key, value
+        with self.cursor(cf) as cursor:
+            if upper:
+                cursor.seek_for_prev(upper)
+                if cursor.valid() and cursor.key() == upper:
+                    cursor.prev()
+            else:
+                cursor.seek_to_last()
+            while cursor.valid():
+                key: bytes = cursor.key()
+                if key < lower:
+                    return
+                yield key, cursor.value()
+                cursor.prev()
+            cursor.status()
 
-    def cursor(self, cf: Cf) -> RdictIter:
-        """Return an iterator to move by hand, for many seeks over one view."""
-        return self._snapshots[cf].iter()
+    @contextmanager
+    def cursor(self, cf: Cf) -> Iterator[RdictIter]:
+        """Lend a cursor to move by hand; `status` of an invalid one raises when it met an error."""
+        cursor = self.take_cursor(cf)
+        try:
+            yield cursor
+        finally:
+            self._free.append((cf, cursor))
 
-
-def _up_to(upper: bytes) -> ReadOptions | None:
-    if not upper:
-        return None
-    options = ReadOptions()
-    options.set_iterate_upper_bound(upper)
-    return options
+    def take_cursor(self, cf: Cf) -> RdictIter:
+        """Hand out a cursor for good, for as long as the view is used."""
+        for index, (family, cursor) in enumerate(self._free):
+            if family is cf:
+                del self._free[index]
+                return cursor
+        raise AssertionError(f"this view has no free cursor for {cf.name}: too many iterations at once")
 
 
 class Engine:
@@ -172,18 +194,24 @@ class Engine:
         self._families = ()
         self._db.close()
 
-    def view(self) -> View:
-        """Return the present state, the same moment for every column family."""
-        for _ in range(_SNAPSHOT_ATTEMPTS):
-            before = self._db.latest_sequence_number()
-            snapshots = self._snapshots()
-            if self._db.latest_sequence_number() == before:
-                return View(snapshots)
-        with self._writing:  # a busy writer got between the snapshots each time: hold it off
-            return View(self._snapshots())
+    def view(self, cursors: Sequence[Cf] = EVERY_CURSOR) -> View:
+        """Return the present state, the same moment for every column family.
 
-    def _snapshots(self) -> tuple[Snapshot, ...]:
-        return tuple(family.snapshot() for family in self._families)
+        `cursors` names what may be iterated over, once for each iteration that runs at the same time.
+        """
+        for _ in range(_VIEW_ATTEMPTS):
+            before = self._db.latest_sequence_number()
+            view = self._view(cursors)
+            if self._db.latest_sequence_number() == before:
+                return view
+        with self._writing:  # a busy writer got in between each time: hold it off
+            return self._view(cursors)
+
+    def _view(self, cursors: Sequence[Cf]) -> View:
+        families = self._families
+        return View(
+            tuple([family.snapshot() for family in families]), [(cf, families[cf].iter()) for cf in cursors]
+        )
 
     def submit(self, mutations: Sequence[Mutation], ranges: Sequence[Range] = ()) -> "asyncio.Future[None]":
         """Queue one atomic write; the future is done on the running loop when it is durable.
@@ -215,9 +243,9 @@ class Engine:
         await asyncio.shield(self.submit((), [r for r in closed if r[1] < r[2]]))
 
     def _after_last(self, cf: Cf) -> bytes:
-        cursor = self.view().cursor(cf)
-        cursor.seek_to_last()
-        return bytes(cursor.key()) + b"\0" if cursor.valid() else b""
+        for key, _ in self.view((cf,)).iterate_reverse(cf):
+            return key + b"\0"
+        return b""
 
     def _write_groups(self) -> None:
         """Take what is queued, write it as one batch, tell the waiters; until the None of `close`."""

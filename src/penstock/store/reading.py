@@ -9,7 +9,7 @@ from penstock.store.concurrency import ConcurrencyManager
 from penstock.store.engine import Engine
 from penstock.store.mvcc import scanner
 from penstock.store.mvcc.failures import Refused
-from penstock.store.mvcc.reader import MvccReader
+from penstock.store.mvcc.reader import TXN_CURSORS, MvccReader
 from penstock.store.mvcc.records import Lock, LockKind, Write, WriteKind
 from penstock.store.mvcc.scanner import Row, Scanner
 from penstock.store.mvcc.visibility import ReadPoint
@@ -35,7 +35,9 @@ class Reading:
         point = self._point(request.version, request.context)
         try:
             self._check_guards(point, self._concurrency.guards_of((request.key,)))
-            found = _read(MvccReader(self._engine.view()), point, request.key, check_lock=point.checks_locks)
+            found = _read(
+                MvccReader(self._engine.view(TXN_CURSORS)), point, request.key, check_lock=point.checks_locks
+            )
         except Refused as refused:
             return kvrpcpb.GetResponse(error=refused.error)
         if found is None:
@@ -52,7 +54,7 @@ class Reading:
             self._check_guards(point, self._concurrency.guards_of(keys))
         except Refused as refused:
             return kvrpcpb.BatchGetResponse(error=refused.error, pairs=[kvrpcpb.KvPair(error=refused.error)])
-        reader = MvccReader(self._engine.view())
+        reader = MvccReader(self._engine.view(TXN_CURSORS))
         check_lock = point.checks_locks and _may_be_locked(reader, keys)
         for key in keys:
             try:
@@ -89,7 +91,7 @@ class Reading:
         point: ReadPoint,
         response: kvrpcpb.ScanResponse,
     ) -> None:
-        reader = MvccReader(self._engine.view())
+        reader = MvccReader(self._engine.view(TXN_CURSORS))
         rows = Scanner(reader, point, reverse=request.reverse, key_only=request.key_only)
         left = request.limit
         seen = 0
@@ -112,7 +114,7 @@ class Reading:
             if lock.start_ts <= request.max_version:
                 response.error.locked.CopyFrom(lock.info(key))
                 return response
-        for key, lock in MvccReader(self._engine.view()).scan_locks(within):
+        for key, lock in MvccReader(self._engine.view(TXN_CURSORS)).scan_locks(within):
             if lock.start_ts <= request.max_version:
                 response.locks.append(lock.info(key))
                 if len(response.locks) == request.limit:

@@ -12,7 +12,7 @@ from penstock.store.engine import Engine
 from penstock.store.latches import Latches, Ticket
 from penstock.store.lock_waiting import LockWaiting
 from penstock.store.mvcc.effects import Effects
-from penstock.store.mvcc.reader import MvccReader
+from penstock.store.mvcc.reader import TXN_CURSORS, MvccReader
 from penstock.store.observe import ApplyObserver
 
 R = TypeVar("R")
@@ -45,7 +45,7 @@ class Scheduler:
         ticket = await self._acquire(keys)
         effects = Effects()
         try:
-            result = act(MvccReader(self._engine.view()), effects)
+            result = act(MvccReader(self._engine.view(TXN_CURSORS)), effects)
             if not effects.mutations:
                 ticket.release()
                 return result

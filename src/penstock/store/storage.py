@@ -17,7 +17,7 @@ from penstock.store.mvcc.actions.commit import commit
 from penstock.store.mvcc.actions.prewrite import prewrite, reads_existence
 from penstock.store.mvcc.effects import Effects
 from penstock.store.mvcc.failures import Refused
-from penstock.store.mvcc.reader import MvccReader
+from penstock.store.mvcc.reader import TXN_CURSORS, MvccReader
 from penstock.store.observe import ApplyObserver
 from penstock.store.reading import Reading, find_by_start_ts, mvcc_info
 from penstock.store.scheduler import Scheduler
@@ -233,13 +233,15 @@ class Storage:
         self, request: kvrpcpb.MvccGetByKeyRequest, _: Bounds
     ) -> kvrpcpb.MvccGetByKeyResponse:
         """Show everything that is kept of a key."""
-        return kvrpcpb.MvccGetByKeyResponse(info=mvcc_info(MvccReader(self.engine.view()), request.key))
+        return kvrpcpb.MvccGetByKeyResponse(
+            info=mvcc_info(MvccReader(self.engine.view(TXN_CURSORS)), request.key)
+        )
 
     async def mvcc_get_by_start_ts(
         self, request: kvrpcpb.MvccGetByStartTsRequest, bounds: Bounds
     ) -> kvrpcpb.MvccGetByStartTsResponse:
         """Show everything that is kept of a key that a transaction touched."""
-        reader = MvccReader(self.engine.view())
+        reader = MvccReader(self.engine.view(TXN_CURSORS))
         key = find_by_start_ts(reader, bounds, request.start_ts)
         if key is None:
             return kvrpcpb.MvccGetByStartTsResponse()

@@ -13,6 +13,8 @@ from penstock.store.engine import Cf, View
 from penstock.store.mvcc import keys
 from penstock.store.mvcc.records import Lock, Write, WriteKind
 
+TXN_CURSORS = (Cf.LOCK, Cf.WRITE, Cf.WRITE)  # what a reader needs of a view
+
 
 class Outcome(Enum):
     """What became of a transaction on a key."""
@@ -35,7 +37,10 @@ class TxnRecord(NamedTuple):
 
 
 class MvccReader:
-    """One consistent look at locks and versions; make a new one for each command."""
+    """One consistent look at locks and versions; make a new one for each command.
+
+    It takes one cursor of the view for its seeks; a scan over versions takes another while it runs.
+    """
 
     __slots__ = ("_cursor", "view")
 
@@ -131,7 +136,7 @@ class MvccReader:
     def _seek(self, position: bytes) -> RdictIter:
         cursor = self._cursor
         if cursor is None:
-            cursor = self._cursor = self.view.cursor(Cf.WRITE)
+            cursor = self._cursor = self.view.take_cursor(Cf.WRITE)
         cursor.seek(position)
         return cursor
 
@@ -139,6 +144,7 @@ class MvccReader:
 def _version(cursor: RdictIter, prefix: bytes) -> tuple[int, Write] | None:
     """Return the version under the cursor when it is one of the key with this prefix."""
     if not cursor.valid():
+        cursor.status()
         return None
     versioned: bytes = cursor.key()
     if not versioned.startswith(prefix):

@@ -40,6 +40,7 @@ class Scanner:
         self._point = point
         self._reverse = reverse
         self._key_only = key_only
+        self._cursor = reader.view.take_cursor(Cf.WRITE)
 
     def pages(self, bounds: Bounds, page_rows: int) -> Iterator[list[Row]]:
         """Yield the rows in order, about `page_rows` at a time.
@@ -61,38 +62,44 @@ class Scanner:
         append = rows.append
         done = b""  # what the versions of the last decided key begin with
         skipped = 0
-        while True:
-            for versioned, stored in self._reader.view.iterate(Cf.WRITE, position, upper):
-                prefix = versioned[:-_TS_BYTES]
-                if prefix == done:
-                    skipped += 1
-                    if skipped > _SKIPS_BEFORE_SEEK:
-                        position = done + _PAST_VERSIONS
-                        break
-                elif versioned[-_TS_BYTES:] < visible:
-                    if self._point.checks_newer:
-                        raise self._newer(versioned, stored)
-                    skipped += 1
-                    if skipped > _SKIPS_BEFORE_SEEK:
-                        position = prefix + visible
-                        break
-                elif stored[0] == PUT_SHORT:
-                    done = prefix
-                    skipped = 0
-                    append((prefix[:-_END_BYTES].replace(_ESCAPED, _ZERO), stored[value_part]))
-                    if len(rows) == limit:
-                        return _Page(rows, _after(rows[-1][0], bounds))
-                elif (kind := stored[0] & _KIND_MASK) == _DELETE:
-                    done = prefix
-                elif kind == _PUT:
-                    done = prefix
-                    key = keys.unescape(versioned)
-                    append((key, self._value(key, stored)))
-                    if len(rows) == limit:
-                        return _Page(rows, _after(key, bounds))
-            else:
+        cursor = self._cursor
+        read_key, read_value, advance = cursor.key, cursor.value, cursor.next
+        cursor.seek(position)
+        while (versioned := read_key()) is not None:  # None is the end, or an error: see below
+            if upper and versioned >= upper:
                 return _Page(rows, None)
-            skipped = 0
+            prefix = versioned[:-_TS_BYTES]
+            if prefix == done:
+                skipped += 1
+                if skipped > _SKIPS_BEFORE_SEEK:
+                    cursor.seek(done + _PAST_VERSIONS)
+                    skipped = 0
+                    continue
+            elif versioned[-_TS_BYTES:] < visible:
+                if self._point.checks_newer:
+                    raise self._newer(versioned, read_value())
+                skipped += 1
+                if skipped > _SKIPS_BEFORE_SEEK:
+                    cursor.seek(prefix + visible)
+                    skipped = 0
+                    continue
+            elif (stored := read_value())[0] == PUT_SHORT:
+                done = prefix
+                skipped = 0
+                append((prefix[:-_END_BYTES].replace(_ESCAPED, _ZERO), stored[value_part]))
+                if len(rows) == limit:
+                    return _Page(rows, _after(rows[-1][0], bounds))
+            elif (kind := stored[0] & _KIND_MASK) == _DELETE:
+                done = prefix
+            elif kind == _PUT:
+                done = prefix
+                key = keys.unescape(versioned)
+                append((key, self._value(key, stored)))
+                if len(rows) == limit:
+                    return _Page(rows, _after(key, bounds))
+            advance()
+        cursor.status()
+        return _Page(rows, None)
 
     def _backward(self, bounds: Bounds, limit: int) -> _Page:
         """Read towards the start: the versions of a key come oldest first, so the last that fits counts."""
@@ -101,25 +108,34 @@ class Scanner:
         rows: list[tuple[bytes, bytes]] = []
         prefix = b""
         candidate: bytes | None = None
-        for versioned, stored in self._reader.view.iterate_reverse(Cf.WRITE, lower, upper):
-            if not prefix or not versioned.startswith(prefix):
+        cursor = self._cursor
+        read_key, read_value, retreat = cursor.key, cursor.value, cursor.prev
+        if upper:
+            cursor.seek_for_prev(upper)  # no version is kept under a bare prefix: this is one before it
+        else:
+            cursor.seek_to_last()
+        while (versioned := read_key()) is not None and versioned >= lower:
+            if versioned[:-_TS_BYTES] != prefix:
                 if candidate is not None:
-                    key = keys.unescape(prefix + visible)
+                    key = prefix[:-_END_BYTES].replace(_ESCAPED, _ZERO)
                     rows.append((key, self._value(key, candidate)))
-                    if len(rows) >= limit:
+                    if len(rows) == limit:
                         return _Page(rows, _before(key, bounds))
                 prefix = versioned[:-_TS_BYTES]
                 candidate = None
             if versioned[-_TS_BYTES:] >= visible:
+                stored = read_value()
                 kind = stored[0] & _KIND_MASK
                 if kind == _PUT:
                     candidate = stored
                 elif kind == _DELETE:
                     candidate = None
             elif self._point.checks_newer:
-                raise self._newer(versioned, stored)
+                raise self._newer(versioned, read_value())
+            retreat()
+        cursor.status()
         if candidate is not None:
-            key = keys.unescape(prefix + visible)
+            key = prefix[:-_END_BYTES].replace(_ESCAPED, _ZERO)
             rows.append((key, self._value(key, candidate)))
         return _Page(rows, None)
 
