@@ -13,9 +13,10 @@ from google.protobuf.message import Message
 from penstock.clock import SYSTEM, Clock
 from penstock.proto import tikvpb_pb2 as tikvpb
 from penstock.store.commands import Command, Effect
-from penstock.store.executor import ClusterMismatch, Executor
+from penstock.store.executor import Executor
 from penstock.store.faults import Struck
 from penstock.store.health import Health
+from penstock.store.statuses import end
 
 __all__ = ["BATCHED", "BatchStream"]
 
@@ -104,18 +105,11 @@ class BatchStream:
                     await context.write(self._take_batch())
                     self._room.set()
                 if self._failure is not None:
-                    await self._abort(context, self._failure)
+                    await end(context, self._failure, "BatchCommands")
         finally:
             for task in (reader, *self._own):
                 task.cancel()
             await asyncio.wait([reader, *self._own])
-
-    async def _abort(self, context: grpc.aio.ServicerContext[Any, Any], failure: BaseException) -> None:
-        if isinstance(failure, ClusterMismatch):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(failure))
-        if isinstance(failure, Struck) and failure.code is not None:
-            await context.abort(failure.code, "fault")
-        raise failure
 
     async def _read(self, requests: AsyncIterator[tikvpb.BatchCommandsRequest]) -> None:
         try:

@@ -4,12 +4,10 @@ A fault without a method strikes every call of a store; calls of the placement d
 only by their name. Deciding is pure; the servers carry the decision out.
 """
 
-import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NoReturn
 
 import grpc
 
@@ -18,7 +16,7 @@ from penstock.proto import errorpb_pb2 as errorpb
 from penstock.proto import storepb_pb2 as storepb
 from penstock.store.refusals import region_not_found, server_is_busy, stale_command
 
-__all__ = ["Faults", "Struck", "strike"]
+__all__ = ["Faults", "Struck"]
 
 Fault = storepb.Fault
 
@@ -107,11 +105,3 @@ class Faults:
             raise Struck(grpc.StatusCode.UNAVAILABLE)
         elif fault.kind == Fault.CRASH:
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-async def strike(struck: Struck, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
-    """End a call as a fault says; one that is never answered hangs until its caller gives up."""
-    if struck.code is not None:
-        await context.abort(struck.code, "fault")
-    await asyncio.get_running_loop().create_future()
-    raise AssertionError("nobody sets the future")

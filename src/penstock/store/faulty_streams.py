@@ -6,7 +6,8 @@ from typing import Any
 
 import grpc
 
-from penstock.store.faults import Fault, Faults, Struck, strike
+from penstock.store.faults import Fault, Faults, Struck
+from penstock.store.statuses import end
 
 __all__ = ["FaultyStreams"]
 
@@ -59,7 +60,7 @@ class FaultyStreams(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not ge
                 serving.cancel()
                 await asyncio.wait([serving])
         if struck.done():
-            await strike(struck.result(), context)
+            await end(context, struck.result(), name)
         await serving
 
     async def _passed(

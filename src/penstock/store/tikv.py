@@ -1,6 +1,5 @@
 """The store's RPCs, as gRPC sees them."""
 
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -12,18 +11,18 @@ from penstock.proto import tikvpb_pb2 as tikvpb
 from penstock.proto.services import handler
 from penstock.store.batch import BatchStream
 from penstock.store.commands import SERVICE, Command
-from penstock.store.executor import ClusterMismatch, Executor
-from penstock.store.faults import Struck, strike
+from penstock.store.executor import Executor
 from penstock.store.health import Health
+from penstock.store.statuses import end
 
 __all__ = ["service"]
-
-_LOG = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-def service(executor: Executor, health: Health, *, clock: Clock = SYSTEM) -> "grpc.GenericRpcHandler[Any, Any]":
+def service(
+    executor: Executor, health: Health, *, clock: Clock = SYSTEM
+) -> "grpc.GenericRpcHandler[Any, Any]":
     """Return the service of one store: every command by itself, and the batched stream."""
     behaviours: dict[str, Callable[..., Awaitable[Any]]] = {
         name: _unary(executor, command) for name, command in executor.table.items()
@@ -42,12 +41,7 @@ def _unary(executor: Executor, command: Command) -> Callable[[Any, Context], Awa
             if executor.faults.active:
                 return await executor.execute_faulty(command, request)
             return await executor.execute(command, request)
-        except Struck as struck:
-            await strike(struck, context)
-        except ClusterMismatch as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except Exception:
-            _LOG.exception("command failed", extra={"method": command.name, "store": executor.store_id})
-            raise
+        except Exception as error:  # noqa: BLE001 - whatever it was, the caller gets a status
+            await end(context, error, command.name)
 
     return behaviour

@@ -8,9 +8,10 @@ import grpc
 import pytest
 
 from penstock.clock import physical_ms
-from penstock.errors import Invalid
+from penstock.errors import Invalid, Unavailable
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.proto import storepb_pb2 as storepb
+from penstock.proto import tikvpb_pb2 as tikvpb
 from penstock.proto.codec import encode_bytes
 from penstock.settings import StoreSettings
 from penstock.store.cluster import Cluster
@@ -153,3 +154,23 @@ async def test_a_busy_address_is_refused_and_the_directory_let_go(tmp_path: Path
             await Cluster.start(StoreSettings(data=tmp_path / "two", pd_addr=wire.cluster.pd_addr))
         async with opened(tmp_path / "two") as other:
             assert physical_ms(await other.ts()) > 0
+
+
+async def test_a_failed_disk_refuses_writes_and_acknowledges_none(tmp_path: Path) -> None:
+    async with opened(tmp_path / "data") as wire:
+        await wire.put(b"a", b"1")
+        region = wire.region(b"a")
+        wire.cluster._engine._failure = Unavailable("store cannot write (no space); check the disk")
+        request = wire.prewrite(await wire.ts(), {b"b": b"2"})
+        request.context.CopyFrom(wire.context(region))
+        store = wire.store(region.leader_store)
+        with pytest.raises(grpc.aio.AioRpcError, match="no space") as caught:
+            await store.KvPrewrite(request)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        message = tikvpb.BatchCommandsRequest(request_ids=[1])
+        message.requests.add().Prewrite.CopyFrom(request)
+        stream = store.BatchCommands()
+        await stream.write(message)
+        with pytest.raises(grpc.aio.AioRpcError, match="no space"):
+            await stream.read()
+        assert await wire.get(b"a") == b"1"

@@ -1,7 +1,6 @@
 """What every call of the placement driver shares: the header, the check of the cluster, faults."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -11,11 +10,10 @@ from google.protobuf.message import Message
 from penstock.errors import Invalid
 from penstock.proto import pdpb_pb2 as pdpb
 from penstock.proto.services import methods
-from penstock.store.faults import Faults, Struck, strike
+from penstock.store.faults import Faults
+from penstock.store.statuses import end
 
 __all__ = ["SERVICE", "Answers", "Behaviour", "Context", "Refused"]
-
-_LOG = logging.getLogger(__name__)
 
 SERVICE = "pdpb.PD"
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -65,9 +63,11 @@ class Answers:
         async def call(request: Any, context: Context) -> Message:
             await self.check(request.header, context)
             try:
-                response: Message = await self.faulty(name, behaviour, request, context)
+                response: Message = await self.faulty(name, behaviour, request)
             except Invalid as error:
                 return response_class(header=self.header(error))
+            except Exception as error:  # noqa: BLE001 - whatever it was, the caller gets a status
+                await end(context, error, name)
             response.MergeFrom(response_class(header=self.header()))
             return response
 
@@ -79,21 +79,21 @@ class Answers:
         """Wrap one call that is served whoever asks."""
 
         async def call(request: Any, context: Context) -> Message:
-            response: Message = await self.faulty(name, behaviour, request, context)
+            try:
+                response: Message = await self.faulty(name, behaviour, request)
+            except Exception as error:  # noqa: BLE001 - whatever it was, the caller gets a status
+                await end(context, error, name)
             return response
 
         return call
 
-    async def faulty(self, name: str, behaviour: Behaviour, request: Any, context: Context) -> Any:
-        """Run a call, struck by faults as they are set."""
+    async def faulty(self, name: str, behaviour: Behaviour, request: Any) -> Any:
+        """Run a call; raise Struck when a fault ends it."""
         fault = self._faults.strike(name) if self._faults.active else None
         if fault is None:
             return await behaviour(request)
-        try:
-            self._faults.before(fault)
-            # A caller who gives up while a fault delays the answer must not undo what was applied.
-            response = await asyncio.shield(asyncio.ensure_future(behaviour(request)))
-            await self._faults.after(fault)
-        except Struck as struck:
-            await strike(struck, context)
+        self._faults.before(fault)
+        # A caller who gives up while a fault delays the answer must not undo what was applied.
+        response = await asyncio.shield(asyncio.ensure_future(behaviour(request)))
+        await self._faults.after(fault)
         return response

@@ -23,6 +23,7 @@ from penstock.store.pd.scheduler import Scheduler
 from penstock.store.pd.stores import VERSION, Stores
 from penstock.store.pd.tso import Tso
 from penstock.store.regions import REPLICAS, Regions
+from penstock.store.statuses import end
 
 __all__ = ["PlacementDriver"]
 
@@ -111,17 +112,16 @@ class PlacementDriver:
         async for request in requests:
             await self._answers.check(request.header, context)
             try:
-                ts = await self._answers.faulty("Tso", self._allocate, request.count, context)
+                ts = await self._answers.faulty("Tso", self._tso.allocate, request.count)
             except Invalid as error:
-                await context.abort(grpc.StatusCode.UNKNOWN, str(error))
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            except Exception as error:  # noqa: BLE001 - whatever it was, the caller gets a status
+                await end(context, error, "Tso")
             yield pdpb.TsoResponse(
                 header=header,
                 count=request.count,
                 timestamp=pdpb.Timestamp(physical=physical_ms(ts), logical=logical(ts)),
             )
-
-    async def _allocate(self, count: int) -> int:
-        return await self._tso.allocate(count)
 
     async def query_region(
         self, requests: AsyncIterator[pdpb.QueryRegionRequest], context: Context
