@@ -47,6 +47,7 @@ class Committer:
     schema: SchemaHook | None = None
     binlog: BinlogHook | None = None
     details: CommitDetails = field(default_factory=CommitDetails)
+    unknown: bool = field(default=False, init=False)  # set when nobody can tell the outcome
     _executor: Executor = field(init=False)
     _scope: CommitScope = field(init=False)
     _in_doubt: bool = field(default=False, init=False)
@@ -84,7 +85,8 @@ class Committer:
             commit_ts = await self._execute()
         except BaseException as error:
             _COUNTERS[self._scope.state.mode].labels("err").inc()
-            if not self._unknown(error):
+            self.unknown = self._leaves_open(error)
+            if not self.unknown:
                 self._clean_up()
             raise
         finally:
@@ -101,7 +103,7 @@ class Committer:
         if state.fell_back is Mode.ONE_PHASE:
             metrics.KV_ONE_PC_TXN_COUNTER.labels("fallback").inc()
 
-    def _unknown(self, error: BaseException) -> bool:
+    def _leaves_open(self, error: BaseException) -> bool:
         """Whether the outcome is open: it is when the call was cancelled after the deciding request."""
         return isinstance(error, Undetermined) or (self._in_doubt and not isinstance(error, PenstockError))
 

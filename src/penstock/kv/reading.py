@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock import metrics
+from penstock.clock import TS_MAX
 from penstock.kv import budgets
 from penstock.kv.backoff import Backoffer, Kind
 from penstock.kv.concurrently import run_all
@@ -15,6 +16,7 @@ from penstock.kv.session import Session
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 
 _CONCURRENT_BATCHES_MAX = 64
+_REMEMBERED_MAX = 4096  # transactions named in each request
 _REGIONS_NUM = metrics.KV_TXN_REGIONS_NUM.labels("snapshot", "general")
 
 
@@ -42,6 +44,9 @@ class ReadView:
     async def make_way(self, bo: Backoffer, locks: Sequence[Lock], *, lite: bool = False) -> None:
         """Get past locks: resolve them, or wait until their owners may have finished."""
         outcome = await self.session.resolver.resolve_for_read(bo, locks, self.ts, lite=lite)
+        if len(self._ignored) + len(self._committed) > _REMEMBERED_MAX:
+            self._ignored.clear()  # whoever is met again is asked after again
+            self._committed.clear()
         self._ignored |= outcome.ignored
         self._committed |= outcome.committed
         if outcome.wait_ms:
@@ -51,12 +56,18 @@ class ReadView:
     async def get(self, key: bytes) -> bytes | None:
         """Return the value of a key, None when it has none."""
         bo = self.backoffer("get")
+        first: Lock | None = None
         while True:
             request = kvrpcpb.GetRequest(context=self.context(), key=key, version=self.ts)
             answer = await self.session.router.send_to_key(bo, "KvGet", request, key, kvrpcpb.GetResponse)
             if not answer.HasField("error"):
                 return None if answer.not_found else answer.value
-            await self.make_way(bo, [lock_of(answer.error, self.ts)], lite=True)
+            lock = lock_of(answer.error, self.ts)
+            first = first or lock
+            if self.ts == TS_MAX and lock.start_ts != first.start_ts:
+                self._ignored.add(lock.start_ts)  # came after the read began: the newest value is before it
+            else:
+                await self.make_way(bo, [lock], lite=True)
 
     async def batch_get(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return the values of sorted, distinct keys that have one."""

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from penstock import metrics
-from penstock.errors import Invalid, PenstockError, Undetermined
+from penstock.errors import Invalid, PenstockError
 from penstock.kv.committer import Committer
 from penstock.kv.details import CommitDetails
 from penstock.kv.durations import timed
@@ -88,9 +88,9 @@ class AsyncTransaction:
         self._buffer = self._writes.buffer
         self._phase = Phase.ACTIVE
         self._opened: _Opened | None = None
+        self._committer: Committer | None = None
         self.pessimistic = pessimistic
         self.commit_ts = 0
-        self.commit_details: CommitDetails | None = None
 
     @property
     def start_ts(self) -> "asyncio.Future[int]":
@@ -101,6 +101,11 @@ class AsyncTransaction:
     def phase(self) -> Phase:
         """How far the transaction has come."""
         return self._phase
+
+    @property
+    def commit_details(self) -> CommitDetails | None:
+        """Where the time of the commit went; None before it, and for a transaction that wrote nothing."""
+        return self._committer.details if self._committer is not None else None
 
     @property
     def writes(self) -> WriteSet:
@@ -270,9 +275,9 @@ class AsyncTransaction:
         with timed(self._session.clock, "commit"):
             try:
                 self.commit_ts = await self._commit()
-            except BaseException as error:
-                failed = isinstance(error, PenstockError) and not isinstance(error, Undetermined)
-                self._phase = Phase.ROLLED_BACK if failed else Phase.UNDETERMINED
+            except BaseException:
+                unknown = self._committer is not None and self._committer.unknown
+                self._phase = Phase.UNDETERMINED if unknown else Phase.ROLLED_BACK
                 raise
             finally:
                 if self._opened is not None:
@@ -295,7 +300,7 @@ class AsyncTransaction:
             return 0
         async with self._latched(mutations, opened.scope.start_ts) as latch:
             committer = Committer(opened.scope, mutations, self._options, self._schema, self._binlog)
-            self.commit_details = committer.details
+            self._committer = committer
             committer.details.local_latch_s = latch.waited_s
             latch.commit_ts = await committer.execute()
             return latch.commit_ts
