@@ -21,6 +21,7 @@ from penstock.store.statuses import end
 __all__ = ["BATCHED", "BatchStream"]
 
 BATCH_MAX = 128
+BATCH_BYTES = 8 * 1024 * 1024  # a message that has this much gets no further answer
 _BACKLOG_MAX = 8192  # commands and answers of one stream; above it the stream is not read
 
 # The name a command has in a batch, and its RPC's.
@@ -109,7 +110,7 @@ class BatchStream:
         finally:
             for task in (reader, *self._own):
                 task.cancel()
-            await asyncio.wait([reader, *self._own])
+            await asyncio.gather(reader, *self._own, return_exceptions=True)
 
     async def _read(self, requests: AsyncIterator[tikvpb.BatchCommandsRequest]) -> None:
         try:
@@ -188,10 +189,12 @@ class BatchStream:
     def _take_batch(self) -> tikvpb.BatchCommandsResponse:
         batch = tikvpb.BatchCommandsResponse(transport_layer_load=self._health.load)
         responses, request_ids = batch.responses, batch.request_ids
-        for _ in range(min(BATCH_MAX, len(self._answers))):
+        size = 0
+        while self._answers and len(request_ids) < BATCH_MAX and size < BATCH_BYTES:
             request_id, name, response = self._answers.popleft()
             getattr(responses.add(), name).CopyFrom(response)
             request_ids.append(request_id)
+            size += response.ByteSize()
         if self._health.due():
             batch.health_feedback.CopyFrom(self._health.feedback())
         return batch

@@ -6,13 +6,17 @@ __all__ = [
     "CLUSTER_ID",
     "ETCD",
     "ETCD_REVISION",
+    "EXTERNAL_TS",
     "GC",
     "IDS",
     "REGION",
     "STORE",
     "TSO",
+    "after",
+    "pack",
     "region_key",
     "store_key",
+    "unpack",
 ]
 
 CLUSTER_ID = b"cluster_id"

@@ -7,7 +7,7 @@ import pytest
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.proto import storepb_pb2 as storepb
 from penstock.proto import tikvpb_pb2 as tikvpb
-from penstock.store.batch import BATCH_MAX, BATCHED
+from penstock.store.batch import BATCH_BYTES, BATCH_MAX, BATCHED
 
 Wire = Any  # the fixture's class
 
@@ -115,6 +115,16 @@ async def test_answers_come_in_messages_of_a_bounded_size(wire: Wire) -> None:
     assert set(await stream.answers(1000)) == set(range(1000))
     assert max(stream.sizes) == BATCH_MAX
     assert len(stream.sizes) <= 1000 // BATCH_MAX + 2
+    stream.call.cancel()
+
+
+async def test_large_answers_travel_in_several_messages(wire: Wire) -> None:
+    await wire.put(wire.key("a"), b"x" * (3 << 20))
+    stream, ts = Stream(wire, wire.key("a")), await wire.ts()
+    gets = [(i, "Get", kvrpcpb.GetRequest(key=wire.key("a"), version=ts)) for i in range(10)]
+    await stream.send(*gets)
+    assert set(await stream.answers(10)) == set(range(10))
+    assert max(stream.sizes) * (3 << 20) < BATCH_BYTES + (3 << 20)
     stream.call.cancel()
 
 
