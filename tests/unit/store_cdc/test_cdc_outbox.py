@@ -86,10 +86,24 @@ async def test_bytes_are_pending_until_the_message_after_them_is_asked_for(outbo
     await outbox.next()
     assert quota.used >= 1000
     waiting = asyncio.ensure_future(outbox.next())
-    await outbox.room(0)
+    await asyncio.wait([waiting], timeout=0)
     assert quota.used == outbox.pending_bytes == 0
     outbox.close()
     assert await waiting is None
+
+
+async def test_a_crowded_outbox_has_room_once_the_reader_has_moved_on():
+    outbox = Outbox(Quota(8000))
+    add(outbox, 1, 2000)
+    assert outbox.crowded
+    room = asyncio.ensure_future(outbox.room())
+    await outbox.next()
+    await asyncio.wait([room], timeout=0)
+    assert not room.done()
+    reading = asyncio.ensure_future(outbox.next())
+    await asyncio.wait_for(room, 5)
+    outbox.close()
+    assert await reading is None
 
 
 async def test_a_reader_wakes_up_for_a_new_event(outbox):
@@ -100,9 +114,11 @@ async def test_a_reader_wakes_up_for_a_new_event(outbox):
     assert message.events[0].region_id == 7
 
 
-async def test_closing_frees_everything_and_wakes_everybody(outbox, quota):
+async def test_closing_frees_everything_and_wakes_everybody():
+    quota = Quota(100)
+    outbox = Outbox(quota)
     add(outbox, 1, 1000)
-    room = asyncio.ensure_future(outbox.room(0))
+    room = asyncio.ensure_future(outbox.room())
     await asyncio.wait([room], timeout=0)
     outbox.close()
     await asyncio.wait_for(room, 5)

@@ -11,6 +11,8 @@ __all__ = ["EVENTS_MAX", "Outbox", "Quota"]
 
 EVENTS_MAX = 64  # of one message
 MESSAGE_BYTES_MAX = 6 * 1024 * 1024
+CROWDED_BYTES = 8 * 1024 * 1024
+CROWDED_SHARE = 8  # of the quota of all streams, where that is less
 EVENT_OVERHEAD = 64  # a guess at what a message costs beyond keys and values
 
 
@@ -42,6 +44,7 @@ class Outbox:
 
     def __init__(self, quota: Quota) -> None:
         self._quota = quota
+        self._crowded_bytes = min(CROWDED_BYTES, quota.limit // CROWDED_SHARE)
         self._waiting: deque[_Waiting] = deque()
         self._open: cdcpb.ChangeDataEvent | None = None  # the last message while it takes more events
         self.tail: object = None  # who may still add to the last event of the last message
@@ -108,9 +111,14 @@ class Outbox:
             await self._changed.wait()
         return None
 
-    async def room(self, limit: int) -> None:
-        """Wait until at most `limit` bytes are pending, or the outbox is closed."""
-        while self.pending_bytes > limit and not self._closed:
+    @property
+    def crowded(self) -> bool:
+        """Whether those who can wait should, so that the quota is left to those who cannot."""
+        return self.pending_bytes > self._crowded_bytes
+
+    async def room(self) -> None:
+        """Wait until the outbox is not crowded, or is closed."""
+        while self.crowded and not self._closed:
             self._room.clear()
             await self._room.wait()
 

@@ -14,7 +14,6 @@ from penstock.store.storage import Storage
 __all__ = ["IncrementalScan"]
 
 SLICE_RECORDS = 512  # looked at before others may run
-BACKLOG_BYTES_MAX = 8 * 1024 * 1024  # waiting on the stream before a scan goes on
 
 
 class IncrementalScan:
@@ -44,11 +43,11 @@ class IncrementalScan:
         """Let others run, and the client catch up; tell whether the subscription is still wanted."""
         self._subscription.end_of_slice()
         await self._clock.sleep(0)
-        await self._outbox.room(BACKLOG_BYTES_MAX)
+        await self._outbox.room()
         return self._subscription.phase is not Phase.ENDED
 
     def _slice_is_full(self, count: int) -> bool:
-        return count % SLICE_RECORDS == 0 or self._outbox.pending_bytes > BACKLOG_BYTES_MAX
+        return count % SLICE_RECORDS == 0 or self._outbox.crowded
 
     async def _send_locks(self, view: View) -> bool:
         subscription, reader = self._subscription, MvccReader(view)
