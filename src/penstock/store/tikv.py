@@ -1,5 +1,6 @@
 """The store's RPCs, as gRPC sees them."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from penstock.clock import SYSTEM, Clock
 from penstock.proto import tikvpb_pb2 as tikvpb
 from penstock.proto.services import handler
 from penstock.store.batch import BatchStream
-from penstock.store.commands import SERVICE, Command
+from penstock.store.commands import SERVICE, Command, Effect
 from penstock.store.executor import Executor
 from penstock.store.health import Health
 from penstock.store.statuses import end
@@ -36,8 +37,14 @@ def service(
 
 
 def _unary(executor: Executor, command: Command) -> Callable[[Any, Context], Awaitable[Message]]:
+    # A raw write holds its key until it is durable, also when its caller leaves; the transactional
+    # commands see to that themselves.
+    to_its_end = command.raw and command.effect is not Effect.READS
+
     async def behaviour(request: Any, context: Context) -> Message:
         try:
+            if to_its_end:
+                return await asyncio.shield(executor.start(command, request))
             if executor.faults.active:
                 return await executor.execute_faulty(command, request)
             return await executor.execute(command, request)
