@@ -219,6 +219,10 @@ class TableInfo:
             return (self.id,)
         return tuple(part["id"] for part in partition.get("definitions") or ())
 
+    def counter_database_id(self, database_id: int) -> int:
+        """Where the counter of row ids is kept: in the database that the table was created in."""
+        return int(self.extra.get("old_schema_id") or database_id)
+
     @cached_property
     def auto_increment(self) -> ColumnInfo | None:
         """The column that the table numbers."""

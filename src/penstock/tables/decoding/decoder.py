@@ -75,6 +75,12 @@ def decode_rows(table: TableInfo, keys: pa.Array, values: pa.Array) -> pa.Record
     return _decode(table, pieces, values, every)
 
 
+def int_handles(keys: pa.Array) -> pa.Array:
+    """The integer handles of record keys; Corrupt when a key has another kind of handle."""
+    pieces = _Pieces.of(keys)
+    return pa.array(IntHandles.read(pieces.data, pieces.begin, pieces.end).handles, pa.int64())
+
+
 @dataclass(frozen=True, slots=True)
 class _Pieces:
     """A binary array as numpy sees it."""

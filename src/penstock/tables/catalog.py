@@ -1,0 +1,189 @@
+"""Databases, tables and accounts on the key-value store, and the way to their rows."""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from penstock import clock as clocks
+from penstock.clock import Clock
+from penstock.kv import Client, Transaction
+from penstock.tables import alter, statements
+from penstock.tables.accounts import SYSTEM, Account
+from penstock.tables.conflicts import retried
+from penstock.tables.ddl import SchemaChange
+from penstock.tables.define import Index, define_table
+from penstock.tables.guard import Guards
+from penstock.tables.jobs import Action, Job
+from penstock.tables.meta import MetaReader
+from penstock.tables.rowids import RowIds
+from penstock.tables.schema import DatabaseInfo, TableInfo
+from penstock.tables.snapshot import SchemaSnapshot, split_name
+from penstock.tables.statements import quote
+from penstock.tables.table import Table, TableServices
+
+T = TypeVar("T")
+
+
+class Catalog:
+    """The tables of a cluster, in TiDB's own encoding; for any number of threads.
+
+        db = Catalog(client)
+        db.create_database("shop")
+        db.create_table("shop.orders", [("id", "bigint primary key"), ("customer", "varchar(64)")])
+        db.table("shop.orders").insert([{"id": 1, "customer": "Ada"}])
+
+    Each schema change is one transaction, which also writes a finished job into the DDL history;
+    it raises Invalid when it does not fit the schema, Conflict when others kept changing it.
+    """
+
+    def __init__(self, client: Client, *, clock: Clock = clocks.SYSTEM) -> None:
+        self._client = client
+        self._clock = clock
+        self._row_ids = RowIds(client, clock=clock)
+        self._guards = Guards(client)
+        self._lock = threading.Lock()
+        self._newest: SchemaSnapshot | None = None
+
+    def schema(self, at_ts: int | None = None) -> SchemaSnapshot:
+        """Every schema as of a timestamp, or of now."""
+        meta = MetaReader(self._client.snapshot(self._client.timestamp() if at_ts is None else at_ts))
+        version = meta.schema_version()
+        with self._lock:
+            if self._newest is not None and self._newest.version == version:
+                return self._newest
+        loaded = SchemaSnapshot.load(meta)
+        with self._lock:
+            if self._newest is None or self._newest.version < loaded.version:
+                self._newest = loaded
+        return loaded
+
+    def databases(self, at_ts: int | None = None) -> list[DatabaseInfo]:
+        """Every database, by name."""
+        return [database for _, database in sorted(self.schema(at_ts).databases.items())]
+
+    def tables(self, database: str, at_ts: int | None = None) -> list[TableInfo]:
+        """Every table of a database, by name."""
+        schema = self.schema(at_ts)
+        return [table for _, table in sorted(schema.tables[schema.database(database).id].items())]
+
+    def table_info(self, name: str, at_ts: int | None = None) -> TableInfo:
+        """The schema of `database.table`; Invalid when there is none."""
+        return self.schema(at_ts).place(name).table
+
+    def table(self, name: str) -> Table:
+        """The rows of `database.table`; Invalid when there is no such table."""
+        self.schema().place(name)
+        return Table(name, TableServices(self._client, self.schema, self._guards, self._row_ids, self._clock))
+
+    def begin(self, *, pessimistic: bool = False) -> Transaction:
+        """Begin a transaction for rows of any tables; pass it to their methods as `txn`.
+
+        Its commit raises Conflict when one of the tables was dropped or truncated meanwhile. That
+        is checked at the commit timestamp, so it commits in two phases. A transaction of the
+        client itself works too, without this check.
+        """
+        return self._guards.begin(pessimistic=pessimistic)
+
+    def history(self) -> list[Job]:
+        """The finished DDL jobs, oldest first."""
+        return list(MetaReader(self._client.snapshot(self._client.timestamp())).jobs())
+
+    def accounts(self, at_ts: int | None = None) -> list[Account]:
+        """Every account, by name."""
+        return [account for _, account in sorted(self.schema(at_ts).accounts.items())]
+
+    def account_of(self, database: str, at_ts: int | None = None) -> Account:
+        """The account that a database belongs to."""
+        schema = self.schema(at_ts)
+        return schema.account_of(schema.database(database))
+
+    def create_account(self, name: str) -> Account:
+        """Make an account."""
+        return self._change(lambda change: change.create_account(name))
+
+    def drop_account(self, name: str) -> None:
+        """Remove an account that owns no database."""
+        self._change(lambda change: change.drop_account(name))
+
+    def create_database(self, name: str, *, account: str = SYSTEM.name) -> DatabaseInfo:
+        """Make a database."""
+        return self._change(lambda change: change.create_database(name, account))
+
+    def drop_database(self, name: str) -> None:
+        """Remove a database and its tables."""
+        self._change(lambda change: change.drop_database(name))
+
+    def create_table(
+        self,
+        name: str,
+        columns: Iterable[tuple[str, str]],
+        *,
+        primary_key: Sequence[str] = (),
+        indexes: Sequence[Index] = (),
+        clustered: bool = True,
+        comment: str = "",
+    ) -> TableInfo:
+        """Make `database.table` of columns given as name and MySQL definition; see define_table."""
+        database, table_name = split_name(name)
+        definition = define_table(
+            table_name,
+            columns,
+            primary_key=primary_key,
+            indexes=indexes,
+            clustered=clustered,
+            comment=comment,
+        )
+        return self._change(lambda change: change.create_table(database, definition))
+
+    def drop_table(self, name: str) -> None:
+        """Remove a table."""
+        self._change(lambda change: change.drop_table(name))
+
+    def truncate_table(self, name: str) -> TableInfo:
+        """Empty a table: it goes on under a new id."""
+        return self._change(lambda change: change.truncate_table(name))
+
+    def rename_table(self, name: str, new_name: str) -> TableInfo:
+        """Give a table another `database.table` name."""
+        return self._change(lambda change: change.rename_table(name, new_name))
+
+    def add_column(self, table: str, name: str, definition: str, *, after: str | None = None) -> TableInfo:
+        """Add a column, last or after another one; rows from before read as its default."""
+
+        def add(change: SchemaChange) -> TableInfo:
+            place = change.schema.place(table)
+            changed = alter.add_column(place.table, name, definition, after=after)
+            where = f" AFTER {quote(after)}" if after else ""
+            query = statements.alter_column("ADD", changed, changed.column(name), where)
+            return change.alter_table(Action.ADD_COLUMN, place, changed, query)
+
+        return self._change(add)
+
+    def drop_column(self, table: str, name: str) -> TableInfo:
+        """Remove a column."""
+
+        def drop(change: SchemaChange) -> TableInfo:
+            place = change.schema.place(table)
+            changed = alter.drop_column(place.table, name)
+            query = f"ALTER TABLE {quote(changed.name)} DROP COLUMN {quote(name)}"
+            return change.alter_table(Action.DROP_COLUMN, place, changed, query)
+
+        return self._change(drop)
+
+    def modify_column(self, table: str, name: str, definition: str) -> TableInfo:
+        """Widen a column, or change its default or comment; Invalid when rows would have to be rewritten."""
+
+        def modify(change: SchemaChange) -> TableInfo:
+            place = change.schema.place(table)
+            changed = alter.modify_column(place.table, name, definition)
+            query = statements.alter_column("MODIFY", changed, changed.column(name))
+            return change.alter_table(Action.MODIFY_COLUMN, place, changed, query)
+
+        return self._change(modify)
+
+    def _change(self, make: Callable[[SchemaChange], T]) -> T:
+        def transaction() -> T:
+            with self._client.begin() as txn:
+                return make(SchemaChange(txn))
+
+        return retried(transaction, clock=self._clock)

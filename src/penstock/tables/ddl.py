@@ -1,0 +1,165 @@
+"""One schema change in one transaction: what it changes, its job, its version.
+
+Two changes cannot commit at once, since both count up the schema version; the loser runs again.
+"""
+
+from dataclasses import dataclass, replace
+
+from penstock.errors import Invalid
+from penstock.kv import Transaction
+from penstock.tables import statements
+from penstock.tables.accounts import SYSTEM, Account
+from penstock.tables.define import check_name
+from penstock.tables.jobs import Action, Job, SchemaDiff
+from penstock.tables.meta import ACCOUNTS, MetaWriter
+from penstock.tables.schema import DatabaseInfo, TableInfo
+from penstock.tables.snapshot import Place, SchemaSnapshot, account_field, owner_field, split_name
+from penstock.tables.statements import quote
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What a job says besides the ids it is given."""
+
+    action: Action
+    query: str
+    database: DatabaseInfo
+    table: TableInfo | None = None
+    table_id: int = 0
+    old_table_id: int = 0
+    old_database_id: int = 0
+
+
+class SchemaChange:
+    """The schema changes that a transaction can make; it is the caller's to commit."""
+
+    def __init__(self, txn: Transaction) -> None:
+        self._start_ts = txn.start_ts
+        self._meta = MetaWriter(txn)
+        self.schema = SchemaSnapshot.load(self._meta)
+
+    def create_account(self, name: str) -> Account:
+        """Make an account; Invalid when the name is taken."""
+        check_name("account", name)
+        if name.lower() in self.schema.accounts:
+            raise Invalid(f"account {name} exists already; choose another name")
+        account = Account(self._meta.next_id(), name)
+        self._meta.put_field(ACCOUNTS, account_field(account.id), account.to_json())
+        return account
+
+    def drop_account(self, name: str) -> None:
+        """Remove an account that owns nothing; Invalid when it does."""
+        account = self.schema.account(name)
+        owned = [one.name for one in self.schema.databases.values() if self.schema.account_of(one) == account]
+        if account == SYSTEM or owned:
+            why = "is built in" if account == SYSTEM else f"owns database {owned[0]}; drop it first"
+            raise Invalid(f"account {account.name} cannot be dropped: it {why}")
+        self._meta.delete_field(ACCOUNTS, account_field(account.id))
+
+    def create_database(self, name: str, account: str = SYSTEM.name) -> DatabaseInfo:
+        """Make a database; Invalid when the name is taken."""
+        check_name("database", name)
+        if name.lower() in self.schema.databases:
+            raise Invalid(f"database {name} exists already; choose another name")
+        owner = self.schema.account(account)
+        database = DatabaseInfo(self._meta.next_id(), name)
+        self._meta.put_database(database)
+        if owner != SYSTEM:
+            self._meta.put_field(ACCOUNTS, owner_field(database.id), owner.id)
+        query = f"CREATE DATABASE {quote(name)}"
+        self._finish(_Change(Action.CREATE_SCHEMA, query, database))
+        return database
+
+    def drop_database(self, name: str) -> None:
+        """Remove a database with its tables."""
+        database = self.schema.database(name)
+        self._meta.delete_database(database.id)
+        self._meta.delete_field(ACCOUNTS, owner_field(database.id))
+        self._finish(_Change(Action.DROP_SCHEMA, f"DROP DATABASE {quote(database.name)}", database))
+
+    def create_table(self, database_name: str, definition: TableInfo) -> TableInfo:
+        """Make a table of a definition; Invalid when the name is taken."""
+        database = self.schema.database(database_name)
+        self._check_free(database, definition.name)
+        table = replace(definition, id=self._meta.next_id(), update_ts=self._start_ts)
+        self._meta.put_table(database.id, table)
+        self._finish(_Change(Action.CREATE_TABLE, statements.create_table(table), database, table, table.id))
+        return table
+
+    def drop_table(self, name: str) -> None:
+        """Remove a table."""
+        database, table = self.schema.place(name)
+        self._meta.delete_table(database.id, table)
+        query = f"DROP TABLE {quote(database.name)}.{quote(table.name)}"
+        self._finish(_Change(Action.DROP_TABLE, query, database, table, table.id))
+
+    def truncate_table(self, name: str) -> TableInfo:
+        """Empty a table: it goes on under a new id."""
+        database, old = self.schema.place(name)
+        extra = {name: member for name, member in old.extra.items() if name != "old_schema_id"}
+        table = replace(old, id=self._meta.next_id(), update_ts=self._start_ts, extra=extra)
+        self._meta.delete_table(database.id, old)
+        self._meta.put_table(database.id, table)
+        query = f"TRUNCATE TABLE {quote(table.name)}"
+        change = _Change(Action.TRUNCATE_TABLE, query, database, table, old.id, old_table_id=old.id)
+        self._finish(change, diff_table_id=table.id)
+        return table
+
+    def rename_table(self, name: str, new_name: str) -> TableInfo:
+        """Give a table another name, maybe in another database."""
+        source, old = self.schema.place(name)
+        database_name, table_name = split_name(new_name)
+        check_name("table", table_name)
+        target = self.schema.database(database_name)
+        if (source.id, old.name.lower()) != (target.id, table_name.lower()):
+            self._check_free(target, table_name)
+        extra = dict(old.extra)
+        if source.id != target.id:
+            extra.setdefault("old_schema_id", source.id)  # the counter of row ids stays where it was
+        table = replace(old, name=table_name, extra=extra)
+        self._meta.delete_table(source.id, old, keep_counter=True)
+        self._meta.put_table(target.id, table)
+        old_name = f"{quote(source.name)}.{quote(old.name)}"
+        query = f"RENAME TABLE {old_name} TO {quote(target.name)}.{quote(table.name)}"
+        self._finish(_Change(Action.RENAME_TABLE, query, target, table, table.id, old_database_id=source.id))
+        return table
+
+    def alter_table(self, action: Action, place: Place, changed: TableInfo, query: str) -> TableInfo:
+        """Give a table other columns."""
+        table = replace(changed, update_ts=self._start_ts)
+        self._meta.put_table(place.database.id, table)
+        self._finish(_Change(action, query, place.database, table, table.id))
+        return table
+
+    def _check_free(self, database: DatabaseInfo, name: str) -> None:
+        if name.lower() in self.schema.tables[database.id]:
+            raise Invalid(
+                f"table {database.name}.{name} exists already; choose another name or drop it first"
+            )
+
+    def _finish(self, change: _Change, *, diff_table_id: int | None = None) -> None:
+        version = self._meta.next_schema_version()
+        of_database = change.action in {Action.CREATE_SCHEMA, Action.DROP_SCHEMA}
+        job = Job(
+            id=self._meta.next_id(),
+            type=change.action,
+            database_id=change.database.id,
+            table_id=change.table_id,
+            database_name=change.database.name,
+            table_name=change.table.name if change.table else "",
+            query=change.query,
+            start_ts=self._start_ts,
+            schema_version=version,
+            database=change.database if of_database else None,
+            table=change.table,
+            finished_ts=self._start_ts,
+        )
+        diff = SchemaDiff(
+            version=version,
+            type=change.action,
+            database_id=change.database.id,
+            table_id=change.table_id if diff_table_id is None else diff_table_id,
+            old_table_id=change.old_table_id,
+            old_database_id=change.old_database_id,
+        )
+        self._meta.put_job(job, diff)

@@ -1,0 +1,1 @@
+"""Arrow batches into rows, a column at a time, for bulk inserts."""

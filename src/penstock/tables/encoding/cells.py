@@ -1,0 +1,132 @@
+"""A whole column of Arrow values into cells: one binary array, null where the value is."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import Invalid
+from penstock.tables.arrow import UNSIGNED_LONG, arrow_type
+from penstock.tables.codec.decimals import BYTES_OF_DIGITS, parts_of
+from penstock.tables.codec.times import MONTHS
+from penstock.tables.decoding.cells import SIGN, Ints, Mask, gather, validity
+from penstock.tables.fieldtypes import BLOBS, INTEGER_BITS, STRINGS, FieldType, Tp
+from penstock.tables.values import to_cell
+
+_LONG_DIGITS = 18
+_DAY_US = 86_400_000_000
+
+
+def column_cells(kind: FieldType, column: pa.Array) -> pa.Array:
+    """The cells of a column, of any Arrow type that casts to its own; Invalid when one does not fit."""
+    try:
+        typed = column.cast(arrow_type(kind))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise Invalid(f"values of Arrow type {column.type} do not fit a {kind.tp.name} column") from error
+    return _CELLS.get(kind.tp, _one_by_one)(kind, typed)
+
+
+def _one_by_one(kind: FieldType, column: pa.Array) -> pa.Array:
+    return pa.array([to_cell(kind, value) for value in column.to_pylist()], pa.binary())
+
+
+def _integers(kind: FieldType, column: pa.Array) -> pa.Array:
+    if column.type == UNSIGNED_LONG:
+        return _one_by_one(kind, column)
+    valid = _valid(column)
+    wide = np.asarray(column.fill_null(0)).astype(np.int64)
+    bits = INTEGER_BITS[kind.tp]
+    low, high = (0, (1 << bits) - 1) if kind.unsigned else (-(1 << bits - 1), (1 << bits - 1) - 1)
+    if (wide < low).any() or (wide > high).any():
+        raise Invalid(f"a {kind.tp.name} column holds {low} to {high}; a value is outside")
+    return _minimal(wide, valid, signed=not kind.unsigned)
+
+
+def _minimal(numbers: Ints, valid: Mask, *, signed: bool) -> pa.Array:
+    """Integers in the fewest of 1, 2, 4 or 8 bytes."""
+    folded = np.where(numbers < 0, ~numbers, numbers) if signed else numbers.view(np.uint64)
+    limits = [1 << 8 * size - signed for size in (1, 2, 4)]
+    sizes = np.select([folded < limit for limit in limits], [1, 2, 4], 8)
+    start = np.arange(len(numbers), dtype=np.int64) * 8
+    data = np.ascontiguousarray(numbers, dtype="<i8").view(np.uint8)
+    return gather(data, start, start + np.where(valid, sizes, 0), valid)
+
+
+def _floats(_: FieldType, column: pa.Array) -> pa.Array:
+    doubles = np.asarray(column.fill_null(0)).astype(np.float64)
+    if not np.isfinite(doubles).all():
+        raise Invalid("a float column takes finite numbers only; pass numbers or nulls")
+    bits = doubles.view(np.uint64)
+    ordered = np.where(bits & SIGN, ~bits, bits | SIGN)
+    return _fixed(ordered.astype(">u8").view(np.uint8).reshape(-1, 8), _valid(column))
+
+
+def _decimals(kind: FieldType, column: pa.Array) -> pa.Array:
+    if kind.precision > _LONG_DIGITS:
+        return _one_by_one(kind, column)
+    units = np.frombuffer(column.fill_null(0).buffers()[1], dtype=np.int64)[column.offset * 2 :: 2][
+        : len(column)
+    ]
+    negative, left = units < 0, np.abs(units)
+    pieces: list[npt.NDArray[np.uint8]] = []
+    for digits in reversed(parts_of(kind.precision, kind.scale)):
+        left, part = np.divmod(left, 10**digits)
+        pieces.insert(0, part.astype(">u4").view(np.uint8).reshape(-1, 4)[:, 4 - BYTES_OF_DIGITS[digits] :])
+    packed = np.concatenate(pieces, axis=1)
+    packed[negative] ^= 0xFF
+    packed[:, 0] ^= 0x80
+    head = np.full((len(units), 2), (kind.precision, kind.scale), dtype=np.uint8)
+    return _fixed(np.concatenate([head, packed], axis=1), _valid(column))
+
+
+def _strings(kind: FieldType, column: pa.Array) -> pa.Array:
+    if kind.tp is Tp.STRING:
+        return _one_by_one(kind, column)
+    by_bytes = kind.is_binary or kind.tp in BLOBS
+    longest = pc.max(pc.binary_length(column) if by_bytes else pc.utf8_length(column)).as_py() or 0
+    if 0 <= kind.flen < longest:
+        raise Invalid(f"a value of length {longest} does not fit a column of {kind.flen}; shorten it")
+    return column.cast(pa.binary())
+
+
+def _times(kind: FieldType, column: pa.Array) -> pa.Array:
+    valid = _valid(column)
+    if kind.tp is Tp.DATE:
+        micros = np.asarray(column.cast(pa.int32()).fill_null(0)).astype(np.int64) * _DAY_US
+    else:
+        unit = 10 ** (6 - kind.fsp)
+        micros = (np.asarray(column.cast(pa.int64()).fill_null(0)) + unit // 2) // unit * unit
+    moments = micros.view("datetime64[us]")
+    months, days = moments.astype("datetime64[M]"), moments.astype("datetime64[D]")
+    year_month = months.astype(np.int64) + 1970 * 12
+    year, month = year_month // 12, year_month % 12 + 1
+    if ((year < 1) | (year > 9999)).any():
+        raise Invalid("a time is outside the years 1 to 9999; pass one inside")
+    day = (days - months.astype("datetime64[D]")).astype(np.int64) + 1
+    clock = micros - days.astype(np.int64) * _DAY_US
+    seconds, fraction = np.divmod(clock, 1_000_000)
+    hms = (seconds // 3600) << 12 | (seconds // 60 % 60) << 6 | seconds % 60
+    ymd = (year * MONTHS + month) << 5 | day
+    return _minimal((ymd << 17 | hms) << 24 | fraction, valid, signed=False)
+
+
+def _fixed(cells: npt.NDArray[np.uint8], valid: Mask) -> pa.Array:
+    offsets = np.arange(len(cells) + 1, dtype=np.int32) * cells.shape[1]
+    buffers = [validity(valid), pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(cells))]
+    return pa.Array.from_buffers(pa.binary(), len(cells), buffers)
+
+
+def _valid(column: pa.Array) -> Mask:
+    return np.asarray(column.is_valid())
+
+
+_CELLS: dict[Tp, Callable[[FieldType, Any], pa.Array]] = {
+    **dict.fromkeys(INTEGER_BITS, _integers),
+    **dict.fromkeys(STRINGS, _strings),
+    **dict.fromkeys((Tp.DATE, Tp.DATETIME, Tp.TIMESTAMP), _times),
+    **dict.fromkeys((Tp.FLOAT, Tp.DOUBLE), _floats),
+    Tp.NEW_DECIMAL: _decimals,
+}

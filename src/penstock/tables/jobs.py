@@ -1,0 +1,164 @@
+"""Finished DDL jobs, as TiDB writes them into its history."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Self
+
+from penstock.errors import Corrupt
+from penstock.tables.columns import SchemaState
+from penstock.tables.schema import DatabaseInfo, TableInfo
+
+JOB_VERSION = 1
+_FINISHED = 4  # done, not yet known to every server
+_SYNCED = 6
+
+
+class Action(IntEnum):
+    """What a job does: those that Penstock does, by TiDB's numbers."""
+
+    CREATE_SCHEMA = 1
+    DROP_SCHEMA = 2
+    CREATE_TABLE = 3
+    DROP_TABLE = 4
+    ADD_COLUMN = 5
+    DROP_COLUMN = 6
+    TRUNCATE_TABLE = 11
+    MODIFY_COLUMN = 12
+    RENAME_TABLE = 14
+
+
+_GONE = frozenset({Action.DROP_SCHEMA, Action.DROP_TABLE, Action.DROP_COLUMN})
+_UNUSED = {
+    **dict.fromkeys(("err", "raw_args", "reorg_meta", "multi_schema_info")),
+    **dict.fromkeys(("err_count", "row_count", "snapshot_ver", "dependency_id", "priority"), 0),
+}
+_MEMBERS = (
+    "id",
+    "type",
+    "schema_id",
+    "table_id",
+    "schema_name",
+    "table_name",
+    "state",
+    "start_ts",
+    "query",
+    "binlog",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A DDL job. `type` is TiDB's number, which may be one that Penstock does not do itself.
+
+    `table` is the table after the change (before it, for a drop); `schema_version` the version
+    that the change made.
+    """
+
+    id: int
+    type: int
+    database_id: int
+    table_id: int
+    database_name: str
+    table_name: str
+    query: str
+    start_ts: int
+    schema_version: int
+    database: DatabaseInfo | None = None
+    table: TableInfo | None = None
+    finished_ts: int = 0
+    state: int = _SYNCED
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the job changed the schema; the history holds cancelled ones too."""
+        return self.state in {_FINISHED, _SYNCED}
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> Self:
+        """Read TiDB's JSON; Corrupt when it is no job."""
+        try:
+            info = tree.get("binlog") or {}
+            database, table = info.get("DBInfo"), info.get("TableInfo")
+            return cls(
+                id=tree["id"],
+                type=tree["type"],
+                database_id=tree["schema_id"],
+                table_id=tree["table_id"],
+                database_name=tree.get("schema_name") or "",
+                table_name=tree.get("table_name") or "",
+                query=tree.get("query") or "",
+                start_ts=tree.get("start_ts", 0),
+                schema_version=info.get("SchemaVersion", 0),
+                database=DatabaseInfo.from_json(database) if database else None,
+                table=TableInfo.from_json(table) if table else None,
+                finished_ts=info.get("FinishedTS", 0),
+                state=tree.get("state", _SYNCED),
+                extra={name: member for name, member in tree.items() if name not in _MEMBERS},
+            )
+        except (KeyError, TypeError) as error:
+            raise Corrupt(f"DDL job {tree.get('id')} is damaged: {error!r}") from error
+
+    def to_json(self) -> dict[str, Any]:
+        """Write TiDB's JSON of a finished job."""
+        gone = self.type in _GONE
+        return {
+            **_UNUSED,
+            "schema_state": int(SchemaState.NONE if gone else SchemaState.PUBLIC),
+            "version": JOB_VERSION,
+            **self.extra,
+            "id": self.id,
+            "type": int(self.type),
+            "schema_id": self.database_id,
+            "table_id": self.table_id,
+            "schema_name": self.database_name,
+            "table_name": self.table_name,
+            "state": self.state,
+            "start_ts": self.start_ts,
+            "query": self.query,
+            "binlog": {
+                "SchemaVersion": self.schema_version,
+                "DBInfo": self.database.to_json() if self.database else None,
+                "TableInfo": self.table.to_json() if self.table else None,
+                "FinishedTS": self.finished_ts,
+                "MultipleTableInfos": None,
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaDiff:
+    """Which schema element a version of the schema changed."""
+
+    version: int
+    type: int
+    database_id: int
+    table_id: int
+    old_table_id: int = 0
+    old_database_id: int = 0
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> Self:
+        """Read TiDB's JSON."""
+        return cls(
+            version=tree["version"],
+            type=tree["type"],
+            database_id=tree["schema_id"],
+            table_id=tree["table_id"],
+            old_table_id=tree.get("old_table_id", 0),
+            old_database_id=tree.get("old_schema_id", 0),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Write TiDB's JSON."""
+        return {
+            "version": self.version,
+            "type": int(self.type),
+            "schema_id": self.database_id,
+            "table_id": self.table_id,
+            "old_table_id": self.old_table_id,
+            "old_schema_id": self.old_database_id,
+            "regenerate_schema_map": False,
+            "affected_options": None,
+        }

@@ -1,0 +1,177 @@
+"""The meta keys of a TiDB cluster: counters, databases, tables, the history of DDL jobs.
+
+Numbers are decimal text, structures JSON. Penstock keeps one hash of its own beside TiDB's:
+accounts, and which account a database belongs to.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.errors import Corrupt
+from penstock.kv import Snapshot, Transaction
+from penstock.proto.codec import decode_prefix
+from penstock.tables.codec.ordered import encode_uint
+from penstock.tables.jobs import Job, SchemaDiff
+from penstock.tables.keys import meta_hash_key, meta_hash_prefix, meta_string_key, prefix_end
+from penstock.tables.schema import DatabaseInfo, TableInfo
+
+NEXT_GLOBAL_ID = b"NextGlobalID"
+SCHEMA_VERSION = b"SchemaVersionKey"
+DATABASES = b"DBs"
+JOB_HISTORY = b"DDLJobHistory"
+ACCOUNTS = b"PenstockAccounts"
+
+
+def database_field(database_id: int) -> bytes:
+    """The name of a database's hash, and its field among the databases."""
+    return b"DB:%d" % database_id
+
+
+def table_field(table_id: int) -> bytes:
+    """The field of a table in its database's hash."""
+    return b"Table:%d" % table_id
+
+
+def row_id_field(table_id: int) -> bytes:
+    """The field that counts a table's row ids and auto-increment values."""
+    return b"TID:%d" % table_id
+
+
+def table_key(database_id: int, table_id: int) -> bytes:
+    """The key that holds a table's schema, and no value once the table is gone."""
+    return meta_hash_key(database_field(database_id), table_field(table_id))
+
+
+class MetaReader:
+    """Reads meta keys as a snapshot or a transaction sees them."""
+
+    def __init__(self, view: Snapshot | Transaction) -> None:
+        self._view = view
+
+    def number(self, name: bytes) -> int:
+        """A counter; 0 when it was never set."""
+        return _number(self._view.get(meta_string_key(name)))
+
+    def field_number(self, name: bytes, field: bytes) -> int:
+        """A counter in a hash; 0 when it was never set."""
+        return _number(self._view.get(meta_hash_key(name, field)))
+
+    def schema_version(self) -> int:
+        """How many schema changes there have been."""
+        return self.number(SCHEMA_VERSION)
+
+    def databases(self) -> Iterator[DatabaseInfo]:
+        """Every database."""
+        for _, value in self.fields(DATABASES):
+            yield DatabaseInfo.from_json(parse_json(value))
+
+    def tables(self, database_id: int) -> Iterator[TableInfo]:
+        """Every table of a database."""
+        for field, value in self.fields(database_field(database_id)):
+            if field.startswith(b"Table:"):
+                yield TableInfo.from_json(parse_json(value))
+
+    def table(self, database_id: int, table_id: int) -> TableInfo | None:
+        """One table, None when it is gone."""
+        value = self._view.get(table_key(database_id, table_id))
+        return None if value is None else TableInfo.from_json(parse_json(value))
+
+    def jobs(self) -> Iterator[Job]:
+        """The finished jobs in the order of their ids."""
+        for _, value in self.fields(JOB_HISTORY):
+            yield Job.from_json(parse_json(value))
+
+    def diff(self, version: int) -> SchemaDiff | None:
+        """What the schema change of that version did."""
+        value = self._view.get(meta_string_key(b"Diff:%d" % version))
+        return None if value is None else SchemaDiff.from_json(parse_json(value))
+
+    def fields(self, name: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The fields of a hash in byte order."""
+        prefix = meta_hash_prefix(name)
+        scan = self._view.iter if isinstance(self._view, Snapshot) else self._view.scan
+        for key, value in scan(prefix, prefix_end(prefix)):
+            yield decode_prefix(key, len(prefix))[0], value
+
+
+class MetaWriter(MetaReader):
+    """Changes meta keys in a transaction."""
+
+    def __init__(self, txn: Transaction) -> None:
+        super().__init__(txn)
+        self._txn = txn
+
+    def next_id(self) -> int:
+        """An id that no database, table, job or account has had before."""
+        return self._increment(meta_string_key(NEXT_GLOBAL_ID), 1)
+
+    def next_schema_version(self) -> int:
+        """Count a schema change; two of them cannot commit at once."""
+        return self._increment(meta_string_key(SCHEMA_VERSION), 1)
+
+    def take_row_ids(self, database_id: int, table_id: int, count: int, *, above: int = 0) -> tuple[int, int]:
+        """Reserve `count` row ids that are greater than `above`; return the first and the last."""
+        key = meta_hash_key(database_field(database_id), row_id_field(table_id))
+        base = max(_number(self._txn.get(key)), above)
+        self._txn.put(key, b"%d" % (base + count))
+        return base + 1, base + count
+
+    def put_database(self, database: DatabaseInfo) -> None:
+        """Write a database."""
+        self.put_field(DATABASES, database_field(database.id), database.to_json())
+
+    def delete_database(self, database_id: int) -> None:
+        """Remove a database with everything in its hash."""
+        self._txn.delete(meta_hash_key(DATABASES, database_field(database_id)))
+        name = database_field(database_id)
+        for field, _ in list(self.fields(name)):
+            self._txn.delete(meta_hash_key(name, field))
+
+    def put_table(self, database_id: int, table: TableInfo) -> None:
+        """Write a table."""
+        self.put_field(database_field(database_id), table_field(table.id), table.to_json())
+
+    def delete_table(self, database_id: int, table: TableInfo, *, keep_counter: bool = False) -> None:
+        """Remove a table, and its counter of row ids unless the table goes on elsewhere."""
+        self.delete_field(database_field(database_id), table_field(table.id))
+        if not keep_counter:
+            counter = database_field(table.counter_database_id(database_id))
+            self.delete_field(counter, row_id_field(table.id))
+
+    def put_job(self, job: Job, diff: SchemaDiff) -> None:
+        """Write a finished job and what it did to the schema."""
+        self.put_field(JOB_HISTORY, encode_uint(job.id), job.to_json())
+        self._txn.put(meta_string_key(b"Diff:%d" % diff.version), _text(diff.to_json()))
+
+    def put_field(self, name: bytes, field: bytes, tree: Any) -> None:
+        """Write a field of a hash as JSON."""
+        self._txn.put(meta_hash_key(name, field), _text(tree))
+
+    def delete_field(self, name: bytes, field: bytes) -> None:
+        """Remove a field of a hash."""
+        self._txn.delete(meta_hash_key(name, field))
+
+    def _increment(self, key: bytes, by: int) -> int:
+        number = _number(self._txn.get(key)) + by
+        self._txn.put(key, b"%d" % number)
+        return number
+
+
+def _number(value: bytes | None) -> int:
+    try:
+        return int(value or b"0")
+    except ValueError as error:
+        raise Corrupt("a counter among the meta keys is no number; keep the store for inspection") from error
+
+
+def _text(tree: Any) -> bytes:
+    return json.dumps(tree, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def parse_json(value: bytes) -> Any:
+    """A structure among the meta keys; Corrupt when it is no JSON."""
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise Corrupt("a schema among the meta keys is no JSON; keep the store for inspection") from error

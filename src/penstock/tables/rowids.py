@@ -1,0 +1,66 @@
+"""Numbers for rows: implicit row ids and auto-increment columns, reserved in ranges.
+
+A range is reserved in a transaction of its own, so numbers are unique and grow, but have gaps:
+what a process has reserved and not used is lost when it ends.
+"""
+
+import threading
+from dataclasses import dataclass
+
+from penstock.clock import SYSTEM, Clock
+from penstock.errors import Invalid
+from penstock.kv import Client
+from penstock.tables.conflicts import retried
+from penstock.tables.meta import MetaWriter
+
+RANGE = 1_000
+_MAX = (1 << 63) - 1
+
+
+@dataclass(slots=True)
+class _Range:
+    next: int = 1
+    last: int = 0
+
+
+class RowIds:
+    """Hands out numbers of any table; for any number of threads."""
+
+    def __init__(self, client: Client, *, clock: Clock = SYSTEM) -> None:
+        self._client = client
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._ranges: dict[tuple[int, int], _Range] = {}
+
+    def take(self, database_id: int, table_id: int, count: int) -> range:
+        """`count` numbers that no row of the table has been given before."""
+        with self._lock:
+            reserved = self._ranges.setdefault((database_id, table_id), _Range())
+            if reserved.last - reserved.next + 1 < count:
+                first, last = self._reserve(database_id, table_id, max(count, RANGE), above=0)
+                reserved.next, reserved.last = first, last
+            taken = range(reserved.next, reserved.next + count)
+            reserved.next += count
+            return taken
+
+    def pass_over(self, database_id: int, table_id: int, number: int) -> None:
+        """See to it that numbers up to this one, which a caller chose itself, are not handed out."""
+        if number <= 0:
+            return
+        with self._lock:
+            reserved = self._ranges.setdefault((database_id, table_id), _Range())
+            if number < reserved.next:
+                return
+            if number > reserved.last:
+                reserved.next, reserved.last = self._reserve(database_id, table_id, RANGE, above=number)
+            reserved.next = max(reserved.next, number + 1)
+
+    def _reserve(self, database_id: int, table_id: int, count: int, *, above: int) -> tuple[int, int]:
+        def reserve() -> tuple[int, int]:
+            with self._client.begin() as txn:
+                return MetaWriter(txn).take_row_ids(database_id, table_id, count, above=above)
+
+        first, last = retried(reserve, clock=self._clock)
+        if last > _MAX:
+            raise Invalid(f"table {table_id} has used up its row ids; create a new table")
+        return first, last

@@ -1,0 +1,183 @@
+"""The rows of one table: insert, update, delete, get, scan, find."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeAlias, TypeVar
+
+import pyarrow as pa
+
+from penstock.clock import Clock
+from penstock.errors import Invalid, KeyExists
+from penstock.kv import Client, Transaction
+from penstock.tables.conflicts import retried
+from penstock.tables.decoding.decoder import decode_rows, int_handles
+from penstock.tables.duplicates import DuplicateRow
+from penstock.tables.guard import Guards
+from penstock.tables.records import row_of
+from penstock.tables.rowids import RowIds
+from penstock.tables.rowstore import RowReader, RowWriter
+from penstock.tables.schema import ROWID_COLUMN, HandleKind, TableInfo
+from penstock.tables.snapshot import Place, SchemaSnapshot
+
+T = TypeVar("T")
+Row = Mapping[str, Any]
+RowsIn: TypeAlias = "Iterable[Row] | pa.Table | pa.RecordBatch"
+
+BATCH_ROWS = 8_192
+
+
+@dataclass(frozen=True, slots=True)
+class TableServices:
+    """What tables of one catalog share."""
+
+    client: Client
+    schema: Callable[[int | None], SchemaSnapshot]
+    guards: Guards
+    row_ids: RowIds
+    clock: Clock
+
+
+class Table:
+    """Rows of a table, by name: a schema change in between is seen by the next call.
+
+    Every method takes a transaction as `txn`, whose writes then become visible when it commits.
+    Without one it makes its own and runs it again on conflicts: writes are atomic per call; reads
+    see one moment, `at_ts` or now. Rows are dicts, or for bulk work Arrow tables.
+    """
+
+    def __init__(self, name: str, services: TableServices) -> None:
+        self.name = name
+        self._services = services
+
+    @property
+    def info(self) -> TableInfo:
+        """The schema of now."""
+        return self._place(None).table
+
+    def insert(self, rows: RowsIn, *, txn: Transaction | None = None) -> list[Any]:
+        """Add rows; return their primary keys (row ids, where the table has none).
+
+        DuplicateRow when a key is taken: at once or, in a transaction of the caller's, as KeyExists
+        at its commit.
+        """
+        given = rows if isinstance(rows, pa.Table | pa.RecordBatch) else list(rows)
+        return self._write(txn, lambda store: store.insert(given))
+
+    def upsert(self, rows: RowsIn, *, txn: Transaction | None = None) -> list[Any]:
+        """Add rows, replacing those that have the same primary key; return the primary keys."""
+        given = rows.to_pylist() if isinstance(rows, pa.Table | pa.RecordBatch) else list(rows)
+        return self._write(txn, lambda store: store.upsert(given))
+
+    def update(self, rows: Iterable[Row], *, txn: Transaction | None = None) -> int:
+        """Change rows, each given by its primary key and the changes; return how many were found."""
+        given = list(rows)
+        return self._write(txn, lambda store: store.update(given))
+
+    def delete(self, keys: Iterable[Any], *, txn: Transaction | None = None) -> int:
+        """Remove the rows of these primary keys; return how many were found."""
+        given = list(keys)
+        return self._write(txn, lambda store: store.delete(given))
+
+    def get(
+        self, key: Any, *, txn: Transaction | None = None, at_ts: int | None = None
+    ) -> dict[str, Any] | None:
+        """The row of a primary key (a tuple when it has several columns), None when there is none."""
+        store = self._reader(txn, at_ts)
+        record = store.read(store.handles([key])).get(0)
+        return None if record is None else row_of(store.table, record)
+
+    def find(
+        self, index: str, *values: Any, txn: Transaction | None = None, at_ts: int | None = None
+    ) -> list[dict[str, Any]]:
+        """The rows whose first indexed columns have these values, in the order of the index."""
+        store = self._reader(txn, at_ts)
+        return [row_of(store.table, record) for record in store.find(store.table.index(index), values)]
+
+    def scan(
+        self,
+        *,
+        columns: Sequence[str] | None = None,
+        start: Any = None,
+        end: Any = None,
+        limit: int | None = None,
+        row_ids: bool = False,
+        batch_rows: int = BATCH_ROWS,
+        txn: Transaction | None = None,
+        at_ts: int | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Rows in the order of their keys, as Arrow batches.
+
+        `start` (inclusive) and `end` (exclusive) bound the primary key of a clustered table, or the
+        row id; a tuple may give only its first columns. `row_ids` adds the implicit row id as a
+        column of its own.
+        """
+        store = self._reader(txn, at_ts)
+        if row_ids and store.table.handle_kind is not HandleKind.ROWID:
+            raise Invalid(f"rows of {self.name} have no implicit ids; their primary key identifies them")
+        wanted = None if columns is None else [store.table.column(name).name for name in columns]
+        return _batches(store, (start, end), limit, batch_rows, wanted, row_ids=row_ids)
+
+    def to_arrow(self, **options: Any) -> pa.Table:
+        """Everything that `scan` with these options yields, as one Arrow table."""
+        batches = list(self.scan(**options))
+        return pa.Table.from_batches(batches)
+
+    def _place(self, at_ts: int | None) -> Place:
+        return self._services.schema(at_ts).place(self.name)
+
+    def _reader(self, txn: Transaction | None, at_ts: int | None) -> RowReader:
+        if txn is not None and at_ts is not None:
+            raise Invalid("a transaction reads at its own timestamp; pass txn or at_ts, not both")
+        if txn is not None:
+            return RowReader(self._place(txn.start_ts), txn)
+        ts = self._services.client.timestamp() if at_ts is None else at_ts
+        return RowReader(self._place(ts), self._services.client.snapshot(ts))
+
+    def _write(self, txn: Transaction | None, write: Callable[[RowWriter], T]) -> T:
+        if txn is not None:
+            with txn.savepoint():
+                return write(self._writer(txn))
+
+        def transaction() -> T:
+            with self._services.guards.begin() as own:
+                return write(self._writer(own))
+
+        try:
+            return retried(transaction, clock=self._services.clock)
+        except KeyExists as error:
+            raise DuplicateRow(self.name, self.info, error.key) from error
+
+    def _writer(self, txn: Transaction) -> RowWriter:
+        place = self._place(txn.start_ts)
+        self._services.guards.uses(txn, place.database.id, place.table.id)
+        return RowWriter(place, txn, self._services.row_ids)
+
+
+def _batches(
+    reader: RowReader,
+    bounds: tuple[Any, Any],
+    limit: int | None,
+    batch_rows: int,
+    columns: list[str] | None,
+    *,
+    row_ids: bool,
+) -> Iterator[pa.RecordBatch]:
+    """Rows in batches; always at least one, so that an empty result has a schema too."""
+    pairs = reader.records(*bounds, limit)
+    page = list(islice(pairs, batch_rows))
+    while True:
+        yield _batch(reader.table, page, columns, row_ids=row_ids)
+        page = list(islice(pairs, batch_rows))
+        if not page:
+            return
+
+
+def _batch(
+    table: TableInfo, page: list[tuple[bytes, bytes]], columns: list[str] | None, *, row_ids: bool
+) -> pa.RecordBatch:
+    keys = pa.array([key for key, _ in page], pa.binary())
+    batch = decode_rows(table, keys, pa.array([value for _, value in page], pa.binary()))
+    if columns is not None:
+        batch = batch.select(columns)
+    return batch.append_column(ROWID_COLUMN, int_handles(keys)) if row_ids else batch
