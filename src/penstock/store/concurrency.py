@@ -6,21 +6,30 @@ takes a commit timestamp above `max_ts`, then queues its write; the guards stay 
 visible. So for a read and a prewrite of the same key either the read came first, and the commit lies
 after it; or the guard is met; or the view shows what was written. Each of the two sequences runs on the
 event loop without giving way, which makes their order within one step immaterial.
+
+The same holds for which keys may be locked: a key is noted before the write of its lock is queued and
+forgotten after the removal is visible, so a view taken now shows no lock of a key that is not noted.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from penstock.clock import TS_MAX
 from penstock.store.bounds import Bounds
 from penstock.store.mvcc.records import Lock
 
+_SUSPECTS_MAX = 1024  # up to so many are searched one by one for those inside a range
+
 
 class ConcurrencyManager:
-    """`max_ts` never decreases; a key has at most one guard, because its latch is held meanwhile."""
+    """`max_ts` never decreases; a key has at most one guard, because its latch is held meanwhile.
 
-    def __init__(self, max_ts: int) -> None:
+    `locked` are the keys that have a lock when the storage starts.
+    """
+
+    def __init__(self, max_ts: int, locked: Iterable[bytes] = ()) -> None:
         self.max_ts = max_ts
         self._guards: dict[bytes, Lock] = {}
+        self._noted = set(locked)
 
     def update_max_ts(self, ts: int) -> None:
         """Record a read at `ts`; the "newest version" timestamp stands for no moment and is ignored."""
@@ -47,6 +56,27 @@ class ConcurrencyManager:
     def guards_in(self, bounds: Bounds) -> Iterator[tuple[bytes, Lock]]:
         """Yield the guards inside a range, in key order."""
         return iter(sorted((item for item in self._guards.items() if bounds.contains(item[0])), key=_by_key))
+
+    def note_locks(self, locks: Iterable[tuple[bytes, Lock]]) -> None:
+        """Expect locks on these keys from now on."""
+        self._noted.update([key for key, _ in locks])
+
+    def forget_locks(self, keys: Iterable[bytes]) -> None:
+        """Expect no locks on these keys any more: their removal is visible."""
+        self._noted.difference_update(keys)
+
+    def may_be_locked(self, key: bytes) -> bool:
+        """Tell whether a view taken now may show a lock of the key."""
+        return key in self._noted
+
+    def suspects(self, bounds: Bounds) -> Sequence[bytes] | None:
+        """Return the keys of a range that a view taken now may show a lock of, in order.
+
+        None when so many keys are locked that the range of locks had better be read.
+        """
+        if len(self._noted) > _SUSPECTS_MAX:
+            return None
+        return sorted(filter(bounds.contains, self._noted)) if self._noted else ()
 
     def min_lock_ts(self) -> int | None:
         """Return the oldest start timestamp among the guards: what it commits is not visible yet."""

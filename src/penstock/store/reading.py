@@ -9,13 +9,12 @@ from penstock.store.concurrency import ConcurrencyManager
 from penstock.store.engine import Engine
 from penstock.store.mvcc import scanner
 from penstock.store.mvcc.failures import Refused
-from penstock.store.mvcc.reader import TXN_CURSORS, MvccReader
+from penstock.store.mvcc.reader import SCANNING, SEEKING, MvccReader
 from penstock.store.mvcc.records import Lock, LockKind, Write, WriteKind
 from penstock.store.mvcc.scanner import Row, Scanner
 from penstock.store.mvcc.visibility import ReadPoint
 
 _PAGE_ROWS = 4096
-_LOCK_PASS_KEYS = 8  # from so many keys on, one look at the range of locks is cheaper than one per key
 
 
 class Reading:
@@ -35,9 +34,7 @@ class Reading:
         point = self._point(request.version, request.context)
         try:
             self._check_guards(point, self._concurrency.guards_of((request.key,)))
-            found = _read(
-                MvccReader(self._engine.view(TXN_CURSORS)), point, request.key, check_lock=point.checks_locks
-            )
+            found = self._read(MvccReader(self._engine.view(SEEKING)), point, request.key)
         except Refused as refused:
             return kvrpcpb.GetResponse(error=refused.error)
         if found is None:
@@ -54,11 +51,10 @@ class Reading:
             self._check_guards(point, self._concurrency.guards_of(keys))
         except Refused as refused:
             return kvrpcpb.BatchGetResponse(error=refused.error, pairs=[kvrpcpb.KvPair(error=refused.error)])
-        reader = MvccReader(self._engine.view(TXN_CURSORS))
-        check_lock = point.checks_locks and _may_be_locked(reader, keys)
+        reader = MvccReader(self._engine.view(SEEKING))
         for key in keys:
             try:
-                found = _read(reader, point, key, check_lock=check_lock)
+                found = self._read(reader, point, key)
             except Refused as refused:
                 response.pairs.add(key=key, error=refused.error)
                 continue
@@ -91,8 +87,14 @@ class Reading:
         point: ReadPoint,
         response: kvrpcpb.ScanResponse,
     ) -> None:
-        reader = MvccReader(self._engine.view(TXN_CURSORS))
-        rows = Scanner(reader, point, reverse=request.reverse, key_only=request.key_only)
+        reader = MvccReader(self._engine.view(SCANNING))
+        rows = Scanner(
+            reader,
+            point,
+            suspects=self._concurrency.suspects(bounds) if point.checks_locks else (),
+            reverse=request.reverse,
+            key_only=request.key_only,
+        )
         left = request.limit
         seen = 0
         for page in rows.pages(bounds, min(left, _PAGE_ROWS)):
@@ -114,7 +116,7 @@ class Reading:
             if lock.start_ts <= request.max_version:
                 response.error.locked.CopyFrom(lock.info(key))
                 return response
-        for key, lock in MvccReader(self._engine.view(TXN_CURSORS)).scan_locks(within):
+        for key, lock in MvccReader(self._engine.view(SCANNING)).scan_locks(within):
             if lock.start_ts <= request.max_version:
                 response.locks.append(lock.info(key))
                 if len(response.locks) == request.limit:
@@ -126,6 +128,22 @@ class Reading:
             self._concurrency.update_max_ts(version)
         return ReadPoint.of(version, context)
 
+    def _read(self, reader: MvccReader, point: ReadPoint, key: bytes) -> tuple[int, bytes] | None:
+        """Return (commit_ts, value) of a key; raise Refused when a lock or a newer version forbids it."""
+        if point.checks_locks and self._concurrency.may_be_locked(key):
+            lock = reader.load_lock(key)
+            refused = None if lock is None else point.obstacle(key, lock)
+            if lock is not None and refused is not None:
+                if refused.lock is None or not point.reads_through(lock):
+                    raise refused
+                return None if lock.kind is LockKind.DELETE else (0, reader.value_of(key, lock))
+        if point.checks_newer:
+            newest = reader.seek_write(key)
+            if newest is not None and newest[0] > point.ts:
+                raise point.newer(key, *newest)
+        found = reader.newest_put(key, point.ts)
+        return None if found is None else (found[0], reader.value_of(key, found[1]))
+
     @staticmethod
     def _check_guards(point: ReadPoint, guards: Iterable[tuple[bytes, Lock]]) -> None:
         if point.checks_locks:
@@ -133,30 +151,6 @@ class Reading:
                 refused = point.obstacle(key, lock)
                 if refused is not None:
                     raise refused
-
-
-def _read(reader: MvccReader, point: ReadPoint, key: bytes, *, check_lock: bool) -> tuple[int, bytes] | None:
-    """Return (commit_ts, value) of a key; raise Refused when a lock or a newer version forbids it."""
-    lock = reader.load_lock(key) if check_lock else None
-    if lock is not None:
-        refused = point.obstacle(key, lock)
-        if refused is not None:
-            if refused.lock is None or not point.reads_through(lock):
-                raise refused
-            return None if lock.kind is LockKind.DELETE else (0, reader.value_of(key, lock))
-    if point.checks_newer:
-        newest = reader.seek_write(key)
-        if newest is not None and newest[0] > point.ts:
-            raise point.newer(key, *newest)
-    found = reader.newest_put(key, point.ts)
-    return None if found is None else (found[0], reader.value_of(key, found[1]))
-
-
-def _may_be_locked(reader: MvccReader, keys: Iterable[bytes]) -> bool:
-    ordered = sorted(keys)
-    if len(ordered) < _LOCK_PASS_KEYS:
-        return True
-    return any(True for _ in reader.scan_locks(Bounds(ordered[0], ordered[-1] + b"\0")))
 
 
 def _sample(page: list[Row], step: int, seen: int) -> tuple[list[Row], int]:

@@ -12,7 +12,7 @@ from penstock.store.engine import Engine
 from penstock.store.latches import Latches, Ticket
 from penstock.store.lock_waiting import LockWaiting
 from penstock.store.mvcc.effects import Effects
-from penstock.store.mvcc.reader import TXN_CURSORS, MvccReader
+from penstock.store.mvcc.reader import COMMANDING, MvccReader
 from penstock.store.observe import ApplyObserver
 
 R = TypeVar("R")
@@ -45,12 +45,13 @@ class Scheduler:
         ticket = await self._acquire(keys)
         effects = Effects()
         try:
-            result = act(MvccReader(self._engine.view(TXN_CURSORS)), effects)
+            result = act(MvccReader(self._engine.view(COMMANDING)), effects)
             if not effects.mutations:
                 ticket.release()
                 return result
-            # Guards first, then the write: see penstock.store.concurrency.
+            # Readers are warned first, then the write is queued: see penstock.store.concurrency.
             self._concurrency.guard(effects.guards)
+            self._concurrency.note_locks(effects.acquired)
             durable = self._engine.submit(effects.mutations)
         except BaseException:
             ticket.release()
@@ -73,6 +74,7 @@ class Scheduler:
                 if self.observer is not None and effects.changes:
                     self.observer.applied(effects.changes)
                 self._concurrency.lift(effects.guards)
+                self._concurrency.forget_locks([gone.key for gone in effects.released])
                 self._waiting.notice(effects.acquired, effects.released)
         finally:
             ticket.release()

@@ -9,7 +9,7 @@ from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.settings import StoreSettings
 from penstock.store.bounds import Bounds
 from penstock.store.concurrency import ConcurrencyManager
-from penstock.store.engine import Engine
+from penstock.store.engine import Cf, Engine
 from penstock.store.lock_waiting import LockWaiting
 from penstock.store.locking import Locking
 from penstock.store.mvcc.actions import pessimistic, rollback, status
@@ -17,7 +17,7 @@ from penstock.store.mvcc.actions.commit import commit
 from penstock.store.mvcc.actions.prewrite import prewrite, reads_existence
 from penstock.store.mvcc.effects import Effects
 from penstock.store.mvcc.failures import Refused
-from penstock.store.mvcc.reader import TXN_CURSORS, MvccReader
+from penstock.store.mvcc.reader import SCANNING, MvccReader
 from penstock.store.observe import ApplyObserver
 from penstock.store.reading import Reading, find_by_start_ts, mvcc_info
 from penstock.store.scheduler import Scheduler
@@ -29,7 +29,8 @@ class Storage:
 
     def __init__(self, engine: Engine, *, clock: Clock, settings: StoreSettings, max_ts: int) -> None:
         self.engine = engine
-        self.concurrency = ConcurrencyManager(max_ts)
+        locked = (key for key, _ in engine.view((Cf.LOCK,)).iterate(Cf.LOCK))
+        self.concurrency = ConcurrencyManager(max_ts, locked)
         self._waiting = LockWaiting(
             clock, timeout_ms=settings.lock_wait_timeout_ms, wake_up_delay_ms=settings.wake_up_delay_ms
         )
@@ -234,14 +235,14 @@ class Storage:
     ) -> kvrpcpb.MvccGetByKeyResponse:
         """Show everything that is kept of a key."""
         return kvrpcpb.MvccGetByKeyResponse(
-            info=mvcc_info(MvccReader(self.engine.view(TXN_CURSORS)), request.key)
+            info=mvcc_info(MvccReader(self.engine.view(SCANNING)), request.key)
         )
 
     async def mvcc_get_by_start_ts(
         self, request: kvrpcpb.MvccGetByStartTsRequest, bounds: Bounds
     ) -> kvrpcpb.MvccGetByStartTsResponse:
         """Show everything that is kept of a key that a transaction touched."""
-        reader = MvccReader(self.engine.view(TXN_CURSORS))
+        reader = MvccReader(self.engine.view(SCANNING))
         key = find_by_start_ts(reader, bounds, request.start_ts)
         if key is None:
             return kvrpcpb.MvccGetByStartTsResponse()

@@ -16,7 +16,7 @@ from penstock.store.mvcc import keys as layout
 from penstock.store.mvcc.actions import collection, pessimistic, rollback
 from penstock.store.mvcc.actions.commit import commit
 from penstock.store.mvcc.effects import Effects
-from penstock.store.mvcc.reader import TXN_CURSORS, MvccReader
+from penstock.store.mvcc.reader import SCANNING, MvccReader
 from penstock.store.mvcc.records import Lock, Write
 from penstock.store.scheduler import Scheduler
 
@@ -54,7 +54,7 @@ class Sweeping:
 
     async def collect(self, safe_ts: int, bounds: Bounds) -> None:
         """Drop the versions that no read at or after `safe_ts` needs."""
-        reader = MvccReader(self._engine.view(TXN_CURSORS))
+        reader = MvccReader(self._engine.view(SCANNING))
         for batch in _batches(_keys_with_garbage(reader, bounds, safe_ts)):
             await self._scheduler.execute(batch, partial(collection.collect, keys=batch, safe_ts=safe_ts))
 
@@ -80,7 +80,7 @@ class Sweeping:
         wanted: Callable[[Lock], bool],
         act: Callable[[_Batch, MvccReader, Effects], None],
     ) -> None:
-        reader = MvccReader(self._engine.view(TXN_CURSORS))
+        reader = MvccReader(self._engine.view(SCANNING))
         found = ((key, lock.start_ts) for key, lock in reader.scan_locks(bounds) if wanted(lock))
         for batch in _batches(found):
             await self._scheduler.execute([key for key, _ in batch], partial(act, batch))

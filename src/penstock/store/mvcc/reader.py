@@ -13,7 +13,9 @@ from penstock.store.engine import Cf, View
 from penstock.store.mvcc import keys
 from penstock.store.mvcc.records import Lock, Write, WriteKind
 
-TXN_CURSORS = (Cf.LOCK, Cf.WRITE, Cf.WRITE)  # what a reader needs of a view
+SEEKING = (Cf.WRITE,)  # cursors a reader needs of its view: for single keys
+COMMANDING = (Cf.WRITE, Cf.WRITE)  # for single keys, and all versions of one
+SCANNING = (Cf.LOCK, Cf.WRITE, Cf.WRITE)  # for single keys, and one scan each of locks and versions
 
 
 class Outcome(Enum):

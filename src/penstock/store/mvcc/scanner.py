@@ -1,10 +1,10 @@
 """Reading a range at a timestamp.
 
 The rows of a page are read first, from the versions alone; then the locks between the page's ends are
-looked at, in one pass. A range without locks, which is nearly every range, pays for one seek.
+looked at, in one pass. A range without locks, which is nearly every range, does not pay for them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
@@ -13,7 +13,7 @@ from penstock.store.engine import Cf
 from penstock.store.mvcc import keys
 from penstock.store.mvcc.failures import Refused
 from penstock.store.mvcc.reader import MvccReader
-from penstock.store.mvcc.records import PUT_SHORT, WRITE_HEAD_BYTES, LockKind, Write, WriteKind
+from penstock.store.mvcc.records import PUT_SHORT, WRITE_HEAD_BYTES, Lock, LockKind, Write, WriteKind
 from penstock.store.mvcc.visibility import ReadPoint
 
 _SKIPS_BEFORE_SEEK = 16  # versions stepped over before a seek is cheaper
@@ -35,9 +35,19 @@ class _Page(NamedTuple):
 class Scanner:
     """Rows of a range as a read point sees them."""
 
-    def __init__(self, reader: MvccReader, point: ReadPoint, *, reverse: bool, key_only: bool) -> None:
+    def __init__(
+        self,
+        reader: MvccReader,
+        point: ReadPoint,
+        *,
+        suspects: Sequence[bytes] | None,
+        reverse: bool,
+        key_only: bool,
+    ) -> None:
+        """`suspects` are the keys that may be locked, in order; None when they have to be searched for."""
         self._reader = reader
         self._point = point
+        self._suspects = suspects
         self._reverse = reverse
         self._key_only = key_only
         self._cursor = reader.view.take_cursor(Cf.WRITE)
@@ -152,7 +162,7 @@ class Scanner:
     def _with_locks(self, rows: list[tuple[bytes, bytes]], covered: Bounds) -> list[Row]:
         merged: dict[bytes, bytes | Refused] | None = None
         if self._point.checks_locks:
-            for key, lock in self._reader.scan_locks(covered):
+            for key, lock in self._locks(covered):
                 refused = self._point.obstacle(key, lock)
                 if refused is None:
                     continue
@@ -168,6 +178,14 @@ class Scanner:
         if merged is None:
             return rows  # type: ignore[return-value]  # list is invariant; the caller only reads it
         return sorted(merged.items(), key=lambda row: row[0], reverse=self._reverse)
+
+    def _locks(self, covered: Bounds) -> Iterator[tuple[bytes, Lock]]:
+        if self._suspects is None:
+            yield from self._reader.scan_locks(covered)
+            return
+        for key in self._suspects:
+            if covered.contains(key) and (lock := self._reader.load_lock(key)) is not None:
+                yield key, lock
 
 
 def _after(key: bytes, bounds: Bounds) -> Bounds | None:
