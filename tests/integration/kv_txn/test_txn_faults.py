@@ -192,3 +192,41 @@ async def test_a_store_that_crashes_before_it_answers_loses_nothing(
     finally:
         await admin.close()
         await asyncio.to_thread(store.kill)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "method", "error", "value"),
+    [
+        ("1pc", "KvPrewrite", Undetermined, b"1"),
+        ("async-commit", "KvPrewrite", Undetermined, b"1"),
+        ("2pc", "KvPrewrite", Unavailable, None),
+        ("2pc", "KvCommit", Undetermined, b"1"),
+    ],
+)
+async def test_a_store_that_is_gone_for_good_leaves_the_outcome_open_only_where_it_is(
+    tmp_path: Path,
+    protocol: str,
+    method: str,
+    error: type[Exception],
+    value: bytes | None,
+    hasty: None,
+    world: Any,
+) -> None:
+    store = await asyncio.to_thread(StoreProcess.start, tmp_path / "data", stores=2)
+    admin = Admin(store.pd_addr)
+    try:
+        async with await AsyncClient.connect([store.pd_addr]) as client:
+            await admin.set_faults([admin.fault("CRASH", method=method, times=1)])
+            txn = client.begin(**world.options(protocol))
+            await txn.put(b"a", b"1")
+            await txn.put(b"b", b"1")
+            with pytest.raises(error):
+                await txn.commit()
+            await asyncio.to_thread(store.kill)
+            await asyncio.to_thread(store.restart)
+        async with await AsyncClient.connect([store.pd_addr]) as client:
+            snapshot = client.snapshot(await client.timestamp())
+            assert [await snapshot.get(key) for key in (b"a", b"b")] == [value, value]
+    finally:
+        await admin.close()
+        await asyncio.to_thread(store.kill)
