@@ -5,10 +5,10 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from penstock.settings import CaptureSettings, KvSettings, StoreSettings
+from penstock.settings import CaptureSettings, KvSettings, PullerSettings, StoreSettings
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
-TABLES = {"kv": KvSettings, "store": StoreSettings, "capture": CaptureSettings}
+TABLES = {"kv": KvSettings, "store": StoreSettings, "puller": PullerSettings, "capture": CaptureSettings}
 
 
 def table(model: type[BaseModel]) -> str:

@@ -195,6 +195,29 @@ class CaptureSettings(_Frozen):
     """How long the tables of a silent capture stay its own."""
 
 
+class PullerSettings(_Frozen):
+    """The log puller: from change streams to the event store."""
+
+    workers: int = Field(2, ge=1, le=256)
+    """Threads that hand batches and resolved timestamps to the event store."""
+    queue_size: int = Field(4096, ge=1)
+    """Batches and timestamps that may wait for each of them."""
+    quota_bytes: int = Field(1 << 30, ge=1)
+    """Bytes of rows handed over and not persisted yet; more waits in the stores."""
+    region_workers: int = Field(1, ge=1, le=256)
+    """Threads that match prewrites and commits."""
+    region_queue_size: int = Field(4096, ge=1)
+    """Region events that may wait for each of them."""
+    region_queue_bytes: int = Field(64 << 20, ge=1)
+    """Bytes of region events that may wait for all of them."""
+    prewrite_memory_bytes: int = Field(256 << 20, ge=0)
+    """Bytes of uncommitted rows kept in memory; more goes to disk."""
+    spill_dir: Path | None = None
+    """Directory for uncommitted rows on disk; none takes the system's temporary directory."""
+    pending_regions_per_store: int = Field(32, ge=1)
+    """Regions whose history a store reads at the same time for this client."""
+
+
 class Settings(_Frozen):
     """Everything penstock.yaml may say."""
 
@@ -202,6 +225,7 @@ class Settings(_Frozen):
     tls: TlsSettings | None = None
     kv: KvSettings = KvSettings()
     store: StoreSettings = StoreSettings()
+    puller: PullerSettings = PullerSettings()
     capture: CaptureSettings = CaptureSettings()
 
 

@@ -14,6 +14,7 @@ from prometheus_client import Gauge
 from penstock import clock as clocks
 from penstock import metrics
 from penstock.clock import Clock
+from penstock.puller.columns import BATCH_BYTES
 from penstock.puller.quota import Cancelled, InflightQuota
 from penstock.puller.spanworker import (
     DATA,
@@ -24,9 +25,8 @@ from penstock.puller.spanworker import (
     SpanWorker,
 )
 
-__all__ = ["BATCH_BYTES", "AdvanceResolvedTs", "Cancelled", "ConsumeKvEvents", "SpanPipelineManager"]
+__all__ = ["AdvanceResolvedTs", "Cancelled", "ConsumeKvEvents", "SpanPipelineManager"]
 
-BATCH_BYTES = 4096  # what a batch costs in memory beyond the bytes of its columns
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from penstock.proto import cdcpb_pb2 as cdcpb
 from penstock.puller.keyranges import KeyRange
 from penstock.puller.priority import Urgency
 
-__all__ = ["FeedEnd", "Reason", "Route", "RetryPauses", "route"]
+__all__ = ["FeedEnd", "Reason", "RetryPauses", "Route", "route"]
 
 PAUSE_BASE_S = 0.05
 PAUSE_MAX_S = 2.0
@@ -129,7 +129,7 @@ class RetryPauses:
         """Return the pause before the next attempt at a range."""
         self._sweep(now)
         attempts = self._ranges.setdefault(key_range, _Attempts())
-        pause = min(PAUSE_MAX_S, PAUSE_BASE_S * 2 ** min(attempts.count, 16))
+        pause = min(PAUSE_MAX_S, PAUSE_BASE_S * (1 << min(attempts.count, 16)))
         attempts.count += 1
         attempts.last_at = now
         if end.backoff_ms:

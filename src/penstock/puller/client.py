@@ -1,0 +1,265 @@
+"""Subscriptions of spans of keys: every committed change, and how far they are complete."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from penstock import clock as clocks
+from penstock import metrics
+from penstock.clock import Clock, physical_ms
+from penstock.errors import Invalid
+from penstock.kv import AsyncClient
+from penstock.kv.pd import PdClient
+from penstock.kv.rpc.channels import Dialer
+from penstock.puller.follower import RegionFollower
+from penstock.puller.keyranges import Span
+from penstock.puller.lockchecker import LockChecker
+from penstock.puller.matcher import Matcher
+from penstock.puller.pipeline import AdvanceResolvedTs, ConsumeKvEvents, SpanPipelineManager
+from penstock.puller.priority import Urgency
+from penstock.puller.processor import RegionEventProcessor
+from penstock.puller.requestcache import RequestCache
+from penstock.puller.requestworker import RegionRequestWorker
+from penstock.puller.slowregions import slow_parts
+from penstock.puller.spill import PrewriteMemory, PrewriteSpill
+from penstock.puller.stores import StoreWorkers
+from penstock.puller.subscribed import SubscribedSpan
+from penstock.settings import KvSettings, PullerSettings, TlsSettings
+
+__all__ = ["SubscriptionClient"]
+
+_LOG_SLOW_S = 30.0
+_SLOW_SHOWN = 10
+_MEASURE_S = 10.0
+
+_log = logging.getLogger(__name__)
+_ids = itertools.count(1)  # never used twice in a process, so that no late event is taken for another's
+
+
+class SubscriptionClient:
+    """Pulls the changes of any number of spans from a cluster; used from one event loop.
+
+    Delivery is at least once: after a region split, moved or failed, rows that were delivered before
+    may come again, unchanged. Such rows lie above the last resolved timestamp that was told, and
+    (key, start_ts, commit_ts) tells that they are the same. Nothing is left out.
+    """
+
+    def __init__(
+        self,
+        pd: PdClient,
+        kv: AsyncClient,
+        dialer: Dialer,
+        *,
+        settings: PullerSettings,
+        clock: Clock,
+    ) -> None:
+        self._pd = pd
+        self._kv = kv
+        self._dialer = dialer
+        self._settings = settings
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._spans: dict[int, SubscribedSpan] = {}
+        self._ended: dict[int, asyncio.Future[None]] = {}
+        self._memory = PrewriteMemory(settings.prewrite_memory_bytes)
+        self._spill = PrewriteSpill(settings.spill_dir)
+        self._pipeline = SpanPipelineManager(
+            workers=settings.workers,
+            queue_size=settings.queue_size,
+            quota_bytes=settings.quota_bytes,
+            on_failure=self._consumer_failed,
+            clock=clock,
+        )
+        self._follower = RegionFollower(pd, clock=clock, on_failed=self._failed, on_drained=self._drained)
+        self._processor = RegionEventProcessor(
+            self._pipeline,
+            self._follower,
+            workers=settings.region_workers,
+            queue_size=settings.region_queue_size,
+            queue_bytes=settings.region_queue_bytes,
+            clock=clock,
+        )
+        self._stores = StoreWorkers(pd, self._new_worker)
+        self._follower.start(self._stores)
+        checker = LockChecker(self._spans_now, kv.resolve_locks_before, now_ms=self._now_ms, clock=clock)
+        self._rounds = [
+            asyncio.create_task(work, name="penstock-puller")
+            for work in (checker.run(), self._log_slow_regions(), self._measure())
+        ]
+        self._unregistering: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def connect(
+        cls,
+        pd_addrs: Sequence[str],
+        *,
+        tls: TlsSettings | None = None,
+        kv: KvSettings | None = None,
+        settings: PullerSettings | None = None,
+        clock: Clock = clocks.SYSTEM,
+    ) -> "SubscriptionClient":
+        """Find the cluster by its placement drivers; raise Unavailable when none of them answers."""
+        kv = kv or KvSettings()
+        pd = await PdClient.connect(pd_addrs, tls=tls, settings=kv, clock=clock)
+        try:
+            client = await AsyncClient.connect(pd_addrs, tls=tls, settings=kv, clock=clock)
+        except BaseException:
+            await pd.close()
+            raise
+        return cls(pd, client, Dialer(tls, kv), settings=settings or PullerSettings(), clock=clock)
+
+    async def subscribe(
+        self,
+        span: Span,
+        start_ts: int,
+        consume_kv_events: ConsumeKvEvents,
+        advance_resolved_ts: AdvanceResolvedTs,
+        *,
+        advance_interval_ms: int = 100,
+        on_failure: Callable[[Exception], None] | None = None,
+    ) -> int:
+        """Pull every change of the span committed after `start_ts`; return the subscription's id.
+
+        Both callbacks run on pipeline threads. `on_failure` is told, on the event loop, when the
+        subscription cannot go on: a callback raised, or the store broke its promises. It has ended then.
+        """
+        if start_ts <= 0 or advance_interval_ms < 0:
+            raise Invalid(
+                f"a subscription starts at a timestamp above 0, not at {start_ts}, and advances every"
+                f" 0 milliseconds or more, not {advance_interval_ms}"
+            )
+        sub_id = next(_ids)
+        subscribed = SubscribedSpan(
+            sub_id,
+            span,
+            start_ts,
+            advance_interval_s=advance_interval_ms / 1000,
+            now=self._clock.monotonic(),
+            on_failure=on_failure or _ignore,
+        )
+        self._spans[sub_id] = subscribed
+        self._ended[sub_id] = self._loop.create_future()
+        await asyncio.to_thread(self._pipeline.register, sub_id, consume_kv_events, advance_resolved_ts)
+        self._follower.follow(subscribed, (span.start, span.end), Urgency.LOW)
+        return sub_id
+
+    async def unsubscribe(self, sub_id: int) -> None:
+        """End a subscription; none of its callbacks runs after the return. Twice is harmless."""
+        span = self._spans.get(sub_id)
+        if span is None:
+            return
+        self._pipeline.cancel(sub_id)
+        self._follower.stop(span)
+        await asyncio.shield(self._ended[sub_id])
+
+    def resolved_ts(self, sub_id: int) -> int:
+        """Return how far a subscription has been read; what was told to its consumer may be less."""
+        return self._spans[sub_id].resolved_ts
+
+    async def close(self) -> None:
+        """End everything; nothing is called back after the return."""
+        for task in self._rounds:
+            task.cancel()
+        await asyncio.gather(*self._rounds, return_exceptions=True)
+        await self._stores.close()
+        await self._follower.close()
+        closing = asyncio.to_thread(self._pipeline.close)
+        await asyncio.gather(closing, self._processor.close(), *self._unregistering)
+        await asyncio.to_thread(self._spill.close)
+        await self._kv.close()
+        await self._pd.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _new_worker(self, store_id: int, addr: str) -> RegionRequestWorker:
+        return RegionRequestWorker(
+            store_id,
+            addr,
+            dialer=self._dialer,
+            cluster_id=self._pd.cluster_id,
+            cache=RequestCache(
+                self._settings.pending_regions_per_store, clock=self._clock, now_ms=self._now_ms
+            ),
+            processor=self._processor,
+            listener=self._follower,
+            new_matcher=lambda: Matcher(self._memory, self._spill),
+            clock=self._clock,
+        )
+
+    def _now_ms(self) -> int:
+        """The cluster's time, a few seconds old at most: local clocks may be wrong."""
+        return physical_ms(self._pd.low_resolution_ts())
+
+    def _spans_now(self) -> list[SubscribedSpan]:
+        return list(self._spans.values())
+
+    def _consumer_failed(self, sub_id: int, error: Exception) -> None:
+        # On a pipeline thread.
+        self._loop.call_soon_threadsafe(self._consumer_failed_here, sub_id, error)
+
+    def _consumer_failed_here(self, sub_id: int, error: Exception) -> None:
+        span = self._spans.get(sub_id)
+        if span is not None:
+            self._follower.span_failed(span, error)
+
+    def _failed(self, span: SubscribedSpan, error: Exception) -> None:
+        _log.error(
+            "a subscription cannot go on",
+            extra={"sub_id": span.sub_id, "table_id": span.span.table_id},
+            exc_info=error,
+        )
+        self._pipeline.cancel(span.sub_id)
+        self._follower.stop(span)
+        span.on_failure(error)
+
+    def _drained(self, span: SubscribedSpan) -> None:
+        if self._spans.pop(span.sub_id, None) is not None:
+            task = asyncio.create_task(self._unregister(span.sub_id))
+            self._unregistering.add(task)
+            task.add_done_callback(self._unregistering.discard)
+
+    async def _unregister(self, sub_id: int) -> None:
+        await asyncio.to_thread(self._pipeline.unregister, sub_id)
+        self._ended.pop(sub_id).set_result(None)
+
+    async def _log_slow_regions(self) -> None:
+        while True:
+            await self._clock.sleep(_LOG_SLOW_S)
+            now_ms = self._now_ms()
+            for span in self._spans_now():
+                with span.lock:
+                    slow = list(slow_parts(span.range_lock, now_ms))
+                for part in sorted(slow, key=lambda part: -part.lag_s)[:_SLOW_SHOWN]:
+                    _log.warning("a region is slow", extra={"sub_id": span.sub_id, **part._asdict()})
+
+    async def _measure(self) -> None:
+        while True:
+            self._measure_once()
+            await self._clock.sleep(_MEASURE_S)
+
+    def _measure_once(self) -> None:
+        initialized = asked = 0
+        slowest = now_ms = self._now_ms()
+        for span in self._spans_now():
+            slowest = min(slowest, physical_ms(span.resolved_ts))
+            with span.lock:
+                parts = span.range_lock.locked_ranges()
+            ready = sum(part.initialized for part in parts)
+            initialized += ready
+            asked += len(parts) - ready
+        metrics.PULLER_REGIONS.labels("initialized").set(initialized)
+        metrics.PULLER_REGIONS.labels("asked").set(asked)
+        metrics.PULLER_RESOLVED_TS_LAG.set((now_ms - slowest) / 1000)
+
+
+def _ignore(error: Exception) -> None:
+    """The failure is in the log."""

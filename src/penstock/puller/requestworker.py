@@ -1,0 +1,250 @@
+"""One change stream to one store: requests out, region events in."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import grpc
+
+from penstock import metrics
+from penstock.clock import Clock
+from penstock.errors import Invalid, PenstockError
+from penstock.kv.rpc.channels import Dialer
+from penstock.kv.rpc.failure import EOF
+from penstock.proto import cdcpb_pb2 as cdcpb
+from penstock.proto import kvrpcpb_pb2 as kvrpcpb
+from penstock.proto.codec import encode_bytes
+from penstock.proto.services import methods
+from penstock.puller.matcher import Matcher
+from penstock.puller.processor import RegionEventProcessor
+from penstock.puller.region import Phase, RegionFeedState, RegionTask
+from penstock.puller.requestcache import Deregister, RequestCache
+from penstock.puller.routing import FeedEnd, Reason
+
+__all__ = ["RegionRequestWorker", "TaskListener"]
+
+CLIENT_VERSION = "8.5.0"  # of the protocol's reference client: decides which features a store uses
+_FEED = methods("cdcpb.ChangeData")["EventFeedV2"]
+_FEATURES = (("features", "stream-multiplexing"),)
+_PAUSE_S = 1.0
+_SWEEP_S = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class TaskListener(Protocol):
+    """Who takes back the regions that a store was not asked for."""
+
+    def task_failed(self, task: RegionTask, end: FeedEnd) -> None:
+        """A region was not subscribed."""
+
+    def store_failed(self, store_id: int, error: PenstockError | None) -> None:
+        """The stream to a store ended; with an error, trying again is of no use."""
+
+
+class RegionRequestWorker:
+    """Follows regions of any number of subscriptions on one store.
+
+    A stream is opened only when there is a region to ask for, so that a store that is gone is not
+    dialled for ever. When it ends, every region on it is given back, and after a pause it starts over.
+    """
+
+    def __init__(
+        self,
+        store_id: int,
+        addr: str,
+        *,
+        dialer: Dialer,
+        cluster_id: int,
+        cache: RequestCache,
+        processor: RegionEventProcessor,
+        listener: TaskListener,
+        new_matcher: Callable[[], Matcher],
+        clock: Clock,
+    ) -> None:
+        self.store_id = store_id
+        self.addr = addr
+        self.cache = cache
+        self._dialer = dialer
+        self._cluster_id = cluster_id
+        self._processor = processor
+        self._listener = listener
+        self._new_matcher = new_matcher
+        self._clock = clock
+        self._feeds: dict[int, dict[int, RegionFeedState]] = {}
+        self._task = asyncio.create_task(self._run(), name=f"penstock-feed-{store_id}")
+
+    def deregister(self, sub_id: int) -> None:
+        """End a subscription on this store."""
+        cancelled = FeedEnd(Reason.CANCELLED)
+        for task in self.cache.deregister(sub_id):
+            self._listener.task_failed(task, cancelled)
+        for state in self._feeds.pop(sub_id, {}).values():
+            self._finish(state, cancelled)
+
+    async def close(self) -> None:
+        """End the stream; regions are not given back."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def feed(self, sub_id: int, region_id: int) -> RegionFeedState | None:
+        """Return the feed of a region, if it is followed here."""
+        return self._feeds.get(sub_id, {}).get(region_id)
+
+    async def _run(self) -> None:
+        while True:
+            await self.cache.wait()
+            fatal: PenstockError | None = None
+            detail = "the stream ended"
+            try:
+                await self._stream()
+            except grpc.aio.AioRpcError as error:
+                detail = f"{error.code().name}: {error.details()}"
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    fatal = Invalid(
+                        f"store {self.store_id} at {self.addr} serves no multiplexed change streams"
+                        f" ({error.details()}); use TiKV 7.1 or newer"
+                    )
+            except asyncio.InvalidStateError:
+                detail = "the stream ended while a request was being sent"
+            except Invalid as error:
+                detail, fatal = str(error), error
+            _log.info(
+                "a change stream ended",
+                extra={"store_id": self.store_id, "addr": self.addr, "error": detail},
+            )
+            self._give_back(FeedEnd(Reason.STREAM_LOST, detail))
+            self._listener.store_failed(self.store_id, fatal)
+            await self._clock.sleep(_PAUSE_S)
+
+    async def _stream(self) -> None:
+        """Open a stream and use it until it ends, in whichever direction that shows first."""
+        channel: Any = self._dialer.open(self.addr)
+        try:
+            multi = channel.stream_stream(
+                _FEED.path,
+                request_serializer=_FEED.request.SerializeToString,
+                response_deserializer=_FEED.response.FromString,
+            )
+            call = multi(metadata=_FEATURES)
+            loops = [
+                asyncio.create_task(self._send(call)),
+                asyncio.create_task(self._receive(call)),
+                asyncio.create_task(self._sweep()),
+            ]
+            try:
+                done, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in loops:
+                    task.cancel()
+                call.cancel()
+                await asyncio.gather(*loops, return_exceptions=True)
+            for task in done:
+                task.result()
+        finally:
+            await channel.close()
+
+    async def _send(self, call: Any) -> None:
+        while True:
+            request = await self.cache.next()
+            if isinstance(request, Deregister):
+                await call.write(self._deregistration(request.sub_id))
+                continue
+            if request.span.stopped:
+                self._listener.task_failed(request, FeedEnd(Reason.CANCELLED))
+                continue
+            await call.write(self._registration(self._follow(request)))
+
+    def _follow(self, task: RegionTask) -> RegionTask:
+        state = RegionFeedState(task, self._new_matcher(), asked_at=self._clock.monotonic())
+        feeds = self._feeds.setdefault(task.span.sub_id, {})
+        assert task.meta.id not in feeds, "a region is followed once per subscription"
+        feeds[task.meta.id] = state
+        self.cache.sent(state)
+        return task
+
+    def _registration(self, task: RegionTask) -> cdcpb.ChangeDataRequest:
+        start, end = task.key_range
+        return cdcpb.ChangeDataRequest(
+            header=self._header(),
+            region_id=task.meta.id,
+            region_epoch=task.meta.region_epoch,
+            checkpoint_ts=task.locked.resolved_ts,
+            start_key=encode_bytes(start) if start else b"",
+            end_key=encode_bytes(end) if end else b"",
+            request_id=task.span.sub_id,
+            extra_op=kvrpcpb.ReadOldValue,
+            register=cdcpb.ChangeDataRequest.Register(),
+        )
+
+    def _deregistration(self, sub_id: int) -> cdcpb.ChangeDataRequest:
+        return cdcpb.ChangeDataRequest(
+            header=self._header(), request_id=sub_id, deregister=cdcpb.ChangeDataRequest.Deregister()
+        )
+
+    def _header(self) -> cdcpb.Header:
+        return cdcpb.Header(cluster_id=self._cluster_id, ticdc_version=CLIENT_VERSION)
+
+    async def _receive(self, call: Any) -> None:
+        while True:
+            message = await call.read()
+            if message is EOF:
+                return
+            await self.dispatch(message)
+
+    async def dispatch(self, message: cdcpb.ChangeDataEvent) -> None:
+        """Pass on what a store sent; what belongs to no region that is followed is dropped."""
+        for event in message.events:
+            state = self._feeds.get(event.request_id, {}).get(event.region_id)
+            kind = event.WhichOneof("event")
+            if state is None or state.phase is not Phase.RUNNING:
+                _log.debug(
+                    "an event of a region that is not followed was dropped",
+                    extra={"region_id": event.region_id, "sub_id": event.request_id, "kind": kind},
+                )
+            elif kind == "entries":
+                await self._processor.dispatch_entries(state, event.entries, event.ByteSize())
+            elif kind == "error":
+                self._ended(state, FeedEnd.of(event.error))
+            elif kind == "resolved_ts":
+                await self._processor.dispatch_resolved(state.task.span, [state], event.resolved_ts)
+            # Anything else is a hint about long transactions, of which nothing is made.
+        if message.HasField("resolved_ts"):
+            await self._dispatch_resolved(message.resolved_ts)
+
+    async def _dispatch_resolved(self, resolved: cdcpb.ResolvedTs) -> None:
+        if not resolved.ts:
+            _log.warning("a resolved timestamp of 0 was ignored", extra={"store_id": self.store_id})
+            return
+        feeds = self._feeds.get(resolved.request_id, {})
+        states = [feeds[region_id] for region_id in resolved.regions if region_id in feeds]
+        metrics.PULLER_EVENTS_TOTAL.labels("resolved").inc(len(resolved.regions))
+        if states:
+            await self._processor.dispatch_resolved(states[0].task.span, states, resolved.ts)
+
+    def _ended(self, state: RegionFeedState, end: FeedEnd) -> None:
+        sub_id = state.task.span.sub_id
+        feeds = self._feeds[sub_id]
+        del feeds[state.region_id]
+        if not feeds:
+            del self._feeds[sub_id]
+        self._finish(state, end)
+
+    def _finish(self, state: RegionFeedState, end: FeedEnd) -> None:
+        self.cache.settled(state)
+        if state.stop(end):
+            self._processor.dispatch_end(state)
+
+    def _give_back(self, end: FeedEnd) -> None:
+        feeds, self._feeds = self._feeds, {}
+        for of_subscription in feeds.values():
+            for state in of_subscription.values():
+                self._finish(state, end)
+        for task in self.cache.clear():
+            self._listener.task_failed(task, end)
+
+    async def _sweep(self) -> None:
+        while True:
+            await self._clock.sleep(_SWEEP_S)
+            self.cache.sweep()
