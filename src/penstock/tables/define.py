@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.errors import Invalid
-from penstock.tables.fieldtypes import INTEGER_BITS, UNSPECIFIED, ColumnFlag
+from penstock.tables.fieldtypes import INTEGER_BITS, UNSPECIFIED, ColumnFlag, Tp
 from penstock.tables.schema import ColumnInfo, IndexColumn, IndexInfo, TableInfo
 from penstock.tables.typetext import parse_definition
 from penstock.tables.values import to_datum, zero_value
@@ -67,16 +67,18 @@ def define_column(name: str, text: str, *, column_id: int) -> tuple[ColumnInfo, 
     """A column, whether its definition says primary key, and whether it says unique."""
     check_name("column", name)
     definition = parse_definition(text)
+    default = definition.default
+    if isinstance(default, str) and not default.startswith("CURRENT_TIMESTAMP"):
+        stored = to_datum(definition.type, default)
+        default = stored.value if definition.type.tp is Tp.BIT else default
     column = ColumnInfo(
         id=column_id,
         name=name,
         offset=0,
         type=definition.type,
-        default=definition.default,
+        default=default,
         comment=definition.comment,
     )
-    if isinstance(definition.default, str) and not definition.default.startswith("CURRENT_TIMESTAMP"):
-        to_datum(definition.type, definition.default)
     return column, definition.primary, definition.unique
 
 

@@ -1,6 +1,7 @@
 """Catalog and rows on the embedded store, in a process of its own."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -118,10 +119,10 @@ def test_a_transaction_of_the_callers_holds_several_tables_together(db: Catalog,
     assert stock.get("pen", at_ts=before) == {"item": "pen", "left": 5}
     assert orders.to_arrow(at_ts=before).num_rows == 0
 
-    with pytest.raises(RuntimeError), client.begin() as txn:
-        orders.delete([1], txn=txn)
-        assert orders.get(1, txn=txn) is None
-        raise RuntimeError("give up")
+    given_up = client.begin()
+    orders.delete([1], txn=given_up)
+    assert orders.get(1, txn=given_up) is None
+    given_up.rollback()
     assert orders.get(1) is not None
 
     with pytest.raises(KeyExists), client.begin() as txn:
@@ -247,10 +248,10 @@ def test_a_schema_is_read_as_of_a_timestamp(db: Catalog, client: Client) -> None
         "total",
     ]
     assert db.table_info("shop.sales").columns[-1].name == "customer"
-    with pytest.raises(Invalid, match="no table 'shop.orders'; there are sales"):
+    with pytest.raises(Invalid, match=r"no table 'shop\.orders'; there are sales"):
         db.table("shop.orders")
     assert db.table("shop.sales").get(1) == {"id": 1, "customer": "a"}
-    with pytest.raises(Invalid, match="shop.sales"):
+    with pytest.raises(Invalid, match=r"shop\.sales"):
         db.table("shop.sales").get(1, at_ts=then)
 
 
@@ -265,9 +266,11 @@ def test_a_truncated_table_is_empty_under_a_new_id(db: Catalog) -> None:
 def test_rows_are_not_committed_into_a_table_that_is_gone(db: Catalog) -> None:
     db.create_table("shop.orders", ORDERS)
     orders = db.table("shop.orders")
-    with pytest.raises(Conflict, match="schema changed"), db.begin() as txn:
-        orders.insert([{"id": 1, "customer": "a"}], txn=txn)
-        db.truncate_table("shop.orders")
+    late = db.begin()
+    orders.insert([{"id": 1, "customer": "a"}], txn=late)
+    db.truncate_table("shop.orders")
+    with pytest.raises(Conflict, match="schema changed"):
+        late.commit()
     assert orders.to_arrow().num_rows == 0
     with db.begin() as txn:
         orders.insert([{"id": 1, "customer": "a"}], txn=txn)
@@ -347,8 +350,6 @@ def test_mistakes_are_answered_with_what_to_do(db: Catalog) -> None:
 
 
 def test_concurrent_changes_of_the_schema_all_happen(db: Catalog, client: Client) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     catalogs = [Catalog(client) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
         made = list(pool.map(lambda n: catalogs[n % 4].create_table(f"shop.t{n}", ORDERS), range(8)))

@@ -1,0 +1,119 @@
+"""Entries of secondary indexes, byte by byte."""
+
+from typing import Any
+
+import pytest
+
+from penstock.errors import Corrupt, Invalid
+from penstock.tables import indexes
+from penstock.tables.codec import rows
+from penstock.tables.define import Index, define_table
+from penstock.tables.keys import index_prefix
+from penstock.tables.records import handle_of, to_record
+from penstock.tables.schema import TableInfo
+
+
+def entry(table: TableInfo, row: dict[str, Any], handle: Any = None, nth: int = -1) -> indexes.Entry:
+    record = to_record(table, row, start_ts=0)
+    index = table.indexes[nth]
+    return indexes.entry(table, index, record, handle_of(table, record) if handle is None else handle)
+
+
+def with_index(column: str, *, unique: bool) -> TableInfo:
+    return define_table(
+        "t", [("id", "bigint primary key"), ("a", column)], indexes=[Index("i", ["a"], unique=unique)]
+    )
+
+
+def test_a_unique_entry_keeps_the_handle_in_its_value():
+    made = entry(with_index("int", unique=True), {"id": 7, "a": 1})
+    assert made.key == index_prefix(0, 1) + bytes.fromhex("038000000000000001")
+    assert made.value.hex() == "0000000000000007"
+    assert made.distinct
+
+
+def test_a_negative_handle_is_kept_as_its_bits():
+    table = with_index("int", unique=True)
+    made = entry(table, {"id": -1, "a": 1})
+    assert made.value.hex() == "ffffffffffffffff"
+    assert indexes.handle_in(table.indexes[0], made.key, made.value) == -1
+
+
+def test_any_other_entry_ends_its_key_with_the_handle():
+    expected = bytes.fromhex("038000000000000001038000000000000007")
+    made = entry(with_index("int", unique=False), {"id": 7, "a": 1})
+    assert (made.key, made.value, made.distinct) == (index_prefix(0, 1) + expected, b"0", False)
+
+
+def test_null_is_never_unique():
+    made = entry(with_index("int", unique=True), {"id": 7, "a": None})
+    assert made.key == index_prefix(0, 1) + bytes.fromhex("00038000000000000007")
+    assert (made.value, made.distinct) == (b"0", False)
+
+
+def test_a_string_that_loses_its_trailing_spaces_is_kept_in_the_value():
+    table = with_index("varchar(9)", unique=True)
+    made = entry(table, {"id": 7, "a": "x "})
+    assert made.key == index_prefix(0, 1) + bytes.fromhex("017800000000000000f8")
+    assert made.value == bytes([8]) + rows.encode({2: b"x "}) + bytes.fromhex("0000000000000007")
+    segments = indexes.split_value(made.value)
+    assert (segments.int_handle, segments.restored) == (7, rows.encode({2: b"x "}))
+
+
+def test_bytes_are_kept_in_the_key_as_they_are():
+    made = entry(with_index("varbinary(9)", unique=True), {"id": 7, "a": b"x "})
+    assert made.key == index_prefix(0, 1) + bytes.fromhex("017820000000000000f9")
+    assert made.value.hex() == "0000000000000007"
+
+
+def test_an_entry_of_a_clustered_table_keeps_the_common_handle():
+    table = define_table(
+        "t",
+        [("k", "varbinary(9)"), ("a", "varchar(9)")],
+        primary_key=["k"],
+        indexes=[Index("u", ["a"], unique=True), Index("n", ["a"])],
+    )
+    handle = bytes.fromhex("016b00000000000000f8")
+    restored = rows.encode({2: b"\x01"})
+    unique = entry(table, {"k": b"k", "a": "x "}, nth=1)
+    assert unique.value == bytes((0, 125, 1, 127, 0, 10)) + handle + restored
+    assert indexes.handle_in(table.indexes[1], unique.key, unique.value) == handle
+    plain = entry(table, {"k": b"k", "a": "x "}, nth=2)
+    assert plain.value == bytes((0, 125, 1)) + restored
+    assert plain.key.endswith(handle)
+    assert indexes.handle_in(table.indexes[2], plain.key, plain.value) == handle
+
+
+def test_the_first_format_of_common_handles_is_padded_to_ten_bytes():
+    segments = indexes.split_value(bytes((0, 127, 0, 9)) + b"123456789")
+    assert segments.common_handle == b"123456789"
+    padded = indexes.split_value(bytes((7, 127, 0, 0)) + bytes(7))
+    assert padded.common_handle == b""
+
+
+def test_a_global_index_names_the_partition():
+    value = bytes((8, 126)) + (5 + (1 << 63)).to_bytes(8, "big") + (7).to_bytes(8, "big")
+    segments = indexes.split_value(value)
+    assert (segments.partition_id, segments.int_handle) == (5, 7)
+
+
+def test_a_prefix_index_holds_the_first_characters():
+    table = define_table(
+        "t", [("id", "bigint primary key"), ("a", "varchar(9)")], indexes=[Index("i", ["a(2)"], unique=True)]
+    )
+    assert entry(table, {"id": 1, "a": "éèx"}).key == entry(table, {"id": 1, "a": "éèy"}).key
+
+
+def test_collations_with_weights_cannot_be_written_but_say_so():
+    table = with_index("varchar(9) collate utf8mb4_general_ci", unique=True)
+    with pytest.raises(Invalid, match="utf8mb4_general_ci"):
+        entry(table, {"id": 1, "a": "x"})
+
+
+def test_a_damaged_entry_is_corrupt():
+    table = with_index("int", unique=True)
+    made = entry(table, {"id": 7, "a": 1})
+    with pytest.raises(Corrupt):
+        indexes.handle_in(table.indexes[0], made.key, b"0")
+    with pytest.raises(Corrupt):
+        indexes.split_value(bytes((200,)) + bytes(10))
