@@ -7,6 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -118,11 +120,29 @@ def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     assert str(tmp_path / "file" / "data") in line
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_without_the_right_to_write_is_named(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir(mode=0o500)
-    line = refused("--pd-addr", "127.0.0.1:0", "--data", str(tmp_path / "data"))
-    assert str(tmp_path / "data") in line
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter, unlike pytest's own."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+
+
+def test_a_directory_without_the_right_to_write_is_named(open_folder: Path) -> None:
+    data = open_folder / "data"
+    data.mkdir()
+    data.chmod(0o555)
+    script = (
+        "import os, sys\nimport penstock.app.store\nfrom penstock.app.cli import main\n"
+        "os.geteuid() or os.setuid(65534)\nmain()\n"  # root may write everywhere
+    )
+    command = [sys.executable, "-c", script, "store", "--pd-addr", "127.0.0.1:0", "--data"]
+    for place in (data, data / "below"):
+        done = subprocess.run([*command, str(place)], capture_output=True, text=True, timeout=30, check=False)
+        assert done.returncode == 2, done
+        (line,) = done.stderr.splitlines()
+        assert str(place) in line
 
 
 def test_a_directory_in_use_is_named(tmp_path: Path) -> None:
