@@ -137,8 +137,8 @@ def test_segments_that_nobody_needs_after_a_restart_go(open_wal: Open, tmp_path:
 
 def test_a_forgotten_table_stays_forgotten_whatever_segments_remain(open_wal: Open, tmp_path: Path) -> None:
     wal, _ = open_wal(segment_bytes=300)
-    append(wal, 2, 1)  # keeps the first segment
     wal.mark_resolved(1, 50)
+    append(wal, 2, 1)  # keeps the first segment, and the mark in it
     for ts in range(10, 14):
         append(wal, 1, ts)
     wal.forget(1)
