@@ -4,6 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from penstock.errors import Invalid
+from penstock.tables.meta import ACCOUNTS, MetaReader, parse_json
+from penstock.tables.schema import DatabaseInfo
+from penstock.tables.snapshot import choices
+
+_ACCOUNT_FIELD = b"Account:"
+_OWNER_FIELD = b"DB:"
+
 
 @dataclass(frozen=True, slots=True)
 class Account:
@@ -23,3 +31,45 @@ class Account:
 
 
 SYSTEM = Account(0, "sys")
+
+
+def account_field(account_id: int) -> bytes:
+    """The field of an account among the accounts."""
+    return _ACCOUNT_FIELD + b"%d" % account_id
+
+
+def owner_field(database_id: int) -> bytes:
+    """The field that says which account a database belongs to."""
+    return _OWNER_FIELD + b"%d" % database_id
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """Every account, by lower-case name, and the owners of databases, by database id."""
+
+    by_name: Mapping[str, Account]
+    owners: Mapping[int, int]
+
+    @classmethod
+    def load(cls, meta: MetaReader) -> Self:
+        """Read them all."""
+        by_name, owners = {SYSTEM.name: SYSTEM}, {}
+        for field, value in meta.fields(ACCOUNTS):
+            if field.startswith(_ACCOUNT_FIELD):
+                account = Account.from_json(parse_json(value))
+                by_name[account.name.lower()] = account
+            else:
+                owners[int(field.removeprefix(_OWNER_FIELD))] = int(parse_json(value))
+        return cls(by_name, owners)
+
+    def named(self, name: str) -> Account:
+        """The account of that name; Invalid when there is none."""
+        try:
+            return self.by_name[name.lower()]
+        except KeyError:
+            raise Invalid(f"there is no account {name!r}; {choices(self.by_name)}") from None
+
+    def of(self, database: DatabaseInfo) -> Account:
+        """The account that a database belongs to."""
+        owner = self.owners.get(database.id, SYSTEM.id)
+        return next((account for account in self.by_name.values() if account.id == owner), SYSTEM)

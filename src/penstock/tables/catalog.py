@@ -8,7 +8,7 @@ from penstock import clock as clocks
 from penstock.clock import Clock
 from penstock.kv import Client, Transaction
 from penstock.tables import alter, statements
-from penstock.tables.accounts import SYSTEM, Account
+from penstock.tables.accounts import SYSTEM, Account, Accounts
 from penstock.tables.conflicts import retried
 from penstock.tables.ddl import SchemaChange
 from penstock.tables.define import Index, define_table
@@ -46,7 +46,7 @@ class Catalog:
 
     def schema(self, at_ts: int | None = None) -> SchemaSnapshot:
         """Every schema as of a timestamp, or of now."""
-        meta = MetaReader(self._client.snapshot(self._client.timestamp() if at_ts is None else at_ts))
+        meta = self._meta(at_ts)
         version = meta.schema_version()
         with self._lock:
             if self._newest is not None and self._newest.version == version:
@@ -86,16 +86,16 @@ class Catalog:
 
     def history(self) -> list[Job]:
         """The finished DDL jobs, oldest first."""
-        return list(MetaReader(self._client.snapshot(self._client.timestamp())).jobs())
+        return list(self._meta(None).jobs())
 
     def accounts(self, at_ts: int | None = None) -> list[Account]:
         """Every account, by name."""
-        return [account for _, account in sorted(self.schema(at_ts).accounts.items())]
+        return [account for _, account in sorted(Accounts.load(self._meta(at_ts)).by_name.items())]
 
     def account_of(self, database: str, at_ts: int | None = None) -> Account:
         """The account that a database belongs to."""
-        schema = self.schema(at_ts)
-        return schema.account_of(schema.database(database))
+        owned = self.schema(at_ts).database(database)
+        return Accounts.load(self._meta(at_ts)).of(owned)
 
     def create_account(self, name: str) -> Account:
         """Make an account."""
@@ -180,6 +180,9 @@ class Catalog:
             return change.alter_table(Action.MODIFY_COLUMN, place, changed, query)
 
         return self._change(modify)
+
+    def _meta(self, at_ts: int | None) -> MetaReader:
+        return MetaReader(self._client.snapshot(self._client.timestamp() if at_ts is None else at_ts))
 
     def _change(self, make: Callable[[SchemaChange], T]) -> T:
         def transaction() -> T:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from penstock.errors import Invalid
 from penstock.kv import Transaction
 from penstock.tables import statements
-from penstock.tables.accounts import SYSTEM, Account
+from penstock.tables.accounts import SYSTEM, Account, Accounts, account_field, owner_field
 from penstock.tables.define import check_name
 from penstock.tables.jobs import Action, Job, SchemaDiff
 from penstock.tables.meta import ACCOUNTS, MetaWriter
 from penstock.tables.schema import DatabaseInfo, TableInfo
-from penstock.tables.snapshot import Place, SchemaSnapshot, account_field, owner_field, split_name
+from penstock.tables.snapshot import Place, SchemaSnapshot, split_name
 from penstock.tables.statements import quote
 
 
@@ -36,12 +36,13 @@ class SchemaChange:
     def __init__(self, txn: Transaction) -> None:
         self._start_ts = txn.start_ts
         self._meta = MetaWriter(txn)
+        self._accounts = Accounts.load(self._meta)
         self.schema = SchemaSnapshot.load(self._meta)
 
     def create_account(self, name: str) -> Account:
         """Make an account; Invalid when the name is taken."""
         check_name("account", name)
-        if name.lower() in self.schema.accounts:
+        if name.lower() in self._accounts.by_name:
             raise Invalid(f"account {name} exists already; choose another name")
         account = Account(self._meta.next_id(), name)
         self._meta.put_field(ACCOUNTS, account_field(account.id), account.to_json())
@@ -49,8 +50,8 @@ class SchemaChange:
 
     def drop_account(self, name: str) -> None:
         """Remove an account that owns nothing; Invalid when it does."""
-        account = self.schema.account(name)
-        owned = [one.name for one in self.schema.databases.values() if self.schema.account_of(one) == account]
+        account = self._accounts.named(name)
+        owned = [one.name for one in self.schema.databases.values() if self._accounts.of(one) == account]
         if account == SYSTEM or owned:
             why = "is built in" if account == SYSTEM else f"owns database {owned[0]}; drop it first"
             raise Invalid(f"account {account.name} cannot be dropped: it {why}")
@@ -61,10 +62,13 @@ class SchemaChange:
         check_name("database", name)
         if name.lower() in self.schema.databases:
             raise Invalid(f"database {name} exists already; choose another name")
-        owner = self.schema.account(account)
+        owner = self._accounts.named(account)
         database = DatabaseInfo(self._meta.next_id(), name)
         self._meta.put_database(database)
         if owner != SYSTEM:
+            self._meta.put_field(
+                ACCOUNTS, account_field(owner.id), owner.to_json()
+            )  # conflicts with its drop
             self._meta.put_field(ACCOUNTS, owner_field(database.id), owner.id)
         query = f"CREATE DATABASE {quote(name)}"
         self._finish(_Change(Action.CREATE_SCHEMA, query, database))

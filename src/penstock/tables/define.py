@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.errors import Invalid
+from penstock.tables.codec import collations
 from penstock.tables.fieldtypes import INTEGER_BITS, UNSPECIFIED, ColumnFlag, Tp
 from penstock.tables.schema import ColumnInfo, IndexColumn, IndexInfo, TableInfo
 from penstock.tables.typetext import parse_definition
@@ -140,6 +141,8 @@ def _add_index(table: TableInfo, index: Index, *, primary: bool) -> TableInfo:
         column = table.column(bare)
         if length != UNSPECIFIED and not column.type.is_string:
             raise Invalid(f"index {index.name} limits {column.name}, which is no string; drop the length")
+        if column.type.is_string:
+            collations.sort_key(column.type, b"")
         parts.append(IndexColumn(column.name, column.offset, length))
     if not parts:
         raise Invalid(f"index {index.name} has no columns; name at least one")

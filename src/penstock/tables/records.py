@@ -29,8 +29,6 @@ def to_record(table: TableInfo, row: Mapping[str, Any], *, start_ts: int) -> Rec
     given = {table.column(name).id: value for name, value in row.items() if name != ROWID_COLUMN}
     record: Record = {}
     for column in table.stored_columns:
-        if column.generated_expr:
-            raise Invalid(f"column {column.name} of {table.name} is generated; Penstock does not compute it")
         value = given[column.id] if column.id in given else default_value(column, start_ts)
         record[column.id] = checked_datum(column, value)
     return record

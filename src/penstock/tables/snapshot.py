@@ -1,26 +1,12 @@
 """Every schema as of one moment, found by name."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from penstock.errors import Invalid
-from penstock.tables.accounts import SYSTEM, Account
-from penstock.tables.meta import ACCOUNTS, MetaReader, parse_json
+from penstock.tables.meta import MetaReader
 from penstock.tables.schema import DatabaseInfo, TableInfo
-
-_ACCOUNT_FIELD = b"Account:"
-_DATABASE_FIELD = b"DB:"
-
-
-def account_field(account_id: int) -> bytes:
-    """The field of an account among the accounts."""
-    return _ACCOUNT_FIELD + b"%d" % account_id
-
-
-def owner_field(database_id: int) -> bytes:
-    """The field that says which account a database belongs to."""
-    return _DATABASE_FIELD + b"%d" % database_id
 
 
 class Place(NamedTuple):
@@ -32,13 +18,11 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SchemaSnapshot:
-    """Databases, tables and accounts at one schema version. Names are compared without case."""
+    """Databases and tables at one schema version. Names are compared without case."""
 
     version: int
     databases: Mapping[str, DatabaseInfo]
     tables: Mapping[int, Mapping[str, TableInfo]]
-    accounts: Mapping[str, Account]
-    owners: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def load(cls, meta: MetaReader) -> Self:
@@ -48,21 +32,14 @@ class SchemaSnapshot:
             database.id: {table.name.lower(): table for table in meta.tables(database.id)}
             for database in databases.values()
         }
-        accounts, owners = {SYSTEM.name: SYSTEM}, {}
-        for name, value in meta.fields(ACCOUNTS):
-            if name.startswith(_ACCOUNT_FIELD):
-                account = Account.from_json(parse_json(value))
-                accounts[account.name.lower()] = account
-            else:
-                owners[int(name.removeprefix(_DATABASE_FIELD))] = int(parse_json(value))
-        return cls(meta.schema_version(), databases, tables, accounts, owners)
+        return cls(meta.schema_version(), databases, tables)
 
     def database(self, name: str) -> DatabaseInfo:
         """The database of that name; Invalid when there is none."""
         try:
             return self.databases[name.lower()]
         except KeyError:
-            raise Invalid(f"there is no database {name!r}; {_choices(self.databases)}") from None
+            raise Invalid(f"there is no database {name!r}; {choices(self.databases)}") from None
 
     def place(self, name: str) -> Place:
         """The table of that name, written `database.table`; Invalid when there is none."""
@@ -70,21 +47,9 @@ class SchemaSnapshot:
         database = self.database(database_name)
         found = self.tables[database.id].get(table_name.lower())
         if found is None:
-            choices = _choices(table.name for table in self.tables[database.id].values())
-            raise Invalid(f"there is no table {name!r}; {choices}")
+            others = choices(table.name for table in self.tables[database.id].values())
+            raise Invalid(f"there is no table {name!r}; {others}")
         return Place(database, found)
-
-    def account(self, name: str) -> Account:
-        """The account of that name; Invalid when there is none."""
-        try:
-            return self.accounts[name.lower()]
-        except KeyError:
-            raise Invalid(f"there is no account {name!r}; {_choices(self.accounts)}") from None
-
-    def account_of(self, database: DatabaseInfo) -> Account:
-        """The account that a database belongs to."""
-        owner = self.owners.get(database.id, SYSTEM.id)
-        return next((account for account in self.accounts.values() if account.id == owner), SYSTEM)
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -95,7 +60,8 @@ def split_name(name: str) -> tuple[str, str]:
     return database, table
 
 
-def _choices(names: Iterable[str]) -> str:
+def choices(names: Iterable[str]) -> str:
+    """What there is instead of a name that there is not."""
     known = sorted(names)
     return (
         f"there are {', '.join(known[:10])}{' …' if len(known) > 10 else ''}"

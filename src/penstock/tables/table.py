@@ -14,11 +14,12 @@ from penstock.tables.conflicts import retried
 from penstock.tables.decoding.decoder import decode_rows, int_handles
 from penstock.tables.duplicates import DuplicateRow
 from penstock.tables.guard import Guards
+from penstock.tables.reading import RowReader
 from penstock.tables.records import row_of
 from penstock.tables.rowids import RowIds
-from penstock.tables.rowstore import RowReader, RowWriter
 from penstock.tables.schema import ROWID_COLUMN, HandleKind, TableInfo
 from penstock.tables.snapshot import Place, SchemaSnapshot
+from penstock.tables.writing import RowWriter
 
 T = TypeVar("T")
 Row = Mapping[str, Any]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.errors import Conflict, Invalid, KeyExists
+from penstock.errors import Conflict, Invalid, KeyExists, Unavailable
 from penstock.kv import Client
 from penstock.tables import Catalog, DuplicateRow, Index
 from penstock.tables.jobs import Action
 from penstock.tables.keys import index_prefix, prefix_end, record_range
-from penstock.tables.meta import MetaReader
+from penstock.tables.meta import MetaReader, MetaWriter
+from penstock.tables.schema import SchemaState
 from penstock.testing.store import StoreProcess
 
 
@@ -315,7 +317,9 @@ def test_every_change_is_a_finished_job(db: Catalog, client: Client) -> None:
 
 
 def test_accounts_own_databases(db: Catalog) -> None:
+    assert [account.name for account in db.accounts()] == ["sys"]
     acme = db.create_account("acme")
+    assert [account.name for account in db.accounts()] == ["acme", "sys"]
     db.create_database("theirs", account="acme")
     assert db.account_of("theirs") == acme
     assert db.account_of("shop").name == "sys"
@@ -325,6 +329,24 @@ def test_accounts_own_databases(db: Catalog) -> None:
     db.drop_account("acme")
     with pytest.raises(Invalid, match="no account 'acme'"):
         db.create_database("theirs", account="acme")
+
+
+def test_tables_that_cannot_be_written_whole_are_refused(db: Catalog, client: Client) -> None:
+    info = db.create_table("shop.orders", ORDERS, indexes=[Index("by_customer", ["customer"])])
+    database = db.schema().database("shop")
+    generated = replace(info.columns[2], generated_expr="`id` + 1", generated_stored=True)
+    changing = replace(info.indexes[0], state=SchemaState.WRITE_ONLY)
+    refused = {
+        "generated": (Invalid, replace(info, columns=(*info.columns[:2], generated))),
+        "being changed": (Unavailable, replace(info, indexes=(changing,))),
+        "partitioned": (Invalid, replace(info, extra={"partition": {"enable": True, "definitions": []}})),
+    }
+    for message, (kind, table) in refused.items():
+        with client.begin() as txn:
+            MetaWriter(txn).put_table(database.id, table)
+            MetaWriter(txn).next_schema_version()
+        with pytest.raises(kind, match=message):
+            db.table("shop.orders").insert([{"id": 1, "customer": "a"}])
 
 
 def test_mistakes_are_answered_with_what_to_do(db: Catalog) -> None:

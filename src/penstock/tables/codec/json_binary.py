@@ -77,7 +77,7 @@ def decode_text(encoded: bytes) -> str:
     """The canonical text of a document that fills the whole of `encoded`; Corrupt when it is damaged."""
     try:
         return _text(encoded[0], encoded, 1)
-    except (IndexError, struct.error, KeyError, UnicodeDecodeError) as error:
+    except (IndexError, struct.error, KeyError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt("a JSON value is cut short or damaged; keep the row for inspection") from error
 
 

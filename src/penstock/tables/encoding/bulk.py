@@ -9,14 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import Invalid
-from penstock.tables.arrow import arrow_type
-from penstock.tables.codec.rows import FLAG_LARGE, VERSION_2
+from penstock.tables.codec.rows import FLAG_LARGE, VERSION_2, cell_of
 from penstock.tables.decoding.cells import Ints, Mask
 from penstock.tables.encoding.cells import column_cells
 from penstock.tables.keys import record_prefix
-from penstock.tables.records import default_value
+from penstock.tables.records import checked_datum, default_value
 from penstock.tables.schema import ColumnInfo, HandleKind, TableInfo
-from penstock.tables.values import from_datum, to_datum
 
 _SMALL_ID_MAX = 0xFF
 _SMALL_DATA_MAX = 0xFFFF
@@ -34,31 +32,25 @@ class Encoded:
 def encode_batch(table: TableInfo, batch: pa.RecordBatch, *, start_ts: int) -> Encoded:
     """Encode rows; missing columns take their defaults. Invalid names the column that does not fit."""
     assert table.handle_kind is HandleKind.INT
-    for name in batch.schema.names:
-        table.column(name)
-    given = {name.lower(): batch.column(place) for place, name in enumerate(batch.schema.names)}
-    columns = {
-        column.id: _given(table, column, given, len(batch), start_ts) for column in table.stored_columns
-    }
+    given = {table.column(name).id: batch.column(place) for place, name in enumerate(batch.schema.names)}
     primary = table.primary_key[0]
-    handles = _handles(primary, columns.pop(primary.id))
-    stored = sorted(
-        (column for column in table.stored_columns if column is not primary), key=lambda one: one.id
-    )
-    cells = [_checked_cells(column, columns[column.id]) for column in stored]
-    keys = _keys(table, handles)
-    return Encoded(keys, _values(stored, cells, len(batch)).to_pylist(), _primary_keys(primary, handles))
+    if primary.id not in given:
+        raise Invalid(f"column {primary.name} is the primary key and got no values; give it some")
+    handles = _handles(primary, given[primary.id])
+    stored = sorted((column for column in table.stored_columns if column != primary), key=lambda one: one.id)
+    cells = [
+        _checked_cells(column, given[column.id])
+        if column.id in given
+        else _default_cells(column, len(batch), start_ts)
+        for column in stored
+    ]
+    values = _values(stored, cells, len(batch)).to_pylist()
+    return Encoded(_keys(table, handles), values, _primary_keys(primary, handles))
 
 
-def _given(
-    table: TableInfo, column: ColumnInfo, given: dict[str, pa.Array], rows: int, start_ts: int
-) -> pa.Array:
-    if column.generated_expr:
-        raise Invalid(f"column {column.name} of {table.name} is generated; Penstock does not compute it")
-    if column.name.lower() in given:
-        return given[column.name.lower()]
-    default = from_datum(column.type, to_datum(column.type, default_value(column, start_ts)))
-    return pa.array([default] * rows, arrow_type(column.type))
+def _default_cells(column: ColumnInfo, rows: int, start_ts: int) -> pa.Array:
+    cell = cell_of(checked_datum(column, default_value(column, start_ts)))
+    return pa.array([cell] * rows, pa.binary())
 
 
 def _checked_cells(column: ColumnInfo, values: pa.Array) -> pa.Array:

@@ -1,16 +1,13 @@
-"""Rows of a table in one view of the store: reading by key and index, writing with indexes kept."""
+"""Rows of a table as one view of the store has them: by key, by index, in order."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
-
-import pyarrow as pa
 
 from penstock.errors import Invalid
 from penstock.kv import Snapshot, Transaction
 from penstock.tables import indexes
 from penstock.tables.codec import collations
 from penstock.tables.codec.datums import Datum, Kind
-from penstock.tables.encoding.bulk import encode_batch
 from penstock.tables.indexes import written_indexes
 from penstock.tables.keys import Handle, encode_handle, index_prefix, prefix_end, record_key, record_range
 from penstock.tables.records import (
@@ -19,15 +16,9 @@ from penstock.tables.records import (
     handle_of,
     key_part,
     read_record,
-    to_record,
-    value_of,
 )
-from penstock.tables.rowids import RowIds
 from penstock.tables.schema import ROWID_COLUMN, ColumnInfo, HandleKind, IndexInfo
 from penstock.tables.snapshot import Place
-from penstock.tables.values import from_datum
-
-Row = Mapping[str, Any]
 
 
 class RowReader:
@@ -166,153 +157,3 @@ def _folded(column: ColumnInfo, datum: Datum) -> Datum:
     if datum.kind is Kind.BYTES and isinstance(datum.value, bytes):
         return Datum(Kind.BYTES, collations.sort_key(column.type, datum.value))
     return datum
-
-
-class RowWriter(RowReader):
-    """Writes rows in a transaction. Nothing is checked against the store here but what a method says."""
-
-    def __init__(self, place: Place, txn: Transaction, row_ids: RowIds) -> None:
-        super().__init__(place, txn)
-        self._txn = txn
-        self._row_ids = row_ids
-        self._counter = (place.table.counter_database_id(place.database.id), place.table.id)
-        self._indexes = list(written_indexes(place.table))
-        if place.table.physical_ids != (place.table.id,):
-            raise Invalid(f"{self.name} is partitioned; Penstock does not write it")
-
-    def insert(self, rows: Sequence[Row] | pa.Table | pa.RecordBatch) -> list[Any]:
-        """Add rows; their keys must be new, which the commit checks. Return their primary keys."""
-        if isinstance(rows, pa.Table | pa.RecordBatch):
-            return self._insert_bulk(rows)
-        return self._insert_records([self._record(row) for row in self._numbered(rows)])
-
-    def _insert_bulk(self, rows: pa.Table | pa.RecordBatch) -> list[Any]:
-        if self._indexes or self.table.auto_increment or self.table.handle_kind is not HandleKind.INT:
-            return self.insert(rows.to_pylist())
-        inserted: list[Any] = []
-        for batch in rows.to_batches() if isinstance(rows, pa.Table) else [rows]:
-            encoded = encode_batch(self.table, batch, start_ts=self._txn.start_ts)
-            for key, value in zip(encoded.keys, encoded.values, strict=True):
-                self._txn.insert(key, value)
-            inserted += encoded.handles
-        return inserted
-
-    def _insert_records(self, records: Sequence[Record]) -> list[Any]:
-        handles = self._new_handles(records)
-        for record, handle in zip(records, handles, strict=True):
-            self._txn.insert(record_key(self.table.id, handle), value_of(self.table, record))
-            for index in self._indexes:
-                self._add_entry(indexes.entry(self.table, index, record, handle))
-        return [self._primary_key(record, handle) for record, handle in zip(records, handles, strict=True)]
-
-    def upsert(self, rows: Sequence[Row]) -> list[Any]:
-        """Add rows, replacing those with the same primary key; return the primary keys."""
-        records = [self._record(row) for row in self._numbered(rows)]
-        if self.table.handle_kind is HandleKind.ROWID and self.table.primary_index is None:
-            return self._insert_records(records)
-        keys = [self._primary_key(record, 0) for record in records]
-        newest = {tuple(self._key_values(key)): place for place, key in enumerate(keys)}
-        kept = sorted(newest.values())
-        handles = self.handles([keys[place] for place in kept])
-        existing = self.read(handles)
-        fresh = [records[place] for nth, place in enumerate(kept) if nth not in existing]
-        changes = [
-            (handle, existing[nth], records[kept[nth]])
-            for nth, handle in enumerate(handles)
-            if nth in existing and handle is not None
-        ]
-        self._replace(changes)
-        self._insert_records(fresh)
-        return keys
-
-    def update(self, rows: Sequence[Row]) -> int:
-        """Change columns of rows, each given by its primary key; return how many were found."""
-        handles = self.handles(rows)
-        existing = self.read(handles)
-        latest: dict[Handle, Record] = {}
-        before: dict[Handle, Record] = {}
-        for place, row in enumerate(rows):
-            handle = handles[place]
-            if place not in existing or handle is None:
-                continue
-            before.setdefault(handle, existing[place])
-            latest[handle] = latest.get(handle, existing[place]) | self._changes(row)
-        self._replace([(handle, before[handle], record) for handle, record in latest.items()])
-        return len(existing)
-
-    def _changes(self, row: Row) -> Record:
-        columns = [self.table.column(name) for name in row if name != ROWID_COLUMN]
-        values = [value for name, value in row.items() if name != ROWID_COLUMN]
-        generated = [column.name for column in columns if column.generated_expr]
-        if generated:
-            raise Invalid(f"column {generated[0]} of {self.name} is generated; leave it out")
-        return {
-            column.id: checked_datum(column, value)
-            for column, value in zip(columns, values, strict=True)
-            if column not in self.table.handle_columns
-        }
-
-    def _replace(self, changes: Sequence[tuple[Handle, Record, Record]]) -> None:
-        """Write changed rows: first give up old index entries, so that rows may swap unique values."""
-        entries = [
-            (indexes.entry(self.table, index, old, handle), indexes.entry(self.table, index, new, handle))
-            for handle, old, new in changes
-            for index in self._indexes
-        ]
-        for old_entry, new_entry in entries:
-            if old_entry.key != new_entry.key:
-                self._txn.delete(old_entry.key)
-        for old_entry, new_entry in entries:
-            if old_entry.key != new_entry.key:
-                self._add_entry(new_entry)
-            elif old_entry.value != new_entry.value:
-                self._txn.put(new_entry.key, new_entry.value)
-        for handle, _, new in changes:
-            self._txn.put(record_key(self.table.id, handle), value_of(self.table, new))
-
-    def delete(self, keys: Sequence[Any]) -> int:
-        """Remove rows with their index entries; return how many were found."""
-        handles = self.handles(keys)
-        existing = self.read(handles)
-        gone: set[Handle] = set()
-        for place, record in existing.items():
-            handle = handles[place]
-            if handle is None or handle in gone:
-                continue
-            gone.add(handle)
-            self._txn.delete(record_key(self.table.id, handle))
-            for index in self._indexes:
-                self._txn.delete(indexes.entry(self.table, index, record, handle).key)
-        return len(gone)
-
-    def _add_entry(self, entry: indexes.Entry) -> None:
-        (self._txn.insert if entry.distinct else self._txn.put)(entry.key, entry.value)
-
-    def _record(self, row: Row) -> Record:
-        return to_record(self.table, row, start_ts=self._txn.start_ts)
-
-    def _numbered(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """The rows with their auto-increment column filled in."""
-        column = self.table.auto_increment
-        if column is None:
-            return rows
-        folded = [{name.lower(): value for name, value in row.items()} for row in rows]
-        given = [row.get(column.name.lower()) for row in folded]
-        self._row_ids.pass_over(*self._counter, max((int(number) for number in given if number), default=0))
-        numbers = iter(self._row_ids.take(*self._counter, sum(not number for number in given)))
-        return [
-            row if number else {**row, column.name.lower(): next(numbers)}
-            for row, number in zip(folded, given, strict=True)
-        ]
-
-    def _new_handles(self, records: Sequence[Record]) -> list[Handle]:
-        if self.table.handle_kind is HandleKind.ROWID:
-            return list(self._row_ids.take(*self._counter, len(records)))
-        return [handle_of(self.table, record) for record in records]
-
-    def _primary_key(self, record: Record, handle: Handle) -> Any:
-        columns = self.table.primary_key
-        if not columns:
-            return handle
-        values = tuple(from_datum(column.type, record[column.id]) for column in columns)
-        return values[0] if len(values) == 1 else values

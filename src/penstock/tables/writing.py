@@ -1,0 +1,187 @@
+"""Changes of a table's rows in a transaction, with its indexes kept."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import Invalid, Unavailable
+from penstock.kv import Transaction
+from penstock.tables import indexes
+from penstock.tables.encoding.bulk import encode_batch
+from penstock.tables.indexes import written_indexes
+from penstock.tables.keys import Handle, record_key
+from penstock.tables.reading import RowReader
+from penstock.tables.records import Record, checked_datum, handle_of, to_record, value_of
+from penstock.tables.rowids import RowIds
+from penstock.tables.schema import ROWID_COLUMN, HandleKind, SchemaState, TableInfo
+from penstock.tables.snapshot import Place
+from penstock.tables.values import from_datum
+
+Row = Mapping[str, Any]
+
+
+def check_writable(name: str, table: TableInfo) -> None:
+    """Refuse tables whose rows Penstock would write incompletely.
+
+    Invalid for what it never writes; Unavailable while TiDB changes the schema online, when rows
+    need more than the public columns and indexes.
+    """
+    if table.physical_ids != (table.id,):
+        raise Invalid(f"{name} is partitioned; Penstock does not write it")
+    if any(column.generated_expr and (column.generated_stored or column.hidden) for column in table.columns):
+        raise Invalid(
+            f"{name} has generated columns that are stored or indexed; Penstock does not compute them"
+        )
+    states = {column.state for column in table.columns} | {index.state for index in table.indexes}
+    if states - {SchemaState.PUBLIC}:
+        raise Unavailable(f"the schema of {name} is being changed; wait until the change is finished")
+    virtual = {column.offset for column in table.columns if column.is_virtual}
+    if any(part.offset in virtual for index in table.indexes for part in index.columns):
+        raise Invalid(f"{name} has an index on a generated column; Penstock does not compute it")
+
+
+class RowWriter(RowReader):
+    """Writes rows in a transaction. Nothing is checked against the store here but what a method says."""
+
+    def __init__(self, place: Place, txn: Transaction, row_ids: RowIds) -> None:
+        super().__init__(place, txn)
+        self._txn = txn
+        self._row_ids = row_ids
+        self._counter = (place.table.counter_database_id(place.database.id), place.table.id)
+        self._indexes = list(written_indexes(place.table))
+        check_writable(self.name, place.table)
+
+    def insert(self, rows: Sequence[Row] | pa.Table | pa.RecordBatch) -> list[Any]:
+        """Add rows; their keys must be new, which the commit checks. Return their primary keys."""
+        if isinstance(rows, pa.Table | pa.RecordBatch):
+            return self._insert_bulk(rows)
+        return self._insert_records([self._record(row) for row in self._numbered(rows)])
+
+    def _insert_bulk(self, rows: pa.Table | pa.RecordBatch) -> list[Any]:
+        if self._indexes or self.table.auto_increment or self.table.handle_kind is not HandleKind.INT:
+            return self.insert(rows.to_pylist())
+        inserted: list[Any] = []
+        for batch in rows.to_batches() if isinstance(rows, pa.Table) else [rows]:
+            encoded = encode_batch(self.table, batch, start_ts=self._txn.start_ts)
+            for key, value in zip(encoded.keys, encoded.values, strict=True):
+                self._txn.insert(key, value)
+            inserted += encoded.handles
+        return inserted
+
+    def _insert_records(self, records: Sequence[Record]) -> list[Any]:
+        handles = self._new_handles(records)
+        for record, handle in zip(records, handles, strict=True):
+            self._txn.insert(record_key(self.table.id, handle), value_of(self.table, record))
+            for index in self._indexes:
+                self._add_entry(indexes.entry(self.table, index, record, handle))
+        return [self._primary_key(record, handle) for record, handle in zip(records, handles, strict=True)]
+
+    def upsert(self, rows: Sequence[Row]) -> list[Any]:
+        """Add rows, replacing those with the same primary key; return the primary keys."""
+        records = [self._record(row) for row in self._numbered(rows)]
+        if self.table.handle_kind is HandleKind.ROWID and self.table.primary_index is None:
+            return self._insert_records(records)
+        keys = [self._primary_key(record, 0) for record in records]
+        newest = {tuple(self._key_values(key)): place for place, key in enumerate(keys)}
+        kept = sorted(newest.values())
+        handles = self.handles([keys[place] for place in kept])
+        existing = self.read(handles)
+        fresh = [records[place] for nth, place in enumerate(kept) if nth not in existing]
+        changes = [
+            (handle, existing[nth], records[kept[nth]])
+            for nth, handle in enumerate(handles)
+            if nth in existing and handle is not None
+        ]
+        self._replace(changes)
+        self._insert_records(fresh)
+        return keys
+
+    def update(self, rows: Sequence[Row]) -> int:
+        """Change columns of rows, each given by its primary key; return how many were found."""
+        handles = self.handles(rows)
+        existing = self.read(handles)
+        latest: dict[Handle, Record] = {}
+        before: dict[Handle, Record] = {}
+        for place, row in enumerate(rows):
+            handle = handles[place]
+            if place not in existing or handle is None:
+                continue
+            before.setdefault(handle, existing[place])
+            latest[handle] = latest.get(handle, existing[place]) | self._changes(row)
+        self._replace([(handle, before[handle], record) for handle, record in latest.items()])
+        return len(existing)
+
+    def _changes(self, row: Row) -> Record:
+        columns = [self.table.column(name) for name in row if name != ROWID_COLUMN]
+        values = [value for name, value in row.items() if name != ROWID_COLUMN]
+        return {
+            column.id: checked_datum(column, value)
+            for column, value in zip(columns, values, strict=True)
+            if column not in self.table.handle_columns
+        }
+
+    def _replace(self, changes: Sequence[tuple[Handle, Record, Record]]) -> None:
+        """Write changed rows: first give up old index entries, so that rows may swap unique values."""
+        entries = [
+            (indexes.entry(self.table, index, old, handle), indexes.entry(self.table, index, new, handle))
+            for handle, old, new in changes
+            for index in self._indexes
+        ]
+        for old_entry, new_entry in entries:
+            if old_entry.key != new_entry.key:
+                self._txn.delete(old_entry.key)
+        for old_entry, new_entry in entries:
+            if old_entry.key != new_entry.key:
+                self._add_entry(new_entry)
+            elif old_entry.value != new_entry.value:
+                self._txn.put(new_entry.key, new_entry.value)
+        for handle, _, new in changes:
+            self._txn.put(record_key(self.table.id, handle), value_of(self.table, new))
+
+    def delete(self, keys: Sequence[Any]) -> int:
+        """Remove rows with their index entries; return how many were found."""
+        handles = self.handles(keys)
+        existing = self.read(handles)
+        gone: set[Handle] = set()
+        for place, record in existing.items():
+            handle = handles[place]
+            if handle is None or handle in gone:
+                continue
+            gone.add(handle)
+            self._txn.delete(record_key(self.table.id, handle))
+            for index in self._indexes:
+                self._txn.delete(indexes.entry(self.table, index, record, handle).key)
+        return len(gone)
+
+    def _add_entry(self, entry: indexes.Entry) -> None:
+        (self._txn.insert if entry.distinct else self._txn.put)(entry.key, entry.value)
+
+    def _record(self, row: Row) -> Record:
+        return to_record(self.table, row, start_ts=self._txn.start_ts)
+
+    def _numbered(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """The rows with their auto-increment column filled in."""
+        column = self.table.auto_increment
+        if column is None:
+            return rows
+        folded = [{name.lower(): value for name, value in row.items()} for row in rows]
+        given = [row.get(column.name.lower()) for row in folded]
+        self._row_ids.pass_over(*self._counter, max((int(number) for number in given if number), default=0))
+        numbers = iter(self._row_ids.take(*self._counter, sum(not number for number in given)))
+        return [
+            row if number else {**row, column.name.lower(): next(numbers)}
+            for row, number in zip(folded, given, strict=True)
+        ]
+
+    def _new_handles(self, records: Sequence[Record]) -> list[Handle]:
+        if self.table.handle_kind is HandleKind.ROWID:
+            return list(self._row_ids.take(*self._counter, len(records)))
+        return [handle_of(self.table, record) for record in records]
+
+    def _primary_key(self, record: Record, handle: Handle) -> Any:
+        columns = self.table.primary_key
+        if not columns:
+            return handle
+        values = tuple(from_datum(column.type, record[column.id]) for column in columns)
+        return values[0] if len(values) == 1 else values
