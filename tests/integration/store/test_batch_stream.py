@@ -182,14 +182,15 @@ async def test_a_client_that_stops_writing_still_gets_its_answers(wire: Wire) ->
 
 
 async def test_a_write_outlives_the_stream_that_carried_it(wire: Wire) -> None:
-    stream, ts = Stream(wire, wire.key("a")), await wire.ts()
-    request = wire.prewrite(ts, {wire.key("a"): b"1"})
-    request.try_one_pc = True
-    await stream.send((1, "Prewrite", request), (2, "Empty", tikvpb.BatchCommandsEmptyRequest()))
-    await stream.answers(1)
-    stream.call.cancel()
+    region = wire.cluster.regions.by_key(wire.prefix)
+    store, context = wire.store(region.leader_store), wire.context(region)
+    put = kvrpcpb.RawPutRequest(context=context, key=wire.key("a"), value=b"1")
+    call = store.BatchCommands()
+    await call.write(batch((1, "RawPut", put), (2, "Empty", tikvpb.BatchCommandsEmptyRequest())))
+    await call.read()
+    call.cancel()
     async with asyncio.timeout(10):
-        while await wire.get(wire.key("a")) != b"1":
+        while (await store.RawGet(kvrpcpb.RawGetRequest(context=context, key=wire.key("a")))).not_found:
             await asyncio.to_thread(int)
 
 
