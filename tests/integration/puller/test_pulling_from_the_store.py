@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
+import pytest
+
 from penstock import metrics
 from penstock.clock import SYSTEM
 from penstock.errors import Conflict, PenstockError
@@ -11,6 +13,7 @@ from penstock.kv import AsyncClient
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.puller import Span, SubscriptionClient
 from penstock.settings import PullerSettings
+from penstock.store.cdc import stream as store_stream
 from penstock.store.cluster import Cluster
 from penstock.testing.recorder import Recorder
 from penstock.testing.store import Admin
@@ -195,17 +198,34 @@ async def test_the_span_goes_on_after_a_store_was_away(cluster: Cluster, client:
     await admin.close()
 
 
-async def test_a_busy_store_is_asked_again_with_patience(cluster: Cluster, client: AsyncClient) -> None:
+async def test_a_busy_store_is_asked_again_until_it_has_time(
+    cluster: Cluster, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ends = Ends()
     recorder = Recorder()
     start_ts = await client.timestamp()
-    admin = Admin(cluster.pd_addr)
-    await admin.set_faults([Admin.fault("SERVER_IS_BUSY", method="EventFeedV2", times=3)])
+    monkeypatch.setattr(store_stream, "SCANS_WAITING_MAX", 0)
     async with pulling(cluster, recorder, start_ts):
         await write(client, [b"k1"], b"v")
+        await until(recorder, lambda: ends["server_is_busy"] >= 3)
+        monkeypatch.undo()
         await assert_complete(client, recorder)
-    assert ends["server_is_busy"] == 3
-    await admin.close()
+
+
+async def test_a_region_that_the_store_let_go_for_its_memory_is_read_again(
+    cluster: Cluster, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = Ends()
+    recorder = Recorder()
+    start_ts = await client.timestamp()
+    async with pulling(cluster, recorder, start_ts):
+        await until(recorder, lambda: recorder.resolved_ts > start_ts)
+        monkeypatch.setattr(cluster._changes._quota, "limit", 1)
+        for number in range(20):
+            await write(client, [b"k%03d" % number], b"x" * 1000)
+        await until(recorder, lambda: ends["congested"] >= 1)
+        monkeypatch.undo()
+        await assert_complete(client, recorder)
 
 
 async def test_locks_of_a_dead_transaction_are_resolved_when_they_hold_the_span_back(
