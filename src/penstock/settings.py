@@ -95,6 +95,8 @@ class KvSettings(_Frozen):
     """Seconds after which a cached region that nobody used is loaded anew."""
     region_cache_size: int = Field(100_000, ge=2)
     """Regions kept in the cache; beyond that the least recently used are forgotten."""
+    safe_point_refresh_ms: int = Field(5_000, ge=1)
+    """Half of how long a known safe point is relied on; garbage collection waits for twice this."""
     store_liveness_timeout_ms: int = Field(1_000, ge=1)
     """How long a store's health check may take."""
     async_commit_keys_max: int = Field(256, ge=1)

@@ -17,6 +17,7 @@ from penstock.kv.regions import RegionCache
 from penstock.kv.resolver import LockResolver
 from penstock.kv.routing import Router
 from penstock.kv.rpc.client import RpcClient
+from penstock.kv.safepoint import SafePoint
 from penstock.kv.sender import RegionSender
 from penstock.kv.session import Session
 from penstock.kv.snapshot import AsyncSnapshot
@@ -60,6 +61,7 @@ class AsyncClient:
             pd=pd,
             router=router,
             resolver=LockResolver(pd, router, background, settings=settings, clock=clock),
+            safe_point=SafePoint(pd, settings=settings, clock=clock),
             background=background,
             latches=Latches(settings.local_latches, clock=clock) if settings.local_latches else None,
             settings=settings,
@@ -102,7 +104,7 @@ class AsyncClient:
         return await self._session.pd.timestamp()
 
     def snapshot(self, ts: int) -> AsyncSnapshot:
-        """Return the view at a timestamp, which must not be below the safe point of garbage collection."""
+        """Return the view at a timestamp; reads raise Invalid below the safe point of garbage collection."""
         self._check_open()
         if type(ts) is not int or not 0 < ts <= TS_MAX:
             raise Invalid(f"{ts!r} is no timestamp; take one from timestamp() or a transaction")
@@ -126,7 +128,11 @@ class AsyncClient:
         return await collecting.resolve_locks_before(self._session, ts, lower, upper)
 
     async def gc(self, safe_point: int) -> int:
-        """Remove versions that no reader at `safe_point` or later can see; return the safe point in force."""
+        """Remove versions that no reader at `safe_point` or later can see; return the safe point in force.
+
+        Waits a while (settings: twice `safe_point_refresh_ms`) between announcing and collecting, so
+        that every client refuses reads below it instead of answering them wrongly.
+        """
         self._check_open()
         return await collecting.collect_garbage(self._session, safe_point)
 

@@ -8,7 +8,7 @@ from penstock.kv.backoff import Backoffer
 from penstock.kv.keyerrors import to_error
 from penstock.kv.locks import Lock
 from penstock.kv.regions import Location
-from penstock.kv.sender import RegionStale
+from penstock.kv.sender import NotServed, RegionStale
 from penstock.kv.session import Session
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 
@@ -81,7 +81,7 @@ async def collect_garbage(session: Session, safe_point: int) -> int:
 
     It is lower than asked for while a service (a capture, a backup) holds a lower one. Rolls back
     transactions that began at it or before. Raises Invalid for a safe point in the future. Reads
-    below the safe point give wrong answers afterwards.
+    below the safe point are refused from then on.
     """
     if safe_point > await session.pd.timestamp():
         raise Invalid(f"safe point {safe_point} lies in the future; give a timestamp of the past")
@@ -89,13 +89,11 @@ async def collect_garbage(session: Session, safe_point: int) -> int:
     safe_point = min(safe_point, held)
     await resolve_locks_before(session, safe_point, force=True)
     in_force = await session.pd.update_gc_safe_point(safe_point)
+    await session.safe_point.published(in_force)
     try:
         await _collect_regions(session, in_force)
-    except Invalid as error:
-        # Newer TiKV does not serve the call: each store collects by itself, up to the safe point.
-        _log.info(
-            "stores collect garbage by themselves", extra={"safe_point": in_force, "reason": str(error)}
-        )
+    except NotServed:  # newer TiKV: each store collects by itself, up to the safe point
+        _log.info("stores collect garbage by themselves", extra={"safe_point": in_force})
     return in_force
 
 

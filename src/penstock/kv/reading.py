@@ -61,6 +61,7 @@ class ReadView:
             request = kvrpcpb.GetRequest(context=self.context(), key=key, version=self.ts)
             answer = await self.session.router.send_to_key(bo, "KvGet", request, key, kvrpcpb.GetResponse)
             if not answer.HasField("error"):
+                await self.session.safe_point.check(self.ts)
                 return None if answer.not_found else answer.value
             lock = lock_of(answer.error, self.ts)
             first = first or lock
@@ -71,7 +72,9 @@ class ReadView:
 
     async def batch_get(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return the values of sorted, distinct keys that have one."""
-        return await self._batch_get(self.backoffer("batch get"), keys)
+        found = await self._batch_get(self.backoffer("batch get"), keys)
+        await self.session.safe_point.check(self.ts)
+        return found
 
     async def _batch_get(self, bo: Backoffer, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         groups = await self.session.router.cache.group_keys(bo, keys)

@@ -159,6 +159,7 @@ class Scanner:
             if answer.HasField("error"):
                 await view.make_way(bo, [lock_of(answer.error, view.ts)])
                 continue
+            await view.session.safe_point.check(view.ts)
             pairs = answer.pairs
             page = [(pair.key, pair.value) for pair in pairs]
             last_key = page[-1][0] if page else None

@@ -21,11 +21,16 @@ from penstock.proto import errorpb_pb2 as errorpb
 from penstock.settings import KvSettings
 
 _ATTEMPTS_MAX = 10  # at one peer, before the region is loaded afresh
+_READS = frozenset({"KvGet", "KvBatchGet", "KvScan", "KvScanLock"})
 _SEND_FAILED = metrics.KV_REGION_CACHE_OPERATIONS_TOTAL.labels("send_fail", "ok")
 
 
 class RegionStale(Exception):
     """The region of a request changed: locate the keys again and regroup."""
+
+
+class NotServed(Invalid):
+    """A store does not know the call."""
 
 
 class UndeterminedAnswer(Exception):
@@ -78,7 +83,8 @@ class RegionSender:
         self._cache = cache
         self._rpc = rpc
         self._clock = clock
-        self._timeout_s = settings.read_timeout_ms / 1000
+        self._read_timeout_s = settings.read_timeout_ms / 1000
+        self._write_timeout_s = settings.write_timeout_ms / 1000
         self._prober = Prober(
             cache.stores, rpc, timeout_s=settings.store_liveness_timeout_ms / 1000, clock=clock
         )
@@ -102,7 +108,7 @@ class RegionSender:
         due), Unavailable when the budget of `bo` is used up, Invalid when repeating cannot help.
         """
         errand = _Errand(bo, method, request, region, on_rpc_error)
-        timeout_s = timeout_s or self._timeout_s
+        timeout_s = timeout_s or (self._read_timeout_s if method in _READS else self._write_timeout_s)
         while True:
             target = self._cache.route(region) or await self._find_target(errand)
             if errand.attempts.get(target.peer.id, 0) >= _ATTEMPTS_MAX:
@@ -145,7 +151,7 @@ class RegionSender:
         if error.sent:
             errand.report(error)
         if error.code is grpc.StatusCode.UNIMPLEMENTED:
-            raise Invalid(
+            raise NotServed(
                 f"store {target.store.id} at {target.addr} does not serve {errand.method}; upgrade it"
             ) from error
         if error.code is grpc.StatusCode.INVALID_ARGUMENT and "cluster" in str(error).lower():

@@ -9,6 +9,7 @@ from penstock.kv.latches import Latches
 from penstock.kv.pd import PdClient
 from penstock.kv.resolver import LockResolver
 from penstock.kv.routing import Router
+from penstock.kv.safepoint import SafePoint
 from penstock.settings import KvSettings
 
 
@@ -19,6 +20,7 @@ class Session:
     pd: PdClient
     router: Router
     resolver: LockResolver
+    safe_point: SafePoint
     background: Background
     latches: Latches | None
     settings: KvSettings

@@ -42,9 +42,8 @@ class World:
 
     @asynccontextmanager
     async def client(self, **settings: Any) -> AsyncIterator[AsyncClient]:
-        async with await AsyncClient.connect(
-            [self.cluster.pd_addr], settings=KvSettings(**settings)
-        ) as client:
+        chosen = KvSettings(**({"safe_point_refresh_ms": 25} | settings))
+        async with await AsyncClient.connect([self.cluster.pd_addr], settings=chosen) as client:
             yield client
 
     @staticmethod

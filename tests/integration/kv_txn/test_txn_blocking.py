@@ -9,11 +9,12 @@ import pytest
 import penstock.kv
 from penstock.errors import Conflict, Invalid, KeyExists, LockTimeout, Unavailable, WriteConflict
 from penstock.kv import Client, Phase
+from penstock.settings import KvSettings
 
 
 @pytest.fixture
 def client(world: Any) -> Iterator[Client]:
-    with Client.connect([world.cluster.pd_addr]) as client:
+    with Client.connect([world.cluster.pd_addr], settings=KvSettings(safe_point_refresh_ms=25)) as client:
         yield client
 
 
@@ -134,6 +135,26 @@ def test_garbage_collection_keeps_what_readers_at_the_safe_point_see(world: Any,
     assert client.snapshot(client.timestamp()).get(world.key("k")) == b"3"
     with pytest.raises(Invalid, match="future"):
         client.gc(client.timestamp() + (1 << 40))
+
+
+def test_reads_below_the_safe_point_are_refused_by_every_client(world: Any, client: Client) -> None:
+    with client.begin() as txn:
+        txn.put(world.key("k"), b"1")
+    past = client.snapshot(client.timestamp())
+    settings = KvSettings(safe_point_refresh_ms=25)
+    with Client.connect([world.cluster.pd_addr], settings=settings) as other:
+        theirs = other.snapshot(past.ts)
+        assert theirs.get(world.key("k")) == b"1"
+        with client.begin() as txn:
+            txn.delete(world.key("k"))
+        client.gc(client.timestamp())
+        for reader in (past, other.snapshot(past.ts)):
+            with pytest.raises(Invalid, match="older than the safe point"):
+                reader.get(world.key("k"))
+            with pytest.raises(Invalid, match="older than the safe point"):
+                reader.batch_get([world.key("k")])
+            with pytest.raises(Invalid, match="older than the safe point"):
+                list(reader.iter(world.prefix, world.prefix + b"\xff"))
 
 
 def test_a_cluster_that_is_not_there_is_named() -> None:

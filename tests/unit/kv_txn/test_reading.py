@@ -7,7 +7,9 @@ from penstock.clock import SYSTEM, TS_MAX
 from penstock.kv.backoff import Backoffer
 from penstock.kv.reading import ReadView
 from penstock.kv.resolver import ReadOutcome
+from penstock.kv.safepoint import SafePoint
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
+from penstock.settings import KvSettings
 
 
 class Script:
@@ -28,10 +30,14 @@ class Script:
         self.resolved += [lock.start_ts for lock in locks]
         return self.outcome
 
+    async def get_gc_safe_point(self) -> int:
+        return 0
+
     def view(self, ts: int) -> ReadView:
         session: Any = SimpleNamespace(
             router=self,
             resolver=self,
+            safe_point=SafePoint(self, settings=KvSettings(), clock=SYSTEM),
             backoffer=lambda budget, name: Backoffer(budget, clock=SYSTEM, name=name),
         )
         return ReadView(session, ts)
