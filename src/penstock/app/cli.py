@@ -76,6 +76,18 @@ def store(
 
 
 @app.command()
+def capture(config: Annotated[Path, typer.Option(help="Settings file (YAML).")]) -> None:
+    """Capture tables into the event store, in the foreground, until SIGTERM or SIGINT.
+
+    Prints one line of JSON with the address of its Flight service when it is ready.
+    """
+    from penstock import settings
+    from penstock.app.capture import serve
+
+    asyncio.run(serve(settings.load(config)))
+
+
+@app.command()
 def demo(seconds: Annotated[float, typer.Option(help="How long the workload runs.", min=1.0)] = 8.0) -> None:
     """Run a transfer workload against an embedded store and check its invariant live."""
     from penstock.app import demo as demo_

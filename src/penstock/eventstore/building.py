@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import pyarrow as pa
 
@@ -27,6 +27,17 @@ class SchemaVersion:
     since_ts: int
     version: int
     table: TableInfo
+    database: str = ""
+
+    def as_fact(self) -> dict[str, Any]:
+        """What a manifest says of it, so that whoever reads the table needs nothing else."""
+        return {
+            "kind": "schema",
+            "version": self.version,
+            "since_ts": self.since_ts,
+            "database": self.database,
+            "table": self.table.to_json(),
+        }
 
 
 class Schemas(Protocol):
@@ -51,16 +62,14 @@ class Build:
 
     storage: Storage
     decoder: RowDecoder
-    schemas: Schemas
     scratch: Path
     large_txn_bytes: int
     clock: Clock = SYSTEM
 
     def objects(
-        self, table_id: int, from_ts: int, to_ts: int, ordered: Iterable[pa.RecordBatch]
+        self, versions: list[SchemaVersion], table_id: int, ordered: Iterable[pa.RecordBatch]
     ) -> list[ObjectInfo]:
-        """Write the objects of the changes in (from_ts, to_ts]; they count once a manifest names them."""
-        versions = self.schemas.versions(table_id, from_ts, to_ts)
+        """Write the objects of ordered changes; they count once a manifest names them."""
         made: list[ObjectInfo] = []
         with ExitStack() as stack:
             open_pairs: dict[Kind, _Pair] = {}

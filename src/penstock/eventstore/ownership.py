@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from penstock.clock import Clock
 from penstock.errors import Unavailable
 from penstock.eventstore import paths
+from penstock.eventstore.building import SchemaVersion
 from penstock.eventstore.manifest import ManifestState, ObjectInfo
 from penstock.eventstore.manifestlog import ManifestLog
 from penstock.eventstore.storage import Storage
@@ -45,11 +46,16 @@ class Ownership:
             self._remember(self._log.state)
         return self.state
 
-    def commit(self, add: Sequence[ObjectInfo], flushed_ts: int) -> None:
-        """Append one entry. After Unavailable it may have happened: call `settle` before anything else."""
+    def commit(self, add: Sequence[ObjectInfo], flushed_ts: int, schemas: Sequence[SchemaVersion]) -> None:
+        """Append one entry, with the schemas that the manifest does not have yet.
+
+        After Unavailable it may have happened: call `settle` before anything else.
+        """
+        known = {fact["version"] for fact in self.state.facts if fact["kind"] == "schema"}
+        facts = [each.as_fact() for each in schemas if each.version not in known]
         assert not self._doubtful, "settle first"
         try:
-            self._remember(self._log.commit(add=add, flushed_ts=flushed_ts))
+            self._remember(self._log.commit(add=add, flushed_ts=flushed_ts, facts=facts))
         except Unavailable:
             self._doubtful = True
             raise

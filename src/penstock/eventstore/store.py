@@ -1,6 +1,7 @@
 """The event store: the log, the tables over it, and the flushes that move their rows into objects."""
 
 import logging
+import shutil
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -66,9 +67,7 @@ class EventStore:
         self._on_failure = on_failure
         self._writer = f"{settings.id}/{clock.unique_id()[:12]}"
         self.schemas = schemas
-        self._build = Build(
-            storage, decoder, schemas, settings.data / "scratch", settings.large_txn_bytes, clock
-        )
+        self._build = Build(storage, decoder, settings.data / "scratch", settings.large_txn_bytes, clock)
         self._wal = Wal(
             settings.data / "wal",
             segment_bytes=settings.wal_segment_bytes,
@@ -98,6 +97,7 @@ class EventStore:
     def start(self) -> None:
         """Replay the log and begin to flush. Raises Corrupt or Invalid as the log does."""
         self._wal.start(self._replay)
+        shutil.rmtree(self._settings.data / "scratch", ignore_errors=True)  # of a process that was killed
         self._scheduler.start()
 
     def _replay(self, frame: Frame, place: Location) -> None:
@@ -292,6 +292,7 @@ class EventStore:
         to_ts = min(held_rows.resolved_ts, self.schemas.resolved_ts())
         if to_ts <= from_ts:
             return
+        versions = self.schemas.versions(held_rows.table_id, from_ts, to_ts)
         held = held_rows.held(from_ts, to_ts)
         made = []
         if held:
@@ -301,8 +302,8 @@ class EventStore:
                 memory_bytes=self._settings.sort_bytes,
                 scratch=self._settings.data / "scratch",
             )
-            made = self._build.objects(held_rows.table_id, from_ts, to_ts, ordered)
-        table.ownership.commit(made, to_ts)
+            made = self._build.objects(versions, held_rows.table_id, ordered)
+        table.ownership.commit(made, to_ts, versions)
         held_rows.release(to_ts)
         for info in made:
             metrics.EVENTSTORE_FLUSHED_ROWS_TOTAL.labels(info.side).inc(info.rows)

@@ -1,0 +1,38 @@
+"""`penstock capture`: log puller and event store in the foreground."""
+
+import asyncio
+import contextlib
+import json
+import signal
+
+from penstock.eventstore.capture import Capture
+from penstock.settings import Settings
+
+__all__ = ["serve"]
+
+
+async def serve(settings: Settings) -> None:
+    """Capture until SIGTERM or SIGINT, then flush and stop; raise what made it impossible to go on.
+
+    Prints one line of JSON with the address of the Flight service when it is ready.
+    """
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    capture = await Capture.start(settings)
+    try:
+        ready = {
+            "capture": settings.capture.id,
+            "flight": capture.flight_addr,
+            "tables": sorted(capture.tables),
+        }
+        with contextlib.suppress(BrokenPipeError):  # nobody has to read it
+            print(json.dumps(ready), flush=True)
+        asked = asyncio.create_task(stopping.wait())
+        await asyncio.wait((asked, capture.failed), return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+    finally:
+        await capture.stop()
+    if capture.failed.done():
+        await capture.failed

@@ -1,0 +1,318 @@
+"""A capture: subscriptions, event store and Flight service of the tables that are this process's share."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.clock import SYSTEM, Clock, compose_ts, physical_ms
+from penstock.errors import Conflict, Invalid, PenstockError, Unavailable, Undetermined
+from penstock.eventstore import sharing
+from penstock.eventstore.flight import FlightService
+from penstock.eventstore.leases import Lease, Leases
+from penstock.eventstore.reading import Reader
+from penstock.eventstore.schemas import META_RANGE, CapturedTable, SchemaHistory
+from penstock.eventstore.sides import side_schema
+from penstock.eventstore.storage import Storage, open_storage
+from penstock.eventstore.store import EventStore
+from penstock.kv import AsyncClient
+from penstock.kv.pd import PdClient
+from penstock.puller import Span, SubscriptionClient
+from penstock.settings import CaptureSettings, Settings
+from penstock.tables.decoding.decoder import TidbRowDecoder
+from penstock.tables.keys import record_range
+
+_log = logging.getLogger(__name__)
+
+_FIRST_TS = 1  # a subscription from here delivers everything the cluster still has
+_ROUND_S = 0.5
+_RENEWALS_PER_TTL = 3
+_DROPPED_KEPT_MS = 10 * 60 * 1000  # a table dropped this long ago is surely flushed by its owner
+_SAFE_POINT_TTL_S = 24 * 3600
+_SAFE_POINT_EVERY_S = 10.0
+_SCHEMA_WAIT_S = 60.0
+_OPENED_AT_ONCE = 16
+
+
+@dataclass(slots=True)
+class _Clients:
+    """Everything that talks to the cluster."""
+
+    kv: AsyncClient
+    pd: PdClient
+    puller: SubscriptionClient
+
+    @classmethod
+    async def connect(cls, settings: Settings, clock: Clock) -> "_Clients":
+        kv = await AsyncClient.connect(settings.pd_addrs, tls=settings.tls, settings=settings.kv, clock=clock)
+        pd = await PdClient.connect(settings.pd_addrs, tls=settings.tls, settings=settings.kv, clock=clock)
+        puller = await SubscriptionClient.connect(
+            settings.pd_addrs, tls=settings.tls, kv=settings.kv, settings=settings.puller, clock=clock
+        )
+        return cls(kv, pd, puller)
+
+    async def close(self) -> None:
+        await self.puller.close()
+        await self.kv.close()
+        await self.pd.close()
+
+
+class Capture:
+    """Runs until `stop`, or until `failed` is set: an error that this process cannot go on from.
+
+    Start it with `Capture.start`. Tables come and go with the schema and with the other captures; each is
+    captured from the timestamp up to which its manifest, or this capture's own log, is complete.
+    """
+
+    def __init__(self, settings: Settings, clients: _Clients, storage: Storage, clock: Clock) -> None:
+        self._settings: CaptureSettings = settings.capture
+        self._clients = clients
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self.failed: asyncio.Future[None] = self._loop.create_future()
+        self.schemas = SchemaHistory()
+        decoder = TidbRowDecoder()
+        self.store = EventStore(
+            self._settings,
+            storage,
+            decoder=decoder,
+            schemas=self.schemas,
+            clock=clock,
+            on_fenced=lambda table_id: self._soon(self._lost, table_id),
+            on_failure=lambda error: self._soon(self._fail, error),
+        )
+        self._reader = Reader(self.store, storage, decoder)
+        self._leases = Leases(
+            clients.kv,
+            capture_id=self._settings.id,
+            data_id=_data_id(self._settings.data, clock),
+            ttl_s=self._settings.lease_ttl_s,
+        )
+        self._flight: FlightService | None = None
+        self._subscriptions: dict[int, int] = {}  # table -> subscription
+        self._refused: set[int] = set()  # tables that cannot be captured; told once
+        self._live: Mapping[str, Lease] = {}
+        self._rounds: list[asyncio.Task[None]] = []
+        self._forgetting: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def start(cls, settings: Settings, *, clock: Clock = SYSTEM) -> "Capture":
+        """Connect, recover, and begin to capture.
+
+        Raises Unavailable when the cluster or storage does not answer, Invalid when a setting cannot
+        work, Corrupt when the log is damaged.
+        """
+        storage = await asyncio.to_thread(
+            open_storage, settings.capture.storage, settings.capture.storage_options, clock=clock
+        )
+        clients = await _Clients.connect(settings, clock)
+        capture = cls(settings, clients, storage, clock)
+        try:
+            await capture._begin()
+        except BaseException:
+            await capture.stop(flush=False)
+            raise
+        return capture
+
+    @property
+    def flight_addr(self) -> str:
+        """Where the Flight service listens."""
+        assert self._flight is not None, "not started"
+        return self._flight.addr
+
+    @property
+    def tables(self) -> set[int]:
+        """The tables that are captured here now."""
+        return set(self._subscriptions)
+
+    async def stop(self, *, flush: bool = True) -> None:
+        """Stop pulling, flush what is complete, let go of the tables. Safe to call twice."""
+        for task in self._rounds:
+            task.cancel()
+        await asyncio.gather(*self._rounds, *self._forgetting, return_exceptions=True)
+        self._rounds = []
+        await asyncio.gather(
+            *(self._clients.puller.unsubscribe(each) for each in self._subscriptions.values())
+        )
+        self._subscriptions = {}
+        if self._flight is not None:
+            await asyncio.to_thread(self._flight.close)
+            self._flight = None
+        await asyncio.to_thread(self.store.close, flush=flush)
+        if flush:
+            await self._give_up_lease()
+        await self._clients.close()
+
+    async def _give_up_lease(self) -> None:
+        try:
+            await self._leases.give_up()
+        except PenstockError as error:
+            _log.warning("the lease was not given up; it runs out", extra={"reason": str(error)})
+
+    async def _begin(self) -> None:
+        await asyncio.to_thread(self.store.start)
+        await self._clients.puller.subscribe(
+            Span(0, *META_RANGE),
+            _FIRST_TS,
+            self.schemas.consume_kv_events,
+            self.schemas.advance_resolved_ts,
+            on_failure=self._subscription_failed,
+        )
+        await self._schemas_known()
+        self._flight = await asyncio.to_thread(
+            FlightService, self._settings.flight_addr, self.store, self._reader
+        )
+        self._live = await self._leases.renew(self.flight_addr)
+        await self._share()
+        await self._hold_back_gc()
+        every = self._settings.lease_ttl_s / _RENEWALS_PER_TTL
+        self._rounds = [
+            asyncio.create_task(self._again(_ROUND_S, self._share), name="penstock-capture-share"),
+            asyncio.create_task(self._again(every, self._renew), name="penstock-capture-lease"),
+            asyncio.create_task(
+                self._again(_SAFE_POINT_EVERY_S, self._hold_back_gc), name="penstock-capture-gc"
+            ),
+        ]
+
+    async def _schemas_known(self) -> None:
+        """Wait until every schema of now is known, so that no table is missed."""
+        now = await self._clients.kv.timestamp()
+        deadline = self._clock.monotonic() + _SCHEMA_WAIT_S
+        while self.schemas.resolved_ts() < now:
+            if self.failed.done():
+                await self.failed
+            if self._clock.monotonic() > deadline:
+                raise Unavailable("the cluster's schemas did not arrive within a minute; check its stores")
+            await self._clock.sleep(0.02)
+
+    async def _again(self, every_s: float, work: Callable[[], Awaitable[None]]) -> None:
+        """Repeat a duty for ever; what may pass is logged, the rest ends the capture."""
+        while True:
+            await self._clock.sleep(every_s)
+            try:
+                await work()
+            except (Conflict, Unavailable, Undetermined) as error:
+                _log.warning("a duty of the capture is delayed", extra={"reason": str(error)})
+            except PenstockError as error:
+                self._fail(error)
+                return
+
+    async def _renew(self) -> None:
+        self._live = await self._leases.renew(self.flight_addr)
+
+    async def _share(self) -> None:
+        """Take the tables that are ours, let go of those that are not."""
+        known = {table.physical_id: table for table in self._candidates()}
+        mine = {
+            table_id
+            for table_id in known
+            if sharing.owner(table_id, self._live) == self._settings.id and table_id not in self._refused
+        }
+        for table_id in set(self._subscriptions) - mine:
+            await self._let_go(table_id)
+        for table_id in self.store.recovered_tables() - mine - set(self._subscriptions):
+            await asyncio.to_thread(self.store.close_table, table_id, flush=False)
+        missing = sorted(mine - set(self._subscriptions))
+        for start in range(0, len(missing), _OPENED_AT_ONCE):
+            chunk = missing[start : start + _OPENED_AT_ONCE]
+            await asyncio.gather(*(self._take(known[table_id]) for table_id in chunk))
+
+    def _candidates(self) -> list[CapturedTable]:
+        """Tables to capture: those that are there, and those dropped whose rows may not all be flushed."""
+        recent = compose_ts(max(0, physical_ms(self.schemas.resolved_ts()) - _DROPPED_KEPT_MS))
+        recovered = self.store.recovered_tables()
+        held = self.store.tables()
+        chosen = []
+        for table in self.schemas.tables_ever():
+            rows = held.get(table.physical_id)
+            finished = rows is not None and rows.flushed_ts >= table.dropped_ts
+            long_gone = table.dropped_ts <= recent and rows is None and table.physical_id not in recovered
+            if table.dropped_ts and (finished or long_gone):
+                continue
+            if sharing.wanted(table.database, table.table.name, self._settings.tables):
+                chosen.append(table)
+        return chosen
+
+    async def _take(self, table: CapturedTable) -> None:
+        try:
+            side_schema(table.table, "data")
+        except Invalid as error:
+            self._refused.add(table.physical_id)
+            _log.warning("table left out", extra={"table": table.table.name, "reason": str(error)})
+            return
+        rows = await asyncio.to_thread(self.store.open_table, table.physical_id)
+        if table.dropped_ts and rows.flushed_ts >= table.dropped_ts:
+            self._refused.add(table.physical_id)
+            await asyncio.to_thread(self.store.close_table, table.physical_id, flush=False)
+            return
+        self._subscriptions[table.physical_id] = await self._clients.puller.subscribe(
+            Span(table.physical_id, *record_range(table.physical_id)),
+            max(_FIRST_TS, rows.resolved_ts),
+            rows.consume_kv_events,
+            rows.advance_resolved_ts,
+            on_failure=self._subscription_failed,
+        )
+        _log.info(
+            "capturing",
+            extra={"table": f"{table.database}.{table.table.name}", "table_id": table.physical_id,
+                   "from_ts": rows.resolved_ts},
+        )  # fmt: skip
+
+    async def _let_go(self, table_id: int) -> None:
+        await self._clients.puller.unsubscribe(self._subscriptions.pop(table_id))
+        await asyncio.to_thread(self.store.close_table, table_id)
+        _log.info("table given up", extra={"table_id": table_id})
+
+    async def _hold_back_gc(self) -> None:
+        """Keep the history that may have to be pulled again, should this machine be lost."""
+        needed = min((rows.flushed_ts for rows in self.store.tables().values()), default=None)
+        if needed is None:
+            return
+        needed = max(_FIRST_TS, needed)
+        held = await self._clients.pd.update_service_gc_safe_point(
+            f"penstock-{self._settings.id}", _SAFE_POINT_TTL_S, needed
+        )
+        if held > needed:
+            _log.warning(
+                "history that a lost machine would need is collected already",
+                extra={"needed_ts": needed, "safe_point": held},
+            )
+
+    def _lost(self, table_id: int) -> None:
+        """A newer owner has the table; the next round takes it back if it is ours after all."""
+        subscription = self._subscriptions.pop(table_id, None)
+        if subscription is not None:
+            task = asyncio.create_task(self._forget(table_id, subscription), name="penstock-capture-forget")
+            self._forgetting.add(task)
+            task.add_done_callback(self._forgetting.discard)
+
+    async def _forget(self, table_id: int, subscription: int) -> None:
+        await self._clients.puller.unsubscribe(subscription)
+        await asyncio.to_thread(self.store.close_table, table_id, flush=False)
+
+    def _subscription_failed(self, error: Exception) -> None:
+        self._fail(
+            error if isinstance(error, PenstockError) else PenstockError(f"a subscription failed: {error!r}")
+        )
+
+    def _soon(self, work: Callable[..., None], *given: object) -> None:
+        self._loop.call_soon_threadsafe(work, *given)
+
+    def _fail(self, error: PenstockError) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)
+
+
+def _data_id(data: Path, clock: Clock) -> str:
+    """A name for this data directory that stays with it."""
+    path = data / "id"
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            path.write_text(clock.unique_id(), encoding="ascii")
+        return path.read_text(encoding="ascii")
+    except OSError as error:
+        raise Invalid(
+            f"data directory {data} cannot be used ({error.strerror}); check capture.data"
+        ) from error

@@ -1,0 +1,155 @@
+"""Arrow Flight: what a capture holds, for readers on other machines.
+
+A ticket is JSON and names a logical range, not a place: {"table_id", "from_ts", "to_ts", "side", "columns",
+"handle_from", "handle_to"} (handles in base64). `get_flight_info` takes the same as its command and answers
+with a ticket for each part that has one schema. `list_flights` names the tables with their timestamps, and
+the action `resolved_ts` says how far a table ({"table_id": n}) can be read.
+"""
+
+import base64
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, get_args
+
+import pyarrow as pa
+from pyarrow import flight
+
+from penstock.errors import Corrupt, Invalid, PenstockError, Unavailable
+from penstock.eventstore.paths import Side
+from penstock.eventstore.reading import Reader, ReadRange
+from penstock.eventstore.sides import side_schema
+from penstock.eventstore.store import EventStore
+
+_RANGE_KEYS = {"table_id", "from_ts", "to_ts", "side", "columns", "handle_from", "handle_to"}
+
+
+def write_ticket(wanted: ReadRange) -> bytes:
+    """The ticket of a range."""
+    tree = {
+        "table_id": wanted.table_id,
+        "from_ts": wanted.from_ts,
+        "to_ts": wanted.to_ts,
+        "side": wanted.side,
+        "columns": list(wanted.columns),
+        "handle_from": base64.b64encode(wanted.handle_from).decode(),
+        "handle_to": base64.b64encode(wanted.handle_to).decode(),
+    }
+    return json.dumps(tree, separators=(",", ":")).encode()
+
+
+def read_ticket(ticket: bytes) -> ReadRange:
+    """The range of a ticket; raise Invalid when it is none."""
+    try:
+        tree = json.loads(ticket)
+        unknown = sorted(set(tree) - _RANGE_KEYS)
+        wanted = ReadRange(
+            table_id=int(tree["table_id"]),
+            from_ts=int(tree["from_ts"]),
+            to_ts=int(tree["to_ts"]),
+            side=tree.get("side", "data"),
+            columns=tuple(tree.get("columns", ())),
+            handle_from=base64.b64decode(tree.get("handle_from", ""), validate=True),
+            handle_to=base64.b64decode(tree.get("handle_to", ""), validate=True),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Invalid("the ticket is no range; it needs table_id, from_ts and to_ts as JSON") from error
+    if unknown:
+        raise Invalid(
+            f"the ticket has an unknown key {unknown[0]!r}; there are {', '.join(sorted(_RANGE_KEYS))}"
+        )
+    if wanted.side not in get_args(Side):
+        raise Invalid(f"a table has no side {wanted.side!r}; there are {' and '.join(get_args(Side))}")
+    return wanted
+
+
+@contextmanager
+def _as_flight_errors() -> Iterator[None]:
+    try:
+        yield
+    except Unavailable as error:
+        raise flight.FlightUnavailableError(str(error)) from error
+    except Corrupt as error:
+        raise flight.FlightInternalError(str(error)) from error
+    except PenstockError as error:
+        raise pa.ArrowInvalid(str(error)) from error
+
+
+class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow ships no types
+    """Serves the tables of one event store; `close` ends it."""
+
+    def __init__(self, addr: str, store: EventStore, reader: Reader) -> None:
+        host, _, port = addr.rpartition(":")
+        try:
+            super().__init__(f"grpc://{host}:{port}")
+        except (pa.ArrowException, OSError) as error:
+            raise Invalid(
+                f"Flight cannot listen on {addr}; free the port or change capture.flight_addr"
+            ) from (error)
+        self._store = store
+        self._reader = reader
+        self.addr = f"{host}:{self.port}"
+
+    def close(self) -> None:
+        """Stop serving."""
+        self.shutdown()
+        self.wait()
+
+    def do_get(self, _context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
+        """Stream the rows of a ticket."""
+        with _as_flight_errors():
+            schema, batches = self._reader.read(read_ticket(ticket.ticket))
+        return flight.GeneratorStream(schema, _guarded(batches))
+
+    def get_flight_info(self, _context: Any, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+        """Divide a range into tickets, one for each schema in it; the schema shown is the newest."""
+        with _as_flight_errors():
+            wanted = read_ticket(descriptor.command or b"")
+            parts = self._reader.slices(wanted.table_id, wanted.from_ts, wanted.to_ts)
+            tickets = [replace(wanted, from_ts=start, to_ts=end) for start, end, _ in parts]
+            schema = side_schema(parts[-1][2].table, wanted.side)
+        endpoints = [flight.FlightEndpoint(write_ticket(each), []) for each in tickets]
+        return flight.FlightInfo(schema, descriptor, endpoints, -1, -1)
+
+    def list_flights(self, _context: Any, _criteria: bytes) -> Iterator[flight.FlightInfo]:
+        """The tables: each descriptor is a command that says what the action `resolved_ts` says."""
+        for table_id in sorted(self._store.tables()):
+            with _as_flight_errors():
+                described = json.dumps(self._describe(table_id)).encode()
+            yield flight.FlightInfo(pa.schema([]), flight.FlightDescriptor.for_command(described), [], -1, -1)
+
+    def list_actions(self, _context: Any) -> list[tuple[str, str]]:
+        """The actions there are."""
+        return [("resolved_ts", "How far a table can be read, and how far it is in objects.")]
+
+    def do_action(self, _context: Any, action: flight.Action) -> Iterator[bytes]:
+        """Run an action."""
+        with _as_flight_errors():
+            if action.type != "resolved_ts":
+                raise Invalid(f"there is no action {action.type!r}; there is resolved_ts")
+            answer = self._describe(_table_id(action.body.to_pybytes()))
+        yield json.dumps(answer).encode()
+
+    def _describe(self, table_id: int) -> Mapping[str, Any]:
+        table = self._store.tables().get(table_id)
+        if table is None:
+            raise Unavailable(f"table {table_id} is not captured here; ask its owner")
+        return {
+            "table_id": table_id,
+            "readable_ts": self._store.readable_ts(table_id),
+            "resolved_ts": table.resolved_ts,
+            "flushed_ts": table.flushed_ts,
+        }
+
+
+def _table_id(body: bytes) -> int:
+    try:
+        return int(json.loads(body)["table_id"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise Invalid('the action needs {"table_id": n}') from error
+
+
+def _guarded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    with _as_flight_errors():
+        yield from batches

@@ -1,0 +1,134 @@
+"""What was a table's schema when: a history, fed by a subscription of the cluster's meta keys.
+
+Each change of a table rewrites its description under one meta key, in the transaction of the change. So
+the versions of that key, by their commit timestamps, are the table's versions; nothing has to be inferred
+from jobs. The subscription starts from the beginning at every start: the meta keys are few, and what
+garbage collection has taken of them is older than any row that will still come.
+"""
+
+import threading
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from penstock.errors import Unavailable
+from penstock.eventstore.building import SchemaVersion
+from penstock.tables.keys import META_HASH, META_PREFIX, decode_meta_key, meta_hash_prefix, prefix_end
+from penstock.tables.meta import DATABASES, database_field, parse_json
+from penstock.tables.schema import DatabaseInfo, TableInfo
+
+META_RANGE = (META_PREFIX, prefix_end(META_PREFIX))
+"""The span to subscribe."""
+
+_DATABASE_HASHES = META_PREFIX + b"DB:"  # a memcomparable name begins with its own bytes
+_DATABASE_LIST = meta_hash_prefix(DATABASES)
+_TABLE_FIELD = b"Table:"
+
+
+class CapturedTable(NamedTuple):
+    """A table that had rows at some moment: where its keys are, and what it was called last."""
+
+    physical_id: int
+    database: str
+    table: TableInfo
+    dropped_ts: int  # 0: it is there
+
+
+@dataclass(order=True, frozen=True, slots=True)
+class _Version:
+    since_ts: int
+    database_id: int = field(compare=False)
+    table: TableInfo | None = field(compare=False)  # None: dropped
+
+
+class SchemaHistory:
+    """Versions of every table, complete up to `resolved_ts`. Thread-safe; implements Schemas.
+
+    Feeding it the same change again changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._resolved_ts = 0
+        self._versions: dict[int, list[_Version]] = {}
+        self._logical: dict[int, int] = {}  # partition -> its table
+        self._databases: dict[int, str] = {}
+
+    def consume_kv_events(self, raw: pa.RecordBatch, finish: Callable[[], None]) -> bool:
+        """Take changes of meta keys. Always False: they are read again from the store at a restart."""
+        del finish
+        columns = (raw.column(name).to_pylist() for name in ("key", "commit_ts", "value"))
+        with self._lock:
+            for key, commit_ts, value in zip(*columns, strict=True):
+                if key.startswith(_DATABASE_HASHES):
+                    self._table_changed(key, commit_ts, value)
+                elif key.startswith(_DATABASE_LIST) and value is not None:
+                    database = DatabaseInfo.from_json(parse_json(value))
+                    self._databases[database.id] = database.name
+        return False
+
+    def advance_resolved_ts(self, ts: int) -> None:
+        """Every change up to `ts` has been taken."""
+        with self._lock:
+            if ts > self._resolved_ts:
+                self._resolved_ts = ts
+                self._lock.notify_all()
+
+    def resolved_ts(self) -> int:
+        """See Schemas."""
+        return self._resolved_ts
+
+    def versions(self, table_id: int, from_ts: int, to_ts: int) -> list[SchemaVersion]:
+        """See Schemas. Changes before the oldest version that is known read with that one."""
+        with self._lock:
+            if to_ts > self._resolved_ts:
+                raise Unavailable(f"schemas are known up to {self._resolved_ts}, not {to_ts}; wait")
+            found = [each for each in self._of(table_id) if each.table is not None and each.since_ts <= to_ts]
+            if not found:
+                raise Unavailable(f"table {table_id} has no schema up to {to_ts}; wait for it")
+            first = max(0, bisect_right(found, from_ts + 1, key=lambda each: each.since_ts) - 1)
+            return [self._shown(each) for each in found[first:]]
+
+    def tables_ever(self) -> Iterator[CapturedTable]:
+        """Every table that is known, dropped ones among them; views and sequences hold no rows."""
+        with self._lock:
+            known = {table_id: list(versions) for table_id, versions in self._versions.items()}
+            names = dict(self._databases)
+            upto = self._resolved_ts
+        for versions in known.values():
+            past = [each for each in versions if each.since_ts <= upto]
+            newest = next((each for each in reversed(past) if each.table is not None), None)
+            if newest is None or newest.table is None or not newest.table.is_base_table:
+                continue
+            dropped_ts = past[-1].since_ts if past[-1].table is None else 0
+            for physical_id in newest.table.physical_ids:
+                name = names.get(newest.database_id, "")
+                yield CapturedTable(physical_id, name, newest.table, dropped_ts)
+
+    def _of(self, physical_id: int) -> list[_Version]:
+        return self._versions.get(self._logical.get(physical_id, physical_id), [])
+
+    def _shown(self, version: _Version) -> SchemaVersion:
+        assert version.table is not None
+        database = self._databases.get(version.database_id, "")
+        return SchemaVersion(version.since_ts, version.since_ts, version.table, database)
+
+    def _table_changed(self, key: bytes, commit_ts: int, value: bytes | None) -> None:
+        name, kind, table_field, _ = decode_meta_key(key)
+        if kind != META_HASH or table_field is None or not table_field.startswith(_TABLE_FIELD):
+            return
+        database_id = int(name.removeprefix(database_field(0)[:-1]))
+        table_id = int(table_field.removeprefix(_TABLE_FIELD))
+        table = TableInfo.from_json(parse_json(value)) if value is not None else None
+        for physical_id in table.physical_ids if table else ():
+            self._logical[physical_id] = table_id
+        versions = self._versions.setdefault(table_id, [])
+        same = next((each for each in versions if each.since_ts == commit_ts), None)
+        if same is None:
+            insort(versions, _Version(commit_ts, database_id, table))
+        elif table is not None:
+            # A move to another database removes the description there and writes it here, at once.
+            versions[versions.index(same)] = _Version(commit_ts, database_id, table)
