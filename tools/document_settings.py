@@ -5,10 +5,24 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from penstock.settings import CaptureSettings, KvSettings, PullerSettings, StoreSettings
+from penstock.settings import (
+    CaptureSettings,
+    KvSettings,
+    PullerSettings,
+    ServerTlsSettings,
+    StoreSettings,
+    TlsSettings,
+)
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
-TABLES = {"kv": KvSettings, "store": StoreSettings, "puller": PullerSettings, "capture": CaptureSettings}
+TABLES = {
+    "tls": TlsSettings,
+    "kv": KvSettings,
+    "store": StoreSettings,
+    "store.tls": ServerTlsSettings,
+    "puller": PullerSettings,
+    "capture": CaptureSettings,
+}
 
 
 def table(model: type[BaseModel]) -> str:
@@ -16,6 +30,8 @@ def table(model: type[BaseModel]) -> str:
     rows = ["| key | default | meaning |", "|---|---|---|"]
     for name, field in model.model_fields.items():
         default = "none" if field.default is None else str(field.default).lower()
+        if field.is_required():
+            default = "required"
         rows.append(f"| `{name}` | `{default}` | {field.description} |")
     return "\n".join(rows)
 

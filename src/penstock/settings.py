@@ -26,8 +26,11 @@ class TlsSettings(_Frozen):
     """Paths of PEM files; with a certificate and key the peer can check us as well."""
 
     ca_path: Path
+    """Authority that the servers' certificates must come from."""
     cert_path: Path | None = None
+    """Certificate to show to the servers."""
     key_path: Path | None = None
+    """Key of that certificate."""
 
     @model_validator(mode="after")
     def _certificate_has_its_key(self) -> "TlsSettings":
@@ -53,8 +56,11 @@ class ServerTlsSettings(_Frozen):
     """Paths of PEM files of a server; with an authority, clients must show a certificate it signed."""
 
     cert_path: Path
+    """Certificate of the server."""
     key_path: Path
+    """Key of that certificate."""
     ca_path: Path | None = None
+    """Authority that client certificates must come from; without it none are asked for."""
 
     def read(self) -> tuple[bytes, bytes, bytes | None]:
         """Return certificate, key and authority; raise Invalid when a file cannot be read."""

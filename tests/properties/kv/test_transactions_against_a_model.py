@@ -15,13 +15,13 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from penstock.kv.blocking import Transaction
-from penstock.store.cluster import Cluster
 
 from penstock import eventloop
 from penstock.errors import KeyExists, WriteConflict
 from penstock.kv import Client
+from penstock.kv.blocking import Transaction
 from penstock.settings import StoreSettings
+from penstock.store.cluster import Cluster
 
 KEYS = [b"%02d" % number for number in range(8)]
 PROTOCOLS = {

@@ -12,11 +12,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.testing.store import Admin, StoreProcess
-
 from penstock.clock import SYSTEM
 from penstock.errors import Conflict, Unavailable, Undetermined
 from penstock.kv import AsyncClient
+from penstock.testing.store import Admin, StoreProcess
 
 ACCOUNTS = 40
 OPENING = 1_000

@@ -5,14 +5,14 @@ import itertools
 from pathlib import Path
 
 import pytest
-from penstock.store.cluster import Cluster
-from penstock.testing.store import Admin
 
 from penstock.clock import SYSTEM
 from penstock.errors import Conflict, Unavailable, Undetermined
 from penstock.kv import AsyncClient
 from penstock.settings import StoreSettings
+from penstock.store.cluster import Cluster
 from penstock.testing.histories import Outcome, Transaction, check
+from penstock.testing.store import Admin
 
 KEYS = [b"list/%d" % number for number in range(12)]
 CALLERS = 12
