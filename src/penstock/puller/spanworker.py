@@ -158,6 +158,8 @@ class SpanWorker:
                     self._dropped += 1
                 self._tell(span)
             else:
+                self._quota.release(released, batches)  # whoever waits for the task sees all that was before
+                released = batches = 0
                 running = running and self._control(kind, span, item)
         if batches:
             self._quota.release(released, batches)

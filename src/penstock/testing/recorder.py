@@ -7,7 +7,9 @@ import pyarrow as pa
 
 from penstock.clock import SYSTEM
 
-Row = tuple[bytes, int, int, int, bytes | None, bytes | None]  # key, commit_ts, start_ts, op, value, old value
+Row = tuple[
+    bytes, int, int, int, bytes | None, bytes | None
+]  # key, commit_ts, start_ts, op, value, old value
 
 
 class Recorder:
@@ -41,7 +43,9 @@ class Recorder:
         )
         with self._changed:
             told = self.resolved[-1] if self.resolved else 0
-            self.problems += [f"a row of {row[1]} came after {told} was resolved" for row in rows if row[1] <= told]
+            self.problems += [
+                f"a row of {row[1]} came after {told} was resolved" for row in rows if row[1] <= told
+            ]
             self.rows += rows
             if self._hold:
                 self.held.append(finish)

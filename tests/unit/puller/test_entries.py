@@ -20,7 +20,9 @@ PUT, DELETE = Row.PUT, Row.DELETE
 
 
 def row(kind: int, start_ts: int = 0, commit_ts: int = 0, key: bytes = b"k", **more: object) -> Row:
-    return Row(type=kind, start_ts=start_ts, commit_ts=commit_ts, key=key, op_type=more.pop("op", PUT), **more)
+    return Row(
+        type=kind, start_ts=start_ts, commit_ts=commit_ts, key=key, op_type=more.pop("op", PUT), **more
+    )
 
 
 class Reading:

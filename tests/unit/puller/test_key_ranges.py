@@ -39,7 +39,17 @@ def test_an_empty_end_is_behind_every_other() -> None:
         ([(b"a", b"c"), (b"c", b"e"), (b"e", b"g")], (b"b", b"d"), 2),
         ([(b"a", b"b")], (b"c", b"d"), 0),
     ],
-    ids=["none", "everything", "exact", "open ends", "left missing", "gap", "gap later", "more than asked", "before"],
+    ids=[
+        "none",
+        "everything",
+        "exact",
+        "open ends",
+        "left missing",
+        "gap",
+        "gap later",
+        "more than asked",
+        "before",
+    ],
 )
 def test_the_regions_that_cover_the_left_part_are_counted(
     regions: list[tuple[bytes, bytes]], wanted: tuple[bytes, bytes], covered: int
@@ -71,7 +81,12 @@ def test_the_minimum_of_a_part_looks_at_that_part_only() -> None:
     ts.set(b"b", b"c", 3)
     ts.set(b"c", b"d", 2)
     ts.set(b"d", b"e", 1)
-    assert [ts.min(b"a", b"b"), ts.min(b"a", b"c"), ts.min(b"c", b"z"), ts.min(b"b", b"b\x00")] == [100, 3, 1, 3]
+    assert [ts.min(b"a", b"b"), ts.min(b"a", b"c"), ts.min(b"c", b"z"), ts.min(b"b", b"b\x00")] == [
+        100,
+        3,
+        1,
+        3,
+    ]
     assert ts.min(b"a\xff", b"b") == 100
     assert ts.min(b"b\x00", b"c\x00") == 2
     assert ts.lowest() == 1

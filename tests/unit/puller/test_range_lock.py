@@ -142,7 +142,11 @@ def test_a_span_is_initialized_when_every_key_was_in_an_initialized_part() -> No
 
 def test_holes_and_parts_far_behind_are_named() -> None:
     parts = RangeLock(b"a", b"z", compose_ts(1_000))
-    quick, slow, scanning = lock(parts, "a", "c", 1, 1), lock(parts, "c", "f", 2, 1), lock(parts, "f", "k", 3, 1)
+    quick, slow, scanning = (
+        lock(parts, "a", "c", 1, 1),
+        lock(parts, "c", "f", 2, 1),
+        lock(parts, "f", "k", 3, 1),
+    )
     for part, second in ((quick, 1000), (slow, 900), (scanning, 500)):
         part.resolved_ts = compose_ts(second * 1000)
     parts.initialize(quick)

@@ -247,9 +247,11 @@ def test_an_enqueue_that_waits_raises_when_it_is_cancelled(how: str) -> None:
     waiting = threading.Thread(target=enqueue)
     waiting.start()
     eventually(lambda: len(pipeline.quota._waiting) == 1)
-    {"cancel": lambda: pipeline.cancel(1), "unregister": lambda: pipeline.unregister(1), "close": pipeline.close}[
-        how
-    ]()
+    {
+        "cancel": lambda: pipeline.cancel(1),
+        "unregister": lambda: pipeline.unregister(1),
+        "close": pipeline.close,
+    }[how]()
     waiting.join(5)
     assert outcome == ["cancelled"]
     with pytest.raises(Cancelled):
