@@ -1,0 +1,109 @@
+"""The event store on an S3 server."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from penstock.errors import Fenced
+from penstock.eventstore import paths
+from penstock.eventstore.manifestlog import ManifestLog, load
+from penstock.eventstore.storage import Storage, open_storage
+from penstock.eventstore.store import EventStore
+from penstock.settings import CaptureSettings
+from penstock.tables.decoding.decoder import TidbRowDecoder
+from penstock.testing.events import FixedSchemas, a_table, change, replayed
+from penstock.testing.rawbatches import raw
+
+TABLE = a_table()
+NOW = 1 << 58
+
+
+@pytest.fixture(scope="module")
+def options() -> Iterator[dict[str, str]]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    keys = {"access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
+    endpoint = f"http://{host}:{port}"
+    client = boto3.client(
+        "s3", endpoint_url=endpoint, aws_access_key_id="a", aws_secret_access_key="b", region_name="us-east-1"
+    )
+    client.create_bucket(Bucket="events")
+    client.close()
+    yield {**keys, "endpoint": endpoint, "allow_http": "true"}
+    server.stop()
+
+
+@pytest.fixture
+def storage(options: dict[str, str], request: pytest.FixtureRequest) -> Storage:
+    return open_storage(f"s3://events/{request.node.name}", options)
+
+
+def test_creation_is_conditional_and_listing_ordered(storage: Storage, tmp_path: Path) -> None:
+    assert storage.create("f/2", b"one")
+    assert not storage.create("f/2", b"two")
+    assert storage.read("f/2") == b"one"
+    large = tmp_path / "large"
+    large.write_bytes(bytes(20 * 1024 * 1024))  # several parts
+    storage.write("f/1", large)
+    with storage.open("f/1") as file:
+        assert file.size() == 20 * 1024 * 1024
+    assert storage.names("f/") == ["f/1", "f/2"]
+    assert storage.names("f/", after="f/1") == ["f/2"]
+    storage.delete("f/1")
+    storage.delete("f/1")
+    assert storage.read("f/1") is None
+
+
+def test_of_racing_owners_one_wins_each_number(storage: Storage) -> None:
+    start = threading.Barrier(3)
+    commits: list[str] = []
+
+    def race(name: str) -> None:
+        start.wait()
+        log = ManifestLog.open(storage, "t", writer=name)
+        for number in range(5):
+            try:
+                log.commit(facts=[{"note": f"{name}-{number}"}])
+            except Fenced:
+                return
+            commits.append(f"{name}-{number}")
+
+    racers = [threading.Thread(target=race, args=(name,)) for name in "abc"]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    state = load(storage, "t")
+    assert state.epoch == 3
+    assert sorted(fact["note"] for fact in state.facts) == sorted(commits)
+    assert any(note.endswith("-4") for note in commits)  # the last owner was not disturbed
+
+
+def test_rows_survive_from_the_log_to_objects_in_s3(storage: Storage, tmp_path: Path) -> None:
+    def open_store() -> EventStore:
+        settings = CaptureSettings(data=tmp_path, flush_interval_s=3600, idle_flush_interval_s=3600)
+        store = EventStore(settings, storage, decoder=TidbRowDecoder(), schemas=FixedSchemas.of(TABLE))
+        store.start()
+        return store
+
+    store = open_store()
+    table = store.open_table(1)
+    done = threading.Event()
+    rows = [change(TABLE, NOW + number, {"id": number, "name": "x"}) for number in range(1, 101)]
+    assert table.consume_kv_events(raw(rows), done.set)
+    assert done.wait(10)
+    table.advance_resolved_ts(NOW + 50)
+    assert store.flush(1)
+    store.close(flush=False)
+    store = open_store()
+    table = store.open_table(1)
+    assert table.flushed_ts == NOW + 50
+    table.advance_resolved_ts(NOW + 100)
+    store.close()
+    assert load(storage, paths.table_root(1)).flushed_ts == NOW + 100
+    assert len(replayed(storage, 1, NOW + 100)) == 100

@@ -1,0 +1,118 @@
+"""The schema history: exact by commit timestamps, in whatever order and how often changes come."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from penstock.errors import Unavailable
+from penstock.eventstore.schemas import META_RANGE, SchemaHistory
+from penstock.tables.define import define_table
+from penstock.tables.keys import meta_hash_key, meta_string_key
+from penstock.tables.meta import DATABASES, JOB_HISTORY, database_field, table_field
+from penstock.tables.schema import DatabaseInfo, TableInfo
+from penstock.testing.rawbatches import Change, put, raw
+
+
+def a_table(table_id: int, *columns: str, **rest: object) -> TableInfo:
+    defined = define_table("t", [("id", "bigint primary key"), *((name, "int") for name in columns)])
+    return replace(defined, id=table_id, **rest)  # type: ignore[arg-type]
+
+
+def described(ts: int, table: TableInfo, database_id: int = 1) -> Change:
+    key = meta_hash_key(database_field(database_id), table_field(table.id))
+    return put(ts, key, json.dumps(table.to_json()).encode())
+
+
+def dropped(ts: int, table_id: int, database_id: int = 1) -> Change:
+    return put(ts, meta_hash_key(database_field(database_id), table_field(table_id)), None)
+
+
+def database(ts: int, database_id: int, name: str) -> Change:
+    info = DatabaseInfo(id=database_id, name=name)
+    return put(ts, meta_hash_key(DATABASES, database_field(database_id)), json.dumps(info.to_json()).encode())
+
+
+def history(*changes: Change, resolved_ts: int = 100) -> SchemaHistory:
+    made = SchemaHistory()
+    if changes:
+        assert not made.consume_kv_events(raw(changes), lambda: None)
+    made.advance_resolved_ts(resolved_ts)
+    return made
+
+
+def versions(made: SchemaHistory, table_id: int, from_ts: int, to_ts: int) -> list[tuple[int, int]]:
+    found = made.versions(table_id, from_ts, to_ts)
+    return [(each.since_ts, len(each.table.columns)) for each in found]
+
+
+@pytest.mark.parametrize(
+    ("from_ts", "to_ts", "expected"),
+    [
+        pytest.param(0, 100, [(10, 1), (20, 2), (30, 3)], id="all, older rows with the oldest"),
+        pytest.param(10, 19, [(10, 1)], id="between two changes"),
+        pytest.param(18, 20, [(10, 1), (20, 2)], id="up to and including a change"),
+        pytest.param(19, 25, [(20, 2)], id="the first row can be of the new version only"),
+        pytest.param(20, 29, [(20, 2)], id="after a change"),
+        pytest.param(40, 50, [(30, 3)], id="after all"),
+    ],
+)
+def test_a_range_has_the_versions_in_force(from_ts: int, to_ts: int, expected: list[tuple[int, int]]) -> None:
+    changes = [described(30, a_table(7, "a", "b")), described(10, a_table(7)), described(20, a_table(7, "a"))]
+    assert versions(history(*changes, *changes), 7, from_ts, to_ts) == expected
+
+
+def test_nothing_is_said_beyond_what_is_complete() -> None:
+    made = history(described(10, a_table(7)), resolved_ts=15)
+    with pytest.raises(Unavailable, match="up to 15"):
+        made.versions(7, 0, 16)
+    made.advance_resolved_ts(12)
+    assert made.resolved_ts() == 15
+
+
+def test_an_unknown_table_is_waited_for() -> None:
+    with pytest.raises(Unavailable, match="no schema"):
+        history(described(10, a_table(7))).versions(8, 0, 50)
+    with pytest.raises(Unavailable, match="no schema"):
+        history(described(10, a_table(7))).versions(7, 0, 9)
+
+
+def test_tables_are_listed_with_their_database_and_their_end() -> None:
+    made = history(
+        database(1, 1, "shop"), described(10, a_table(7)), described(11, a_table(8)), dropped(20, 8),
+        described(200, a_table(9)),
+    )  # fmt: skip
+    assert [(each.physical_id, each.database, each.dropped_ts) for each in made.tables_ever()] == [
+        (7, "shop", 0),
+        (8, "shop", 20),
+    ]
+    assert versions(made, 8, 0, 50) == [(11, 1)]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_move_to_another_database_is_no_end(order: int) -> None:
+    moves = [dropped(20, 7, 1), described(20, a_table(7), 2)][::order]
+    made = history(database(1, 1, "old"), database(1, 2, "new"), described(10, a_table(7)), *moves)
+    (table,) = made.tables_ever()
+    assert (table.database, table.dropped_ts) == ("new", 0)
+
+
+def test_partitions_read_with_the_schema_of_their_table() -> None:
+    parts = {"enable": True, "definitions": [{"id": 71}, {"id": 72}]}
+    made = history(described(10, a_table(7, extra={"partition": parts})))
+    assert [each.physical_id for each in made.tables_ever()] == [71, 72]
+    assert versions(made, 72, 0, 50) == [(10, 1)]
+
+
+def test_views_hold_no_rows() -> None:
+    assert list(history(described(10, a_table(7, extra={"view": {"x": 1}}))).tables_ever()) == []
+
+
+def test_other_meta_keys_are_passed_over() -> None:
+    made = history(
+        put(5, meta_string_key(b"SchemaVersionKey"), b"1"),
+        put(5, meta_hash_key(JOB_HISTORY, b"x" * 8), b"{}"),
+        put(5, meta_hash_key(database_field(1), b"TID:7"), b"40"),
+    )
+    assert list(made.tables_ever()) == []
+    assert META_RANGE == (b"m", b"n")
