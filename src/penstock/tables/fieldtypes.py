@@ -62,6 +62,7 @@ class ColumnFlag(IntFlag):
 
 
 NO_FLAGS = ColumnFlag(0)
+_UNSIGNED, _NOT_NULL = ColumnFlag.UNSIGNED.value, ColumnFlag.NOT_NULL.value  # asked for every value
 INTEGER_BITS = {Tp.TINY: 8, Tp.SHORT: 16, Tp.INT24: 24, Tp.LONG: 32, Tp.LONGLONG: 64}
 BLOBS = frozenset({Tp.TINY_BLOB, Tp.BLOB, Tp.MEDIUM_BLOB, Tp.LONG_BLOB})
 STRINGS = frozenset({Tp.VARCHAR, Tp.VAR_STRING, Tp.STRING, *BLOBS})
@@ -123,12 +124,12 @@ class FieldType:
     @property
     def unsigned(self) -> bool:
         """Whether an integer has no sign."""
-        return bool(self.flag & ColumnFlag.UNSIGNED)
+        return self.flag.value & _UNSIGNED != 0
 
     @property
     def not_null(self) -> bool:
         """Whether NULL is refused."""
-        return bool(self.flag & ColumnFlag.NOT_NULL)
+        return self.flag.value & _NOT_NULL != 0
 
     @property
     def is_string(self) -> bool:

@@ -104,15 +104,28 @@ def _sizes(column: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _heads(columns: list[ColumnInfo], valid: Mask, ends: npt.NDArray[np.int64], large: Mask) -> pa.Array:
-    shapes, which = np.unique(np.vstack([valid, large]), axis=1, return_inverse=True)
+    which = _shapes([*valid, large])
     made, order = [], []
-    for nth in range(shapes.shape[1]):
-        rows = np.flatnonzero(which.reshape(-1) == nth)
-        made.append(_shape_heads(columns, shapes[:-1, nth], ends[:, rows], large=bool(shapes[-1, nth])))
+    for shape in range(int(which.max(initial=-1)) + 1):
+        rows = np.flatnonzero(which == shape)
+        one = rows[0]
+        made.append(_shape_heads(columns, valid[:, one], ends[:, rows], large=bool(large[one])))
         order.append(rows)
-    places = np.empty(valid.shape[1], dtype=np.int64)
-    places[np.concatenate(order)] = np.arange(valid.shape[1])
+    if not made:
+        return pa.array([], pa.binary())
+    places = np.empty(len(which), dtype=np.int64)
+    places[np.concatenate(order)] = np.arange(len(which))
     return pa.concat_arrays(made).take(pa.array(places))
+
+
+def _shapes(marks: list[Mask]) -> Ints:
+    """Number the rows by which of these marks they have, equal ones alike, from 0 on."""
+    which = np.zeros(len(marks[0]), dtype=np.int64)
+    for mark in marks:
+        if which.max(initial=0) >= 1 << 61:
+            which = np.unique(which, return_inverse=True)[1].reshape(-1)
+        which = which * 2 + mark
+    return np.unique(which, return_inverse=True)[1].reshape(-1)
 
 
 def _shape_heads(

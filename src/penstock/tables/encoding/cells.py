@@ -35,7 +35,7 @@ def _one_by_one(kind: FieldType, column: pa.Array) -> pa.Array:
 
 def _integers(kind: FieldType, column: pa.Array) -> pa.Array:
     if column.type == UNSIGNED_LONG:
-        return _one_by_one(kind, column)
+        return _unsigned_longs(column)
     valid = _valid(column)
     wide = np.asarray(column.fill_null(0)).astype(np.int64)
     bits = INTEGER_BITS[kind.tp]
@@ -43,6 +43,20 @@ def _integers(kind: FieldType, column: pa.Array) -> pa.Array:
     if (wide < low).any() or (wide > high).any():
         raise Invalid(f"a {kind.tp.name} column holds {low} to {high}; a value is outside")
     return _minimal(wide, valid, signed=not kind.unsigned)
+
+
+def _unsigned_longs(column: pa.Array) -> pa.Array:
+    low, high = _decimal_words(column)
+    if high.any():
+        raise Invalid("a LONGLONG column without sign holds 0 to 18446744073709551615; a value is outside")
+    return _minimal(low, _valid(column), signed=False)
+
+
+def _decimal_words(column: pa.Array) -> tuple[Ints, Ints]:
+    """The low and high halves of decimals, in units of their last digit; 0 for nulls."""
+    filled = column.fill_null(0)
+    halves = np.frombuffer(filled.buffers()[1], dtype=np.int64)[filled.offset * 2 :][: len(filled) * 2]
+    return halves[0::2], halves[1::2]
 
 
 def _minimal(numbers: Ints, valid: Mask, *, signed: bool) -> pa.Array:
@@ -67,9 +81,7 @@ def _floats(_: FieldType, column: pa.Array) -> pa.Array:
 def _decimals(kind: FieldType, column: pa.Array) -> pa.Array:
     if kind.precision > _LONG_DIGITS:
         return _one_by_one(kind, column)
-    units = np.frombuffer(column.fill_null(0).buffers()[1], dtype=np.int64)[column.offset * 2 :: 2][
-        : len(column)
-    ]
+    units, _ = _decimal_words(column)  # so few digits fit the low half
     negative, left = units < 0, np.abs(units)
     pieces: list[npt.NDArray[np.uint8]] = []
     for digits in reversed(parts_of(kind.precision, kind.scale)):
