@@ -7,14 +7,12 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
-from typing import Literal, TextIO
+from typing import TextIO
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-def configure(
-    *, style: Literal["text", "json"] = "text", level: str = "INFO", stream: TextIO | None = None
-) -> None:
+def configure(*, style: str = "text", level: str = "INFO", stream: TextIO | None = None) -> None:
     """Send Penstock's logs to a stream (standard error by default)."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())

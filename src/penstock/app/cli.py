@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,22 @@ app = typer.Typer(
 )
 
 
+class LogFormat(StrEnum):
+    """For people or for machines."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(StrEnum):
+    """Python's levels, in small letters."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         print(f"penstock {__version__}")
@@ -29,12 +46,16 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[
+    _version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
     ] = False,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="How log lines look, on standard error.")
+    ] = LogFormat.TEXT,
+    log_level: Annotated[LogLevel, typer.Option(help="The least important lines to show.")] = LogLevel.INFO,
 ) -> None:
-    pass
+    logs.configure(style=log_format.value, level=log_level.value.upper())
 
 
 @app.command()
@@ -97,7 +118,6 @@ def demo(seconds: Annotated[float, typer.Option(help="How long the workload runs
 
 def main() -> None:
     """Run the command line; an error is one line on standard error and exit code 2."""
-    logs.configure()
     try:
         app()
     except PenstockError as error:

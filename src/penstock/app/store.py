@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from penstock.settings import Settings, StoreSettings
 from penstock.store.cluster import Cluster
 
 __all__ = ["StoreOptions", "serve", "store_settings"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,8 @@ async def serve(settings: StoreSettings) -> None:
         ready = {"cluster_id": cluster.cluster_id, "pd": cluster.pd_addr, "stores": cluster.store_addrs}
         with contextlib.suppress(BrokenPipeError):  # nobody has to read it
             print(json.dumps(ready), flush=True)
+        _log.info("store is ready", extra={"pd_addr": cluster.pd_addr, "data": str(settings.data)})
         await stopping.wait()
     finally:
         await cluster.stop()
+        _log.info("store has stopped", extra={"data": str(settings.data)})

@@ -93,7 +93,29 @@ def test_it_says_when_it_is_ready_and_stops_when_asked(tmp_path: Path, number: s
                 pass
         child.send_signal(number)
         rest, errors = child.communicate(timeout=20)
-    assert (child.returncode, rest, errors) == (0, "", "")
+    assert (child.returncode, rest) == (0, "")
+    assert [line.split()[1] for line in errors.splitlines()] == ["INFO", "INFO"], errors
+
+
+def test_logs_are_json_for_machines_when_asked(tmp_path: Path) -> None:
+    command = [
+        *PENSTOCK,
+        "--log-format",
+        "json",
+        "store",
+        "--pd-addr",
+        "127.0.0.1:0",
+        "--data",
+        str(tmp_path),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        ready = json.loads(child.stdout.readline())
+        child.send_signal(signal.SIGTERM)
+        _, errors = child.communicate(timeout=30)
+    lines = [json.loads(line) for line in errors.splitlines()]
+    assert [line["message"] for line in lines] == ["store is ready", "store has stopped"]
+    assert lines[0]["pd_addr"] == ready["pd"]
 
 
 def test_a_busy_address_is_named(tmp_path: Path) -> None:
