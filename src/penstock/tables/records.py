@@ -69,7 +69,12 @@ def value_of(table: TableInfo, record: Record) -> bytes:
 def _left_out(table: TableInfo, column: ColumnInfo, datum: Datum) -> bool:
     if column in table.handle_columns:
         return in_key_only(table, column)
-    return datum.kind is Kind.NULL and column.default is None
+    return datum.kind is Kind.NULL and reads_null_when_absent(column)
+
+
+def reads_null_when_absent(column: ColumnInfo) -> bool:
+    """Whether a NULL need not be written: a row without the column reads so."""
+    return column.default is None and column.origin_default is None
 
 
 def in_key_only(table: TableInfo, column: ColumnInfo) -> bool:

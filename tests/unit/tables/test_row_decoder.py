@@ -10,9 +10,11 @@ import pytest
 
 from penstock.errors import Corrupt, Invalid
 from penstock.tables import alter
+from penstock.tables.arrow import arrow_schema
 from penstock.tables.codec import decimals, rows
 from penstock.tables.decoding.decoder import TidbRowDecoder, decode_rows, int_handles
 from penstock.tables.define import define_table
+from penstock.tables.encoding.bulk import encode_batch
 from penstock.tables.keys import record_key
 from penstock.tables.raw import RAW_SCHEMA, Op
 from penstock.tables.records import handle_of, read_record, row_of, to_record, value_of
@@ -53,6 +55,16 @@ def test_a_column_added_later_reads_as_its_default_in_older_rows():
     assert (old["a"], old["b"], old["c"], old["e"], old["f"], old["g"]) == (5, "new", 0, None, None, 257)
     assert old["d"].isoformat() == "2024-02-29T01:02:03.500000+00:00"
     assert (new["a"], new["b"], new["d"], new["f"]) == (None, "", None, 1)
+
+
+def test_a_null_written_over_a_forgotten_default_stays_null():
+    info = alter.add_column(table(a="int"), "b", "varchar(9) default 'old'")
+    info = alter.modify_column(info, "b", "varchar(9)")
+    row = {"id": 0, "a": 1, "b": None}
+    value = value_of(info, to_record(info, row, start_ts=0))
+    batch = pa.RecordBatch.from_pylist([row], schema=arrow_schema(info))
+    assert encode_batch(info, batch, start_ts=0).values == [value]
+    assert decode(info, value, rows.encode({2: b"\x01"})) == [{"a": 1, "b": None}, {"a": 1, "b": "old"}]
 
 
 def test_a_row_may_be_all_null_or_empty():

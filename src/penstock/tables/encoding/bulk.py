@@ -13,7 +13,7 @@ from penstock.tables.codec.rows import FLAG_LARGE, VERSION_2, cell_of
 from penstock.tables.decoding.cells import Ints, Mask
 from penstock.tables.encoding.cells import column_cells
 from penstock.tables.keys import record_prefix
-from penstock.tables.records import checked_datum, default_value
+from penstock.tables.records import checked_datum, default_value, reads_null_when_absent
 from penstock.tables.schema import ColumnInfo, HandleKind, TableInfo
 
 _SMALL_ID_MAX = 0xFF
@@ -136,7 +136,7 @@ def _shape_heads(
     nulls = [
         column.id
         for column, has in zip(columns, filled, strict=True)
-        if not has and column.default is not None
+        if not has and not reads_null_when_absent(column)
     ]
     wide = large or any(number > _SMALL_ID_MAX for number in ids + nulls)
     head = struct.pack("<BBHH", VERSION_2, FLAG_LARGE if wide else 0, len(ids), len(nulls))
