@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from penstock.store.engine import Cf, Mutation
 from penstock.store.mvcc import keys
-from penstock.store.mvcc.records import SHORT_VALUE_MAX, Lock, LockKind, Write, WriteKind
+from penstock.store.mvcc.records import SHORT_VALUE_MAX, WRITE_KINDS, Lock, LockKind, Write
 from penstock.store.observe import Change, ChangeKind, Op
 
 _OPS = {LockKind.PUT: Op.PUT, LockKind.DELETE: Op.DELETE, LockKind.LOCK: Op.LOCK}
@@ -60,13 +60,13 @@ class Effects:
         """Write the version that `lock` would have announced, without ever writing the lock."""
         if lock.kind is LockKind.PUT:
             self._place_value(key, lock, value)
-        self.put_write(key, commit_ts, Write(WriteKind(lock.kind), lock.start_ts, lock.short_value))
+        self.put_write(key, commit_ts, Write(WRITE_KINDS[lock.kind], lock.start_ts, lock.short_value))
         if lock.has_data:
             self._tell(ChangeKind.COMMITTED, key, lock, commit_ts, value)
 
     def commit(self, key: bytes, lock: Lock, commit_ts: int) -> None:
         """Turn a prewrite lock into a version."""
-        write = Write(WriteKind(lock.kind), lock.start_ts, lock.short_value)
+        write = Write(WRITE_KINDS[lock.kind], lock.start_ts, lock.short_value)
         write.overlapped_rollback = commit_ts in lock.rollbacks
         self.put_write(key, commit_ts, write)
         self.release(key, lock, commit_ts)

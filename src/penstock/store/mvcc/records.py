@@ -90,7 +90,7 @@ class Write:
             raise Corrupt("a version is cut short; restore the data directory from a copy")
         flags, start_ts = _WRITE_HEAD.unpack_from(stored)
         return cls(
-            _WRITE_KINDS[flags & _KIND_MASK],
+            WRITE_KINDS[flags & _KIND_MASK],
             start_ts,
             stored[WRITE_HEAD_BYTES:] if flags & _SHORT else None,
             bool(flags & _OVERLAPPED_ROLLBACK),
@@ -107,7 +107,7 @@ class Write:
         return commit_ts == start_ts and (self.kind is WriteKind.ROLLBACK or self.overlapped_rollback)
 
 
-_WRITE_KINDS = tuple(WriteKind)
+WRITE_KINDS = tuple(WriteKind)  # by value
 
 # A lock: kind, flags, start_ts, ttl, for_update_ts, txn_size, min_commit_ts, length of the primary, primary;
 # then secondaries (count, then length and bytes each) and rollbacks (count, timestamps) when flagged;
@@ -118,6 +118,7 @@ _LOCK_SHORT = 0x01
 _LOCK_ASYNC = 0x02
 _LOCK_ROLLBACKS = 0x04
 _LOCK_CONFLICT = 0x08
+_LOCK_KINDS = {kind.value: kind for kind in LockKind}
 
 
 @dataclass(slots=True)
@@ -177,7 +178,7 @@ class Lock:
         """Read the stored form; raise Corrupt when it is none."""
         try:
             return cls._decode(stored)
-        except (struct.error, ValueError) as error:
+        except (struct.error, KeyError) as error:
             raise Corrupt("a lock's record is damaged; restore the data directory from a copy") from error
 
     @classmethod
@@ -187,7 +188,7 @@ class Lock:
         )
         at = _LOCK_HEAD.size + size
         lock = cls(
-            LockKind(kind),
+            _LOCK_KINDS[kind],
             start_ts,
             stored[_LOCK_HEAD.size : at],
             ttl,
