@@ -59,10 +59,15 @@ def decode_sides(raw: pa.RecordBatch, table: TableInfo, decoder: RowDecoder) -> 
         raw.column("start_ts").cast(pa.int64()),
     ]
     data = pa.RecordBatch.from_arrays(
-        [*decoded.data.columns, *(column.take(decoded.data_rows) for column in system)],
+        [*decoded.data.columns, *(_at(column, decoded.data_rows) for column in system)],
         schema=side_schema(table, "data"),
     )
     return Sides(data, _tombstones(raw, table, decoded.old, decoded.old_rows, system))
+
+
+def _at(column: pa.Array, rows: pa.Array) -> pa.Array:
+    """A column at some of its rows, which are in order; all of them cost nothing."""
+    return column if len(rows) == len(column) else column.take(rows)
 
 
 def _handles(keys: pa.Array) -> pa.Array:
@@ -81,5 +86,5 @@ def _tombstones(
     before = pa.StructArray.from_arrays(old.columns, fields=list(old.schema), mask=unknown)
     keys = [old.column(name) for name in schema.names[: -len(system) - 1]]
     return pa.RecordBatch.from_arrays(
-        [*keys, *(column.take(rows) for column in system), before], schema=schema
+        [*keys, *(_at(column, rows) for column in system), before], schema=schema
     )

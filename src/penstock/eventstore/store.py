@@ -5,13 +5,12 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from penstock import metrics
 from penstock.clock import SYSTEM, Clock, physical_ms
-from penstock.errors import Fenced, PenstockError, Unavailable
-from penstock.eventstore import rows
+from penstock.errors import PenstockError, Unavailable
 from penstock.eventstore.building import Build, Schemas
+from penstock.eventstore.flushes import Flusher, Table
 from penstock.eventstore.flushing import FlushPolicy, TableLoad
 from penstock.eventstore.frames import Frame, FrameKind, decode_rows
 from penstock.eventstore.memory import MemoryBudget
@@ -25,19 +24,6 @@ from penstock.tables.decoding.decoder import RowDecoder
 _log = logging.getLogger(__name__)
 
 _TICK_S = 0.2
-_RETRY_FIRST_S = 0.5
-_RETRY_MAX_S = 30.0
-
-
-@dataclass(slots=True)
-class Table:
-    """A table that this store owns."""
-
-    rows: TableRows
-    ownership: Ownership
-    flushing: threading.Lock
-    retry_at: float = 0.0
-    failures: int = 0
 
 
 class EventStore:
@@ -67,7 +53,15 @@ class EventStore:
         self._on_failure = on_failure
         self._writer = f"{settings.id}/{clock.unique_id()[:12]}"
         self.schemas = schemas
-        self._build = Build(storage, decoder, settings.data / "scratch", settings.large_txn_bytes, clock)
+        scratch = settings.data / "scratch"
+        self._flusher = Flusher(
+            Build(storage, decoder, scratch, settings.large_txn_bytes, clock),
+            schemas,
+            settings.sort_bytes,
+            clock,
+            fenced=self._fenced,
+            failed=self._fail,
+        )
         self._wal = Wal(
             settings.data / "wal",
             segment_bytes=settings.wal_segment_bytes,
@@ -135,7 +129,7 @@ class EventStore:
                 admit=self._admit,
                 advanced=self._wake_if_due,
             )
-            self._tables[table_id] = Table(table, ownership, threading.Lock())
+            self._tables[table_id] = Table(table, ownership)
         self._wal.flushed(table_id, flushed_ts)
         return table
 
@@ -146,7 +140,7 @@ class EventStore:
         if table is not None:
             with table.flushing:
                 if flush:
-                    self._try_flush(table)
+                    self._flusher.flush(table)
             table.rows.disown()
             with self._lock:
                 self._tables.pop(table_id, None)
@@ -178,7 +172,7 @@ class EventStore:
         with self._lock:
             table = self._tables[table_id]
         with table.flushing:
-            return self._try_flush(table)
+            return self._flusher.flush(table)
 
     def close(self, *, flush: bool = True) -> None:
         """Stop; flush every table first unless told otherwise. What is not flushed stays in the log."""
@@ -192,7 +186,7 @@ class EventStore:
         if flush and self._failure is None:
             for table in list(self._tables.values()):
                 with table.flushing:
-                    self._try_flush(table)
+                    self._flusher.flush(table)
         self._wal.close()
 
     def _admit(self) -> None:
@@ -242,72 +236,17 @@ class EventStore:
 
         def work() -> None:
             try:
-                self._try_flush(table)
+                self._flusher.flush(table)
             finally:
                 table.flushing.release()
                 self._wake.set()
 
         self._pool.submit(work)
 
-    def _try_flush(self, table: Table) -> bool:
-        """Flush, and decide what a failure means; the caller holds the table's flush lock."""
-        try:
-            self._flush(table)
-        except Unavailable as error:
-            table.failures += 1
-            pause = min(_RETRY_MAX_S, _RETRY_FIRST_S * 2 ** (table.failures - 1))
-            table.retry_at = self._clock.monotonic() + pause
-            metrics.EVENTSTORE_FLUSH_FAILURES_TOTAL.labels("unavailable").inc()
-            _log.warning(
-                "flush failed; it will be tried again",
-                extra={"table_id": table.rows.table_id, "reason": str(error), "pause_s": pause},
-            )
-            return False
-        except Fenced as error:
-            metrics.EVENTSTORE_FLUSH_FAILURES_TOTAL.labels("fenced").inc()
-            _log.warning("table lost", extra={"table_id": table.rows.table_id, "reason": str(error)})
-            table.rows.disown()
-            with self._lock:
-                self._tables.pop(table.rows.table_id, None)
-            self._on_fenced(table.rows.table_id)
-            return False
-        except PenstockError as error:
-            metrics.EVENTSTORE_FLUSH_FAILURES_TOTAL.labels("failed").inc()
-            self._fail(error)
-            return False
-        except Exception as error:
-            _log.exception("a flush failed unexpectedly", extra={"table_id": table.rows.table_id})
-            self._fail(PenstockError(f"a flush of table {table.rows.table_id} failed ({error!r})"))
-            raise
-        table.failures = 0
-        return True
-
-    def _flush(self, table: Table) -> None:
-        started = self._clock.monotonic()
-        held_rows = table.rows
-        settled = table.ownership.settle()
-        if settled.flushed_ts > held_rows.flushed_ts:
-            held_rows.release(settled.flushed_ts)
-        from_ts = held_rows.flushed_ts
-        to_ts = min(held_rows.resolved_ts, self.schemas.resolved_ts())
-        if to_ts <= from_ts:
-            return
-        versions = self.schemas.versions(held_rows.table_id, from_ts, to_ts)
-        held = held_rows.held(from_ts, to_ts)
-        made = []
-        if held:
-            ordered = rows.ordered(
-                lambda: held_rows.load(held, from_ts, to_ts),
-                sum(each.nbytes for each in held),
-                memory_bytes=self._settings.sort_bytes,
-                scratch=self._settings.data / "scratch",
-            )
-            made = self._build.objects(versions, held_rows.table_id, ordered)
-        table.ownership.commit(made, to_ts, versions)
-        held_rows.release(to_ts)
-        for info in made:
-            metrics.EVENTSTORE_FLUSHED_ROWS_TOTAL.labels(info.side).inc(info.rows)
-        metrics.EVENTSTORE_FLUSH_SECONDS.observe(self._clock.monotonic() - started)
+    def _fenced(self, table: Table) -> None:
+        with self._lock:
+            self._tables.pop(table.rows.table_id, None)
+        self._on_fenced(table.rows.table_id)
 
     def _fail(self, error: PenstockError) -> None:
         """End the store: nothing more is accepted. What was acknowledged is in the log."""

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.clock import SYSTEM, SystemClock
 from penstock.errors import Unavailable
-from penstock.eventstore import store as store_module
+from penstock.eventstore import flushes
 from penstock.eventstore.storage import Storage, open_storage
 from penstock.eventstore.store import EventStore
 from penstock.settings import CaptureSettings
@@ -61,8 +61,8 @@ def test_every_change_arrives_once_however_storage_behaves(
     seed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_SEED", seed)
-    monkeypatch.setattr(store_module, "_RETRY_FIRST_S", 0.01)
-    monkeypatch.setattr(store_module, "_RETRY_MAX_S", 0.05)
+    monkeypatch.setattr(flushes, "_RETRY_FIRST_S", 0.01)
+    monkeypatch.setattr(flushes, "_RETRY_MAX_S", 0.05)
     clock = SystemClock()
     weather = _Weather(open_storage("memory:///"), clock)
     settings = CaptureSettings(
