@@ -43,7 +43,7 @@ class ConcurrencyManager:
     def lift(self, locks: Iterable[tuple[bytes, Lock]]) -> None:
         """Forget guards whose write is visible."""
         for key, _ in locks:
-            del self._guards[key]
+            self._guards.pop(key, None)  # a request may name a key twice
 
     def guards_of(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Lock]]:
         """Yield the guards on some keys."""

@@ -340,12 +340,10 @@ def _family_options(cf: Cf, cache: Cache) -> Options:
 
 
 def _refusal(path: Path, reason: str) -> Invalid | Corrupt:
-    if "lock file" in reason.lower() or "lock hold" in reason.lower():
-        if "ermission" in reason:
-            return Invalid(f"data directory {path} is not writable; give this user the right to write it")
+    if "ermission denied" in reason:
+        return Invalid(f"data directory {path} is not writable; give this user the right to write it")
+    if "lock file" in reason or "lock hold" in reason:
         return Invalid(f"data directory {path} is in use by another process; stop it or choose another one")
     if reason.startswith("Corruption"):
         return Corrupt(f"data directory {path} is damaged ({reason}); keep a copy and restore a backup")
-    return Invalid(
-        f"data directory {path} cannot be opened ({reason}); check its rights, or choose another one"
-    )
+    return Invalid(f"data directory {path} cannot be opened ({reason}); choose another one")

@@ -86,7 +86,7 @@ class Storage:
         """Give pessimistic locks up; without keys, all of the transaction's in the region."""
 
         def act(reader: MvccReader, effects: Effects) -> None:
-            for key in request.keys:
+            for key in dict.fromkeys(request.keys):
                 pessimistic.unlock_key(reader, effects, key, request.start_version, request.for_update_ts)
 
         if request.keys:
@@ -99,7 +99,7 @@ class Storage:
         """Turn locks into versions, all or none."""
 
         def act(reader: MvccReader, effects: Effects) -> None:
-            for key in request.keys:
+            for key in dict.fromkeys(request.keys):
                 commit(reader, effects, key, request.start_version, request.commit_version)
 
         try:
@@ -136,7 +136,7 @@ class Storage:
         """Roll a transaction back on its keys, all or none."""
 
         def act(reader: MvccReader, effects: Effects) -> None:
-            for key in request.keys:
+            for key in dict.fromkeys(request.keys):
                 resolve_key(reader, effects, key, request.start_version, 0)
 
         self.concurrency.update_max_ts(request.start_version)
@@ -186,7 +186,7 @@ class Storage:
         """Commit or roll back the locks of transactions whose fate is known."""
 
         def act(reader: MvccReader, effects: Effects) -> None:
-            for key in request.keys:
+            for key in dict.fromkeys(request.keys):
                 resolve_key(reader, effects, key, request.start_version, request.commit_version)
 
         fates = fates_of(request)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Corrupt, Invalid, Unavailable
-from penstock.store.engine import Cf, Engine
+from penstock.store.engine import Cf, Engine, View
 
 
 @pytest.fixture
@@ -53,6 +53,39 @@ async def test_ranges_are_half_open_both_ways(path: Path) -> None:
         assert [key for key, _ in view.iterate(Cf.RAW, lower, upper)] == expected
         assert [key for key, _ in view.iterate_reverse(Cf.RAW, lower, upper)] == expected[::-1]
     engine.close()
+
+
+async def test_iterations_of_a_view_do_not_disturb_each_other(path: Path) -> None:
+    engine = Engine.open(path, sync=False)
+    await engine.write([(Cf.WRITE, bytes([i]), b"") for i in range(9)])
+    view = engine.view()
+    pairs = list(zip(view.iterate(Cf.WRITE), view.iterate_reverse(Cf.WRITE), strict=True))
+    assert pairs == [((bytes([i]), b""), (bytes([8 - i]), b"")) for i in range(9)]
+    running = [view.iterate(Cf.WRITE), view.iterate(Cf.WRITE)]
+    assert [next(pairs) for pairs in running] == [(b"\0", b"")] * 2
+    with pytest.raises(AssertionError, match="too many iterations"):
+        next(view.iterate(Cf.WRITE))
+    running.pop().close()  # type: ignore[attr-defined]
+    assert next(view.iterate(Cf.WRITE)) == (b"\0", b"")
+    engine.close()
+
+
+@pytest.mark.parametrize("direction", ["iterate", "iterate_reverse"])
+def test_a_read_error_is_not_taken_for_the_end(direction: str) -> None:
+    class Broken:
+        def seek(self, _: bytes) -> None: ...
+
+        def seek_to_last(self) -> None: ...
+
+        def valid(self) -> bool:
+            return False
+
+        def status(self) -> None:
+            raise OSError("IO error: a block cannot be read")
+
+    view = View((), [(Cf.RAW, Broken())])  # type: ignore[list-item]
+    with pytest.raises(OSError, match="cannot be read"):
+        list(getattr(view, direction)(Cf.RAW))
 
 
 async def test_a_view_is_one_moment_for_every_family(path: Path) -> None:
@@ -163,6 +196,29 @@ def test_a_path_that_cannot_be_a_directory_is_refused(tmp_path: Path, name: str)
     (tmp_path / "file").write_text("")
     with pytest.raises(Invalid, match="choose another one"):
         Engine.open(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("reason", "error", "advice"),
+    [
+        ("Permission denied (os error 13)", Invalid, "is not writable; give this user the right"),
+        ("IO error: while open a file for lock: /d/LOCK: Permission denied", Invalid, "is not writable"),
+        ("IO error: While lock file: /d/LOCK: Resource temporarily unavailable", Invalid, "is in use"),
+        ("IO error: lock hold by current process, acquire time 1", Invalid, "is in use"),
+        ("Corruption: bad record", Corrupt, "is damaged .Corruption: bad record.; keep a copy"),
+        ("Invalid argument: something new", Invalid, "cannot be opened .Invalid argument: something new."),
+    ],
+)
+def test_each_reason_not_to_open_is_one_clear_line(
+    reason: str, error: type[Exception], advice: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(reason)
+
+    monkeypatch.setattr("penstock.store.engine.Rdict", refuse)
+    with pytest.raises(error, match=advice) as caught:
+        Engine.open(path)
+    assert "\n" not in str(caught.value)
 
 
 def test_damaged_files_are_reported_and_kept(path: Path) -> None:
