@@ -1,0 +1,182 @@
+"""A capture against an embedded cluster in this process: tables that come, change and go."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import flight
+
+from penstock.clock import SYSTEM
+from penstock.errors import Invalid
+from penstock.eventstore import paths
+from penstock.eventstore.capture import Capture
+from penstock.eventstore.flight import write_ticket
+from penstock.eventstore.manifestlog import ManifestLog, load
+from penstock.eventstore.reading import ReadRange
+from penstock.eventstore.storage import open_storage
+from penstock.kv import Client
+from penstock.settings import Settings, StoreSettings
+from penstock.store.cluster import Cluster
+from penstock.tables import Catalog
+from penstock.testing.events import replayed
+
+COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
+
+
+class Bench:
+    """A cluster, its catalog, and the captures that a test starts."""
+
+    def __init__(self, folder: Path, cluster: Cluster, client: Client) -> None:
+        self.folder = folder
+        self.cluster = cluster
+        self.client = client
+        self.db = Catalog(client)
+        self.storage = open_storage(f"file://{folder}/events")
+        self._captures: list[Capture] = []
+
+    async def do(self, work: Callable[..., Any], *given: Any) -> Any:
+        """Run blocking work beside the loop."""
+        return await asyncio.to_thread(work, *given)
+
+    async def insert(self, name: str, rows: list[dict[str, Any]]) -> None:
+        await self.do(lambda: self.db.table(name).insert(rows))
+
+    async def capture(self, name: str = "a", *, data: str = "", **settings: Any) -> Capture:
+        given: dict[str, Any] = {
+            "id": name,
+            "data": self.folder / (data or name),
+            "storage": f"file://{self.folder}/events",
+            "flush_interval_s": 0.2,
+            "idle_flush_interval_s": 0.4,
+            "flight_addr": "127.0.0.1:0",
+            "lease_ttl_s": 3,
+        }
+        made = await Capture.start(Settings(pd_addrs=(self.cluster.pd_addr,), capture=given | settings))
+        self._captures.append(made)
+        return made
+
+    async def flushed(self, table_id: int) -> int:
+        """Wait until everything of now is in objects; return the timestamp."""
+        ts: int = await self.do(self.client.timestamp)
+        await until(lambda: load(self.storage, paths.table_root(table_id)).flushed_ts >= ts)
+        return ts
+
+    async def close(self) -> None:
+        for capture in self._captures:
+            await capture.stop(flush=False)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if holds():
+            return
+        await SYSTEM.sleep(0.05)
+    raise AssertionError("it did not come to pass within 30 seconds")
+
+
+@asynccontextmanager
+async def bench(folder: Path) -> AsyncIterator[Bench]:
+    settings = StoreSettings(
+        data=folder / "kv", pd_addr="127.0.0.1:0", sync=False, resolved_ts_interval_ms=50
+    )
+    cluster = await Cluster.start(settings)
+    client = await asyncio.to_thread(Client.connect, [cluster.pd_addr])
+    made = Bench(folder, cluster, client)
+    try:
+        await made.do(made.db.create_database, "shop")
+        yield made
+    finally:
+        await made.close()
+        await asyncio.to_thread(client.close)
+        await cluster.stop()
+
+
+async def test_tables_come_change_and_go(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        first = (await b.do(b.db.create_table, "shop.first", COLUMNS)).id
+        await b.insert("shop.first", [{"id": 1, "name": "before the capture"}])
+        capture = await b.capture()
+        assert capture.tables == {first}
+        second = (await b.do(b.db.create_table, "shop.second", COLUMNS)).id
+        await b.insert("shop.second", [{"id": 1, "name": "x"}])
+        await b.do(lambda: b.db.add_column("shop.first", "more", "int"))
+        await b.insert("shop.first", [{"id": 2, "name": "y", "more": 7}])
+        await until(lambda: capture.tables == {first, second})
+        ts = await b.flushed(first)
+        assert sorted(row["id"] for row in replayed(b.storage, first, ts).values()) == [1, 2]
+        facts = load(b.storage, paths.table_root(first)).facts
+        assert [len(fact["table"]["cols"]) for fact in facts] == [2, 3]
+        assert {fact["database"] for fact in facts} == {"shop"}
+        await b.insert("shop.second", [{"id": 2, "name": "the last"}])
+        end = await b.do(b.client.timestamp)
+        await b.do(b.db.drop_table, "shop.second")
+        await until(lambda: capture.tables == {first})
+        assert len(replayed(b.storage, second, end)) == 2
+        truncated = (await b.do(b.db.truncate_table, "shop.first")).id
+        await until(lambda: capture.tables == {truncated})
+        assert not capture.failed.done()
+
+
+async def test_rows_are_served_over_flight_before_they_are_flushed(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        table_id = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
+        capture = await b.capture(flush_interval_s=3600, idle_flush_interval_s=3600)
+        await b.insert("shop.t", [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}])
+        ts = await b.do(b.client.timestamp)
+        await until(lambda: capture.store.readable_ts(table_id) >= ts)
+
+        def fetch() -> list[str]:
+            with flight.connect(f"grpc://{capture.flight_addr}") as client:
+                (listed,) = client.list_flights()
+                assert json.loads(listed.descriptor.command)["flushed_ts"] == 0
+                ticket = write_ticket(ReadRange(table_id=table_id, from_ts=0, to_ts=ts, columns=("name",)))
+                found: list[str] = client.do_get(flight.Ticket(ticket)).read_all()["name"].to_pylist()
+                return found
+
+        assert await b.do(fetch) == ["a", "b"]
+        await capture.stop()
+        assert len(replayed(b.storage, table_id, ts)) == 2
+
+
+async def test_a_table_taken_by_another_owner_is_given_up_and_taken_back(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        table_id = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
+        capture = await b.capture()
+        await b.flushed(table_id)
+        await b.do(lambda: ManifestLog.open(b.storage, paths.table_root(table_id), writer="rival"))
+        await b.insert("shop.t", [{"id": 1, "name": "a"}])
+        ts = await b.flushed(table_id)
+        assert len(replayed(b.storage, table_id, ts)) == 1
+        assert load(b.storage, paths.table_root(table_id)).writer.startswith("a/")
+        assert capture.tables == {table_id}
+
+
+async def test_two_captures_of_one_name_are_refused(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        await b.capture("a")
+        with pytest.raises(Invalid, match=r"its own capture\.id"):
+            await b.capture("a", data="elsewhere")
+
+
+async def test_only_wanted_tables_are_captured_and_reserved_names_left_out(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        wanted = (await b.do(b.db.create_table, "shop.orders", COLUMNS)).id
+        await b.do(b.db.create_table, "shop.other", COLUMNS)
+        await b.do(b.db.create_table, "shop.odd", [*COLUMNS, ("_old", "int")])
+        capture = await b.capture(tables=("shop.o[rd]*",))
+        assert capture.tables == {wanted}
+
+
+async def test_gc_is_held_back_at_what_is_not_flushed(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        table_id = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
+        capture = await b.capture()
+        await b.flushed(table_id)
+        flushed_ts = capture.store.tables()[table_id].flushed_ts
+        await capture._hold_back_gc()
+        held = await capture._clients.pd.update_service_gc_safe_point("gc_worker", (1 << 63) - 1, 1 << 62)
+        assert flushed_ts <= held <= capture.store.tables()[table_id].flushed_ts
