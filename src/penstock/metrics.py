@@ -251,7 +251,7 @@ EVENTSTORE_WAL_GROUP_BYTES = Histogram(
 EVENTSTORE_WAL_BYTES = Gauge("penstock_eventstore_wal_bytes", "Bytes of the log on the local disk.")
 EVENTSTORE_ROWS_TOTAL = Counter(
     "penstock_eventstore_rows_total",
-    "Rows handed to the event store: stored, late (already resolved), disowned (the table has a newer owner).",
+    "Rows handed over: stored, late (resolved before), disowned (a newer owner has the table).",
     ["outcome"],
 )
 EVENTSTORE_MEMORY_BYTES = Gauge("penstock_eventstore_memory_bytes", "Unflushed rows held in memory.")

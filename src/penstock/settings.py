@@ -174,7 +174,7 @@ class CaptureSettings(_Frozen):
     storage: str = "file://penstock-data/events"
     """Where tables are kept: file://, s3://, gs://, az:// or memory://; shared by all captures."""
     storage_options: dict[str, str] = Field({}, repr=False)
-    """Endpoint, region and credentials, by obstore's names; the cloud's environment variables count as well."""
+    """Endpoint, region and credentials by obstore's names; the cloud's environment variables count too."""
     tables: tuple[str, ...] = ("*.*",)
     """Tables to capture: database.table, where * and ? stand for any characters."""
     flush_bytes: int = Field(64 * 1024 * 1024, ge=1)

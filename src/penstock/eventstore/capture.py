@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,20 +43,24 @@ class _Clients:
     kv: AsyncClient
     pd: PdClient
     puller: SubscriptionClient
+    _closing: AsyncExitStack
 
     @classmethod
     async def connect(cls, settings: Settings, clock: Clock) -> "_Clients":
-        kv = await AsyncClient.connect(settings.pd_addrs, tls=settings.tls, settings=settings.kv, clock=clock)
-        pd = await PdClient.connect(settings.pd_addrs, tls=settings.tls, settings=settings.kv, clock=clock)
-        puller = await SubscriptionClient.connect(
-            settings.pd_addrs, tls=settings.tls, kv=settings.kv, settings=settings.puller, clock=clock
-        )
-        return cls(kv, pd, puller)
+        addrs, tls = settings.pd_addrs, settings.tls
+        async with AsyncExitStack() as stack:
+            kv = await AsyncClient.connect(addrs, tls=tls, settings=settings.kv, clock=clock)
+            stack.push_async_callback(kv.close)
+            pd = await PdClient.connect(addrs, tls=tls, settings=settings.kv, clock=clock)
+            stack.push_async_callback(pd.close)
+            puller = await SubscriptionClient.connect(
+                addrs, tls=tls, kv=settings.kv, settings=settings.puller, clock=clock
+            )
+            stack.push_async_callback(puller.close)
+            return cls(kv, pd, puller, stack.pop_all())
 
     async def close(self) -> None:
-        await self.puller.close()
-        await self.kv.close()
-        await self.pd.close()
+        await self._closing.aclose()
 
 
 class Capture:
@@ -65,7 +70,9 @@ class Capture:
     captured from the timestamp up to which its manifest, or this capture's own log, is complete.
     """
 
-    def __init__(self, settings: Settings, clients: _Clients, storage: Storage, clock: Clock) -> None:
+    def __init__(
+        self, settings: Settings, clients: _Clients, storage: Storage, data_id: str, clock: Clock
+    ) -> None:
         self._settings: CaptureSettings = settings.capture
         self._clients = clients
         self._clock = clock
@@ -86,7 +93,7 @@ class Capture:
         self._leases = Leases(
             clients.kv,
             capture_id=self._settings.id,
-            data_id=_data_id(self._settings.data, clock),
+            data_id=data_id,
             ttl_s=self._settings.lease_ttl_s,
         )
         self._flight: FlightService | None = None
@@ -94,7 +101,7 @@ class Capture:
         self._refused: set[int] = set()  # tables that cannot be captured; told once
         self._live: Mapping[str, Lease] = {}
         self._rounds: list[asyncio.Task[None]] = []
-        self._forgetting: set[asyncio.Task[None]] = set()
+        self._forgetting: dict[int, asyncio.Task[None]] = {}  # tables that were lost, until they are let go
 
     @classmethod
     async def start(cls, settings: Settings, *, clock: Clock = SYSTEM) -> "Capture":
@@ -106,8 +113,9 @@ class Capture:
         storage = await asyncio.to_thread(
             open_storage, settings.capture.storage, settings.capture.storage_options, clock=clock
         )
+        data_id = await asyncio.to_thread(_data_id, settings.capture.data, clock)
         clients = await _Clients.connect(settings, clock)
-        capture = cls(settings, clients, storage, clock)
+        capture = cls(settings, clients, storage, data_id, clock)
         try:
             await capture._begin()
         except BaseException:
@@ -130,7 +138,7 @@ class Capture:
         """Stop pulling, flush what is complete, let go of the tables. Safe to call twice."""
         for task in self._rounds:
             task.cancel()
-        await asyncio.gather(*self._rounds, *self._forgetting, return_exceptions=True)
+        await asyncio.gather(*self._rounds, *self._forgetting.values(), return_exceptions=True)
         self._rounds = []
         await asyncio.gather(
             *(self._clients.puller.unsubscribe(each) for each in self._subscriptions.values())
@@ -211,12 +219,14 @@ class Capture:
         }
         for table_id in set(self._subscriptions) - mine:
             await self._let_go(table_id)
-        for table_id in self.store.recovered_tables() - mine - set(self._subscriptions):
+        for table_id in self.store.recovered_tables().difference(mine, self._subscriptions, self._forgetting):
             await asyncio.to_thread(self.store.close_table, table_id, flush=False)
-        missing = sorted(mine - set(self._subscriptions))
+        missing = sorted(mine.difference(self._subscriptions, self._forgetting))
         for start in range(0, len(missing), _OPENED_AT_ONCE):
-            chunk = missing[start : start + _OPENED_AT_ONCE]
-            await asyncio.gather(*(self._take(known[table_id]) for table_id in chunk))
+            taking = (self._take(known[table_id]) for table_id in missing[start : start + _OPENED_AT_ONCE])
+            failures = [each for each in await asyncio.gather(*taking, return_exceptions=True) if each]
+            if failures:
+                raise failures[0]
 
     def _candidates(self) -> list[CapturedTable]:
         """Tables to capture: those that are there, and those dropped whose rows may not all be flushed."""
@@ -273,7 +283,7 @@ class Capture:
         held = await self._clients.pd.update_service_gc_safe_point(
             f"penstock-{self._settings.id}", _SAFE_POINT_TTL_S, needed
         )
-        if held > needed:
+        if held > needed > _FIRST_TS:
             _log.warning(
                 "history that a lost machine would need is collected already",
                 extra={"needed_ts": needed, "safe_point": held},
@@ -284,8 +294,8 @@ class Capture:
         subscription = self._subscriptions.pop(table_id, None)
         if subscription is not None:
             task = asyncio.create_task(self._forget(table_id, subscription), name="penstock-capture-forget")
-            self._forgetting.add(task)
-            task.add_done_callback(self._forgetting.discard)
+            self._forgetting[table_id] = task
+            task.add_done_callback(lambda _: self._forgetting.pop(table_id))
 
     async def _forget(self, table_id: int, subscription: int) -> None:
         await self._clients.puller.unsubscribe(subscription)

@@ -84,6 +84,7 @@ class EventStore:
         self._relief = threading.Condition()
         self._crowded = False
         self._stopping = False
+        self._closed = False
         self._failure: PenstockError | None = None
         self._pool = ThreadPoolExecutor(settings.flush_threads, thread_name_prefix="penstock-flush")
         self._scheduler = threading.Thread(target=self._schedule, name="penstock-flushes", daemon=True)
@@ -105,7 +106,8 @@ class EventStore:
 
     def recovered_tables(self) -> set[int]:
         """The tables of which the log still holds something, not opened since the start."""
-        return (set(self._recovered) | set(self._wal.resolved())) - set(self._tables)
+        with self._lock:
+            return (set(self._recovered) | set(self._wal.resolved())) - set(self._tables)
 
     def open_table(self, table_id: int) -> TableRows:
         """Become a table's owner; every other owner is fenced. Blocks on storage.
@@ -142,9 +144,9 @@ class EventStore:
                 if flush:
                     self._flusher.flush(table)
             table.rows.disown()
-            with self._lock:
-                self._tables.pop(table_id, None)
-        self._recovered.pop(table_id, None)
+        with self._lock:
+            self._tables.pop(table_id, None)
+            self._recovered.pop(table_id, None)
         self._wal.forget(table_id)
 
     def tables(self) -> dict[int, TableRows]:
@@ -170,23 +172,27 @@ class EventStore:
     def flush(self, table_id: int) -> bool:
         """Flush a table now; return whether its manifest holds everything that is readable."""
         with self._lock:
-            table = self._tables[table_id]
+            table = self._tables.get(table_id)
+        if table is None:
+            raise Unavailable(f"table {table_id} is not captured here; ask its owner")
         with table.flushing:
             return self._flusher.flush(table)
 
     def close(self, *, flush: bool = True) -> None:
-        """Stop; flush every table first unless told otherwise. What is not flushed stays in the log."""
+        """Stop; flush every table first unless told otherwise. What is not flushed stays in the log.
+
+        Safe to call twice.
+        """
         self._stopping = True
         self._wake.set()
         with self._relief:
             self._relief.notify_all()
         if self._scheduler.is_alive():
             self._scheduler.join()
+        if flush and self._failure is None and not self._closed:
+            list(self._pool.map(self.flush, self.tables()))
+        self._closed = True
         self._pool.shutdown()
-        if flush and self._failure is None:
-            for table in list(self._tables.values()):
-                with table.flushing:
-                    self._flusher.flush(table)
         self._wal.close()
 
     def _admit(self) -> None:
@@ -203,17 +209,24 @@ class EventStore:
             self._wake.set()
 
     def _schedule(self) -> None:
-        while not self._stopping and self._failure is None:
-            self._wake.wait(_TICK_S)
-            self._wake.clear()
-            loads = self._loads()
-            wal_bytes = self._wal.disk_bytes
-            with self._relief:
-                self._crowded = self._policy.must_wait(loads, wal_bytes=wal_bytes)
-                self._relief.notify_all()
-            now = self._clock.monotonic()
-            for table_id in self._policy.choose(loads, now=now, wal_bytes=wal_bytes):
-                self._submit(table_id, now)
+        try:
+            while not self._stopping and self._failure is None:
+                self._wake.wait(_TICK_S)
+                self._wake.clear()
+                self._flush_what_is_due()
+        except Exception as error:
+            self._fail(PenstockError(f"flushes cannot be planned ({type(error).__name__})"))
+            raise
+
+    def _flush_what_is_due(self) -> None:
+        loads = self._loads()
+        wal_bytes = self._wal.disk_bytes
+        with self._relief:
+            self._crowded = self._policy.must_wait(loads, wal_bytes=wal_bytes)
+            self._relief.notify_all()
+        now = self._clock.monotonic()
+        for table_id in self._policy.choose(loads, now=now, wal_bytes=wal_bytes):
+            self._submit(table_id, now)
 
     def _loads(self) -> list[TableLoad]:
         with self._lock:

@@ -22,6 +22,7 @@ from penstock.kv import Client
 from penstock.settings import Settings, StoreSettings
 from penstock.store.cluster import Cluster
 from penstock.tables import Catalog
+from penstock.testing.capture import CaptureProcess
 from penstock.testing.events import replayed
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
@@ -182,3 +183,12 @@ async def test_gc_is_held_back_at_what_is_not_flushed(tmp_path: Path) -> None:
         await capture._hold_back_gc()
         held = await capture._clients.pd.update_service_gc_safe_point("gc_worker", (1 << 63) - 1, 1 << 62)
         assert flushed_ts <= held <= capture.store.tables()[table_id].flushed_ts
+
+
+def test_the_command_refuses_what_cannot_work_in_one_line(tmp_path: Path) -> None:
+    process = CaptureProcess(
+        tmp_path, {"capture": {"storage": "ftp://somewhere", "data": str(tmp_path / "a")}}
+    )
+    with pytest.raises(Invalid, match=r"penstock: storage URL 'ftp://somewhere' has an unknown scheme"):
+        process.start()
+    assert process.log.count("\n") == 1
