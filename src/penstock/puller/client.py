@@ -89,6 +89,8 @@ class SubscriptionClient:
             asyncio.create_task(work, name="penstock-puller")
             for work in (checker.run(), self._log_slow_regions(), self._measure())
         ]
+        for task in self._rounds:
+            task.add_done_callback(_log_end)
         self._unregistering: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -168,6 +170,9 @@ class SubscriptionClient:
         await self._follower.close()
         closing = asyncio.to_thread(self._pipeline.close)
         await asyncio.gather(closing, self._processor.close(), *self._unregistering)
+        for ended in self._ended.values():
+            ended.set_result(None)
+        self._ended.clear()
         await asyncio.to_thread(self._spill.close)
         await self._kv.close()
         await self._pd.close()
@@ -259,6 +264,11 @@ class SubscriptionClient:
         metrics.PULLER_REGIONS.labels("initialized").set(initialized)
         metrics.PULLER_REGIONS.labels("asked").set(asked)
         metrics.PULLER_RESOLVED_TS_LAG.set((now_ms - slowest) / 1000)
+
+
+def _log_end(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        _log.error("a background task of the puller ended", exc_info=task.exception())
 
 
 def _ignore(error: Exception) -> None:

@@ -96,12 +96,10 @@ class RegionFollower:
         if not span.stopped:
             self._on_failed(span, error)
 
-    def store_failed(self, store_id: int, error: PenstockError | None) -> None:
+    def store_failed(self, store_id: int) -> None:
         """See TaskListener."""
         assert self._stores is not None
         self._stores.lost(store_id)
-        if error is not None:
-            _log.error("a store cannot be followed", extra={"store_id": store_id, "error": str(error)})
 
     def task_failed(self, task: RegionTask, end: FeedEnd) -> None:
         """See TaskListener: give the part of the span back and decide what comes next."""

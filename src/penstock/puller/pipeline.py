@@ -7,6 +7,7 @@ across subscriptions.
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 import pyarrow as pa
 from prometheus_client import Gauge
@@ -86,7 +87,7 @@ class SpanPipelineManager:
             return
         self.quota.cancel(span)
         span.worker.wake_producers()
-        if not self._closed:
+        with suppress(Cancelled):  # a worker that has ended runs nothing
             span.worker.do(lambda: None)  # a callback that was running has ended
 
     def cancel(self, sub_id: int) -> None:

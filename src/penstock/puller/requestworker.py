@@ -9,7 +9,7 @@ import grpc
 
 from penstock import metrics
 from penstock.clock import Clock
-from penstock.errors import Invalid, PenstockError
+from penstock.errors import Invalid
 from penstock.kv.rpc.channels import Dialer
 from penstock.kv.rpc.failure import EOF
 from penstock.proto import cdcpb_pb2 as cdcpb
@@ -39,8 +39,8 @@ class TaskListener(Protocol):
     def task_failed(self, task: RegionTask, end: FeedEnd) -> None:
         """A region was not subscribed."""
 
-    def store_failed(self, store_id: int, error: PenstockError | None) -> None:
-        """The stream to a store ended; with an error, trying again is of no use."""
+    def store_failed(self, store_id: int) -> None:
+        """The stream to a store ended; its regions are given back next."""
 
 
 class RegionRequestWorker:
@@ -95,28 +95,31 @@ class RegionRequestWorker:
     async def _run(self) -> None:
         while True:
             await self.cache.wait()
-            fatal: PenstockError | None = None
-            detail = "the stream ended"
+            end = FeedEnd(Reason.STREAM_LOST, "the stream ended")
             try:
                 await self._stream()
             except grpc.aio.AioRpcError as error:
-                detail = f"{error.code().name}: {error.details()}"
-                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                    fatal = Invalid(
-                        f"store {self.store_id} at {self.addr} serves no multiplexed change streams"
-                        f" ({error.details()}); use TiKV 7.1 or newer"
-                    )
+                end = self._end_of(error)
             except asyncio.InvalidStateError:
-                detail = "the stream ended while a request was being sent"
+                end = FeedEnd(Reason.STREAM_LOST, "the stream ended while a request was being sent")
             except Invalid as error:
-                detail, fatal = str(error), error
+                end = FeedEnd(Reason.UNSUPPORTED, str(error))
             _log.info(
                 "a change stream ended",
-                extra={"store_id": self.store_id, "addr": self.addr, "error": detail},
+                extra={"store_id": self.store_id, "addr": self.addr, "error": end.detail},
             )
-            self._give_back(FeedEnd(Reason.STREAM_LOST, detail))
-            self._listener.store_failed(self.store_id, fatal)
+            self._listener.store_failed(self.store_id)
+            self._give_back(end)
             await self._clock.sleep(_PAUSE_S)
+
+    def _end_of(self, error: grpc.aio.AioRpcError) -> FeedEnd:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return FeedEnd(
+                Reason.UNSUPPORTED,
+                f"store {self.store_id} at {self.addr} serves no multiplexed change streams"
+                f" ({error.details()}); use TiKV 7.1 or newer",
+            )
+        return FeedEnd(Reason.STREAM_LOST, f"{error.code().name}: {error.details()}")
 
     async def _stream(self) -> None:
         """Open a stream and use it until it ends, in whichever direction that shows first."""

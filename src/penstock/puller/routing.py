@@ -31,6 +31,7 @@ class Reason(Enum):
     DUPLICATE_REQUEST = "duplicate_request"
     COMPATIBILITY = "compatibility"
     CLUSTER_ID_MISMATCH = "cluster_id_mismatch"
+    UNSUPPORTED = "unsupported"  # the store cannot be talked to at all; `detail` says why
     UNKNOWN = "unknown"
 
 
@@ -97,6 +98,8 @@ def route(end: FeedEnd) -> Route:
             return Route()
         case Reason.CANCELLED:
             return Route(ignored=True)
+        case Reason.UNSUPPORTED:
+            return Route(fatal=Invalid(end.detail))
         case Reason.DUPLICATE_REQUEST:
             return Route(
                 fatal=Invalid("a region was subscribed twice on one stream; this is a defect of Penstock")

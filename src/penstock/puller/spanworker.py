@@ -2,8 +2,8 @@
 
 import threading
 from collections.abc import Callable
-from functools import partial
 from queue import SimpleQueue
+from types import MethodType
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -145,7 +145,7 @@ class SpanWorker:
                     continue
                 seq = span.barriers.data()
                 try:
-                    if span.consume(item, partial(put, (_PERSISTED, span, number, seq))):
+                    if span.consume(item, MethodType(put, (_PERSISTED, span, number, seq))):
                         continue
                 except Exception as error:  # noqa: BLE001 - a consumer's failure ends its span, not the worker
                     self._fail(span, error)

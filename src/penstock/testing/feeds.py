@@ -12,6 +12,10 @@ from penstock.puller.subscribed import SubscribedSpan
 __all__ = ["a_feed", "a_matcher", "a_span", "a_task"]
 
 
+def _raise(error: Exception) -> None:
+    raise error
+
+
 def a_span(sub_id: int = 1, start_ts: int = 1, interval_s: float = 0.0) -> SubscribedSpan:
     return SubscribedSpan(
         sub_id,
@@ -19,7 +23,7 @@ def a_span(sub_id: int = 1, start_ts: int = 1, interval_s: float = 0.0) -> Subsc
         start_ts,
         advance_interval_s=interval_s,
         now=0.0,
-        on_failure=lambda error: None,
+        on_failure=_raise,
     )
 
 

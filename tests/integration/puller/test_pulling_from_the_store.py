@@ -102,7 +102,7 @@ async def assert_complete(client: AsyncClient, recorder: Recorder) -> None:
     """Wait until now is resolved; then the rows give every snapshot that was resolved on the way."""
     now = await client.timestamp()
     await until(recorder, lambda: recorder.resolved_ts >= now, 30.0)
-    told = recorder.resolved[:: max(1, len(recorder.resolved) // 12)] + [recorder.resolved_ts]
+    told = [*recorder.resolved[:: max(1, len(recorder.resolved) // 12)], recorder.resolved_ts]
     for ts in told:
         assert recorder.state_at(ts) == await snapshot(client, ts)
     assert not recorder.problems

@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 
 from penstock.clock import SYSTEM
-from penstock.errors import PenstockError
 from penstock.kv.rpc.channels import Dialer
 from penstock.proto import cdcpb_pb2 as cdcpb
 from penstock.proto import errorpb_pb2 as errorpb
@@ -74,13 +73,13 @@ class Processor:
 class Listener:
     def __init__(self) -> None:
         self.failed: list[tuple[RegionTask, FeedEnd]] = []
-        self.stores: list[tuple[int, PenstockError | None]] = []
+        self.stores: list[int] = []
 
     def task_failed(self, task: RegionTask, end: FeedEnd) -> None:
         self.failed.append((task, end))
 
-    def store_failed(self, store_id: int, error: PenstockError | None) -> None:
-        self.stores.append((store_id, error))
+    def store_failed(self, store_id: int) -> None:
+        self.stores.append(store_id)
 
 
 class Rig:
@@ -199,7 +198,7 @@ async def test_when_the_stream_ends_every_region_is_given_back_and_a_new_one_is_
         made.store.hang_up()
         await until(lambda: len(made.processor.ended) == 2)
         assert {state.end.reason for state in made.processor.ended if state.end} == {Reason.STREAM_LOST}
-        await until(lambda: made.listener.stores == [(4, None)])
+        await until(lambda: made.listener.stores == [4])
         await made.follow(a_task(span, 3, b"e", b"g"))
         assert made.store.streams == 2
 
@@ -210,7 +209,7 @@ async def test_regions_that_wait_on_a_store_that_is_gone_are_given_back() -> Non
         task = a_task(a_span())
         made.cache.add(task)
         await until(lambda: bool(made.processor.ended or made.listener.failed))
-        await until(lambda: made.listener.stores == [(4, None)])
+        await until(lambda: made.listener.stores == [4])
 
 
 async def test_a_subscription_that_ends_is_deregistered_and_its_regions_stop() -> None:
@@ -242,7 +241,8 @@ async def test_a_region_of_a_stopped_span_is_not_asked_for() -> None:
 async def test_a_store_without_multiplexed_streams_is_reported() -> None:
     async with rig("EventFeed") as made:
         made.cache.add(a_task(a_span()))
-        await until(lambda: bool(made.listener.stores))
-        error = made.listener.stores[0][1]
-        assert error is not None
-        assert "serves no multiplexed change streams" in str(error)
+        await until(lambda: bool(made.processor.ended or made.listener.failed))
+        ends = [state.end for state in made.processor.ended] + [end for _, end in made.listener.failed]
+        assert ends[0] is not None
+        assert ends[0].reason is Reason.UNSUPPORTED
+        assert "serves no multiplexed change streams" in ends[0].detail

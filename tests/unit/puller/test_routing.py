@@ -34,7 +34,7 @@ def test_a_region_that_can_be_followed_again_is(reason: Reason, same_region: boo
 
 
 @pytest.mark.parametrize(
-    "reason", [Reason.DUPLICATE_REQUEST, Reason.COMPATIBILITY, Reason.CLUSTER_ID_MISMATCH]
+    "reason", [Reason.DUPLICATE_REQUEST, Reason.COMPATIBILITY, Reason.CLUSTER_ID_MISMATCH, Reason.UNSUPPORTED]
 )
 def test_a_misunderstanding_is_fatal(reason: Reason) -> None:
     assert isinstance(route(FeedEnd(reason)).fatal, Invalid)

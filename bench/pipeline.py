@@ -1,0 +1,328 @@
+"""The puller in one run: `python bench/pipeline.py [--events 300000] [--rows 400000] [--json]`.
+
+First the span pipeline alone, against the bare hand-off of the same items between the same threads over
+the fastest queue Python has. Then the whole pull path: a recorded region stream, served over gRPC from
+a process of its own, through request worker, processor, matcher and pipeline, to a consumer that
+persists nothing. What counts are the ratio and the bounds at the end.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from queue import Queue, SimpleQueue
+from typing import Any
+
+import grpc
+import pyarrow as pa
+
+from penstock import eventloop
+from penstock.clock import SYSTEM
+from penstock.kv.rpc.channels import Dialer
+from penstock.proto import cdcpb_pb2 as cdcpb
+from penstock.proto import metapb_pb2 as metapb
+from penstock.puller.keyranges import Span
+from penstock.puller.matcher import Matcher
+from penstock.puller.pipeline import SpanPipelineManager
+from penstock.puller.priority import Urgency
+from penstock.puller.processor import RegionEventProcessor
+from penstock.puller.rangelock import LockedRange
+from penstock.puller.region import RegionFeedState, RegionTask
+from penstock.puller.requestcache import RequestCache
+from penstock.puller.requestworker import RegionRequestWorker
+from penstock.puller.spill import PrewriteMemory, PrewriteSpill
+from penstock.puller.subscribed import SubscribedSpan
+from penstock.settings import KvSettings, PullerSettings
+
+RATIO_MIN = 0.4
+EVENTS_MIN = 200_000
+ROWS_MIN = 100_000
+
+PRODUCERS, WORKERS = PullerSettings().region_workers, PullerSettings().workers
+SUBSCRIPTIONS, DATA_PER_RESOLVED = 8, 16
+SHUFFLED = 64
+BATCH = pa.record_batch({"key": pa.array([b"k"], pa.binary())})
+
+REGIONS, TXN_ROWS, EVENT_TXNS = 16, 8, 16
+
+
+def persist(queue: Any, call: Callable[[Any], None], total: int) -> None:
+    """Take what was consumed and call back in a shuffled order."""
+    order = list(range(SHUFFLED))
+    random.Random(7).shuffle(order)
+    get, done = queue.get, 0
+    while done < total:
+        taken = [get()]
+        taken += [get() for _ in range(min(queue.qsize(), SHUFFLED - 1))]
+        if len(taken) == SHUFFLED:
+            taken = [taken[at] for at in order]
+        for each in taken:
+            call(each)
+        done += len(taken)
+
+
+def race(threads: list[threading.Thread]) -> float:
+    started = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return time.perf_counter() - started
+
+
+def span_pipeline(events: int) -> float:
+    """Data events per second through the span pipeline, resolved timestamps in between."""
+    pipeline = SpanPipelineManager(workers=WORKERS)
+    queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
+    put = queue.put
+    told = [0] * SUBSCRIPTIONS
+
+    def consume(_: pa.RecordBatch, finish: Callable[[], None], /) -> bool:
+        put(finish)
+        return True
+
+    def advance(sub_id: int) -> Callable[[int], None]:
+        def told_to(ts: int) -> None:
+            told[sub_id] = ts
+
+        return told_to
+
+    for sub_id in range(SUBSCRIPTIONS):
+        pipeline.register(sub_id, consume, advance(sub_id))
+
+    def produce(first: int) -> None:
+        data, resolved = pipeline.enqueue_data, pipeline.enqueue_resolved
+        for number in range(first, events, PRODUCERS):
+            sub_id = number % SUBSCRIPTIONS
+            data(sub_id, BATCH, 5000)
+            if number % DATA_PER_RESOLVED < PRODUCERS:
+                resolved(sub_id, number + 1)
+
+    threads = [threading.Thread(target=produce, args=(first,)) for first in range(PRODUCERS)]
+    threads.append(threading.Thread(target=persist, args=(queue, lambda finish: finish(), events)))
+    seconds = race(threads)
+    pipeline.close()
+    assert pipeline.quota.used == 0, "quota was lost"
+    return events / seconds
+
+
+def bare_queue(events: int, new_queue: Callable[[], Any]) -> float:
+    """The same items over the same number of hops between as many threads, with nothing done to them."""
+    inboxes = [new_queue() for _ in range(WORKERS)]
+    persisting = new_queue()
+
+    def work(number: int) -> None:
+        get, put = inboxes[number].get, persisting.put
+        left = sum(1 for event in range(events) if event % SUBSCRIPTIONS % WORKERS == number)
+        while left:
+            item = get()
+            if item[0] == 0:
+                put(item)
+            elif item[0] == 2:
+                left -= 1
+
+    def produce(first: int) -> None:
+        for number in range(first, events, PRODUCERS):
+            sub_id = number % SUBSCRIPTIONS
+            inboxes[sub_id % WORKERS].put((0, sub_id, BATCH, 5000))
+            if number % DATA_PER_RESOLVED < PRODUCERS:
+                inboxes[sub_id % WORKERS].put((1, sub_id, None, number + 1))
+
+    def back(item: Any) -> None:
+        inboxes[item[1] % WORKERS].put((2, item[1], None, 0))
+
+    threads = [threading.Thread(target=produce, args=(first,)) for first in range(PRODUCERS)]
+    threads += [threading.Thread(target=work, args=(number,)) for number in range(WORKERS)]
+    threads.append(threading.Thread(target=persist, args=(persisting, back, events)))
+    return events / race(threads)
+
+
+def recording(rows: int) -> list[bytes]:
+    """Messages of prewrites and commits over all regions, with resolved timestamps in between."""
+    start = cdcpb.ChangeDataEvent()
+    for region_id in range(1, REGIONS + 1):
+        event = start.events.add(region_id=region_id, request_id=1)
+        event.entries.entries.add(type=cdcpb.Event.INITIALIZED)
+    messages = [start.SerializeToString()]
+    value, old_value = b"v" * 120, b"o" * 120
+    ts, made = 100, 0
+    while made < rows:
+        message = cdcpb.ChangeDataEvent()
+        for region_id in range(1, REGIONS + 1):
+            entries = message.events.add(region_id=region_id, request_id=1).entries.entries
+            for txn in range(EVENT_TXNS):
+                keys = [b"t%010d%08d" % (region_id, made + txn * TXN_ROWS + n) for n in range(TXN_ROWS)]
+                for key in keys:
+                    entries.add(
+                        type=1,
+                        op_type=1,
+                        start_ts=ts,
+                        key=key,
+                        value=value,
+                        old_value=old_value if txn % 2 else b"",
+                    )
+                for key in keys:
+                    entries.add(type=2, op_type=1, start_ts=ts, commit_ts=ts + 1, key=key)
+                ts += 2
+            made += EVENT_TXNS * TXN_ROWS
+        messages.append(message.SerializeToString())
+        resolved = cdcpb.ResolvedTs(regions=range(1, REGIONS + 1), ts=ts, request_id=1)
+        messages.append(cdcpb.ChangeDataEvent(resolved_ts=resolved).SerializeToString())
+        ts += 1
+    return messages
+
+
+async def serve(rows: int) -> None:
+    """The store: sends the recording once every region was asked for."""
+    messages = recording(rows)
+
+    async def feed(requests: Any, _: Any) -> AsyncIterator[bytes]:
+        for _ in range(REGIONS):
+            await anext(requests)
+        for message in messages:
+            yield message
+        await asyncio.Event().wait()
+
+    handler = grpc.stream_stream_rpc_method_handler(feed)
+    server = grpc.aio.server(options=[("grpc.max_send_message_length", -1)])
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("cdcpb.ChangeData", {"EventFeedV2": handler}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    resolved = cdcpb.ChangeDataEvent.FromString(messages[-1]).resolved_ts.ts
+    print(json.dumps({"port": port, "resolved_ts": resolved, "bytes": sum(map(len, messages))}), flush=True)
+    await server.wait_for_termination()
+
+
+class Alone:
+    """Nothing ends in this run."""
+
+    def feed_initialized(self, state: RegionFeedState) -> None: ...
+
+    def feed_ended(self, state: RegionFeedState) -> None:
+        raise AssertionError(state.end)
+
+    def span_failed(self, _: SubscribedSpan, error: Exception) -> None:
+        raise error
+
+    def task_failed(self, _: RegionTask, end: object) -> None:
+        raise AssertionError(end)
+
+    def store_failed(self, store_id: int) -> None:
+        raise AssertionError(store_id)
+
+
+async def pull(addr: str, last_ts: int, rows: int) -> float:
+    """Rows per second from the first request to the last resolved timestamp."""
+    settings = PullerSettings()
+    pipeline = SpanPipelineManager(workers=settings.workers, quota_bytes=settings.quota_bytes)
+    loop = asyncio.get_running_loop()
+    complete = asyncio.Event()
+    seen = 0
+
+    def consume(raw: pa.RecordBatch, finish: Callable[[], None], /) -> bool:
+        nonlocal seen
+        seen += raw.num_rows
+        finish()
+        return True
+
+    def advance(ts: int) -> None:
+        if ts >= last_ts:
+            loop.call_soon_threadsafe(complete.set)
+
+    alone = Alone()
+    processor = RegionEventProcessor(
+        pipeline,
+        alone,
+        workers=settings.region_workers,
+        queue_size=settings.region_queue_size,
+        queue_bytes=settings.region_queue_bytes,
+        clock=SYSTEM,
+    )
+    memory, spill = PrewriteMemory(settings.prewrite_memory_bytes), PrewriteSpill()
+    cache = RequestCache(REGIONS, clock=SYSTEM, now_ms=lambda: 0)
+    span = SubscribedSpan(1, Span(1, b"", b""), 1, advance_interval_s=0.0, now=0.0, on_failure=print)
+    await asyncio.to_thread(pipeline.register, 1, consume, advance)
+    bounds = [b"", *(b"t%010d" % (n + 1) for n in range(1, REGIONS)), b""]
+    for number in range(REGIONS):
+        meta = metapb.Region(id=number + 1, start_key=bounds[number], end_key=bounds[number + 1])
+        locked = span.range_lock.lock(bounds[number], bounds[number + 1], number + 1, 1)
+        assert isinstance(locked, LockedRange)
+        cache.add(RegionTask(span, meta, locked, urgency=Urgency.HIGH, created_at=0.0))
+    started = time.perf_counter()
+    worker = RegionRequestWorker(
+        1,
+        addr,
+        dialer=Dialer(None, KvSettings()),
+        cluster_id=1,
+        cache=cache,
+        processor=processor,
+        listener=alone,
+        new_matcher=lambda: Matcher(memory, spill),
+        clock=SYSTEM,
+    )
+    await complete.wait()
+    seconds = time.perf_counter() - started
+    assert seen >= rows
+    await worker.close()
+    await asyncio.to_thread(pipeline.close)
+    await processor.close()
+    return seen / seconds
+
+
+def pull_path(rows: int, runs: int) -> float:
+    """The best of some runs against a store in a process of its own."""
+    store = subprocess.Popen(
+        [sys.executable, __file__, "--serve", "--rows", str(rows)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert store.stdout is not None
+        told = json.loads(store.stdout.readline())
+        addr = f"127.0.0.1:{told['port']}"
+        return max(eventloop.run(pull(addr, told["resolved_ts"], rows)) for _ in range(runs))
+    finally:
+        store.kill()
+        store.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--events", type=int, default=300_000)
+    parser.add_argument("--rows", type=int, default=400_000)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.serve:
+        eventloop.run(serve(chosen.rows))
+        return
+    pairs = [
+        (span_pipeline(chosen.events), bare_queue(chosen.events, SimpleQueue)) for _ in range(chosen.runs)
+    ]
+    ours, bare = sorted(pairs, key=lambda pair: pair[0] / pair[1])[len(pairs) // 2]  # the median run
+    found = {
+        "span pipeline, data events/s": round(ours),
+        "bare SimpleQueue hand-off, items/s": round(bare),
+        "ratio": round(ours / bare, 2),
+        "bare queue.Queue hand-off, items/s": round(bare_queue(chosen.events // 4, Queue)),
+        "whole pull path, rows/s": round(pull_path(chosen.rows, chosen.runs)),
+    }
+    if chosen.json:
+        print(json.dumps(found))
+    else:
+        for name, number in found.items():
+            print(f"{name:40} {number:>14,}")
+    kept = ours / bare >= RATIO_MIN and ours >= EVENTS_MIN and found["whole pull path, rows/s"] >= ROWS_MIN
+    sys.exit(
+        0 if kept else f"below the bounds: ratio {RATIO_MIN}, {EVENTS_MIN:,} events/s, {ROWS_MIN:,} rows/s"
+    )
+
+
+if __name__ == "__main__":
+    main()
