@@ -13,11 +13,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from penstock.testing.store import StoreProcess
-
 from penstock import eventloop
 from penstock.kv import AsyncClient, Client
 from penstock.settings import KvSettings
+from penstock.testing.store import StoreProcess
 
 CALLERS = (1, 16, 64)
 PROTOCOLS = {
