@@ -49,8 +49,7 @@ class Effects:
 
     def prewrite(self, key: bytes, lock: Lock, value: bytes) -> None:
         """Write a prewrite lock with the value it announces; a short one goes into the lock."""
-        if lock.kind is LockKind.PUT:
-            self._place_value(key, lock, value)
+        value = self._place_value(key, lock, value)
         self.mutations.append((Cf.LOCK, key, lock.encode()))
         self.acquired.append((key, lock))
         if lock.has_data:
@@ -58,8 +57,7 @@ class Effects:
 
     def commit_at_once(self, key: bytes, lock: Lock, value: bytes, commit_ts: int) -> None:
         """Write the version that `lock` would have announced, without ever writing the lock."""
-        if lock.kind is LockKind.PUT:
-            self._place_value(key, lock, value)
+        value = self._place_value(key, lock, value)
         self.put_write(key, commit_ts, Write(WRITE_KINDS[lock.kind], lock.start_ts, lock.short_value))
         if lock.has_data:
             self._tell(ChangeKind.COMMITTED, key, lock, commit_ts, value)
@@ -96,11 +94,15 @@ class Effects:
         if write.has_long_value:
             self.mutations.append((Cf.DEFAULT, keys.versioned(key, write.start_ts), None))
 
-    def _place_value(self, key: bytes, lock: Lock, value: bytes) -> None:
+    def _place_value(self, key: bytes, lock: Lock, value: bytes) -> bytes:
+        """Put the value where readers look for it; return what the lock announces: nothing unless it puts."""
+        if lock.kind is not LockKind.PUT:
+            return b""
         if len(value) <= SHORT_VALUE_MAX:
             lock.short_value = value
         else:
             self.mutations.append((Cf.DEFAULT, keys.versioned(key, lock.start_ts), value))
+        return value
 
     def _tell(self, kind: ChangeKind, key: bytes, lock: Lock, commit_ts: int, value: bytes) -> None:
         self.changes.append(Change(kind, key, lock.start_ts, commit_ts, _OPS[lock.kind], value))
