@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from penstock import metrics
@@ -100,7 +101,8 @@ class Flusher:
                 memory_bytes=self.sort_bytes,
                 scratch=self.build.scratch,
             )
-            made = self.build.objects(versions, rows.table_id, changes)
+            with closing(changes):
+                made = self.build.objects(versions, rows.table_id, changes)
         table.ownership.commit(made, to_ts, versions)
         rows.release(to_ts)
         for info in made:

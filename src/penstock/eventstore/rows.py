@@ -5,7 +5,7 @@ delivered twice. Everybody who takes rows out of the event store takes them thro
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -59,11 +59,12 @@ def _without_repeats(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def ordered(
     load: Callable[[], Iterable[pa.RecordBatch]], nbytes: int, *, memory_bytes: int, scratch: Path
-) -> Iterator[pa.RecordBatch]:
+) -> Generator[pa.RecordBatch, None, None]:
     """The changes of all batches, in order and once, in batches of about `memory_bytes` at most.
 
     `load` is called once when `nbytes` fits in memory, else twice: to choose where to divide the rows, and to
-    divide them into scratch files, which are sorted one by one.
+    divide them into scratch files, which are sorted one by one. Close the result when it is not read to its
+    end: that removes the files.
     """
     if nbytes <= memory_bytes:
         yield in_order(list(load()))
