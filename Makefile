@@ -10,7 +10,7 @@ demo: setup
 	@$(BIN)/penstock demo
 
 test: setup lint types
-	@$(BIN)/pytest
+	@$(BIN)/pytest --numprocesses auto --dist loadfile
 
 setup: java $(STAMP)
 
@@ -44,7 +44,7 @@ docs: setup
 	@$(BIN)/python tools/document_settings.py
 
 bench: setup
-	@$(BIN)/python bench/kv.py
+	@for each in bench/*.py; do echo "== $$each"; $(BIN)/python $$each || exit 1; done
 
 clean:
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
