@@ -10,16 +10,28 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from penstock.errors import Invalid
 
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
-_SECRET_KEYS = ("password", "secret", "token", "key_path")
+_SECRET_KEYS = ("password", "secret", "token", "key_path", "storage_options")
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,}")
+_BAD_BEARER = "a token has at least 16 characters, of letters, digits and -._~+/="
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True
+    )
 
 
 class TlsSettings(_Frozen):
@@ -198,9 +210,43 @@ class CaptureSettings(_Frozen):
     wal_queue_bytes: int = Field(64 * 1024 * 1024, ge=1)
     """Batches waiting for the disk."""
     flight_addr: str = "127.0.0.1:8815"
-    """Address of the Arrow Flight service; port 0 takes a free one."""
+    """Address of the Arrow Flight service; port 0 takes a free one. Any but loopback needs TLS and token."""
+    flight_tls: ServerTlsSettings | None = None
+    """Certificate of that service, and the authority of its clients; keys as in store.tls."""
+    flight_token: SecretStr | None = None
+    """Bearer token that every Flight call must carry; take it from the environment with ${NAME}."""
+    flight_token_path: Path | None = None
+    """File that holds the token instead; white space around it does not count."""
     lease_ttl_s: float = Field(10, gt=0)
     """How long the tables of a silent capture stay its own."""
+
+    @field_validator("flight_token")
+    @classmethod
+    def _token_fits_a_header(cls, token: SecretStr | None) -> SecretStr | None:
+        if token is not None and not _TOKEN.fullmatch(token.get_secret_value()):
+            raise ValueError(_BAD_BEARER)
+        return token
+
+    @model_validator(mode="after")
+    def _token_has_one_source(self) -> "CaptureSettings":
+        if self.flight_token is not None and self.flight_token_path is not None:
+            raise ValueError("flight_token and flight_token_path exclude each other")
+        return self
+
+    def read_flight_token(self) -> SecretStr | None:
+        """Return the token of either source; raise Invalid when its file cannot be used."""
+        if self.flight_token_path is None:
+            return self.flight_token
+        try:
+            token = self.flight_token_path.read_text(encoding="ascii", errors="replace").strip()
+        except OSError as error:
+            raise Invalid(
+                f"token file {self.flight_token_path} cannot be read ({error.strerror});"
+                " check capture.flight_token_path"
+            ) from error
+        if not _TOKEN.fullmatch(token):
+            raise Invalid(f"token file {self.flight_token_path} is refused: {_BAD_BEARER}")
+        return SecretStr(token)
 
 
 class PullerSettings(_Frozen):
@@ -288,5 +334,11 @@ def _describe(error: ValidationError) -> str:
     key = ".".join(str(part) for part in first["loc"]) or "settings"
     if first["type"] == "extra_forbidden":
         return f"unknown key {key!r}; see docs/configuration.md for the keys there are"
-    shown = "***" if any(word in key for word in _SECRET_KEYS) else repr(first["input"])
-    return f"{key} = {shown} is refused: {first['msg']}"
+    return f"{key} = {_shown(key, first['input'])} is refused: {first['msg']}"
+
+
+def _shown(key: str, value: Any) -> str:
+    """A refused value; nothing that is a secret, or may hold one."""
+    if any(word in key for word in _SECRET_KEYS):
+        return "***"
+    return "{...}" if isinstance(value, dict | BaseModel) else repr(value)

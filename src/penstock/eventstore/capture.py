@@ -11,6 +11,7 @@ from penstock.clock import SYSTEM, Clock, compose_ts, physical_ms
 from penstock.errors import Conflict, Invalid, PenstockError, Unavailable, Undetermined
 from penstock.eventstore import sharing
 from penstock.eventstore.flight import FlightService
+from penstock.eventstore.flightaccess import FlightAccess
 from penstock.eventstore.leases import Lease, Leases
 from penstock.eventstore.reading import Reader
 from penstock.eventstore.schemas import META_RANGE, CapturedTable, SchemaHistory
@@ -71,7 +72,13 @@ class Capture:
     """
 
     def __init__(
-        self, settings: Settings, clients: _Clients, storage: Storage, data_id: str, clock: Clock
+        self,
+        settings: Settings,
+        clients: _Clients,
+        storage: Storage,
+        data_id: str,
+        access: FlightAccess,
+        clock: Clock,
     ) -> None:
         self._settings: CaptureSettings = settings.capture
         self._clients = clients
@@ -96,6 +103,7 @@ class Capture:
             data_id=data_id,
             ttl_s=self._settings.lease_ttl_s,
         )
+        self._access = access
         self._flight: FlightService | None = None
         self._subscriptions: dict[int, int] = {}  # table -> subscription
         self._refused: set[int] = set()  # tables that cannot be captured; told once
@@ -110,12 +118,13 @@ class Capture:
         Raises Unavailable when the cluster or storage does not answer, Invalid when a setting cannot
         work, Corrupt when the log is damaged.
         """
+        access = await asyncio.to_thread(FlightAccess.of, settings.capture)
         storage = await asyncio.to_thread(
             open_storage, settings.capture.storage, settings.capture.storage_options, clock=clock
         )
         data_id = await asyncio.to_thread(_data_id, settings.capture.data, clock)
         clients = await _Clients.connect(settings, clock)
-        capture = cls(settings, clients, storage, data_id, clock)
+        capture = cls(settings, clients, storage, data_id, access, clock)
         try:
             await capture._begin()
         except BaseException:
@@ -169,7 +178,7 @@ class Capture:
         )
         await self._schemas_known()
         self._flight = await asyncio.to_thread(
-            FlightService, self._settings.flight_addr, self.store, self._reader
+            FlightService, self._settings.flight_addr, self.store, self._reader, self._access
         )
         self._live = await self._leases.renew(self.flight_addr)
         await self._share()

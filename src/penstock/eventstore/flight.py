@@ -3,7 +3,7 @@
 A ticket is JSON and names a logical range, not a place: {"table_id", "from_ts", "to_ts", "side", "columns",
 "handle_from", "handle_to"} (handles in base64). `get_flight_info` takes the same as its command and answers
 with a ticket for each part that has one schema. `list_flights` names the tables with their timestamps, and
-the action `resolved_ts` says how far a table ({"table_id": n}) can be read.
+the action `resolved_ts` says how far a table ({"table_id": n}) can be read. `flightaccess` has who may ask.
 """
 
 import base64
@@ -17,11 +17,13 @@ import pyarrow as pa
 from pyarrow import flight
 
 from penstock.errors import Corrupt, Invalid, PenstockError, Unavailable
+from penstock.eventstore.flightaccess import OPEN, FlightAccess
 from penstock.eventstore.paths import Side
 from penstock.eventstore.reading import Reader, ReadRange
 from penstock.eventstore.sides import side_schema
 from penstock.eventstore.store import EventStore
 
+CORRUPT = b"penstock.corrupt"  # tells damage from the other reasons for an internal error
 _RANGE_KEYS = {"table_id", "from_ts", "to_ts", "side", "columns", "handle_from", "handle_to"}
 
 
@@ -71,22 +73,23 @@ def _as_flight_errors() -> Iterator[None]:
     except Unavailable as error:
         raise flight.FlightUnavailableError(str(error)) from error
     except Corrupt as error:
-        raise flight.FlightInternalError(str(error)) from error
+        raise flight.FlightInternalError(str(error), CORRUPT) from error
     except PenstockError as error:
         raise pa.ArrowInvalid(str(error)) from error
 
 
 class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow ships no types
-    """Serves the tables of one event store; `close` ends it."""
+    """Serves the tables of one event store to those who have access; `close` ends it."""
 
-    def __init__(self, addr: str, store: EventStore, reader: Reader) -> None:
+    def __init__(self, addr: str, store: EventStore, reader: Reader, access: FlightAccess = OPEN) -> None:
         host, _, port = addr.rpartition(":")
         try:
-            super().__init__(f"grpc://{host}:{port}")
+            super().__init__(f"{access.scheme}://{host}:{port}", **access.server_options())
         except (pa.ArrowException, OSError) as error:
-            raise Invalid(
-                f"Flight cannot listen on {addr}; free the port or change capture.flight_addr"
-            ) from (error)
+            remedy = "free the port or change capture.flight_addr"
+            if access.certificate is not None:
+                remedy += ", and check that the files of capture.flight_tls belong together"
+            raise Invalid(f"Flight cannot listen on {addr}; {remedy}") from error
         self._store = store
         self._reader = reader
         self.addr = f"{host}:{self.port}"

@@ -61,6 +61,56 @@ def test_a_secret_is_not_shown_in_the_refusal() -> None:
     assert "hunter2" not in str(caught.value)
 
 
+TOKEN = "correct-horse-battery"
+
+
+@pytest.mark.parametrize(
+    "capture",
+    [
+        {"flight_token": TOKEN, "flight_token_path": "token"},
+        {"flight_token": TOKEN, "flush_bytes": 0},
+        {"flight_token": TOKEN + " staple"},
+        {"flight_token": TOKEN[:8]},
+        {"flight_token": [TOKEN]},
+        {"storage_options": [TOKEN]},
+        {"storage_options": {"access_key_id": [TOKEN]}},
+    ],
+)
+def test_a_refused_capture_never_shows_its_secrets(capture: dict[str, object]) -> None:
+    with pytest.raises(Invalid, match="is refused") as caught:
+        settings.parse({"capture": capture})
+    assert TOKEN[:8] not in str(caught.value)
+    with pytest.raises(ValidationError) as direct:
+        settings.CaptureSettings.model_validate(capture)
+    assert TOKEN[:8] not in str(direct.value)
+
+
+def test_a_token_comes_from_the_environment_and_stays_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLIGHT_TOKEN", TOKEN)
+    loaded = settings.load(write(tmp_path, "capture: {flight_token: '${FLIGHT_TOKEN}'}"))
+    token = loaded.capture.read_flight_token()
+    assert token is not None
+    assert token.get_secret_value() == TOKEN
+    assert TOKEN not in f"{loaded!r} {loaded} {loaded.model_dump()} {loaded.model_dump_json()}"
+
+
+def test_a_token_comes_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    capture = settings.CaptureSettings(flight_token_path=path)
+    with pytest.raises(Invalid, match=r"token file .* cannot be read .*flight_token_path"):
+        capture.read_flight_token()
+    path.write_text("short\n")
+    with pytest.raises(Invalid, match=r"token file .* is refused: a token has at least 16") as caught:
+        capture.read_flight_token()
+    assert "short" not in str(caught.value)
+    path.write_text(f"{TOKEN}\n")
+    token = capture.read_flight_token()
+    assert token is not None
+    assert token.get_secret_value() == TOKEN
+
+
 def test_settings_cannot_be_changed_after_they_are_made() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         settings.KvSettings().max_batch_size = 1  # type: ignore[misc]

@@ -1,0 +1,142 @@
+"""Reading a capture's tables from elsewhere, over Arrow Flight."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import pyarrow as pa
+from pyarrow import flight
+from pydantic import SecretStr
+
+from penstock.errors import Corrupt, Invalid, PenstockError, Unavailable
+from penstock.eventstore.flight import CORRUPT, read_ticket, write_ticket
+from penstock.eventstore.flightaccess import HEADER, bearer
+from penstock.eventstore.reading import ReadRange
+from penstock.settings import TlsSettings
+
+__all__ = ["FlightReader", "TableProgress"]
+
+_ANSWER_TIMEOUT_S = 30.0
+_ADDED_BY_FLIGHT = re.compile(r"\. (?:Detail|gRPC client debug context): .*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class TableProgress:
+    """How far a table has come in the capture that owns it."""
+
+    table_id: int
+    readable_ts: int
+    resolved_ts: int
+    flushed_ts: int
+
+
+class FlightReader:
+    """Reads from the capture at `addr`. A context; connects when it is first used, and can be pickled.
+
+    Every method raises Unavailable when the capture does not answer or does not own the table, Invalid when
+    it refuses the token or the question, Corrupt when its objects are damaged. A service whose certificate,
+    or ours, is not accepted does not answer.
+    """
+
+    def __init__(self, addr: str, *, tls: TlsSettings | None = None, token: SecretStr | None = None) -> None:
+        self._addr = addr
+        self._tls = tls
+        self._token = token
+        self._client: flight.FlightClient | None = None
+
+    def tables(self) -> list[TableProgress]:
+        """Every table that the capture owns, by id."""
+        with self._errors():
+            listed = self._connected().list_flights(options=self._options(_ANSWER_TIMEOUT_S))
+            return [_progress(info.descriptor.command) for info in listed]
+
+    def progress(self, table_id: int) -> TableProgress:
+        """How far a table can be read."""
+        action = flight.Action("resolved_ts", json.dumps({"table_id": table_id}).encode())
+        with self._errors():
+            (answer,) = self._connected().do_action(action, self._options(_ANSWER_TIMEOUT_S))
+            return _progress(answer.body.to_pybytes())
+
+    def parts(self, wanted: ReadRange) -> list[ReadRange]:
+        """Divide a range where the table's schema changes; each part can be read."""
+        descriptor = flight.FlightDescriptor.for_command(write_ticket(wanted))
+        with self._errors():
+            info = self._connected().get_flight_info(descriptor, self._options(_ANSWER_TIMEOUT_S))
+            return [read_ticket(endpoint.ticket.ticket) for endpoint in info.endpoints]
+
+    def read(self, wanted: ReadRange) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """The schema and the rows of a part; the rows come as they are taken, in bounded memory."""
+        with self._errors():
+            stream = self._connected().do_get(flight.Ticket(write_ticket(wanted)), self._options())
+            return stream.schema, self._batches(stream)
+
+    def _batches(self, stream: flight.FlightStreamReader) -> Iterator[pa.RecordBatch]:
+        whole = False
+        try:
+            with self._errors():
+                for chunk in stream:
+                    yield chunk.data
+            whole = True
+        finally:
+            if not whole:
+                stream.cancel()
+
+    def close(self) -> None:
+        """End the connection; the next call makes a new one."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_client": None}
+
+    def _connected(self) -> flight.FlightClient:
+        if self._client is None:
+            if self._tls is None:
+                self._client = flight.FlightClient(f"grpc://{self._addr}")
+            else:
+                authority, certificate, key = self._tls.read()
+                self._client = flight.FlightClient(
+                    f"grpc+tls://{self._addr}",
+                    tls_root_certs=authority,
+                    cert_chain=certificate,
+                    private_key=key,
+                )
+        return self._client
+
+    def _options(self, timeout_s: float | None = None) -> flight.FlightCallOptions:
+        headers = [(HEADER.encode(), bearer(self._token))] if self._token is not None else []
+        return flight.FlightCallOptions(timeout=timeout_s, headers=headers)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (flight.FlightError, pa.ArrowException) as error:
+            raise _kind(error)(f"capture at {self._addr}: {_message(error)}") from error
+
+
+def _kind(error: Exception) -> type[PenstockError]:
+    if getattr(error, "extra_info", b"") == CORRUPT:
+        return Corrupt
+    refused = isinstance(error, pa.ArrowInvalid | flight.FlightUnauthenticatedError)
+    return Invalid if refused else Unavailable
+
+
+def _progress(described: bytes) -> TableProgress:
+    return TableProgress(**json.loads(described))
+
+
+def _message(error: Exception) -> str:
+    """The capture's own words, in one line."""
+    words = _ADDED_BY_FLIGHT.sub("", str(error)).rpartition("with message: ")[2]
+    return " ".join(words.split()) or type(error).__name__
