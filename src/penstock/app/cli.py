@@ -110,9 +110,10 @@ def capture(config: Annotated[Path, typer.Option(help="Settings file (YAML).")])
 
 @app.command()
 def demo(seconds: Annotated[float, typer.Option(help="How long the workload runs.", min=1.0)] = 8.0) -> None:
-    """Run a transfer workload against an embedded store and check its invariant live."""
+    """Run a workload against an embedded store, capture it, and check both."""
     from penstock.app import demo as demo_
 
+    logs.configure(level="WARNING")  # its own lines tell the story
     demo_.run(seconds=seconds)
 
 

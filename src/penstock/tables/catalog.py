@@ -22,6 +22,7 @@ from penstock.tables.statements import quote
 from penstock.tables.table import Table, TableServices
 
 T = TypeVar("T")
+_RECENT_MAX = 64
 
 
 class Catalog:
@@ -43,9 +44,23 @@ class Catalog:
         self._guards = Guards(client)
         self._lock = threading.Lock()
         self._newest: SchemaSnapshot | None = None
+        self._recent: dict[int, SchemaSnapshot] = {}  # by timestamp: the past does not change
 
     def schema(self, at_ts: int | None = None) -> SchemaSnapshot:
         """Every schema as of a timestamp, or of now."""
+        if at_ts is None:
+            return self._load(None)
+        with self._lock:
+            known = self._recent.get(at_ts)
+        if known is None:
+            known = self._load(at_ts)
+            with self._lock:
+                self._recent[at_ts] = known
+                while len(self._recent) > _RECENT_MAX:
+                    del self._recent[next(iter(self._recent))]
+        return known
+
+    def _load(self, at_ts: int | None) -> SchemaSnapshot:
         meta = self._meta(at_ts)
         version = meta.schema_version()
         with self._lock:
