@@ -54,8 +54,9 @@ class _World:
     def note_lag(self) -> None:
         """Note how far what can be read of the captured tables lies behind now."""
         captured = min(self.capture.store.readable_ts(table_id) for table_id in self.tables.values())
-        if captured:  # the first resolved timestamp may still be on its way
-            self.lags_ms.append(max(0, self.clock.wall_ms() - physical_ms(captured)))
+        at_ms = physical_ms(captured)
+        if at_ms:  # the first resolved timestamp may still be on its way
+            self.lags_ms.append(max(0, self.clock.wall_ms() - at_ms))
 
 
 def run(*, seconds: float = 8.0, clock: Clock = SYSTEM) -> None:
