@@ -9,6 +9,7 @@ from typing import Protocol
 from prometheus_client import Histogram
 
 from penstock import metrics
+from penstock.errors import PenstockError
 from penstock.kv import budgets
 from penstock.kv.backoff import Backoffer
 from penstock.kv.concurrently import abandon
@@ -39,7 +40,8 @@ class Action(Protocol):
     """One of the five things that are done to mutations in the store.
 
     `apply` may be called again with the same mutations after it failed half way, so the store's
-    side of it is idempotent. It raises RegionStale to have its mutations grouped afresh.
+    side of it is idempotent. It raises RegionStale to have its mutations grouped afresh, with
+    `in_doubt` set when a failure to do that must not pass for the transaction's.
     """
 
     name: str  # as metrics call it
@@ -78,7 +80,7 @@ class Executor:
 
         The first error is raised once nothing is running any more.
         """
-        await self._run(bo, action, mutations, primary, detach_rest=detach_rest, regrouped=False)
+        await self._run(bo, action, mutations, primary, detach_rest=detach_rest)
 
     async def _run(
         self,
@@ -88,9 +90,14 @@ class Executor:
         primary: bytes | None,
         *,
         detach_rest: bool,
-        regrouped: bool,
+        stale: RegionStale | None = None,
     ) -> None:
-        cut = await self._cut(bo, action, mutations, primary, regrouped=regrouped)
+        try:
+            cut = await self._cut(bo, action, mutations, primary, regrouped=stale is not None)
+        except PenstockError as error:
+            if stale is not None and stale.in_doubt is not None:
+                raise stale.in_doubt from error
+            raise
         action.planned(cut)
         if action.primary_first and cut and cut[0].is_primary:
             await self._apply(bo, action, cut.pop(0), primary, detach_rest=detach_rest)
@@ -138,8 +145,8 @@ class Executor:
         slept_ms = bo.total_ms
         try:
             await action.apply(bo, batch)
-        except RegionStale:
-            await self._run(bo, action, batch.mutations, primary, detach_rest=detach_rest, regrouped=True)
+        except RegionStale as stale:
+            await self._run(bo, action, batch.mutations, primary, detach_rest=detach_rest, stale=stale)
         finally:
             self.backoff_ms += bo.total_ms - slept_ms
 

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from penstock import clock as clocks
 from penstock import metrics
 from penstock.clock import Clock
-from penstock.errors import Invalid
+from penstock.errors import Invalid, Undetermined
 from penstock.kv.backoff import Backoffer, Kind
 from penstock.kv.region_errors import OTHER, Act, classify, hopeless
 from penstock.kv.regions import EpochVerdict, RegionCache, RegionVerId, Target, judge_epoch
@@ -26,7 +26,13 @@ _SEND_FAILED = metrics.KV_REGION_CACHE_OPERATIONS_TOTAL.labels("send_fail", "ok"
 
 
 class RegionStale(Exception):
-    """The region of a request changed: locate the keys again and regroup."""
+    """The region of a request changed: locate the keys again and regroup.
+
+    `in_doubt` is what to raise when the keys cannot be located: set after an attempt without an
+    answer that may have decided the transaction.
+    """
+
+    in_doubt: Undetermined | None = None
 
 
 class NotServed(Invalid):

@@ -106,6 +106,25 @@ async def test_a_primary_commit_without_an_answer_is_undetermined_and_not_cleane
         assert await world.read(client, "a", "b") == [b"new", b"new"]
 
 
+@pytest.mark.parametrize(
+    ("protocol", "method"), [("1pc", "KvPrewrite"), ("async-commit", "KvPrewrite"), ("2pc", "KvCommit")]
+)
+async def test_the_outcome_stays_open_when_a_lost_answer_is_followed_by_lost_regions(
+    world: Any, protocol: str, method: str, hasty: None
+) -> None:
+    async with world.client() as client:
+        await world.write(client, "a", "b")
+        world.faults(
+            world.fault("UNDETERMINED", method, times=1),
+            world.fault("REGION_NOT_FOUND", method),
+            world.fault("UNAVAILABLE", "GetRegion"),
+        )
+        with pytest.raises(Undetermined):
+            await commit_two(world, client, protocol)
+        world.faults()
+        assert await world.read(client, "a", "b") == [b"new", b"new"]
+
+
 async def test_a_primary_commit_that_never_arrives_is_not_taken_for_done(world: Any, hasty: None) -> None:
     async with world.client() as client:
         await world.write(client, "a", "b")

@@ -10,6 +10,7 @@ from penstock.kv.executor import Batch
 from penstock.kv.keyerrors import to_error
 from penstock.kv.protocol import check_commit_ts_expired
 from penstock.kv.scope import CommitScope, write_context
+from penstock.kv.sender import RegionStale
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 
 _log = logging.getLogger(__name__)
@@ -63,17 +64,24 @@ class Commit:
                 batch.location.region,
                 on_rpc_error=self._lost.append if decides else None,
             )
+        except RegionStale as stale:
+            if decides and self._lost:
+                stale.in_doubt = self._undetermined()
+            raise
         except PenstockError as error:
             if decides and self._lost:
-                raise Undetermined(
-                    f"transaction {self.scope.txn.start_ts} may or may not be committed: the store did not"
-                    " answer the commit of its primary key; read the keys before running it again"
-                ) from error
+                raise self._undetermined() from error
             raise
         assert isinstance(answer, kvrpcpb.CommitResponse)
         if decides:
             self._lost.clear()  # the store looks for the record of an earlier attempt, so this settles it
         return answer
+
+    def _undetermined(self) -> Undetermined:
+        return Undetermined(
+            f"transaction {self.scope.txn.start_ts} may or may not be committed: the store did not"
+            " answer the commit of its primary key; read the keys before running it again"
+        )
 
     def _failure(self, batch: Batch, error: kvrpcpb.KeyError) -> PenstockError:
         found = to_error(error, self.scope.txn.start_ts)

@@ -46,8 +46,10 @@ class Prewrite:
         lost = [self._lost] if batch.regrouped and self._lost is not None else []
         try:
             await self._apply(bo, batch, lost)
-        except RegionStale:
+        except RegionStale as stale:
             self._lost = lost[0] if lost else self._lost
+            if lost and self.scope.state.decided_by_prewrite:
+                stale.in_doubt = self._undetermined(lost[0])
             raise
         except PenstockError as error:
             if lost and self.scope.state.decided_by_prewrite:
