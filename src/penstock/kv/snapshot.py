@@ -62,14 +62,19 @@ class AsyncSnapshot:
 
     def __init__(self, session: Session, ts: int) -> None:
         self._session = session
-        self._view = ReadView(session, ts)
+        self._shared_view = ReadView(session, ts)
         # The newest value of a key is not the same from one read to the next.
         self._cache = ValueCache() if ts != TS_MAX else ValueCache(bytes_max=0)
 
     @property
     def ts(self) -> int:
         """The timestamp read at."""
-        return self._view.ts
+        return self._shared_view.ts
+
+    @property
+    def _view(self) -> ReadView:
+        """What one read goes by; the newest values also change with transactions that it once passed by."""
+        return self._shared_view if self.ts != TS_MAX else ReadView(self._session, TS_MAX)
 
     async def get(self, key: bytes) -> bytes | None:
         """Return the value of a key, None when it has none."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.clock import SYSTEM
+from penstock.clock import SYSTEM, TS_MAX
 from penstock.errors import Aborted, Unavailable
 from penstock.kv import AsyncClient
 from penstock.kv.actions.commit import Commit
@@ -205,6 +205,22 @@ async def test_a_reader_passes_a_live_transaction_by_pushing_its_commit(world: A
         assert await dead._commit_in_two_phases() > read_ts
         assert await read_one_by_one(world, client) == [b"new"] * 3
         assert await client.snapshot(read_ts).get(world.key("b")) == b"old"
+
+
+async def test_the_newest_values_are_those_after_a_commit_that_an_earlier_read_passed_by(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world.client() as client:
+        alive = await prepare(world, client, ttl_ms=20_000)
+        newest = client.snapshot(TS_MAX)
+        assert await newest.get(world.key("b")) == b"old"
+        with monkeypatch.context() as patch:
+            patch.setattr(client._session.background, "spawn", lambda work, name: work.close())
+            await alive._commit_in_two_phases()
+            assert await newest.get(world.key("b")) == b"new"
+            assert await newest.batch_get([world.key("c")]) == {world.key("c"): b"new"}
+            rows = newest.iter(world.prefix, world.prefix + b"\xff")
+            assert [value async for _, value in rows] == [b"new"] * 3
 
 
 async def test_a_reader_waits_for_a_live_async_commit_and_no_longer_than_its_locks(world: Any) -> None:
