@@ -10,16 +10,18 @@ from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid
 from penstock.proto.codec import encode_bytes
 from penstock.settings import StoreSettings
+from penstock.store import meta
 from penstock.store.admin import Admin
 from penstock.store.bootstrap import open_stations, settle
 from penstock.store.cdc.service import ChangeDataService
 from penstock.store.commands import commands
-from penstock.store.engine import Engine
+from penstock.store.engine import Cf, Engine
 from penstock.store.faults import Faults
 from penstock.store.faulty_streams import FaultyStreams
 from penstock.store.pd.etcd import Etcd, Keyspaces
 from penstock.store.pd.ids import Ids
 from penstock.store.pd.keys import Keys
+from penstock.store.pd.safepoints import SafePoints
 from penstock.store.pd.scheduler import Scheduler
 from penstock.store.pd.service import MEMBER, PlacementDriver
 from penstock.store.pd.stores import Stores
@@ -107,7 +109,13 @@ class Cluster:
         self._stores.up = set(self._stations)
         self._scheduler = Scheduler(self.regions, self._stores)
         # Reads of an earlier run may have reached any timestamp it handed out; a fresh one is above them.
-        self.storage = Storage(engine, clock=clock, settings=settings, max_ts=await self.tso.current())
+        self.storage = Storage(
+            engine,
+            clock=clock,
+            settings=settings,
+            max_ts=await self.tso.current(),
+            collected_ts=SafePoints.load(engine.view().get(Cf.META, meta.GC)).gc,
+        )
         self._background.append(self.storage.close)
         await self._start_stores()
         await endpoint.start(self._placement_handlers())

@@ -12,6 +12,7 @@ from penstock.store.concurrency import ConcurrencyManager
 from penstock.store.engine import Cf, Engine
 from penstock.store.lock_waiting import LockWaiting
 from penstock.store.locking import Locking
+from penstock.store.mvcc import failures
 from penstock.store.mvcc.actions import pessimistic, rollback, status
 from penstock.store.mvcc.actions.commit import commit
 from penstock.store.mvcc.actions.prewrite import prewrite, reads_existence
@@ -25,10 +26,17 @@ from penstock.store.sweeping import Sweeping, fates_of, resolve_key
 
 
 class Storage:
-    """Transactions over an engine. `max_ts` must not be below any timestamp read at before a restart."""
+    """Transactions over an engine.
 
-    def __init__(self, engine: Engine, *, clock: Clock, settings: StoreSettings, max_ts: int) -> None:
+    `max_ts` must not be below any timestamp read at before a restart, `collected_ts` not below any safe
+    point up to which versions were collected.
+    """
+
+    def __init__(
+        self, engine: Engine, *, clock: Clock, settings: StoreSettings, max_ts: int, collected_ts: int = 0
+    ) -> None:
         self.engine = engine
+        self._collected_ts = collected_ts
         locked = (key for key, _ in engine.view((Cf.LOCK,)).iterate(Cf.LOCK))
         self.concurrency = ConcurrencyManager(max_ts, locked)
         self._waiting = LockWaiting(
@@ -70,7 +78,11 @@ class Storage:
         def act(reader: MvccReader, effects: Effects) -> kvrpcpb.PrewriteResponse:
             if reads_existence(request):
                 self.concurrency.update_max_ts(request.start_version)
-            return prewrite(reader, effects, request, self.concurrency.max_ts)
+            response = prewrite(reader, effects, request, self.concurrency.max_ts)
+            if effects.mutations and request.start_version < self._collected_ts:
+                effects.discard()  # what it conflicts with may have been collected
+                return kvrpcpb.PrewriteResponse(errors=[failures.collected(request.start_version).error])
+            return response
 
         return await self._scheduler.execute([mutation.key for mutation in request.mutations], act)
 
@@ -208,7 +220,8 @@ class Storage:
         return self._reading.scan_locks(request, bounds)
 
     async def kv_gc(self, request: kvrpcpb.GCRequest, bounds: Bounds) -> kvrpcpb.GCResponse:
-        """Drop the versions that no read at or after the safe point needs."""
+        """Drop the versions that no read at or after the safe point needs, nor a transaction begun then."""
+        self._collected_ts = max(self._collected_ts, request.safe_point)
         await self._sweeping.collect(request.safe_point, bounds)
         return kvrpcpb.GCResponse()
 

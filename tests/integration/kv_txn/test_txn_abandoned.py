@@ -240,6 +240,22 @@ async def test_live_locks_are_left_and_counted(world: Any) -> None:
         assert await world.locks(client) == []
 
 
+async def test_a_transaction_that_garbage_collection_overtook_cannot_bring_a_deleted_key_back(
+    world: Any,
+) -> None:
+    async with world.client() as client:
+        await world.write(client, "a")
+        txn = client.begin()
+        assert await txn.get(world.key("a")) == b"old"
+        async with client.begin() as other:
+            await other.delete(world.key("a"))
+        await client.gc(await client.timestamp())
+        await txn.put(world.key("a"), b"new")
+        with pytest.raises(Aborted, match="garbage collection"):
+            await txn.commit()
+        assert await world.read(client, "a") == [None]
+
+
 async def test_expired_pessimistic_locks_disappear_with_garbage_collection(world: Any) -> None:
     async with world.client() as client:
         txn = client.begin(pessimistic=True)

@@ -264,6 +264,26 @@ async def test_collection_works_through_many_keys(storage: Storage) -> None:
     assert len(scan.pairs) == len(keys)
 
 
+async def test_a_transaction_from_before_collection_cannot_write_over_what_was_collected(
+    engine: Engine, storage: Storage
+) -> None:
+    await storage.kv_prewrite(prewrite(5, b"b", one_pc=True), EVERYTHING)
+    deletion = prewrite(20, b"a")
+    deletion.mutations[0].op = kvrpcpb.Del
+    await storage.kv_prewrite(deletion, EVERYTHING)
+    await commit(storage, 20, 21, b"a")
+    await storage.kv_gc(kvrpcpb.GCRequest(safe_point=25), EVERYTHING)
+    reopened = Storage(engine, clock=SYSTEM, settings=StoreSettings(), max_ts=30, collected_ts=25)
+    for one in (storage, reopened):
+        for one_pc in (False, True):
+            response = await one.kv_prewrite(prewrite(10, b"a", one_pc=one_pc), EVERYTHING)
+            assert response.errors[0].abort.startswith("GcTooEarly")
+        again = await one.kv_prewrite(prewrite(5, b"b", one_pc=True), EVERYTHING)
+        assert again.one_pc_commit_ts == 6  # a repeated request learns what became of the first
+    assert not list(engine.view().iterate(Cf.LOCK))
+    assert not (await storage.kv_prewrite(prewrite(25, b"a"), EVERYTHING)).errors
+
+
 async def test_waiting_requests_end_when_their_caller_goes_away(storage: Storage) -> None:
     def lock(ts: int) -> Awaitable[kvrpcpb.PessimisticLockResponse]:
         request = kvrpcpb.PessimisticLockRequest(

@@ -136,6 +136,11 @@ def deadlocked(
     )
 
 
+def collected(start_ts: int) -> Refused:
+    """The transaction began before the safe point of garbage collection."""
+    return aborted(f"GcTooEarly: transaction {start_ts} is older than the safe point of garbage collection")
+
+
 def aborted(text: str) -> Refused:
     """The transaction cannot go on, and the wire has no message of its own for the reason."""
     return Refused(kvrpcpb.KeyError(abort=text))
