@@ -177,7 +177,13 @@ class StoreSettings(_Frozen):
 
 
 class CaptureSettings(_Frozen):
-    """A capture: the log puller and the event store in one process."""
+    """A capture: the log puller and the event store in one process.
+
+    What bounds its memory: memory_bytes, for rows that wait to be flushed; twice wal_queue_bytes, for rows on
+    their way to the disk; for every flush thread, and every read of unflushed rows over Flight, sort_bytes,
+    large_txn_bytes and about 100 MiB for row groups. At the defaults that is 0.9 GiB. The puller adds
+    prewrite_memory_bytes, region_queue_bytes, and quota_bytes while the disk cannot keep up.
+    """
 
     id: str = Field("capture-1", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     """Name of this process among the captures of a deployment."""
@@ -197,18 +203,18 @@ class CaptureSettings(_Frozen):
     """How far a table without changes may fall behind in the manifest."""
     flush_threads: int = Field(2, ge=1, le=64)
     """Tables flushed at the same time."""
-    memory_bytes: int = Field(512 * 1024 * 1024, ge=1)
+    memory_bytes: int = Field(256 * 1024 * 1024, ge=1)
     """Unflushed rows kept in memory; those above it are read back from the log when they are needed."""
-    sort_bytes: int = Field(256 * 1024 * 1024, ge=1024)
-    """Rows that one flush sorts in memory; more are sorted on disk."""
+    sort_bytes: int = Field(64 * 1024 * 1024, ge=1024, le=1024 * 1024 * 1024)
+    """Rows that one flush, or one read over Flight, sorts in memory; more are sorted on disk."""
     large_txn_bytes: int = Field(64 * 1024 * 1024, ge=1)
-    """Size from which a transaction becomes an object of its own."""
+    """Size from which a transaction becomes an object of its own; a flush holds one of up to this size."""
     wal_bytes: int = Field(16 * 1024 * 1024 * 1024, ge=1)
     """Size of the log at which capture waits for flushes."""
     wal_segment_bytes: int = Field(64 * 1024 * 1024, ge=1024)
     """Size of one file of the log."""
     wal_queue_bytes: int = Field(64 * 1024 * 1024, ge=1)
-    """Batches waiting for the disk."""
+    """Batches waiting for the disk; they take twice that in memory."""
     flight_addr: str = "127.0.0.1:8815"
     """Address of the Arrow Flight service; port 0 takes a free one. Any but loopback needs TLS and token."""
     flight_tls: ServerTlsSettings | None = None

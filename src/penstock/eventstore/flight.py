@@ -8,6 +8,8 @@ the action `resolved_ts` says how far a table ({"table_id": n}) can be read. `fl
 
 import base64
 import json
+import logging
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +25,9 @@ from penstock.eventstore.reading import Reader, ReadRange
 from penstock.eventstore.sides import side_schema
 from penstock.eventstore.store import EventStore
 
+_log = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 5.0
 CORRUPT = b"penstock.corrupt"  # tells damage from the other reasons for an internal error
 _RANGE_KEYS = {"table_id", "from_ts", "to_ts", "side", "columns", "handle_from", "handle_to"}
 
@@ -92,18 +97,34 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow sh
             raise Invalid(f"Flight cannot listen on {addr}; {remedy}") from error
         self._store = store
         self._reader = reader
+        self._closing = False
         self.addr = f"{host}:{self.port}"
 
     def close(self) -> None:
-        """Stop serving."""
-        self.shutdown()
+        """Stop serving. Streams end with their next batch; a reader that takes none is soon left behind."""
+        self._closing = True
+        stopping = threading.Thread(target=self._stop, name="penstock-flight-stop", daemon=True)
+        stopping.start()
+        stopping.join(STOP_TIMEOUT_S)
+        if stopping.is_alive():
+            _log.warning("a Flight reader that does not take its rows was left behind")
+
+    def _stop(self) -> None:
+        self.shutdown()  # waits for every call
         self.wait()
 
     def do_get(self, _context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
         """Stream the rows of a ticket."""
         with _as_flight_errors():
             schema, batches = self._reader.read(read_ticket(ticket.ticket))
-        return flight.GeneratorStream(schema, _guarded(batches))
+        return flight.GeneratorStream(schema, self._until_closed(batches))
+
+    def _until_closed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with _as_flight_errors():
+            for batch in batches:
+                if self._closing:
+                    raise Unavailable("the capture stops; ask the table's next owner")
+                yield batch
 
     def get_flight_info(self, _context: Any, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
         """Divide a range into tickets, one for each schema in it; the schema shown is the newest."""
@@ -151,8 +172,3 @@ def _table_id(body: bytes) -> int:
         return int(json.loads(body)["table_id"])
     except (ValueError, KeyError, TypeError) as error:
         raise Invalid('the action needs {"table_id": n}') from error
-
-
-def _guarded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    with _as_flight_errors():
-        yield from batches

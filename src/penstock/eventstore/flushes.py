@@ -2,9 +2,12 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
+
+import pyarrow as pa
 
 from penstock import metrics
 from penstock.clock import Clock
@@ -45,6 +48,20 @@ class Flusher:
     clock: Clock
     fenced: Callable[[Table], None]
     failed: Callable[[PenstockError], None]
+
+    def changes(self, rows: TableRows, from_ts: int, to_ts: int) -> Generator[pa.RecordBatch, None, None]:
+        """The changes that a table holds in (from_ts, to_ts], in order and once; close it after use.
+
+        Raises Unavailable when they were flushed meanwhile. Nothing else refers to the rows, so that they
+        go as soon as they are sorted.
+        """
+        held = rows.held(from_ts, to_ts)
+        return ordered(
+            partial(rows.load, held, from_ts, to_ts),
+            sum(each.weight for each in held),
+            memory_bytes=self.sort_bytes,
+            scratch=self.build.scratch,
+        )
 
     def flush(self, table: Table) -> bool:
         """Move everything complete into objects; return whether that succeeded."""
@@ -92,17 +109,8 @@ class Flusher:
         if to_ts <= from_ts:
             return
         versions = self.schemas.versions(rows.table_id, from_ts, to_ts)
-        held = rows.held(from_ts, to_ts)
-        made = []
-        if held:
-            changes = ordered(
-                lambda: rows.load(held, from_ts, to_ts),
-                sum(each.nbytes for each in held),
-                memory_bytes=self.sort_bytes,
-                scratch=self.build.scratch,
-            )
-            with closing(changes):
-                made = self.build.objects(versions, rows.table_id, changes)
+        with closing(self.changes(rows, from_ts, to_ts)) as changes:
+            made = self.build.objects(versions, rows.table_id, changes)
         table.ownership.commit(made, to_ts, versions)
         rows.release(to_ts)
         for info in made:

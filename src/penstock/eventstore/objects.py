@@ -15,6 +15,7 @@ from penstock.eventstore.sides import COMMIT_TS, HANDLE
 from penstock.eventstore.storage import Storage
 
 ROW_GROUP_ROWS = 128 * 1024
+ROW_GROUP_BYTES = 32 * 1024 * 1024  # of Arrow; whichever comes first ends a row group
 OBJECT_FORMAT = "1"
 
 
@@ -49,6 +50,7 @@ class ObjectWriter:
         self._writer: pq.ParquetWriter | None = None
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = 0
+        self._pending_bytes = 0
         self._rows = 0
         self._times: tuple[int, int] | None = None
         self._keys: tuple[bytes, bytes] | None = None
@@ -67,13 +69,14 @@ class ObjectWriter:
             return
         self._pending.append(batch)
         self._pending_rows += batch.num_rows
+        self._pending_bytes += batch.nbytes
         self._rows += batch.num_rows
         commit = batch.column(COMMIT_TS)
         self._times = ((self._times or (commit[0].as_py(),))[0], commit[-1].as_py())
         ends = pc.min_max(batch.column(HANDLE)).as_py()
         low, high = self._keys or (ends["min"], ends["max"])
         self._keys = (min(low, ends["min"]), max(high, ends["max"]))
-        if self._pending_rows >= ROW_GROUP_ROWS:
+        if self._pending_rows >= ROW_GROUP_ROWS or self._pending_bytes >= ROW_GROUP_BYTES:
             self._write_pending()
 
     def _write_pending(self) -> None:
@@ -81,7 +84,7 @@ class ObjectWriter:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             self._writer = pq.ParquetWriter(self._file, self._schema, compression="zstd")
         self._writer.write_table(pa.Table.from_batches(self._pending).cast(self._schema), ROW_GROUP_ROWS)
-        self._pending, self._pending_rows = [], 0
+        self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
 
     def finish(self) -> ObjectInfo | None:
         """Upload the object and describe it; None when it has no rows."""

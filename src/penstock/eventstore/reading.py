@@ -1,26 +1,24 @@
 """Reading a range of a table from the capture that holds it: objects as far as they go, then rows.
 
-The same range gives the same rows in the same order, whether or not a flush came in between.
+The same range gives the same rows in the same order, whether or not a flush came in between. Rows come as
+they are taken; a read needs the memory of a few row groups, and of one sort where rows are not flushed.
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from penstock.errors import Invalid, Unavailable
-from penstock.eventstore import paths, rows
 from penstock.eventstore.building import SchemaVersion
-from penstock.eventstore.manifest import ManifestState
+from penstock.eventstore.objectreading import Batches, ObjectReader
 from penstock.eventstore.paths import Side
-from penstock.eventstore.sides import COMMIT_TS, HANDLE, START_TS, decode_sides, side_schema
+from penstock.eventstore.sides import HANDLE, decode_sides, side_schema
 from penstock.eventstore.storage import Storage
 from penstock.eventstore.store import EventStore
 from penstock.tables.decoding.decoder import RowDecoder
-
-_ORDER = [(COMMIT_TS, "ascending"), (START_TS, "ascending"), (HANDLE, "ascending")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +68,7 @@ class Reader:
         if missing:
             raise Invalid(f"table {wanted.table_id} has no column {missing[0]!r} then")
         shown = pa.schema([schema.field(name) for name in wanted.columns or schema.names])
-        return shown, self._batches(wanted, version, schema, shown)
+        return shown, self._batches(wanted, version, shown)
 
     def _check(self, table_id: int, from_ts: int, to_ts: int) -> None:
         if not 0 <= from_ts < to_ts:
@@ -80,41 +78,40 @@ class Reader:
             raise Unavailable(f"table {table_id} can be read up to {readable}, not {to_ts}; wait")
 
     def _batches(
-        self, wanted: ReadRange, version: SchemaVersion, schema: pa.Schema, shown: pa.Schema
+        self, wanted: ReadRange, version: SchemaVersion, shown: pa.Schema
     ) -> Iterator[pa.RecordBatch]:
-        table = self._store.tables().get(wanted.table_id)
-        if table is None:
-            raise Unavailable(f"table {wanted.table_id} is not captured here; ask its owner")
-        # Rows before objects: what a flush moves in between is then in both, and taken from the objects.
-        held = table.held(wanted.from_ts, wanted.to_ts)
-        state = self._store.ownership(wanted.table_id).state
-        flushed = min(wanted.to_ts, max(wanted.from_ts, state.flushed_ts))
-        if flushed > wanted.from_ts:
-            found = self._from_objects(wanted, state, flushed, schema)
-            yield from found.select(shown.names).to_batches()
-        if flushed < wanted.to_ts:
-            raw = rows.in_order(list(table.load(held, flushed, wanted.to_ts)))
-            batch = decode_sides(raw, version.table, self._decoder).of(wanted.side)
-            yield batch.filter(_within(batch, wanted)).select(shown.names)
+        at = wanted.from_ts
+        while at < wanted.to_ts:
+            # Rows before objects: had a flush moved any of these rows, the objects would say so.
+            held = self._store.unflushed(wanted.table_id, at, wanted.to_ts)
+            state = self._store.ownership(wanted.table_id).state
+            upto = min(wanted.to_ts, state.flushed_ts)
+            if upto > at:
+                held.close()
+                objects = ObjectReader(self._storage, wanted.table_id, at, upto, shown.names)
+                found = objects.changes(state.visible(wanted.side, upto))
+            else:
+                upto = wanted.to_ts
+                found = self._decoded(held, version, wanted.side)
+            with closing(found):
+                for batch in found:
+                    inside = _within(batch, wanted).select(shown.names)
+                    if inside.num_rows:
+                        yield inside.cast(shown)
+            at = upto
 
-    def _from_objects(
-        self, wanted: ReadRange, state: ManifestState, to_ts: int, schema: pa.Schema
-    ) -> pa.Table:
-        times = (pc.field(COMMIT_TS) > wanted.from_ts) & (pc.field(COMMIT_TS) <= to_ts)
-        parts = [schema.empty_table()]
-        for info in state.visible(wanted.side, to_ts):
-            if info.kind == "merged" or info.max_ts <= wanted.from_ts:
-                continue
-            path = paths.object_path(paths.table_root(wanted.table_id), info.side, info.id)
-            with self._storage.open(path) as file:
-                part = pq.read_table(file, filters=times)
-            parts.append(part.cast(schema).filter(_within(part, wanted)))
-        return pa.concat_tables(parts).sort_by(_ORDER)
+    def _decoded(self, held: Batches, version: SchemaVersion, side: Side) -> Batches:
+        with closing(held):
+            for raw in held:
+                yield decode_sides(raw, version.table, self._decoder).of(side)
 
 
-def _within(found: pa.Table | pa.RecordBatch, wanted: ReadRange) -> pa.Array:
-    handles = found.column(HANDLE)
-    inside = pc.greater_equal(handles, pa.scalar(wanted.handle_from, pa.binary()))
-    if not wanted.handle_to:
-        return inside
-    return pc.and_(inside, pc.less(handles, pa.scalar(wanted.handle_to, pa.binary())))
+def _within(batch: pa.RecordBatch, wanted: ReadRange) -> pa.RecordBatch:
+    """The rows whose handles are wanted."""
+    found = batch
+    if wanted.handle_to:
+        found = found.filter(pc.less(found.column(HANDLE), pa.scalar(wanted.handle_to, pa.binary())))
+    if wanted.handle_from:
+        lowest = pa.scalar(wanted.handle_from, pa.binary())
+        found = found.filter(pc.greater_equal(found.column(HANDLE), lowest))
+    return found

@@ -7,6 +7,7 @@ delivered twice. Everybody who takes rows out of the event store takes them thro
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,8 +22,11 @@ Times = npt.NDArray[np.uint64]
 Place = tuple[int, int, bytes]  # commit_ts, start_ts, key
 
 _ORDER = [("commit_ts", "ascending"), ("start_ts", "ascending"), ("key", "ascending")]
-_SAMPLES_PER_BATCH = 16
-EMPTY = pa.RecordBatch.from_pylist([], schema=RAW_SCHEMA)
+_SAMPLES_MAX = 1 << 16
+_FIXED_BYTES = 17  # op and two timestamps
+_VARIABLE = ("key", "value", "old_value")
+SLICE_BYTES = 8 * 1024 * 1024
+SLICE_ROWS = 32 * 1024
 
 
 def times(batch: pa.RecordBatch, column: str = "commit_ts") -> Times:
@@ -38,74 +42,104 @@ def between(batch: pa.RecordBatch, from_ts: int, to_ts: int) -> pa.RecordBatch:
     return batch if wanted.all() else batch.filter(pa.array(wanted))
 
 
-def in_order(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """One batch of every change, in order and once; of a change delivered twice the first copy is kept."""
-    table = pa.Table.from_batches(batches, RAW_SCHEMA).combine_chunks()
+def in_order(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Every change in order and once, in slices; of a change delivered twice the first copy is kept.
+
+    Takes one copy of all rows, and a slice, of memory. The batches are let go before the first slice.
+    """
+    table = pa.Table.from_batches(list(batches), RAW_SCHEMA).combine_chunks()
+    del batches
     if not table.num_rows:
-        return EMPTY
-    table = table.take(pc.sort_indices(table, sort_keys=_ORDER)).combine_chunks()
-    (batch,) = table.to_batches()
-    return _without_repeats(batch)
+        return
+    (whole,) = table.to_batches()
+    order = pc.sort_indices(table, sort_keys=_ORDER)
+    bounds = _slice_bounds(whole, order.to_numpy())
+    for start, end in pairwise(bounds):
+        before_it = min(1, start)  # the row before a slice tells whether its first row is a repeat
+        yield _without_repeats(whole.take(order[start - before_it : end]), skip=before_it)
 
 
-def _without_repeats(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _slice_bounds(rows: pa.RecordBatch, order: npt.NDArray[np.uint64]) -> list[int]:
+    """Where ordered rows are cut, so that a slice is bounded in rows, and in bytes but for its first row."""
+    total = row_bytes(rows)[order].cumsum()
+    total //= SLICE_BYTES
+    cuts = total[1:] != total[:-1]
+    cuts[SLICE_ROWS - 1 :: SLICE_ROWS] = True
+    return [0, *(np.flatnonzero(cuts) + 1).tolist(), rows.num_rows]
+
+
+def _without_repeats(batch: pa.RecordBatch, *, skip: int) -> pa.RecordBatch:
+    """The rows after the first `skip` that differ from the row before them."""
     commit, start, key = times(batch), times(batch, "start_ts"), batch.column("key")
     same = (commit[1:] == commit[:-1]) & (start[1:] == start[:-1])
+    if same.any():
+        same &= pc.equal(key[1:], key[:-1]).to_numpy(zero_copy_only=False)
     if not same.any():
-        return batch
-    same &= pc.equal(key[1:], key[:-1]).to_numpy(zero_copy_only=False)
-    return batch.filter(pa.array(np.concatenate(([True], ~same)))) if same.any() else batch
+        return batch.slice(skip)
+    return batch.filter(pa.array(np.concatenate(([not skip], ~same))))
+
+
+def row_bytes(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """What each row takes."""
+    sizes = np.full(rows.num_rows, _FIXED_BYTES, dtype=np.int64)
+    for name in _VARIABLE:
+        sizes += pc.fill_null(pc.binary_length(rows.column(name)), 0).to_numpy()
+    return sizes
 
 
 def ordered(
     load: Callable[[], Iterable[pa.RecordBatch]], nbytes: int, *, memory_bytes: int, scratch: Path
 ) -> Generator[pa.RecordBatch, None, None]:
-    """The changes of all batches, in order and once, in batches of about `memory_bytes` at most.
+    """The changes of all batches, in order and once, in slices; takes about `memory_bytes` of memory.
 
     `load` is called once when `nbytes` fits in memory, else twice: to choose where to divide the rows, and to
-    divide them into scratch files, which are sorted one by one. Close the result when it is not read to its
-    end: that removes the files.
+    divide them into scratch files, which are sorted one by one. It is let go before the first slice. Close
+    the result when it is not read to its end: that removes the files.
     """
     if nbytes <= memory_bytes:
-        yield in_order(list(load()))
+        rows = in_order(load())
+        del load
+        yield from rows
         return
     cuts = _choose_cuts(load(), parts=-(-2 * nbytes // memory_bytes))
     scratch.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=scratch) as folder:
         files = [Path(folder) / f"{index}.arrow" for index in range(len(cuts) + 1)]
         _divide(_chunks(load(), memory_bytes // 2), cuts, files)
+        del load
         for file in files:
-            with pa.ipc.open_stream(file.read_bytes()) as part:
-                batch = in_order(list(part))
-            if batch.num_rows:
-                yield batch
+            with pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as part:
+                yield from in_order(part)
             file.unlink()
 
 
 def _choose_cuts(batches: Iterable[pa.RecordBatch], *, parts: int) -> list[Place]:
     """Places that divide a sample of the rows evenly."""
     sample: list[Place] = []
+    apart, skipped = 1, 0  # every so many rows one is sampled; the fewer, the more rows there are
     for batch in batches:
-        step = max(1, batch.num_rows // _SAMPLES_PER_BATCH)
-        rows = batch.take(pa.array(np.arange(0, batch.num_rows, step)))
+        rows = batch.take(pa.array(np.arange(-skipped % apart, batch.num_rows, apart)))
+        skipped += batch.num_rows
         columns = (rows.column(name).to_pylist() for name in ("commit_ts", "start_ts", "key"))
         sample.extend(zip(*columns, strict=True))
+        while len(sample) > _SAMPLES_MAX:
+            del sample[1::2]
+            apart *= 2
     sample.sort()
     return sorted({sample[len(sample) * part // parts] for part in range(1, parts)})
 
 
 def _chunks(batches: Iterable[pa.RecordBatch], nbytes: int) -> Iterator[pa.RecordBatch]:
-    """Ordered chunks of about `nbytes`."""
+    """Slices that are in order each, of chunks of about `nbytes`."""
     pending: list[pa.RecordBatch] = []
     weight = 0
     for batch in batches:
         pending.append(batch)
         weight += batch.nbytes
         if weight >= nbytes:
-            yield in_order(pending)
+            yield from in_order(pending)
             pending, weight = [], 0
-    if pending:
-        yield in_order(pending)
+    yield from in_order(pending)
 
 
 def _divide(chunks: Iterable[pa.RecordBatch], cuts: Sequence[Place], files: Sequence[Path]) -> None:

@@ -3,8 +3,10 @@
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
 
 from penstock import metrics
 from penstock.clock import SYSTEM, Clock, physical_ms
@@ -156,25 +158,20 @@ class EventStore:
 
     def ownership(self, table_id: int) -> Ownership:
         """The manifest of an owned table; raise Unavailable when it is not owned here."""
-        with self._lock:
-            if table_id not in self._tables:
-                raise Unavailable(f"table {table_id} is not captured here; ask its owner")
-            return self._tables[table_id].ownership
+        return self._owned(table_id).ownership
 
     def readable_ts(self, table_id: int) -> int:
         """How far a table can be read: its own resolved-ts, and no further than the schema history's."""
-        with self._lock:
-            table = self._tables.get(table_id)
-        if table is None:
-            raise Unavailable(f"table {table_id} is not captured here; ask its owner")
+        table = self._owned(table_id)
         return max(table.rows.flushed_ts, min(table.rows.resolved_ts, self.schemas.resolved_ts()))
+
+    def unflushed(self, table_id: int, from_ts: int, to_ts: int) -> Generator[pa.RecordBatch, None, None]:
+        """The raw changes in (from_ts, to_ts] that are held, in order and once; close it after use."""
+        return self._flusher.changes(self._owned(table_id).rows, from_ts, to_ts)
 
     def flush(self, table_id: int) -> bool:
         """Flush a table now; return whether its manifest holds everything that is readable."""
-        with self._lock:
-            table = self._tables.get(table_id)
-        if table is None:
-            raise Unavailable(f"table {table_id} is not captured here; ask its owner")
+        table = self._owned(table_id)
         with table.flushing:
             return self._flusher.flush(table)
 
@@ -194,6 +191,13 @@ class EventStore:
         self._closed = True
         self._pool.shutdown()
         self._wal.close()
+
+    def _owned(self, table_id: int) -> Table:
+        with self._lock:
+            table = self._tables.get(table_id)
+        if table is None:
+            raise Unavailable(f"table {table_id} is not captured here; ask its owner")
+        return table
 
     def _admit(self) -> None:
         """Hold new rows back while the disk is full and flushes can free it."""

@@ -14,6 +14,8 @@ from penstock.eventstore.memory import MemoryBudget
 from penstock.eventstore.rows import between, times
 from penstock.eventstore.wal import Location, Wal
 
+_BATCH_BYTES = 4096  # what Arrow and Python need for a batch besides its rows; much, where it has one row
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -40,6 +42,11 @@ class Held:
             arrived_at=arrived_at,
             batch=batch if in_memory else None,
         )
+
+    @property
+    def weight(self) -> int:
+        """What it takes in memory, or would."""
+        return self.nbytes + _BATCH_BYTES
 
 
 class TableRows:
@@ -109,13 +116,13 @@ class TableRows:
         return True
 
     def _stored(self, batch: pa.RecordBatch, finish: Callable[[], None], place: Location) -> None:
-        in_memory = self._memory.take(batch.nbytes)
+        in_memory = self._memory.take(batch.nbytes + _BATCH_BYTES)
         held = Held.of(place, batch, self._clock.monotonic(), in_memory=in_memory)
         with self._lock:
             if not self._disowned:
                 self._keep((held,))
             elif in_memory:
-                self._memory.give_back(held.nbytes)
+                self._memory.give_back(held.weight)
         metrics.EVENTSTORE_ROWS_TOTAL.labels("stored").inc(held.rows)
         finish()
 
@@ -173,7 +180,7 @@ class TableRows:
         for held in batches:
             self._held.append(held)
             self._held_bytes += held.nbytes
-            self._memory_held_bytes += held.nbytes if held.batch is not None else 0
+            self._memory_held_bytes += held.weight if held.batch is not None else 0
             self._lowest_ts = min(self._lowest_ts, max(held.min_ts, self._flushed_ts + 1))
 
     def _drop_all(self) -> list[Held]:
@@ -183,4 +190,4 @@ class TableRows:
         return gone
 
     def _give_back(self, gone: Iterable[Held]) -> None:
-        self._memory.give_back(sum(each.nbytes for each in gone if each.batch is not None))
+        self._memory.give_back(sum(each.weight for each in gone if each.batch is not None))

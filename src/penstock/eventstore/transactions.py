@@ -1,18 +1,13 @@
 """Large transactions, cut out of a stream of ordered rows. A pure decision."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from penstock.eventstore.rows import times
-from penstock.tables.raw import RAW_SCHEMA
-
-_FIXED_BYTES = 17  # op and two timestamps
-_VARIABLE = ("key", "value", "old_value")
+from penstock.eventstore.rows import row_bytes, times
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,32 +18,47 @@ class Piece:
     direct: bool
 
 
+@dataclass(slots=True)
+class _Last:
+    """The last transaction seen: its rows are held while it may still turn out large."""
+
+    times: tuple[int, int]
+    nbytes: int = 0
+    held: list[pa.RecordBatch] = field(default_factory=list)
+
+    def let_go(self, *, direct: bool) -> Iterator[Piece]:
+        """Give out the rows that are held."""
+        held, self.held = self.held, []
+        yield from (Piece(rows, direct) for rows in held)
+
+
 def cut(ordered: Iterable[pa.RecordBatch], *, large_bytes: int) -> Iterator[Piece]:
     """Divide ordered rows so that a transaction above `large_bytes` has pieces of its own.
 
     Pieces come in order. A transaction is either wholly in direct pieces or wholly in others; the rows of
-    direct pieces that follow each other and have equal timestamps belong together.
+    direct pieces that follow each other and have equal timestamps belong together. At most `large_bytes`,
+    and the batch at hand, are held.
     """
-    held: pa.RecordBatch | None = None  # the last transaction, while it may still turn out large
-    running: tuple[int, int] | None = None  # the large one whose rows may go on
+    last = _Last((-1, -1))
     for batch in ordered:
-        rows = batch if held is None else _join(held, batch)
-        held = None
-        if not rows.num_rows:
+        if not batch.num_rows:
             continue
-        starts = _starts(rows)
-        large = _bytes_between(rows, starts) > large_bytes
-        large[0] |= _transaction(rows, 0) == running
+        rows, starts = batch, _starts(batch)
+        sizes = np.add.reduceat(row_bytes(rows), starts)
+        goes_on = _transaction(rows, 0) == last.times
+        sizes[0] += last.nbytes if goes_on else 0
+        large = sizes > large_bytes
+        ended = not goes_on or len(starts) > 1  # no later batch has rows of the last transaction
+        if ended or large[0]:
+            yield from last.let_go(direct=goes_on and bool(large[0]))
+        if ended:
+            last = _Last(_transaction(rows, rows.num_rows - 1))
+        last.nbytes = int(sizes[-1])
         if not large[-1]:
-            held = rows.slice(starts[-1])
-            rows = rows.slice(0, starts[-1])
-            starts, large = starts[:-1], large[:-1]
-            running = None
-        else:
-            running = _transaction(rows, rows.num_rows - 1)
+            last.held.append(rows.slice(starts[-1]))
+            rows, starts, large = rows.slice(0, starts[-1]), starts[:-1], large[:-1]
         yield from _pieces(rows, starts, large)
-    if held is not None:
-        yield Piece(held, direct=False)
+    yield from last.let_go(direct=False)
 
 
 def _pieces(
@@ -74,18 +84,5 @@ def _starts(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
     return np.concatenate(([0], np.flatnonzero(changes) + 1))
 
 
-def _bytes_between(rows: pa.RecordBatch, starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    sizes = np.full(rows.num_rows, _FIXED_BYTES, dtype=np.int64)
-    for name in _VARIABLE:
-        sizes += pc.fill_null(pc.binary_length(rows.column(name)), 0).to_numpy()
-    totals: npt.NDArray[np.int64] = np.add.reduceat(sizes, starts)
-    return totals
-
-
 def _transaction(rows: pa.RecordBatch, row: int) -> tuple[int, int]:
     return int(times(rows)[row]), int(times(rows, "start_ts")[row])
-
-
-def _join(first: pa.RecordBatch, second: pa.RecordBatch) -> pa.RecordBatch:
-    (joined,) = pa.Table.from_batches([first, second], RAW_SCHEMA).combine_chunks().to_batches()
-    return joined

@@ -4,12 +4,13 @@ import itertools
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.eventstore.rows import between, in_order, ordered, position
+from penstock.eventstore.rows import _choose_cuts, between, in_order, ordered, position
 from penstock.eventstore.transactions import cut
-from penstock.testing.rawbatches import Change, changes, raw
+from penstock.testing.rawbatches import Change, changes, put, raw
 
 NOW = 1 << 60  # neighbouring timestamps up here are one and the same float
 CHANGES = st.tuples(
@@ -34,7 +35,37 @@ def once(batches: list[list[Change]]) -> list[Change]:
 @settings(deadline=None, max_examples=60)
 @given(BATCHES)
 def test_rows_come_in_order_and_once(batches: list[list[Change]]) -> None:
-    assert changes(in_order([raw(batch) for batch in batches])) == once(batches)
+    slices = list(in_order([raw(batch) for batch in batches]))
+    assert [change for each in slices for change in changes(each)] == once(batches)
+    assert len(slices) <= 1
+
+
+@settings(deadline=None, max_examples=60)
+@given(BATCHES, st.integers(1, 4), st.integers(1, 100))
+def test_slices_are_bounded_in_rows_and_bytes(batches: list[list[Change]], rows: int, nbytes: int) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("penstock.eventstore.rows.SLICE_ROWS", rows)
+        patched.setattr("penstock.eventstore.rows.SLICE_BYTES", nbytes)
+        slices = [changes(each) for each in in_order([raw(batch) for batch in batches])]
+    assert [change for each in slices for change in each] == once(batches)
+    assert all(len(each) <= rows for each in slices)
+    assert all(sum(weight(change) for change in each[1:]) <= nbytes for each in slices)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 50), max_size=60), st.integers(2, 8))
+def test_a_sample_divides_the_rows_however_they_are_batched(sizes: list[int], parts: int) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("penstock.eventstore.rows._SAMPLES_MAX", 64)
+        total = sum(sizes)
+        starts = [sum(sizes[:index]) for index in range(len(sizes))]
+        batches = [
+            raw([put(NOW + row, b"k") for row in range(start, start + size)])
+            for start, size in zip(starts, sizes, strict=True)
+        ]
+        cuts = [place[0] - NOW for place in _choose_cuts(batches, parts=parts)] if total else []
+    bounds = [0, *cuts, total]
+    assert all(high - low <= total / parts + 2 * (total / 32 + 1) for low, high in itertools.pairwise(bounds))
 
 
 @settings(deadline=None, max_examples=60)

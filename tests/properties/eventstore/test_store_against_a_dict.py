@@ -50,8 +50,12 @@ class _Flaky(Storage):
 class StoreAgainstADict(RuleBasedStateMachine):
     """The source is modelled too: it delivers again whatever is above the ts a subscription starts from."""
 
-    @initialize(memory=st.sampled_from([1, 4000, 1 << 20]), large=st.sampled_from([400, 1 << 20]))
-    def begin(self, memory: int, large: int) -> None:
+    @initialize(
+        memory=st.sampled_from([1, 14_000, 1 << 20]),
+        large=st.sampled_from([400, 1 << 20]),
+        sort=st.sampled_from([2000, 1 << 20]),
+    )
+    def begin(self, memory: int, large: int, sort: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-store-"))
         clean = open_storage("memory:///")
         self.storage = _Flaky(clean.url, clean._store)
@@ -62,7 +66,7 @@ class StoreAgainstADict(RuleBasedStateMachine):
             flush_bytes=1 << 30,
             wal_segment_bytes=3000,
             memory_bytes=memory,
-            sort_bytes=2000,
+            sort_bytes=sort,
             large_txn_bytes=large,
         )
         self.ts = START

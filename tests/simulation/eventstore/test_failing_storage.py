@@ -66,7 +66,7 @@ def test_every_change_arrives_once_however_storage_behaves(
     clock = SystemClock()
     weather = _Weather(open_storage("memory:///"), clock)
     settings = CaptureSettings(
-        data=tmp_path, flush_bytes=1500, flush_interval_s=0.02, memory_bytes=4000, sort_bytes=3000,
+        data=tmp_path, flush_bytes=1500, flush_interval_s=0.02, memory_bytes=20_000, sort_bytes=20_000,
         wal_bytes=40_000, wal_segment_bytes=4000, large_txn_bytes=600,
     )  # fmt: skip
     state: dict[int, dict[int, str]] = {number: {} for number in TABLES}

@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyarrow import flight
 
-from penstock.errors import Invalid, Unavailable
+from penstock.errors import Corrupt, Invalid, Unavailable
+from penstock.eventstore import paths
 from penstock.eventstore.building import SchemaVersion
 from penstock.eventstore.flight import FlightService, read_ticket, write_ticket
+from penstock.eventstore.manifest import ManifestState
 from penstock.eventstore.reading import Reader, ReadRange
 from penstock.eventstore.storage import open_storage
 from penstock.eventstore.store import EventStore
+from penstock.eventstore.transactions import Piece
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.define import define_table
@@ -38,7 +42,7 @@ class Held:
     """A store with some changes, and what reads it."""
 
     def __init__(self, folder: Path) -> None:
-        storage = open_storage("memory:///")
+        self.storage = storage = open_storage("memory:///")
         self.schemas = FixedSchemas(SchemaVersion(0, 1, TABLE), SchemaVersion(NOW + 100, 2, WIDER))
         settings = CaptureSettings(
             data=folder, flush_interval_s=3600, idle_flush_interval_s=10**9, large_txn_bytes=300
@@ -50,11 +54,21 @@ class Held:
         changes = [change(TABLE, NOW + ts, row(ts)) for ts in range(1, 20)]
         changes += [change(TABLE, NOW + 10, row(100 + number, "y" * 30)) for number in range(8)]  # large
         changes += [change(TABLE, NOW + 30, row(3, "b"), row(3)), change(TABLE, NOW + 31, None, row(4))]
+        for start in (4, 2, 3):  # of equal commits the earlier start comes first; 2 and 4 are large
+            many = range(200 + start, 200 + start + (1 if start == 3 else 80), 10)
+            changes += [
+                (NOW + 15, NOW + start, *change(TABLE, NOW + 15, row(number, "z" * 30))[2:])
+                for number in many
+            ]
         changes += [change(WIDER, NOW + 120, {**row(500), "more": 1})]
         self.rows.consume_kv_events(raw(changes[::-1]), lambda: None)
         self.store._wal.mark_resolved(99, 1)
         _until(lambda: len(self.rows.held(0, NOW + 500)) == 1)
         self.rows.advance_resolved_ts(NOW + 200)
+
+    @property
+    def state(self) -> ManifestState:
+        return self.store.ownership(1).state
 
     def read(self, from_ts: int, to_ts: int, **rest: Any) -> list[dict[str, Any]]:
         _, batches = self.reader.read(ReadRange(table_id=1, from_ts=from_ts, to_ts=to_ts, **rest))
@@ -106,6 +120,60 @@ def test_rows_come_in_order(held: Held) -> None:
     assert found == [(9, 9), *((10, number) for number in (10, *range(100, 108))), (11, 11), (12, 12)]
 
 
+def test_large_transactions_come_at_their_place_among_equal_commits(held: Held) -> None:
+    assert held.store.flush(1)
+    assert len([each for each in held.state.objects.values() if each.kind == "direct"]) == 3
+    found = [(each["_start_ts"] - NOW, each["id"]) for each in held.read(NOW + 14, NOW + 15)]
+    assert found == [
+        *((2, number) for number in range(202, 282, 10)),
+        (3, 203),
+        *((4, number) for number in range(204, 284, 10)),
+        (14, 15),
+    ]
+
+
+def test_only_row_groups_in_the_range_are_read(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.eventstore.objects.ROW_GROUP_ROWS", 1)
+    monkeypatch.setattr("penstock.eventstore.building.cut", _row_by_row)
+    assert held.store.flush(1)
+    asked: list[list[int]] = []
+    read = pq.ParquetFile.iter_batches
+
+    def counted(file: pq.ParquetFile, *given: Any, **rest: Any) -> Iterator[pa.RecordBatch]:
+        asked.append(rest["row_groups"])
+        return read(file, *given, **rest)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", counted)
+    assert [each["id"] for each in held.read(NOW + 2, NOW + 4)] == [3, 4]
+    assert asked == [[2], [3]]
+
+
+def _row_by_row(ordered: Iterator[pa.RecordBatch], *, large_bytes: int) -> Iterator[Piece]:
+    for batch in ordered:
+        for start in range(batch.num_rows):
+            yield Piece(batch.slice(start, 1), direct=False)
+
+
+def test_a_damaged_object_is_named_and_kept(held: Held) -> None:
+    assert held.store.flush(1)
+    for info in held.state.objects.values():
+        held.storage.write(paths.object_path("tables/1", info.side, info.id), b"PAR1 damaged PAR1")
+    with pytest.raises(Corrupt, match=r"object tables/1/data/.*\.parquet is damaged; keep it"):
+        held.read(0, NOW + 99)
+
+
+def test_a_flush_while_rows_are_read_changes_nothing(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.eventstore.rows.SLICE_ROWS", 4)
+    expected = held.read(0, NOW + 99)
+    held.store.schemas.resolved = NOW + 11  # type: ignore[attr-defined] # the double's own knob
+    assert held.store.flush(1)
+    held.store.schemas.resolved = NOW + 200  # type: ignore[attr-defined]
+    _, batches = held.reader.read(ReadRange(table_id=1, from_ts=0, to_ts=NOW + 99))
+    found = next(batches).to_pylist()  # of an object
+    assert held.store.flush(1)
+    assert found + [each for batch in batches for each in batch.to_pylist()] == expected
+
+
 @pytest.mark.parametrize(
     ("wanted", "error", "why"),
     [
@@ -129,7 +197,7 @@ def test_flight_serves_tables_ranges_and_timestamps(held: Held) -> None:
             whole = ReadRange(table_id=1, from_ts=0, to_ts=NOW + 200)
             info = client.get_flight_info(flight.FlightDescriptor.for_command(write_ticket(whole)))
             tables = [client.do_get(endpoint.ticket).read_all() for endpoint in info.endpoints]
-            assert [table.num_rows for table in tables] == [28, 1]
+            assert [table.num_rows for table in tables] == [45, 1]
             assert tables[1].to_pylist() == held.read(NOW + 99, NOW + 200)
             (answer,) = client.do_action(flight.Action("resolved_ts", b'{"table_id": 1}'))
             assert json.loads(answer.body.to_pybytes())["resolved_ts"] == NOW + 200
@@ -142,6 +210,32 @@ def test_flight_serves_tables_ranges_and_timestamps(held: Held) -> None:
                 client.do_get(flight.Ticket(b"junk")).read_all()
     finally:
         service.close()
+
+
+def test_a_reader_that_takes_nothing_does_not_hold_up_the_end(
+    held: Held, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    released = threading.Event()
+    schema = pa.schema([("a", pa.int64())])
+
+    class Stuck:
+        def read(self, _: ReadRange) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+            return schema, self.batches()
+
+        def batches(self) -> Iterator[pa.RecordBatch]:
+            released.wait(30)
+            yield pa.RecordBatch.from_pylist([{"a": 1}], schema)
+
+    monkeypatch.setattr("penstock.eventstore.flight.STOP_TIMEOUT_S", 0.2)
+    service = FlightService("127.0.0.1:0", held.store, Stuck())  # type: ignore[arg-type] # a double
+    with flight.connect(f"grpc://{service.addr}") as client:
+        stream = client.do_get(flight.Ticket(write_ticket(ReadRange(table_id=1, from_ts=0, to_ts=1))))
+        service.close()
+        assert "left behind" in caplog.text
+        released.set()
+        with pytest.raises(flight.FlightUnavailableError, match="the capture stops"):
+            stream.read_all()
+    service.wait()
 
 
 def test_an_address_in_use_is_refused_with_a_remedy(held: Held) -> None:

@@ -213,6 +213,17 @@ def test_rows_beyond_memory_are_read_from_the_log(open_store: Open, storage: Sto
     assert len(replayed(storage, 1, NOW + 2)) == 1
 
 
+def test_small_batches_count_by_what_they_really_take(open_store: Open) -> None:
+    store = open_store(memory_bytes=10 * 4096 + 4000)
+    table = store.open_table(1)
+    for ts in range(1, 21):  # far below 4096 bytes each, as Arrow counts
+        give(table, change(TABLE, NOW + ts, row(ts)))
+    assert [each.batch is not None for each in table.held(0, NOW + 20)] == [True] * 10 + [False] * 10
+    table.advance_resolved_ts(NOW + 20)
+    assert store.flush(1)
+    assert store._memory.used_bytes == 0
+
+
 def test_flushed_rows_leave_memory_and_disk(open_store: Open, tmp_path: Path) -> None:
     store = open_store(wal_segment_bytes=4096)
     table = store.open_table(1)
