@@ -211,13 +211,16 @@ class Regions:
         return region
 
     async def _replace(self, before: Sequence[Region], after: Sequence[Region]) -> None:
-        """Put `after` in the place of `before`: on disk, then in the map, then to the listeners."""
+        """Put `after` in the place of `before`: on disk, then in the map, then to the listeners.
+
+        A caller that goes away meanwhile is let go only then, because the next change builds on the map.
+        """
         kept = {region.id for region in after}
         changes: list[Mutation] = [
             (Cf.META, meta.region_key(region.id), region.to_bytes()) for region in after
         ]
         changes += [(Cf.META, meta.region_key(gone.id), None) for gone in before if gone.id not in kept]
-        await self._engine.write(changes)
+        cancelled = await _land(asyncio.ensure_future(self._engine.write(changes)))
         at = bisect_left(self._starts, min(region.start for region in before))
         self._ordered[at : at + len(before)] = after
         self._starts[at : at + len(before)] = [region.start for region in after]
@@ -227,3 +230,17 @@ class Regions:
         for old in before:
             for listener in self._listeners:
                 listener.region_changed(old, after)
+        if cancelled is not None:
+            raise cancelled
+
+
+async def _land(durable: "asyncio.Task[None]") -> asyncio.CancelledError | None:
+    """Wait for a write, come what may; return a cancellation that came meanwhile."""
+    cancelled = None
+    while not durable.done():
+        try:
+            await asyncio.wait([durable])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    durable.result()
+    return cancelled

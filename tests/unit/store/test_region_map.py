@@ -1,13 +1,16 @@
+import asyncio
 from collections.abc import Sequence
 
 import pytest
 
+from penstock.clock import SYSTEM
 from penstock.errors import Corrupt, Invalid
 from penstock.proto import errorpb_pb2 as errorpb
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.proto import metapb_pb2 as metapb
 from penstock.proto.codec import encode_bytes
-from penstock.store.engine import Engine
+from penstock.store import meta
+from penstock.store.engine import Cf, Engine
 from penstock.store.pd.ids import Ids
 from penstock.store.regions import Peer, Region, Regions
 
@@ -63,6 +66,24 @@ async def test_lookups_find_the_region_of_a_key_and_its_neighbours(engine: Engin
     assert regions.scan(b"", b"", 0) == [left, middle, right]
     assert regions.scan(encode_bytes(b"h"), encode_bytes(b"p"), 0) == [middle]
     assert regions.scan(encode_bytes(b"h"), b"", 1) == [middle]
+
+
+async def test_a_change_on_its_way_to_the_disk_is_seen_when_its_caller_goes_away(engine: Engine) -> None:
+    await engine.write([(Cf.META, meta.region_key(1000), first_region().to_bytes())])
+    ids = Ids(engine)
+    await ids.allocate(1)
+    regions = Regions.load(engine, ids)
+    for key in (b"m", b"x"):
+        with engine._writing:
+            change = asyncio.ensure_future(regions.split(1000, keys(key)))
+            for _ in range(10):
+                await SYSTEM.sleep(0)
+            change.cancel()
+            await SYSTEM.sleep(0)
+        await asyncio.wait([change])
+        assert change.cancelled()
+        assert list(Regions.load(engine, ids)) == list(regions)
+    assert len(regions) == 3
 
 
 async def test_a_change_is_told_once_it_is_durable(engine: Engine) -> None:
