@@ -34,6 +34,7 @@ class Waiter:
     began_at: float
     updated_at: float  # when the lock in the way was last seen to be another one
     woken: "asyncio.Future[Refused | None]" = field(default_factory=asyncio.Future)
+    gone: Released | None = None  # the lock whose end let it try again in place
 
     def entry(self, now: float) -> deadlock.WaitForEntry:
         """Describe the wait."""
@@ -51,13 +52,19 @@ class Waiter:
         if not self.woken.done():
             self.woken.set_result(answer)
 
+    def yield_to(self, gone: Released) -> None:
+        """Let the request have what a lock that went away left."""
+        if self.resumes:
+            self.gone = gone
+        self.wake(None if self.resumes else _conflict(self, gone))
+
 
 class LockWaiting:
     """Queues of waiting requests, one for each locked key.
 
     When a lock goes away the request of the oldest transaction is woken at once. The others waiting then
     are woken a little later, so that the first usually finds the key free; but behind a request that
-    takes the lock in place they go on waiting, for the new holder.
+    takes the lock in place they go on waiting, for the new holder, unless it fails to take it.
     """
 
     def __init__(self, clock: Clock, *, timeout_ms: int, wake_up_delay_ms: int) -> None:
@@ -105,6 +112,8 @@ class LockWaiting:
         finally:
             timer.cancel()
             self._leave(waiter)
+            if outcome == "cancelled":
+                self.pass_on(waiter)
             waited = self._clock.monotonic() - waiter.began_at
             metrics.STORE_LOCK_WAIT_SECONDS.labels(outcome).observe(waited)
 
@@ -120,6 +129,13 @@ class LockWaiting:
             queue = self._queues.get(gone.key)
             if queue:
                 self._wake(queue, gone)
+
+    def pass_on(self, waiter: Waiter) -> None:
+        """Give others their turn at a key that a woken request did not take."""
+        gone, waiter.gone = waiter.gone, None
+        queue = self._queues.get(waiter.key)
+        if queue and gone is not None:
+            self._wake(queue, gone)
 
     def entries(self) -> list[deadlock.WaitForEntry]:
         """Describe every wait there is."""
@@ -137,7 +153,7 @@ class LockWaiting:
         if not waiting:
             return
         first, *others = waiting
-        first.wake(None if first.resumes else _conflict(first, gone))
+        first.yield_to(gone)
         if others and not first.resumes:
             waker = asyncio.ensure_future(self._wake_later(others, gone))
             self._wakers.add(waker)
@@ -148,7 +164,7 @@ class LockWaiting:
         for waiter in others:
             if waiter.woken.done():
                 continue
-            waiter.wake(None if waiter.resumes else _conflict(waiter, gone))
+            waiter.yield_to(gone)
             if waiter.resumes:
                 return
 

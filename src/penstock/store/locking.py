@@ -31,20 +31,30 @@ class Locking:
         patience = self._waiting.patience(request.wait_timeout)
         deadline = self._clock.monotonic() + patience
 
+        woken: Waiter | None = None
+
         def attempt(reader: MvccReader, effects: Effects) -> list[Locked] | Waiter:
             if pessimistic.reads_value(request):
                 self._concurrency.update_max_ts(request.for_update_ts)
-            return self._attempt(reader, effects, request, can_wait=patience > 0)
+            result = self._attempt(reader, effects, request, can_wait=patience > 0)
+            if woken is not None and _holds_or_awaits(woken.key, result, effects):
+                woken.gone = None
+            return result
 
         try:
             while True:
-                result = await self._scheduler.execute(keys, attempt)
+                try:
+                    result = await self._scheduler.execute(keys, attempt)
+                finally:
+                    if woken is not None:
+                        self._waiting.pass_on(woken)
                 if not isinstance(result, Waiter):
                     return _taken(request, result)
                 left = max(0.0, deadline - self._clock.monotonic())
                 refused = await self._waiting.wait(result, left)
                 if refused is not None:
                     return _refused(request, refused)
+                woken = result
         except Refused as refused:
             return _refused(request, refused)
 
@@ -67,6 +77,13 @@ class Locking:
                 # The latch is still held: a release cannot slip in between this look and the queue.
                 return self._waiting.enter(mutation.key, refused.lock, request)
         return results
+
+
+def _holds_or_awaits(key: bytes, result: list[Locked] | Waiter, effects: Effects) -> bool:
+    """Tell whether the key is no longer free: others are woken when it is again."""
+    if isinstance(result, Waiter):
+        return result.key == key
+    return any(key == taken for taken, _ in effects.acquired)
 
 
 def _taken(
