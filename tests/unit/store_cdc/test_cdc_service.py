@@ -95,6 +95,53 @@ def worlds(tmp_path):
     return make
 
 
+def computed(start_ts, *, one_pc):
+    """A prewrite that leaves its commit timestamp to the store."""
+    return kvrpcpb.PrewriteRequest(
+        mutations=[kvrpcpb.Mutation(op=kvrpcpb.Put, key=b"k", value=b"v")],
+        primary_lock=b"k",
+        start_version=start_ts,
+        lock_ttl=60_000,
+        use_async_commit=True,
+        try_one_pc=one_pc,
+    )
+
+
+@pytest.mark.parametrize("one_pc", [False, True])
+async def test_commit_timestamps_computed_after_a_round_lie_above_what_it_resolved(worlds, one_pc):
+    world = worlds()
+    try:
+        world.register()
+        await world.rows(1)
+        start_ts = await world.tso.current()
+        await world.service.advance()
+        resolved_ts = (await world.stream.outbox.next()).resolved_ts.ts
+        assert resolved_ts > start_ts
+        response = await world.storage.kv_prewrite(computed(start_ts, one_pc=one_pc), EVERYTHING)
+        assert max(response.min_commit_ts, response.one_pc_commit_ts) > resolved_ts
+    finally:
+        await world.close()
+
+
+@pytest.mark.parametrize("one_pc", [False, True])
+async def test_a_round_stays_below_a_computed_commit_that_is_not_durable_yet(worlds, one_pc):
+    world = worlds()
+    try:
+        world.register()
+        await world.rows(1)
+        start_ts = await world.tso.current()
+        with world.engine._writing:
+            request = computed(start_ts, one_pc=one_pc)
+            prewrite = asyncio.ensure_future(world.storage.kv_prewrite(request, EVERYTHING))
+            while world.storage.concurrency.min_lock_ts() is None:
+                await SYSTEM.sleep(0)
+            await world.service.advance()
+            assert (await world.stream.outbox.next()).resolved_ts.ts == start_ts
+        assert not (await prewrite).errors
+    finally:
+        await world.close()
+
+
 async def test_changes_that_cannot_be_read_end_the_subscription_and_not_the_command(worlds, monkeypatch):
     world = worlds()
     try:
