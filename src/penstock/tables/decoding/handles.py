@@ -67,13 +67,13 @@ class IntHandles:
         return self.handles.view(np.uint64)
 
     def floats(self) -> Floats:
-        raise NotImplementedError("an integer handle is no float")
+        raise AssertionError("an integer handle is no float")
 
     def binary(self) -> pa.Array:
-        raise NotImplementedError("an integer handle is no string")
+        raise AssertionError("an integer handle is no string")
 
     def decimal_cells(self) -> Cells:
-        raise NotImplementedError("an integer handle is no decimal")
+        raise AssertionError("an integer handle is no decimal")
 
 
 @dataclass(frozen=True, slots=True)
