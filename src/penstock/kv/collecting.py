@@ -4,7 +4,7 @@ import logging
 
 from penstock.errors import Invalid
 from penstock.kv import budgets
-from penstock.kv.backoff import Backoffer
+from penstock.kv.backoff import Backoffer, Kind
 from penstock.kv.keyerrors import to_error
 from penstock.kv.locks import Lock
 from penstock.kv.regions import Location
@@ -51,12 +51,16 @@ async def _scan_locks(
     session: Session, bo: Backoffer, location: Location, ts: int, start: bytes, end: bytes
 ) -> list[Lock]:
     request = kvrpcpb.ScanLockRequest(max_version=ts, start_key=start, end_key=end, limit=_SCAN_LOCKS)
-    answer = await session.router.send_to_region(
-        bo, "KvScanLock", request, location, kvrpcpb.ScanLockResponse
-    )
-    if answer.HasField("error"):
-        raise to_error(answer.error, ts)
-    return [Lock.of(info) for info in answer.locks]
+    while True:
+        answer = await session.router.send_to_region(
+            bo, "KvScanLock", request, location, kvrpcpb.ScanLockResponse
+        )
+        if not answer.HasField("error"):
+            return [Lock.of(info) for info in answer.locks]
+        if not answer.error.HasField("locked"):
+            raise to_error(answer.error, ts)
+        # A commit is just being written: in a moment its lock can be listed, or is gone.
+        await bo.backoff(Kind.TXN_LOCK_FAST, f"transaction {answer.error.locked.lock_version} is written")
 
 
 async def _resolve_for_gc(session: Session, bo: Backoffer, location: Location, locks: list[Lock]) -> None:

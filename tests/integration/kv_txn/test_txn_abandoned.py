@@ -1,5 +1,6 @@
 """What a dead client left behind is completed or undone by whoever meets it."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -238,6 +239,26 @@ async def test_live_locks_are_left_and_counted(world: Any) -> None:
         assert len(await world.locks(client)) == 3
         await client.gc(ts)
         assert await world.locks(client) == []
+
+
+async def test_resolving_waits_for_a_commit_that_is_being_written(world: Any) -> None:
+    async with world.client() as client:
+        await world.write(client, "a")
+        concurrency = world.cluster.storage.concurrency
+        txn = client.begin()
+        await txn.put(world.key("a"), b"new")
+        with world.cluster._engine._writing:
+            commit = asyncio.ensure_future(txn.commit())
+            while concurrency.min_lock_ts() is None:
+                await SYSTEM.sleep(0.001)
+            ts = await client.timestamp()
+            resolve = asyncio.ensure_future(
+                client.resolve_locks_before(ts, world.prefix, world.prefix + b"\xff")
+            )
+            done, _ = await asyncio.wait({resolve}, timeout=0.1)
+            assert not done
+        assert await resolve == 0
+        assert await commit
 
 
 async def test_a_transaction_that_garbage_collection_overtook_cannot_bring_a_deleted_key_back(
