@@ -264,10 +264,12 @@ class Wal:
         """Wait for work; nothing at all means that the log is closed and written."""
         with self._lock:
             while not self._queue and not self._closing:
-                if self._unwritten:
-                    self._lock.wait_for(lambda: self._queue or self._closing, timeout=_RESOLVED_EVERY_S)
+                if not self._unwritten:
+                    self._lock.wait()
+                    continue
+                self._lock.wait_for(lambda: self._queue or self._closing, timeout=_RESOLVED_EVERY_S)
+                if self._unwritten:  # else their table was forgotten meanwhile: there is still no work
                     break
-                self._lock.wait()
             group: list[_Waiting] = []
             weight = 0
             while self._queue and (not group or weight + len(self._queue[0].record.payload) <= _GROUP_BYTES):

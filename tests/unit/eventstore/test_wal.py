@@ -10,6 +10,7 @@ import pytest
 
 from penstock.errors import Corrupt, Invalid, PenstockError, Unavailable
 from penstock.eventstore import frames, paths
+from penstock.eventstore import wal as wal_module
 from penstock.eventstore.frames import Frame, FrameKind
 from penstock.eventstore.wal import Location, Wal
 from penstock.testing.rawbatches import changes, put, raw
@@ -147,6 +148,35 @@ def test_a_forgotten_table_stays_forgotten_whatever_segments_remain(open_wal: Op
     wal.flushed(3, 99)
     wal, _ = open_wal()
     assert 1 not in wal.resolved()
+
+
+def test_the_log_outlives_a_table_forgotten_just_before_its_mark_is_written(
+    open_wal: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wal_module, "_RESOLVED_EVERY_S", 0.1)
+    enqueue, due = Wal._enqueue, threading.Event()
+
+    def late(wal: Wal, item: wal_module._Waiting) -> None:
+        wal._thread.join(timeout=0.4)  # the mark is withdrawn; the time to write it passes
+        enqueue(wal, item)
+
+    wal, _ = open_wal()
+    wait_for = wal._lock.wait_for
+
+    def seen(work: Callable[[], object], timeout: float) -> object:
+        due.set()
+        return wait_for(work, timeout)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Wal, "_enqueue", late)
+        patched.setattr(wal._lock, "wait_for", seen)
+        forgetting = threading.Thread(target=wal.forget, args=(7,), daemon=True)
+        wal.mark_resolved(7, 20)
+        assert due.wait(10)
+        forgetting.start()
+        forgetting.join(timeout=5)
+    assert not forgetting.is_alive()
+    append(wal, 7, 30)
 
 
 @pytest.mark.parametrize("cut", [1, 9, 30])
