@@ -8,7 +8,7 @@ garbage collection has taken of them is older than any row that will still come.
 
 import threading
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -54,7 +54,7 @@ class SchemaHistory:
         self._lock = threading.Condition()
         self._resolved_ts = 0
         self._versions: dict[int, list[_Version]] = {}
-        self._logical: dict[int, int] = {}  # partition -> its table
+        self._logical: dict[int, set[int]] = {}  # keys' id -> the tables it was, or was a partition of
         self._databases: dict[int, str] = {}
 
     def consume_kv_events(self, raw: pa.RecordBatch, finish: Callable[[], None]) -> bool:
@@ -86,30 +86,37 @@ class SchemaHistory:
         with self._lock:
             if to_ts > self._resolved_ts:
                 raise Unavailable(f"schemas are known up to {self._resolved_ts}, not {to_ts}; wait")
-            found = [each for each in self._of(table_id) if each.table is not None and each.since_ts <= to_ts]
+            found = [each for each in self._of(table_id) if each.since_ts <= to_ts]
             if not found:
                 raise Unavailable(f"table {table_id} has no schema up to {to_ts}; wait for it")
             first = max(0, bisect_right(found, from_ts + 1, key=lambda each: each.since_ts) - 1)
             return [self._shown(each) for each in found[first:]]
 
-    def tables_ever(self) -> Iterator[CapturedTable]:
-        """Every table that is known, dropped ones among them; views and sequences hold no rows."""
+    def tables_ever(self) -> Iterable[CapturedTable]:
+        """Every table and partition that is known, once, dropped ones among them.
+
+        Views and sequences hold no rows. What went from one table to another is there while either has it.
+        """
         with self._lock:
-            known = {table_id: list(versions) for table_id, versions in self._versions.items()}
+            known = [list(versions) for versions in self._versions.values()]
             names = dict(self._databases)
             upto = self._resolved_ts
-        for versions in known.values():
-            past = [each for each in versions if each.since_ts <= upto]
-            newest = next((each for each in reversed(past) if each.table is not None), None)
-            if newest is None or newest.table is None or not newest.table.is_base_table:
-                continue
-            dropped_ts = past[-1].since_ts if past[-1].table is None else 0
-            for physical_id in newest.table.physical_ids:
-                name = names.get(newest.database_id, "")
-                yield CapturedTable(physical_id, name, newest.table, dropped_ts)
+        found: dict[int, CapturedTable] = {}
+        for versions in known:
+            for table in _latest(versions, names, upto):
+                other = found.get(table.physical_id)
+                if other is None or (other.dropped_ts and not 0 < table.dropped_ts < other.dropped_ts):
+                    found[table.physical_id] = table
+        return found.values()
 
     def _of(self, physical_id: int) -> list[_Version]:
-        return self._versions.get(self._logical.get(physical_id, physical_id), [])
+        """The versions that had the id, by time: of one table, or of those that exchanged it."""
+        return sorted(
+            version
+            for table_id in self._logical.get(physical_id, ())
+            for version in self._versions[table_id]
+            if version.table is not None and physical_id in version.table.physical_ids
+        )
 
     def _shown(self, version: _Version) -> SchemaVersion:
         assert version.table is not None
@@ -124,7 +131,7 @@ class SchemaHistory:
         table_id = int(table_field.removeprefix(_TABLE_FIELD))
         table = TableInfo.from_json(parse_json(value)) if value is not None else None
         for physical_id in table.physical_ids if table else ():
-            self._logical[physical_id] = table_id
+            self._logical.setdefault(physical_id, set()).add(table_id)
         versions = self._versions.setdefault(table_id, [])
         same = next((each for each in versions if each.since_ts == commit_ts), None)
         if same is None:
@@ -132,3 +139,17 @@ class SchemaHistory:
         elif table is not None:
             # A move to another database removes the description there and writes it here, at once.
             versions[versions.index(same)] = _Version(commit_ts, database_id, table)
+
+
+def _latest(versions: list[_Version], names: Mapping[int, str], upto: int) -> Iterator[CapturedTable]:
+    """Each id that a table's keys ever had, with the last version that had it and when that ended."""
+    seen: set[int] = set()
+    ended_ts = 0
+    for version in reversed([each for each in versions if each.since_ts <= upto]):
+        if version.table is not None and version.table.is_base_table:
+            fresh = [each for each in version.table.physical_ids if each not in seen]
+            name = names.get(version.database_id, "")
+            for physical_id in fresh:
+                yield CapturedTable(physical_id, name, version.table, ended_ts)
+            seen.update(fresh)
+        ended_ts = version.since_ts

@@ -104,6 +104,41 @@ def test_partitions_read_with_the_schema_of_their_table() -> None:
     assert versions(made, 72, 0, 50) == [(10, 1)]
 
 
+def partitioned(table_id: int, *parts: int, columns: tuple[str, ...] = ()) -> TableInfo:
+    partition = {"enable": True, "definitions": [{"id": each} for each in parts]}
+    return a_table(table_id, *columns, extra={"partition": partition})
+
+
+def ends(made: SchemaHistory) -> dict[int, int]:
+    listed = [(each.physical_id, each.dropped_ts) for each in made.tables_ever()]
+    assert len(dict(listed)) == len(listed), "an id is listed twice"
+    return dict(listed)
+
+
+def test_a_partition_that_was_dropped_is_captured_to_its_end() -> None:
+    made = history(
+        described(10, partitioned(7, 71, 72)),
+        described(20, partitioned(7, 72, 73)),
+        described(30, partitioned(7, 72, 73, columns=("a",))),
+    )
+    assert ends(made) == {71: 20, 72: 0, 73: 0}
+    assert versions(made, 71, 0, 50) == [(10, 1)]
+    assert versions(made, 72, 0, 50) == [(10, 1), (20, 1), (30, 2)]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_table_exchanged_with_a_partition_lives_on_in_its_new_place(order: int) -> None:
+    changes = [
+        described(10, partitioned(7, 71)), described(11, a_table(8)),
+        described(20, partitioned(7, 8)), dropped(20, 8), described(20, a_table(71)),
+        described(30, partitioned(7, 8, columns=("a",))), dropped(40, 71),
+    ]  # fmt: skip
+    made = history(*changes[::order])
+    assert ends(made) == {8: 0, 71: 40}
+    assert versions(made, 8, 0, 50) == [(11, 1), (20, 1), (30, 2)]
+    assert versions(made, 71, 0, 50) == [(10, 1), (20, 1)]
+
+
 def test_views_hold_no_rows() -> None:
     assert list(history(described(10, a_table(7, extra={"view": {"x": 1}}))).tables_ever()) == []
 
