@@ -110,6 +110,19 @@ async def test_a_failing_disk_stops_the_oracle_instead_of_repeating_timestamps(
     await tso.close()
 
 
+async def test_nobody_gets_a_timestamp_whose_limit_is_not_durable_yet(engine: Engine) -> None:
+    tso = Tso(engine, clock=StillClock(1_000_000))
+    with engine._writing:
+        asked = []
+        for _ in range(3):
+            asked.append(asyncio.ensure_future(tso.current()))
+            for _ in range(10):
+                await SYSTEM.sleep(0)
+        assert not any(one.done() for one in asked)
+    assert len(set(await asyncio.gather(*asked))) == 3
+    await tso.close()
+
+
 async def test_ids_are_never_handed_out_twice(engine: Engine) -> None:
     before = Ids(engine)
     used = {*range(first := await before.allocate(3), first + 3), await before.allocate()}
