@@ -14,6 +14,7 @@ from penstock.eventstore.flight import FlightService
 from penstock.eventstore.flightaccess import FlightAccess
 from penstock.eventstore.leases import Lease, Leases
 from penstock.eventstore.reading import Reader
+from penstock.eventstore.safepoint import ServiceSafePoint
 from penstock.eventstore.schemas import META_RANGE, CapturedTable, SchemaHistory
 from penstock.eventstore.sides import side_schema
 from penstock.eventstore.storage import Storage, open_storage
@@ -31,7 +32,6 @@ _FIRST_TS = 1  # a subscription from here delivers everything the cluster still 
 _ROUND_S = 0.5
 _RENEWALS_PER_TTL = 3
 _DROPPED_KEPT_MS = 10 * 60 * 1000  # a table dropped this long ago is surely flushed by its owner
-_SAFE_POINT_TTL_S = 24 * 3600
 _SAFE_POINT_EVERY_S = 10.0
 _SCHEMA_WAIT_S = 60.0
 _OPENED_AT_ONCE = 16
@@ -103,6 +103,7 @@ class Capture:
             data_id=data_id,
             ttl_s=self._settings.lease_ttl_s,
         )
+        self._safe_point = ServiceSafePoint(clients.pd, self._settings.id)
         self._access = access
         self._flight: FlightService | None = None
         self._subscriptions: dict[int, int] = {}  # table -> subscription
@@ -228,7 +229,8 @@ class Capture:
         }
         for table_id in set(self._subscriptions) - mine:
             await self._let_go(table_id)
-        for table_id in self.store.recovered_tables().difference(mine, self._subscriptions, self._forgetting):
+        kept = self.store.recovered_tables().union(self.store.tables())  # some never came to be subscribed
+        for table_id in kept.difference(mine, self._subscriptions, self._forgetting):
             await asyncio.to_thread(self.store.close_table, table_id, flush=False)
         missing = sorted(mine.difference(self._subscriptions, self._forgetting))
         for start in range(0, len(missing), _OPENED_AT_ONCE):
@@ -265,6 +267,8 @@ class Capture:
             self._refused.add(table.physical_id)
             await asyncio.to_thread(self.store.close_table, table.physical_id, flush=False)
             return
+        if await self._history_lost(table, rows.resolved_ts):
+            return
         self._subscriptions[table.physical_id] = await self._clients.puller.subscribe(
             Span(table.physical_id, *record_range(table.physical_id)),
             max(_FIRST_TS, rows.resolved_ts),
@@ -278,6 +282,28 @@ class Capture:
                    "from_ts": rows.resolved_ts},
         )  # fmt: skip
 
+    async def _history_lost(self, table: CapturedTable, resolved_ts: int) -> bool:
+        """Hold back collection for a table; give it up when changes after its `resolved_ts` are gone.
+
+        Deletions among them would never be known. A table captured for the first time has no such gap.
+        """
+        await self._hold_back_gc()
+        collected_ts = await self._safe_point.collected_ts()
+        if not 0 < resolved_ts < collected_ts:
+            return False
+        self._refused.add(table.physical_id)
+        _log.error(
+            "table left out: its history is lost",
+            extra={
+                "table": f"{table.database}.{table.table.name}",
+                "table_id": table.physical_id,
+                "reason": f"changes from {resolved_ts} to {collected_ts} are collected;"
+                " remove its folder from storage to capture it anew",
+            },
+        )
+        await asyncio.to_thread(self.store.close_table, table.physical_id)
+        return True
+
     async def _let_go(self, table_id: int) -> None:
         await self._clients.puller.unsubscribe(self._subscriptions.pop(table_id))
         await asyncio.to_thread(self.store.close_table, table_id)
@@ -285,18 +311,19 @@ class Capture:
 
     async def _hold_back_gc(self) -> None:
         """Keep the history that may have to be pulled again, should this machine be lost."""
-        needed = min((rows.flushed_ts for rows in self.store.tables().values()), default=None)
-        if needed is None:
+        found = await self._safe_point.hold(self._needed_ts)
+        if found is None:
             return
-        needed = max(_FIRST_TS, needed)
-        held = await self._clients.pd.update_service_gc_safe_point(
-            f"penstock-{self._settings.id}", _SAFE_POINT_TTL_S, needed
-        )
+        needed, held = found
         if held > needed > _FIRST_TS:
             _log.warning(
                 "history that a lost machine would need is collected already",
                 extra={"needed_ts": needed, "safe_point": held},
             )
+
+    def _needed_ts(self) -> int | None:
+        flushed = [max(_FIRST_TS, rows.flushed_ts) for rows in self.store.tables().values()]
+        return min(flushed, default=None)
 
     def _lost(self, table_id: int) -> None:
         """A newer owner has the table; the next round takes it back if it is ours after all."""

@@ -19,6 +19,7 @@ from penstock.eventstore.manifestlog import ManifestLog, load
 from penstock.eventstore.reading import ReadRange
 from penstock.eventstore.storage import open_storage
 from penstock.kv import Client
+from penstock.kv.pd import PdClient
 from penstock.settings import Settings, StoreSettings
 from penstock.store.cluster import Cluster
 from penstock.tables import Catalog
@@ -183,6 +184,56 @@ async def test_gc_is_held_back_at_what_is_not_flushed(tmp_path: Path) -> None:
         await capture._hold_back_gc()
         held = await capture._clients.pd.update_service_gc_safe_point("gc_worker", (1 << 63) - 1, 1 << 62)
         assert flushed_ts <= held <= capture.store.tables()[table_id].flushed_ts
+
+
+async def test_gc_is_held_back_for_a_table_that_was_never_flushed(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        await b.do(b.db.create_table, "shop.t", COLUMNS)
+        collected = await b.do(b.client.timestamp)
+        assert await b.do(b.client.gc, collected) == collected
+        await b.do(b.db.create_table, "shop.u", COLUMNS)
+        capture = await b.capture(flush_interval_s=3600, idle_flush_interval_s=1e10)
+        assert {rows.flushed_ts for rows in capture.store.tables().values()} == {0}
+        now = await b.do(b.client.timestamp)
+        assert await b.do(b.client.gc, now) == collected
+
+
+async def test_a_table_whose_next_changes_are_collected_is_not_captured_with_a_gap(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with bench(tmp_path) as b:
+        kept = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
+        await b.insert("shop.t", [{"id": 1, "name": "x"}])
+        capture = await b.capture()
+        await b.flushed(kept)
+        await capture.stop()
+        before = load(b.storage, paths.table_root(kept)).flushed_ts
+        await b.do(lambda: b.db.table("shop.t").delete([1]))
+        fresh = (await b.do(b.db.create_table, "shop.fresh", COLUMNS)).id
+        await capture_gone(b, "a")
+        now = await b.do(b.client.timestamp)
+        assert await b.do(b.client.gc, now) == now
+        capture = await b.capture()
+        assert capture.tables == {fresh}
+        await b.flushed(fresh)
+        assert load(b.storage, paths.table_root(kept)).flushed_ts == before
+        assert [each.message for each in caplog.records].count("table left out: its history is lost") == 1
+
+
+async def test_a_table_that_moved_away_before_it_was_subscribed_holds_nothing(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        first = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
+        capture = await b.capture()
+        gone = first + 1000
+        await b.do(capture.store.open_table, gone)  # and the cluster did not answer the subscription
+        await until(lambda: set(capture.store.tables()) == {first})
+
+
+async def capture_gone(b: Bench, name: str) -> None:
+    """Let a capture's safe point run out."""
+    pd = await PdClient.connect((b.cluster.pd_addr,))
+    await pd.update_service_gc_safe_point(f"penstock-{name}", 0, 0)
+    await pd.close()
 
 
 def test_the_command_refuses_what_cannot_work_in_one_line(tmp_path: Path) -> None:
