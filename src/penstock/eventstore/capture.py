@@ -146,6 +146,7 @@ class Capture:
 
     async def stop(self, *, flush: bool = True) -> None:
         """Stop pulling, flush what is complete, let go of the tables. Safe to call twice."""
+        self.store.hold_nothing_back()  # else a subscription that waits for storage could not end
         for task in self._rounds:
             task.cancel()
         await asyncio.gather(*self._rounds, *self._forgetting.values(), return_exceptions=True)

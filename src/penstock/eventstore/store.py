@@ -17,6 +17,7 @@ from penstock.eventstore.flushing import FlushPolicy, TableLoad
 from penstock.eventstore.frames import Frame, FrameKind, decode_rows
 from penstock.eventstore.memory import MemoryBudget
 from penstock.eventstore.ownership import Ownership
+from penstock.eventstore.rows import commit_ends
 from penstock.eventstore.storage import Storage
 from penstock.eventstore.table import Held, TableRows
 from penstock.eventstore.wal import Location, Wal
@@ -85,6 +86,7 @@ class EventStore:
         self._wake = threading.Event()
         self._relief = threading.Condition()
         self._crowded = False
+        self._yielding = False
         self._stopping = False
         self._closed = False
         self._failure: PenstockError | None = None
@@ -102,7 +104,7 @@ class EventStore:
             self._recovered.pop(frame.table_id, None)
             return
         batch = decode_rows(frame)
-        held = Held.of(place, batch, self._clock.monotonic(), in_memory=False)
+        held = Held.of(place, batch, commit_ends(batch), self._clock.monotonic(), in_memory=False)
         self._recovered.setdefault(frame.table_id, []).append(held)
         self._wal.keep(place, frame.table_id, held.max_ts)
 
@@ -175,6 +177,15 @@ class EventStore:
         with table.flushing:
             return self._flusher.flush(table)
 
+    def hold_nothing_back(self) -> None:
+        """Take rows however full the disk is, from now on: who delivers them is to stop, and must not wait.
+
+        Call it before the subscriptions end, and `close` after.
+        """
+        with self._relief:
+            self._yielding = True
+            self._relief.notify_all()
+
     def close(self, *, flush: bool = True) -> None:
         """Stop; flush every table first unless told otherwise. What is not flushed stays in the log.
 
@@ -182,8 +193,7 @@ class EventStore:
         """
         self._stopping = True
         self._wake.set()
-        with self._relief:
-            self._relief.notify_all()
+        self.hold_nothing_back()
         if self._scheduler.is_alive():
             self._scheduler.join()
         if flush and self._failure is None and not self._closed:
@@ -206,7 +216,7 @@ class EventStore:
         if not self._crowded:
             return
         with self._relief:
-            self._relief.wait_for(lambda: not self._crowded or self._stopping or self._failure is not None)
+            self._relief.wait_for(lambda: not self._crowded or self._yielding or self._failure is not None)
 
     def _wake_if_due(self) -> None:
         if self._memory.used_bytes >= self._settings.flush_bytes:

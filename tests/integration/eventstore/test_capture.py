@@ -11,11 +11,13 @@ import pytest
 from pyarrow import flight
 
 from penstock.clock import SYSTEM
-from penstock.errors import Invalid
+from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.capture import Capture
 from penstock.eventstore.flight import write_ticket
+from penstock.eventstore.flushing import FlushPolicy
 from penstock.eventstore.manifestlog import ManifestLog, load
+from penstock.eventstore.ownership import Ownership
 from penstock.eventstore.reading import ReadRange
 from penstock.eventstore.storage import open_storage
 from penstock.kv import Client
@@ -227,6 +229,25 @@ async def test_a_table_that_moved_away_before_it_was_subscribed_holds_nothing(tm
         gone = first + 1000
         await b.do(capture.store.open_table, gone)  # and the cluster did not answer the subscription
         await until(lambda: set(capture.store.tables()) == {first})
+
+
+async def test_a_capture_stops_while_a_full_disk_waits_for_storage_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise Unavailable("storage is away")
+
+    async with bench(tmp_path) as b:
+        table_id = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
+        capture = await b.capture()
+        await b.flushed(table_id)
+        monkeypatch.setattr(Ownership, "commit", fail)
+        monkeypatch.setattr(FlushPolicy, "must_wait", lambda *_, **__: True)
+        await until(lambda: capture.store._crowded)
+        await b.insert("shop.t", [{"id": 1, "name": "held back"}])
+        waits = capture.store._relief._waiters  # type: ignore[attr-defined]  # nothing else tells that it waits
+        await until(lambda: bool(waits))
+        await asyncio.wait_for(capture.stop(), timeout=20)
 
 
 async def capture_gone(b: Bench, name: str) -> None:
