@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.clock import SYSTEM, TS_MAX
-from penstock.errors import Aborted, Unavailable
+from penstock.errors import Aborted, Invalid, Unavailable
 from penstock.kv import AsyncClient
 from penstock.kv.actions.commit import Commit
 from penstock.kv.executor import Executor
@@ -239,6 +239,20 @@ async def test_live_locks_are_left_and_counted(world: Any) -> None:
         assert len(await world.locks(client)) == 3
         await client.gc(ts)
         assert await world.locks(client) == []
+
+
+async def test_every_kind_of_read_below_the_safe_point_is_refused(world: Any) -> None:
+    async with world.client() as client:
+        await world.write(client, "a")
+        old = client.snapshot(await client.timestamp())
+        await world.write(client, "a", value=b"new")
+        await client.gc(await client.timestamp())
+        with pytest.raises(Invalid, match="garbage collection"):
+            await old.get(world.key("a"))
+        with pytest.raises(Invalid, match="garbage collection"):
+            await old.batch_get([world.key("a")])
+        with pytest.raises(Invalid, match="garbage collection"):
+            await old.iter(world.prefix, world.prefix + b"\xff").next_page()
 
 
 async def test_resolving_waits_for_a_commit_that_is_being_written(world: Any) -> None:

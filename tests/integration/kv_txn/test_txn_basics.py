@@ -32,6 +32,16 @@ async def test_what_is_committed_is_read_back(world: Any, protocol: str, pessimi
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_commit_comes_after_everything_that_came_before_it(world: Any, protocol: str) -> None:
+    async with world.client() as client:
+        txn = client.begin(**world.options(protocol))
+        await txn.put(world.key("a"), b"1")
+        await txn.start_ts
+        earlier_ts = await client.timestamp()  # that nobody reads at
+        assert await txn.commit() > earlier_ts
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_the_first_to_commit_wins(world: Any, protocol: str) -> None:
     async with world.client() as client:
         loser = client.begin(**world.options(protocol))

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.errors import Unavailable, Undetermined
 from penstock.kv import AsyncClient, Phase, budgets
+from penstock.kv.sender import RegionStale
 from penstock.testing.store import Admin, StoreProcess
 
 PROTOCOLS = ["1pc", "2pc", "async-commit"]
@@ -123,6 +124,29 @@ async def test_the_outcome_stays_open_when_a_lost_answer_is_followed_by_lost_reg
             await commit_two(world, client, protocol)
         world.faults()
         assert await world.read(client, "a", "b") == [b"new", b"new"]
+
+
+async def test_a_one_phase_commit_without_an_answer_is_not_tried_again_in_two_halves(world: Any) -> None:
+    async with world.client() as client:
+        await world.write(client, "a", "b")
+        router = client._session.router
+        send = router.sender.send
+
+        async def lose_and_split(bo: Any, method: str, request: Any, region: Any, **options: Any) -> Any:
+            answer = await send(bo, method, request, region, **options)
+            if method == "KvPrewrite":
+                router.sender.send = send
+                await world.split("b")
+                router.cache.invalidate(region, "split")
+                options["on_rpc_error"](ConnectionError("lost"))
+                raise RegionStale("split")
+            return answer
+
+        router.sender.send = lose_and_split
+        with pytest.raises(Undetermined):
+            await commit_two(world, client, "1pc")
+        assert await world.read(client, "a", "b") == [b"new", b"new"]
+        assert await world.locks(client) == []
 
 
 async def test_a_primary_commit_that_never_arrives_is_not_taken_for_done(world: Any, hasty: None) -> None:
