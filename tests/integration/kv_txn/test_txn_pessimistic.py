@@ -233,3 +233,30 @@ async def test_a_cancelled_lock_call_leaves_no_locks(world: Any) -> None:
         await holder.rollback()
         await txn.rollback()
         await world.wait_until_unlocked(client)
+
+
+async def test_keys_are_locked_again_only_when_the_rollback_of_a_failed_call_is_done(world: Any) -> None:
+    async with world.client() as client:
+        other = client.begin(pessimistic=True)
+        await other.lock_keys([world.key("b")])
+        await world.split("b")
+        sender = client._session.router.sender
+        send, gate = sender.send, asyncio.Event()
+
+        async def hold_rollbacks(bo: Any, method: str, request: Any, region: Any, **options: Any) -> Any:
+            if method == "KVPessimisticRollback":
+                await gate.wait()
+            return await send(bo, method, request, region, **options)
+
+        sender.send = hold_rollbacks
+        txn = client.begin(pessimistic=True)
+        with pytest.raises(LockTimeout):
+            await txn.lock_keys([world.key("a"), world.key("b")], no_wait=True)
+        again = asyncio.ensure_future(txn.lock_keys([world.key("a")]))
+        done, _ = await asyncio.wait({again}, timeout=0.1)
+        assert not done
+        gate.set()
+        await again
+        assert {lock.key for lock in await world.locks(client)} == {world.key("a"), world.key("b")}
+        await txn.rollback()
+        await other.rollback()
