@@ -35,6 +35,12 @@ def times(batch: pa.RecordBatch, column: str = "commit_ts") -> Times:
     return found
 
 
+def commit_ends(batch: pa.RecordBatch) -> tuple[int, int]:
+    """The lowest and the highest commit-ts of some rows."""
+    commit = times(batch)
+    return int(commit.min()), int(commit.max())
+
+
 def between(batch: pa.RecordBatch, from_ts: int, to_ts: int) -> pa.RecordBatch:
     """The rows with from_ts < commit_ts <= to_ts; the batch itself when those are all."""
     commit = times(batch)

@@ -11,7 +11,7 @@ from penstock import metrics
 from penstock.clock import TS_MAX, Clock, physical_ms
 from penstock.eventstore.flushing import TableLoad
 from penstock.eventstore.memory import MemoryBudget
-from penstock.eventstore.rows import between, times
+from penstock.eventstore.rows import between, commit_ends
 from penstock.eventstore.wal import Location, Wal
 
 _BATCH_BYTES = 4096  # what Arrow and Python need for a batch besides its rows; much, where it has one row
@@ -30,15 +30,22 @@ class Held:
     batch: pa.RecordBatch | None
 
     @classmethod
-    def of(cls, place: Location, batch: pa.RecordBatch, arrived_at: float, *, in_memory: bool) -> "Held":
-        """Describe a batch that has been stored at a place."""
-        commit = times(batch)
+    def of(
+        cls,
+        place: Location,
+        batch: pa.RecordBatch,
+        ends: tuple[int, int],
+        arrived_at: float,
+        *,
+        in_memory: bool,
+    ) -> "Held":
+        """Describe a batch, of commits from the first to the second of `ends`, stored at a place."""
         return cls(
             place=place,
             rows=batch.num_rows,
-            nbytes=batch.nbytes,
-            min_ts=int(commit.min()),
-            max_ts=int(commit.max()),
+            nbytes=batch.get_total_buffer_size(),
+            min_ts=ends[0],
+            max_ts=ends[1],
             arrived_at=arrived_at,
             batch=batch if in_memory else None,
         )
@@ -104,20 +111,26 @@ class TableRows:
         Unavailable when the log has failed.
         """
         self._admit()
-        fresh = between(raw, self._resolved_ts, TS_MAX)
-        metrics.EVENTSTORE_ROWS_TOTAL.labels("late").inc(raw.num_rows - fresh.num_rows)
         if self._disowned:
-            metrics.EVENTSTORE_ROWS_TOTAL.labels("disowned").inc(fresh.num_rows)
+            metrics.EVENTSTORE_ROWS_TOTAL.labels("disowned").inc(raw.num_rows)
             return False
-        if not fresh.num_rows:
+        if not raw.num_rows:
             return False
-        newest = int(times(fresh).max())
-        self._wal.append(self.table_id, fresh, newest, partial(self._stored, fresh, finish))
+        fresh, ends = raw, commit_ends(raw)
+        if ends[0] <= self._resolved_ts:
+            fresh = between(raw, self._resolved_ts, TS_MAX)
+            metrics.EVENTSTORE_ROWS_TOTAL.labels("late").inc(raw.num_rows - fresh.num_rows)
+            if not fresh.num_rows:
+                return False
+            ends = commit_ends(fresh)
+        self._wal.append(self.table_id, fresh, ends[1], partial(self._stored, fresh, ends, finish))
         return True
 
-    def _stored(self, batch: pa.RecordBatch, finish: Callable[[], None], place: Location) -> None:
-        in_memory = self._memory.take(batch.nbytes + _BATCH_BYTES)
-        held = Held.of(place, batch, self._clock.monotonic(), in_memory=in_memory)
+    def _stored(
+        self, batch: pa.RecordBatch, ends: tuple[int, int], finish: Callable[[], None], place: Location
+    ) -> None:
+        in_memory = self._memory.take(batch.get_total_buffer_size() + _BATCH_BYTES)
+        held = Held.of(place, batch, ends, self._clock.monotonic(), in_memory=in_memory)
         with self._lock:
             if not self._disowned:
                 self._keep((held,))
