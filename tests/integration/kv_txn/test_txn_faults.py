@@ -179,11 +179,14 @@ async def test_an_async_commit_is_visible_while_its_commits_fail(world: Any, has
         assert await world.read(client, "a", "b") == [b"new", b"new"]
 
 
-async def test_a_cancelled_commit_is_unknown_and_not_cleaned_up(world: Any) -> None:
+@pytest.mark.parametrize(("protocol", "method"), [("1pc", "KvPrewrite"), ("2pc", "KvCommit")])
+async def test_a_cancelled_commit_is_unknown_and_not_cleaned_up(
+    world: Any, protocol: str, method: str
+) -> None:
     async with world.client() as client:
         await world.write(client, "a", "b")
-        world.faults(world.fault("DROP", "KvPrewrite"))
-        txn = client.begin()
+        world.faults(world.fault("DROP", method))
+        txn = client.begin(**world.options(protocol))
         await txn.put(world.key("a"), b"new")
         commit = asyncio.ensure_future(txn.commit())
         done, _ = await asyncio.wait({commit}, timeout=0.2)
