@@ -263,8 +263,9 @@ async def test_resolving_waits_for_a_commit_that_is_being_written(world: Any) ->
         await txn.put(world.key("a"), b"new")
         with world.cluster._engine._writing:
             commit = asyncio.ensure_future(txn.commit())
-            while concurrency.min_lock_ts() is None:
-                await SYSTEM.sleep(0.001)
+            async with asyncio.timeout(10):
+                while concurrency.min_lock_ts() is None:
+                    await SYSTEM.sleep(0.001)
             ts = await client.timestamp()
             resolve = asyncio.ensure_future(
                 client.resolve_locks_before(ts, world.prefix, world.prefix + b"\xff")

@@ -264,6 +264,21 @@ async def test_collection_works_through_many_keys(storage: Storage) -> None:
     assert len(scan.pairs) == len(keys)
 
 
+@pytest.mark.parametrize(("asynchronous", "expected_ts"), [(True, 11), (False, 50)])
+async def test_a_heart_beat_moves_the_commit_of_two_phases_only(
+    storage: Storage, asynchronous: bool, expected_ts: int
+) -> None:
+    """That of an async commit is decided by its prewrites: all who look must find the same."""
+    await storage.kv_prewrite(prewrite(10, b"a", b"b", asynchronous=asynchronous), EVERYTHING)
+    beat = kvrpcpb.TxnHeartBeatRequest(
+        primary_lock=b"a", start_version=10, advise_lock_ttl=9000, min_commit_ts=50
+    )
+    assert (await storage.kv_txn_heart_beat(beat, EVERYTHING)).lock_ttl == 9000
+    status = kvrpcpb.CheckTxnStatusRequest(primary_key=b"a", lock_ts=10)
+    found = (await storage.kv_check_txn_status(status, EVERYTHING)).lock_info
+    assert (found.lock_ttl, found.min_commit_ts) == (9000, expected_ts)
+
+
 async def test_a_transaction_from_before_collection_cannot_write_over_what_was_collected(
     engine: Engine, storage: Storage
 ) -> None:

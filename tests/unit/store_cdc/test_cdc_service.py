@@ -133,8 +133,9 @@ async def test_a_round_stays_below_a_computed_commit_that_is_not_durable_yet(wor
         with world.engine._writing:
             request = computed(start_ts, one_pc=one_pc)
             prewrite = asyncio.ensure_future(world.storage.kv_prewrite(request, EVERYTHING))
-            while world.storage.concurrency.min_lock_ts() is None:
-                await SYSTEM.sleep(0)
+            async with asyncio.timeout(10):
+                while world.storage.concurrency.min_lock_ts() is None:
+                    await SYSTEM.sleep(0)
             await world.service.advance()
             assert (await world.stream.outbox.next()).resolved_ts.ts == start_ts
         assert not (await prewrite).errors
