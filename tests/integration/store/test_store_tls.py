@@ -1,58 +1,14 @@
-import datetime
-import ipaddress
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from penstock.errors import Invalid
 from penstock.proto import pdpb_pb2 as pdpb
 from penstock.proto.services import Stub
 from penstock.settings import ServerTlsSettings, StoreSettings
 from penstock.store.cluster import Cluster
-
-
-@dataclass(frozen=True)
-class Identity:
-    """A key, its certificate, and the files they are in."""
-
-    key: ec.EllipticCurvePrivateKey
-    certificate: x509.Certificate
-    key_path: Path
-    cert_path: Path
-
-
-def issue(folder: Path, name: str, issuer: Identity | None = None) -> Identity:
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    begin = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer.certificate.subject if issuer else subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(begin)
-        .not_valid_after(begin + datetime.timedelta(days=36500))
-        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
-        )
-        .sign(issuer.key if issuer else key, hashes.SHA256())
-    )
-    key_path, cert_path = folder / f"{name}.key", folder / f"{name}.pem"
-    key_path.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-    )
-    cert_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    return Identity(key, certificate, key_path, cert_path)
+from penstock.testing.certificates import issue
 
 
 async def members(address: str, credentials: grpc.ChannelCredentials) -> pdpb.GetMembersResponse:
