@@ -12,8 +12,12 @@
   - Invalid          fix the argument, the option or the settings
     - KeyExists      an insert met a row that is already there
     - AssertionFailed  what the caller said of a key's existence does not hold
+  - StaleRead        read a snapshot, and go on from it: older history is gone
   - Corrupt          stop; keep the objects for inspection
 """
+
+from functools import partial
+from typing import Any
 
 __all__ = [
     "Aborted",
@@ -26,6 +30,7 @@ __all__ = [
     "KeyExists",
     "LockTimeout",
     "PenstockError",
+    "StaleRead",
     "Unavailable",
     "Undetermined",
     "WriteConflict",
@@ -126,6 +131,22 @@ class AssertionFailed(Invalid):
         super().__init__(f"assertion on {show_key(key)} failed in transaction {start_ts}; read the key again")
         self.key = key
         self.start_ts = start_ts
+
+
+class StaleRead(PenstockError):
+    """Read a snapshot and go on from it: the history before `oldest_ts` is gone."""
+
+    def __init__(self, table: str, ts: int, *, oldest_ts: int) -> None:
+        super().__init__(
+            f"history of {table} at {ts} is gone; the oldest that can be read is {oldest_ts}:"
+            " read a snapshot and go on from it"
+        )
+        self.table = table
+        self.ts = ts
+        self.oldest_ts = oldest_ts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(StaleRead, oldest_ts=self.oldest_ts), (self.table, self.ts)
 
 
 class Corrupt(PenstockError):

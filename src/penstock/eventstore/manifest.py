@@ -5,16 +5,18 @@ An entry is one atomic step of a table's history. Whoever folds the same entries
 
 import base64
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from penstock.errors import Corrupt
 from penstock.eventstore.paths import Side
 
-FORMAT = 1
+FORMAT = 2
 
 Kind = Literal["appendable", "direct", "merged"]
+Targets = tuple[tuple[str, int], ...]
+"""Data objects, each with the number of its rows that are deleted, by id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +24,8 @@ class ObjectInfo:
     """One Parquet object. Every row in it has min_ts <= commit_ts <= max_ts and one schema version.
 
     `appendable` objects of a side never overlap in time; a `direct` object holds rows of a single
-    transaction, whose commit timestamp is `create_ts`.
+    transaction, whose commit timestamp is `create_ts`. A `merged` object repeats rows of others, for
+    snapshots from `create_ts` on; it is never reported as change.
     """
 
     id: str
@@ -36,7 +39,9 @@ class ObjectInfo:
     size_bytes: int
     key_min: bytes
     key_max: bytes
-    delete_ts: int = 0  # 0: not removed
+    delete_ts: int = 0  # 0: not removed; else no row is above it
+    seq: int = 0  # of the entry that added it, known once that is folded
+    targets: Targets | None = ()  # of a tombstone object: what its rows delete; None: in any objects
 
     def visible(self, ts: int) -> bool:
         """Whether the object is part of the table as of `ts`."""
@@ -52,11 +57,21 @@ class Removal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """A file that lists removed objects, so that the state need not; none was removed after `upto_ts`."""
+
+    id: str
+    upto_ts: int
+    objects: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One numbered step. `id` tells a lost answer from a rival's entry; `epoch` tells who may write.
 
     `flushed_ts` says that every change with a commit-ts at or below it is in the objects (0: says
-    nothing). `facts` carries what a log other than a table's records.
+    nothing). `archive` lists the objects of `forget`, which leave the state; `collect` names archives
+    whose objects may be deleted from then on.
     """
 
     seq: int
@@ -67,13 +82,18 @@ class Entry:
     remove: tuple[Removal, ...] = ()
     flushed_ts: int = 0
     facts: tuple[Mapping[str, Any], ...] = ()
+    archive: Archive | None = None
+    forget: tuple[str, ...] = ()
+    collect: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestState:
     """Everything the entries up to `seq` say.
 
-    Invariant: `epoch` and `flushed_ts` never decrease.
+    `origin` is the first entry's id: it tells this log from another at the same place. What begins at or
+    above `history_ts` is read from `objects` alone; down to `oldest_ts` the `archives` are needed too; what
+    is older is gone. Invariant: `epoch`, `flushed_ts`, `history_ts` and `oldest_ts` never decrease.
     """
 
     seq: int = 0
@@ -82,6 +102,11 @@ class ManifestState:
     flushed_ts: int = 0
     objects: Mapping[str, ObjectInfo] = field(default_factory=dict)
     facts: tuple[Mapping[str, Any], ...] = ()
+    origin: str = ""
+    archives: tuple[Archive, ...] = ()
+    archived_seq: int = 0  # of the last entry with an archive
+    history_ts: int = 0
+    oldest_ts: int = 0
 
     def apply(self, entry: Entry) -> "ManifestState":
         """Fold the next entry; raise Corrupt when it cannot follow this state."""
@@ -95,25 +120,60 @@ class ManifestState:
         for added in entry.add:
             if added.id in objects:
                 raise Corrupt(f"manifest entry {entry.seq} adds object {added.id} a second time")
-            objects[added.id] = added
+            objects[added.id] = replace(added, seq=entry.seq)
         for removal in entry.remove:
             removed = objects.get(removal.id)
             if removed is None:
                 raise Corrupt(f"manifest entry {entry.seq} removes object {removal.id}, which is not there")
+            if removal.delete_ts < removed.max_ts:
+                raise Corrupt(f"manifest entry {entry.seq} removes object {removal.id} before its rows")
             objects[removal.id] = replace(removed, delete_ts=removal.delete_ts)
-        return ManifestState(
+        for forgotten in entry.forget:
+            if objects.pop(forgotten, None) is None:
+                raise Corrupt(f"manifest entry {entry.seq} forgets object {forgotten}, which is not there")
+        return replace(
+            self,
             seq=entry.seq,
             epoch=entry.epoch,
             writer=entry.writer,
             flushed_ts=max(self.flushed_ts, entry.flushed_ts),
             objects=objects,
             facts=self.facts + entry.facts,
+            origin=self.origin or entry.id,
+            **self._archived(entry),
         )
+
+    def _archived(self, entry: Entry) -> dict[str, Any]:
+        """What an entry does to the archives."""
+        if entry.archive is None and not entry.collect:
+            return {}
+        known = {each.id: each for each in self.archives}
+        if not known.keys() >= set(entry.collect):
+            raise Corrupt(f"manifest entry {entry.seq} collects an archive that is not there")
+        gone = [known.pop(each).upto_ts for each in entry.collect]
+        oldest_ts = max(self.oldest_ts, *gone) if gone else self.oldest_ts
+        if entry.archive is None:
+            return {"archives": tuple(known.values()), "oldest_ts": oldest_ts}
+        return {
+            "archives": (*known.values(), entry.archive),
+            "archived_seq": entry.seq,
+            "history_ts": max(self.history_ts, entry.archive.upto_ts),
+            "oldest_ts": oldest_ts,
+        }
 
     def visible(self, side: Side, ts: int) -> list[ObjectInfo]:
         """The objects of a side that make up the table as of `ts`, by time."""
         chosen = [each for each in self.objects.values() if each.side == side and each.visible(ts)]
         return sorted(chosen, key=lambda each: (each.create_ts, each.min_ts, each.id))
+
+    def changes(self, side: Side, from_ts: int, to_ts: int) -> list[ObjectInfo]:
+        """The objects of a side that report changes in (from_ts, to_ts], by time, removed ones among them."""
+        chosen = [
+            each
+            for each in self.objects.values()
+            if each.side == side and each.kind != "merged" and each.min_ts <= to_ts and each.max_ts > from_ts
+        ]
+        return sorted(chosen, key=lambda each: (each.min_ts, each.max_ts, each.seq, each.id))
 
 
 def write_entry(entry: Entry) -> bytes:
@@ -133,6 +193,12 @@ def write_entry(entry: Entry) -> bytes:
         tree["flushed_ts"] = entry.flushed_ts
     if entry.facts:
         tree["facts"] = [dict(fact) for fact in entry.facts]
+    if entry.archive:
+        tree["archive"] = asdict(entry.archive)
+    if entry.forget:
+        tree["forget"] = list(entry.forget)
+    if entry.collect:
+        tree["collect"] = list(entry.collect)
     return _dump(tree)
 
 
@@ -152,6 +218,9 @@ def read_entry(data: bytes, *, path: str) -> Entry:
             ),
             flushed_ts=int(tree.get("flushed_ts", 0)),
             facts=tuple(tree.get("facts", ())),
+            archive=Archive(**tree["archive"]) if "archive" in tree else None,
+            forget=tuple(tree.get("forget", ())),
+            collect=tuple(tree.get("collect", ())),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise Corrupt(f"manifest file {path} lacks a field or has a wrong one; keep it for inspection") from (
@@ -170,6 +239,11 @@ def write_state(state: ManifestState) -> bytes:
             "flushed_ts": state.flushed_ts,
             "objects": [_object_tree(each) for each in state.objects.values()],
             "facts": [dict(fact) for fact in state.facts],
+            "origin": state.origin,
+            "archives": [asdict(each) for each in state.archives],
+            "archived_seq": state.archived_seq,
+            "history_ts": state.history_ts,
+            "oldest_ts": state.oldest_ts,
         }
     )
 
@@ -186,6 +260,11 @@ def read_state(data: bytes, *, path: str) -> ManifestState:
             flushed_ts=int(tree["flushed_ts"]),
             objects={each.id: each for each in objects},
             facts=tuple(tree["facts"]),
+            origin=str(tree["origin"]),
+            archives=tuple(Archive(**each) for each in tree["archives"]),
+            archived_seq=int(tree["archived_seq"]),
+            history_ts=int(tree["history_ts"]),
+            oldest_ts=int(tree["oldest_ts"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise Corrupt(
@@ -193,13 +272,27 @@ def read_state(data: bytes, *, path: str) -> ManifestState:
         ) from error
 
 
+def write_archive(objects: Iterable[ObjectInfo]) -> bytes:
+    """Encode the list of an archive."""
+    return _dump({"format": FORMAT, "objects": [_object_tree(each) for each in objects]})
+
+
+def read_archive(data: bytes, *, path: str) -> list[ObjectInfo]:
+    """Decode the list of an archive; raise Corrupt naming the file when it is not one of this format."""
+    tree = _load(data, path)
+    try:
+        return [_read_object(each) for each in tree["objects"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise Corrupt(f"archive {path} lacks a field or has a wrong one; keep it for inspection") from error
+
+
 def _object_tree(info: ObjectInfo) -> dict[str, Any]:
     tree = {name: getattr(info, name) for name in ObjectInfo.__slots__}
     tree["key_min"] = base64.b64encode(info.key_min).decode()
     tree["key_max"] = base64.b64encode(info.key_max).decode()
-    if not info.delete_ts:
-        del tree["delete_ts"]
-    return tree
+    tree["targets"] = None if info.targets is None else dict(info.targets)
+    defaults: dict[str, Any] = {"delete_ts": 0, "seq": 0, "targets": {}}
+    return {name: value for name, value in tree.items() if name not in defaults or value != defaults[name]}
 
 
 def _read_object(tree: Mapping[str, Any]) -> ObjectInfo:
@@ -208,6 +301,8 @@ def _read_object(tree: Mapping[str, Any]) -> ObjectInfo:
         raise ValueError("unknown side or kind")
     for name in ("key_min", "key_max"):
         fields[name] = base64.b64decode(fields[name], validate=True)
+    if fields.get("targets") is not None:
+        fields["targets"] = tuple(sorted((str(each), int(rows)) for each, rows in fields["targets"].items()))
     return ObjectInfo(**fields)
 
 

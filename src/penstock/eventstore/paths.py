@@ -2,6 +2,7 @@
 
 from pathlib import Path, PurePosixPath
 from typing import Literal
+from urllib.parse import quote
 
 Side = Literal["data", "tombstone"]
 
@@ -50,6 +51,36 @@ def _number(text: str) -> int | None:
 def object_path(root: str, side: Side, object_id: str) -> str:
     """The Parquet object of one side."""
     return f"{root}/{side}/{object_id}.parquet"
+
+
+def object_folder(root: str, side: Side) -> str:
+    """The folder of one side's objects."""
+    return f"{root}/{side}/"
+
+
+def archive(root: str, archive_id: str) -> str:
+    """The list of removed objects that an archive names."""
+    return f"{root}/archive/{archive_id}.json"
+
+
+def watermark_folder(root: str) -> str:
+    """The folder of the watermarks that hold back collection."""
+    return f"{root}/watermarks/"
+
+
+def watermark(root: str, holder: str) -> str:
+    """How far one holder has read a table."""
+    return f"{root}/watermarks/{quote(holder, safe='')}.json"
+
+
+def name_folder(database: str, table: str) -> str:
+    """The folder of the ids that have, or had, a name."""
+    return f"names/{quote(database, safe='')}/{quote(table, safe='')}/"
+
+
+def name_mark(database: str, table: str, table_id: int) -> str:
+    """Says that a physical table has, or had, a name."""
+    return f"{name_folder(database, table)}{table_id}"
 
 
 def wal_segment(folder: Path, number: int) -> Path:

@@ -1,7 +1,9 @@
 """The two sides of a change: the row it wrote (data) and the row it ended (tombstone), as Arrow.
 
-An update has both, with the same timestamps. `_handle` identifies a row of its table, whatever its primary
-key: it is the part of the record key after the table's prefix.
+An update has both, with the same timestamps and `_update` set. `_handle` identifies a row of its table,
+whatever its primary key: it is the part of the record key after the table's prefix. `_object` and `_offset`
+of a tombstone are the row id of the row that it ended: known once the tombstone is in an object, and null
+when that row was never captured.
 """
 
 from dataclasses import dataclass
@@ -17,13 +19,17 @@ from penstock.tables.decoding.decoder import RowDecoder
 from penstock.tables.keys import PREFIX_BYTES
 from penstock.tables.schema import TableInfo
 
-HANDLE, COMMIT_TS, START_TS, OLD = "_handle", "_commit_ts", "_start_ts", "_old"
+HANDLE, COMMIT_TS, START_TS, UPDATE = "_handle", "_commit_ts", "_start_ts", "_update"
+OBJECT, OFFSET, OLD = "_object", "_offset", "_old"
+RESERVED = frozenset({HANDLE, COMMIT_TS, START_TS, UPDATE, OBJECT, OFFSET, OLD})
 
 _SYSTEM = [
     pa.field(HANDLE, pa.binary(), nullable=False),
     pa.field(COMMIT_TS, pa.int64(), nullable=False),
     pa.field(START_TS, pa.int64(), nullable=False),
+    pa.field(UPDATE, pa.bool_(), nullable=False),
 ]
+_ROW_ID = [pa.field(OBJECT, pa.string()), pa.field(OFFSET, pa.int64())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +47,13 @@ class Sides:
 def side_schema(table: TableInfo, side: Side) -> pa.Schema:
     """The columns of one side; raise Invalid when a column of the table has a name that Penstock uses."""
     columns = arrow_schema(table)
-    taken = sorted({HANDLE, COMMIT_TS, START_TS, OLD}.intersection(columns.names))
+    taken = sorted(RESERVED.intersection(columns.names))
     if taken:
         raise Invalid(f"table {table.name} has a column {taken[0]}, a reserved name; leave the table out")
     if side == "data":
         return pa.schema([*columns, *_SYSTEM])
     keys = [arrow_field(column) for column in table.primary_key if column.name in columns.names]
-    return pa.schema([*keys, *_SYSTEM, pa.field(OLD, pa.struct(list(columns)))])
+    return pa.schema([*keys, *_SYSTEM, *_ROW_ID, pa.field(OLD, pa.struct(list(columns)))])
 
 
 def decode_sides(raw: pa.RecordBatch, table: TableInfo, decoder: RowDecoder) -> Sides:
@@ -58,8 +64,9 @@ def decode_sides(raw: pa.RecordBatch, table: TableInfo, decoder: RowDecoder) -> 
         raw.column("commit_ts").cast(pa.int64()),
         raw.column("start_ts").cast(pa.int64()),
     ]
+    replaced = _at(raw.column("old_value").is_valid(), decoded.data_rows)
     data = pa.RecordBatch.from_arrays(
-        [*decoded.data.columns, *(_at(column, decoded.data_rows) for column in system)],
+        [*decoded.data.columns, *(_at(column, decoded.data_rows) for column in system), replaced],
         schema=side_schema(table, "data"),
     )
     return Sides(data, _tombstones(raw, table, decoded.old, decoded.old_rows, system))
@@ -84,7 +91,12 @@ def _tombstones(
     schema = side_schema(table, "tombstone")
     unknown = pa.array(np.asarray(raw.column("old_value").is_null())[rows.to_numpy()])
     before = pa.StructArray.from_arrays(old.columns, fields=list(old.schema), mask=unknown)
-    keys = [old.column(name) for name in schema.names[: -len(system) - 1]]
-    return pa.RecordBatch.from_arrays(
-        [*keys, *(_at(column, rows) for column in system), before], schema=schema
-    )
+    keys = [arrow_field(column).name for column in table.primary_key if column.name in old.schema.names]
+    columns = [
+        *(old.column(name) for name in keys),
+        *(_at(column, rows) for column in system),
+        _at(raw.column("value").is_valid(), rows),
+        *(pa.nulls(len(rows), each.type) for each in _ROW_ID),
+        before,
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

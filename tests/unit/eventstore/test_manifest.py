@@ -55,7 +55,7 @@ def test_a_state_survives_a_checkpoint() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"[]", b"{", b'{"format":2}', b'{"format":1,"seq":1}',
+    [b"", b"[]", b"{", b'{"format":3}', b'{"format":2,"seq":1}',
      write_entry(an_entry(add=(an_object("a"),))).replace(b'"data"', b'"other"'),
      write_entry(an_entry(add=(an_object("a"),))).replace(b'"rows"', b'"lines"')],
 )  # fmt: skip
