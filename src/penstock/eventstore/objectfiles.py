@@ -1,0 +1,60 @@
+"""Opening an object's Parquet file, and what its footer says of each row group."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.errors import Corrupt
+from penstock.eventstore import paths
+from penstock.eventstore.manifest import ObjectInfo
+from penstock.eventstore.storage import Storage
+
+
+@contextmanager
+def opened(
+    storage: Storage, table_id: int, info: ObjectInfo, *, footer: pq.FileMetaData | None = None
+) -> Iterator[pq.ParquetFile]:
+    """An object's file; give its `footer` when it has been read before.
+
+    Raises Unavailable when the object is not there or storage does not answer, Corrupt when it is damaged.
+    """
+    path = paths.object_path(paths.table_root(table_id), info.side, info.id)
+    try:
+        with (
+            storage.open(path) as source,
+            pq.ParquetFile(source, metadata=footer, pre_buffer=True) as file,
+        ):
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        raise Corrupt(f"object {path} is damaged; keep it for inspection") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The lowest and the highest value of a column in a row group that has any."""
+
+    low: Any
+    high: Any
+
+
+def column_bounds(footer: pq.FileMetaData, column: str) -> list[Bounds | None]:
+    """The bounds of a column in each row group; None where it holds only nulls.
+
+    Raises pa.ArrowInvalid when the file has no statistics of it: every object of ours has them.
+    """
+    leaves = [footer.schema.column(each).path for each in range(footer.num_columns)]
+    at = leaves.index(column)
+    return [_bounds(footer.row_group(group).column(at)) for group in range(footer.num_row_groups)]
+
+
+def _bounds(chunk: pq.ColumnChunkMetaData) -> Bounds | None:
+    found = chunk.statistics
+    if found is not None and found.has_min_max:
+        return Bounds(found.min, found.max)
+    if found is not None and found.has_null_count and found.null_count == chunk.num_values:
+        return None
+    raise pa.ArrowInvalid(f"no statistics of {chunk.path_in_schema}")
