@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import pyarrow as pa
 
@@ -13,31 +13,11 @@ from penstock.eventstore import paths
 from penstock.eventstore.manifest import Kind, ObjectInfo
 from penstock.eventstore.objects import ObjectWriter
 from penstock.eventstore.rows import before, times
+from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import decode_sides, side_schema
 from penstock.eventstore.storage import Storage
 from penstock.eventstore.transactions import cut
 from penstock.tables.decoding.decoder import RowDecoder
-from penstock.tables.schema import TableInfo
-
-
-@dataclass(frozen=True, slots=True)
-class SchemaVersion:
-    """A table as it is from `since_ts` on, until its next version."""
-
-    since_ts: int
-    version: int
-    table: TableInfo
-    database: str = ""
-
-    def as_fact(self) -> dict[str, Any]:
-        """What a manifest says of it, so that whoever reads the table needs nothing else."""
-        return {
-            "kind": "schema",
-            "version": self.version,
-            "since_ts": self.since_ts,
-            "database": self.database,
-            "table": self.table.to_json(),
-        }
 
 
 class Schemas(Protocol):

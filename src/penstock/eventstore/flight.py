@@ -12,16 +12,16 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict
 from typing import Any, get_args
 
 import pyarrow as pa
 from pyarrow import flight
 
-from penstock.errors import Corrupt, Invalid, PenstockError, Unavailable
+from penstock.errors import Corrupt, Invalid, PenstockError, StaleRead, Unavailable
 from penstock.eventstore.flightaccess import OPEN, FlightAccess
 from penstock.eventstore.paths import Side
-from penstock.eventstore.reading import Reader, ReadRange
+from penstock.eventstore.ranges import RangeReader, ReadRange
 from penstock.eventstore.sides import side_schema
 from penstock.eventstore.store import EventStore
 
@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 5.0
 CORRUPT = b"penstock.corrupt"  # tells damage from the other reasons for an internal error
+STALE = b"penstock.stale "  # the same for history that is gone; what it was follows as JSON
 _RANGE_KEYS = {"table_id", "from_ts", "to_ts", "side", "columns", "handle_from", "handle_to"}
 
 
@@ -79,6 +80,9 @@ def _as_flight_errors() -> Iterator[None]:
         raise flight.FlightUnavailableError(str(error)) from error
     except Corrupt as error:
         raise flight.FlightInternalError(str(error), CORRUPT) from error
+    except StaleRead as error:
+        gone = json.dumps({"table": error.table, "ts": error.ts, "oldest_ts": error.oldest_ts})
+        raise flight.FlightInternalError(str(error), STALE + gone.encode()) from error
     except PenstockError as error:
         raise pa.ArrowInvalid(str(error)) from error
 
@@ -86,7 +90,9 @@ def _as_flight_errors() -> Iterator[None]:
 class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow ships no types
     """Serves the tables of one event store to those who have access; `close` ends it."""
 
-    def __init__(self, addr: str, store: EventStore, reader: Reader, access: FlightAccess = OPEN) -> None:
+    def __init__(
+        self, addr: str, store: EventStore, reader: RangeReader, access: FlightAccess = OPEN
+    ) -> None:
         host, _, port = addr.rpartition(":")
         try:
             super().__init__(f"{access.scheme}://{host}:{port}", **access.server_options())
@@ -127,13 +133,20 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow sh
                 yield batch
 
     def get_flight_info(self, _context: Any, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
-        """Divide a range into tickets, one for each schema in it; the schema shown is the newest."""
+        """Divide a range into tickets, one for each schema in it; the schema shown is the newest.
+
+        The metadata of an endpoint is its schema version, as a manifest's fact.
+        """
         with _as_flight_errors():
             wanted = read_ticket(descriptor.command or b"")
-            parts = self._reader.slices(wanted.table_id, wanted.from_ts, wanted.to_ts)
-            tickets = [replace(wanted, from_ts=start, to_ts=end) for start, end, _ in parts]
-            schema = side_schema(parts[-1][2].table, wanted.side)
-        endpoints = [flight.FlightEndpoint(write_ticket(each), []) for each in tickets]
+            parts = self._reader.parts(wanted)
+            schema = side_schema(parts[-1].schema.table, wanted.side)
+        endpoints = [
+            flight.FlightEndpoint(
+                write_ticket(part.wanted), [], None, json.dumps(part.schema.as_fact()).encode()
+            )
+            for part in parts
+        ]
         return flight.FlightInfo(schema, descriptor, endpoints, -1, -1)
 
     def list_flights(self, _context: Any, _criteria: bytes) -> Iterator[flight.FlightInfo]:
@@ -156,15 +169,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow sh
         yield json.dumps(answer).encode()
 
     def _describe(self, table_id: int) -> Mapping[str, Any]:
-        table = self._store.tables().get(table_id)
-        if table is None:
-            raise Unavailable(f"table {table_id} is not captured here; ask its owner")
-        return {
-            "table_id": table_id,
-            "readable_ts": self._store.readable_ts(table_id),
-            "resolved_ts": table.resolved_ts,
-            "flushed_ts": table.flushed_ts,
-        }
+        return asdict(self._reader.progress(table_id))
 
 
 def _table_id(body: bytes) -> int:

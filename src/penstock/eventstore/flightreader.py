@@ -4,17 +4,17 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Self
 
 import pyarrow as pa
 from pyarrow import flight
 from pydantic import SecretStr
 
-from penstock.errors import Corrupt, Invalid, PenstockError, Unavailable
-from penstock.eventstore.flight import CORRUPT, read_ticket, write_ticket
+from penstock.errors import Corrupt, Invalid, PenstockError, StaleRead, Unavailable
+from penstock.eventstore.flight import CORRUPT, STALE, read_ticket, write_ticket
 from penstock.eventstore.flightaccess import HEADER, bearer
-from penstock.eventstore.reading import ReadRange
+from penstock.eventstore.ranges import Part, ReadRange, TableProgress
+from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.settings import TlsSettings
 
 __all__ = ["FlightReader", "TableProgress"]
@@ -23,22 +23,13 @@ _ANSWER_TIMEOUT_S = 30.0
 _ADDED_BY_FLIGHT = re.compile(r"\. (?:Detail|gRPC client debug context): .*", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class TableProgress:
-    """How far a table has come in the capture that owns it."""
-
-    table_id: int
-    readable_ts: int
-    resolved_ts: int
-    flushed_ts: int
-
-
 class FlightReader:
-    """Reads from the capture at `addr`. A context; connects when it is first used, and can be pickled.
+    """Reads from the capture at `addr`; implements RangeReader.
 
-    Every method raises Unavailable when the capture does not answer or does not own the table, Invalid when
-    it refuses the token or the question, Corrupt when its objects are damaged. A service whose certificate,
-    or ours, is not accepted does not answer.
+    A context; connects when it is first used, and can be pickled. Every method raises Unavailable when the
+    capture does not answer or does not own the table, Invalid when it refuses the token or the question,
+    StaleRead when history is gone, Corrupt when its objects are damaged. A service whose certificate, or
+    ours, is not accepted does not answer.
     """
 
     def __init__(self, addr: str, *, tls: TlsSettings | None = None, token: SecretStr | None = None) -> None:
@@ -60,15 +51,15 @@ class FlightReader:
             (answer,) = self._connected().do_action(action, self._options(_ANSWER_TIMEOUT_S))
             return _progress(answer.body.to_pybytes())
 
-    def parts(self, wanted: ReadRange) -> list[ReadRange]:
-        """Divide a range where the table's schema changes; each part can be read."""
+    def parts(self, wanted: ReadRange) -> list[Part]:
+        """See RangeReader."""
         descriptor = flight.FlightDescriptor.for_command(write_ticket(wanted))
         with self._errors():
             info = self._connected().get_flight_info(descriptor, self._options(_ANSWER_TIMEOUT_S))
-            return [read_ticket(endpoint.ticket.ticket) for endpoint in info.endpoints]
+            return [_part(endpoint) for endpoint in info.endpoints]
 
     def read(self, wanted: ReadRange) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        """The schema and the rows of a part; the rows come as they are taken, in bounded memory."""
+        """See RangeReader. The rows come as they are taken."""
         with self._errors():
             stream = self._connected().do_get(flight.Ticket(write_ticket(wanted)), self._options())
             return stream.schema, self._batches(stream)
@@ -122,14 +113,24 @@ class FlightReader:
         try:
             yield
         except (flight.FlightError, pa.ArrowException) as error:
-            raise _kind(error)(f"capture at {self._addr}: {_message(error)}") from error
+            raise _translated(error, f"capture at {self._addr}") from error
 
 
-def _kind(error: Exception) -> type[PenstockError]:
-    if getattr(error, "extra_info", b"") == CORRUPT:
-        return Corrupt
+def _translated(error: Exception, service: str) -> PenstockError:
+    extra = getattr(error, "extra_info", b"")
+    if extra.startswith(STALE):
+        gone = json.loads(extra.removeprefix(STALE))
+        return StaleRead(gone["table"], gone["ts"], oldest_ts=gone["oldest_ts"])
+    said = f"{service}: {_message(error)}"
+    if extra == CORRUPT:
+        return Corrupt(said)
     refused = isinstance(error, pa.ArrowInvalid | flight.FlightUnauthenticatedError)
-    return Invalid if refused else Unavailable
+    return Invalid(said) if refused else Unavailable(said)
+
+
+def _part(endpoint: flight.FlightEndpoint) -> Part:
+    schema = SchemaVersion.from_fact(json.loads(endpoint.app_metadata))
+    return Part(read_ticket(endpoint.ticket.ticket), schema)
 
 
 def _progress(described: bytes) -> TableProgress:

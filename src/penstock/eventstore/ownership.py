@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from penstock.clock import Clock
 from penstock.errors import Unavailable
 from penstock.eventstore import paths
-from penstock.eventstore.building import SchemaVersion
 from penstock.eventstore.manifest import ManifestState, ObjectInfo
 from penstock.eventstore.manifestlog import ManifestLog
+from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.storage import Storage
 
 

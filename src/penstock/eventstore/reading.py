@@ -6,63 +6,51 @@ they are taken; a read needs the memory of a few row groups, and of one sort whe
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import Invalid, Unavailable
-from penstock.eventstore.building import SchemaVersion
 from penstock.eventstore.objectreading import Batches, ObjectReader
 from penstock.eventstore.paths import Side
+from penstock.eventstore.ranges import Part, RangeReader, ReadRange, TableProgress
+from penstock.eventstore.schemaversion import SchemaVersion, cut_at_changes
 from penstock.eventstore.sides import HANDLE, decode_sides, side_schema
 from penstock.eventstore.storage import Storage
 from penstock.eventstore.store import EventStore
 from penstock.tables.decoding.decoder import RowDecoder
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadRange:
-    """Changes of one side in (from_ts, to_ts], of rows in [handle_from, handle_to) (b"": no bound)."""
-
-    table_id: int
-    from_ts: int
-    to_ts: int
-    side: Side = "data"
-    columns: tuple[str, ...] = ()  # none: all
-    handle_from: bytes = b""
-    handle_to: bytes = b""
+__all__ = ["Part", "RangeReader", "ReadRange", "Reader", "TableProgress"]
 
 
 class Reader:
-    """Reads ranges of the tables that an event store owns."""
+    """Reads ranges of the tables that an event store owns, in its process; implements RangeReader."""
 
     def __init__(self, store: EventStore, storage: Storage, decoder: RowDecoder) -> None:
         self._store = store
         self._storage = storage
         self._decoder = decoder
 
-    def slices(self, table_id: int, from_ts: int, to_ts: int) -> list[tuple[int, int, SchemaVersion]]:
-        """Divide a range where the schema changes: (from_ts, to_ts, schema) of each part.
+    def progress(self, table_id: int) -> TableProgress:
+        """See RangeReader."""
+        rows = self._store.rows(table_id)
+        return TableProgress(table_id, self._store.readable_ts(table_id), rows.resolved_ts, rows.flushed_ts)
 
-        Raises Unavailable when the range is not complete yet.
-        """
-        self._check(table_id, from_ts, to_ts)
-        versions = self._store.schemas.versions(table_id, from_ts, to_ts)
-        starts = [from_ts, *(each.since_ts - 1 for each in versions[1:])]
-        return list(zip(starts, [*starts[1:], to_ts], versions, strict=True))
+    def parts(self, wanted: ReadRange) -> list[Part]:
+        """See RangeReader."""
+        self._check(wanted.table_id, wanted.from_ts, wanted.to_ts)
+        versions = self._store.schemas.versions(wanted.table_id, wanted.from_ts, wanted.to_ts)
+        cuts = cut_at_changes(versions, wanted.from_ts, wanted.to_ts)
+        return [Part(replace(wanted, from_ts=start, to_ts=end), version) for start, end, version in cuts]
 
     def read(self, wanted: ReadRange) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        """The schema and the rows of a range that has a single schema version.
-
-        Raises Unavailable when the range is not complete yet, or rows moved while they were read; Invalid
-        when the schema changes within the range or a column is not there.
-        """
-        parts = self.slices(wanted.table_id, wanted.from_ts, wanted.to_ts)
+        """See RangeReader."""
+        parts = self.parts(wanted)
         if len(parts) != 1:
-            cuts = ", ".join(str(part[1]) for part in parts[:-1])
+            cuts = ", ".join(str(part.wanted.to_ts) for part in parts[:-1])
             raise Invalid(f"the schema of table {wanted.table_id} changes after {cuts}; read the parts")
-        version = parts[0][2]
+        version = parts[0].schema
         schema = side_schema(version.table, wanted.side)
         missing = sorted(set(wanted.columns).difference(schema.names))
         if missing:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from penstock.errors import Unavailable
-from penstock.eventstore.building import SchemaVersion
+from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.tables.keys import META_HASH, META_PREFIX, decode_meta_key, meta_hash_prefix, prefix_end
 from penstock.tables.meta import DATABASES, database_field, parse_json
 from penstock.tables.schema import DatabaseInfo, TableInfo

@@ -158,6 +158,10 @@ class EventStore:
         with self._lock:
             return {table_id: table.rows for table_id, table in self._tables.items()}
 
+    def rows(self, table_id: int) -> TableRows:
+        """The rows of an owned table; raise Unavailable when it is not owned here."""
+        return self._owned(table_id).rows
+
     def ownership(self, table_id: int) -> Ownership:
         """The manifest of an owned table; raise Unavailable when it is not owned here."""
         return self._owned(table_id).ownership

@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 
 from penstock.clock import TS_MAX
 from penstock.eventstore import paths
-from penstock.eventstore.building import SchemaVersion
 from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.manifestlog import load
+from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, HANDLE
 from penstock.eventstore.storage import Storage
 from penstock.tables import keys, records

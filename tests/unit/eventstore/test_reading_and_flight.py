@@ -14,10 +14,10 @@ from pyarrow import flight
 
 from penstock.errors import Corrupt, Invalid, Unavailable
 from penstock.eventstore import paths
-from penstock.eventstore.building import SchemaVersion
 from penstock.eventstore.flight import FlightService, read_ticket, write_ticket
 from penstock.eventstore.manifest import ManifestState
 from penstock.eventstore.reading import Reader, ReadRange
+from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.storage import open_storage
 from penstock.eventstore.store import EventStore
 from penstock.eventstore.transactions import Piece

@@ -11,8 +11,8 @@ import pytest
 
 from penstock.errors import PenstockError, Unavailable
 from penstock.eventstore import paths
-from penstock.eventstore.building import SchemaVersion
 from penstock.eventstore.manifestlog import ManifestLog, load
+from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.storage import Storage, open_storage
 from penstock.eventstore.store import EventStore
 from penstock.eventstore.table import TableRows

@@ -1,0 +1,200 @@
+"""One physical table for readers: what its manifest says, its history, and who has its newest rows.
+
+Planning holds a `Partition`, which is small and travels; reading holds a `PartitionState`, which is what
+the partition was at one moment. Objects never change, so a state stays true until garbage collection takes
+an object that it names; `PartitionState.reading` turns that into the right error.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
+from penstock.eventstore import manifestlog, paths
+from penstock.eventstore.manifest import ManifestState, ObjectInfo, read_archive
+from penstock.eventstore.paths import Side
+from penstock.eventstore.ranges import RangeReader, ReadRange
+from penstock.eventstore.schemaversion import SchemaVersion, cut_at_changes, in_force, schemas_in
+from penstock.eventstore.storage import Storage, open_storage
+
+_LOAD_ATTEMPTS = 10
+
+_opened: dict[tuple[str, tuple[tuple[str, str], ...]], Storage] = {}
+_opening = threading.Lock()
+
+
+@dataclass(frozen=True)
+class StorageRef:
+    """Where tables are kept, in a form that travels to other processes."""
+
+    url: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
+
+    def open(self) -> Storage:
+        """The storage; the same object every time within a process, also for memory://."""
+        key = self.url, tuple(sorted(self.options.items()))
+        with _opening:
+            found = _opened.get(key)
+            if found is None:
+                found = _opened[key] = open_storage(self.url, self.options)
+            return found
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A physical table. `rows` reads what is not in objects yet; without it only objects are read.
+
+    Can be pickled when `rows` can.
+    """
+
+    storage: StorageRef
+    table_id: int
+    rows: RangeReader | None = None
+
+    def state(self, *, from_ts: int | None = None) -> "PartitionState":
+        """What the partition is now; with `from_ts` also what history from there on needs.
+
+        Raises Unavailable when storage does not answer, Corrupt when the manifest is damaged. What is read
+        must still pass `check_range`.
+        """
+        storage = self.storage.open()
+        manifest = load_history(storage, self.table_id, from_ts)
+        return PartitionState(self.table_id, storage, manifest, self.rows)
+
+
+@dataclass(frozen=True)
+class TableView:
+    """A table as readers name it: its partitions, or itself as the only one."""
+
+    name: str
+    partitions: tuple[Partition, ...]
+
+
+@dataclass(frozen=True)
+class PartitionState:
+    """A partition at one moment. Everything up to `flushed_ts` is in `manifest`; above it `rows` has it."""
+
+    table_id: int
+    storage: Storage
+    manifest: ManifestState  # with the objects of the archives that were asked for
+    rows: RangeReader | None = None
+
+    @property
+    def flushed_ts(self) -> int:
+        """Every change up to it is in objects."""
+        return self.manifest.flushed_ts
+
+    @property
+    def oldest_ts(self) -> int:
+        """Snapshots from it on, and changes after it, can be read."""
+        return self.manifest.oldest_ts
+
+    @cached_property
+    def readable_ts(self) -> int:
+        """How far the partition can be read, with the help of whoever has the newest rows."""
+        if self.rows is None:
+            return self.flushed_ts
+        return max(self.flushed_ts, self.rows.progress(self.table_id).readable_ts)
+
+    def check_range(self, from_ts: int, to_ts: int) -> None:
+        """Raise unless (from_ts, to_ts] can be read; from_ts = 0 stands for a snapshot at to_ts.
+
+        Invalid: it is no range. StaleRead: history it needs is gone. Unavailable: it is not complete yet.
+        """
+        if not 0 <= from_ts < to_ts:
+            raise Invalid(f"({from_ts}, {to_ts}] is no range; from_ts must be below to_ts")
+        self.check_history(from_ts or to_ts)
+        if to_ts > self.flushed_ts and to_ts > self.readable_ts:
+            raise Unavailable(
+                f"table {self.table_id} can be read up to {self.readable_ts}, not {to_ts}; wait"
+            )
+
+    def check_history(self, ts: int) -> None:
+        """Raise StaleRead when the table as of `ts` is gone."""
+        if ts < self.oldest_ts:
+            raise StaleRead(f"table {self.table_id}", ts, oldest_ts=self.oldest_ts)
+
+    def schemas(self, from_ts: int, to_ts: int) -> list[SchemaVersion]:
+        """The versions in force for changes in (from_ts, to_ts], by time, from the one at its start on.
+
+        Raises Unavailable when the range is not complete yet, or the table has no schema.
+        """
+        known = {each.version: each for each in self._schemas}
+        if to_ts > self.flushed_ts:
+            if self.rows is None:
+                raise Unavailable(
+                    f"table {self.table_id} can be read up to {self.flushed_ts}, not {to_ts}; wait"
+                )
+            newer = ReadRange(table_id=self.table_id, from_ts=max(from_ts, self.flushed_ts), to_ts=to_ts)
+            known |= {part.schema.version: part.schema for part in self.rows.parts(newer)}
+        found = in_force(sorted(known.values(), key=lambda each: each.since_ts), from_ts, to_ts)
+        if not found:
+            raise Unavailable(f"table {self.table_id} has no schema up to {to_ts}; wait for it")
+        return found
+
+    def schema_at(self, ts: int) -> SchemaVersion:
+        """The version in force at `ts`; raise Unavailable as `schemas` does."""
+        return self.schemas(ts - 1, ts)[-1]
+
+    def parts(self, from_ts: int, to_ts: int) -> list[tuple[int, int, SchemaVersion]]:
+        """Divide a range where the schema changes: (from_ts, to_ts, version) of each part, in order."""
+        return cut_at_changes(self.schemas(from_ts, to_ts), from_ts, to_ts)
+
+    def visible(self, side: Side, ts: int) -> list[ObjectInfo]:
+        """The objects of a side that make up the table as of `ts`, by time."""
+        return self.manifest.visible(side, ts)
+
+    def changes(self, side: Side, from_ts: int, to_ts: int) -> list[ObjectInfo]:
+        """The objects of a side that report changes in (from_ts, to_ts], by time."""
+        return self.manifest.changes(side, from_ts, to_ts)
+
+    @contextmanager
+    def reading(self, ts: int) -> Iterator[None]:
+        """Around reading objects that history from `ts` on needs: an object that is gone raises StaleRead.
+
+        When history from `ts` on is still kept, Unavailable stays what it is: plan again, then repeat.
+        """
+        try:
+            yield
+        except Unavailable as error:
+            try:
+                now = manifestlog.load(self.storage, paths.table_root(self.table_id))
+            except PenstockError:
+                raise error from None
+            if ts < now.oldest_ts:
+                raise StaleRead(f"table {self.table_id}", ts, oldest_ts=now.oldest_ts) from error
+            raise
+
+    @cached_property
+    def _schemas(self) -> list[SchemaVersion]:
+        return schemas_in(self.manifest.facts)
+
+
+def load_history(storage: Storage, table_id: int, from_ts: int | None) -> ManifestState:
+    """A table's manifest, with the removed objects that history from `from_ts` on needs (None: none)."""
+    root = paths.table_root(table_id)
+    for _ in range(_LOAD_ATTEMPTS):
+        manifest = manifestlog.load(storage, root)
+        found = with_history(storage, table_id, manifest, from_ts)
+        if found is not None:
+            return found
+    raise Unavailable(f"history of table {table_id} is collected faster than it can be listed; try again")
+
+
+def with_history(
+    storage: Storage, table_id: int, manifest: ManifestState, from_ts: int | None
+) -> ManifestState | None:
+    """Add what archives say; None when one is gone, so that the manifest is no longer the newest."""
+    if from_ts is None or from_ts >= manifest.history_ts:
+        return manifest
+    archived: dict[str, ObjectInfo] = {}
+    for archive in manifest.archives:
+        if archive.upto_ts > from_ts:  # else every object in it was removed before
+            path = paths.archive(paths.table_root(table_id), archive.id)
+            data = storage.read(path)
+            if data is None:
+                return None
+            archived |= {each.id: each for each in read_archive(data, path=path)}
+    return replace(manifest, objects={**archived, **manifest.objects})
