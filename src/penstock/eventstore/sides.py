@@ -14,9 +14,7 @@ import pyarrow as pa
 from penstock.errors import Invalid
 from penstock.eventstore.paths import Side
 from penstock.tables.arrow import arrow_field, arrow_schema
-from penstock.tables.decoding.cells import gather
-from penstock.tables.decoding.decoder import RowDecoder
-from penstock.tables.keys import PREFIX_BYTES
+from penstock.tables.decoding.decoder import RowDecoder, record_handles
 from penstock.tables.schema import TableInfo
 
 HANDLE, COMMIT_TS, START_TS, UPDATE = "_handle", "_commit_ts", "_start_ts", "_update"
@@ -60,7 +58,7 @@ def decode_sides(raw: pa.RecordBatch, table: TableInfo, decoder: RowDecoder) -> 
     """Decode ordered changes of one schema version."""
     decoded = decoder.decode(raw, table)
     system = [
-        _handles(raw.column("key")),
+        record_handles(raw.column("key")),
         raw.column("commit_ts").cast(pa.int64()),
         raw.column("start_ts").cast(pa.int64()),
     ]
@@ -75,14 +73,6 @@ def decode_sides(raw: pa.RecordBatch, table: TableInfo, decoder: RowDecoder) -> 
 def _at(column: pa.Array, rows: pa.Array) -> pa.Array:
     """A column at some of its rows, which are in order; all of them cost nothing."""
     return column if len(rows) == len(column) else column.take(rows)
-
-
-def _handles(keys: pa.Array) -> pa.Array:
-    """Record keys without their prefix; the decoder has seen that none is shorter."""
-    _, offsets, content = keys.buffers()
-    bounds = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
-    data = np.frombuffer(content, np.uint8)
-    return gather(data, bounds[:-1] + PREFIX_BYTES, bounds[1:], np.ones(len(keys), np.bool_))
 
 
 def _tombstones(

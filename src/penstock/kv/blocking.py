@@ -243,9 +243,9 @@ class Client:
         """Return the view at a timestamp."""
         return Snapshot(self._client.snapshot(ts))
 
-    def regions(self) -> list[metapb.Region]:
-        """Return the regions of the cluster as the placement driver knows them now, with raw keys."""
-        return _run(self._client.regions())
+    def regions(self, lower: bytes = b"", upper: bytes = b"") -> list[metapb.Region]:
+        """Return the regions that meet [lower, upper) as the placement driver knows them now."""
+        return _run(self._client.regions(lower, upper))
 
     def resolve_locks_before(self, ts: int, lower: bytes = b"", upper: bytes = b"") -> int:
         """Resolve locks that dead transactions left at `ts` or before; return how many of live ones stay."""

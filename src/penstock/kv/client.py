@@ -110,17 +110,20 @@ class AsyncClient:
             raise Invalid(f"{ts!r} is no timestamp; take one from timestamp() or a transaction")
         return AsyncSnapshot(self._session, ts)
 
-    async def regions(self) -> list[metapb.Region]:
-        """Return the regions of the cluster as the placement driver knows them now, with raw keys."""
+    async def regions(self, lower: bytes = b"", upper: bytes = b"") -> list[metapb.Region]:
+        """Return the regions that meet [lower, upper) as the placement driver knows them now, with raw keys.
+
+        Without bounds: all of the cluster, in order.
+        """
         self._check_open()
         found: list[metapb.Region] = []
-        start = b""
+        start = lower
         while True:
-            page = await self._session.pd.scan_regions(start, b"", _REGIONS_PER_CALL)
+            page = await self._session.pd.scan_regions(start, upper, _REGIONS_PER_CALL)
             found += [info.meta for info in page]
-            if not page or not page[-1].meta.end_key:
+            start = page[-1].meta.end_key if page else b""
+            if not start or (upper and start >= upper):
                 return found
-            start = page[-1].meta.end_key
 
     async def resolve_locks_before(self, ts: int, lower: bytes = b"", upper: bytes = b"") -> int:
         """Resolve locks that dead transactions left at `ts` or before; return how many of live ones stay."""

@@ -1,5 +1,6 @@
 """Raw batch and schema in, Arrow out: the seam behind which the row encoding stays."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -7,13 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.tables.arrow import arrow_schema
+from penstock.tables.arrow import arrow_field, arrow_type
 from penstock.tables.codec import rows
-from penstock.tables.decoding.cells import Bytes, Cells, Ints, Mask, padded
+from penstock.tables.decoding.cells import Bytes, Cells, Ints, Mask, gather, padded
 from penstock.tables.decoding.convert import Storage, to_arrow
 from penstock.tables.decoding.handles import IntHandles, common_handles, record_rows
 from penstock.tables.decoding.layout import Column, locate
 from penstock.tables.defaults import origin_cell
+from penstock.tables.keys import PREFIX_BYTES
 from penstock.tables.raw import Op
 from penstock.tables.records import readable_handle_columns
 from penstock.tables.schema import ColumnInfo, HandleKind, TableInfo
@@ -67,18 +69,42 @@ class TidbRowDecoder:
         )
 
 
-def decode_rows(table: TableInfo, keys: pa.Array, values: pa.Array) -> pa.RecordBatch:
-    """Decode records that a scan returned: keys and values of the table's rows, in order."""
+def decode_rows(
+    table: TableInfo, keys: pa.Array, values: pa.Array, columns: Sequence[ColumnInfo] | None = None
+) -> pa.RecordBatch:
+    """Decode records that a scan returned: keys and values of the table's rows, in order.
+
+    With `columns` only these are decoded, in that order.
+    """
     pieces = _Pieces.of(keys)
     every = np.arange(len(keys), dtype=np.int64)
     record_rows(pieces.data, pieces.begin, pieces.end, table)
-    return _decode(table, pieces, values, every)
+    return _decode(table, pieces, values, every, columns)
+
+
+def decode_keys(table: TableInfo, keys: pa.Array, columns: Sequence[ColumnInfo]) -> pa.RecordBatch:
+    """Decode columns that keys hold whole (see `records.in_key_only`), without the values."""
+    pieces = _Pieces.of(keys)
+    record_rows(pieces.data, pieces.begin, pieces.end, table)
+    handles = _handle_storage(table, pieces)
+    arrays = [to_arrow(column.type, handles[column.id]) for column in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([arrow_field(each) for each in columns]))
 
 
 def int_handles(keys: pa.Array) -> pa.Array:
     """The integer handles of record keys; Corrupt when a key has another kind of handle."""
     pieces = _Pieces.of(keys)
     return pa.array(IntHandles.read(pieces.data, pieces.begin, pieces.end).handles, pa.int64())
+
+
+def record_handles(keys: pa.Array) -> pa.Array:
+    """Record keys without their prefix, as binary; none of them is shorter than it."""
+    if not len(keys):
+        return pa.array([], pa.binary())
+    _, offsets, content = keys.buffers()
+    bounds = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
+    data = np.frombuffer(content, np.uint8)
+    return gather(data, bounds[:-1] + PREFIX_BYTES, bounds[1:], np.ones(len(keys), np.bool_))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +130,26 @@ class _Pieces:
         return _Pieces(self.data, self.begin[chosen], self.end[chosen])
 
 
-def _decode(table: TableInfo, keys: _Pieces, values: pa.Array, chosen: Ints) -> pa.RecordBatch:
+def _decode(
+    table: TableInfo,
+    keys: _Pieces,
+    values: pa.Array,
+    chosen: Ints,
+    columns: Sequence[ColumnInfo] | None = None,
+) -> pa.RecordBatch:
+    wanted = table.stored_columns if columns is None else columns
+    schema = pa.schema([arrow_field(column) for column in wanted])
     if not len(chosen):
-        return pa.RecordBatch.from_pylist([], schema=arrow_schema(table))
+        return pa.RecordBatch.from_pylist([], schema=schema)
     blank = np.asarray(values.is_null())[chosen]
     found = _version_2(values, chosen, blank)
-    wanted = table.stored_columns
-    columns = locate(found.data, found.begin, found.end, [column.id for column in wanted])
+    places = locate(found.data, found.begin, found.end, [column.id for column in wanted])
     handles = _handle_storage(table, keys)
     arrays = [
         _array(column, located, handles.get(column.id), blank)
-        for column, located in zip(wanted, columns, strict=True)
+        for column, located in zip(wanted, places, strict=True)
     ]
-    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(table))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _version_2(values: pa.Array, chosen: Ints, blank: Mask) -> _Pieces:
@@ -157,14 +190,16 @@ def _array(column: ColumnInfo, located: Column, handle: Storage | None, blank: M
         return array
     if handle is not None:
         return pc.if_else(pa.array(absent), to_arrow(column.type, handle), array)
+    origin = origin_scalar(column)
+    filled = absent & ~blank
+    return pc.if_else(pa.array(filled), origin, array) if origin.is_valid and filled.any() else array
+
+
+def origin_scalar(column: ColumnInfo) -> pa.Scalar:
+    """What a column is in rows that were written before it existed."""
     cell = origin_cell(column)
     if cell is None:
-        return array
-    filled = absent & ~blank
-    return pc.if_else(pa.array(filled), _scalar(column, cell), array) if filled.any() else array
-
-
-def _scalar(column: ColumnInfo, cell: bytes) -> pa.Scalar:
+        return pa.scalar(None, arrow_type(column.type))
     data = padded(np.frombuffer(cell, dtype=np.uint8))
     one = Cells(data, np.zeros(1, np.int64), np.full(1, len(cell), np.int64), np.ones(1, np.bool_))
     return to_arrow(column.type, one)[0]

@@ -1,0 +1,147 @@
+"""A table straight from the key-value store at one timestamp, cut into ranges that can be read anywhere.
+
+A range is what one region held of the table when the scan was planned. Regions that split, merge or move
+afterwards change nothing: the client follows them while it reads.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import pyarrow as pa
+
+from penstock.errors import Invalid
+from penstock.kv import Client
+from penstock.kv.clusterref import ClusterRef
+from penstock.kv.iteration import Page
+from penstock.tables.arrow import arrow_field
+from penstock.tables.catalog import Catalog
+from penstock.tables.decoding.decoder import decode_keys, decode_rows, record_handles
+from penstock.tables.keys import record_range
+from penstock.tables.records import in_key_only
+from penstock.tables.schema import ColumnInfo, TableInfo
+from penstock.tables.snapshot import Place
+
+HANDLE_COLUMN = "_handle"
+"""What identifies a row, as the event store calls it: a scan gives it to those who name it."""
+
+
+@dataclass(frozen=True)
+class KvScan:
+    """What the ranges of one scan have in common."""
+
+    cluster: ClusterRef
+    table: TableInfo
+    ts: int
+    columns: tuple[str, ...]
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The schema of every batch."""
+        handle = pa.field(HANDLE_COLUMN, pa.binary(), nullable=False)
+        named = {column.name: arrow_field(column) for column in self._stored}
+        return pa.schema([handle if name == HANDLE_COLUMN else named[name] for name in self.columns])
+
+    @cached_property
+    def key_only(self) -> bool:
+        """Whether the keys say everything that is wanted, so that values need not travel."""
+        table = self.table
+        return all(column in table.handle_columns and in_key_only(table, column) for column in self._stored)
+
+    @cached_property
+    def _stored(self) -> list[ColumnInfo]:
+        return [self.table.column(name) for name in self.columns if name != HANDLE_COLUMN]
+
+    def decode(self, page: Page) -> pa.RecordBatch:
+        """The rows of a page, which is not empty."""
+        keys = pa.array([key for key, _ in page], pa.binary())
+        if self.key_only:
+            decoded = decode_keys(self.table, keys, self._stored)
+        else:
+            values = pa.array([value for _, value in page], pa.binary())
+            decoded = decode_rows(self.table, keys, values, self._stored)
+        if HANDLE_COLUMN not in self.columns:
+            return decoded
+        columns = iter(decoded.columns)
+        arrays = [record_handles(keys) if name == HANDLE_COLUMN else next(columns) for name in self.columns]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+@dataclass(frozen=True)
+class KvScanPartition:
+    """A range of a scan: the record keys [lower, upper) of one physical table. Can be pickled."""
+
+    scan: KvScan
+    physical_id: int
+    lower: bytes
+    upper: bytes
+
+    @property
+    def handles(self) -> tuple[bytes, bytes]:
+        """The bounds as handles: from the first, and up to the second, where empty means no bound."""
+        prefix, end = record_range(self.physical_id)
+        upper = b"" if self.upper == end else self.upper.removeprefix(prefix)
+        return self.lower.removeprefix(prefix), upper
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """The rows in the order of their keys, as they come from the store.
+
+        Raises Unavailable when the cluster does not answer, Invalid when garbage collection has passed the
+        scan's timestamp, Corrupt when a row is damaged.
+        """
+        snapshot = self.scan.cluster.client().snapshot(self.scan.ts)
+        for page in snapshot.scan_pages(self.lower, self.upper, key_only=self.scan.key_only):
+            yield self.scan.decode(page)
+
+
+def plan_kv_scan(
+    cluster: ClusterRef,
+    name: str,
+    *,
+    ts: int | None = None,
+    columns: Sequence[str] | None = None,
+    handle_from: bytes = b"",
+    handle_to: bytes = b"",
+) -> tuple[KvScan, list[KvScanPartition]]:
+    """Plan to read `database.table` as of `ts` (none: now): its schema then, and its ranges by regions now.
+
+    Raises Invalid when there is no such table or column, or `ts` is ahead of the cluster's time or behind its
+    safe point of garbage collection; Unavailable when the cluster does not answer.
+    """
+    client = cluster.client()
+    now = client.timestamp()
+    if ts is not None and ts > now:
+        raise Invalid(f"timestamp {ts} is in the future: the cluster's time is {now}; give one up to that")
+    place = Catalog(client).schema(now if ts is None else ts).place(name)
+    scan = scan_of(cluster, place, now if ts is None else ts, columns)
+    return scan, ranges_of(client, scan, handle_from=handle_from, handle_to=handle_to)
+
+
+def scan_of(cluster: ClusterRef, place: Place, ts: int, columns: Sequence[str] | None = None) -> KvScan:
+    """A scan of a table as it is at `ts`; raise Invalid when it has no rows, or no such column."""
+    table = place.table
+    if not table.is_base_table:
+        raise Invalid(f"{place.database.name}.{table.name} is a view or a sequence and holds no rows")
+    if columns is None:
+        return KvScan(cluster, table, ts, tuple(column.name for column in table.stored_columns))
+    if not columns:
+        raise Invalid(f"no column of {place.database.name}.{table.name} is wanted; name at least one")
+    wanted = [name if name == HANDLE_COLUMN else table.column(name).name for name in columns]
+    return KvScan(cluster, table, ts, tuple(dict.fromkeys(wanted)))
+
+
+def ranges_of(
+    client: Client, scan: KvScan, *, handle_from: bytes = b"", handle_to: bytes = b""
+) -> list[KvScanPartition]:
+    """The ranges of a scan, one for each region that holds some of it now, in the order of the keys."""
+    found = []
+    for physical_id in scan.table.physical_ids:
+        prefix, end = record_range(physical_id)
+        lower, upper = prefix + handle_from, prefix + handle_to if handle_to else end
+        if lower >= upper:
+            continue
+        regions = client.regions(lower, upper)
+        starts = [lower, *(region.start_key for region in regions if region.start_key > lower)]
+        bounds = zip(starts, [*starts[1:], upper], strict=True)
+        found += [KvScanPartition(scan, physical_id, start, stop) for start, stop in bounds]
+    return found
