@@ -111,7 +111,7 @@ class Flusher:
         versions = self.schemas.versions(rows.table_id, from_ts, to_ts)
         with closing(self.changes(rows, from_ts, to_ts)) as changes:
             made = self.build.objects(versions, rows.table_id, changes)
-        table.ownership.commit(made, to_ts, versions)
+        table.ownership.commit(add=made, flushed_ts=to_ts, schemas=versions)
         rows.release(to_ts)
         for info in made:
             metrics.EVENTSTORE_FLUSHED_ROWS_TOTAL.labels(info.side).inc(info.rows)

@@ -12,6 +12,7 @@ from penstock.clock import SYSTEM, Clock
 from penstock.errors import Corrupt, Fenced, PenstockError
 from penstock.eventstore import paths
 from penstock.eventstore.manifest import (
+    Archive,
     Entry,
     ManifestState,
     ObjectInfo,
@@ -112,6 +113,9 @@ class ManifestLog:
         remove: Sequence[Removal] = (),
         flushed_ts: int = 0,
         facts: Sequence[Mapping[str, Any]] = (),
+        archive: Archive | None = None,
+        forget: Sequence[str] = (),
+        collect: Sequence[str] = (),
     ) -> ManifestState:
         """Append one entry and return the state after it.
 
@@ -126,6 +130,9 @@ class ManifestLog:
             remove=tuple(remove),
             flushed_ts=flushed_ts,
             facts=tuple(facts),
+            archive=archive,
+            forget=tuple(forget),
+            collect=tuple(collect),
         )
         after = self.state.apply(entry)
         rival = _create(self._storage, self._root, entry)

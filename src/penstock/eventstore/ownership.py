@@ -1,14 +1,15 @@
 """One table's manifest, held by its owner through failures of storage."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from penstock.clock import Clock
 from penstock.errors import Unavailable
 from penstock.eventstore import paths
-from penstock.eventstore.manifest import ManifestState, ObjectInfo
+from penstock.eventstore.manifest import Archive, ManifestState, ObjectInfo, Removal
 from penstock.eventstore.manifestlog import ManifestLog
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schemaversion import SCHEMA_FACT, SchemaVersion
 from penstock.eventstore.storage import Storage
 
 
@@ -46,19 +47,40 @@ class Ownership:
             self._remember(self._log.state)
         return self.state
 
-    def commit(self, add: Sequence[ObjectInfo], flushed_ts: int, schemas: Sequence[SchemaVersion]) -> None:
-        """Append one entry, with the schemas that the manifest does not have yet.
+    def commit(
+        self,
+        *,
+        add: Sequence[ObjectInfo] = (),
+        remove: Sequence[Removal] = (),
+        flushed_ts: int = 0,
+        schemas: Sequence[SchemaVersion] = (),
+        facts: Sequence[Mapping[str, Any]] = (),
+        archive: Archive | None = None,
+        forget: Sequence[str] = (),
+        collect: Sequence[str] = (),
+    ) -> ManifestState:
+        """Append one entry, with those of the schemas that the manifest lacks; return the state after it.
 
         After Unavailable it may have happened: call `settle` before anything else.
         """
-        known = {fact["version"] for fact in self.state.facts if fact["kind"] == "schema"}
-        facts = [each.as_fact() for each in schemas if each.version not in known]
         assert not self._doubtful, "settle first"
+        known = {fact["version"] for fact in self.state.facts if fact["kind"] == SCHEMA_FACT}
+        learnt = [each.as_fact() for each in schemas if each.version not in known]
         try:
-            self._remember(self._log.commit(add=add, flushed_ts=flushed_ts, facts=facts))
+            state = self._log.commit(
+                add=add,
+                remove=remove,
+                flushed_ts=flushed_ts,
+                facts=[*learnt, *facts],
+                archive=archive,
+                forget=forget,
+                collect=collect,
+            )
         except Unavailable:
             self._doubtful = True
             raise
+        self._remember(state)
+        return state
 
     def _remember(self, state: ManifestState) -> None:
         with self._lock:
