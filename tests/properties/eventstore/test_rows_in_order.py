@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.eventstore.rows import _choose_cuts, between, in_order, ordered, position
+from penstock.eventstore.rows import between, in_order, ordered
+from penstock.eventstore.sorting import choose_cuts, position
 from penstock.eventstore.transactions import cut
 from penstock.testing.rawbatches import Change, changes, put, raw
 
+KEYS = ("commit_ts", "start_ts", "key")
 NOW = 1 << 60  # neighbouring timestamps up here are one and the same float
 CHANGES = st.tuples(
     st.integers(NOW + 1, NOW + 6),
@@ -56,14 +58,14 @@ def test_slices_are_bounded_in_rows_and_bytes(batches: list[list[Change]], rows:
 @given(st.lists(st.integers(0, 50), max_size=60), st.integers(2, 8))
 def test_a_sample_divides_the_rows_however_they_are_batched(sizes: list[int], parts: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("penstock.eventstore.rows._SAMPLES_MAX", 64)
+        patched.setattr("penstock.eventstore.sorting._SAMPLES_MAX", 64)
         total = sum(sizes)
         starts = [sum(sizes[:index]) for index in range(len(sizes))]
         batches = [
             raw([put(NOW + row, b"k") for row in range(start, start + size)])
             for start, size in zip(starts, sizes, strict=True)
         ]
-        cuts = [place[0] - NOW for place in _choose_cuts(batches, parts=parts)] if total else []
+        cuts = [place[0] - NOW for place in choose_cuts(batches, KEYS, parts=parts)] if total else []
     bounds = [0, *cuts, total]
     assert all(high - low <= total / parts + 2 * (total / 32 + 1) for low, high in itertools.pairwise(bounds))
 
@@ -89,7 +91,7 @@ def test_a_sort_on_disk_gives_the_same_as_one_in_memory(batches: list[list[Chang
 @given(BATCHES, CHANGES)
 def test_a_position_counts_the_rows_before_a_place(batches: list[list[Change]], place: Change) -> None:
     rows = once(batches)
-    assert position(raw(rows), place[:3]) == sum(each[:3] < place[:3] for each in rows)
+    assert position(raw(rows), KEYS, place[:3]) == sum(each[:3] < place[:3] for each in rows)
 
 
 def weight(change: Change) -> int:

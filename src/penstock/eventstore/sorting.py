@@ -1,0 +1,209 @@
+"""Arrow rows in order, in bounded memory: sorted at once where they fit, else divided into files first.
+
+Vectorised; no I/O but scratch files.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Place = tuple[Any, ...]  # the values of a row's keys
+
+SLICE_BYTES = 8 * 1024 * 1024
+SLICE_ROWS = 32 * 1024
+_SAMPLES_MAX = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Rows of a schema by their `keys`, ascending; none of them is null.
+
+    `in_order` sorts what fits in memory. It lets the batches go before its first slice.
+    """
+
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    in_order: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+def order_by(schema: pa.Schema, *keys: str) -> Order:
+    """The order of all rows by some columns."""
+
+    def in_order(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        table = pa.Table.from_batches(list(batches), schema).combine_chunks()
+        del batches
+        if not table.num_rows:
+            return
+        (whole,) = table.to_batches()
+        order = pc.sort_indices(table, sort_keys=[(key, "ascending") for key in keys])
+        rows = max(1, min(SLICE_ROWS, SLICE_BYTES * table.num_rows // max(1, table.nbytes)))
+        del table
+        for start in range(0, len(order), rows):
+            yield whole.take(order[start : start + rows])
+
+    return Order(schema, keys, in_order)
+
+
+def ordered(
+    load: Callable[[], Iterable[pa.RecordBatch]],
+    nbytes: int,
+    order: Order,
+    *,
+    memory_bytes: int,
+    scratch: Path,
+) -> Generator[pa.RecordBatch, None, None]:
+    """The rows of all batches in order, in slices; takes about `memory_bytes` of memory.
+
+    `load` is called once when `nbytes` fits in memory, else twice: to choose where to divide the rows, and to
+    divide them into scratch files, which are sorted one by one. It is let go before the first slice. Close
+    the result when it is not read to its end: that removes the files.
+    """
+    if nbytes <= memory_bytes:
+        rows = order.in_order(load())
+        del load
+        yield from rows
+        return
+    cuts = choose_cuts(load(), order.keys, parts=-(-2 * nbytes // memory_bytes))
+    scratch.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=scratch) as folder:
+        files = [Path(folder) / f"{index}.arrow" for index in range(len(cuts) + 1)]
+        _divide(_chunks(load(), order, memory_bytes // 2), order, cuts, files)
+        del load
+        for file in files:
+            with pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as part:
+                yield from order.in_order(part)
+            file.unlink()
+
+
+def choose_cuts(batches: Iterable[pa.RecordBatch], keys: Sequence[str], *, parts: int) -> list[Place]:
+    """Places that divide a sample of the rows evenly."""
+    sample: list[Place] = []
+    apart, skipped = 1, 0  # every so many rows one is sampled; the fewer, the more rows there are
+    for batch in batches:
+        rows = batch.select(keys).take(pa.array(np.arange(-skipped % apart, batch.num_rows, apart)))
+        skipped += batch.num_rows
+        sample.extend(zip(*(rows.column(name).to_pylist() for name in keys), strict=True))
+        while len(sample) > _SAMPLES_MAX:
+            del sample[1::2]
+            apart *= 2
+    sample.sort()
+    return sorted({sample[len(sample) * part // parts] for part in range(1, parts)})
+
+
+def _chunks(batches: Iterable[pa.RecordBatch], order: Order, nbytes: int) -> Iterator[pa.RecordBatch]:
+    """Slices that are in order each, of chunks of about `nbytes`."""
+    pending: list[pa.RecordBatch] = []
+    weight = 0
+    for batch in batches:
+        pending.append(batch)
+        weight += batch.nbytes
+        if weight >= nbytes:
+            yield from order.in_order(pending)
+            pending, weight = [], 0
+    yield from order.in_order(pending)
+
+
+def _divide(
+    chunks: Iterable[pa.RecordBatch], order: Order, cuts: Sequence[Place], files: Sequence[Path]
+) -> None:
+    with ExitStack() as stack:
+        writers = [stack.enter_context(pa.ipc.new_stream(str(file), order.schema)) for file in files]
+        for chunk in chunks:
+            bounds = [0, *(position(chunk, order.keys, cut) for cut in cuts), chunk.num_rows]
+            for writer, start, end in zip(writers, bounds, bounds[1:], strict=False):
+                if end > start:
+                    writer.write_batch(chunk.slice(start, end - start))
+
+
+def position(batch: pa.RecordBatch, keys: Sequence[str], place: Place) -> int:
+    """How many rows of an ordered batch come before a place."""
+    low, high = 0, batch.num_rows
+    for name, value in zip(keys, place, strict=True):
+        low, high = _equal(batch.column(name), value, low, high)
+    return low
+
+
+def _equal(column: pa.Array, value: Any, low: int, high: int) -> tuple[int, int]:
+    """Where, within [low, high) of a column that is in order there, a value is or would be."""
+    if pa.types.is_integer(column.type):
+        part = column.to_numpy()[low:high]
+        # A plain int would make numpy compare floats, which cannot tell neighbouring timestamps apart.
+        wanted = part.dtype.type(value)
+        return low + int(np.searchsorted(part, wanted)), low + int(np.searchsorted(part, wanted, "right"))
+    rows = range(low, high)
+
+    def cell(row: int) -> Any:
+        return column[row].as_py()
+
+    return low + bisect_left(rows, value, key=cell), low + bisect_right(rows, value, key=cell)
+
+
+class Spool:
+    """Rows on their way to a sort, whose size is not known before: kept in memory until they are too many.
+
+    A context: leaving it removes the file. Write everything, then take `ordered`.
+    """
+
+    def __init__(self, order: Order, *, memory_bytes: int, scratch: Path) -> None:
+        self._order = order
+        self._memory_bytes = memory_bytes
+        self._scratch = scratch
+        self._stack = ExitStack()
+        self._held: list[pa.RecordBatch] = []
+        self._file: Path | None = None
+        self._writer: pa.RecordBatchWriter | None = None
+        self.nbytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held = []
+        self._stack.close()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take rows, in any order."""
+        if not batch.num_rows:
+            return
+        self.nbytes += batch.nbytes
+        self._held.append(batch)
+        if self.nbytes > self._memory_bytes:
+            self._spill()
+
+    def _spill(self) -> None:
+        if self._writer is None:
+            self._scratch.mkdir(parents=True, exist_ok=True)
+            folder = self._stack.enter_context(TemporaryDirectory(dir=self._scratch))
+            self._file = Path(folder) / "spool.arrow"
+            self._writer = self._stack.enter_context(pa.ipc.new_stream(str(self._file), self._order.schema))
+        for batch in self._held:
+            self._writer.write_batch(batch)
+        self._held = []
+
+    def ordered(self) -> Generator[pa.RecordBatch, None, None]:
+        """Everything that was written, in order, once; nothing is kept for a second time."""
+        if self._writer is not None:
+            self._writer.close()
+        return ordered(
+            self._load,
+            self.nbytes,
+            self._order,
+            memory_bytes=self._memory_bytes,
+            scratch=self._scratch,
+        )
+
+    def _load(self) -> Iterator[pa.RecordBatch]:
+        if self._file is None:
+            held, self._held = self._held, []
+            yield from held
+            return
+        with pa.memory_map(str(self._file)) as source, pa.ipc.open_stream(source) as rows:
+            yield from rows
