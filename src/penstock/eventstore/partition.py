@@ -60,8 +60,8 @@ class Partition:
         must still pass `check_range`.
         """
         storage = self.storage.open()
-        manifest = load_history(storage, self.table_id, from_ts)
-        return PartitionState(self.table_id, storage, manifest, self.rows)
+        manifest = _load(storage, self.table_id, from_ts)
+        return PartitionState(self.table_id, storage, manifest, self.rows, _history_from(manifest, from_ts))
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ class PartitionState:
     storage: Storage
     manifest: ManifestState  # with the objects of the archives that were asked for
     rows: RangeReader | None = None
+    history_from: int = 0  # what was removed before it may be missing from `manifest`
 
     @property
     def flushed_ts(self) -> int:
@@ -144,10 +145,12 @@ class PartitionState:
 
     def visible(self, side: Side, ts: int) -> list[ObjectInfo]:
         """The objects of a side that make up the table as of `ts`, by time."""
+        assert ts >= self.history_from, "the state was loaded without the history of that time"
         return self.manifest.visible(side, ts)
 
     def changes(self, side: Side, from_ts: int, to_ts: int) -> list[ObjectInfo]:
         """The objects of a side that report changes in (from_ts, to_ts], by time."""
+        assert from_ts >= self.history_from, "the state was loaded without the history of that time"
         return self.manifest.changes(side, from_ts, to_ts)
 
     @contextmanager
@@ -172,23 +175,36 @@ class PartitionState:
         return schemas_in(self.manifest.facts)
 
 
-def load_history(storage: Storage, table_id: int, from_ts: int | None) -> ManifestState:
-    """A table's manifest, with the removed objects that history from `from_ts` on needs (None: none)."""
+def known_state(
+    storage: Storage, table_id: int, manifest: ManifestState, from_ts: int, rows: RangeReader | None = None
+) -> PartitionState | None:
+    """The state that a manifest and its archives give for history from `from_ts` on.
+
+    None when an archive is gone: then there is a newer manifest.
+    """
+    found = _with_archives(storage, table_id, manifest, from_ts)
+    if found is None:
+        return None
+    return PartitionState(table_id, storage, found, rows, _history_from(manifest, from_ts))
+
+
+def _load(storage: Storage, table_id: int, from_ts: int | None) -> ManifestState:
     root = paths.table_root(table_id)
     for _ in range(_LOAD_ATTEMPTS):
         manifest = manifestlog.load(storage, root)
-        found = with_history(storage, table_id, manifest, from_ts)
+        found = manifest if from_ts is None else _with_archives(storage, table_id, manifest, from_ts)
         if found is not None:
             return found
     raise Unavailable(f"history of table {table_id} is collected faster than it can be listed; try again")
 
 
-def with_history(
-    storage: Storage, table_id: int, manifest: ManifestState, from_ts: int | None
+def _history_from(manifest: ManifestState, from_ts: int | None) -> int:
+    return manifest.history_ts if from_ts is None else min(from_ts, manifest.history_ts)
+
+
+def _with_archives(
+    storage: Storage, table_id: int, manifest: ManifestState, from_ts: int
 ) -> ManifestState | None:
-    """Add what archives say; None when one is gone, so that the manifest is no longer the newest."""
-    if from_ts is None or from_ts >= manifest.history_ts:
-        return manifest
     archived: dict[str, ObjectInfo] = {}
     for archive in manifest.archives:
         if archive.upto_ts > from_ts:  # else every object in it was removed before
@@ -197,4 +213,4 @@ def with_history(
             if data is None:
                 return None
             archived |= {each.id: each for each in read_archive(data, path=path)}
-    return replace(manifest, objects={**archived, **manifest.objects})
+    return replace(manifest, objects={**archived, **manifest.objects}) if archived else manifest

@@ -4,24 +4,27 @@ The same range gives the same rows in the same order, whether or not a flush cam
 they are taken; a read needs the memory of a few row groups, and of one sort where rows are not flushed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import replace
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.errors import Invalid, Unavailable
-from penstock.eventstore.objectreading import Batches, ObjectReader
+from penstock.eventstore.blocks import within_handles
+from penstock.eventstore.partition import PartitionState, known_state
 from penstock.eventstore.paths import Side
 from penstock.eventstore.ranges import Part, RangeReader, ReadRange, TableProgress
 from penstock.eventstore.schemaversion import SchemaVersion, cut_at_changes
-from penstock.eventstore.sides import HANDLE, decode_sides, side_schema
+from penstock.eventstore.sides import decode_sides
 from penstock.eventstore.storage import Storage
 from penstock.eventstore.store import EventStore
+from penstock.eventstore.streams import merged, shown_schema, streams_of
 from penstock.tables.decoding.decoder import RowDecoder
 
 __all__ = ["Part", "RangeReader", "ReadRange", "Reader", "TableProgress"]
+
+_BATCH_ROWS = 32 * 1024
 
 
 class Reader:
@@ -50,13 +53,9 @@ class Reader:
         if len(parts) != 1:
             cuts = ", ".join(str(part.wanted.to_ts) for part in parts[:-1])
             raise Invalid(f"the schema of table {wanted.table_id} changes after {cuts}; read the parts")
-        version = parts[0].schema
-        schema = side_schema(version.table, wanted.side)
-        missing = sorted(set(wanted.columns).difference(schema.names))
-        if missing:
-            raise Invalid(f"table {wanted.table_id} has no column {missing[0]!r} then")
-        shown = pa.schema([schema.field(name) for name in wanted.columns or schema.names])
-        return shown, self._batches(wanted, version, shown)
+        self._state(wanted.table_id, wanted.from_ts).check_history(wanted.from_ts)
+        shown = shown_schema(parts[0].schema, wanted.side, wanted.columns or None)
+        return shown, self._batches(wanted, parts[0].schema, shown)
 
     def _check(self, table_id: int, from_ts: int, to_ts: int) -> None:
         if not 0 <= from_ts < to_ts:
@@ -72,34 +71,49 @@ class Reader:
         while at < wanted.to_ts:
             # Rows before objects: had a flush moved any of these rows, the objects would say so.
             held = self._store.unflushed(wanted.table_id, at, wanted.to_ts)
-            state = self._store.ownership(wanted.table_id).state
+            state = self._state(wanted.table_id, at)
             upto = min(wanted.to_ts, state.flushed_ts)
             if upto > at:
                 held.close()
-                objects = ObjectReader(self._storage, wanted.table_id, at, upto, shown.names)
-                found = objects.changes(state.visible(wanted.side, upto))
+                yield from self._flushed(state, replace(wanted, from_ts=at, to_ts=upto), version, shown)
             else:
                 upto = wanted.to_ts
-                found = self._decoded(held, version, wanted.side)
-            with closing(found):
-                for batch in found:
-                    inside = _within(batch, wanted).select(shown.names)
-                    if inside.num_rows:
-                        yield inside.cast(shown)
+                with closing(self._decoded(held, version, wanted.side)) as batches:
+                    for batch in batches:
+                        inside = within_handles(batch, wanted.handle_from, wanted.handle_to)
+                        if inside.num_rows:
+                            yield inside.select(shown.names).cast(shown)
             at = upto
 
-    def _decoded(self, held: Batches, version: SchemaVersion, side: Side) -> Batches:
+    def _state(self, table_id: int, from_ts: int) -> PartitionState:
+        """The table as its owner knows it, with its history; an archive goes only after the owner knows."""
+        ownership = self._store.ownership(table_id)
+        while True:
+            manifest = ownership.state
+            state = known_state(self._storage, table_id, manifest, from_ts)
+            if state is not None:
+                return state
+            if ownership.state is manifest:
+                raise Unavailable(f"an archive of table {table_id} is not at {self._storage.url}; try again")
+
+    def _flushed(
+        self, state: PartitionState, wanted: ReadRange, version: SchemaVersion, shown: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        streams = streams_of(
+            state,
+            wanted.side,
+            wanted.from_ts,
+            wanted.to_ts,
+            columns=shown.names,
+            handle_from=wanted.handle_from,
+            handle_to=wanted.handle_to,
+            schema=version,
+        )
+        return merged(streams, _BATCH_ROWS)
+
+    def _decoded(
+        self, held: Generator[pa.RecordBatch, None, None], version: SchemaVersion, side: Side
+    ) -> Generator[pa.RecordBatch, None, None]:
         with closing(held):
             for raw in held:
                 yield decode_sides(raw, version.table, self._decoder).of(side)
-
-
-def _within(batch: pa.RecordBatch, wanted: ReadRange) -> pa.RecordBatch:
-    """The rows whose handles are wanted."""
-    found = batch
-    if wanted.handle_to:
-        found = found.filter(pc.less(found.column(HANDLE), pa.scalar(wanted.handle_to, pa.binary())))
-    if wanted.handle_from:
-        lowest = pa.scalar(wanted.handle_from, pa.binary())
-        found = found.filter(pc.greater_equal(found.column(HANDLE), lowest))
-    return found

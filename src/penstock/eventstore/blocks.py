@@ -1,0 +1,162 @@
+"""Changes out of objects, in order, block by block.
+
+Objects of one kind and side do not overlap in time; where they touch, at one commit-ts, they are parts of
+one ordered whole. Data objects are in order themselves; tombstone objects are ordered by row id, and are put
+in the order of changes here.
+"""
+
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from penstock.eventstore.manifest import ObjectInfo
+from penstock.eventstore.objectfiles import column_bounds, opened
+from penstock.eventstore.sides import COMMIT_TS, HANDLE, START_TS
+from penstock.eventstore.storage import Storage
+
+Times = npt.NDArray[np.int64]
+Blocks = Generator["Block", None, None]
+
+_BLOCKS_PER_GROUP = 4  # row groups are bounded in bytes, so their parts are
+_SORTED_ROWS = 32 * 1024
+_TS_MAX = np.iinfo(np.int64).max
+
+
+class Block(NamedTuple):
+    """Some rows in order, with the columns that were asked for, and when each committed and began."""
+
+    rows: pa.RecordBatch
+    commit: Times
+    start: Times
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch, shown: pa.Schema) -> "Block":
+        """The block of ordered rows that have the shown columns and those that place a change."""
+        commit, start = batch.column(COMMIT_TS).to_numpy(), batch.column(START_TS).to_numpy()
+        return cls(batch.select(shown.names).cast(shown), commit, start)
+
+
+def below(ordered: Times, ts: int) -> int:
+    """How many of some ordered timestamps are below `ts`, which may be any integer."""
+    return int(np.searchsorted(ordered, np.int64(min(ts, _TS_MAX))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockReader:
+    """Reads some columns of a table's changes in (from_ts, to_ts], of rows in [handle_from, handle_to)."""
+
+    storage: Storage
+    table_id: int
+    from_ts: int
+    to_ts: int
+    shown: pa.Schema
+    handle_from: bytes = b""
+    handle_to: bytes = b""
+
+    def blocks(self, objects: Iterable[ObjectInfo]) -> Blocks:
+        """The changes of objects of one kind and side, in order; no block is empty.
+
+        Takes the memory of a part of a row group, or of one tombstone object. Raises Unavailable when an
+        object is not there or storage does not answer, Corrupt when an object is damaged.
+        """
+        for info in self._in_order(each for each in objects if self._may_have(each)):
+            with opened(self.storage, self.table_id, info) as file:
+                batches = self._data(file) if info.side == "data" else self._tombstones(file)
+                for batch in batches:
+                    if batch.num_rows:
+                        yield Block.of(batch, self.shown)
+
+    def _may_have(self, info: ObjectInfo) -> bool:
+        in_time = info.min_ts <= self.to_ts and info.max_ts > self.from_ts
+        return in_time and self._handles_meet(info.key_min, info.key_max)
+
+    def _handles_meet(self, low: bytes, high: bytes) -> bool:
+        return high >= self.handle_from and (not self.handle_to or low < self.handle_to)
+
+    def _in_order(self, objects: Iterable[ObjectInfo]) -> Iterator[ObjectInfo]:
+        """Objects by time; those of the same commit-ts alone by transaction, and then by handle."""
+        by_time = sorted(objects, key=_times)
+        for _, same in groupby(by_time, key=_times):
+            found = list(same)
+            yield from sorted(found, key=self._within_commit) if len(found) > 1 else found
+
+    def _within_commit(self, info: ObjectInfo) -> tuple[int, int, bytes]:
+        with opened(self.storage, self.table_id, info) as file:
+            bounds = [each for each in column_bounds(file.metadata, START_TS) if each is not None]
+        return min(each.low for each in bounds), max(each.high for each in bounds), info.key_min
+
+    def _groups(self, footer: pq.FileMetaData) -> list[int]:
+        """The row groups that may have rows of the range, by their statistics."""
+        commits, handles = column_bounds(footer, COMMIT_TS), column_bounds(footer, HANDLE)
+        return [
+            group
+            for group, (commit, handle) in enumerate(zip(commits, handles, strict=True))
+            if commit is not None
+            and handle is not None
+            and commit.low <= self.to_ts
+            and commit.high > self.from_ts
+            and self._handles_meet(handle.low, handle.high)
+        ]
+
+    def _columns(self, *, handles: bool) -> list[str]:
+        return list(dict.fromkeys([*self.shown.names, COMMIT_TS, START_TS, *([HANDLE] if handles else [])]))
+
+    def _data(self, file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+        columns = self._columns(handles=bool(self.handle_from or self.handle_to))
+        for group in self._groups(file.metadata):
+            rows = -(-file.metadata.row_group(group).num_rows // _BLOCKS_PER_GROUP)
+            for batch in file.iter_batches(rows, row_groups=[group], columns=columns):
+                commit = batch.column(COMMIT_TS).to_numpy()
+                start, end = below(commit, self.from_ts + 1), below(commit, self.to_ts + 1)
+                yield within_handles(batch.slice(start, end - start), self.handle_from, self.handle_to)
+
+    def _tombstones(self, file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+        groups = self._groups(file.metadata)
+        if not groups:
+            return
+        table = file.read_row_groups(groups, columns=self._columns(handles=True))
+        commit = table.column(COMMIT_TS).to_numpy()
+        wanted = (commit > self.from_ts) & (commit <= self.to_ts)
+        if not wanted.all():
+            table = table.filter(pa.array(wanted))
+        table = within_handles(table, self.handle_from, self.handle_to).combine_chunks()
+        order = change_order(table)
+        for begin in range(0, table.num_rows, _SORTED_ROWS):
+            end = min(begin + _SORTED_ROWS, table.num_rows)
+            part = table.slice(begin, end - begin) if order is None else table.take(order[begin:end])
+            yield from part.to_batches()
+
+
+def _times(info: ObjectInfo) -> tuple[int, int]:
+    return info.min_ts, info.max_ts
+
+
+def within_handles(rows: pa.RecordBatch, handle_from: bytes, handle_to: bytes) -> pa.RecordBatch:
+    """The rows (a batch or a table) whose handles are in [handle_from, handle_to); b"" is no bound."""
+    if handle_to:
+        rows = rows.filter(pc.less(rows.column(HANDLE), pa.scalar(handle_to, pa.binary())))
+    if handle_from:
+        rows = rows.filter(pc.greater_equal(rows.column(HANDLE), pa.scalar(handle_from, pa.binary())))
+    return rows
+
+
+def change_order(rows: pa.Table) -> pa.Array | None:
+    """The indices that put rows in the order of changes; None when they are in that order."""
+    commit, start = rows.column(COMMIT_TS).to_numpy(), rows.column(START_TS).to_numpy()
+    later, same = commit[1:] > commit[:-1], commit[1:] == commit[:-1]
+    later |= same & (start[1:] > start[:-1])
+    same &= start[1:] == start[:-1]
+    if same.any():
+        handles = rows.column(HANDLE)
+        later |= same & pc.less(handles[:-1], handles[1:]).to_numpy()
+    if later.all():
+        return None
+    keys = [(COMMIT_TS, "ascending"), (START_TS, "ascending"), (HANDLE, "ascending")]
+    return pc.sort_indices(rows, sort_keys=keys)
