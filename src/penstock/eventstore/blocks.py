@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from penstock.eventstore.changeorder import change_order
 from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.objectfiles import column_bounds, opened
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, START_TS
@@ -24,6 +25,7 @@ from penstock.eventstore.storage import Storage
 Times = npt.NDArray[np.int64]
 Blocks = Generator["Block", None, None]
 
+_WHOLE_BYTES = 16 * 1024 * 1024
 _BLOCKS_PER_GROUP = 4  # row groups are bounded in bytes, so their parts are
 _SORTED_ROWS = 32 * 1024
 _TS_MAX = np.iinfo(np.int64).max
@@ -68,10 +70,8 @@ class BlockReader:
         """
         for info in self._in_order(each for each in objects if self._may_have(each)):
             with opened(self.storage, self.table_id, info) as file:
-                batches = self._data(file) if info.side == "data" else self._tombstones(file)
-                for batch in batches:
-                    if batch.num_rows:
-                        yield Block.of(batch, self.shown)
+                blocks = self._data(file) if info.side == "data" else self._tombstones(file)
+                yield from (block for block in blocks if len(block.commit))
 
     def _may_have(self, info: ObjectInfo) -> bool:
         in_time = info.min_ts <= self.to_ts and info.max_ts > self.from_ts
@@ -108,16 +108,16 @@ class BlockReader:
     def _columns(self, *, handles: bool) -> list[str]:
         return list(dict.fromkeys([*self.shown.names, COMMIT_TS, START_TS, *([HANDLE] if handles else [])]))
 
-    def _data(self, file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+    def _data(self, file: pq.ParquetFile) -> Blocks:
         columns = self._columns(handles=bool(self.handle_from or self.handle_to))
         for group in self._groups(file.metadata):
-            rows = -(-file.metadata.row_group(group).num_rows // _BLOCKS_PER_GROUP)
-            for batch in file.iter_batches(rows, row_groups=[group], columns=columns):
+            for batch in _batches(file, group, columns):
                 commit = batch.column(COMMIT_TS).to_numpy()
                 start, end = below(commit, self.from_ts + 1), below(commit, self.to_ts + 1)
-                yield within_handles(batch.slice(start, end - start), self.handle_from, self.handle_to)
+                rows = within_handles(batch.slice(start, end - start), self.handle_from, self.handle_to)
+                yield Block.of(rows, self.shown)
 
-    def _tombstones(self, file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+    def _tombstones(self, file: pq.ParquetFile) -> Blocks:
         groups = self._groups(file.metadata)
         if not groups:
             return
@@ -127,11 +127,30 @@ class BlockReader:
         if not wanted.all():
             table = table.filter(pa.array(wanted))
         table = within_handles(table, self.handle_from, self.handle_to).combine_chunks()
-        order = change_order(table)
-        for begin in range(0, table.num_rows, _SORTED_ROWS):
-            end = min(begin + _SORTED_ROWS, table.num_rows)
-            part = table.slice(begin, end - begin) if order is None else table.take(order[begin:end])
-            yield from part.to_batches()
+        for whole in table.to_batches():
+            yield from self._sorted(whole)
+
+    def _sorted(self, rows: pa.RecordBatch) -> Blocks:
+        """Rows of an object in the order of changes; only what is shown of them is moved."""
+        commit, start = rows.column(COMMIT_TS).to_numpy(), rows.column(START_TS).to_numpy()
+        order = change_order(commit, start, rows.column(HANDLE))
+        shown = rows.select(self.shown.names).cast(self.shown)
+        if order is None:
+            yield Block(shown, commit, start)
+            return
+        for begin in range(0, len(order), _SORTED_ROWS):
+            part = order[begin : begin + _SORTED_ROWS]
+            yield Block(shown.take(pa.array(part)), commit[part], start[part])
+
+
+def _batches(file: pq.ParquetFile, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of a row group: at once, which is faster, or in parts when they are many bytes."""
+    described = file.metadata.row_group(group)
+    if described.total_byte_size <= _WHOLE_BYTES:
+        yield from file.read_row_group(group, columns=columns).to_batches()
+    else:
+        rows = -(-described.num_rows // _BLOCKS_PER_GROUP)
+        yield from file.iter_batches(rows, row_groups=[group], columns=columns)
 
 
 def _times(info: ObjectInfo) -> tuple[int, int]:
@@ -145,18 +164,3 @@ def within_handles(rows: pa.RecordBatch, handle_from: bytes, handle_to: bytes) -
     if handle_from:
         rows = rows.filter(pc.greater_equal(rows.column(HANDLE), pa.scalar(handle_from, pa.binary())))
     return rows
-
-
-def change_order(rows: pa.Table) -> pa.Array | None:
-    """The indices that put rows in the order of changes; None when they are in that order."""
-    commit, start = rows.column(COMMIT_TS).to_numpy(), rows.column(START_TS).to_numpy()
-    later, same = commit[1:] > commit[:-1], commit[1:] == commit[:-1]
-    later |= same & (start[1:] > start[:-1])
-    same &= start[1:] == start[:-1]
-    if same.any():
-        handles = rows.column(HANDLE)
-        later |= same & pc.less(handles[:-1], handles[1:]).to_numpy()
-    if later.all():
-        return None
-    keys = [(COMMIT_TS, "ascending"), (START_TS, "ascending"), (HANDLE, "ascending")]
-    return pc.sort_indices(rows, sort_keys=keys)

@@ -94,7 +94,7 @@ class BlockStream:
 def _rows_before(block: Block, begin: int, place: Place) -> int:
     """How many rows of a block come before a place; none of the first `begin` is asked."""
     if (block.commit[-1], block.start[-1]) < place:
-        return block.rows.num_rows
+        return len(block.commit)
     commit_ts, start_ts = place
     low = begin + below(block.commit[begin:], commit_ts)
     high = low + below(block.commit[low:], commit_ts + 1)
