@@ -13,6 +13,7 @@ from penstock.eventstore import sharing
 from penstock.eventstore.flight import FlightService
 from penstock.eventstore.flightaccess import FlightAccess
 from penstock.eventstore.leases import Lease, Leases
+from penstock.eventstore.loading import in_progress
 from penstock.eventstore.reading import Reader
 from penstock.eventstore.safepoint import ServiceSafePoint
 from penstock.eventstore.schemas import META_RANGE, CapturedTable, SchemaHistory
@@ -82,6 +83,7 @@ class Capture:
     ) -> None:
         self._settings: CaptureSettings = settings.capture
         self._clients = clients
+        self._storage = storage
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[None] = self._loop.create_future()
@@ -107,6 +109,7 @@ class Capture:
         self._access = access
         self._flight: FlightService | None = None
         self._subscriptions: dict[int, int] = {}  # table -> subscription
+        self._loading: set[int] = set()  # tables whose first snapshot is being loaded; told once
         self._refused: set[int] = set()  # tables that cannot be captured; told once
         self._live: Mapping[str, Lease] = {}
         self._rounds: list[asyncio.Task[None]] = []
@@ -263,6 +266,10 @@ class Capture:
             self._refused.add(table.physical_id)
             _log.warning("table left out", extra={"table": table.table.name, "reason": str(error)})
             return
+        if await asyncio.to_thread(in_progress, self._storage, table.physical_id):
+            self._wait_for_load(table)
+            return
+        self._loading.discard(table.physical_id)
         rows = await asyncio.to_thread(self.store.open_table, table.physical_id)
         if table.dropped_ts and rows.flushed_ts >= table.dropped_ts:
             self._refused.add(table.physical_id)
@@ -282,6 +289,15 @@ class Capture:
             extra={"table": f"{table.database}.{table.table.name}", "table_id": table.physical_id,
                    "from_ts": rows.resolved_ts},
         )  # fmt: skip
+
+    def _wait_for_load(self, table: CapturedTable) -> None:
+        """Leave a table to the load of its first snapshot; the rounds after that take it from there."""
+        if table.physical_id not in self._loading:
+            self._loading.add(table.physical_id)
+            _log.info(
+                "waiting for the load of a table",
+                extra={"table": f"{table.database}.{table.table.name}", "table_id": table.physical_id},
+            )
 
     async def _history_lost(self, table: CapturedTable, resolved_ts: int) -> bool:
         """Hold back collection for a table; give it up when changes after its `resolved_ts` are gone.

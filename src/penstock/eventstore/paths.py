@@ -73,6 +73,31 @@ def watermark(root: str, holder: str) -> str:
     return f"{root}/watermarks/{quote(holder, safe='')}.json"
 
 
+def load_folder(root: str) -> str:
+    """Everything that a load of the table's first snapshot keeps until it is committed."""
+    return f"{root}/load/"
+
+
+def load_plan(root: str) -> str:
+    """What the load in progress is to read; no capture takes the table while it is there."""
+    return f"{root}/load/plan.json"
+
+
+def load_ranges(root: str, load_id: str) -> str:
+    """The folder of the ranges that a load has read."""
+    return f"{root}/load/{load_id}/"
+
+
+def load_range(root: str, load_id: str, number: int) -> str:
+    """The objects that hold one range of a load."""
+    return f"{load_ranges(root, load_id)}{number:08d}.json"
+
+
+def load_range_number(path: str) -> int | None:
+    """The number in the name of a range's file, or None when the name is no range's."""
+    return _number(PurePosixPath(path).stem)
+
+
 def name_folder(database: str, table: str) -> str:
     """The folder of the ids that have, or had, a name."""
     return f"names/{quote(database, safe='')}/{quote(table, safe='')}/"

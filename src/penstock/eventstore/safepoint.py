@@ -35,6 +35,10 @@ class ServiceSafePoint:
                 held = lowest
         raise Unavailable("garbage collection moves faster than it can be held back; try again")
 
+    async def release(self) -> None:
+        """Hold nothing back any more."""
+        await self._pd.update_service_gc_safe_point(self._service, 0, 0)
+
     async def collected_ts(self) -> int:
         """The timestamp below which old versions may be gone."""
         return await self._pd.get_gc_safe_point()
