@@ -29,6 +29,9 @@ _SYSTEM = [
 ]
 _ROW_ID = [pa.field(OBJECT, pa.string()), pa.field(OFFSET, pa.int64())]
 
+MERGED_TOMBSTONES = pa.schema([*_SYSTEM, *_ROW_ID])
+"""The columns of merged tombstone objects: they say what is deleted, and are never read as changes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sides:

@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,15 @@ from penstock.errors import Invalid, Unavailable
 _SCHEMES = ("file", "s3", "gs", "az", "memory")
 _RETRIES: dict[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds=10)}
 _UPLOAD_PART_BYTES = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An object as a listing shows it; `modified_ms` is wall time by the clock of storage."""
+
+    path: str
+    size_bytes: int
+    modified_ms: int
 
 
 class Storage:
@@ -83,6 +93,16 @@ class Storage:
                 meta["path"] for page in obstore.list(self._store, folder, offset=offset) for meta in page
             ]
         return sorted(path for path in found if path > after)
+
+    def listed(self, folder: str) -> list[Stored]:
+        """List the objects in a folder, in order of their paths, with what storage knows of them."""
+        with self._failures("list", folder):
+            found = [
+                Stored(meta["path"], meta["size"], int(meta["last_modified"].timestamp() * 1000))
+                for page in obstore.list(self._store, folder)
+                for meta in page
+            ]
+        return sorted(found, key=lambda each: each.path)
 
     def delete(self, path: str) -> None:
         """Remove an object; one that is not there is removed already."""

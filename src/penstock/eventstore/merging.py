@@ -1,0 +1,149 @@
+"""Which objects are merged next. A pure decision: no I/O, no clock.
+
+Small objects are merged with others of about their size, so a row is written again once for each step of
+that scale; an object is rewritten alone when much of it is dead, which the deletes have paid for. So what
+merges write is logarithmic in what flushes write. A merge makes about one object of the target size.
+"""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from penstock.eventstore.manifest import ManifestState, ObjectInfo
+
+_QUALIFIED = 0.7  # of the target: an object this large is left alone
+_HEAVILY_DEAD = 0.3  # of an object's rows: from here on it is rewritten
+_INPUTS_MAX = 16
+_FANOUT = 8  # how many of a size make a merge, and how many times larger the next size is
+_TINY_BYTES = 64 * 1024  # below it sizes do not differ: mostly footer
+
+
+@dataclass(frozen=True, slots=True)
+class MergeChoice:
+    """What a merge takes in: data objects, tombstone objects to rewrite, and those with nothing to say.
+
+    `gone` delete rows of no object that stays; they are removed unread.
+    """
+
+    data: tuple[ObjectInfo, ...]
+    tombstones: tuple[ObjectInfo, ...]
+    gone: tuple[ObjectInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    info: ObjectInfo
+    dead_share: float
+
+    @property
+    def live_bytes(self) -> int:
+        """What it adds to a merged object."""
+        return int(self.info.size_bytes * (1 - self.dead_share))
+
+
+@dataclass(frozen=True, slots=True)
+class MergePolicy:
+    """Merge towards objects of `target_bytes`."""
+
+    target_bytes: int = 128 * 1024 * 1024
+
+    def choose(self, state: ManifestState) -> MergeChoice | None:
+        """The next merge of a table; None when it is in good shape."""
+        current = [each for each in state.objects.values() if not each.delete_ts]
+        data = [each for each in current if each.side == "data"]
+        tombstones = [each for each in current if each.side == "tombstone"]
+        merged = self._pick(_dead_data(data, tombstones))
+        taken = {each.id for each in merged}
+        candidates = _dead_tombstones([each for each in data if each.id not in taken], tombstones)
+        gone = tuple(each.info for each in candidates if each.dead_share == 1)
+        rewritten = self._pick([each for each in candidates if each.dead_share < 1])
+        if merged or rewritten or len(gone) >= _FANOUT:
+            return MergeChoice(merged, rewritten, gone)
+        return None
+
+    def _pick(self, candidates: Sequence[_Candidate]) -> tuple[ObjectInfo, ...]:
+        """Objects of one side to be made into one; empty when none are worth it."""
+        heavy = self._fill(each for each in candidates if each.dead_share >= _HEAVILY_DEAD)
+        if heavy:
+            return tuple(each.info for each in heavy)
+        qualified = self.target_bytes * _QUALIFIED
+        sizes: dict[int, list[_Candidate]] = {}
+        for each in candidates:
+            if each.live_bytes < qualified:
+                sizes.setdefault(_size_step(each.live_bytes), []).append(each)
+        for step in sorted(sizes):
+            chosen = self._fill(sizes[step])
+            total = sum(each.live_bytes for each in chosen)
+            if len(chosen) >= _FANOUT or (len(chosen) > 1 and total >= qualified):
+                return tuple(each.info for each in chosen)
+        return ()
+
+    def _fill(self, candidates: Iterable[_Candidate]) -> list[_Candidate]:
+        """As many as one object has room for, smallest first; one at least, if there is one."""
+        chosen: list[_Candidate] = []
+        room = self.target_bytes
+        for each in sorted(candidates, key=lambda each: (each.live_bytes, each.info.seq, each.info.id)):
+            room -= each.live_bytes
+            if chosen and (room < 0 or len(chosen) == _INPUTS_MAX):
+                break
+            chosen.append(each)
+        return chosen
+
+
+def _size_step(live_bytes: int) -> int:
+    """The place of a size on a scale of powers of the fanout."""
+    step, bound = 0, _TINY_BYTES
+    while live_bytes >= bound:
+        step, bound = step + 1, bound * _FANOUT
+    return step
+
+
+def _dead_data(data: Sequence[ObjectInfo], tombstones: Iterable[ObjectInfo]) -> list[_Candidate]:
+    """How much of each data object is deleted.
+
+    A tombstone object that does not say which objects it deletes from is taken to delete evenly from all
+    that are as old as it or older: newer ones it cannot know.
+    """
+    known: Counter[str] = Counter()
+    scattered: list[ObjectInfo] = []
+    for each in tombstones:
+        if each.targets is None:
+            scattered.append(each)
+        else:
+            known.update(dict(each.targets))
+    even = _even_shares(data, scattered)
+    return [
+        _Candidate(each, min(1.0, known[each.id] / each.rows + share))
+        for each, share in zip(data, even, strict=True)
+    ]
+
+
+def _even_shares(data: Sequence[ObjectInfo], scattered: Sequence[ObjectInfo]) -> list[float]:
+    """The share of each data object's rows that scattered tombstones delete, were they spread evenly."""
+    if not scattered:
+        return [0.0] * len(data)
+    by_age = sorted(data, key=lambda each: each.seq)
+    data_seqs = [each.seq for each in by_age]
+    rows_upto = [0, *accumulate(each.rows for each in by_age)]
+    newest_first = sorted(scattered, key=lambda each: -each.seq)
+    known_rows = (rows_upto[bisect_right(data_seqs, each.seq)] for each in newest_first)
+    shares = (each.rows / rows if rows else 0.0 for each, rows in zip(newest_first, known_rows, strict=True))
+    total_from = [0.0, *accumulate(shares)]
+    ages = [-each.seq for each in newest_first]
+    return [total_from[bisect_right(ages, -each.seq)] for each in data]
+
+
+def _dead_tombstones(kept: Sequence[ObjectInfo], tombstones: Iterable[ObjectInfo]) -> list[_Candidate]:
+    """How much of each tombstone object deletes nothing of the data objects that are kept."""
+    ids = {each.id for each in kept}
+    oldest_seq = min((each.seq for each in kept), default=None)
+    found = []
+    for each in tombstones:
+        if each.targets is None:
+            live = each.rows if oldest_seq is not None and oldest_seq <= each.seq else 0
+        else:
+            live = sum(rows for target, rows in each.targets if target in ids)
+        found.append(_Candidate(each, 1 - min(1.0, live / each.rows)))
+    return found
