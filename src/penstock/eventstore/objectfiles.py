@@ -41,20 +41,24 @@ class Bounds:
     high: Any
 
 
-def column_bounds(footer: pq.FileMetaData, column: str) -> list[Bounds | None]:
+def column_bounds(
+    footer: pq.FileMetaData, column: str, *, missing: Bounds | None = None
+) -> list[Bounds | None]:
     """The bounds of a column in each row group; None where it holds only nulls.
 
-    Raises pa.ArrowInvalid when the file has no statistics of it: every object of ours has them.
+    Parquet keeps none of very long values: `missing` stands for them. Without it, pa.ArrowInvalid is raised.
     """
     leaves = [footer.schema.column(each).path for each in range(footer.num_columns)]
     at = leaves.index(column)
-    return [_bounds(footer.row_group(group).column(at)) for group in range(footer.num_row_groups)]
+    return [_bounds(footer.row_group(group).column(at), missing) for group in range(footer.num_row_groups)]
 
 
-def _bounds(chunk: pq.ColumnChunkMetaData) -> Bounds | None:
+def _bounds(chunk: pq.ColumnChunkMetaData, missing: Bounds | None) -> Bounds | None:
     found = chunk.statistics
     if found is not None and found.has_min_max:
         return Bounds(found.min, found.max)
     if found is not None and found.has_null_count and found.null_count == chunk.num_values:
         return None
-    raise pa.ArrowInvalid(f"no statistics of {chunk.path_in_schema}")
+    if missing is None:
+        raise pa.ArrowInvalid(f"no statistics of {chunk.path_in_schema}")
+    return missing

@@ -2,12 +2,12 @@
 
 Planning holds a `Partition`, which is small and travels; reading holds a `PartitionState`, which is what
 the partition was at one moment. Objects never change, so a state stays true until garbage collection takes
-an object that it names; `PartitionState.reading` turns that into the right error.
+an object that it names; `reading_history` turns that into the right error.
 """
 
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -153,22 +153,9 @@ class PartitionState:
         assert from_ts >= self.history_from, "the state was loaded without the history of that time"
         return self.manifest.changes(side, from_ts, to_ts)
 
-    @contextmanager
-    def reading(self, ts: int) -> Iterator[None]:
-        """Around reading objects that history from `ts` on needs: an object that is gone raises StaleRead.
-
-        When history from `ts` on is still kept, Unavailable stays what it is: plan again, then repeat.
-        """
-        try:
-            yield
-        except Unavailable as error:
-            try:
-                now = manifestlog.load(self.storage, paths.table_root(self.table_id))
-            except PenstockError:
-                raise error from None
-            if ts < now.oldest_ts:
-                raise StaleRead(f"table {self.table_id}", ts, oldest_ts=now.oldest_ts) from error
-            raise
+    def reading(self, ts: int) -> AbstractContextManager[None]:
+        """See `reading_history`."""
+        return reading_history(self.storage, self.table_id, ts)
 
     @cached_property
     def _schemas(self) -> list[SchemaVersion]:
@@ -196,6 +183,24 @@ def _load(storage: Storage, table_id: int, from_ts: int | None) -> ManifestState
         if found is not None:
             return found
     raise Unavailable(f"history of table {table_id} is collected faster than it can be listed; try again")
+
+
+@contextmanager
+def reading_history(storage: Storage, table_id: int, ts: int) -> Iterator[None]:
+    """Around reading objects that history from `ts` on needs: an object that is gone raises StaleRead.
+
+    When history from `ts` on is still kept, Unavailable stays what it is: plan again, then repeat.
+    """
+    try:
+        yield
+    except Unavailable as error:
+        try:
+            now = manifestlog.load(storage, paths.table_root(table_id))
+        except PenstockError:
+            raise error from None
+        if ts < now.oldest_ts:
+            raise StaleRead(f"table {table_id}", ts, oldest_ts=now.oldest_ts) from error
+        raise
 
 
 def _history_from(manifest: ManifestState, from_ts: int | None) -> int:
