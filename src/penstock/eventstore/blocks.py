@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from penstock.eventstore.changeorder import change_order
 from penstock.eventstore.manifest import ObjectInfo
-from penstock.eventstore.objectfiles import column_bounds, opened
+from penstock.eventstore.objectfiles import Bounds, column_bounds, opened
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, START_TS
 from penstock.eventstore.storage import Storage
 
@@ -94,7 +94,9 @@ class BlockReader:
 
     def _groups(self, footer: pq.FileMetaData) -> list[int]:
         """The row groups that may have rows of the range, by their statistics."""
-        commits, handles = column_bounds(footer, COMMIT_TS), column_bounds(footer, HANDLE)
+        commits = column_bounds(footer, COMMIT_TS)
+        anything = Bounds(b"", self.handle_from)  # meets every wish
+        handles = column_bounds(footer, HANDLE, missing=anything)
         return [
             group
             for group, (commit, handle) in enumerate(zip(commits, handles, strict=True))
