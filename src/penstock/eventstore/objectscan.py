@@ -8,7 +8,7 @@ when no row of it is wanted; its columns as they are, when all are; else a mask,
 from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
@@ -76,7 +76,7 @@ class ObjectScan:
     deletions: Deletions
     batch_rows: int
     handles: HandleRange = HandleRange()
-    touched: pa.Array = NO_HANDLES
+    touched: pa.Array = field(default_factory=lambda: NO_HANDLES)
 
     def batches(self, pieces: Sequence[Piece]) -> Generator[pa.RecordBatch, None, None]:
         """The rows of each row group that has any; the next one is read meanwhile.
