@@ -1,0 +1,209 @@
+"""The changes of a range as parts that are read independently, wherever that is."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from penstock.changes.balancing import Share, Weight, ranges, share_handles, share_times
+from penstock.changes.batches import Hint
+from penstock.changes.collecting import SIDES, ChangesRange, collect, open_range, schema_parts
+from penstock.changes.handle import Batches, ChangesHandle
+from penstock.changes.options import BATCH_ROWS, ChangeOptions, Columns, check_columns
+from penstock.changes.snapshots import as_batches, snapshot_columns
+from penstock.errors import Invalid
+from penstock.eventstore.manifest import ObjectInfo
+from penstock.eventstore.objectfiles import column_bounds, opened
+from penstock.eventstore.partition import PartitionState, TableView
+from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.sides import COMMIT_TS, HANDLE
+from penstock.eventstore.snapshot import SnapshotPartition, plan_snapshot
+
+PARTITION_ROWS = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangesPartition:
+    """One part: the changes in (from_ts, to_ts] of rows in [handle_from, handle_to) (b"": no bound).
+
+    Can be pickled when the table can. The parts of a plan, one after the other, are what a handle gives, but
+    each is coalesced by itself. Only the last of those that share a timestamp `closes` it; the batches of
+    the others are all TAIL_WIP. `rows` estimates the rows there are; those not flushed yet do not count.
+    """
+
+    table: TableView
+    from_ts: int
+    to_ts: int
+    options: ChangeOptions
+    rows: int
+    handle_from: bytes = b""
+    handle_to: bytes = b""
+    closes: bool = True
+    snapshot: SnapshotPartition | None = None  # with from_ts = 0
+    schema: SchemaVersion | None = None  # of the snapshot
+
+    def collect(self) -> ChangesHandle:
+        """Read it. Raises as `collect_changes` does."""
+        if self.snapshot is not None and self.schema is not None:
+            complete_ts = self.to_ts if self.closes else 0
+            return ChangesHandle(
+                as_batches(self.snapshot.read(), self.schema, self.options, complete_ts=complete_ts)
+            )
+        wanted = ChangesRange(self.from_ts, self.to_ts, self.handle_from, self.handle_to)
+        batches = collect(self.table, wanted, self.options)
+        return ChangesHandle(batches if self.closes else _left_open(batches, self.from_ts))
+
+
+def _left_open(batches: Batches, from_ts: int) -> Batches:
+    with closing(batches):
+        for batch in batches:
+            yield replace(batch, hint=Hint.TAIL_WIP, complete_ts=from_ts)
+
+
+def plan_changes(
+    table: TableView,
+    from_ts: int,
+    to_ts: int,
+    *,
+    partition_rows: int = PARTITION_ROWS,
+    columns: Sequence[str] | None = None,
+    skip_deletes: bool = False,
+    coalesce: bool = True,
+    old_rows: bool = False,
+    replay: bool = False,
+    batch_rows: int = BATCH_ROWS,
+) -> list[ChangesPartition]:
+    """What `collect_changes` gives, in parts of about `partition_rows` rows that follow each other in time.
+
+    Only a single commit-ts that has more is divided by handles. What is not flushed yet has parts of its own.
+    Raises as `collect_changes` does.
+    """
+    if partition_rows < 1:
+        raise Invalid(f"partition_rows is {partition_rows}; a partition needs at least one row")
+    options = ChangeOptions(
+        columns=None if columns is None else tuple(columns),
+        skip_deletes=skip_deletes,
+        coalesce=coalesce,
+        old_rows=old_rows,
+        replay=replay,
+        batch_rows=batch_rows,
+    )
+    states = open_range(table, from_ts, to_ts)
+    if not from_ts:
+        return _plan_snapshot(table, states, to_ts, partition_rows, options)
+    return _TailPlan(table, states, from_ts, to_ts, partition_rows, options).parts()
+
+
+def _plan_snapshot(
+    table: TableView, states: Sequence[PartitionState], ts: int, partition_rows: int, options: ChangeOptions
+) -> list[ChangesPartition]:
+    schema = states[0].schema_at(ts)
+    rows = sum(info.rows for state in states for info in state.visible("data", min(ts, state.flushed_ts)))
+    parts = plan_snapshot(
+        table,
+        ts,
+        columns=snapshot_columns(schema, options),
+        batch_rows=2 * options.batch_rows,
+        partitions=max(1, -(-rows // partition_rows)),
+    )
+    return [
+        ChangesPartition(
+            table=table,
+            from_ts=0,
+            to_ts=ts,
+            options=options,
+            rows=part.rows,
+            closes=part is parts[-1],
+            snapshot=part,
+            schema=schema,
+        )
+        for part in parts
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _TailPlan:
+    table: TableView
+    states: Sequence[PartitionState]
+    from_ts: int
+    to_ts: int
+    partition_rows: int
+    options: ChangeOptions
+
+    def parts(self) -> list[ChangesPartition]:
+        tables = [schema.table for _, _, schema in schema_parts(self.states, self.from_ts, self.to_ts)]
+        check_columns(tables, self.options)
+        # A key that moves from one row to another needs both in the same part.
+        by_handle = not any(Columns.of(table, self.options).keys_move for table in tables)
+        return [part for share in self._shares() for part in self._divided(share, by_handle=by_handle)]
+
+    def _shares(self) -> list[Share]:
+        """Flushed changes, then the others: of those nobody has counted the rows."""
+        flushed_ts = min(self.to_ts, *(state.flushed_ts for state in self.states))
+        weights = [each for state in self.states for each in self._weights(state)]
+        begin = max(self.from_ts, flushed_ts)
+        flushed = (
+            share_times(weights, self.from_ts, begin, self.partition_rows) if begin > self.from_ts else []
+        )
+        if begin == self.to_ts:
+            return flushed
+        newest = share_times(weights, begin, self.to_ts, self.partition_rows)
+        return [*flushed, *(newest or [Share(begin, self.to_ts, 0)])]
+
+    def _weights(self, state: PartitionState) -> Iterator[Weight]:
+        for side in SIDES:
+            for info in state.changes(side, self.from_ts, min(self.to_ts, state.flushed_ts)):
+                if info.rows > self.partition_rows and info.min_ts < info.max_ts:
+                    for group in self._row_groups(state, info):
+                        yield Weight(group.rows, group.min_ts, group.max_ts)
+                else:
+                    yield Weight(info.rows, info.min_ts, info.max_ts)
+
+    def _row_groups(self, state: PartitionState, info: ObjectInfo) -> list["_RowGroup"]:
+        with state.reading(self.from_ts), opened(state.storage, state.table_id, info) as file:
+            bounds = zip(
+                column_bounds(file.metadata, COMMIT_TS), column_bounds(file.metadata, HANDLE), strict=True
+            )
+            return [
+                _RowGroup(file.metadata.row_group(number).num_rows, commit.low, commit.high, handle.low)
+                for number, (commit, handle) in enumerate(bounds)
+                if commit is not None and handle is not None
+            ]
+
+    def _divided(self, share: Share, *, by_handle: bool) -> list[ChangesPartition]:
+        cuts = self._handle_cuts(share.large_ts) if share.large_ts is not None and by_handle else []
+        parts = ranges(cuts)
+        return [
+            ChangesPartition(
+                table=self.table,
+                from_ts=share.from_ts,
+                to_ts=share.to_ts,
+                options=self.options,
+                rows=share.rows // len(parts),
+                handle_from=low,
+                handle_to=high,
+                closes=not high,
+            )
+            for low, high in parts
+        ]
+
+    def _handle_cuts(self, ts: int) -> list[bytes]:
+        """Where a timestamp is divided: by its data, which is in the order of handles, if there is any."""
+        for side in SIDES:
+            groups = [
+                group
+                for state in self.states
+                for info in state.changes(side, ts - 1, ts)
+                for group in self._row_groups(state, info)
+                if group.min_ts <= ts <= group.max_ts
+            ]
+            if groups:
+                return share_handles(((group.low, group.rows) for group in groups), self.partition_rows)
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class _RowGroup:
+    rows: int
+    min_ts: int
+    max_ts: int
+    low: bytes  # the lowest handle
