@@ -32,10 +32,10 @@ def collect_changes(
     """The changes of a table in (from_ts, to_ts]; with from_ts = 0 the rows that it has at to_ts.
 
     Data has the table's columns, or those of `columns`, and `_commit_ts`. Tombstones have the primary key and
-    `_commit_ts`, and with `old_rows` the row that ended, in `_old`. A table without a primary key has `_handle`
-    on both sides. `columns` may name `_handle`, `_start_ts` and `_update`, which come on both sides; `_update`
-    says that the row was there before and is there after. Batches end where the schema changes; one whose
-    schema lacks a column of `columns` comes without it.
+    `_commit_ts`, and with `old_rows` the row that ended, in `_old`. A table without a primary key has
+    `_handle` on both sides. `columns` may name `_handle`, `_start_ts` and `_update` too, for both sides;
+    `_update` says that the row was there before and is there after. Batches end where the schema changes; one
+    whose schema lacks a column of `columns` comes without it.
 
     Changes of the same row are coalesced as far as they come together, unless `coalesce` is off. `replay` is
     for a reader that may have applied some of them before, and `skip_deletes` leaves out tombstones of rows
