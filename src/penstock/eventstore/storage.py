@@ -59,7 +59,7 @@ class Storage:
             try:
                 size = obstore.head(self._store, path)["size"]
             except FileNotFoundError as error:
-                raise Unavailable(f"object {path} is not at {self.url}; plan the read again") from error
+                raise Unavailable(_not_there(path, self.url)) from error
         return pa.PythonFile(_ObjectFile(self, path, size), mode="r")
 
     def read_range(self, path: str, start: int, end: int) -> bytes:
@@ -165,6 +165,13 @@ class LocalStorage(Storage):
         self._folder = folder
         self._clock = clock
 
+    def open(self, path: str) -> pa.NativeFile:
+        with self._failures("open", path):
+            try:
+                return pa.OSFile(str(self._folder / path))
+            except FileNotFoundError as error:
+                raise Unavailable(_not_there(path, self.url)) from error
+
     def create(self, path: str, data: bytes) -> bool:
         with self._failures("create", path), self._staged(data) as staged:
             target = self._prepare(path)
@@ -247,6 +254,10 @@ def _open_folder(url: str, path: str, clock: Clock) -> Storage:
         return LocalStorage(url, Path(path).absolute(), clock)
     except (exceptions.BaseError, OSError) as error:
         raise Invalid(f"storage {url} cannot be opened ({_reason(error)}); check the directory") from error
+
+
+def _not_there(path: str, url: str) -> str:
+    return f"object {path} is not at {url}; plan the read again"
 
 
 def _reason(error: BaseException) -> str:
