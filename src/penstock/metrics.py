@@ -267,6 +267,45 @@ EVENTSTORE_FLUSHED_ROWS_TOTAL = Counter(
 EVENTSTORE_FLUSH_FAILURES_TOTAL = Counter(
     "penstock_eventstore_flush_failures_total", "Flushes that did not succeed, by reason.", ["reason"]
 )
+EVENTSTORE_UNKNOWN_ROWS_TOTAL = Counter(
+    "penstock_eventstore_unknown_rows_total", "Tombstones flushed whose row was never captured."
+)
+EVENTSTORE_INDEX_BUILDS_TOTAL = Counter(
+    "penstock_eventstore_index_builds_total", "Tables whose primary-key index was built from their objects."
+)
+EVENTSTORE_INDEX_SECONDS = Histogram(
+    "penstock_eventstore_index_seconds", "Bringing a primary-key index up to date once.", buckets=_SECONDS
+)
+EVENTSTORE_MERGES_TOTAL = Counter(
+    "penstock_eventstore_merges_total",
+    "Merges that were written: committed, or overtaken (an input was gone by then).",
+    ["outcome"],
+)
+EVENTSTORE_MERGE_SECONDS = Histogram(
+    "penstock_eventstore_merge_seconds", "Planning, writing and committing one merge.", buckets=_SECONDS
+)
+EVENTSTORE_MERGED_BYTES_TOTAL = Counter(
+    "penstock_eventstore_merged_bytes_total",
+    "Sizes of the objects that merges read and wrote.",
+    ["direction"],
+)
+EVENTSTORE_TRANSFERRED_ROWS_TOTAL = Counter(
+    "penstock_eventstore_transferred_rows_total",
+    "Tombstones committed while a merge was written, moved to its objects.",
+)
+EVENTSTORE_ARCHIVED_OBJECTS_TOTAL = Counter(
+    "penstock_eventstore_archived_objects_total", "Removed objects that became history."
+)
+EVENTSTORE_COLLECTED_FILES_TOTAL = Counter(
+    "penstock_eventstore_collected_files_total",
+    "Files deleted: history, manifest, watermark, orphan (left by a crash).",
+    ["what"],
+)
+EVENTSTORE_UPKEEP_FAILURES_TOTAL = Counter(
+    "penstock_eventstore_upkeep_failures_total",
+    "Merges, collections and sweeps that did not succeed, by reason.",
+    ["duty", "reason"],
+)
 EVENTSTORE_RESOLVED_LAG_SECONDS = Gauge(
     "penstock_eventstore_resolved_lag_seconds", "How far the slowest table's resolved-ts is behind the clock."
 )

@@ -2,20 +2,27 @@
 
 import logging
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
+from typing import Any
 
 import pyarrow as pa
 
 from penstock import metrics
 from penstock.clock import Clock
 from penstock.errors import Fenced, PenstockError, Unavailable
-from penstock.eventstore.building import Build, Schemas
+from penstock.eventstore.building import Build, Built, Schemas
+from penstock.eventstore.manifest import Archive, ManifestState, ObjectInfo, Removal
 from penstock.eventstore.ownership import Ownership
+from penstock.eventstore.pkindex import TableIndex
+from penstock.eventstore.rowids import Moves
 from penstock.eventstore.rows import ordered
+from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.table import TableRows
+from penstock.eventstore.transactions import cut
 
 _log = logging.getLogger(__name__)
 
@@ -25,13 +32,51 @@ _RETRY_MAX_S = 30.0
 
 @dataclass(slots=True)
 class Table:
-    """A table that is owned here. Whoever flushes it holds `flushing`."""
+    """A table that is owned here. Whoever flushes it, or commits to its manifest, holds `flushing`."""
 
     rows: TableRows
     ownership: Ownership
+    index: TableIndex
     flushing: threading.Lock = field(default_factory=threading.Lock)
     retry_at: float = 0.0
     failures: int = 0
+
+    def commit(
+        self,
+        *,
+        add: Sequence[ObjectInfo] = (),
+        remove: Sequence[Removal] = (),
+        flushed_ts: int = 0,
+        schemas: Sequence[SchemaVersion] = (),
+        facts: Sequence[Mapping[str, Any]] = (),
+        archive: Archive | None = None,
+        forget: Sequence[str] = (),
+        collect: Sequence[str] = (),
+        moves: Moves | None = None,
+    ) -> ManifestState:
+        """Append an entry to the manifest and bring the index up to it; return the state after it.
+
+        `moves` says what the entry does to the index; without it the objects are read. After Unavailable
+        it may have happened: settle the ownership before anything else.
+        """
+        told = bool(add) or archive is not None  # an archive must not take what the index has not seen
+        if told:
+            self.index.catch_up(self.ownership.state)
+        state = self.ownership.commit(
+            add=add,
+            remove=remove,
+            flushed_ts=flushed_ts,
+            schemas=schemas,
+            facts=facts,
+            archive=archive,
+            forget=forget,
+            collect=collect,
+        )
+        if told and moves is not None:
+            self.index.apply(moves, state)
+        elif told:
+            self.index.catch_up(state)
+        return state
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +90,7 @@ class Flusher:
     build: Build
     schemas: Schemas
     sort_bytes: int
+    large_txn_bytes: int
     clock: Clock
     fenced: Callable[[Table], None]
     failed: Callable[[PenstockError], None]
@@ -102,6 +148,8 @@ class Flusher:
     def _flush(self, table: Table) -> None:
         started = self.clock.monotonic()
         rows = table.rows
+        if rows.disowned:  # it holds nothing any more, which does not mean that there is nothing
+            return
         settled = table.ownership.settle()
         if settled.flushed_ts > rows.flushed_ts:  # a commit whose answer was lost
             rows.release(settled.flushed_ts)
@@ -110,9 +158,30 @@ class Flusher:
             return
         versions = self.schemas.versions(rows.table_id, from_ts, to_ts)
         with closing(self.changes(rows, from_ts, to_ts)) as changes:
-            made = self.build.objects(versions, rows.table_id, changes)
-        table.ownership.commit(add=made, flushed_ts=to_ts, schemas=versions)
-        rows.release(to_ts)
-        for info in made:
-            metrics.EVENTSTORE_FLUSHED_ROWS_TOTAL.labels(info.side).inc(info.rows)
+            self._commit_chunks(table, versions, changes, to_ts)
         metrics.EVENTSTORE_FLUSH_SECONDS.observe(self.clock.monotonic() - started)
+
+    def _commit_chunks(
+        self, table: Table, versions: list[SchemaVersion], changes: Iterable[pa.RecordBatch], to_ts: int
+    ) -> None:
+        """Commit chunk by chunk, each when the index knows of all before it: a tombstone asks it."""
+        pieces = cut(changes, large_bytes=self.large_txn_bytes, chunk_bytes=self.sort_bytes // 2)
+        chunks = groupby(pieces, key=lambda piece: (piece.chunk, piece.direct))
+        chunk = next(chunks, None)
+        if chunk is None:
+            self._commit(table, versions, Built([], to_ts, None))
+            return
+        table.index.catch_up(table.ownership.state)
+        while chunk is not None:
+            (_, direct), rest = chunk
+            build = self.build.direct if direct else self.build.appendable
+            built = build(table.rows.table_id, versions, (each.rows for each in rest), table.index.find)
+            chunk = next(chunks, None)
+            self._commit(table, versions, built if chunk else replace(built, last_ts=to_ts))
+
+    def _commit(self, table: Table, versions: list[SchemaVersion], built: Built) -> None:
+        """Make a chunk part of the table, and let its rows go."""
+        table.commit(add=built.objects, flushed_ts=built.last_ts, schemas=versions, moves=built.moves)
+        table.rows.release(built.last_ts)
+        for info in built.objects:
+            metrics.EVENTSTORE_FLUSHED_ROWS_TOTAL.labels(info.side).inc(info.rows)

@@ -1,7 +1,8 @@
 """Parquet objects: written row group by row group in bounded memory, then put on storage as a whole."""
 
+from collections import Counter
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,18 +12,21 @@ from penstock.clock import SYSTEM, Clock
 from penstock.eventstore import paths
 from penstock.eventstore.manifest import Kind, ObjectInfo
 from penstock.eventstore.paths import Side
-from penstock.eventstore.sides import COMMIT_TS, HANDLE
+from penstock.eventstore.sides import COMMIT_TS, HANDLE, OBJECT
 from penstock.eventstore.storage import Storage
 
 ROW_GROUP_ROWS = 128 * 1024
+TOMBSTONE_GROUP_ROWS = 32 * 1024  # few, so that one data object's deletions are read without many others
 ROW_GROUP_BYTES = 32 * 1024 * 1024  # of Arrow; whichever comes first ends a row group
-OBJECT_FORMAT = "1"
+OBJECT_FORMAT = "2"
+TARGETS_MAX = 256
 
 
 class ObjectWriter:
-    """One object in the making: a scratch file, uploaded by `finish`. Rows must come in order.
+    """One object in the making: a scratch file, uploaded by `finish`. Rows come in the object's order.
 
-    An object without rows is never written. A context: leaving it removes the scratch file.
+    An object without rows is never written. Without `create_ts` it exists from its first commit on. A
+    context: leaving it removes the scratch file.
     """
 
     def __init__(
@@ -35,6 +39,7 @@ class ObjectWriter:
         schema_version: int,
         schema: pa.Schema,
         scratch: Path,
+        create_ts: int | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
         self._storage = storage
@@ -45,15 +50,18 @@ class ObjectWriter:
         self._schema = schema.with_metadata(
             {"penstock.format": OBJECT_FORMAT, "penstock.schema_version": str(schema_version)}
         )
-        self._id = clock.unique_id()
-        self._file = scratch / f"{self._id}.parquet"
+        self._create_ts = create_ts
+        self._group_rows = ROW_GROUP_ROWS if side == "data" else TOMBSTONE_GROUP_ROWS
+        self.id = clock.unique_id()
+        self.rows = 0
+        self._file = scratch / f"{self.id}.parquet"
         self._writer: pq.ParquetWriter | None = None
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = 0
         self._pending_bytes = 0
-        self._rows = 0
         self._times: tuple[int, int] | None = None
         self._keys: tuple[bytes, bytes] | None = None
+        self._targets: Counter[str] | None = Counter()
 
     def __enter__(self) -> Self:
         return self
@@ -63,6 +71,11 @@ class ObjectWriter:
             self._writer.close()
         self._file.unlink(missing_ok=True)
 
+    @property
+    def size_bytes(self) -> int:
+        """How large the object is so far, without the row group in the making."""
+        return self._file.stat().st_size if self._writer is not None else 0
+
     def write(self, batch: pa.RecordBatch) -> None:
         """Append rows."""
         if not batch.num_rows:
@@ -70,20 +83,27 @@ class ObjectWriter:
         self._pending.append(batch)
         self._pending_rows += batch.num_rows
         self._pending_bytes += batch.nbytes
-        self._rows += batch.num_rows
-        commit = batch.column(COMMIT_TS)
-        self._times = ((self._times or (commit[0].as_py(),))[0], commit[-1].as_py())
-        ends = pc.min_max(batch.column(HANDLE)).as_py()
-        low, high = self._keys or (ends["min"], ends["max"])
-        self._keys = (min(low, ends["min"]), max(high, ends["max"]))
-        if self._pending_rows >= ROW_GROUP_ROWS or self._pending_bytes >= ROW_GROUP_BYTES:
+        self.rows += batch.num_rows
+        self._times = _widened(self._times, batch.column(COMMIT_TS))
+        self._keys = _widened(self._keys, batch.column(HANDLE))
+        if self._side == "tombstone" and self._targets is not None:
+            self._count_targets(self._targets, batch.column(OBJECT))
+        if self._pending_rows >= self._group_rows or self._pending_bytes >= ROW_GROUP_BYTES:
             self._write_pending()
+
+    def _count_targets(self, counted: "Counter[str]", objects: pa.Array) -> None:
+        """Count the rows of each data object that are deleted, unless it comes to too many objects."""
+        for found in objects.drop_null().value_counts().to_pylist():
+            counted[found["values"]] += found["counts"]
+        if len(counted) > TARGETS_MAX:
+            self._targets = None
 
     def _write_pending(self) -> None:
         if self._writer is None:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             self._writer = pq.ParquetWriter(self._file, self._schema, compression="zstd")
-        self._writer.write_table(pa.Table.from_batches(self._pending).cast(self._schema), ROW_GROUP_ROWS)
+        rows = pa.Table.from_batches(self._pending).cast(self._schema)
+        self._writer.write_table(rows, self._group_rows)
         self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
 
     def finish(self) -> ObjectInfo | None:
@@ -95,17 +115,25 @@ class ObjectWriter:
         assert self._writer is not None
         self._writer.close()
         self._writer = None
-        self._storage.write(paths.object_path(self._root, self._side, self._id), self._file)
+        self._storage.write(paths.object_path(self._root, self._side, self.id), self._file)
         return ObjectInfo(
-            id=self._id,
+            id=self.id,
             side=self._side,
             kind=self._kind,
             schema_version=self._schema_version,
-            create_ts=self._times[0],
+            create_ts=self._times[0] if self._create_ts is None else self._create_ts,
             min_ts=self._times[0],
             max_ts=self._times[1],
-            rows=self._rows,
+            rows=self.rows,
             size_bytes=self._file.stat().st_size,
             key_min=self._keys[0],
             key_max=self._keys[1],
+            targets=None if self._targets is None else tuple(sorted(self._targets.items())),
         )
+
+
+def _widened(ends: tuple[Any, Any] | None, values: pa.Array) -> tuple[Any, Any]:
+    """The lowest and highest of what was seen and of some more values."""
+    found = pc.min_max(values).as_py()
+    low, high = ends or (found["min"], found["max"])
+    return min(low, found["min"]), max(high, found["max"])

@@ -16,10 +16,13 @@ from penstock.eventstore.flushes import Flusher, Table
 from penstock.eventstore.flushing import FlushPolicy, TableLoad
 from penstock.eventstore.frames import Frame, FrameKind, decode_rows
 from penstock.eventstore.memory import MemoryBudget
+from penstock.eventstore.merges import MergeOutput, MergePlan
 from penstock.eventstore.ownership import Ownership
+from penstock.eventstore.pkindex import PrimaryKeyIndex
 from penstock.eventstore.rows import commit_ends
 from penstock.eventstore.storage import Storage
 from penstock.eventstore.table import Held, TableRows
+from penstock.eventstore.upkeep import Upkeep
 from penstock.eventstore.wal import Location, Wal
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import RowDecoder
@@ -58,9 +61,10 @@ class EventStore:
         self.schemas = schemas
         scratch = settings.data / "scratch"
         self._flusher = Flusher(
-            Build(storage, decoder, scratch, settings.large_txn_bytes, clock),
+            Build(storage, decoder, scratch, clock),
             schemas,
             settings.sort_bytes,
+            settings.large_txn_bytes,
             clock,
             fenced=self._fenced,
             failed=self._fail,
@@ -72,6 +76,7 @@ class EventStore:
             failed=self._fail,
             clock=clock,
         )
+        self._index: PrimaryKeyIndex | None = None  # from the start on: the log keeps other processes out
         self._memory = MemoryBudget(settings.memory_bytes)
         self._policy = FlushPolicy(
             flush_bytes=settings.flush_bytes,
@@ -79,6 +84,15 @@ class EventStore:
             idle_flush_interval_s=settings.idle_flush_interval_s,
             memory_bytes=settings.memory_bytes,
             wal_bytes=settings.wal_bytes,
+        )
+        self._upkeep = Upkeep(
+            settings.upkeep,
+            storage,
+            scratch=scratch,
+            sort_bytes=settings.sort_bytes,
+            tables=self._all_owned,
+            fenced=self._fenced,
+            clock=clock,
         )
         self._tables: dict[int, Table] = {}
         self._recovered: dict[int, list[Held]] = {}
@@ -96,8 +110,10 @@ class EventStore:
     def start(self) -> None:
         """Replay the log and begin to flush. Raises Corrupt or Invalid as the log does."""
         self._wal.start(self._replay)
+        self._index = PrimaryKeyIndex(self._settings.data / "index", clock=self._clock)
         shutil.rmtree(self._settings.data / "scratch", ignore_errors=True)  # of a process that was killed
         self._scheduler.start()
+        self._upkeep.start()
 
     def _replay(self, frame: Frame, place: Location) -> None:
         if frame.kind is FrameKind.FORGET:
@@ -123,6 +139,8 @@ class EventStore:
                 return self._tables[table_id].rows
         ownership = Ownership(self._storage, table_id, writer=self._writer, clock=self._clock)
         flushed_ts = ownership.state.flushed_ts
+        assert self._index is not None, "start first"
+        index = self._index.table(table_id, self._storage)
         with self._lock:
             table = TableRows(
                 table_id,
@@ -135,7 +153,7 @@ class EventStore:
                 admit=self._admit,
                 advanced=self._wake_if_due,
             )
-            self._tables[table_id] = Table(table, ownership)
+            self._tables[table_id] = Table(table, ownership, index)
         self._wal.flushed(table_id, flushed_ts)
         return table
 
@@ -147,7 +165,9 @@ class EventStore:
             with table.flushing:
                 if flush:
                     self._flusher.flush(table)
-            table.rows.disown()
+                table.rows.disown()
+        assert self._index is not None, "start first"
+        self._index.forget(table_id)
         with self._lock:
             self._tables.pop(table_id, None)
             self._recovered.pop(table_id, None)
@@ -181,6 +201,28 @@ class EventStore:
         with table.flushing:
             return self._flusher.flush(table)
 
+    def merge(self, table_id: int) -> int:
+        """Merge a table's objects until none are left to merge; return how many merges that took.
+
+        Raises Unavailable, Fenced and Corrupt as `Upkeep.merge` does.
+        """
+        return self._upkeep.merge(self._owned(table_id))
+
+    def commit_merge(self, table_id: int, plan: MergePlan, output: MergeOutput) -> bool:
+        """Commit a merge that was written elsewhere; False when an input is no longer part of the table.
+
+        What was written for a merge that is not committed is deleted later. After Unavailable it may have
+        happened: ask again. Raises Fenced when the table has a newer owner.
+        """
+        return self._upkeep.commit(self._owned(table_id), plan, output)
+
+    def collect(self, table_id: int) -> int:
+        """Collect a table's garbage now; return how many files were deleted.
+
+        Raises Unavailable, Fenced, and Corrupt when what says what is needed is damaged.
+        """
+        return self._upkeep.collect(self._owned(table_id))
+
     def hold_nothing_back(self) -> None:
         """Take rows however full the disk is, from now on: who delivers them is to stop, and must not wait.
 
@@ -198,12 +240,15 @@ class EventStore:
         self._stopping = True
         self._wake.set()
         self.hold_nothing_back()
+        self._upkeep.stop()
         if self._scheduler.is_alive():
             self._scheduler.join()
         if flush and self._failure is None and not self._closed:
             list(self._pool.map(self.flush, self.tables()))
         self._closed = True
         self._pool.shutdown()
+        if self._index is not None:
+            self._index.close()
         self._wal.close()
 
     def _owned(self, table_id: int) -> Table:
@@ -212,6 +257,10 @@ class EventStore:
         if table is None:
             raise Unavailable(f"table {table_id} is not captured here; ask its owner")
         return table
+
+    def _all_owned(self) -> dict[int, Table]:
+        with self._lock:
+            return dict(self._tables)
 
     def _admit(self) -> None:
         """Hold new rows back while the disk is full and flushes can free it."""
@@ -276,7 +325,9 @@ class EventStore:
 
     def _fenced(self, table: Table) -> None:
         with self._lock:
-            self._tables.pop(table.rows.table_id, None)
+            if self._tables.get(table.rows.table_id) is not table:  # given up, or taken again, meanwhile
+                return
+            del self._tables[table.rows.table_id]
         self._on_fenced(table.rows.table_id)
 
     def _fail(self, error: PenstockError) -> None:

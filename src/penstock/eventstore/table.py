@@ -102,6 +102,11 @@ class TableRows:
         """Everything up to it is in objects or held here. A subscription starts from it."""
         return self._resolved_ts
 
+    @property
+    def disowned(self) -> bool:
+        """Whether the table was given up; nothing is held then."""
+        return self._disowned
+
     def consume_kv_events(self, raw: pa.RecordBatch, finish: Callable[[], None]) -> bool:
         """Take a raw batch, as the span pipeline's contract has it.
 

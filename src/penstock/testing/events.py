@@ -12,7 +12,7 @@ from penstock.eventstore import paths
 from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.manifestlog import load
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.eventstore.sides import COMMIT_TS, HANDLE
+from penstock.eventstore.sides import COMMIT_TS, HANDLE, START_TS
 from penstock.eventstore.storage import Storage
 from penstock.tables import keys, records
 from penstock.tables.define import define_table
@@ -76,11 +76,11 @@ def objects(storage: Storage, table_id: int, side: paths.Side) -> list[ObjectInf
 
 
 def events(storage: Storage, table_id: int, side: paths.Side) -> list[dict[str, Any]]:
-    """Every row of a side, in the order of its objects."""
+    """Every row of a side, in the order of changes."""
     made: list[dict[str, Any]] = []
     for info in objects(storage, table_id, side):
         made += read_object(storage, table_id, info).to_pylist()
-    return made
+    return sorted(made, key=lambda row: (row[COMMIT_TS], row[START_TS], row[HANDLE]))
 
 
 def replayed(storage: Storage, table_id: int, ts: int) -> dict[bytes, dict[str, Any]]:

@@ -195,11 +195,13 @@ def test_a_large_transaction_becomes_an_object_of_its_own(open_store: Open, stor
     give(table, change(TABLE, NOW + 6, row(2000)))
     table.advance_resolved_ts(NOW + 9)
     assert store.flush(1)
-    kinds = {info.kind: info for info in objects(storage, 1, "data")}
-    assert kinds["direct"].rows == 200
-    assert kinds["direct"].create_ts == NOW + 5
-    assert [each["id"] for each in read_object(storage, 1, kinds["direct"]).to_pylist()] == list(range(200))
-    assert (kinds["appendable"].min_ts, kinds["appendable"].max_ts) == (NOW + 4, NOW + 6)
+    first, direct, last = objects(storage, 1, "data")
+    assert (direct.kind, direct.rows, direct.create_ts) == ("direct", 200, NOW + 5)
+    assert [each["id"] for each in read_object(storage, 1, direct).to_pylist()] == list(range(200))
+    assert [(each.kind, each.max_ts) for each in (first, last)] == [
+        ("appendable", NOW + 4),
+        ("appendable", NOW + 6),
+    ]
     assert len(replayed(storage, 1, NOW + 9)) == 202
 
 

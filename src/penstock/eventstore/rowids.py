@@ -1,0 +1,159 @@
+"""Row ids: which written row a tombstone ends. Vectorised; no I/O.
+
+A row id is (object id, offset of the row in that object). At one commit-ts a handle has at most one tombstone
+and one written row, tombstone first; so the row that a tombstone ends is the one written last before it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Ints = npt.NDArray[np.int64]
+
+ASK, UNKNOWN = -1, -2
+_INTEGER_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Rows of one side in the order of their commits: whose they are, and when."""
+
+    handles: pa.Array
+    commit_ts: Ints
+
+    @classmethod
+    def of(cls, handles: Iterable[pa.Array], commit_ts: Iterable[pa.Array]) -> "Events":
+        """Events that come in parts."""
+        times = [each.to_numpy() for each in commit_ts]
+        return cls(
+            pa.concat_arrays([pa.array([], pa.binary()), *handles]),
+            np.concatenate(times) if times else np.empty(0, np.int64),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """What each tombstone ends, and what is left at the end.
+
+    `ends` has for each tombstone the number of the written row that it ends, ASK when that row was written
+    before all of these, UNKNOWN when its handle was ended already. `live` are the written rows, and `gone`
+    the tombstones, that come last of their handle, both in the order of handles.
+    """
+
+    ends: Ints
+    live: Ints
+    gone: Ints
+
+
+def match(written: Events, ended: Events) -> Matches:
+    """Follow every handle through time."""
+    count = len(ended.commit_ts)
+    if not count + len(written.commit_ts):
+        return Matches(*(np.empty(0, np.int64) for _ in range(3)))
+    by_time = _in_time(written.commit_ts, ended.commit_ts)
+    keys = _sortable(pa.concat_arrays([ended.handles, written.handles]))[by_time]
+    order = np.argsort(keys, kind="stable")
+    events, keys = by_time[order], keys[order]  # by handle, then time; tombstones have the low numbers
+    same = np.concatenate(([False], keys[1:] == keys[:-1]))  # as the one before
+    before = np.concatenate(([0], events[:-1]))
+    found = np.where(same, np.where(before >= count, before - count, UNKNOWN), ASK)
+    ends = np.empty(count, np.int64)
+    tombstone = events < count
+    ends[events[tombstone]] = found[tombstone]
+    last = events[~np.concatenate((same[1:], [False]))]
+    return Matches(ends, live=last[last >= count] - count, gone=last[last < count])
+
+
+def _in_time(written: Ints, ended: Ints) -> Ints:
+    """Numbers of all events by commit-ts, tombstones before written rows; those count from len(ended) on."""
+    events = np.empty(len(written) + len(ended), np.int64)
+    numbers = np.arange(len(events))
+    first, second = numbers[: len(ended)], numbers[: len(written)]
+    events[first + np.searchsorted(written, ended, side="left")] = first
+    events[second + np.searchsorted(ended, written, side="right")] = len(ended) + second
+    return events
+
+
+def _sortable(handles: pa.Array) -> npt.NDArray[np.uint64]:
+    """Numbers that compare as the handles do."""
+    if not len(handles):
+        return np.empty(0, np.uint64)
+    lengths = pc.min_max(pc.binary_length(handles)).as_py()
+    if lengths["min"] == lengths["max"] == _INTEGER_BYTES:  # the handle of an integer key
+        _, offsets, content = handles.buffers()
+        first = int(np.frombuffer(offsets, np.int32)[handles.offset])
+        integers = np.frombuffer(content, ">u8", len(handles), first)
+        return integers.astype(np.uint64)
+    ranks: npt.NDArray[np.uint64] = pc.rank(handles, tiebreaker="dense").to_numpy()
+    return ranks
+
+
+@dataclass(frozen=True, slots=True)
+class RowIds:
+    """Row ids of some rows: positions in `names` and offsets, both -1 where the row is not known."""
+
+    names: Sequence[str]
+    objects: npt.NDArray[np.int32]
+    offsets: Ints
+
+    @classmethod
+    def within(cls, name: str, offsets: Ints) -> "RowIds":
+        """Rows of one object."""
+        return cls([name], np.zeros(len(offsets), np.int32), offsets)
+
+    def columns(self, rows: Ints) -> tuple[pa.Array, pa.Array]:
+        """Object ids and offsets of some of them, null where the row is not known."""
+        objects, offsets = self.objects[rows], self.offsets[rows]
+        unknown = objects < 0
+        encoded = pa.DictionaryArray.from_arrays(
+            pa.array(objects, mask=unknown), pa.array(self.names, pa.string())
+        )
+        return encoded.cast(pa.string()), pa.array(offsets, mask=unknown)
+
+    def order(self, commit_ts: Ints) -> Ints:
+        """The rows by (object, offset, commit-ts), those that are not known last."""
+        ranks = np.empty(len(self.names) + 1, np.int64)
+        ranks[np.argsort(np.array(self.names, dtype=np.str_))] = np.arange(len(self.names))
+        ranks[-1] = len(self.names)  # where -1 leads
+        return np.lexsort((commit_ts, self.offsets, ranks[self.objects]))
+
+    def part(self, start: int, rows: int) -> "RowIds":
+        """A run of them."""
+        return RowIds(self.names, self.objects[start : start + rows], self.offsets[start : start + rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """What a chunk does to an index of rows: handles that have none any more, and where others' are."""
+
+    gone: pa.Array
+    live: pa.Array
+    places: RowIds
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where consecutive written rows went: the first `rows` of them into the first object, and so on."""
+
+    names: Sequence[str]
+    rows: Sequence[int]
+
+    def of(self, numbers: Ints) -> RowIds:
+        """The row ids of some of the rows; negative numbers are not known."""
+        ends = np.cumsum(self.rows, dtype=np.int64)
+        objects = np.searchsorted(ends, numbers, side="right")
+        offsets = numbers - np.concatenate(([0], ends))[objects]
+        known = numbers >= 0
+        return RowIds(self.names, np.where(known, objects, -1).astype(np.int32), np.where(known, offsets, -1))
+
+
+def filled(known: RowIds, asked: npt.NDArray[np.bool_], answers: RowIds) -> RowIds:
+    """Row ids with the answers for those that were `asked` for."""
+    objects, offsets = known.objects.copy(), known.offsets.copy()
+    objects[asked] = np.where(answers.objects < 0, -1, answers.objects + len(known.names))
+    offsets[asked] = answers.offsets
+    return RowIds([*known.names, *answers.names], objects, offsets)
