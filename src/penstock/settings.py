@@ -217,6 +217,8 @@ class CaptureSettings(_Frozen):
     """Batches waiting for the disk; they take twice that in memory."""
     flight_addr: str = "127.0.0.1:8815"
     """Address of the Arrow Flight service; port 0 takes a free one. Any but loopback needs TLS and token."""
+    flight_advertise_addr: str | None = Field(None, pattern=r"^\S+:[0-9]{1,5}$")
+    """Address at which others reach it, where that is not flight_addr; port 0 is the one it listens on."""
     flight_tls: ServerTlsSettings | None = None
     """Certificate of that service, and the authority of its clients; keys as in store.tls."""
     flight_token: SecretStr | None = None

@@ -14,12 +14,14 @@ from penstock.eventstore.flight import FlightService
 from penstock.eventstore.flightaccess import FlightAccess
 from penstock.eventstore.leases import Lease, Leases
 from penstock.eventstore.loading import in_progress
+from penstock.eventstore.partition import StorageRef
 from penstock.eventstore.reading import Reader
 from penstock.eventstore.safepoint import ServiceSafePoint
 from penstock.eventstore.schemas import META_RANGE, CapturedTable, SchemaHistory
 from penstock.eventstore.sides import side_schema
-from penstock.eventstore.storage import Storage, open_storage
+from penstock.eventstore.storage import Storage
 from penstock.eventstore.store import EventStore
+from penstock.eventstore.tablenames import TableNames
 from penstock.kv import AsyncClient
 from penstock.kv.pd import PdClient
 from penstock.puller import Span, SubscriptionClient
@@ -108,6 +110,7 @@ class Capture:
         self._safe_point = ServiceSafePoint(clients.pd, self._settings.id)
         self._access = access
         self._flight: FlightService | None = None
+        self._names = TableNames(storage, self.store, self.schemas)
         self._subscriptions: dict[int, int] = {}  # table -> subscription
         self._loading: set[int] = set()  # tables whose first snapshot is being loaded; told once
         self._refused: set[int] = set()  # tables that cannot be captured; told once
@@ -124,7 +127,7 @@ class Capture:
         """
         access = await asyncio.to_thread(FlightAccess.of, settings.capture)
         storage = await asyncio.to_thread(
-            open_storage, settings.capture.storage, settings.capture.storage_options, clock=clock
+            StorageRef(settings.capture.storage, settings.capture.storage_options).open
         )
         data_id = await asyncio.to_thread(_data_id, settings.capture.data, clock)
         clients = await _Clients.connect(settings, clock)
@@ -141,6 +144,12 @@ class Capture:
         """Where the Flight service listens."""
         assert self._flight is not None, "not started"
         return self._flight.addr
+
+    @property
+    def advertised_addr(self) -> str:
+        """Where others reach the Flight service, as this capture's lease says."""
+        host, _, port = (self._settings.flight_advertise_addr or self.flight_addr).rpartition(":")
+        return f"{host}:{port if int(port) else self.flight_addr.rpartition(':')[2]}"
 
     @property
     def tables(self) -> set[int]:
@@ -182,10 +191,11 @@ class Capture:
             on_failure=self._subscription_failed,
         )
         await self._schemas_known()
+        await asyncio.to_thread(self._names.start)
         self._flight = await asyncio.to_thread(
             FlightService, self._settings.flight_addr, self.store, self._reader, self._access
         )
-        self._live = await self._leases.renew(self.flight_addr)
+        self._live = await self._leases.renew(self.advertised_addr)
         await self._share()
         await self._hold_back_gc()
         every = self._settings.lease_ttl_s / _RENEWALS_PER_TTL
@@ -221,7 +231,7 @@ class Capture:
                 return
 
     async def _renew(self) -> None:
-        self._live = await self._leases.renew(self.flight_addr)
+        self._live = await self._leases.renew(self.advertised_addr)
 
     async def _share(self) -> None:
         """Take the tables that are ours, let go of those that are not."""
@@ -233,6 +243,7 @@ class Capture:
         }
         for table_id in set(self._subscriptions) - mine:
             await self._let_go(table_id)
+        await asyncio.to_thread(self._names.mark, list(self._subscriptions))
         kept = self.store.recovered_tables().union(self.store.tables())  # some never came to be subscribed
         for table_id in kept.difference(mine, self._subscriptions, self._forgetting):
             await asyncio.to_thread(self.store.close_table, table_id, flush=False)
@@ -252,7 +263,8 @@ class Capture:
         for table in self.schemas.tables_ever():
             rows = held.get(table.physical_id)
             finished = rows is not None and rows.flushed_ts >= table.dropped_ts
-            long_gone = table.dropped_ts <= recent and rows is None and table.physical_id not in recovered
+            left = table.physical_id in recovered or self._names.unended(table.physical_id)
+            long_gone = table.dropped_ts <= recent and rows is None and not left
             if table.dropped_ts and (finished or long_gone):
                 continue
             if sharing.wanted(table.database, table.table.name, self._settings.tables):
@@ -271,7 +283,9 @@ class Capture:
             return
         self._loading.discard(table.physical_id)
         rows = await asyncio.to_thread(self.store.open_table, table.physical_id)
+        await asyncio.to_thread(self._names.mark, [table.physical_id])
         if table.dropped_ts and rows.flushed_ts >= table.dropped_ts:
+            await asyncio.to_thread(self._names.end, table)
             self._refused.add(table.physical_id)
             await asyncio.to_thread(self.store.close_table, table.physical_id, flush=False)
             return
@@ -308,6 +322,7 @@ class Capture:
         collected_ts = await self._safe_point.collected_ts()
         if not 0 < resolved_ts < collected_ts:
             return False
+        await asyncio.to_thread(self._names.end, table)
         self._refused.add(table.physical_id)
         _log.error(
             "table left out: its history is lost",
@@ -322,6 +337,10 @@ class Capture:
         return True
 
     async def _let_go(self, table_id: int) -> None:
+        table = next((each for each in self.schemas.tables_ever() if each.physical_id == table_id), None)
+        rows = self.store.tables().get(table_id)
+        if table is not None and rows is not None and rows.flushed_ts >= table.dropped_ts:
+            await asyncio.to_thread(self._names.end, table)
         await self._clients.puller.unsubscribe(self._subscriptions.pop(table_id))
         await asyncio.to_thread(self.store.close_table, table_id)
         _log.info("table given up", extra={"table_id": table_id})

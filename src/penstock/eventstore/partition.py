@@ -117,12 +117,17 @@ class PartitionState:
         if ts < self.oldest_ts:
             raise StaleRead(f"table {self.table_id}", ts, oldest_ts=self.oldest_ts)
 
+    @cached_property
+    def known_schemas(self) -> list[SchemaVersion]:
+        """Every version up to `flushed_ts`, by time."""
+        return schemas_in(self.manifest.facts)
+
     def schemas(self, from_ts: int, to_ts: int) -> list[SchemaVersion]:
         """The versions in force for changes in (from_ts, to_ts], by time, from the one at its start on.
 
         Raises Unavailable when the range is not complete yet, or the table has no schema.
         """
-        known = {each.version: each for each in self._schemas}
+        known = {each.version: each for each in self.known_schemas}
         if to_ts > self.flushed_ts:
             if self.rows is None:
                 raise Unavailable(
@@ -156,10 +161,6 @@ class PartitionState:
     def reading(self, ts: int) -> AbstractContextManager[None]:
         """See `reading_history`."""
         return reading_history(self.storage, self.table_id, ts)
-
-    @cached_property
-    def _schemas(self) -> list[SchemaVersion]:
-        return schemas_in(self.manifest.facts)
 
 
 def known_state(

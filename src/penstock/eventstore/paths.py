@@ -2,7 +2,7 @@
 
 from pathlib import Path, PurePosixPath
 from typing import Literal
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 Side = Literal["data", "tombstone"]
 
@@ -63,6 +63,16 @@ def archive(root: str, archive_id: str) -> str:
     return f"{root}/archive/{archive_id}.json"
 
 
+def archive_folder(root: str) -> str:
+    """The folder of a table's archives."""
+    return f"{root}/archive/"
+
+
+def object_id(path: str) -> str:
+    """The id in the name of an object or of an archive."""
+    return PurePosixPath(path).stem
+
+
 def watermark_folder(root: str) -> str:
     """The folder of the watermarks that hold back collection."""
     return f"{root}/watermarks/"
@@ -98,14 +108,31 @@ def load_range_number(path: str) -> int | None:
     return _number(PurePosixPath(path).stem)
 
 
+NAMES = "names/"
+"""The folder of all names that tables have, or had."""
+
+
 def name_folder(database: str, table: str) -> str:
     """The folder of the ids that have, or had, a name."""
-    return f"names/{quote(database, safe='')}/{quote(table, safe='')}/"
+    return f"{NAMES}{_segment(database)}/{_segment(table)}/"
 
 
 def name_mark(database: str, table: str, table_id: int) -> str:
     """Says that a physical table has, or had, a name."""
     return f"{name_folder(database, table)}{table_id}"
+
+
+def marked_name(path: str) -> tuple[str, str, int] | None:
+    """Database, table and physical id in a mark's path, or None when the path is no mark's."""
+    parts = path.removeprefix(NAMES).split("/")
+    table_id = _number(parts[-1])
+    return (
+        (unquote(parts[0]), unquote(parts[1]), table_id) if len(parts) == 3 and table_id is not None else None
+    )
+
+
+def _segment(name: str) -> str:
+    return quote(name, safe="").replace(".", "%2E")  # no name is taken for the folder above
 
 
 def wal_segment(folder: Path, number: int) -> Path:

@@ -92,6 +92,12 @@ class SchemaHistory:
             first = max(0, bisect_right(found, from_ts + 1, key=lambda each: each.since_ts) - 1)
             return [self._shown(each) for each in found[first:]]
 
+    def names(self, physical_id: int) -> set[tuple[str, str]]:
+        """Every (database, table) that an id is known to be, or to have been, a part of."""
+        with self._lock:
+            found = [(self._databases.get(each.database_id), each.table) for each in self._of(physical_id)]
+        return {(database, table.name) for database, table in found if database and table is not None}
+
     def tables_ever(self) -> Iterable[CapturedTable]:
         """Every table and partition that is known, once, dropped ones among them.
 

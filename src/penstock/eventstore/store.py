@@ -3,8 +3,9 @@
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pyarrow as pa
 
@@ -200,6 +201,16 @@ class EventStore:
         table = self._owned(table_id)
         with table.flushing:
             return self._flusher.flush(table)
+
+    def state_fact(self, table_id: int, fact: Mapping[str, Any]) -> None:
+        """Have the manifest of an owned table say something for ever; saying it twice changes nothing.
+
+        Raises Unavailable when storage does not answer, Fenced when the table has a newer owner.
+        """
+        table = self._owned(table_id)
+        with table.flushing:
+            if fact not in table.ownership.settle().facts:
+                table.ownership.commit(facts=[fact])
 
     def merge(self, table_id: int) -> int:
         """Merge a table's objects until none are left to merge; return how many merges that took.

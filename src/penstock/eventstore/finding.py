@@ -1,0 +1,141 @@
+"""Finding tables on storage by their names, without the database that they came from."""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from penstock.clock import TS_MAX
+from penstock.errors import Invalid, Unavailable
+from penstock.eventstore import paths
+from penstock.eventstore.namemarks import dropped_ts
+from penstock.eventstore.partition import Partition, PartitionState, StorageRef, TableView
+from penstock.eventstore.ranges import RangeReader
+from penstock.eventstore.schemaversion import SchemaVersion, in_force
+
+__all__ = ["RowsOf", "find_table", "list_tables"]
+
+RowsOf = Callable[[int], RangeReader | None]
+"""Who has the newest rows of a physical table; None: nobody that is known."""
+
+_LOADED_AT_ONCE = 16
+_SUGGESTED_MAX = 3
+
+_Name = tuple[str, str]  # database and table, in small letters
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A physical table as it is at the moment in question."""
+
+    schema: SchemaVersion
+    begun: bool  # false: it is known by a later schema only, so it may not have been there
+
+    @property
+    def name(self) -> _Name:
+        return self.schema.database.lower(), self.schema.table.name.lower()
+
+
+def find_table(
+    storage: StorageRef, name: str, *, at_ts: int | None = None, rows: RowsOf | RangeReader | None = None
+) -> TableView:
+    """The table that is called `database.table` at `at_ts` (None: now), with its partitions as of then.
+
+    `rows` reads what is not in objects yet. Names are compared without case; of tables that were dropped and
+    made again it is the one that is there at the moment. Raises Invalid when there is no such table,
+    Unavailable when storage does not answer or the table has no schema yet.
+    """
+    wanted = _parse(name)
+    rows_of = _resolver(rows)
+    folder = paths.name_folder(*wanted)
+    marks = filter(None, map(paths.marked_name, storage.open().names(folder)))
+    looked_at = _look([Partition(storage, each[2], rows_of(each[2])) for each in marks], at_ts)
+    fitting = [each for each in looked_at.values() if each is not None and each.name == wanted]
+    if not fitting:
+        if None in looked_at.values():
+            raise Unavailable(f"table {name} has no schema on {storage.url} yet; wait for its first flush")
+        raise Invalid(_unknown(storage, name, wanted))
+    newest = max(fitting, key=lambda each: (each.begun, each.schema.since_ts)).schema
+    members = tuple(Partition(storage, each, rows_of(each)) for each in newest.table.physical_ids)
+    return TableView(newest.name, members)
+
+
+def list_tables(storage: StorageRef) -> list[str]:
+    """The names of all tables that are there, in order, as far as their objects know."""
+    return sorted({each.schema.name for each in _present(storage, _all_names(storage))})
+
+
+def _all_names(storage: StorageRef) -> dict[_Name, set[int]]:
+    """Every name that is marked, with the physical tables that have or had it."""
+    found: dict[_Name, set[int]] = {}
+    for path in storage.open().names(paths.NAMES):
+        mark = paths.marked_name(path)
+        if mark is not None:
+            found.setdefault(mark[:2], set()).add(mark[2])
+    return found
+
+
+def _present(storage: StorageRef, names: dict[_Name, set[int]]) -> Iterable[_Found]:
+    """Those of some names' tables that are there now under one of the names."""
+    ids = sorted(set().union(*names.values()))
+    looked_at = _look([Partition(storage, each) for each in ids], None)
+    return [each for each in looked_at.values() if each is not None and each.name in names]
+
+
+def _parse(name: str) -> _Name:
+    database, dot, table = name.lower().partition(".")
+    if not (database and dot and table):
+        raise Invalid(f"{name!r} names no table; write database.table")
+    return database, table
+
+
+def _resolver(rows: RowsOf | RangeReader | None) -> RowsOf:
+    if callable(rows):
+        return rows
+    return lambda _: rows
+
+
+def _look(partitions: list[Partition], at_ts: int | None) -> dict[int, _Found | None]:
+    """The physical tables that are there at a time; None for those of which nothing is known yet."""
+    with ThreadPoolExecutor(_LOADED_AT_ONCE, thread_name_prefix="penstock-find") as pool:
+        states = list(pool.map(Partition.state, partitions))
+        present = [each for each in states if not dropped_ts(each.manifest.facts, _moment(at_ts))]
+        found = pool.map(lambda state: _found(state, at_ts), present)
+        return dict(zip((state.table_id for state in present), found, strict=True))
+
+
+def _moment(at_ts: int | None) -> int:
+    return TS_MAX if at_ts is None else at_ts
+
+
+def _found(state: PartitionState, at_ts: int | None) -> _Found | None:
+    known = _schemas(state, at_ts)
+    if not known:
+        return None
+    moment = _moment(at_ts)
+    schema = in_force(known, moment - 1, moment)[-1]
+    return _Found(schema, begun=schema.since_ts <= moment)
+
+
+def _schemas(state: PartitionState, at_ts: int | None) -> list[SchemaVersion]:
+    """What the manifest knows, and what the capture knows beyond it; the capture may be away."""
+    if state.rows is not None and (at_ts is None or at_ts > state.flushed_ts):
+        try:
+            upto = state.readable_ts if at_ts is None else min(at_ts, state.readable_ts)
+            if upto > state.flushed_ts:
+                return state.schemas(0, upto)
+        except Unavailable:
+            return state.known_schemas
+    return state.known_schemas
+
+
+def _unknown(storage: StorageRef, name: str, wanted: _Name) -> str:
+    """One line that says so, and what is there of a similar name."""
+    names = _all_names(storage)
+    shown = {f"{database}.{table}": (database, table) for database, table in names}
+    close = get_close_matches(".".join(wanted), shown, n=_SUGGESTED_MAX)
+    there = {
+        each.schema.name for each in _present(storage, {shown[each]: names[shown[each]] for each in close})
+    }
+    hint = f"there is {', '.join(sorted(there))}" if there else "list_tables names those that are"
+    return f"there is no table {name} on {storage.url}; {hint}"

@@ -1,0 +1,68 @@
+"""Marks on storage that lead from a table's name to its physical tables, and the end of a table as a fact.
+
+A mark says that a physical table has, or had, a name; the table's owner writes it, and nobody removes it.
+Which table has the name when is said by the manifests' facts.
+"""
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from penstock.clock import TS_MAX
+from penstock.eventstore import manifestlog, paths
+from penstock.eventstore.schemaversion import SCHEMA_FACT
+from penstock.eventstore.storage import Storage
+
+_DROPPED_FACT = "dropped"
+
+
+def dropped_fact(ts: int) -> dict[str, Any]:
+    """What a manifest says of a table that was dropped by a commit at `ts`."""
+    return {"kind": _DROPPED_FACT, "ts": ts}
+
+
+def dropped_ts(facts: Sequence[Mapping[str, Any]], at_ts: int) -> int:
+    """When a table that is not there at `at_ts` was dropped; 0 when it is there, also when it came back."""
+    ended = [int(fact["ts"]) for fact in facts if fact["kind"] == _DROPPED_FACT and fact["ts"] <= at_ts]
+    last = max(ended, default=0)
+    returned = any(fact["kind"] == SCHEMA_FACT and last < fact["since_ts"] <= at_ts for fact in facts)
+    return 0 if returned else last
+
+
+class NameMarks:
+    """Writes marks, each once. Thread-safe. Names are compared without case, as the database does.
+
+    Every method raises Unavailable when storage does not answer.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._lock = threading.Lock()
+        self._written: frozenset[str] | None = None
+
+    def mark(self, names: Iterable[tuple[str, str]], table_id: int) -> None:
+        """Make a physical table known by the (database, table) names that it has or had."""
+        wanted = {paths.name_mark(database.lower(), table.lower(), table_id) for database, table in names}
+        missing = wanted - self._known()
+        for path in sorted(missing):
+            self._storage.write(path, b"")
+        if missing:
+            with self._lock:
+                self._written = (self._written or frozenset()) | missing
+
+    def ids(self) -> set[int]:
+        """The physical tables that are known by any name: those that may have a manifest."""
+        found = (paths.marked_name(path) for path in self._known())
+        return {mark[2] for mark in found if mark is not None}
+
+    def _known(self) -> frozenset[str]:
+        with self._lock:
+            if self._written is None:
+                self._written = frozenset(self._storage.names(paths.NAMES))
+            return self._written
+
+
+def says_dropped(storage: Storage, table_id: int) -> bool:
+    """Whether a table's manifest says that it was dropped."""
+    state = manifestlog.load(storage, paths.table_root(table_id))
+    return bool(dropped_ts(state.facts, TS_MAX))
