@@ -31,7 +31,7 @@ class Share:
 def share_times(weights: Iterable[Weight], from_ts: int, to_ts: int, rows_max: int) -> list[Share]:
     """Divide (from_ts, to_ts] into shares of at most about `rows_max` rows; together they are all of it.
 
-    Only a single timestamp may have more, as a share of its own. No shares when there are no rows.
+    Only a single timestamp may have more, as a share of its own.
     """
     shares: list[Share] = []
     begin, rows, large_ts = from_ts, 0.0, None
@@ -41,7 +41,7 @@ def share_times(weights: Iterable[Weight], from_ts: int, to_ts: int, rows_max: i
             begin, rows, large_ts = start, 0.0, None
         rows += held
         large_ts = end if held > rows_max else large_ts
-    return [*shares, Share(begin, to_ts, round(rows), large_ts)] if rows else shares
+    return [*shares, Share(begin, to_ts, round(rows), large_ts)]
 
 
 def _pieces(

@@ -39,8 +39,9 @@ def collect_changes(
 
     Changes of the same row are coalesced as far as they come together, unless `coalesce` is off. `replay` is
     for a reader that may have applied some of them before, and `skip_deletes` leaves out tombstones of rows
-    that come back, for one that replaces rows. A side of a batch has up to twice `batch_rows` rows. The same
-    range gives the same changes in the same order, whatever was flushed or merged meanwhile.
+    that come back, for one that replaces rows. A side of a batch has up to twice `batch_rows` rows. The last
+    batch is complete up to to_ts, and may have no rows. The same range gives the same changes in the same
+    order, whatever was flushed or merged meanwhile.
 
     Raises Invalid for what is no range or no column, StaleRead when history from `from_ts` on is gone, and
     Unavailable when the range is not complete yet.
@@ -104,6 +105,7 @@ def _tail_batches(
     wanted: ChangesRange,
     options: ChangeOptions,
 ) -> Batches:
+    complete_ts = wanted.from_ts
     for from_ts, to_ts, schema in parts:
         columns = Columns.of(schema.table, options)
         part = replace(wanted, from_ts=from_ts, to_ts=to_ts)
@@ -111,14 +113,19 @@ def _tail_batches(
             data, tombstones = (
                 _opened(stack, states, side, part, schema, columns.of_side(side).read.names) for side in SIDES
             )
-            yield from Tail(
+            tail = Tail(
                 merged(data, 2 * options.batch_rows),
                 merged(tombstones, 2 * options.batch_rows),
                 schema=schema,
                 columns=columns,
                 options=options,
                 to_ts=to_ts,
-            ).batches()
+            )
+            for batch in tail.batches():
+                complete_ts = batch.complete_ts
+                yield batch
+    if complete_ts < wanted.to_ts:
+        yield tail.end()
 
 
 def _opened(

@@ -1,13 +1,12 @@
 """The changes of a range as parts that are read independently, wherever that is."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import pairwise
 
 from penstock.changes.balancing import Share, Weight, ranges, share_handles, share_times
-from penstock.changes.batches import Hint
 from penstock.changes.collecting import SIDES, ChangesRange, collect, open_range, schema_parts
-from penstock.changes.handle import Batches, ChangesHandle
+from penstock.changes.handle import ChangesHandle
 from penstock.changes.options import BATCH_ROWS, ChangeOptions, Columns, check_columns
 from penstock.changes.snapshots import as_batches, snapshot_columns
 from penstock.errors import Invalid
@@ -26,8 +25,8 @@ class ChangesPartition:
     """One part: the changes in (from_ts, to_ts] of rows in [handle_from, handle_to) (b"": no bound).
 
     Can be pickled when the table can. The parts of a plan, one after the other, are what a handle gives, but
-    each is coalesced by itself. Only the last of those that share a timestamp `closes` it; the batches of
-    the others are all TAIL_WIP. `rows` estimates the rows there are; those not flushed yet do not count.
+    each is coalesced by itself, and what its batches say of being done and complete holds for its own rows.
+    `rows` estimates how many there are; those that are not flushed yet do not count.
     """
 
     table: TableView
@@ -37,26 +36,16 @@ class ChangesPartition:
     rows: int
     handle_from: bytes = b""
     handle_to: bytes = b""
-    closes: bool = True
     snapshot: SnapshotPartition | None = None  # with from_ts = 0
     schema: SchemaVersion | None = None  # of the snapshot
 
     def collect(self) -> ChangesHandle:
         """Read it. Raises as `collect_changes` does."""
         if self.snapshot is not None and self.schema is not None:
-            complete_ts = self.to_ts if self.closes else 0
-            return ChangesHandle(
-                as_batches(self.snapshot.read(), self.schema, self.options, complete_ts=complete_ts)
-            )
+            rows = self.snapshot.read()
+            return ChangesHandle(as_batches(rows, self.schema, self.options, complete_ts=self.to_ts))
         wanted = ChangesRange(self.from_ts, self.to_ts, self.handle_from, self.handle_to)
-        batches = collect(self.table, wanted, self.options)
-        return ChangesHandle(batches if self.closes else _left_open(batches, self.from_ts))
-
-
-def _left_open(batches: Batches, from_ts: int) -> Batches:
-    with closing(batches):
-        for batch in batches:
-            yield replace(batch, hint=Hint.TAIL_WIP, complete_ts=from_ts)
+        return ChangesHandle(collect(self.table, wanted, self.options))
 
 
 def plan_changes(
@@ -112,7 +101,6 @@ def _plan_snapshot(
             to_ts=ts,
             options=options,
             rows=part.rows,
-            closes=part is parts[-1],
             snapshot=part,
             schema=schema,
         )
@@ -140,14 +128,12 @@ class _TailPlan:
         """Flushed changes, then the others: of those nobody has counted the rows."""
         flushed_ts = min(self.to_ts, *(state.flushed_ts for state in self.states))
         weights = [each for state in self.states for each in self._weights(state)]
-        begin = max(self.from_ts, flushed_ts)
-        flushed = (
-            share_times(weights, self.from_ts, begin, self.partition_rows) if begin > self.from_ts else []
-        )
-        if begin == self.to_ts:
-            return flushed
-        newest = share_times(weights, begin, self.to_ts, self.partition_rows)
-        return [*flushed, *(newest or [Share(begin, self.to_ts, 0)])]
+        bounds = dict.fromkeys((self.from_ts, max(self.from_ts, flushed_ts), self.to_ts))
+        return [
+            share
+            for from_ts, to_ts in pairwise(bounds)
+            for share in share_times(weights, from_ts, to_ts, self.partition_rows)
+        ]
 
     def _weights(self, state: PartitionState) -> Iterator[Weight]:
         for side in SIDES:
@@ -181,7 +167,6 @@ class _TailPlan:
                 rows=share.rows // len(parts),
                 handle_from=low,
                 handle_to=high,
-                closes=not high,
             )
             for low, high in parts
         ]

@@ -1,6 +1,6 @@
 """Changes from nothing: the rows of a table at one timestamp."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
@@ -30,20 +30,15 @@ def snapshot_columns(schema: SchemaVersion, options: ChangeOptions) -> list[str]
 def as_batches(
     rows: Iterable[pa.RecordBatch], schema: SchemaVersion, options: ChangeOptions, *, complete_ts: int
 ) -> Batches:
-    """Rows as batches without tombstones; only the last one is complete up to `complete_ts`."""
+    """Rows as batches without tombstones. The last one is complete up to `complete_ts`, and may be empty."""
     columns = Columns.of(schema.table, options)
     nothing = pa.RecordBatch.from_pylist([], columns.tombstone.shown)
-    for batch, is_last in _with_end(each for each in rows if each.num_rows):
-        data = _as_inserts(batch.select(columns.data.shown.names))
-        yield ChangeBatch(data, nothing, Hint.SNAPSHOT, schema, complete_ts if is_last else 0)
-
-
-def _with_end(rows: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, bool]]:
-    held = next(rows, None)
-    while held is not None:
-        following = next(rows, None)
-        yield held, following is None
-        held = following
+    held = pa.RecordBatch.from_pylist([], columns.data.shown)
+    for batch in rows:
+        if held.num_rows:
+            yield ChangeBatch(held, nothing, Hint.SNAPSHOT, schema, 0)
+        held = _as_inserts(batch.select(columns.data.shown.names))
+    yield ChangeBatch(held, nothing, Hint.SNAPSHOT, schema, complete_ts)
 
 
 def _as_inserts(batch: pa.RecordBatch) -> pa.RecordBatch:

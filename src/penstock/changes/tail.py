@@ -73,6 +73,10 @@ class Tail:
                 yield from self._large(found.large_ts)
         yield from self._send(waiting)
 
+    def end(self) -> ChangeBatch:
+        """A batch that says only that the range is complete."""
+        return self._batch(self._nothing, Hint.TAIL_DONE, self._to_ts)
+
     def _add(self, waiting: _Net, ts: int) -> _Net:
         """Changes that wait, and those cached up to a timestamp: their net effect."""
         data = self._joined("data", [waiting.data, *self._data.upto(ts)])
