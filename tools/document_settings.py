@@ -8,10 +8,13 @@ from pydantic import BaseModel
 from penstock.settings import (
     CaptureSettings,
     KvSettings,
+    PoolSettings,
     PullerSettings,
     ServerTlsSettings,
+    SparkSettings,
     StoreSettings,
     TlsSettings,
+    UpkeepSettings,
 )
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
@@ -22,6 +25,9 @@ TABLES = {
     "store.tls": ServerTlsSettings,
     "puller": PullerSettings,
     "capture": CaptureSettings,
+    "capture.upkeep": UpkeepSettings,
+    "spark": SparkSettings,
+    "spark.pools": PoolSettings,
 }
 
 
@@ -30,6 +36,8 @@ def table(model: type[BaseModel]) -> str:
     rows = ["| key | default | meaning |", "|---|---|---|"]
     for name, field in model.model_fields.items():
         default = "none" if field.default is None else str(field.default).lower()
+        if isinstance(field.default, BaseModel):
+            default = "see below"
         if field.is_required():
             default = "required"
         rows.append(f"| `{name}` | `{default}` | {field.description} |")

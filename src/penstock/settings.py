@@ -7,7 +7,7 @@ refused with its key, the value and what is allowed.
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import (
@@ -23,7 +23,7 @@ from pydantic import (
 from penstock.errors import Invalid
 
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
-_SECRET_KEYS = ("password", "secret", "token", "key_path", "storage_options")
+_SECRET_KEYS = ("password", "secret", "token", "key_path", "storage_options", "spark.conf")
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,}")
 _BAD_BEARER = "a token has at least 16 characters, of letters, digits and -._~+/="
 
@@ -176,13 +176,32 @@ class StoreSettings(_Frozen):
     """Certificate of the servers, and the authority that client certificates must come from."""
 
 
+class UpkeepSettings(_Frozen):
+    """Merges and garbage collection of the tables that a capture owns."""
+
+    merge: bool = True
+    """Whether small and heavily deleted objects are merged."""
+    merge_interval_s: float = Field(60, gt=0)
+    """How often a table that has changed is looked at for something to merge."""
+    merge_target_bytes: int = Field(128 * 1024 * 1024, ge=1024)
+    """Size of objects that merges aim at."""
+    history_ttl_s: float = Field(3600, ge=0)
+    """How long replaced objects stay, so that older timestamps can be read; watermarks keep them longer."""
+    collect_interval_s: float = Field(600, gt=0)
+    """How often each table is collected."""
+    orphan_age_s: float = Field(24 * 3600, ge=3600)
+    """Age at which files that no manifest names are deleted; no flush or merge may take half as long."""
+    threads: int = Field(1, ge=1, le=64)
+    """Tables looked after at the same time; each merge sorts in memory what a flush does (sort_bytes)."""
+
+
 class CaptureSettings(_Frozen):
     """A capture: the log puller and the event store in one process.
 
     What bounds its memory: memory_bytes, for rows that wait to be flushed; twice wal_queue_bytes, for rows on
-    their way to the disk; for every flush thread, and every read of unflushed rows over Flight, sort_bytes,
-    large_txn_bytes and about 100 MiB for row groups. At the defaults that is 0.9 GiB. The puller adds
-    prewrite_memory_bytes, region_queue_bytes, and quota_bytes while the disk cannot keep up.
+    their way to the disk; for every flush thread, upkeep thread, and read of unflushed rows over Flight,
+    sort_bytes, large_txn_bytes and about 100 MiB for row groups. At the defaults that is 1.1 GiB. The puller
+    adds prewrite_memory_bytes, region_queue_bytes, and quota_bytes while the disk cannot keep up.
     """
 
     id: str = Field("capture-1", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
@@ -227,6 +246,8 @@ class CaptureSettings(_Frozen):
     """File that holds the token instead; white space around it does not count."""
     lease_ttl_s: float = Field(10, gt=0)
     """How long the tables of a silent capture stay its own."""
+    upkeep: UpkeepSettings = UpkeepSettings()
+    """Merges and garbage collection."""
 
     @field_validator("flight_token")
     @classmethod
@@ -280,6 +301,58 @@ class PullerSettings(_Frozen):
     """Regions whose history a store reads at the same time for this client."""
 
 
+class PoolSettings(_Frozen):
+    """The share of a Spark session that the jobs of one account get."""
+
+    weight: int = Field(1, ge=1, le=1000)
+    """Share against the other pools."""
+    min_share: int = Field(0, ge=0)
+    """Cores that it gets first, before the rest is shared by weight."""
+
+
+class SparkSettings(_Frozen):
+    """The Spark session that Penstock builds, and what its jobs may use."""
+
+    master: str = "local[*]"
+    """Where jobs run: local[*], local[N], spark://host:port, yarn or k8s://https://host:port."""
+    driver_memory: str = Field("2g", pattern=r"^[1-9][0-9]*[mgt]$")
+    """Java heap of the driver; with a local master all work is done in it."""
+    executor_memory: str = Field("2g", pattern=r"^[1-9][0-9]*[mgt]$")
+    """Java heap of each executor."""
+    python: str | None = None
+    """Python of executors and of planning; none takes PYSPARK_PYTHON, or else the one that is running."""
+    ui_port: int = Field(0, ge=0, le=65535)
+    """Port of Spark's own web pages; 0 leaves them off."""
+    log_level: Literal["off", "error", "warn", "info", "debug"] = "error"
+    """The least important lines that Spark may write to the console."""
+    pools: dict[str, PoolSettings] = {}
+    """Shares by account; an account that is not listed has a pool of weight 1."""
+    conf: dict[str, str] = Field({}, repr=False)
+    """Further Spark configuration, spark.* keys; it wins over what Penstock sets."""
+
+    @field_validator("conf", mode="before")
+    @classmethod
+    def _conf_is_text(cls, conf: Any) -> Any:
+        if not isinstance(conf, dict):
+            return conf
+        return {key: _as_spark_text(value) for key, value in conf.items()}
+
+    @field_validator("conf")
+    @classmethod
+    def _conf_is_for_spark(cls, conf: dict[str, str]) -> dict[str, str]:
+        foreign = sorted(key for key in conf if not key.startswith("spark."))
+        if foreign:
+            raise ValueError(f"{foreign[0]!r} is no key of Spark's; its keys begin with 'spark.'")
+        return conf
+
+
+def _as_spark_text(value: Any) -> Any:
+    """YAML's numbers and booleans, the way Spark writes them."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
+
+
 class Settings(_Frozen):
     """Everything penstock.yaml may say."""
 
@@ -289,6 +362,7 @@ class Settings(_Frozen):
     store: StoreSettings = StoreSettings()
     puller: PullerSettings = PullerSettings()
     capture: CaptureSettings = CaptureSettings()
+    spark: SparkSettings = SparkSettings()
 
 
 def load(path: Path) -> Settings:

@@ -1,0 +1,69 @@
+"""The package as one file, for executors that do not have it or have another version."""
+
+import hashlib
+import importlib.util
+import py_compile
+import sys
+import zipfile
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import penstock
+from penstock.errors import Invalid
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the first moment that a zip file can name: equal sources give equal archives
+
+
+def ship(spark: "SparkSession") -> None:
+    """Give the package to every executor, present and future; there it comes before an installed one."""
+    from pyspark import SparkFiles
+
+    root = Path(SparkFiles.getRootDirectory())  # lives as long as the session, which serves the file from it
+    shipped = root / "shipped"
+    shipped.mkdir(exist_ok=True)
+    path = build_archive(shipped)
+    spark.sparkContext.addPyFile(str(path))
+    # Spark puts the file on the driver's path too; the driver goes on with the package it was started with
+    here = str(root / path.name)
+    sys.path[:] = [each for each in sys.path if each != here]
+
+
+def build_archive(folder: Path, package: Path | None = None) -> Path:
+    """Write the package, sources and compiled, into `folder`; the file's name tells version and content.
+
+    Compiled files are what makes it quick: a worker would otherwise compile the sources each time it
+    starts, because nothing can be cached beside an archive. Another version of Python takes the sources.
+    """
+    package = package or Path(penstock.__file__).parent
+    files = sorted(each for each in package.rglob("*") if each.is_file() and "__pycache__" not in each.parts)
+    if not files:
+        raise Invalid(
+            f"package {package} has no files to ship; install Penstock as a folder, not as an archive"
+        )
+    digest = hashlib.sha256()
+    unfinished = folder / "penstock.zip.part"
+    with TemporaryDirectory(dir=folder) as scratch, zipfile.ZipFile(unfinished, "w") as archive:
+        for path in files:
+            name = f"{package.name}/{path.relative_to(package).as_posix()}"
+            content = path.read_bytes()
+            digest.update(f"{name}\0{len(content)}\0".encode() + content)
+            _add(archive, name, content)
+            if path.suffix == ".py":
+                _add(archive, f"{name}c", _compiled(path, name, Path(scratch, "compiled.pyc")))
+    return unfinished.rename(folder / f"penstock-{penstock.__version__}-{digest.hexdigest()[:12]}.zip")
+
+
+def _compiled(path: Path, name: str, scratch: Path) -> bytes:
+    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH  # archives keep no times that could be compared
+    py_compile.compile(str(path), str(scratch), dfile=name, doraise=True, invalidation_mode=mode)
+    content = scratch.read_bytes()
+    assert content.startswith(importlib.util.MAGIC_NUMBER)
+    return content
+
+
+def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    archive.writestr(zipfile.ZipInfo(name, _EPOCH), content, compress_type=zipfile.ZIP_DEFLATED)

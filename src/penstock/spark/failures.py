@@ -1,0 +1,121 @@
+"""From what Spark throws to the PenstockError inside it, and the other way round.
+
+An error that a Python worker raises reaches the caller as text only, inside one of Spark's exceptions:
+`penstock.errors.Invalid: ...` as the last line of a traceback. Messages of ours are one line each, so the
+kind and the message can be read back.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from penstock import errors
+from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
+
+__all__ = ["as_penstock_error", "first_line", "one_line", "spark_errors"]
+
+_OURS = re.compile(r"penstock\.errors\.(?P<kind>[A-Z]\w*): (?P<message>[^\n]*)")
+_SQLSTATE = re.compile(r"\s*SQLSTATE: \w+\s*$")
+_STALE = re.compile(
+    r"history of (?P<table>.+) at (?P<ts>\d+) is gone; the oldest that can be read is (?P<oldest>\d+)"
+)
+_EXECUTOR_PYTHON = "set spark.python to an interpreter there that has Penstock's dependencies"
+
+
+@contextmanager
+def one_line() -> Iterator[None]:
+    """Around code that a Python worker runs: let Spark show a PenstockError without the worker's traceback.
+
+    Spark reads the variable when it writes the error down, and ends the worker after it, so nothing else
+    that runs in a worker is affected.
+    """
+    try:
+        yield
+    except PenstockError:
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise
+
+
+@contextmanager
+def spark_errors() -> Iterator[None]:
+    """Around code that runs Spark jobs: raise the PenstockError inside what Spark throws.
+
+    What Spark throws for reasons of its own passes unchanged, unless there is a remedy to tell.
+    """
+    try:
+        yield
+    except PenstockError:
+        raise
+    except Exception as error:
+        found = as_penstock_error(error)
+        if found is None:
+            raise
+        raise found from error
+
+
+def as_penstock_error(error: BaseException) -> PenstockError | None:
+    """The PenstockError that an exception of Spark's carries or amounts to; None when there is none."""
+    if isinstance(error, PenstockError):
+        return error
+    text = str(error)
+    ours = list(_OURS.finditer(text))
+    if ours:
+        return _rebuilt(ours[-1]["kind"], _SQLSTATE.sub("", ours[-1]["message"]))
+    for pattern, explain in _KNOWN:
+        match = pattern.search(text)
+        if match:
+            return explain(match)
+    return None
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, without stack trace, error class and state: for a message of our own."""
+    java = getattr(error, "java_exception", None)  # py4j's errors put a stack trace into their text
+    text = java.toString() if java is not None else str(error)
+    lines = [each for each in _SQLSTATE.sub("", text).splitlines() if each.strip()] or [type(error).__name__]
+    if any(each.endswith("Traceback (most recent call last):") for each in lines):
+        lines = [each for each in lines if not each[0].isspace()][-1:]  # the end of a worker's traceback
+    line = re.sub(r"^(?:(?:[\w$]+\.)+[\w$]+: )+", "", lines[0].strip())
+    return re.sub(r"^\[[A-Z_.]+\] ", "", line)[:300]
+
+
+def _rebuilt(kind: str, message: str) -> PenstockError:
+    """An error of the named kind, or of the nearest above it that is made of a message alone."""
+    stale = _STALE.search(message) if kind == StaleRead.__name__ else None
+    if stale:
+        return StaleRead(stale["table"], int(stale["ts"]), oldest_ts=int(stale["oldest"]))
+    named: type[PenstockError] = getattr(errors, kind, PenstockError)
+    nearest = PenstockError
+    for each in reversed(named.__mro__):
+        if "__init__" in vars(each) and issubclass(each, PenstockError):
+            break
+        if issubclass(each, PenstockError):
+            nearest = each
+    return nearest(message)
+
+
+_KNOWN: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], PenstockError]], ...] = (
+    (
+        re.compile(r"PYTHON_VERSION_MISMATCH|Python in worker has different version"),
+        lambda _: Invalid(f"executors run another version of Python than the driver; {_EXECUTOR_PYTHON}"),
+    ),
+    (
+        re.compile(r"No module named '(?P<name>[\w.]+)'"),
+        lambda match: Invalid(f"executors have no Python package {match['name']!r}; {_EXECUTOR_PYTHON}"),
+    ),
+    (
+        re.compile(r'Cannot run program "(?P<path>[^"]+)"'),
+        lambda match: Invalid(f"Python {match['path']!r} cannot be run; {_EXECUTOR_PYTHON}"),
+    ),
+    (
+        re.compile(r"All masters are unresponsive|Master removed our application"),
+        lambda _: Unavailable("the Spark master does not answer; start it, or correct spark.master"),
+    ),
+    (
+        re.compile(
+            r"stopped SparkContext|SparkContext (?:was|has been|is) (?:already )?(?:shut ?down|stopped)"
+        ),
+        lambda _: Unavailable("the Spark session has ended; build a new one and repeat the call"),
+    ),
+)

@@ -1,0 +1,330 @@
+"""The options of the data source: camelCase as Spark's own, parsed once into a frozen value."""
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import quote, unquote, urlsplit
+
+from pydantic import SecretStr
+
+from penstock import settings as penstock_settings
+from penstock.errors import Invalid
+from penstock.settings import Settings, TlsSettings
+from penstock.spark.timestamps import parse_first_ts, parse_last_ts, parse_version
+
+CONFIG_VARIABLE = "PENSTOCK_CONFIG"
+PARTITION_BYTES = 128 * 1024 * 1024
+
+_CONNECTION = (
+    *("config", "storage", "pdAddrs", "partitionBytes", "maxRowsPerTrigger", "maxBytesPerTrigger"),
+    *("flightAddr", "flightToken", "flightCaPath", "flightCertPath", "flightKeyPath"),
+)
+_READ = (
+    *("table", "from", "columns", "rangeFrom", "rangeTo", "versionAsOf", "timestampAsOf", "readChangeFeed"),
+    *("startingVersion", "startingTimestamp", "endingVersion", "endingTimestamp"),
+)
+_STORAGE_OPTION = "storageoptions."
+_NAMES = {name.lower(): name for name in (*_READ, *_CONNECTION, "path")}
+_SIZE = re.compile(r"(?P<count>[1-9]\d*)\s*(?P<unit>KiB|MiB|GiB|)", re.IGNORECASE)
+_UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_KEY = re.compile(r"0x(?:[0-9a-f]{2})*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """What one read asks for. `settings` has the connection options laid over the settings file."""
+
+    settings: Settings
+    table: str
+    origin: Literal["eventstore", "kv"] = "eventstore"
+    columns: tuple[str, ...] | None = None
+    as_of_ts: int | None = None
+    """The snapshot's timestamp; None takes the newest."""
+    read_change_feed: bool = False
+    from_ts: int | None = None
+    """Changes after this timestamp; None when no start is given."""
+    to_ts: int | None = None
+    """Changes up to and including this one; None when no end is given."""
+    range_from: int | bytes | None = None
+    """The first handle: a number, or the bytes of a clustered key."""
+    range_to: int | bytes | None = None
+    """The first handle behind the range."""
+    partition_bytes: int = PARTITION_BYTES
+    max_rows_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
+    flight_addr: str | None = None
+    """Where to read unflushed rows instead of the address that the table's capture advertises."""
+    flight_tls: TlsSettings | None = None
+
+
+def parse_options(
+    given: Mapping[str, str], *, defaults: Mapping[str, str] | None = None, settings: Settings | None = None
+) -> SourceOptions:
+    """Check the options of one read; raise Invalid with what is allowed.
+
+    `defaults` are connection options that `given` may overrule; `settings` are what both are laid over:
+    without them the file that the option `config` or the variable PENSTOCK_CONFIG names.
+    """
+    explicit = {key.lower(): value for key, value in given.items()}
+    fallback = {key.lower(): value for key, value in (defaults or {}).items()}
+    _refuse_unknown(explicit, fallback)
+    options = {**fallback, **explicit}
+    _refuse_contradictions(options)
+    settings = _laid_over(_base(options, settings), options)
+    from_ts, to_ts = _change_range(options)
+    range_from, range_to = _key_range(options)
+    return SourceOptions(
+        settings=settings,
+        table=_table(options),
+        origin=_origin(options),
+        columns=_columns(options),
+        as_of_ts=_as_of(options),
+        read_change_feed=_flag(options, "readChangeFeed"),
+        from_ts=from_ts,
+        to_ts=to_ts,
+        range_from=range_from,
+        range_to=range_to,
+        partition_bytes=_size(options, "partitionBytes") or PARTITION_BYTES,
+        max_rows_per_trigger=_size(options, "maxRowsPerTrigger"),
+        max_bytes_per_trigger=_size(options, "maxBytesPerTrigger"),
+        flight_addr=options.get("flightaddr"),
+        flight_tls=_flight_tls(options),
+    )
+
+
+def check_defaults(defaults: Mapping[str, str]) -> None:
+    """Raise Invalid when a default is no connection option: what a read is about belongs to the read."""
+    allowed = {name.lower() for name in _CONNECTION}
+    for key in defaults:
+        if key.lower() not in allowed and not key.lower().startswith(_STORAGE_OPTION):
+            raise Invalid(
+                f"spark.penstock.{key} is no default of the data source; there are"
+                f" {', '.join(_CONNECTION)} and storageOptions.*"
+            )
+
+
+def _refuse_unknown(explicit: Mapping[str, str], fallback: Mapping[str, str]) -> None:
+    check_defaults(fallback)
+    for key in explicit:
+        if key in _NAMES or key.startswith(_STORAGE_OPTION):
+            continue
+        close = difflib.get_close_matches(key, _NAMES, n=1)
+        hint = f"; did you mean {_NAMES[close[0]]}?" if close else ""
+        raise Invalid(
+            f"unknown option {key!r}{hint} The options are {', '.join((*_READ, *_CONNECTION))}"
+            " and storageOptions.*"
+        )
+
+
+def _refuse_contradictions(options: Mapping[str, str]) -> None:
+    for one, other in (
+        ("versionAsOf", "timestampAsOf"),
+        ("startingVersion", "startingTimestamp"),
+        ("endingVersion", "endingTimestamp"),
+        ("table", "path"),
+    ):
+        if one.lower() in options and other.lower() in options:
+            raise Invalid(f"options {one} and {other} exclude each other; give one of them")
+    feed = _flag(options, "readChangeFeed")
+    for name in ("startingVersion", "startingTimestamp", "endingVersion", "endingTimestamp"):
+        if name.lower() in options and not feed:
+            raise Invalid(
+                f"option {name} is for changes; give readChangeFeed = true as well, or leave it out"
+            )
+    for name in ("versionAsOf", "timestampAsOf"):
+        if name.lower() in options and feed:
+            raise Invalid(f"option {name} is for snapshots; leave it out, or leave out readChangeFeed")
+    if feed and _origin(options) == "kv":
+        raise Invalid(
+            "options readChangeFeed and from = 'kv' exclude each other: the KV store keeps no changes"
+        )
+
+
+def _base(options: Mapping[str, str], settings: Settings | None) -> Settings:
+    path = options.get("config")
+    if path is None and settings is not None:
+        return settings
+    path = path or os.environ.get(CONFIG_VARIABLE)
+    return penstock_settings.load(Path(path)) if path else Settings()
+
+
+def _laid_over(base: Settings, options: Mapping[str, str]) -> Settings:
+    capture = base.capture
+    prefix = len(_STORAGE_OPTION)
+    given = {key[prefix:]: value for key, value in options.items() if key.startswith(_STORAGE_OPTION)}
+    capture = capture.model_copy(
+        update={
+            "storage": shared_url(options.get("storage", capture.storage)),
+            "storage_options": {**capture.storage_options, **given},
+            "flight_token": _token(options) or capture.read_flight_token(),
+            "flight_token_path": None,  # read above: executors have no such file
+        }
+    )
+    addrs = options.get("pdaddrs")
+    return base.model_copy(
+        update={"capture": capture, "pd_addrs": _addresses(addrs) if addrs is not None else base.pd_addrs}
+    )
+
+
+def _token(options: Mapping[str, str]) -> SecretStr | None:
+    tree = {"capture": {"flight_token": options.get("flighttoken")}}
+    return penstock_settings.parse(tree, origin="option flightToken").capture.flight_token
+
+
+def shared_url(url: str) -> str:
+    """A storage URL that means the same place in every process; raise Invalid when there is none."""
+    parts = urlsplit(url)
+    if parts.scheme == "memory":
+        raise Invalid(
+            "storage memory:// lives in one process, which Spark's workers are not; use file:// or s3://"
+        )
+    if parts.scheme != "file":
+        return url
+    path = Path(unquote(parts.netloc + parts.path)).absolute()
+    return f"file://{quote(str(path))}"
+
+
+def _addresses(text: str) -> tuple[str, ...]:
+    addresses = tuple(each.strip() for each in text.split(","))
+    for each in addresses:
+        host, _, port = each.rpartition(":")
+        if not host or not port.isdigit():
+            raise Invalid(
+                f"option pdAddrs has {each!r}, which is not host:port; separate several with commas"
+            )
+    return addresses
+
+
+def _table(options: Mapping[str, str]) -> str:
+    name = options.get("table") or options.get("path")
+    if name is None:
+        raise Invalid("no table is named; give option table, for instance 'shop.orders'")
+    database, _, table = name.partition(".")
+    if not database or not table:
+        raise Invalid(f"option table = {name!r} is not database.table, for instance 'shop.orders'")
+    return name
+
+
+def _origin(options: Mapping[str, str]) -> Literal["eventstore", "kv"]:
+    text = options.get("from", "eventstore").lower()
+    if text == "eventstore":
+        return "eventstore"
+    if text == "kv":
+        return "kv"
+    raise Invalid(f"option from = {options['from']!r} is refused; use eventstore or kv")
+
+
+def _columns(options: Mapping[str, str]) -> tuple[str, ...] | None:
+    text = options.get("columns")
+    if text is None:
+        return None
+    if text.lstrip().startswith("["):
+        try:
+            names = json.loads(text)
+        except ValueError:
+            names = None
+    else:
+        names = [each.strip() for each in text.split(",")]
+    if not isinstance(names, list) or not names or not all(isinstance(each, str) and each for each in names):
+        raise Invalid(
+            "option columns is no list of names; write them as 'id, name' or as '[\"id\", \"name\"]'"
+        )
+    if len(set(names)) != len(names):
+        raise Invalid("option columns names a column twice; name each once")
+    return tuple(names)
+
+
+def _as_of(options: Mapping[str, str]) -> int | None:
+    if "versionasof" in options:
+        return parse_version("versionAsOf", options["versionasof"])
+    if "timestampasof" in options:
+        return parse_last_ts("timestampAsOf", options["timestampasof"])
+    return None
+
+
+def _change_range(options: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """The range (from_ts, to_ts]; both ends of the options count as inside, as in Delta's change feed."""
+    first = last = None
+    if "startingversion" in options:
+        first = parse_version("startingVersion", options["startingversion"])
+    elif "startingtimestamp" in options:
+        first = parse_first_ts("startingTimestamp", options["startingtimestamp"])
+    if "endingversion" in options:
+        last = parse_version("endingVersion", options["endingversion"])
+    elif "endingtimestamp" in options:
+        last = parse_last_ts("endingTimestamp", options["endingtimestamp"])
+    if first is not None and last is not None and last < first:
+        raise Invalid(f"the changes asked for end at {last}, before they start at {first}; exchange the two")
+    return (None if first is None else max(first - 1, 0)), last
+
+
+def _key_range(options: Mapping[str, str]) -> tuple[int | bytes | None, int | bytes | None]:
+    first, last = _handle(options, "rangeFrom"), _handle(options, "rangeTo")
+    match first, last:
+        case (None, _) | (_, None):
+            return first, last
+        case int(low), int(high):
+            ordered = low <= high
+        case bytes(low_key), bytes(high_key):
+            ordered = low_key <= high_key
+        case _:
+            raise Invalid(
+                "options rangeFrom and rangeTo are of two kinds; give two numbers, or two keys as 0x..."
+            )
+    if not ordered:
+        raise Invalid("option rangeTo is before rangeFrom; exchange the two")
+    return first, last
+
+
+def _handle(options: Mapping[str, str], name: str) -> int | bytes | None:
+    text = options.get(name.lower())
+    if text is None:
+        return None
+    if _KEY.fullmatch(text):
+        return bytes.fromhex(text[2:])
+    try:
+        return int(text)
+    except ValueError:
+        # the text may be part of a row's key: it is not shown
+        raise Invalid(f"option {name} is neither a whole number nor a key as 0x...") from None
+
+
+def _flag(options: Mapping[str, str], name: str) -> bool:
+    text = options.get(name.lower(), "false").lower()
+    if text not in {"true", "false"}:
+        raise Invalid(f"option {name} = {text!r} is refused; use true or false")
+    return text == "true"
+
+
+def _size(options: Mapping[str, str], name: str) -> int | None:
+    text = options.get(name.lower())
+    if text is None:
+        return None
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or (match["unit"] and "Bytes" not in name):
+        units = ", with or without KiB, MiB or GiB" if "Bytes" in name else ""
+        raise Invalid(f"option {name} = {text!r} is refused; use a whole number above 0{units}")
+    return int(match["count"]) * _UNITS[match["unit"].lower()]
+
+
+def _flight_tls(options: Mapping[str, str]) -> TlsSettings | None:
+    authority = options.get("flightcapath")
+    certificate, key = options.get("flightcertpath"), options.get("flightkeypath")
+    if authority is None:
+        if certificate or key:
+            raise Invalid(
+                "options flightCertPath and flightKeyPath need flightCaPath: the service's authority"
+            )
+        return None
+    if (certificate is None) != (key is None):
+        raise Invalid("options flightCertPath and flightKeyPath are given together or not at all")
+    return TlsSettings(
+        ca_path=Path(authority),
+        cert_path=Path(certificate) if certificate else None,
+        key_path=Path(key) if key else None,
+    )

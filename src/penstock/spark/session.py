@@ -1,0 +1,118 @@
+"""The one place that builds a Spark session. Everything else is given one."""
+
+import os
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from penstock.errors import Invalid, PenstockError, Unavailable
+from penstock.settings import Settings, SparkSettings
+from penstock.spark import archive, gateway
+from penstock.spark.failures import as_penstock_error, first_line
+from penstock.spark.java import require_java
+from penstock.spark.masters import Master, parse_master, require_master
+from penstock.spark.pools import allocation_file
+from penstock.spark.registering import register
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LOG_FILE = Path(__file__).with_name("log4j2.properties")
+_PYTHON_VARIABLE = "PYSPARK_PYTHON"
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+
+
+def build_session(settings: Settings, *, app_name: str = "penstock") -> "SparkSession":
+    """Build the session of this process, with the data source registered for these settings.
+
+    With a master that is not local the package is shipped to the executors. A session that runs already on
+    the same master is returned as it is. Raises Invalid when Java is missing or too old or when a setting is
+    refused, Unavailable when the master does not answer: one line each.
+    """
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    master = parse_master(settings.spark.master)
+    running = SparkContext._active_spark_context
+    if running is None:
+        require_java()
+        require_master(master)
+        spark = _start(settings.spark, master, app_name)
+    elif running.master == master.url:
+        spark = SparkSession.builder.getOrCreate()
+    else:
+        raise Invalid(
+            f"a Spark session on {running.master} runs in this process;"
+            f" stop it before one on {master.url} is built"
+        )
+    register(spark, settings)
+    return spark
+
+
+def session_conf(
+    wanted: SparkSettings, master: Master, *, app_name: str, allocations: Path
+) -> dict[str, str]:
+    """Spark's configuration for the settings; what `conf` says wins."""
+    conf = {
+        "spark.master": master.url,
+        "spark.app.name": app_name,
+        "spark.driver.memory": wanted.driver_memory,
+        "spark.executor.memory": wanted.executor_memory,
+        "spark.python.worker.reuse": "true",
+        "spark.scheduler.allocation.file": allocations.as_uri(),
+        "spark.scheduler.mode": "FAIR",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.enabled": str(wanted.ui_port != 0).lower(),
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if wanted.ui_port:
+        conf["spark.ui.port"] = str(wanted.ui_port)
+    if master.in_process:  # nothing connects from elsewhere, and host names that do not resolve do no harm
+        conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    conf |= wanted.conf
+    conf[_JAVA_OPTIONS] = f"{_console_options(wanted)} {wanted.conf.get(_JAVA_OPTIONS, '')}".strip()
+    return conf
+
+
+def _console_options(wanted: SparkSettings) -> str:
+    repeated = "off" if wanted.log_level in {"off", "error"} else wanted.log_level
+    return (
+        f"-Dlog4j2.configurationFile={_LOG_FILE.as_uri()} -Dpenstock.spark.log.level={wanted.log_level}"
+        f" -Dpenstock.spark.repeated.level={repeated}"
+    )
+
+
+def _start(wanted: SparkSettings, master: Master, app_name: str) -> "SparkSession":
+    from py4j.protocol import Py4JError
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    # Spark takes the interpreter from here only, for workers beside the driver and for those on executors
+    os.environ[_PYTHON_VARIABLE] = wanted.python or os.environ.get(_PYTHON_VARIABLE) or sys.executable
+    with TemporaryDirectory(prefix="penstock-spark-") as folder:
+        allocations = Path(folder, "pools.xml")
+        allocations.write_text(allocation_file(wanted.pools), encoding="utf-8")
+        pairs = session_conf(wanted, master, app_name=app_name, allocations=allocations)
+        conf = SparkConf(loadDefaults=False).setAll(list(pairs.items()))
+        java = SparkContext._gateway or gateway.launch(conf)
+        try:
+            SparkContext(conf=conf, gateway=java)
+            spark = SparkSession.builder.getOrCreate()
+            if not master.in_process:
+                archive.ship(spark)
+        except (PySparkException, Py4JError) as error:
+            raise _why_not_started(error, master) from error
+    return spark
+
+
+def _why_not_started(error: Exception, master: Master) -> PenstockError:
+    known = as_penstock_error(error)
+    if known is not None:
+        return known
+    line = first_line(error)
+    if "IllegalArgument" in f"{type(error).__name__} {error}":
+        return Invalid(f"Spark refuses its configuration: {line}; check spark.* in the settings")
+    return Unavailable(f"Spark did not start on {master.url}: {line}; look at the master's log")

@@ -1,0 +1,76 @@
+"""The Spark data source `penstock`: from options to the read that they ask for.
+
+Spark calls it from Python processes of its own, on the driver's machine: one creates the source and asks for
+its schema, another plans partitions, and the reader then travels to the executors. Only what is pickled with
+the source reaches them: that is why settings and defaults are attributes of its class.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from penstock.errors import Invalid
+from penstock.spark.failures import one_line
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from penstock.settings import Settings
+    from penstock.spark.options import SourceOptions
+    from penstock.spark.reads import TableRead
+
+__all__ = ["PenstockDataSource"]
+
+
+class PenstockDataSource(DataSource):
+    """`spark.read.format("penstock")`. Registered by penstock.spark.register, or by being installed."""
+
+    settings: ClassVar["Settings | None"] = None
+    defaults: ClassVar[dict[str, str]] = {}
+    _read: "TableRead | None" = None
+
+    @classmethod
+    def name(cls) -> str:
+        return "penstock"
+
+    def schema(self) -> "StructType":
+        with one_line():
+            return self._opened().schema()
+
+    def reader(self, schema: "StructType") -> DataSourceReader:
+        with one_line():
+            return _OneLineReader(self._opened().reader(schema))
+
+    def _opened(self) -> "TableRead":
+        if self._read is None:
+            from penstock.spark.options import parse_options
+
+            options = parse_options(self.options, defaults=self.defaults, settings=self.settings)
+            self._read = self.open_read(options)
+        return self._read
+
+    @classmethod
+    def open_read(cls, options: "SourceOptions") -> "TableRead":
+        """The read that the options ask for; raise Invalid when there is none."""
+        if options.origin == "kv":
+            from penstock.spark.kvreader import KvRead
+
+            return KvRead(options)
+        raise Invalid("tables of the event store cannot be read with Spark yet; give option from = 'kv'")
+
+
+class _OneLineReader(DataSourceReader):
+    """A reader whose PenstockErrors Spark shows without the traceback of its worker."""
+
+    def __init__(self, inner: DataSourceReader) -> None:
+        self._inner = inner
+
+    def partitions(self) -> Sequence[InputPartition]:
+        with one_line():
+            return self._inner.partitions()
+
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+        with one_line():
+            yield from self._inner.read(partition)

@@ -1,0 +1,40 @@
+"""A small Spark session for tests: one for each test process, because starting Java takes seconds."""
+
+from typing import TYPE_CHECKING
+
+from penstock.settings import Settings, SparkSettings
+from penstock.spark.session import build_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SMALL = {
+    "spark.default.parallelism": "2",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.streaming.stopTimeout": "30s",
+}
+
+
+def local_settings(base: Settings | None = None) -> Settings:
+    """Settings of a session in this process: two threads, little memory, no web pages."""
+    spark = SparkSettings(master="local[2]", driver_memory="1g", conf=SMALL)
+    return (base or Settings()).model_copy(update={"spark": spark})
+
+
+def shared_session(settings: Settings) -> "SparkSession":
+    """The session of this process on the wanted master; one on another master is stopped first."""
+    from pyspark import SparkContext
+
+    running = SparkContext._active_spark_context
+    if running is not None and running.master != settings.spark.master:
+        stop_session()
+    return build_session(settings, app_name="penstock-tests")
+
+
+def stop_session() -> None:
+    """Stop the session of this process, if there is one; Java stays for the next."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    if SparkContext._active_spark_context is not None:
+        SparkSession.builder.getOrCreate().stop()
