@@ -105,6 +105,17 @@ def plan_kv_scan(
 ) -> tuple[KvScan, list[KvScanPartition]]:
     """Plan to read `database.table` as of `ts` (none: now): its schema then, and its ranges by regions now.
 
+    Raises as `plan_scan` does.
+    """
+    scan = plan_scan(cluster, name, ts=ts, columns=columns)
+    return scan, ranges_of(cluster.client(), scan, handle_from=handle_from, handle_to=handle_to)
+
+
+def plan_scan(
+    cluster: ClusterRef, name: str, *, ts: int | None = None, columns: Sequence[str] | None = None
+) -> KvScan:
+    """A scan of `database.table` with its schema as of `ts` (none: now).
+
     Raises Invalid when there is no such table or column, or `ts` is ahead of the cluster's time or behind its
     safe point of garbage collection; Unavailable when the cluster does not answer.
     """
@@ -112,9 +123,8 @@ def plan_kv_scan(
     now = client.timestamp()
     if ts is not None and ts > now:
         raise Invalid(f"timestamp {ts} is in the future: the cluster's time is {now}; give one up to that")
-    place = Catalog(client).schema(now if ts is None else ts).place(name)
-    scan = scan_of(cluster, place, now if ts is None else ts, columns)
-    return scan, ranges_of(client, scan, handle_from=handle_from, handle_to=handle_to)
+    at_ts = now if ts is None else ts
+    return scan_of(cluster, Catalog(client).schema(at_ts).place(name), at_ts, columns)
 
 
 def scan_of(cluster: ClusterRef, place: Place, ts: int, columns: Sequence[str] | None = None) -> KvScan:
