@@ -10,6 +10,7 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import methodcaller
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,7 @@ from penstock.eventstore.sides import COMMIT_TS, HANDLE
 from penstock.eventstore.storage import Storage
 from penstock.tables.schema import TableInfo
 
+_VALUE = methodcaller("as_py")
 NO_HANDLES = pa.array([], pa.binary())
 
 
@@ -167,5 +169,5 @@ def _inside(handles: pa.ChunkedArray, wanted: HandleRange) -> pa.ChunkedArray:
 
 def _within(ordered: pa.Array, bounds: Bounds) -> pa.Array:
     """Those of some ordered handles that are within the bounds."""
-    low = bisect_left(ordered, bounds.low, key=pa.Scalar.as_py)
-    return ordered[low : bisect_right(ordered, bounds.high, key=pa.Scalar.as_py)]
+    low = bisect_left(ordered, bounds.low, key=_VALUE)
+    return ordered[low : bisect_right(ordered, bounds.high, key=_VALUE)]

@@ -79,11 +79,16 @@ def live_rows(numbers: Ints, begun_ts: Ints, ended_ts: Ints, handles: int) -> In
     `numbers` says of which handle each data row, then each tombstone is; both sides are ordered by time. At
     one timestamp a row ends before the next begins.
     """
-    last = np.full(handles, -1, np.int64)
-    ended = np.zeros(handles, np.int64)
-    last[numbers[: len(begun_ts)]] = np.arange(len(begun_ts))  # of equal numbers the last one counts
-    ended[numbers[len(begun_ts) :]] = ended_ts
-    last = last[last >= 0] if not len(ended_ts) else last[(last >= 0) & (begun_ts[last] >= ended)]
+    data, tombstones = numbers[: len(begun_ts)], numbers[len(begun_ts) :]
+    last, begun, ended = (
+        np.full(handles, -1, np.int64),
+        np.zeros(handles, np.int64),
+        np.zeros(handles, np.int64),
+    )
+    last[data] = np.arange(len(data))  # of equal numbers the last one stays
+    begun[data] = begun_ts
+    ended[tombstones] = ended_ts
+    last = last[(last >= 0) & (begun >= ended)]
     last.sort()
     return last
 

@@ -1,0 +1,374 @@
+"""A table's objects made by hand, of every kind, and beside them what the table was at each timestamp.
+
+Flushes, merges and transfers do here what their promises say, one row at a time and without any of the code
+that does it in earnest. So tests of readers depend on the format of the objects alone.
+"""
+
+import io
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.clock import SYSTEM
+from penstock.errors import Unavailable
+from penstock.eventstore import paths
+from penstock.eventstore.manifest import (
+    Archive,
+    Kind,
+    ManifestState,
+    ObjectInfo,
+    Removal,
+    Targets,
+    write_archive,
+)
+from penstock.eventstore.manifestlog import ManifestLog
+from penstock.eventstore.partition import Partition, StorageRef, TableView
+from penstock.eventstore.paths import Side
+from penstock.eventstore.ranges import Part, ReadRange, TableProgress
+from penstock.eventstore.schemaversion import SchemaVersion, cut_at_changes, in_force
+from penstock.eventstore.sides import side_schema
+from penstock.tables.defaults import origin_cell
+from penstock.tables.keys import encode_handle
+from penstock.tables.schema import ColumnInfo, TableInfo
+from penstock.tables.values import from_cell
+
+TABLE_ID = 1
+
+Row = dict[str, Any]
+Cells = Mapping[int, Any]  # values by column id
+RowId = tuple[str, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """One change of one row; `cells` None: it was deleted. `old` is what it ended, None: nothing."""
+
+    ts: int
+    number: int
+    table: TableInfo
+    cells: Cells | None
+    old: "Change | None"
+
+    @property
+    def handle(self) -> bytes:
+        """The handle of the row."""
+        return encode_handle(self.number)
+
+    def row(self, table: TableInfo) -> Row:
+        """The data row, by the columns of a schema."""
+        assert self.cells is not None
+        return {**shown(self.cells, table), **self._system(update=self.old is not None)}
+
+    def tombstone(self, row_id: RowId | None) -> Row:
+        """The tombstone, by the columns of the schema of its time."""
+        assert self.old is not None
+        assert self.old.cells is not None
+        before = shown(self.old.cells, self.table)
+        where = dict(zip(("_object", "_offset"), row_id or (None, None), strict=True))
+        return {**before, **self._system(update=self.cells is not None), **where, "_old": before}
+
+    def of(self, side: Side) -> Row | None:
+        """One side, as it is before tombstones have row ids; None: the change has no such side."""
+        if side == "data":
+            return None if self.cells is None else self.row(self.table)
+        return None if self.old is None else self.tombstone(None)
+
+    def _system(self, *, update: bool) -> Row:
+        times = {"_commit_ts": self.ts, "_start_ts": self.ts - 1}
+        return {"_handle": self.handle, **times, "_update": update}
+
+
+def shown(cells: Cells, table: TableInfo) -> Row:
+    """A row by the names of a schema, with the defaults of the columns that it was written without."""
+    return {each.name: cells[each.id] if each.id in cells else _origin(each) for each in table.stored_columns}
+
+
+def _origin(column: ColumnInfo) -> Any:
+    cell = origin_cell(column)
+    return None if cell is None else from_cell(column.type, cell)
+
+
+@dataclass
+class HeldRows:
+    """A RangeReader over a list of changes; counts what it is asked."""
+
+    changes: list[Change] = field(default_factory=list)
+    versions: list[SchemaVersion] = field(default_factory=list)
+    readable_ts: int = 0
+    batch_rows: int = 3
+    asked: int = 0
+
+    def progress(self, table_id: int) -> TableProgress:
+        """See RangeReader."""
+        return TableProgress(table_id, self.readable_ts, self.readable_ts, 0)
+
+    def parts(self, wanted: ReadRange) -> list[Part]:
+        """See RangeReader."""
+        self.asked += 1
+        if wanted.to_ts > self.readable_ts:
+            raise Unavailable("not complete yet")
+        versions = in_force(self.versions, wanted.from_ts, wanted.to_ts)
+        cuts = cut_at_changes(versions, wanted.from_ts, wanted.to_ts)
+        return [Part(replace(wanted, from_ts=low, to_ts=high), version) for low, high, version in cuts]
+
+    def read(self, wanted: ReadRange) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """See RangeReader."""
+        (part,) = self.parts(wanted)
+        schema = side_schema(part.schema.table, wanted.side)
+        chosen = [
+            row
+            for each in sorted(self.changes, key=lambda each: (each.ts, each.handle))
+            if wanted.from_ts < each.ts <= wanted.to_ts and each.handle >= wanted.handle_from
+            if not wanted.handle_to or each.handle < wanted.handle_to
+            if (row := each.of(wanted.side)) is not None
+        ]
+        table = pa.Table.from_pylist(chosen, schema).select(list(wanted.columns or schema.names))
+        return table.schema, iter(table.to_batches(max_chunksize=self.batch_rows))
+
+
+@dataclass(frozen=True)
+class Merge:
+    """A merge that has begun: its inputs, and what it saw."""
+
+    ts: int
+    seq: int
+    inputs: tuple[ObjectInfo, ...]
+    live: tuple[Change, ...]
+    kept: tuple["Ended", ...]  # tombstones of inputs that are about other objects
+
+
+class Ended(NamedTuple):
+    """A tombstone, and the row id of the row that it ended."""
+
+    change: Change
+    row_id: RowId | None
+
+
+class HandMade:
+    """A table in the making: commit, alter, flush, merge; then look at it through `view` and `at`."""
+
+    def __init__(
+        self, storage: StorageRef, table: TableInfo, *, start_ts: int = 100, group_rows: int = 3
+    ) -> None:
+        self.storage = storage
+        self.ts = start_ts
+        self.group_rows = group_rows
+        self.versions = [SchemaVersion(0, 1, table, "shop")]
+        self.history: list[Change] = []
+        self.rows = HeldRows(self.history, self.versions, start_ts)
+        self._log = ManifestLog.open(storage.open(), paths.table_root(TABLE_ID), writer="hand")
+        self._log.commit(facts=[each.as_fact() for each in self.versions], flushed_ts=start_ts)
+        self._live: dict[int, Change] = {}
+        self._row_ids: dict[tuple[int, int], RowId] = {}  # of each row version, where it was put last
+        self._data: dict[str, list[Change]] = {}  # what each object holds, in file order
+        self._ended: dict[str, list[Ended]] = {}
+
+    @property
+    def table(self) -> TableInfo:
+        """The newest schema."""
+        return self.versions[-1].table
+
+    @property
+    def state(self) -> ManifestState:
+        """What the manifest says."""
+        return self._log.state
+
+    def view(self, *, objects_only: bool = False) -> TableView:
+        """The table for readers."""
+        rows = None if objects_only else self.rows
+        return TableView("shop.items", (Partition(self.storage, TABLE_ID, rows),))
+
+    def commit(self, puts: Mapping[int, Row], deletes: Collection[int] = ()) -> int:
+        """One transaction: rows by number, of the columns that the table has now."""
+        self._tick()
+        ids = {column.name: column.id for column in self.table.stored_columns}
+        for number, row in puts.items():
+            self._change(number, {ids[name]: value for name, value in row.items()})
+        for number in set(deletes).difference(puts).intersection(self._live):
+            self._change(number, None)
+        return self.ts
+
+    def _change(self, number: int, cells: Cells | None) -> None:
+        made = Change(self.ts, number, self.table, cells, self._live.pop(number, None))
+        self.history.append(made)
+        if cells is not None:
+            self._live[number] = made
+
+    def alter(self, table: TableInfo) -> int:
+        """Another schema from now on."""
+        self._tick()
+        self.versions.append(SchemaVersion(self.ts, len(self.versions) + 1, table, "shop"))
+        return self.ts
+
+    def _tick(self) -> None:
+        self.ts += 2
+        self.rows.readable_ts = self.ts
+
+    def table_at(self, ts: int) -> TableInfo:
+        """The schema in force at a timestamp."""
+        return in_force(self.versions, ts - 1, ts)[-1].table
+
+    def at(self, ts: int) -> dict[int, Row]:
+        """The table as of a timestamp, in the schema of then, with `_commit_ts`."""
+        last = {each.number: each for each in self.history if each.ts <= ts}
+        table = self.table_at(ts)
+        return {
+            number: {**shown(each.cells, table), "_commit_ts": each.ts}
+            for number, each in last.items()
+            if each.cells is not None
+        }
+
+    def flush(self, direct: Collection[int] = (), *, upto_ts: int | None = None) -> None:
+        """Move changes into objects: transactions in `direct` into objects of their own."""
+        upto = self.ts if upto_ts is None else upto_ts
+        pending = [each for each in self.history if self.state.flushed_ts < each.ts <= upto]
+        pending.sort(key=lambda each: (each.ts, each.handle))
+        groups = [
+            (version, kind, same)
+            for version in self.versions
+            for kind, same in _by_kind([each for each in pending if each.table is version.table], direct)
+        ]
+        made: list[ObjectInfo] = []
+        for version, kind, changes in groups:
+            made += self._write_data(version, kind, [each for each in changes if each.cells is not None])
+        for version, kind, changes in groups:
+            made += self._write_tombstones(version, kind, [self._end(each) for each in changes if each.old])
+        facts = [each.as_fact() for each in self.versions if self.state.flushed_ts < each.since_ts <= upto]
+        self._log.commit(add=made, flushed_ts=upto, facts=facts)
+
+    def _end(self, change: Change) -> Ended:
+        assert change.old is not None
+        return Ended(change, self._row_ids.get((change.number, change.old.ts)))
+
+    def begin_merge(self, chosen: Callable[[ObjectInfo], bool]) -> Merge:
+        """See the table as it is flushed now, to merge those of its objects that are chosen."""
+        ts = self.state.flushed_ts
+        data, tombstones = self.state.visible("data", ts), self.state.visible("tombstone", ts)
+        gone = {each.row_id for info in tombstones for each in self._ended[info.id]}
+        inputs = {info.id for info in data if chosen(info)}
+        outside = {info.id for info in data} - inputs
+        used = [info for info in tombstones if chosen(info)]
+        return Merge(
+            ts,
+            self.state.seq,
+            (*(info for info in data if info.id in inputs), *used),
+            tuple(
+                change
+                for each in sorted(inputs)
+                for offset, change in enumerate(self._data[each])
+                if (each, offset) not in gone
+            ),
+            tuple(
+                each
+                for info in used
+                for each in self._ended[info.id]
+                if each.row_id is not None and each.row_id[0] in outside
+            ),
+        )
+
+    def finish_merge(self, merge: Merge, *, outputs: int = 1) -> None:
+        """Replace the inputs, whatever was flushed since the merge began."""
+        inputs = {info.id for info in merge.inputs}
+        since = [info for info in self.state.objects.values() if info.seq > merge.seq]
+        late = [
+            each
+            for info in since
+            for each in self._ended.get(info.id, ())
+            if each.row_id is not None and each.row_id[0] in inputs
+        ]
+        version = in_force(self.versions, merge.ts - 1, merge.ts)[-1]
+        live = sorted(merge.live, key=lambda each: each.handle)
+        made: list[ObjectInfo] = []
+        for part in range(outputs):
+            mine = live[len(live) * part // outputs : len(live) * (part + 1) // outputs]
+            made += self._write_data(version, "merged", mine, create_ts=merge.ts)
+        moved = [self._end(each.change) for each in late]
+        for each in self.versions:
+            ended = [one for one in (*merge.kept, *moved) if one.change.table is each.table]
+            made += self._write_tombstones(each, "merged", ended, create_ts=merge.ts)
+        removed = [Removal(id=each, delete_ts=merge.ts) for each in inputs]
+        self._log.commit(add=made, remove=removed)
+
+    def forget(self, *, collect: bool) -> None:
+        """Let removed objects leave the state, and with `collect` storage too."""
+        gone = [info for info in self.state.objects.values() if info.delete_ts]
+        if not gone:
+            return
+        upto_ts = max(info.delete_ts for info in gone)
+        archive = Archive(id=f"{self.state.seq:032x}", upto_ts=upto_ts, objects=len(gone))
+        root = paths.table_root(TABLE_ID)
+        self.storage.open().write(paths.archive(root, archive.id), write_archive(gone))
+        self._log.commit(archive=archive, forget=[info.id for info in gone])
+        if collect:
+            self._log.commit(collect=[archive.id])
+            for info in gone:
+                self.storage.open().delete(paths.object_path(root, info.side, info.id))
+
+    def _write_data(
+        self, version: SchemaVersion, kind: Kind, changes: list[Change], *, create_ts: int = 0
+    ) -> list[ObjectInfo]:
+        if not changes:
+            return []
+        rows = [each.row(version.table) for each in changes]
+        info = self._write("data", version, kind, rows, create_ts, ())
+        self._data[info.id] = changes
+        for offset, change in enumerate(changes):
+            self._row_ids[change.number, change.ts] = (info.id, offset)
+        return [info]
+
+    def _write_tombstones(
+        self, version: SchemaVersion, kind: Kind, ended: list[Ended], *, create_ts: int = 0
+    ) -> list[ObjectInfo]:
+        if not ended:
+            return []
+        ordered = sorted(ended, key=lambda each: (each.row_id is None, each.row_id, each.change.ts))
+        rows = [each.change.tombstone(each.row_id) for each in ordered]
+        targets = Counter(each.row_id[0] for each in ended if each.row_id is not None)
+        info = self._write("tombstone", version, kind, rows, create_ts, tuple(sorted(targets.items())))
+        self._ended[info.id] = ordered
+        return [info]
+
+    def _write(
+        self,
+        side: Side,
+        version: SchemaVersion,
+        kind: Kind,
+        rows: list[Row],
+        create_ts: int,
+        targets: Targets,
+    ) -> ObjectInfo:
+        file = io.BytesIO()
+        table = pa.Table.from_pylist(rows, side_schema(version.table, side))
+        pq.write_table(table, file, row_group_size=self.group_rows)
+        made = SYSTEM.unique_id()
+        self.storage.open().write(paths.object_path(paths.table_root(TABLE_ID), side, made), file.getvalue())
+        times = [row["_commit_ts"] for row in rows]
+        return ObjectInfo(
+            id=made,
+            side=side,
+            kind=kind,
+            schema_version=version.version,
+            create_ts=create_ts or min(times),
+            min_ts=min(times),
+            max_ts=max(times),
+            rows=len(rows),
+            size_bytes=len(file.getvalue()),
+            key_min=min(row["_handle"] for row in rows),
+            key_max=max(row["_handle"] for row in rows),
+            targets=targets,
+        )
+
+
+def _by_kind(changes: list[Change], direct: Collection[int]) -> Iterator[tuple[Kind, list[Change]]]:
+    """Changes by the object that they go into: direct ones by their transaction."""
+    usual = [each for each in changes if each.ts not in direct]
+    alone = [each for each in changes if each.ts in direct]
+    if usual:
+        yield "appendable", usual
+    for _, same in groupby(alone, key=lambda each: each.ts):
+        yield "direct", list(same)
