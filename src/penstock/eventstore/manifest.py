@@ -86,6 +86,15 @@ class Entry:
     forget: tuple[str, ...] = ()
     collect: tuple[str, ...] = ()
 
+    @property
+    def opens(self) -> bool:
+        """Whether it says nothing but who writes from here on.
+
+        Such an entry is never deleted: it has the number that a former owner's next commit would take.
+        """
+        said = (self.add, self.remove, self.flushed_ts, self.facts, self.archive, self.forget, self.collect)
+        return not any(said)
+
 
 @dataclass(frozen=True, slots=True)
 class ManifestState:
@@ -104,7 +113,7 @@ class ManifestState:
     facts: tuple[Mapping[str, Any], ...] = ()
     origin: str = ""
     archives: tuple[Archive, ...] = ()
-    archived_seq: int = 0  # of the last entry with an archive
+    archived_seq: int = 0  # who knows the entries up to it needs no archive to know those after it
     history_ts: int = 0
     oldest_ts: int = 0
 
@@ -156,7 +165,7 @@ class ManifestState:
             return {"archives": tuple(known.values()), "oldest_ts": oldest_ts}
         return {
             "archives": (*known.values(), entry.archive),
-            "archived_seq": entry.seq,
+            "archived_seq": entry.seq - 1,
             "history_ts": max(self.history_ts, entry.archive.upto_ts),
             "oldest_ts": oldest_ts,
         }

@@ -26,22 +26,34 @@ from penstock.eventstore.storage import Storage
 
 CHECKPOINT_ENTRIES = 64
 _OPEN_ATTEMPTS = 100
+_LOAD_ATTEMPTS = 3
 
 _log = logging.getLogger(__name__)
 
 
 def load(storage: Storage, root: str) -> ManifestState:
-    """Read the newest state: the newest checkpoint, then every entry after it."""
-    state = _newest_checkpoint(storage, root)
-    return _replay(storage, root, state)
+    """Read the newest state: the newest checkpoint, then every entry after it.
+
+    Raises Corrupt when a file is damaged and no other says the same, Unavailable when storage fails.
+    """
+    for _ in range(_LOAD_ATTEMPTS):
+        checkpoints = _checkpoints(storage, root)
+        state = _replay(storage, root, _newest_readable(storage, checkpoints))
+        if state.seq >= max(checkpoints, default=0):
+            return state  # else old files were collected while this went through them, or are damaged
+    raise Corrupt(f"{root}: checkpoint {max(checkpoints)} cannot be read; keep the folder for inspection")
 
 
-def _newest_checkpoint(storage: Storage, root: str) -> ManifestState:
+def _checkpoints(storage: Storage, root: str) -> dict[int, str]:
+    """Paths of the checkpoints by number."""
     # Checkpoints sort after every entry, so the listing starts at the first of them.
     names = storage.names(paths.manifest_folder(root), after=paths.manifest_checkpoint(root, 0))
-    for path in reversed(names):
-        if paths.checkpoint_seq(path) is None:
-            continue
+    numbered = ((paths.checkpoint_seq(path), path) for path in names)
+    return {seq: path for seq, path in numbered if seq is not None}
+
+
+def _newest_readable(storage: Storage, checkpoints: Mapping[int, str]) -> ManifestState:
+    for _, path in sorted(checkpoints.items(), reverse=True):
         data = storage.read(path)
         if data is None:
             continue
@@ -97,7 +109,10 @@ class ManifestLog:
             if after_epoch is not None and state.epoch > after_epoch and state.writer != writer:
                 raise Fenced(_taken(root, state.writer, state.epoch))
             entry = Entry(seq=state.seq + 1, epoch=state.epoch + 1, writer=writer, id=clock.unique_id())
-            if _create(storage, root, entry) is None:
+            if _create(storage, root, entry) is not None:
+                continue
+            # A number is free for a second time once its entry is collected, which a checkpoint outlives.
+            if max(_checkpoints(storage, root), default=0) < entry.seq:
                 return cls(storage, root, state.apply(entry), clock)
         raise Fenced(f"{root} is opened by others again and again; run one owner for each table")
 

@@ -1,4 +1,4 @@
-"""Watermarks: who still needs a table's history, and from when on; on storage, so that anybody can hold one."""
+"""Watermarks: who still needs a table's history, and from when on. On storage: anybody can hold one."""
 
 import json
 from collections.abc import Iterator

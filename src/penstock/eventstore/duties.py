@@ -1,0 +1,70 @@
+"""Which table is looked after next, and how. A pure decision: no clock, no thread."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+_RETRY_FIRST_S = 1.0
+_RETRY_MAX_S = 300.0
+
+
+class Duty(StrEnum):
+    """What a table needs from time to time."""
+
+    MERGE = "merge"
+    COLLECT = "collect"
+    SWEEP = "sweep"
+
+
+@dataclass(slots=True)
+class Care:
+    """When a table was looked after, in seconds of the monotonic clock.
+
+    `merged_seq` is a state of its manifest in which nothing was left to merge.
+    """
+
+    merged_at: float
+    collected_at: float
+    swept_at: float
+    merged_seq: int = 0
+    retry_at: float = 0.0
+    failures: int = 0
+
+    @classmethod
+    def since(cls, now: float) -> "Care":
+        """Of a table that is new here."""
+        return cls(now, now, now)
+
+    def failed(self, now: float) -> float:
+        """Leave the table alone for a while; return for how long."""
+        pause = min(_RETRY_MAX_S, _RETRY_FIRST_S * 2.0 ** min(self.failures, 20))
+        self.failures += 1
+        self.retry_at = now + pause
+        return pause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DutyPolicy:
+    """What has been due the longest comes first, so that every table has its turn."""
+
+    merge: bool
+    merge_interval_s: float
+    collect_interval_s: float
+    sweep_interval_s: float
+
+    def choose(self, tables: Mapping[int, tuple[Care, int]], now: float) -> tuple[int, Duty] | None:
+        """The next duty, of tables with the number of their last manifest entry; None: nothing is due."""
+        due = [
+            (at, table_id, duty)
+            for table_id, (care, seq) in tables.items()
+            if care.retry_at <= now
+            for at, duty in self._times(care, seq)
+            if at <= now
+        ]
+        return min(due)[1:] if due else None
+
+    def _times(self, care: Care, seq: int) -> Iterator[tuple[float, Duty]]:
+        if self.merge and seq != care.merged_seq:
+            yield care.merged_at + self.merge_interval_s, Duty.MERGE
+        yield care.collected_at + self.collect_interval_s, Duty.COLLECT
+        yield care.swept_at + self.sweep_interval_s, Duty.SWEEP
