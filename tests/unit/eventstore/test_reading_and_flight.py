@@ -8,19 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyarrow import flight
 
-from penstock.errors import Corrupt, Invalid, Unavailable
+from penstock.errors import Corrupt, Invalid, StaleRead, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.flight import FlightService, read_ticket, write_ticket
-from penstock.eventstore.manifest import ManifestState
-from penstock.eventstore.reading import Reader, ReadRange
+from penstock.eventstore.flightreader import FlightReader
+from penstock.eventstore.manifest import Archive, ManifestState, Removal, write_archive
+from penstock.eventstore.ranges import RangeReader, ReadRange, TableProgress
+from penstock.eventstore.reading import Reader
 from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.sides import OBJECT, OFFSET
 from penstock.eventstore.storage import open_storage
 from penstock.eventstore.store import EventStore
-from penstock.eventstore.transactions import Piece
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.define import define_table
@@ -32,6 +33,7 @@ WIDER = replace(
     define_table("items", [("id", "bigint primary key"), ("name", "varchar(64)"), ("more", "int")]), id=1
 )
 NOW = 1 << 58
+VERSIONS = SchemaVersion(0, 1, TABLE, "shop"), SchemaVersion(NOW + 100, 2, WIDER, "shop")
 
 
 def row(number: int, name: str = "x") -> dict[str, Any]:
@@ -43,7 +45,7 @@ class Held:
 
     def __init__(self, folder: Path) -> None:
         self.storage = storage = open_storage("memory:///")
-        self.schemas = FixedSchemas(SchemaVersion(0, 1, TABLE), SchemaVersion(NOW + 100, 2, WIDER))
+        self.schemas = FixedSchemas(*VERSIONS)
         settings = CaptureSettings(
             data=folder, flush_interval_s=3600, idle_flush_interval_s=10**9, large_txn_bytes=300
         )
@@ -71,8 +73,17 @@ class Held:
         return self.store.ownership(1).state
 
     def read(self, from_ts: int, to_ts: int, **rest: Any) -> list[dict[str, Any]]:
-        _, batches = self.reader.read(ReadRange(table_id=1, from_ts=from_ts, to_ts=to_ts, **rest))
-        return [each for batch in batches for each in batch.to_pylist()]
+        return rows_of(self.reader, ReadRange(table_id=1, from_ts=from_ts, to_ts=to_ts, **rest))
+
+
+def rows_of(reader: RangeReader, wanted: ReadRange) -> list[dict[str, Any]]:
+    """The rows of a range, without what only a flush can know: the row ids of tombstones."""
+    schema, batches = reader.read(wanted)
+    found = []
+    for batch in batches:
+        assert batch.schema == schema
+        found += batch.drop_columns(list({OBJECT, OFFSET}.intersection(schema.names))).to_pylist()
+    return found
 
 
 def _until(holds: Callable[[], bool]) -> None:
@@ -94,7 +105,12 @@ def held(tmp_path: Path) -> Iterator[Held]:
 RANGES: list[dict[str, Any]] = [
     {"from_ts": 0, "to_ts": NOW + 99},
     {"from_ts": NOW + 3, "to_ts": NOW + 12},
-    {"from_ts": 0, "to_ts": NOW + 99, "side": "tombstone"},
+    {
+        "from_ts": 0,
+        "to_ts": NOW + 99,
+        "side": "tombstone",
+        "columns": ("_handle", "_commit_ts", "_start_ts", "_update", "_old"),  # all but row ids
+    },
     {"from_ts": 0, "to_ts": NOW + 99, "columns": ("name", "_commit_ts")},
     {"from_ts": 0, "to_ts": NOW + 99, "handle_from": (1 << 63 | 5).to_bytes(8, "big")},
     {"from_ts": 0, "to_ts": NOW + 99, "handle_to": (1 << 63 | 5).to_bytes(8, "big")},
@@ -115,6 +131,78 @@ def test_a_flush_in_between_changes_nothing(held: Held, wanted: dict[str, Any]) 
     assert before or wanted["from_ts"] == NOW + 50
 
 
+@pytest.fixture
+def service(held: Held) -> Iterator[FlightService]:
+    service = FlightService("127.0.0.1:0", held.store, held.reader)
+    yield service
+    service.close()
+
+
+@pytest.mark.parametrize("side", ["data", "tombstone"])
+@pytest.mark.parametrize("columns", [(), ("id", "_commit_ts")])
+def test_here_and_over_flight_a_range_is_the_same(
+    held: Held, service: FlightService, side: paths.Side, columns: tuple[str, ...]
+) -> None:
+    wanted = ReadRange(table_id=1, from_ts=NOW + 2, to_ts=NOW + 200, side=side, columns=columns)
+    seen = []
+    with FlightReader(service.addr) as remote:
+        for resolved in (0, NOW + 11, NOW + 150, NOW + 200):  # flushed up to here
+            held.schemas.resolved = resolved
+            assert held.store.flush(1)
+            held.schemas.resolved = NOW + 200
+            readers: list[RangeReader] = [held.reader, remote]
+            assert [each.progress(1) for each in readers] == [
+                TableProgress(1, NOW + 200, NOW + 200, held.rows.flushed_ts)
+            ] * 2
+            for reader in readers:
+                parts = reader.parts(wanted)
+                assert [each.schema.as_fact() for each in parts] == [each.as_fact() for each in VERSIONS]
+                assert [(each.wanted.from_ts, each.wanted.to_ts) for each in parts] == [
+                    (NOW + 2, NOW + 99),
+                    (NOW + 99, NOW + 200),
+                ]
+                seen.append([rows_of(reader, each.wanted) for each in parts])
+    assert held.rows.flushed_ts == NOW + 200
+    assert all(each == seen[0] for each in seen)
+    assert len(seen[0][0]) > 1
+
+
+def test_history_that_is_gone_is_told_alike_here_and_over_flight(held: Held, service: FlightService) -> None:
+    assert held.store.flush(1)
+    archive = Archive(id="a" * 32, upto_ts=NOW + 5, objects=0)
+    held.storage.write(paths.archive("tables/1", archive.id), write_archive([]))
+    held.store.ownership(1).commit(archive=archive)
+    assert held.read(NOW + 3, NOW + 9)
+    held.store.ownership(1).commit(collect=[archive.id])
+    gone = ReadRange(table_id=1, from_ts=NOW + 4, to_ts=NOW + 9)
+    with FlightReader(service.addr) as remote:
+        for reader in (held.reader, remote):
+            assert rows_of(reader, replace(gone, from_ts=NOW + 5))
+            with pytest.raises(StaleRead) as caught:
+                rows_of(reader, gone)
+            assert (caught.value.ts, caught.value.oldest_ts) == (NOW + 4, NOW + 5)
+            with pytest.raises(StaleRead):
+                rows_of(reader, replace(gone, from_ts=0))
+
+
+def test_a_range_is_read_from_an_archive(held: Held) -> None:
+    """History that the manifest's state no longer names."""
+    assert held.store.flush(1)
+    expected = held.read(0, NOW + 99)
+    ownership = held.store.ownership(1)
+    old = [each for each in held.state.objects.values() if each.max_ts <= NOW + 15]
+    assert {each.kind for each in old} == {"appendable", "direct"}
+    removed = [replace(each, delete_ts=NOW + 20) for each in old]
+    ownership.commit(remove=[Removal(id=each.id, delete_ts=NOW + 20) for each in old])
+    archive = Archive(id="a" * 32, upto_ts=NOW + 20, objects=len(old))
+    held.storage.write(paths.archive("tables/1", archive.id), write_archive(removed))
+    ownership.commit(archive=archive, forget=[each.id for each in old])
+    assert held.read(0, NOW + 99) == expected
+    held.storage.delete(paths.archive("tables/1", archive.id))
+    with pytest.raises(Unavailable, match="archive of table 1"):
+        held.read(0, NOW + 99)
+
+
 def test_rows_come_in_order(held: Held) -> None:
     found = [(each["_commit_ts"] - NOW, each["id"]) for each in held.read(NOW + 8, NOW + 12)]
     assert found == [(9, 9), *((10, number) for number in (10, *range(100, 108))), (11, 11), (12, 12)]
@@ -122,7 +210,7 @@ def test_rows_come_in_order(held: Held) -> None:
 
 def test_large_transactions_come_at_their_place_among_equal_commits(held: Held) -> None:
     assert held.store.flush(1)
-    assert len([each for each in held.state.objects.values() if each.kind == "direct"]) == 3
+    assert len([each for each in held.state.objects.values() if each.kind == "direct"]) == 5
     found = [(each["_start_ts"] - NOW, each["id"]) for each in held.read(NOW + 14, NOW + 15)]
     assert found == [
         *((2, number) for number in range(202, 282, 10)),
@@ -130,28 +218,6 @@ def test_large_transactions_come_at_their_place_among_equal_commits(held: Held) 
         *((4, number) for number in range(204, 284, 10)),
         (14, 15),
     ]
-
-
-def test_only_row_groups_in_the_range_are_read(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.eventstore.objects.ROW_GROUP_ROWS", 1)
-    monkeypatch.setattr("penstock.eventstore.building.cut", _row_by_row)
-    assert held.store.flush(1)
-    asked: list[list[int]] = []
-    read = pq.ParquetFile.iter_batches
-
-    def counted(file: pq.ParquetFile, *given: Any, **rest: Any) -> Iterator[pa.RecordBatch]:
-        asked.append(rest["row_groups"])
-        return read(file, *given, **rest)
-
-    monkeypatch.setattr(pq.ParquetFile, "iter_batches", counted)
-    assert [each["id"] for each in held.read(NOW + 2, NOW + 4)] == [3, 4]
-    assert asked == [[2], [3]]
-
-
-def _row_by_row(ordered: Iterator[pa.RecordBatch], *, large_bytes: int) -> Iterator[Piece]:
-    for batch in ordered:
-        for start in range(batch.num_rows):
-            yield Piece(batch.slice(start, 1), direct=False)
 
 
 def test_a_damaged_object_is_named_and_kept(held: Held) -> None:
