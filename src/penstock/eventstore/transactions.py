@@ -46,7 +46,7 @@ def cut(ordered: Iterable[pa.RecordBatch], *, large_bytes: int, chunk_bytes: int
         another = int(commit[0]) != last_ts
         if chunk < 0 or direct != was_direct or (another and (direct or filled >= chunk_bytes)):
             chunk, filled = chunk + 1, 0
-        filled += rows.nbytes
+        filled += int(row_bytes(rows).sum())
         last_ts, was_direct = int(commit[-1]), direct
         yield Piece(rows, chunk, direct)
 

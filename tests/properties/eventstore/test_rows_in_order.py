@@ -98,23 +98,27 @@ def weight(change: Change) -> int:
     return 17 + sum(len(part) for part in change[2:] if isinstance(part, bytes))
 
 
-@settings(deadline=None, max_examples=60)
-@given(BATCHES, st.integers(20, 200), st.data())
-def test_large_transactions_are_cut_out_whole(
-    batches: list[list[Change]], large: int, data: st.DataObject
+@settings(deadline=None, max_examples=100)
+@given(BATCHES, st.integers(20, 200), st.integers(20, 400), st.data())
+def test_chunks_hold_whole_commits_and_a_large_one_is_alone(
+    batches: list[list[Change]], large: int, enough: int, data: st.DataObject
 ) -> None:
     rows = once(batches)
     marks = sorted(data.draw(st.sets(st.integers(0, len(rows)))))
-    bounds = [0, *marks, len(rows)]
-    stream = [raw(rows[start:end]) for start, end in itertools.pairwise(bounds)]
-    pieces = list(cut(stream, large_bytes=large))
+    stream = [raw(rows[start:end]) for start, end in itertools.pairwise([0, *marks, len(rows)])]
+    pieces = list(cut(stream, large_bytes=large, chunk_bytes=enough))
     assert [change for piece in pieces for change in changes(piece.rows)] == rows
-    sizes: dict[tuple[int, int], int] = {}
-    for change in rows:
-        sizes[change[:2]] = sizes.get(change[:2], 0) + weight(change)
-    direct = {change[:2] for piece in pieces if piece.direct for change in changes(piece.rows)}
-    small = {change[:2] for piece in pieces if not piece.direct for change in changes(piece.rows)}
-    assert direct.isdisjoint(small)
-    assert all(sizes[txn] <= large for txn in small)
-    assert all(len({change[:2] for change in changes(piece.rows)}) == 1 for piece in pieces if piece.direct)
-    assert direct == {txn for txn, size in sizes.items() if size > large}
+    assert [each.chunk for each in pieces] == sorted(each.chunk for each in pieces)
+    chunks = [
+        [(change, piece.direct) for piece in group for change in changes(piece.rows)]
+        for _, group in itertools.groupby(pieces, key=lambda piece: piece.chunk)
+    ]
+    commits = [{change[0] for change, _ in chunk} for chunk in chunks]
+    assert all(max(one) < min(two) for one, two in itertools.pairwise(commits))
+    for chunk, times in zip(chunks, commits, strict=True):
+        nbytes = {ts: sum(weight(each) for each, _ in chunk if each[0] == ts) for ts in times}
+        assert {direct for _, direct in chunk} == {max(nbytes.values()) > large}
+        assert len(times) == 1 or max(nbytes.values()) <= large
+    for one, two in itertools.pairwise(chunks):
+        if not one[0][1] and not two[0][1]:  # a chunk of small commits ends when it is full
+            assert sum(weight(change) for change, _ in one) >= enough
