@@ -14,10 +14,14 @@ from penstock.clock import SYSTEM
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.capture import Capture
+from penstock.eventstore.finding import find_table, list_tables
 from penstock.eventstore.flight import write_ticket
 from penstock.eventstore.flushing import FlushPolicy
+from penstock.eventstore.leases import PREFIX
 from penstock.eventstore.manifestlog import ManifestLog, load
+from penstock.eventstore.namemarks import says_dropped
 from penstock.eventstore.ownership import Ownership
+from penstock.eventstore.partition import StorageRef
 from penstock.eventstore.reading import ReadRange
 from penstock.eventstore.storage import open_storage
 from penstock.kv import Client
@@ -123,6 +127,72 @@ async def test_tables_come_change_and_go(tmp_path: Path) -> None:
         truncated = (await b.do(b.db.truncate_table, "shop.first")).id
         await until(lambda: capture.tables == {truncated})
         assert not capture.failed.done()
+
+
+async def test_tables_are_found_by_their_names_until_they_are_dropped(tmp_path: Path) -> None:
+    ref = StorageRef(f"file://{tmp_path}/events")
+
+    def found(name: str, **rest: Any) -> list[int]:
+        try:
+            return [each.table_id for each in find_table(ref, name, **rest).partitions]
+        except (Invalid, Unavailable):
+            return []
+
+    async with bench(tmp_path) as b:
+        table_id = (await b.do(b.db.create_table, "shop.old", COLUMNS)).id
+        capture = await b.capture()
+        created = await b.flushed(table_id)
+        assert found("shop.old") == [table_id]
+        await b.do(b.db.rename_table, "shop.old", "shop.new")
+        await until(lambda: found("shop.new") == [table_id])
+        assert found("shop.old") == []
+        assert found("shop.old", at_ts=created) == [table_id]
+        await b.do(b.db.drop_table, "shop.new")
+        await until(lambda: capture.tables == set())
+        assert found("shop.new") == []
+        assert list_tables(ref) == []
+        again = (await b.do(b.db.create_table, "shop.new", COLUMNS)).id
+        await until(lambda: found("shop.new") == [again])
+        assert found("shop.old", at_ts=created) == [table_id]
+        (fact,) = [each for each in load(b.storage, f"tables/{table_id}").facts if each["kind"] == "dropped"]
+        assert created < fact["ts"] <= load(b.storage, f"tables/{table_id}").flushed_ts
+
+
+async def test_a_table_dropped_while_nobody_captured_ends_when_somebody_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.eventstore.capture._DROPPED_KEPT_MS", -(10**9))  # every drop is long ago
+    async with bench(tmp_path) as b:
+        table_id = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
+        first = await b.capture()
+        await b.flushed(table_id)
+        await first.stop()
+        await b.insert("shop.t", [{"id": 1, "name": "nobody looks"}])
+        await b.do(b.db.drop_table, "shop.t")
+        second = await b.capture("b")
+        await until(lambda: says_dropped(b.storage, table_id))
+        await until(lambda: second.tables == set())
+        assert len(replayed(b.storage, table_id, load(b.storage, f"tables/{table_id}").flushed_ts)) == 1
+        assert not second.failed.done()
+
+
+async def test_a_lease_says_the_address_that_others_reach(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        capture = await b.capture(flight_advertise_addr="capture.example:0")
+        port = capture.flight_addr.rpartition(":")[2]
+        assert capture.advertised_addr == f"capture.example:{port}"
+        other = await b.capture("b", flight_advertise_addr="capture.example:99")
+        leases = {key: json.loads(value) for key, value in await b.do(lambda: list(_leases(b.client)))}
+        assert {each["flight_addr"] for each in leases.values()} == {
+            capture.advertised_addr,
+            "capture.example:99",
+        }
+        assert not other.failed.done()
+
+
+def _leases(client: Client) -> list[tuple[bytes, bytes]]:
+    with client.begin() as txn:
+        return list(txn.scan(PREFIX, PREFIX + b"\xff"))
 
 
 async def test_rows_are_served_over_flight_before_they_are_flushed(tmp_path: Path) -> None:
@@ -234,7 +304,7 @@ async def test_a_table_that_moved_away_before_it_was_subscribed_holds_nothing(tm
 async def test_a_capture_stops_while_a_full_disk_waits_for_storage_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise Unavailable("storage is away")
 
     async with bench(tmp_path) as b:
