@@ -202,7 +202,8 @@ class HandMade:
     def alter(self, table: TableInfo) -> int:
         """Another schema from now on."""
         self._tick()
-        self.versions.append(SchemaVersion(self.ts, len(self.versions) + 1, table, "shop"))
+        version = len(self.versions) + 1
+        self.versions.append(SchemaVersion(self.ts, version, replace(table, update_ts=self.ts), "shop"))
         return self.ts
 
     def _tick(self) -> None:

@@ -15,7 +15,7 @@ from penstock.tables.alter import add_column, drop_column, modify_column
 from penstock.tables.define import define_table
 from penstock.tables.keys import encode_handle
 from penstock.tables.schema import TableInfo
-from penstock.testing.handmade import HandMade, Merge, Row
+from penstock.testing.handmade import HandMade, Row
 
 NUMBERS = range(1, 9)
 FIRST = replace(define_table("items", [("id", "bigint primary key"), ("name", "varchar(64)")]), id=1)
@@ -40,37 +40,39 @@ def a_row(table: TableInfo, number: int, ts: int) -> Row:
 
 
 numbers = st.frozensets(st.sampled_from(NUMBERS), max_size=5)
-steps = st.one_of(
-    st.tuples(st.just("commit"), numbers, numbers),
-    st.tuples(st.just("commit"), numbers, numbers),
-    st.tuples(st.just("flush"), st.integers(0, 15), st.integers(0, 3)),
-    st.tuples(st.just("begin"), st.integers(1, 1 << 16), st.just(0)),
-    st.tuples(st.just("finish"), st.integers(1, 3), st.just(0)),
-    st.tuples(st.just("forget"), st.just(0), st.just(0)),
-    st.tuples(st.just("alter"), st.just(0), st.just(0)),
-)
+commits = st.tuples(st.just("commit"), numbers, numbers)
+flushes = st.tuples(st.just("flush"), st.integers(0, 15), st.sampled_from([0, 0, 1, 3]))
+alters = st.tuples(st.just("alter"), st.none(), st.none())
+forgets = st.tuples(st.just("forget"), st.none(), st.none())
+busy = st.lists(st.one_of(commits, flushes, alters), max_size=5)
+merges = st.tuples(st.just("merge"), st.tuples(st.integers(1, (1 << 16) - 1), st.integers(1, 3)), busy)
+steps = st.one_of(commits, flushes, merges, forgets, alters, st.tuples(st.just("work"), commits, flushes))
 
 
 class World(HandMade):
     """A table that takes such steps."""
 
-    merge: Merge | None = None
-
     def step(self, kind: str, first: Any, second: Any) -> None:
         if kind == "commit":
             self.commit({each: a_row(self.table, each, self.ts + 2) for each in first}, second)
-        elif kind == "flush":
+        elif kind == "flush" and self.ts - second > self.state.flushed_ts:
             self.flush([ts for ts in range(self.ts) if first >> (ts // 2) % 4 & 1], upto_ts=self.ts - second)
-        elif kind == "begin":
-            order = {each: index for index, each in enumerate(sorted(self.state.objects))}
-            self.merge = self.begin_merge(lambda info: bool(first >> order[info.id] % 16 & 1))
-        elif kind == "finish" and self.merge is not None:
-            self.finish_merge(self.merge, outputs=first)
-            self.merge = None
+        elif kind == "work":
+            self.step(*first)
+            self.step(*second)
+        elif kind == "merge":
+            self.merge(*first, second)
         elif kind == "forget":
             self.forget(collect=False)
         elif kind == "alter":
             self.alter(SCHEMAS[min(len(self.versions), len(SCHEMAS) - 1)])
+
+    def merge(self, chosen: int, outputs: int, meanwhile: list[tuple[str, Any, Any]]) -> None:
+        order = {each: index for index, each in enumerate(sorted(self.state.objects))}
+        merge = self.begin_merge(lambda info: bool(chosen >> order[info.id] % 16 & 1))
+        for step in meanwhile:
+            self.step(*step)
+        self.finish_merge(merge, outputs=outputs)
 
 
 def rows_of(batches: Any) -> dict[int, Row]:
@@ -80,9 +82,9 @@ def rows_of(batches: Any) -> dict[int, Row]:
     return made
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
-    history=st.lists(steps, min_size=1, max_size=25),
+    history=st.lists(steps, min_size=4, max_size=20),
     group_rows=st.integers(1, 4),
     choice=st.data(),
 )
@@ -92,8 +94,7 @@ def test_a_snapshot_is_what_the_table_was_at_every_timestamp(
     world = World(StorageRef(f"memory:///{SYSTEM.unique_id()}"), FIRST, group_rows=group_rows)
     start = world.ts
     for step in history:
-        if step[0] != "flush" or world.ts - step[2] > world.state.flushed_ts:
-            world.step(*step)
+        world.step(*step)
     view = world.view()
     for ts in range(start, world.ts + 1):
         expected = world.at(ts)
