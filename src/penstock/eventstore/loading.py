@@ -20,6 +20,7 @@ from penstock.eventstore import manifestlog, paths
 from penstock.eventstore.loadplan import LoadPlan, check_fresh, read_plan, write_plan
 from penstock.eventstore.manifest import ManifestState, ObjectInfo, read_archive, write_archive
 from penstock.eventstore.manifestlog import ManifestLog
+from penstock.eventstore.namemarks import NameMarks
 from penstock.eventstore.objects import ObjectWriter
 from penstock.eventstore.partition import StorageRef
 from penstock.eventstore.schemaversion import SchemaVersion
@@ -187,6 +188,7 @@ class TableLoad:
         """
         plan, storage = self.plan, self.storage.open()
         facts = [plan.schema.as_fact(), plan.as_fact()]
+        NameMarks(storage).mark([(plan.schema.database, plan.schema.table.name)], plan.table_id)
         for _ in range(_COMMIT_ATTEMPTS):
             state = self.state()
             if plan.committed_in(state):

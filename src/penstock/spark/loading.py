@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from penstock.eventstore.loadjob import LoadReport, load_table
-from penstock.spark.options import shared_url
+from penstock.spark.executorsettings import for_executors
 from penstock.spark.tasks import Progress, run_on_executors
 
 if TYPE_CHECKING:
@@ -34,10 +34,8 @@ def load_snapshot(
     captured already, or history at an interrupted load's timestamp is gone; Unavailable when the cluster or
     storage does not answer, from here or from an executor.
     """
-    storage = {"storage": shared_url(settings.capture.storage)}
-    shared = settings.model_copy(update={"capture": settings.capture.model_copy(update=storage)})
 
     def run(tasks: "Sequence[RangeTask]") -> None:
         run_on_executors(spark, tasks, progress=progress)
 
-    return load_table(shared, table, run, restart=restart)
+    return load_table(for_executors(settings), table, run, restart=restart)

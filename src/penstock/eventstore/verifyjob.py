@@ -1,0 +1,45 @@
+"""Verifying a table by its name, whoever runs the pieces."""
+
+from penstock.clock import SYSTEM, Clock
+from penstock.eventstore.finding import find_table
+from penstock.eventstore.historyhold import history_held
+from penstock.eventstore.owners import find_owners
+from penstock.eventstore.partition import StorageRef, TableView
+from penstock.eventstore.verifying import Run, VerifyReport, compare
+from penstock.kv.clusterref import ClusterRef
+from penstock.settings import Settings, TlsSettings
+from penstock.tables.catalog import Catalog
+from penstock.tables.kvscan import HANDLE_COLUMN, plan_scan, ranges_of
+
+
+def verify(
+    settings: Settings,
+    name: str,
+    run: Run,
+    *,
+    ts: int | None = None,
+    flight_tls: TlsSettings | None = None,
+    clock: Clock = SYSTEM,
+) -> VerifyReport:
+    """Compare `database.table` in the event store with the cluster's, as of `ts` (None: the newest readable).
+
+    History is held back in the cluster meanwhile. Raises Invalid when there is no such table, or `ts` is in
+    the future, or collected in the cluster; StaleRead when it is collected in the event store; Unavailable
+    when the event store has not come so far, or somebody does not answer; Corrupt when the schemas differ.
+    """
+    cluster = ClusterRef.of(settings)
+    client = cluster.client()
+    storage = StorageRef(settings.capture.storage, settings.capture.storage_options)
+    Catalog(client).schema(client.timestamp() if ts is None else ts).place(name)
+    owners = find_owners(client, tls=flight_tls, token=settings.capture.read_flight_token())
+    view = find_table(storage, name, at_ts=ts, rows=owners.get)
+    at_ts = newest_ts(view) if ts is None else ts
+    with history_held(settings, f"verify-{clock.unique_id()}", at_ts, kept_after=False, clock=clock):
+        whole = plan_scan(cluster, name, ts=at_ts)
+        scan = plan_scan(cluster, name, ts=at_ts, columns=(*whole.columns, HANDLE_COLUMN))
+        return compare(view, scan, ranges_of(client, scan), run)
+
+
+def newest_ts(view: TableView) -> int:
+    """How far every partition of a table can be read."""
+    return min(partition.state().readable_ts for partition in view.partitions)
