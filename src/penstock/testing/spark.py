@@ -2,22 +2,26 @@
 
 from typing import TYPE_CHECKING
 
-from penstock.settings import Settings, SparkSettings
+from penstock.settings import PoolSettings, Settings, SparkSettings
 from penstock.spark.session import build_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # Java that ends before it would be well compiled
 SMALL = {
+    "spark.driver.extraJavaOptions": SHORT_LIVED,
+    "spark.executor.extraJavaOptions": SHORT_LIVED,
     "spark.default.parallelism": "2",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.streaming.stopTimeout": "30s",
 }
+POOLS = {"billing": PoolSettings(weight=3, min_share=1)}
 
 
 def local_settings(base: Settings | None = None) -> Settings:
     """Settings of a session in this process: two threads, little memory, no web pages."""
-    spark = SparkSettings(master="local[2]", driver_memory="1g", conf=SMALL)
+    spark = SparkSettings(master="local[2]", driver_memory="1g", pools=POOLS, conf=SMALL)
     return (base or Settings()).model_copy(update={"spark": spark})
 
 

@@ -18,7 +18,7 @@ import pyspark
 
 from penstock.clock import SYSTEM, Clock
 from penstock.settings import Settings, SparkSettings
-from penstock.testing.spark import SMALL
+from penstock.testing.spark import SHORT_LIVED, SMALL
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 30.0
@@ -126,9 +126,10 @@ class SparkCluster:
             name: value for name, value in ours.items() if not name.startswith(("PYTHON", "PYSPARK", "SPARK"))
         }
         return kept | {
+            "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
             "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_LAUNCHER_OPTS": SHORT_LIVED,
             "SPARK_LOCAL_DIRS": str(self._folder / "scratch"),
-            "SPARK_NO_DAEMONIZE": "1",
         }
 
     def _write_python(self) -> None:
@@ -143,9 +144,9 @@ class SparkCluster:
             assert process.stdin is not None
             process.stdin.close()
         try:
-            self._wait(lambda: not any(map(_is_alive, members)), _STOP_TIMEOUT_S, "the cluster does not stop")
+            self._wait(lambda: not any(map(is_alive, members)), _STOP_TIMEOUT_S, "the cluster does not stop")
         except TimeoutError:
-            for pid in filter(_is_alive, members):
+            for pid in filter(is_alive, members):
                 os.kill(pid, signal.SIGKILL)
         for process in self._processes:
             process.wait(timeout=_STOP_TIMEOUT_S)
@@ -177,7 +178,8 @@ def _command(pid: int) -> str:
     return _read(Path(f"/proc/{pid}/cmdline")).replace("\0", " ")
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Whether a process runs."""
     fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     return bool(fields) and fields[0] != "Z"
 

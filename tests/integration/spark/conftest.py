@@ -1,0 +1,38 @@
+"""One Java process for each test process.
+
+Fixtures are of a module's scope, because a session on another master takes the place of the one before.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.testing.spark import local_settings, shared_session, stop_session
+from penstock.testing.sparkcluster import SparkCluster
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_session_is_left() -> Iterator[None]:
+    yield
+    stop_session()
+
+
+@pytest.fixture(scope="module")
+def spark() -> SparkSession:
+    """The process's session on local[2]."""
+    return shared_session(local_settings())
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    """A master and two workers, with whatever session is on them stopped in the end."""
+    with SparkCluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+        stop_session()
+
+
+@pytest.fixture(scope="module")
+def cluster_spark(cluster: SparkCluster) -> SparkSession:
+    """A session whose executors run on the cluster."""
+    return shared_session(cluster.settings())

@@ -1,0 +1,139 @@
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import penstock.spark
+from penstock.errors import Invalid
+from penstock.settings import Settings, SparkSettings
+from penstock.spark import register
+from penstock.spark.failures import as_penstock_error, spark_errors
+from penstock.spark.pools import in_pool
+from penstock.spark.session import build_session
+from penstock.testing.spark import local_settings
+
+
+def test_arrow_is_on_time_is_utc_and_jobs_share_fairly(spark: SparkSession):
+    assert spark.conf.get("spark.sql.execution.arrow.pyspark.enabled") == "true"
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.sparkContext.getConf().get("spark.scheduler.mode") == "FAIR"
+    assert spark.sparkContext.uiWebUrl is None
+
+
+def test_workers_run_this_interpreter(spark: SparkSession):
+    def prefix(batches):
+        import sys
+
+        import pyarrow as pa
+
+        for _ in batches:
+            yield pa.record_batch({"prefix": [sys.prefix]})
+
+    (row,) = spark.range(1).mapInArrow(prefix, "prefix string").collect()
+    assert row.prefix == sys.prefix
+
+
+def test_jobs_of_an_account_run_in_its_pool_with_its_share(spark: SparkSession):
+    context = spark.sparkContext
+    with in_pool(spark, "billing"):
+        assert context.getLocalProperty("spark.scheduler.pool") == "billing"
+        assert spark.range(3).count() == 3
+    assert context.getLocalProperty("spark.scheduler.pool") is None
+    pool = context._jsc.sc().getPoolForName("billing").get()
+    assert (pool.weight(), pool.minShare(), pool.schedulingMode().toString()) == (3, 1, "FAIR")
+
+
+def test_a_session_on_the_same_master_is_the_one_that_runs(spark: SparkSession):
+    again = build_session(local_settings())
+    assert again.sparkContext is spark.sparkContext
+
+
+def test_a_session_on_another_master_is_refused_while_one_runs(spark: SparkSession):
+    with pytest.raises(
+        Invalid, match=r"on local\[2\] runs in this process; stop it before one on local\[1\]"
+    ):
+        build_session(Settings(spark=SparkSettings(master="local[1]")))
+
+
+def test_sessions_that_nobody_registered_with_find_the_source_by_themselves(spark: SparkSession):
+    with pytest.raises(Invalid, match="unknown option 'tabel'; did you mean table"), spark_errors():
+        spark.newSession().read.format("penstock").option("tabel", "a.b").load()
+
+
+def test_importing_the_package_registers_the_source_with_the_active_session(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+):
+    session = spark.newSession()
+    session.conf.set("spark.penstock.storage", "memory://")
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: session)
+    importlib.reload(penstock.spark)
+    with pytest.raises(Invalid, match="memory:// lives in one process"), spark_errors():
+        session.read.format("penstock").option("table", "a.b").load()
+
+
+def test_configuration_of_a_session_reaches_its_reads(spark: SparkSession):
+    session = spark.newSession()
+    session.conf.set("spark.penstock.storage", "memory://")
+    register(session)
+    with pytest.raises(Invalid, match="memory:// lives in one process"), spark_errors():
+        session.read.format("penstock").option("table", "a.b").load()
+
+
+def test_the_settings_file_of_the_environment_reaches_reads_of_workers_that_started_before_it(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "penstock.yaml").write_text("capture: {storage: 'memory://'}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_CONFIG", "penstock.yaml")
+    session = spark.newSession()
+    register(session)
+    with pytest.raises(Invalid, match="memory:// lives in one process"), spark_errors():
+        session.read.format("penstock").option("table", "a.b").load()
+
+
+def test_an_unknown_key_of_the_configuration_is_refused(spark: SparkSession):
+    session = spark.newSession()
+    session.conf.set("spark.penstock.storrage", "s3://x")
+    with pytest.raises(Invalid, match=r"spark\.penstock\.storrage is no default"):
+        register(session)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "no table is named"),
+        ({"table": "a.b", "timestampAsOf": "yesterday"}, "option timestampAsOf = 'yesterday' is no date"),
+        ({"table": "a.b", "versionAsOf": "1", "readChangeFeed": "true"}, "versionAsOf is for snapshots"),
+    ],
+)
+def test_mistakes_in_options_are_told_in_one_line(spark: SparkSession, options: dict[str, str], message: str):
+    with pytest.raises(Exception, match=message) as caught:
+        spark.read.format("penstock").options(**options).load()
+    assert "Traceback" not in str(caught.value)
+    assert isinstance(as_penstock_error(caught.value), Invalid)
+
+
+def test_java_that_cannot_start_says_why_in_one_line(tmp_path: Path):
+    program = """
+from penstock.errors import Invalid
+from penstock.settings import Settings, SparkSettings
+from penstock.spark.session import build_session
+try:
+    build_session(Settings(spark=SparkSettings(master="local[1]", driver_memory="900000t")))
+except Invalid as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        check=True,
+    )
+    (line,) = (done.stdout + done.stderr).splitlines()
+    assert line.startswith("Java ended before Spark started: Could not reserve enough space")
+    assert line.endswith("check spark.driver_memory and spark.conf")
