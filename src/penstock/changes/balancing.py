@@ -73,11 +73,14 @@ def _rows(weights: Iterable[Weight], points: npt.NDArray[np.int64]) -> npt.NDArr
 def share_handles(groups: Iterable[tuple[bytes, int]], rows_max: int) -> list[bytes]:
     """Handles that divide groups of rows, each given by its lowest handle, into about `rows_max` rows."""
     cuts: list[bytes] = []
+    begin: bytes | None = None
     rows = 0
     for handle, held in sorted(groups):
-        if rows and rows + held > rows_max and (not cuts or handle > cuts[-1]):
+        if begin is None:
+            begin = handle
+        elif rows + held > rows_max and handle > begin:
             cuts.append(handle)
-            rows = 0
+            begin, rows = handle, 0
         rows += held
     return cuts
 

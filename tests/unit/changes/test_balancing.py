@@ -1,0 +1,74 @@
+"""Shares of about as many rows each, by what statistics say."""
+
+from itertools import pairwise
+
+import pytest
+
+from penstock.changes.balancing import Share, Weight, ranges, share_handles, share_times
+
+TS = 1 << 58
+
+
+def shares(weights: list[Weight], rows_max: int, from_ts: int = 0, to_ts: int = 1000) -> list[Share]:
+    found = share_times(weights, from_ts, to_ts, rows_max)
+    assert [found[0].from_ts, found[-1].to_ts] == [from_ts, to_ts]
+    assert all(one.to_ts == other.from_ts for one, other in pairwise(found))
+    return found
+
+
+def test_small_objects_share_a_partition() -> None:
+    weights = [Weight(10, ts, ts + 9) for ts in range(1, 1000, 10)]
+    found = shares(weights, 100)
+    assert [share.rows for share in found] == [100] * 10
+    assert all(share.large_ts is None for share in found)
+
+
+def test_an_object_larger_than_a_partition_is_cut_by_time() -> None:
+    found = shares([Weight(1000, 101, 200)], 100)
+    assert [share.rows for share in found] == [100] * 10
+    assert [(share.from_ts, share.to_ts) for share in found[1:-1]] == [
+        (100 + 10 * part, 110 + 10 * part) for part in range(1, 9)
+    ]
+
+
+def test_sides_and_partitions_that_overlap_are_added() -> None:
+    found = shares([Weight(500, 1, 1000), Weight(500, 1, 500), Weight(1000, 501, 1000)], 500)
+    assert sum(share.rows for share in found) == pytest.approx(2000, abs=5)
+    assert all(share.rows <= 500 for share in found)
+    assert len(found) <= 6
+
+
+def test_a_single_timestamp_with_many_rows_is_a_share_of_its_own() -> None:
+    found = shares([Weight(40, 1, 100), Weight(900, 50, 50), Weight(40, 200, 300)], 100)
+    assert [share.large_ts for share in found] == [None, 50, None]
+    assert found[1].rows >= 900
+    assert found[1].from_ts == 49
+
+
+def test_only_the_part_of_an_object_within_the_range_counts() -> None:
+    assert [share.rows for share in shares([Weight(1000, 1, 1000)], 10_000, 900, 1000)] == [100]
+    assert [share.rows for share in shares([Weight(1000, 1, 100)], 10_000, 100, 1000)] == [0]
+
+
+def test_a_range_without_rows_is_one_share() -> None:
+    assert shares([], 10) == [Share(0, 1000, 0)]
+
+
+def test_neighbouring_timestamps_are_told_apart_however_large_they_are() -> None:
+    weights = [Weight(100, TS + nth, TS + nth) for nth in range(1, 6)]
+    found = shares(weights, 100, TS, TS + 5)
+    assert [(share.from_ts - TS, share.to_ts - TS, share.rows) for share in found] == [
+        (nth, nth + 1, 100) for nth in range(5)
+    ]
+
+
+def test_handles_divide_the_row_groups_of_a_transaction() -> None:
+    groups = [(b"%02d" % number, 100) for number in range(10)]
+    cuts = share_handles(reversed(groups), 250)
+    assert cuts == [b"02", b"04", b"06", b"08"]
+    assert ranges(cuts) == [(b"", b"02"), (b"02", b"04"), (b"04", b"06"), (b"06", b"08"), (b"08", b"")]
+    assert ranges([]) == [(b"", b"")]
+
+
+def test_groups_that_begin_with_the_same_handle_stay_together() -> None:
+    assert share_handles([(b"a", 100)] * 3 + [(b"b", 100)], 100) == [b"b"]
