@@ -1,0 +1,142 @@
+"""Reads of a table held against its versions: whoever reads, the answer is the model's."""
+
+import random  # noqa: TID251 - only the type; the caller decides the numbers
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+from penstock.changes import ChangeBatch, ChangesPartition, collect_changes, plan_changes
+from penstock.eventstore.partition import TableView
+from penstock.eventstore.sides import COMMIT_TS, OLD
+from penstock.eventstore.snapshot import plan_snapshot, read_snapshot
+from penstock.tables.schema import HandleKind
+from penstock.testing.tableworld import TableWorld, gathered
+from penstock.testing.travel import sent
+from penstock.testing.versions import Snapshot, Target, Versions, in_schema, key_of
+
+MODES: dict[str, dict[str, Any]] = {
+    "all": {"coalesce": False, "old_rows": True},
+    "coalesced": {},
+    "skipping": {"skip_deletes": True},
+    "all but skipped": {"coalesce": False, "skip_deletes": True},
+    "again": {"replay": True},
+    "all again": {"replay": True, "coalesce": False},
+}
+"""The ways in which changes are collected, each with its options."""
+
+
+class Agreement:
+    """What must hold of the reads of a world, through one view of it."""
+
+    def __init__(self, world: TableWorld, view: TableView | None = None) -> None:
+        self._world = world
+        self._versions: Versions = world.versions
+        self._view = view or world.view()
+
+    @property
+    def _keys_move(self) -> bool:
+        table = self._versions.table
+        return bool(table.primary_key) and table.handle_kind is HandleKind.ROWID
+
+    def of_snapshot(self, ts: int) -> None:
+        """A snapshot is the table as of then; read at once and in parts."""
+        columns, table = self._world.columns(ts), self._versions.table_at(ts)
+        expected = self._versions.at(ts)
+        assert gathered(read_snapshot(self._view, ts, columns=columns), table) == expected
+        parts = [self._sent(part) for part in plan_snapshot(self._view, ts, columns=columns, partitions=3)]
+        assert gathered((batch for part in parts for batch in part.read()), table) == expected
+
+    def of_changes(self, from_ts: int, to_ts: int, mode: str, mix: random.Random) -> None:
+        """The changes of a range lead from its beginning to its end, through the handle and the plan."""
+        options = {**MODES[mode], "batch_rows": mix.choice([1, 3, 8192])}
+        with collect_changes(self._view, from_ts, to_ts, **options) as handle:
+            batches = list(handle)
+        target = self._target(from_ts, to_ts, mode, mix)
+        target.take_all(batches)
+        assert target.at_ts == to_ts, "the last batch does not say that the range is complete"
+        self._check(target, from_ts, to_ts, mode)
+        self._check_old_rows(batches)
+        planned = plan_changes(
+            self._view, from_ts, to_ts, partition_rows=mix.choice([1, 7, 10**6]), **options
+        )
+        self._of_plan([self._sent(part) for part in planned], from_ts, to_ts, mode, mix)
+
+    def _of_plan(
+        self, parts: list[ChangesPartition], from_ts: int, to_ts: int, mode: str, mix: random.Random
+    ) -> None:
+        _check_cover(parts, from_ts, to_ts)
+        whole = self._target(from_ts, to_ts, mode, mix)
+        for part in parts:
+            target = self._target(from_ts, to_ts, mode, mix)
+            target.rows, target.at_ts, target.seen = whole.rows, part.from_ts, whole.seen
+            with part.collect() as handle:
+                target.take_all(handle)
+        self._check(whole, from_ts, to_ts, mode)
+
+    def _target(self, from_ts: int, to_ts: int, mode: str, mix: random.Random) -> Target:
+        options = MODES[mode]
+        again = "replay" in options
+        # Where keys move between rows, only single changes tell a reader that goes back what to end.
+        coalesced = options.get("coalesce", True) and not (again and self._keys_move)
+        rows = self._partly(from_ts, to_ts, mix) if again else self._versions.at(from_ts)
+        return Target(
+            rows,
+            from_ts,
+            in_order=not coalesced or mix.choice([False, True]),
+            coalesced=coalesced,
+            upserts="skip_deletes" in options,
+            again=again,
+        )
+
+    def _partly(self, from_ts: int, to_ts: int, mix: random.Random) -> Snapshot:
+        """A target to which some changes of the range were applied: each row as of some moment in it."""
+        states = [
+            self._versions.at(ts)
+            for ts in [from_ts, to_ts, *(step.ts for step in self._versions.steps(from_ts, to_ts))]
+        ]
+        keys = sorted({key for state in states for key in state})
+        rows = {key: mix.choice(states).get(key) for key in keys}
+        return {key: row for key, row in rows.items() if row is not None}
+
+    def _check(self, target: Target, from_ts: int, to_ts: int, mode: str) -> None:
+        table = self._versions.table_at(to_ts)
+        found = {key: in_schema(row, table) for key, row in target.rows.items()}
+        assert found == self._versions.at(to_ts), f"{mode}: the changes lead elsewhere"
+        every = self._versions.steps(from_ts, to_ts)
+        seen = sorted(target.seen, key=lambda step: step[:3])
+        if mode in {"all", "all again"}:
+            assert seen == every, "not exactly the changes"
+        else:
+            assert all(step in every for step in seen), "a change that never happened"
+        if mode == "all but skipped":
+            begun = {(step.ts, step.key) for step in every if step.order == 1}
+            may_miss = [step for step in every if step.order == 0 and (step.ts, step.key) in begun]
+            missing = [step for step in every if step not in seen]
+            assert all(step in may_miss for step in missing), "an end is missing that is no update"
+            # A row that goes to another partition, or another key, is no update of a row for a reader.
+            assert missing == may_miss or self._keys_move or len(self._world.ids) > 1, (
+                "an update is not skipped"
+            )
+
+    def _check_old_rows(self, batches: Iterable[ChangeBatch]) -> None:
+        for batch in batches:
+            if OLD not in batch.tombstones.schema.names:
+                continue
+            table = batch.schema.table
+            for row in batch.tombstones.to_pylist():
+                before = self._versions.at(row[COMMIT_TS] - 1)[key_of(table, row)]
+                assert row[OLD] == in_schema(before, table), "the old row is another"
+
+    def _sent(self, part: Any) -> Any:
+        return sent(part, stays=self._world.reader)
+
+
+def _check_cover(parts: list[ChangesPartition], from_ts: int, to_ts: int) -> None:
+    """The parts are the range, each piece of it once: by time, and a single time by handle."""
+    ranges = list(dict.fromkeys((part.from_ts, part.to_ts) for part in parts))
+    assert [ranges[0][0], ranges[-1][1]] == [from_ts, to_ts], "the parts do not cover the range"
+    assert all(before[1] == after[0] for before, after in pairwise(ranges)), "parts overlap or leave a gap"
+    for each in ranges:
+        cuts = [(part.handle_from, part.handle_to) for part in parts if (part.from_ts, part.to_ts) == each]
+        assert (cuts[0][0], cuts[-1][1]) == (b"", b""), "the parts of a time do not cover all handles"
+        assert all(before[1] == after[0] for before, after in pairwise(cuts))

@@ -1,0 +1,189 @@
+"""A table as a plain dict of versions, and a target that takes its changes: what readers are held against."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from penstock.changes import ChangeBatch, Hint
+from penstock.eventstore.sides import COMMIT_TS, HANDLE
+from penstock.tables.arrow import arrow_schema
+from penstock.tables.schema import TableInfo
+
+Key = tuple[Any, ...]  # the values of the primary key, or the handle where there is none
+Row = dict[str, Any]
+Snapshot = dict[Key, Row]
+
+
+class Step(NamedTuple):
+    """One side of a change, in the order in which it takes effect."""
+
+    ts: int
+    order: int  # 0: a row ends, 1: a row begins
+    key: Key
+    row: Row | None
+
+
+class _Version(NamedTuple):
+    ts: int
+    row: Row | None
+
+
+class Versions:
+    """What each row of a table was, and from when on. Nothing is ever forgotten."""
+
+    def __init__(self, table: TableInfo) -> None:
+        self._tables = [(0, table)]
+        self._rows: dict[Key, list[_Version]] = {}
+
+    @property
+    def table(self) -> TableInfo:
+        """The newest schema."""
+        return self._tables[-1][1]
+
+    def alter(self, ts: int, table: TableInfo) -> None:
+        """The table has another schema from `ts` on."""
+        self._tables.append((ts, table))
+
+    def table_at(self, ts: int) -> TableInfo:
+        """The schema in force at a timestamp."""
+        return next(table for since, table in reversed(self._tables) if since <= ts)
+
+    def write(self, ts: int, key: Key, row: Row | None) -> None:
+        """A row, or its end; of one key the times must rise."""
+        self._rows.setdefault(key, []).append(_Version(ts, row))
+
+    def last(self, key: Key) -> Row | None:
+        """The newest row of a key."""
+        versions = self._rows.get(key)
+        return versions[-1].row if versions else None
+
+    def live(self) -> list[Key]:
+        """The keys that have a row now, the longest known first."""
+        return [key for key, versions in self._rows.items() if versions[-1].row is not None]
+
+    def at(self, ts: int) -> Snapshot:
+        """The table as of a timestamp, in its schema then."""
+        table = self.table_at(ts)
+        found = {key: _row_at(versions, ts) for key, versions in self._rows.items()}
+        return {key: in_schema(row, table) for key, row in found.items() if row is not None}
+
+    def steps(self, from_ts: int, to_ts: int) -> list[Step]:
+        """Every change in (from_ts, to_ts]: by time, at one time ends before beginnings, then by key."""
+        made: list[Step] = []
+        for key, versions in self._rows.items():
+            before = None
+            for version in versions:
+                if from_ts < version.ts <= to_ts:
+                    made += [Step(version.ts, 0, key, None)] if before is not None else []
+                    if version.row is not None:
+                        row = in_schema(version.row, self.table_at(version.ts))
+                        made.append(Step(version.ts, 1, key, row))
+                before = version.row
+        return sorted(made, key=lambda step: step[:3])
+
+
+def _row_at(versions: Iterable[_Version], ts: int) -> Row | None:
+    row = None
+    for version in versions:
+        if version.ts > ts:
+            break
+        row = version.row
+    return row
+
+
+def key_names(table: TableInfo) -> list[str]:
+    """The columns that identify a row in what readers are given."""
+    return [column.name for column in table.primary_key] or [HANDLE]
+
+
+def key_of(table: TableInfo, row: Mapping[str, Any]) -> Key:
+    """What identifies a row that was read."""
+    return tuple(row[name] for name in key_names(table))
+
+
+def in_schema(row: Mapping[str, Any], table: TableInfo) -> Row:
+    """A row by the columns of a schema, with the defaults that they were added with."""
+    defaults = {column.name: column.origin_default for column in table.columns}
+    return {name: row.get(name, defaults[name]) for name in arrow_schema(table).names}
+
+
+class NotApplicable(AssertionError):
+    """A change that cannot be right: it does not fit what came before it."""
+
+
+@dataclass
+class Target:
+    """A copy of a table that takes changes as a sink does: at each TAIL_DONE, ends first, then beginnings.
+
+    `in_order` applies by time instead, as changes that are not coalesced need; those that are (`coalesced`)
+    must allow both. `upserts` lets a row replace another; `again` lets everything happen that may when some
+    of the changes were applied before. Fails where changes do not fit the rows, are out of order, or cross
+    what a TAIL_DONE has closed.
+    """
+
+    rows: Snapshot
+    at_ts: int
+    in_order: bool = False
+    coalesced: bool = True
+    upserts: bool = False
+    again: bool = False
+    seen: list[Step] = field(default_factory=list)
+    _open: list[Step] = field(default_factory=list)
+
+    def take(self, batch: ChangeBatch) -> None:
+        """One batch of a handle; `seen` keeps its changes."""
+        if batch.hint is Hint.SNAPSHOT:
+            _expect(not batch.tombstones.num_rows, "a snapshot has no tombstones")
+            self.rows.update({step.key: step.row for step in _steps(batch) if step.row is not None})
+            return
+        steps = _steps(batch)
+        for side in (0, 1):
+            times = [step.ts for step in steps if step.order == side]
+            _expect(times == sorted(times), "a side is out of order")
+        _expect(all(step.ts > self.at_ts for step in steps), "a change is not above what is complete")
+        self._open += steps
+        if batch.hint is Hint.TAIL_DONE:
+            self._close(batch.complete_ts)
+
+    def take_all(self, batches: Iterable[ChangeBatch]) -> None:
+        """Everything that a handle gives; it must end closed."""
+        for batch in batches:
+            self.take(batch)
+        _expect(not self._open, "the last batch is no TAIL_DONE")
+
+    def _close(self, complete_ts: int) -> None:
+        steps, self._open = self._open, []
+        _expect(complete_ts >= self.at_ts, "complete_ts goes back")
+        _expect(all(step.ts <= complete_ts for step in steps), "a change is above complete_ts")
+        self.at_ts = complete_ts
+        self.seen += steps
+        sides = {step[1:3] for step in steps}
+        _expect(not self.coalesced or len(sides) == len(steps), "a key is coalesced to more than one change")
+        for step in sorted(steps, key=lambda step: step[:2] if self.in_order else step[1:2]):
+            self._apply(step)
+
+    def _apply(self, step: Step) -> None:
+        there = step.key in self.rows
+        if step.row is None:
+            _expect(there or self.again, "a row ends that is not there")
+            self.rows.pop(step.key, None)
+        else:
+            _expect(not there or self.upserts or self.again, "a row begins where one is")
+            self.rows[step.key] = step.row
+
+
+def _steps(batch: ChangeBatch) -> list[Step]:
+    table = batch.schema.table
+    ends = [Step(row[COMMIT_TS], 0, key_of(table, row), None) for row in batch.tombstones.to_pylist()]
+    begins = [Step(row[COMMIT_TS], 1, key_of(table, row), visible(row)) for row in batch.data.to_pylist()]
+    return ends + begins
+
+
+def visible(row: Mapping[str, Any]) -> Row:
+    """A row that was read, without what Penstock adds."""
+    return {name: value for name, value in row.items() if not name.startswith("_")}
+
+
+def _expect(condition: bool, broken: str) -> None:  # noqa: FBT001 - what must hold, as in an assertion
+    if not condition:
+        raise NotApplicable(broken)

@@ -1,0 +1,93 @@
+"""Tables of several partitions: one order over all of them."""
+
+from collections.abc import Callable
+
+import pytest
+
+from penstock.changes import Hint
+from penstock.eventstore.snapshot import read_snapshot
+from penstock.testing.itemtables import item
+from penstock.testing.tableworld import START, TableWorld
+from penstock.testing.versions import Target
+
+MakeWorld = Callable[..., TableWorld]
+PARTS = (11, 12, 13)
+
+
+@pytest.fixture
+def world(make_world: MakeWorld) -> TableWorld:
+    return make_world("no key", partitions=PARTS)
+
+
+def row(number: int, name: str = "x") -> dict[str, object]:
+    return item("no key", number, name)
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_changes_of_all_partitions_come_in_one_order(world: TableWorld, flushed: bool) -> None:
+    for number in range(1, 40):
+        world.commit(row(number), into=number % 3)
+    from_ts = world.commit(row(40), into=0)
+    for number in range(1, 20):
+        world.commit(row(number, "changed"), into=number % 3)
+    to_ts = world.flush() if flushed else world.resolve()
+    batches = world.changes(START, to_ts, coalesce=False)
+    told = [ts for batch in batches for ts in batch.data.column("_commit_ts").to_pylist()]
+    assert told == sorted(told)
+    assert len(told) == 59
+    target = Target(world.versions.at(from_ts), from_ts)
+    target.take_all(world.changes(from_ts, to_ts))
+    assert target.rows == world.versions.at(to_ts)
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_row_that_moves_between_partitions_ends_and_begins_in_one_batch(
+    world: TableWorld, flushed: bool
+) -> None:
+    from_ts = world.commit(row(1), row(2), into=0)
+    to_ts = world.commit(row(1, "moved"), into=2)
+    if flushed:
+        world.flush()
+    world.resolve()
+    for coalesce in (True, False):
+        (batch,) = world.changes(from_ts, to_ts, coalesce=coalesce)
+        assert batch.hint is Hint.TAIL_DONE
+        assert batch.data.column("name").to_pylist() == ["moved"]
+        assert batch.tombstones.column("_commit_ts").to_pylist() == [to_ts]
+        assert batch.data.column("_handle").equals(batch.tombstones.column("_handle"))
+    assert world.snapshot(to_ts) == world.versions.at(to_ts)
+
+
+def test_a_row_that_moves_there_and_back_is_one_update(world: TableWorld) -> None:
+    from_ts = world.commit(row(1), into=0)
+    world.commit(row(1, "there"), into=1)
+    to_ts = world.commit(row(1, "and back"), into=0)
+    world.flush()
+    (batch,) = world.changes(from_ts, to_ts)
+    assert (batch.data.num_rows, batch.tombstones.num_rows) == (1, 1)
+    assert batch.data.column("name").to_pylist() == ["and back"]
+
+
+def test_a_transaction_over_partitions_is_never_divided_by_a_done(make_world: MakeWorld) -> None:
+    world = make_world("no key", partitions=PARTS, large_txn_bytes=1 << 20)
+    ts = world.tick()
+    for into in range(3):
+        numbers = range(into * 15_000 + 1, (into + 1) * 15_000)
+        world.commit(*(row(number, "n" * 40) for number in numbers), into=into, at=ts)
+    world.flush()
+    batches = world.changes(START, ts)
+    assert len(batches) > 2
+    assert [batch.hint for batch in batches] == [Hint.TAIL_WIP] * (len(batches) - 1) + [Hint.TAIL_DONE]
+    assert sum(batch.data.num_rows for batch in batches) == 3 * 14_999
+
+
+def test_batches_are_bounded_whatever_the_number_of_partitions(make_world: MakeWorld) -> None:
+    world = make_world("no key", partitions=PARTS)
+    for first in range(1, 30_000, 1000):
+        world.commit(*(row(number) for number in range(first, first + 1000)), into=first // 1000 % 3)
+    to_ts = world.flush()
+    sizes = [batch.data.num_rows for batch in world.changes(START, to_ts)]
+    assert sum(sizes) == 30_000
+    assert len(sizes) > 1
+    assert max(sizes) <= 3 * 8192
+    assert max(batch.num_rows for batch in read_snapshot(world.view(), to_ts)) <= 1 << 17

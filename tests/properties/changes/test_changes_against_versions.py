@@ -1,0 +1,274 @@
+"""Changes and snapshots against a plain dict of versions, whatever happens to the table in between.
+
+A failure prints the steps that lead to it. The same run again: `pytest <this file> --hypothesis-seed=<n>`,
+with the seed that pytest shows; ids and time are the same in every run. PENSTOCK_EXAMPLES=2000 looks longer.
+"""
+
+import os
+import random  # noqa: TID251 - seeded, by Hypothesis or here
+import shutil
+import tempfile
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from penstock.changes import collect_changes
+from penstock.clock import compose_ts
+from penstock.errors import StaleRead
+from penstock.eventstore.manifest import ManifestState
+from penstock.eventstore.merges import MergeOutput, MergePlan, plan_merge, write_merge
+from penstock.eventstore.merging import MergeChoice
+from penstock.eventstore.snapshot import read_snapshot
+from penstock.eventstore.watermarks import Watermarks
+from penstock.settings import UpkeepSettings
+from penstock.tables.alter import add_column
+from penstock.testing.agreement import MODES, Agreement
+from penstock.testing.itemtables import TABLES, item, item_table
+from penstock.testing.tableworld import START, TableWorld
+from penstock.testing.travel import sent
+
+EXAMPLES = int(os.environ.get("PENSTOCK_EXAMPLES", "40"))
+LONG = compose_ts(2000)  # a step in time, after which removed objects may go
+WORLDS = count()
+
+numbers = st.sets(st.integers(1, 8), min_size=1, max_size=5)
+mixes = st.randoms(use_true_random=False)
+
+
+@dataclass(frozen=True)
+class ThisMerge:
+    """A policy that takes what it is told to."""
+
+    taken: set[str]
+    target_bytes: int = 1  # every slice becomes an object
+
+    def choose(self, state: ManifestState) -> MergeChoice:
+        current = [each for each in state.objects.values() if not each.delete_ts]
+        data = tuple(each for each in current if each.side == "data" and each.id in self.taken)
+        kept = {each.id for each in current if each.side == "data"}.difference(each.id for each in data)
+        tombstones = [each for each in current if each.side == "tombstone"]
+        gone = tuple(each for each in tombstones if not kept & {target for target, _ in each.targets or ()})
+        rewritten = tuple(each for each in tombstones if each.id in self.taken and each not in gone)
+        return MergeChoice(data, rewritten, gone)
+
+
+class ChangesAgainstVersions(RuleBasedStateMachine):
+    """One table, of one or two partitions, with everything that may happen to it."""
+
+    @initialize(
+        kind=st.sampled_from(sorted(TABLES)),
+        partitions=st.sampled_from([(), (), (11, 12)]),
+        memory=st.sampled_from([1, 1 << 20]),
+        large=st.sampled_from([700, 1 << 20]),
+        sort=st.sampled_from([2000, 1 << 20]),
+        ttl_s=st.sampled_from([0, 1]),
+    )
+    def begin(
+        self, kind: str, partitions: tuple[int, ...], memory: int, large: int, sort: int, ttl_s: int
+    ) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="penstock-changes-"))
+        self.kind = kind
+        self.rowids = count(1000)
+        self.merges: list[tuple[int, MergePlan, MergeOutput]] = []
+        self.held_ts: int | None = None
+        self.world = TableWorld(
+            self.folder,
+            item_table(kind, partitions=partitions),
+            partitions=partitions,
+            url=f"memory:///world-{next(WORLDS)}",
+            memory_bytes=memory,
+            large_txn_bytes=large,
+            sort_bytes=sort,
+            upkeep=UpkeepSettings(history_ttl_s=ttl_s, merge=False),
+        )
+        self.world.tick()
+        self.world.resolve()
+
+    @rule(
+        transactions=st.lists(st.tuples(numbers, st.booleans()), min_size=1, max_size=3),
+        together=st.booleans(),
+        later=st.sampled_from([2, 2, 2, LONG]),
+        into=st.integers(0, 1),
+        then=st.sampled_from(["resolve", "resolve", "flush", "nothing"]),
+    )
+    def work(
+        self, transactions: list[tuple[set[int], bool]], together: bool, later: int, into: int, then: str
+    ) -> None:
+        """Some transactions, perhaps with one commit-ts (then each row is in one of them only)."""
+        world, done = self.world, set[int]()
+        world.tick(later)
+        ts = world.tick(len(transactions) + 1)
+        for index, (chosen, delete) in enumerate(transactions):
+            mine = chosen - done if together else chosen
+            done |= chosen
+            ts = ts if together or index == 0 else world.tick()
+            self.commit(mine, delete, into, at=ts, start=ts - 1 - index)
+        self.then(then)
+
+    @rule(into=st.integers(0, 1), delete=st.booleans(), then=st.sampled_from(["resolve", "flush"]))
+    def work_in_a_large_transaction(self, into: int, delete: bool, then: str) -> None:
+        self.commit(set(range(1, 25)), delete, into)
+        self.then(then)
+
+    def commit(self, chosen: set[int], delete: bool, into: int, **times: int) -> None:
+        """Rows that are there go, if that is wished; those that are not come, the others change."""
+        world = self.world
+        rows = [self.row(number) for number in sorted(chosen)]
+        gone = [key for key in map(world.key, rows) if delete and world.versions.last(key) is not None]
+        kept = [row for row in rows if world.key(row) not in gone]
+        world.commit(*kept, delete=gone, into=into % len(world.ids), **times)
+
+    def row(self, number: int) -> dict[str, Any]:
+        more = {"extra": f"e{number}"} if len(self.world.schemas.all) > 1 and number % 2 else {}
+        name = f"{number} at {self.world.ts}" + "." * 30
+        rowid = next(self.rowids) if self.kind == "not clustered" and number % 3 == 0 else number
+        return item(self.kind, number, name, rowid=rowid, **more)
+
+    def then(self, what: str) -> None:
+        if what == "resolve":
+            self.world.resolve()
+        elif what == "flush":
+            self.world.flush()
+
+    @precondition(lambda self: self.kind == "not clustered")
+    @rule(number=st.integers(1, 8), other=st.integers(1, 8), then=st.sampled_from(["resolve", "flush"]))
+    def change_a_primary_key(self, number: int, other: int, then: str) -> None:
+        """A row keeps its handle and takes another key; whatever had that key goes."""
+        if self.world.versions.last((number,)) is None or number == other:
+            return
+        physical_id, handle = self.world.place((number,))
+        row = item(self.kind, other, f"{number} became {other}", rowid=handle)
+        self.world.commit(row, into=self.world.ids.index(physical_id))
+        self.then(then)
+
+    @rule()
+    def merge(self) -> None:
+        for each in self.world.ids:
+            self.world.store.merge(each)
+
+    @rule(data=st.data())
+    def begin_a_merge(self, data: st.DataObject) -> None:
+        """Of any objects, whether or not that is worth it; it is committed later, or never."""
+        physical_id = data.draw(st.sampled_from(self.world.ids))
+        state = self.world.store.ownership(physical_id).state
+        current = sorted(each.id for each in state.objects.values() if not each.delete_ts)
+        if not current:
+            return
+        taken = data.draw(st.sets(st.sampled_from(current), min_size=1))
+        plan = plan_merge(physical_id, state, ThisMerge(taken), now_ms=self.world.clock.wall_ms())
+        assert plan is not None
+        storage, scratch = self.world.storage.open(), self.folder / "elsewhere"
+        output = write_merge(sent(plan), storage, scratch, clock=self.world.clock)
+        self.merges.append((physical_id, plan, sent(output)))
+
+    @precondition(lambda self: self.merges)
+    @rule(data=st.data(), then=st.sampled_from(["go on", "crash"]))
+    def end_a_merge(self, data: st.DataObject, then: str) -> None:
+        """It counts unless another merge took one of its objects first."""
+        physical_id, plan, output = self.merges.pop(data.draw(st.integers(0, len(self.merges) - 1)))
+        there = self.world.manifest(physical_id).objects
+        taken = [each.id for each in (*plan.data, *plan.tombstones, *plan.gone)]
+        possible = all(each in there and not there[each].delete_ts for each in taken)
+        assert self.world.store.commit_merge(physical_id, plan, output) is possible
+        if then == "crash":
+            self.world.crash()
+
+    @rule()
+    def collect_garbage(self) -> None:
+        for each in self.world.ids:
+            self.world.store.collect(each)
+        if self.held_ts is not None:
+            assert self.oldest_ts <= self.held_ts, "history went that somebody holds"
+
+    @rule(data=st.data())
+    def hold_history(self, data: st.DataObject) -> None:
+        held = [ts for ts in self.moments() if ts >= max(self.oldest_ts, self.held_ts or 0)]
+        if held:
+            self.held_ts = data.draw(st.sampled_from(held))
+            for each in self.world.ids:
+                Watermarks(self.world.storage.open(), self.world.clock).hold(each, "job", self.held_ts)
+
+    @precondition(lambda self: self.held_ts is not None)
+    @rule()
+    def release_history(self) -> None:
+        self.held_ts = None
+        for each in self.world.ids:
+            Watermarks(self.world.storage.open(), self.world.clock).release(each, "job")
+
+    @rule(keep=st.booleans())
+    def crash(self, keep: bool) -> None:
+        self.world.store.close(flush=False)
+        if keep:
+            shutil.rmtree(self.folder / "index", ignore_errors=True)
+            shutil.copytree(self.world.settings.data / "index", self.folder / "index")
+        self.world.crash()
+
+    @precondition(lambda self: (self.folder / "index").exists())
+    @rule()
+    def crash_and_lose_the_newest_of_the_index(self) -> None:
+        self.world.store.close(flush=False)
+        shutil.rmtree(self.world.settings.data / "index")
+        shutil.copytree(self.folder / "index", self.world.settings.data / "index")
+        self.world.crash()
+
+    @rule()
+    def lose_the_disk(self) -> None:
+        self.world.lose_disk()
+
+    @precondition(lambda self: len(self.world.schemas.all) < 3)
+    @rule()
+    def add_a_column(self) -> None:
+        table, nth = self.world.versions.table, len(self.world.schemas.all)
+        self.world.alter(add_column(table, "extra" if nth == 1 else "more", "varchar(20) default 'none'"))
+
+    @rule(data=st.data())
+    def read_a_snapshot(self, data: st.DataObject) -> None:
+        ts = data.draw(st.sampled_from(self.moments()))
+        if ts < self.oldest_ts:
+            with pytest.raises(StaleRead):
+                list(read_snapshot(self.world.view(), ts))
+        else:
+            Agreement(self.world).of_snapshot(ts)
+
+    @rule(data=st.data(), mode=st.sampled_from(sorted(MODES)), mix=mixes)
+    def collect(self, data: st.DataObject, mode: str, mix: random.Random) -> None:
+        ends = st.lists(st.sampled_from(self.moments()), min_size=2, max_size=2, unique=True)
+        from_ts, to_ts = sorted(data.draw(ends))
+        if from_ts < self.oldest_ts:
+            with pytest.raises(StaleRead):
+                collect_changes(self.world.view(), from_ts, to_ts).next()
+        else:
+            Agreement(self.world).of_changes(from_ts, to_ts, mode, mix)
+
+    @property
+    def oldest_ts(self) -> int:
+        return max(self.world.manifest(each).oldest_ts for each in self.world.ids)
+
+    def moments(self) -> list[int]:
+        """What can be read, with the moments just before and after each commit."""
+        readable = min(self.world.store.readable_ts(each) for each in self.world.ids)
+        found = {START, START + 1, *(ts + by for ts in self.world.moments() for by in (-1, 0, 1))}
+        return sorted(ts for ts in found if ts <= readable)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        try:
+            self.world.tick()
+            to_ts, mix = self.world.resolve(), random.Random(1)
+            for mode in MODES:
+                Agreement(self.world).of_changes(max(START, self.oldest_ts), to_ts, mode, mix)
+            Agreement(self.world).of_snapshot(to_ts)
+        finally:
+            self.world.close()
+            shutil.rmtree(self.folder)
+
+
+TestChangesAgainstVersions = ChangesAgainstVersions.TestCase
+TestChangesAgainstVersions.settings = settings(max_examples=EXAMPLES, stateful_step_count=25, deadline=None)
