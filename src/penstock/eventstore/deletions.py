@@ -36,9 +36,13 @@ class Deletions:
     def of(self, object_id: str) -> Offsets:
         """The offsets of the deleted rows of a data object, in order, each once."""
         found = [offsets for each in self._objects for offsets in each.of(object_id)]
+        if not found:
+            return np.empty(0, np.int64)
         if len(found) == 1:
             return _each_once(found[0])
-        return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
+        together = np.concatenate(found)
+        together.sort(kind="stable")  # merges what is in order already
+        return _each_once(together)
 
 
 def live_mask(rows: int, deleted: Offsets) -> npt.NDArray[np.bool_]:
@@ -99,17 +103,22 @@ class _Tombstones:
     def _read(self, number: int) -> _Group:
         timed = self._info.max_ts > self._ts
         names = [OBJECT, OFFSET, *([COMMIT_TS] if timed else [])]
-        with opened(self._storage, self._table_id, self._info, footer=self._footer) as file:
+        with opened(
+            self._storage, self._table_id, self._info, footer=self._footer, dictionaries=[OBJECT]
+        ) as file:
             rows = file.read_row_group(number, columns=names)
+        rows = rows.slice(0, rows.num_rows - rows.column(OBJECT).null_count)  # nulls are last
         if timed:
             rows = rows.filter(pc.less_equal(rows.column(COMMIT_TS), self._ts))
-        rows = rows.filter(pc.is_valid(rows.column(OBJECT)))
         offsets: Offsets = rows.column(OFFSET).to_numpy()
-        return _Group(number, _runs(rows.column(OBJECT)), offsets)
+        return _Group(number, _runs(rows.column(OBJECT).combine_chunks()), offsets)
 
 
-def _runs(objects: pa.ChunkedArray) -> dict[str, slice]:
+def _runs(objects: pa.DictionaryArray) -> dict[str, slice]:
     """Where each of the ordered ids is."""
-    runs = pc.run_end_encode(objects.combine_chunks())
-    bounds = pairwise([0, *runs.run_ends.to_pylist()])
-    return {each: slice(*ends) for each, ends in zip(runs.values.to_pylist(), bounds, strict=True)}
+    if not len(objects):
+        return {}
+    numbers, ids = objects.indices.to_numpy(), objects.dictionary
+    starts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()]
+    bounds = pairwise([*starts, len(numbers)])
+    return {ids[numbers[ends[0]]].as_py(): slice(*ends) for ends in bounds}

@@ -1,6 +1,6 @@
 """Opening an object's Parquet file, and what its footer says of each row group."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,17 +16,25 @@ from penstock.eventstore.storage import Storage
 
 @contextmanager
 def opened(
-    storage: Storage, table_id: int, info: ObjectInfo, *, footer: pq.FileMetaData | None = None
+    storage: Storage,
+    table_id: int,
+    info: ObjectInfo,
+    *,
+    footer: pq.FileMetaData | None = None,
+    dictionaries: Sequence[str] = (),
 ) -> Iterator[pq.ParquetFile]:
     """An object's file; give its `footer` when it has been read before.
 
+    Columns named in `dictionaries` are read as numbers into their distinct values, which is quick for few.
     Raises Unavailable when the object is not there or storage does not answer, Corrupt when it is damaged.
     """
     path = paths.object_path(paths.table_root(table_id), info.side, info.id)
     try:
         with (
             storage.open(path) as source,
-            pq.ParquetFile(source, metadata=footer, pre_buffer=True) as file,
+            pq.ParquetFile(
+                source, metadata=footer, read_dictionary=list(dictionaries), pre_buffer=True
+            ) as file,
         ):
             yield file
     except (pa.ArrowException, OSError) as error:
