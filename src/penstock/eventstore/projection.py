@@ -6,13 +6,16 @@ the cluster that were written before.
 """
 
 from collections.abc import Sequence
+from decimal import Decimal
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from penstock.errors import Corrupt
 from penstock.eventstore.sides import RESERVED, side_schema
-from penstock.tables.arrow import arrow_field
+from penstock.tables.arrow import arrow_field, arrow_type
 from penstock.tables.decoding.decoder import origin_scalar
+from penstock.tables.fieldtypes import Tp
 from penstock.tables.schema import ColumnInfo, TableInfo
 
 
@@ -26,11 +29,14 @@ class Projection:
         system = side_schema(new, "data")
         before = {column.id: column for column in old.stored_columns}
         after = {column.name: column for column in new.stored_columns}
-        self._sources = [name if name in RESERVED else _source(before, after[name]) for name in names]
+        self._sources = [
+            _Stored(name) if name in RESERVED else _source(before.get(after[name].id), after[name])
+            for name in names
+        ]
         self.schema = pa.schema(
             [system.field(name) if name in RESERVED else arrow_field(after[name]) for name in names]
         )
-        self.reads = tuple(each for each in self._sources if isinstance(each, str))
+        self.reads = tuple(each.name for each in self._sources if isinstance(each, _Stored))
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The columns of the new version; nothing is copied where nothing changed.
@@ -40,10 +46,7 @@ class Projection:
         if not len(self.schema):
             return batch.select([])
         arrays = [
-            _as_type(batch.column(source), field)
-            if isinstance(source, str)
-            else pa.repeat(source, len(batch))
-            for source, field in zip(self._sources, self.schema, strict=True)
+            _values(batch, source, field) for source, field in zip(self._sources, self.schema, strict=True)
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
@@ -53,21 +56,31 @@ def project(batch: pa.RecordBatch, old: TableInfo, new: TableInfo, names: Sequen
     return Projection(old, new, names).apply(batch)
 
 
-def _source(before: dict[int, ColumnInfo], column: ColumnInfo) -> str | pa.Scalar:
+class _Stored(NamedTuple):
+    """Values that a column of the old version holds."""
+
+    name: str
+    digits: int | None = None  # after the point, of decimals that are text and had another number of them
+
+
+def _source(before: ColumnInfo | None, after: ColumnInfo) -> _Stored | pa.Scalar:
     """Where a column's values are, or the value that stands for them."""
-    found = before.get(column.id)
-    return origin_scalar(column) if found is None else found.name
+    if before is None:
+        return origin_scalar(after)
+    wide = after.type.tp is Tp.NEW_DECIMAL and pa.types.is_string(arrow_type(after.type))
+    same = before.type.scale == after.type.scale and arrow_type(before.type) == arrow_type(after.type)
+    return _Stored(before.name, after.type.scale if wide and not same else None)
 
 
-def _as_type(array: pa.Array, field: pa.Field) -> pa.Array:
-    if array.type == field.type:
-        return array
+def _values(batch: pa.RecordBatch, source: _Stored | pa.Scalar, field: pa.Field) -> pa.Array:
+    if not isinstance(source, _Stored):
+        return pa.repeat(source, batch.num_rows)
+    array = batch.column(source.name)
+    if source.digits is not None:
+        texts = (None if each is None else f"{Decimal(each):.{source.digits}f}" for each in array.to_pylist())
+        return pa.array(texts, pa.string(), size=len(array))
     try:
-        if pa.types.is_decimal(array.type) and pa.types.is_string(field.type):
-            # Arrow would write small numbers with an exponent; the row decoder does not.
-            texts = (None if value is None else f"{value:f}" for value in array.to_pylist())
-            return pa.array(texts, pa.string(), size=len(array))
-        return array.cast(field.type)
+        return array if array.type == field.type else array.cast(field.type)
     except pa.ArrowInvalid as error:
         raise Corrupt(
             f"a value of column {field.name} is no {field.type}, as its column became; keep the object"
