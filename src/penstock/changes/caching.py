@@ -33,8 +33,11 @@ class SideCache:
         self._row_bytes: float = 0.0
         self._unweighed = _WEIGHED_SLICES
 
-    def fill(self) -> Extent:
-        """Cache as much as may be, and say what that is. Raises what the slices raise."""
+    def fill(self, held: int = 0) -> Extent:
+        """Cache as much as may be, and say what that is; with rows `held` elsewhere, fewer are on view.
+
+        Raises what the slices raise.
+        """
         while self._source is not None and self._has_room():
             taken = next(self._source, None)
             if taken is None:
@@ -46,7 +49,7 @@ class SideCache:
         if not self._slices:
             return Extent(None, None)
         on_view = self._rows if self._source is None else self._rows - 1
-        return Extent(_first_ts(self._slices[0]), self._commit_ts(min(on_view, self._rows_max)))
+        return Extent(_first_ts(self._slices[0]), self._commit_ts(min(on_view, self._rows_max - held)))
 
     def _has_room(self) -> bool:
         return self._rows < 2 or (self._rows <= self._rows_max and self._bytes < self._bytes_max)

@@ -29,8 +29,8 @@ class Tail:
     """Batches of changes up to `to_ts` out of the slices of both sides.
 
     Both sides are cached, cut where neither is crossed any more, and coalesced; what comes out is sent once
-    more than `batch_rows` rows of a side stay, or the range ends. What one commit-ts holds is sent in pieces
-    when it cannot be cached whole: its tombstones, then its data.
+    more than `batch_rows` rows of a side stay, or the range ends; there are at most twice as many. What one
+    commit-ts holds is sent in pieces when it cannot be cached whole: its tombstones, then its data.
     """
 
     def __init__(
@@ -60,17 +60,19 @@ class Tail:
         """Every batch, the last one a TAIL_DONE; none when there is no change."""
         waiting = self._nothing
         while True:
-            data, tombstones = self._data.fill(), self._tombstones.fill()
+            data = self._data.fill(waiting.data.num_rows)
+            tombstones = self._tombstones.fill(waiting.tombstones.num_rows)
             if data.first_ts is None and tombstones.first_ts is None:
                 break
             found = cut(data, tombstones, self._to_ts)
+            if found.large_ts is not None and waiting is self._nothing:
+                yield from self._large(found.large_ts)
+                continue
             if found.large_ts is None:
                 waiting = self._add(waiting, found.upto_ts)
             if found.large_ts is not None or self._is_enough(waiting):
                 yield from self._send(waiting)
                 waiting = self._nothing
-            if found.large_ts is not None:
-                yield from self._large(found.large_ts)
         yield from self._send(waiting)
 
     def end(self) -> ChangeBatch:
