@@ -3,7 +3,8 @@
 A ticket is JSON and names a logical range, not a place: {"table_id", "from_ts", "to_ts", "side", "columns",
 "handle_from", "handle_to"} (handles in base64). `get_flight_info` takes the same as its command and answers
 with a ticket for each part that has one schema. `list_flights` names the tables with their timestamps, and
-the action `resolved_ts` says how far a table ({"table_id": n}) can be read. `flightaccess` has who may ask.
+the action `resolved_ts` says how far a table ({"table_id": n}) can be read; `flightactions` has those for
+merges. `flightaccess` has who may ask.
 """
 
 import base64
@@ -20,6 +21,7 @@ from pyarrow import flight
 
 from penstock.errors import Corrupt, Invalid, PenstockError, StaleRead, Unavailable
 from penstock.eventstore.flightaccess import OPEN, FlightAccess
+from penstock.eventstore.flightactions import MergeActions, table_id_in
 from penstock.eventstore.paths import Side
 from penstock.eventstore.ranges import RangeReader, ReadRange
 from penstock.eventstore.sides import side_schema
@@ -103,6 +105,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow sh
             raise Invalid(f"Flight cannot listen on {addr}; {remedy}") from error
         self._store = store
         self._reader = reader
+        self._merging = MergeActions(store).actions
         self._closing = False
         self.addr = f"{host}:{self.port}"
 
@@ -158,22 +161,21 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow sh
 
     def list_actions(self, _context: Any) -> list[tuple[str, str]]:
         """The actions there are."""
-        return [("resolved_ts", "How far a table can be read, and how far it is in objects.")]
+        merging = [(name, purpose) for name, (purpose, _) in self._merging.items()]
+        return [("resolved_ts", "How far a table can be read, and how far it is in objects."), *merging]
 
     def do_action(self, _context: Any, action: flight.Action) -> Iterator[bytes]:
         """Run an action."""
+        body = action.body.to_pybytes()
         with _as_flight_errors():
-            if action.type != "resolved_ts":
-                raise Invalid(f"there is no action {action.type!r}; there is resolved_ts")
-            answer = self._describe(_table_id(action.body.to_pybytes()))
-        yield json.dumps(answer).encode()
+            if action.type == "resolved_ts":
+                answer = json.dumps(self._describe(table_id_in(body))).encode()
+            elif action.type in self._merging:
+                answer = self._merging[action.type][1](body)
+            else:
+                known = ", ".join(["resolved_ts", *self._merging])
+                raise Invalid(f"there is no action {action.type!r}; there are {known}")
+        yield answer
 
     def _describe(self, table_id: int) -> Mapping[str, Any]:
         return asdict(self._reader.progress(table_id))
-
-
-def _table_id(body: bytes) -> int:
-    try:
-        return int(json.loads(body)["table_id"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise Invalid('the action needs {"table_id": n}') from error

@@ -46,10 +46,14 @@ class FlightReader:
 
     def progress(self, table_id: int) -> TableProgress:
         """How far a table can be read."""
-        action = flight.Action("resolved_ts", json.dumps({"table_id": table_id}).encode())
+        return _progress(self.act("resolved_ts", json.dumps({"table_id": table_id}).encode()))
+
+    def act(self, name: str, body: bytes, *, timeout_s: float = _ANSWER_TIMEOUT_S) -> bytes:
+        """Have the capture run one of its actions; return the answer."""
         with self._errors():
-            (answer,) = self._connected().do_action(action, self._options(_ANSWER_TIMEOUT_S))
-            return _progress(answer.body.to_pybytes())
+            (answer,) = self._connected().do_action(flight.Action(name, body), self._options(timeout_s))
+            found: bytes = answer.body.to_pybytes()
+            return found
 
     def parts(self, wanted: ReadRange) -> list[Part]:
         """See RangeReader."""

@@ -195,7 +195,7 @@ def write_entry(entry: Entry) -> bytes:
         "id": entry.id,
     }
     if entry.add:
-        tree["add"] = [_object_tree(each) for each in entry.add]
+        tree["add"] = [object_tree(each) for each in entry.add]
     if entry.remove:
         tree["remove"] = [{"id": each.id, "delete_ts": each.delete_ts} for each in entry.remove]
     if entry.flushed_ts:
@@ -220,7 +220,7 @@ def read_entry(data: bytes, *, path: str) -> Entry:
             epoch=int(tree["epoch"]),
             writer=str(tree["writer"]),
             id=str(tree["id"]),
-            add=tuple(_read_object(each) for each in tree.get("add", ())),
+            add=tuple(read_object(each) for each in tree.get("add", ())),
             remove=tuple(
                 Removal(id=str(each["id"]), delete_ts=int(each["delete_ts"]))
                 for each in tree.get("remove", ())
@@ -246,7 +246,7 @@ def write_state(state: ManifestState) -> bytes:
             "epoch": state.epoch,
             "writer": state.writer,
             "flushed_ts": state.flushed_ts,
-            "objects": [_object_tree(each) for each in state.objects.values()],
+            "objects": [object_tree(each) for each in state.objects.values()],
             "facts": [dict(fact) for fact in state.facts],
             "origin": state.origin,
             "archives": [asdict(each) for each in state.archives],
@@ -261,7 +261,7 @@ def read_state(data: bytes, *, path: str) -> ManifestState:
     """Decode a checkpoint; raise Corrupt naming the file when it is not one of this format."""
     tree = _load(data, path)
     try:
-        objects = [_read_object(each) for each in tree["objects"]]
+        objects = [read_object(each) for each in tree["objects"]]
         return ManifestState(
             seq=int(tree["seq"]),
             epoch=int(tree["epoch"]),
@@ -283,19 +283,20 @@ def read_state(data: bytes, *, path: str) -> ManifestState:
 
 def write_archive(objects: Iterable[ObjectInfo]) -> bytes:
     """Encode the list of an archive."""
-    return _dump({"format": FORMAT, "objects": [_object_tree(each) for each in objects]})
+    return _dump({"format": FORMAT, "objects": [object_tree(each) for each in objects]})
 
 
 def read_archive(data: bytes, *, path: str) -> list[ObjectInfo]:
     """Decode the list of an archive; raise Corrupt naming the file when it is not one of this format."""
     tree = _load(data, path)
     try:
-        return [_read_object(each) for each in tree["objects"]]
+        return [read_object(each) for each in tree["objects"]]
     except (KeyError, TypeError, ValueError) as error:
         raise Corrupt(f"archive {path} lacks a field or has a wrong one; keep it for inspection") from error
 
 
-def _object_tree(info: ObjectInfo) -> dict[str, Any]:
+def object_tree(info: ObjectInfo) -> dict[str, Any]:
+    """An object as JSON has it."""
     tree = {name: getattr(info, name) for name in ObjectInfo.__slots__}
     tree["key_min"] = base64.b64encode(info.key_min).decode()
     tree["key_max"] = base64.b64encode(info.key_max).decode()
@@ -304,7 +305,8 @@ def _object_tree(info: ObjectInfo) -> dict[str, Any]:
     return {name: value for name, value in tree.items() if name not in defaults or value != defaults[name]}
 
 
-def _read_object(tree: Mapping[str, Any]) -> ObjectInfo:
+def read_object(tree: Mapping[str, Any]) -> ObjectInfo:
+    """An object out of its JSON; raise KeyError, TypeError or ValueError when it is none."""
     fields = dict(tree)
     if fields["side"] not in get_args(Side) or fields["kind"] not in get_args(Kind):
         raise ValueError("unknown side or kind")

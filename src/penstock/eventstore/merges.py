@@ -7,7 +7,7 @@ has changed for anybody, and what was written for a merge that is not committed 
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ from penstock.errors import Corrupt
 from penstock.eventstore import paths
 from penstock.eventstore.deletions import Deletions
 from penstock.eventstore.manifest import ManifestState, ObjectInfo
-from penstock.eventstore.merging import MergePolicy
+from penstock.eventstore.merging import MergeChoice, MergePolicy
 from penstock.eventstore.objectfiles import opened
 from penstock.eventstore.objects import ObjectWriter
 from penstock.eventstore.objectscan import ObjectScan, Piece
@@ -73,8 +73,32 @@ class MergeOutput:
 def plan_merge(table_id: int, state: ManifestState, policy: MergePolicy, *, now_ms: int) -> MergePlan | None:
     """The next merge of a table; None when it needs none. Raises Corrupt when a schema is not known."""
     choice = policy.choose(state)
-    if choice is None:
-        return None
+    return None if choice is None else _plan(table_id, state, choice, policy.target_bytes, now_ms)
+
+
+def plan_merges(
+    table_id: int, state: ManifestState, policy: MergePolicy, *, now_ms: int, plans_max: int
+) -> list[MergePlan]:
+    """Merges that may be written at the same time and committed in any order: no object is in two of them.
+
+    Only the first touches tombstone objects: which of them have nothing to say depends on which merges are
+    committed, and the first is planned as if it were alone.
+    """
+    found: list[MergePlan] = []
+    choice = policy.choose(state)
+    left = state
+    while choice is not None and len(found) < plans_max:
+        found.append(_plan(table_id, state, choice, policy.target_bytes, now_ms))
+        taken = {each.id for each in choice.data}
+        left = replace(left, objects={key: each for key, each in left.objects.items() if key not in taken})
+        following = policy.choose(left) if taken else None
+        choice = MergeChoice(following.data, (), ()) if following is not None and following.data else None
+    return found
+
+
+def _plan(
+    table_id: int, state: ManifestState, choice: MergeChoice, target_bytes: int, now_ms: int
+) -> MergePlan:
     current = [each for each in state.objects.values() if not each.delete_ts]
     taken = {each.id for each in choice.data}
     schemas = schemas_in(state.facts)
@@ -88,7 +112,7 @@ def plan_merge(table_id: int, state: ManifestState, policy: MergePolicy, *, now_
         base_seq=state.seq,
         ts=state.flushed_ts,
         made_ms=now_ms,
-        target_bytes=policy.target_bytes,
+        target_bytes=target_bytes,
         schema=in_force(schemas, state.flushed_ts - 1, state.flushed_ts)[-1],
         data=choice.data,
         tables=tuple(tables[each.schema_version] for each in choice.data),

@@ -219,6 +219,10 @@ class EventStore:
         """
         return self._upkeep.merge(self._owned(table_id))
 
+    def plan_merges(self, table_id: int, plans_max: int) -> list[MergePlan]:
+        """Merges of a table for others to write; `commit_merge` takes what they wrote, in any order."""
+        return self._upkeep.plans(self._owned(table_id), plans_max)
+
     def commit_merge(self, table_id: int, plan: MergePlan, output: MergeOutput) -> bool:
         """Commit a merge that was written elsewhere; False when an input is no longer part of the table.
 

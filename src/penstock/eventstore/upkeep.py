@@ -12,7 +12,7 @@ from penstock.errors import Fenced, PenstockError, Unavailable
 from penstock.eventstore.collecting import Collector, CollectPolicy
 from penstock.eventstore.duties import Care, Duty, DutyPolicy
 from penstock.eventstore.flushes import Table
-from penstock.eventstore.merges import MergeOutput, MergePlan, MergeWriter, plan_merge
+from penstock.eventstore.merges import MergeOutput, MergePlan, MergeWriter, plan_merge, plan_merges
 from penstock.eventstore.merging import MergePolicy
 from penstock.eventstore.storage import Storage
 from penstock.eventstore.transfers import commit_merge
@@ -99,6 +99,11 @@ class Upkeep:
             done += committed
             overtaken += not committed
         return done
+
+    def plans(self, table: Table, plans_max: int) -> list[MergePlan]:
+        """What there is to merge now, for others to write; see `plan_merges`."""
+        state, table_id = table.ownership.state, table.rows.table_id
+        return plan_merges(table_id, state, self._merging, now_ms=self._clock.wall_ms(), plans_max=plans_max)
 
     def commit(self, table: Table, plan: MergePlan, output: MergeOutput) -> bool:
         """Commit a merge that was written anywhere; see `transfers.commit_merge`.

@@ -267,7 +267,8 @@ def test_flight_serves_tables_ranges_and_timestamps(held: Held) -> None:
             assert tables[1].to_pylist() == held.read(NOW + 99, NOW + 200)
             (answer,) = client.do_action(flight.Action("resolved_ts", b'{"table_id": 1}'))
             assert json.loads(answer.body.to_pybytes())["resolved_ts"] == NOW + 200
-            assert [action.type for action in client.list_actions()] == ["resolved_ts"]
+            actions = [action.type for action in client.list_actions()]
+            assert actions == ["resolved_ts", "plan_merge", "commit_merge"]
             with pytest.raises(flight.FlightUnavailableError, match="not captured here"):
                 list(client.do_action(flight.Action("resolved_ts", b'{"table_id": 9}')))
             with pytest.raises(pa.ArrowInvalid, match="no action"):
