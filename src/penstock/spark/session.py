@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LOG_FILE = Path(__file__).with_name("log4j2.properties")
-_PYTHON_VARIABLE = "PYSPARK_PYTHON"
+_PYTHON = "PYSPARK_PYTHON"
+_DRIVER_PYTHON = "PYSPARK_DRIVER_PYTHON"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 
@@ -90,9 +93,7 @@ def _start(wanted: SparkSettings, master: Master, app_name: str) -> "SparkSessio
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    # Spark takes the interpreter from here only, for workers beside the driver and for those on executors
-    os.environ[_PYTHON_VARIABLE] = wanted.python or os.environ.get(_PYTHON_VARIABLE) or sys.executable
-    with TemporaryDirectory(prefix="penstock-spark-") as folder:
+    with TemporaryDirectory(prefix="penstock-spark-") as folder, _interpreters(wanted):
         allocations = Path(folder, "pools.xml")
         allocations.write_text(allocation_file(wanted.pools), encoding="utf-8")
         pairs = session_conf(wanted, master, app_name=app_name, allocations=allocations)
@@ -106,6 +107,25 @@ def _start(wanted: SparkSettings, master: Master, app_name: str) -> "SparkSessio
         except (PySparkException, Py4JError) as error:
             raise _why_not_started(error, master) from error
     return spark
+
+
+@contextmanager
+def _interpreters(wanted: SparkSettings) -> Iterator[None]:
+    """Name the interpreters while Spark starts: it takes them from the environment, and then remembers them.
+
+    One runs on executors and plans reads; the driver's own looks for data sources.
+    """
+    before = {name: os.environ.get(name) for name in (_PYTHON, _DRIVER_PYTHON)}
+    os.environ[_PYTHON] = wanted.python or before[_PYTHON] or sys.executable
+    os.environ[_DRIVER_PYTHON] = before[_DRIVER_PYTHON] or sys.executable
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _why_not_started(error: Exception, master: Master) -> PenstockError:

@@ -9,6 +9,8 @@ from pyspark.sql import SparkSession
 
 from penstock import __version__
 from penstock.clock import SYSTEM
+from penstock.errors import Invalid
+from penstock.spark.failures import spark_errors
 from penstock.testing.sparkcluster import SparkCluster, is_alive
 
 DEADLINE_S = 120
@@ -40,6 +42,11 @@ def test_the_package_is_shipped_to_executors_that_do_not_have_it(
     rows = cluster_spark.range(0, 2, 1, 2).mapInArrow(found, "place string, version string").collect()
     assert {row.version for row in rows} == {__version__}
     assert all(f"penstock-{__version__}-" in row.place and row.place.endswith(".pyc") for row in rows)
+
+
+def test_reads_are_planned_with_the_package_that_is_shipped(cluster_spark: SparkSession):
+    with pytest.raises(Invalid, match="unknown option 'tabel'; did you mean table"), spark_errors():
+        cluster_spark.read.format("penstock").option("tabel", "a.b").load()
 
 
 def test_a_job_survives_the_death_of_an_executor(
