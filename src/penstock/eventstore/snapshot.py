@@ -7,7 +7,7 @@ groups, of the deletion vector of one object (and of a part of each tombstone ob
 of the handles that were touched above the flushed-ts.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -29,6 +29,8 @@ from penstock.tables.schema import TableInfo
 
 BATCH_ROWS = 64 * 1024
 PARTITION_BYTES = 128 * 1024 * 1024
+
+Batches = Generator[pa.RecordBatch, None, None]
 
 _SYSTEM = frozenset({HANDLE, COMMIT_TS, START_TS, UPDATE})
 
@@ -57,8 +59,8 @@ class SnapshotPartition:
         """About how many rows there are: deleted ones count, those that are not flushed do not."""
         return sum(each.rows for each in self.pieces)
 
-    def read(self) -> Iterator[pa.RecordBatch]:
-        """The rows, in no particular order.
+    def read(self) -> Batches:
+        """The rows, in no particular order; close it when it is not read to its end.
 
         Raises StaleRead when history at `ts` is gone meanwhile, Unavailable when objects are (plan again) or
         somebody does not answer, Corrupt when an object is damaged.
@@ -121,16 +123,15 @@ def read_snapshot(
     handle_from: bytes = b"",
     handle_to: bytes = b"",
     batch_rows: int = BATCH_ROWS,
-) -> Iterator[pa.RecordBatch]:
+) -> Batches:
     """The rows of a table as of `ts`, in no particular order, of handles in [handle_from, handle_to).
 
-    Batches have `snapshot_schema`, and at most `batch_rows` rows. Raises StaleRead when the history at `ts`
-    is gone, Unavailable when it is not complete yet or somebody does not answer, Invalid when the table has
-    no such column then, Corrupt when an object is damaged.
+    Batches have `snapshot_schema`, and at most `batch_rows` rows. Close it when it is not read to its end.
+    Raises StaleRead when the history at `ts` is gone, Unavailable when it is not complete yet or somebody
+    does not answer, Invalid when the table has no such column then, Corrupt when an object is damaged.
     """
     wanted = HandleRange(low=handle_from, high=handle_to)
-    whole = _whole(table, ts, columns, wanted, batch_rows)
-    return chain.from_iterable(part.read() for part in whole)
+    return _one_by_one(_whole(table, ts, columns, wanted, batch_rows))
 
 
 def plan_snapshot(
@@ -155,6 +156,11 @@ def plan_snapshot(
     if partitions is not None:
         partition_bytes = max(1, -(-sum(map(_bytes, whole)) // partitions))
     return list(chain.from_iterable(_divided(part, partition_bytes) for part in whole))
+
+
+def _one_by_one(parts: Iterable[SnapshotPartition]) -> Batches:
+    for part in parts:
+        yield from part.read()
 
 
 def _states(table: TableView, ts: int) -> list[PartitionState]:
