@@ -69,25 +69,25 @@ def test_a_row_that_moves_there_and_back_is_one_update(world: TableWorld) -> Non
 
 
 def test_a_transaction_over_partitions_is_never_divided_by_a_done(make_world: MakeWorld) -> None:
-    world = make_world("no key", partitions=PARTS, large_txn_bytes=1 << 20)
+    world = make_world("no key", partitions=PARTS, large_txn_bytes=1 << 16)
     ts = world.tick()
     for into in range(3):
-        numbers = range(into * 15_000 + 1, (into + 1) * 15_000)
-        world.commit(*(row(number, "n" * 40) for number in numbers), into=into, at=ts)
+        numbers = range(into * 1000 + 1, (into + 1) * 1000)
+        world.commit(*(row(number, "n" * 80) for number in numbers), into=into, at=ts)
     world.flush()
-    batches = world.changes(START, ts)
+    batches = world.changes(START, ts, batch_rows=300)
     assert len(batches) > 2
     assert [batch.hint for batch in batches] == [Hint.TAIL_WIP] * (len(batches) - 1) + [Hint.TAIL_DONE]
-    assert sum(batch.data.num_rows for batch in batches) == 3 * 14_999
+    assert sum(batch.data.num_rows for batch in batches) == 3 * 999
 
 
-def test_batches_are_bounded_whatever_the_number_of_partitions(make_world: MakeWorld) -> None:
-    world = make_world("no key", partitions=PARTS)
-    for first in range(1, 30_000, 1000):
-        world.commit(*(row(number) for number in range(first, first + 1000)), into=first // 1000 % 3)
+def test_batches_are_bounded_whatever_the_number_of_partitions(world: TableWorld) -> None:
+    for first in range(1, 3000, 100):
+        world.commit(*(row(number) for number in range(first, first + 100)), into=first // 100 % 3)
     to_ts = world.flush()
-    sizes = [batch.data.num_rows for batch in world.changes(START, to_ts)]
-    assert sum(sizes) == 30_000
-    assert len(sizes) > 1
-    assert max(sizes) <= 3 * 8192
-    assert max(batch.num_rows for batch in read_snapshot(world.view(), to_ts)) <= 1 << 17
+    sizes = [batch.data.num_rows for batch in world.changes(START, to_ts, batch_rows=200)]
+    assert sum(sizes) == 3000
+    assert min(sizes[:-1]) >= 200
+    assert max(sizes) <= 600
+    assert max(batch.num_rows for batch in read_snapshot(world.view(), to_ts, batch_rows=200)) <= 200
+    assert max(batch.data.num_rows for batch in world.changes(0, to_ts, batch_rows=200)) <= 400

@@ -8,7 +8,6 @@ import os
 import random  # noqa: TID251 - seeded, by Hypothesis or here
 import shutil
 import tempfile
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,17 +20,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from penstock.changes import collect_changes
 from penstock.clock import compose_ts
 from penstock.errors import StaleRead
-from penstock.eventstore.manifest import ManifestState
-from penstock.eventstore.merges import MergeOutput, MergePlan, plan_merge, write_merge
-from penstock.eventstore.merging import MergeChoice
 from penstock.eventstore.snapshot import read_snapshot
 from penstock.eventstore.watermarks import Watermarks
 from penstock.settings import UpkeepSettings
 from penstock.tables.alter import add_column
 from penstock.testing.agreement import MODES, Agreement
+from penstock.testing.chosenmerge import WrittenMerge, begin_merge, current_objects
 from penstock.testing.itemtables import TABLES, item, item_table
 from penstock.testing.tableworld import START, TableWorld
-from penstock.testing.travel import sent
 
 EXAMPLES = int(os.environ.get("PENSTOCK_EXAMPLES", "40"))
 LONG = compose_ts(2000)  # a step in time, after which removed objects may go
@@ -39,23 +35,6 @@ WORLDS = count()
 
 numbers = st.sets(st.integers(1, 8), min_size=1, max_size=5)
 mixes = st.randoms(use_true_random=False)
-
-
-@dataclass(frozen=True)
-class ThisMerge:
-    """A policy that takes what it is told to."""
-
-    taken: set[str]
-    target_bytes: int = 1  # every slice becomes an object
-
-    def choose(self, state: ManifestState) -> MergeChoice:
-        current = [each for each in state.objects.values() if not each.delete_ts]
-        data = tuple(each for each in current if each.side == "data" and each.id in self.taken)
-        kept = {each.id for each in current if each.side == "data"}.difference(each.id for each in data)
-        tombstones = [each for each in current if each.side == "tombstone"]
-        gone = tuple(each for each in tombstones if not kept & {target for target, _ in each.targets or ()})
-        rewritten = tuple(each for each in tombstones if each.id in self.taken and each not in gone)
-        return MergeChoice(data, rewritten, gone)
 
 
 class ChangesAgainstVersions(RuleBasedStateMachine):
@@ -75,7 +54,7 @@ class ChangesAgainstVersions(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-changes-"))
         self.kind = kind
         self.rowids = count(1000)
-        self.merges: list[tuple[int, MergePlan, MergeOutput]] = []
+        self.merges: list[WrittenMerge] = []
         self.held_ts: int | None = None
         self.world = TableWorld(
             self.folder,
@@ -156,26 +135,19 @@ class ChangesAgainstVersions(RuleBasedStateMachine):
     def begin_a_merge(self, data: st.DataObject) -> None:
         """Of any objects, whether or not that is worth it; it is committed later, or never."""
         physical_id = data.draw(st.sampled_from(self.world.ids))
-        state = self.world.store.ownership(physical_id).state
-        current = sorted(each.id for each in state.objects.values() if not each.delete_ts)
-        if not current:
-            return
-        taken = data.draw(st.sets(st.sampled_from(current), min_size=1))
-        plan = plan_merge(physical_id, state, ThisMerge(taken), now_ms=self.world.clock.wall_ms())
-        assert plan is not None
-        storage, scratch = self.world.storage.open(), self.folder / "elsewhere"
-        output = write_merge(sent(plan), storage, scratch, clock=self.world.clock)
-        self.merges.append((physical_id, plan, sent(output)))
+        current = [each.id for each in current_objects(self.world.manifest(physical_id))]
+        if current:
+            taken = data.draw(st.sets(st.sampled_from(current), min_size=1))
+            scratch = self.folder / "elsewhere"
+            self.merges.append(begin_merge(self.world, scratch, taken, physical_id=physical_id))
 
     @precondition(lambda self: self.merges)
     @rule(data=st.data(), then=st.sampled_from(["go on", "crash"]))
     def end_a_merge(self, data: st.DataObject, then: str) -> None:
         """It counts unless another merge took one of its objects first."""
-        physical_id, plan, output = self.merges.pop(data.draw(st.integers(0, len(self.merges) - 1)))
-        there = self.world.manifest(physical_id).objects
-        taken = [each.id for each in (*plan.data, *plan.tombstones, *plan.gone)]
-        possible = all(each in there and not there[each].delete_ts for each in taken)
-        assert self.world.store.commit_merge(physical_id, plan, output) is possible
+        merge = self.merges.pop(data.draw(st.integers(0, len(self.merges) - 1)))
+        possible = merge.is_possible(self.world)
+        assert merge.commit(self.world) is possible
         if then == "crash":
             self.world.crash()
 
