@@ -6,11 +6,13 @@ when no row of it is wanted; its columns as they are, when all are; else a mask,
 """
 
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import methodcaller
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -85,20 +87,20 @@ class ObjectScan:
 
         Raises Unavailable when an object is not there or storage does not answer, Corrupt when it is damaged.
         """
-        ahead = ReadAhead(self._read(pieces))
-        with closing(ahead):
+        with closing(ReadAhead(self._read(pieces))) as ahead:
             while (found := ahead.next()) is not None:
-                group, projection, rows = found
-                for batch in group.left(rows).to_batches(max_chunksize=self.batch_rows):
-                    yield projection.apply(batch)
+                batches = found.batches(self.batch_rows)
+                del found  # what is not left of it is not kept while the batches are taken
+                while batches:
+                    yield batches.popleft()
 
-    def _read(self, pieces: Sequence[Piece]) -> "Generator[tuple[_Group, Projection, pa.Table], None, None]":
+    def _read(self, pieces: Sequence[Piece]) -> "Generator[_Read, None, None]":
         for piece in sorted(pieces, key=lambda each: each.info.id):  # as Deletions wants to be asked
             projection = Projection(piece.table, self.table, self.names)
             deleted = self.deletions.of(piece.info.id)
             with opened(self.storage, self.table_id, piece.info) as file:
                 for group in self._groups(piece, file.metadata, deleted):
-                    yield group, projection, group.read(file, projection.reads)
+                    yield _Read(group, projection, group.read(file, projection.reads))
 
     def _groups(self, piece: Piece, footer: pq.FileMetaData, deleted: Offsets) -> list["_Group"]:
         """The row groups that may have rows, and what tells them."""
@@ -156,6 +158,19 @@ class _Group:
         if len(self.touched):
             mask = _both(mask, pc.invert(pc.is_in(rows.column(HANDLE), value_set=self.touched)))
         return rows if mask is None else rows.filter(mask)
+
+
+class _Read(NamedTuple):
+    """A row group that was read."""
+
+    group: _Group
+    projection: Projection
+    rows: pa.Table
+
+    def batches(self, batch_rows: int) -> deque[pa.RecordBatch]:
+        """Its rows that are left, projected."""
+        left = self.group.left(self.rows).to_batches(max_chunksize=batch_rows)
+        return deque(self.projection.apply(batch) for batch in left)
 
 
 def _both(one: pa.Array | None, other: pa.ChunkedArray) -> pa.Array:
