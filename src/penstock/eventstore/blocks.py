@@ -6,6 +6,7 @@ in the order of changes here.
 """
 
 from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -28,6 +29,7 @@ Blocks = Generator["Block", None, None]
 _WHOLE_BYTES = 16 * 1024 * 1024
 _BLOCKS_PER_GROUP = 4  # row groups are bounded in bytes, so their parts are
 _SORTED_ROWS = 32 * 1024
+_FOOTERS_AT_ONCE = 16
 _TS_MAX = np.iinfo(np.int64).max
 
 
@@ -85,7 +87,11 @@ class BlockReader:
         by_time = sorted(objects, key=_times)
         for _, same in groupby(by_time, key=_times):
             found = list(same)
-            yield from sorted(found, key=self._within_commit) if len(found) > 1 else found
+            if len(found) > 1:
+                with ThreadPoolExecutor(_FOOTERS_AT_ONCE, thread_name_prefix="penstock-footer") as pool:
+                    places = dict(zip(found, pool.map(self._within_commit, found), strict=True))
+                found.sort(key=places.__getitem__)
+            yield from found
 
     def _within_commit(self, info: ObjectInfo) -> tuple[int, int, bytes]:
         with opened(self.storage, self.table_id, info) as file:

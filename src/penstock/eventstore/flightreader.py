@@ -2,8 +2,10 @@
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self
 
 import pyarrow as pa
@@ -26,10 +28,10 @@ _ADDED_BY_FLIGHT = re.compile(r"\. (?:Detail|gRPC client debug context): .*", re
 class FlightReader:
     """Reads from the capture at `addr`; implements RangeReader.
 
-    A context; connects when it is first used, and can be pickled. Every method raises Unavailable when the
-    capture does not answer or does not own the table, Invalid when it refuses the token or the question,
-    StaleRead when history is gone, Corrupt when its objects are damaged. A service whose certificate, or
-    ours, is not accepted does not answer.
+    A context; connects when it is first used. Thread-safe, and can be pickled. Every method raises Unavailable
+    when the capture does not answer or does not own the table, Invalid when it refuses the token or the
+    question, StaleRead when history is gone, Corrupt when its objects are damaged. A service whose
+    certificate, or ours, is not accepted does not answer.
     """
 
     def __init__(self, addr: str, *, tls: TlsSettings | None = None, token: SecretStr | None = None) -> None:
@@ -37,6 +39,7 @@ class FlightReader:
         self._tls = tls
         self._token = token
         self._client: flight.FlightClient | None = None
+        self._connecting = threading.Lock()
 
     def tables(self) -> list[TableProgress]:
         """Every table that the capture owns, by id."""
@@ -91,22 +94,22 @@ class FlightReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_client": None}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(FlightReader, tls=self._tls, token=self._token), (self._addr,)
 
     def _connected(self) -> flight.FlightClient:
-        if self._client is None:
-            if self._tls is None:
-                self._client = flight.FlightClient(f"grpc://{self._addr}")
-            else:
-                authority, certificate, key = self._tls.read()
-                self._client = flight.FlightClient(
-                    f"grpc+tls://{self._addr}",
-                    tls_root_certs=authority,
-                    cert_chain=certificate,
-                    private_key=key,
-                )
-        return self._client
+        with self._connecting:
+            if self._client is None:
+                self._client = self._connect()
+            return self._client
+
+    def _connect(self) -> flight.FlightClient:
+        if self._tls is None:
+            return flight.FlightClient(f"grpc://{self._addr}")
+        authority, certificate, key = self._tls.read()
+        return flight.FlightClient(
+            f"grpc+tls://{self._addr}", tls_root_certs=authority, cert_chain=certificate, private_key=key
+        )
 
     def _options(self, timeout_s: float | None = None) -> flight.FlightCallOptions:
         headers = [(HEADER.encode(), bearer(self._token))] if self._token is not None else []

@@ -44,9 +44,9 @@ class TableProgress:
 class RangeReader(Protocol):
     """Reads ranges of the tables that a capture owns: in its process, or from elsewhere over Flight.
 
-    A range that can be read gives the same rows in the same order every time, flushed or not; only the row ids
-    of tombstones come with the flush. Every method raises Unavailable when the capture does not answer or does
-    not own the table.
+    A range that can be read gives the same rows in the same order every time, flushed or not; only the row
+    ids of tombstones come with the flush. Every method raises Unavailable when the capture does not answer or
+    does not own the table.
     """
 
     def progress(self, table_id: int) -> TableProgress:
