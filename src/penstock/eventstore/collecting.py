@@ -56,7 +56,7 @@ class CollectPolicy:
         """
         found: list[Archive] = []
         for each in sorted(archives, key=lambda each: each.upto_ts):
-            young = now_ms - written_ms.get(each.id, 0) < self.ttl_ms
+            young = max(0, now_ms - written_ms.get(each.id, 0)) < self.ttl_ms  # clocks differ
             if young or (lowest_ts is not None and each.upto_ts > lowest_ts):
                 break
             found.append(each)
