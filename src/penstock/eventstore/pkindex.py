@@ -10,13 +10,14 @@ import logging
 import shutil
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from rocksdict import (
     BlockBasedOptions,
@@ -35,7 +36,7 @@ from penstock.errors import Unavailable
 from penstock.eventstore.deletions import Deletions, live_mask
 from penstock.eventstore.manifest import ManifestState, ObjectInfo
 from penstock.eventstore.objectfiles import opened
-from penstock.eventstore.rowids import Moves, RowIds
+from penstock.eventstore.rowids import Moves, RowIds, sortable
 from penstock.eventstore.sides import HANDLE
 from penstock.eventstore.storage import Storage
 
@@ -125,12 +126,12 @@ def _open_once(path: Path) -> Rdict:
     path.parent.mkdir(parents=True, exist_ok=True)
     options = Options(raw_mode=True)
     options.set_write_buffer_size(16 * _MIB)
-    options.set_max_write_buffer_number(3)
+    options.set_max_write_buffer_number(2)
     options.set_compression_type(DBCompressionType.lz4())
     options.set_max_log_file_size(4 * _MIB)
     options.set_keep_log_file_num(4)
     blocks = BlockBasedOptions()
-    blocks.set_block_cache(Cache(32 * _MIB))
+    blocks.set_block_cache(Cache(16 * _MIB))
     blocks.set_bloom_filter(10, block_based=False)
     options.set_block_based_table_factory(blocks)
     db = Rdict(str(path), options)
@@ -235,23 +236,15 @@ class TableIndex:
     def find(self, handles: pa.Array) -> RowIds:
         """Where the rows of some handles are; nowhere when no live row has the handle."""
         assert self._applied is not None, "catch up first"
+        order = np.argsort(sortable(handles))  # neighbours lie in one block
         found: list[bytes] = []
-        for start in range(0, len(handles), _BATCH_ROWS):
-            values: Any = self._index.call(
-                self._db, self._db.get, self._keys(handles.slice(start, _BATCH_ROWS))
-            )
+        for start in range(0, len(order), _BATCH_ROWS):
+            keys = self._keys(handles.take(pa.array(order[start : start + _BATCH_ROWS])))
+            values: Any = self._index.call(self._db, self._db.get, keys)
             found.append(b"".join([value or _NOWHERE for value in values]))
-        packed = np.frombuffer(b"".join(found), np.uint8).reshape(-1, _VALUE_BYTES)
-        ids = np.ascontiguousarray(packed[:, :_ID_BYTES])
-        offsets = np.ascontiguousarray(packed[:, _ID_BYTES:]).view(">u4").ravel().astype(np.int64)
-        encoded = pa.Array.from_buffers(
-            pa.binary(_ID_BYTES), len(handles), [None, pa.py_buffer(ids)]
-        ).dictionary_encode()
-        names = [each.hex() for each in encoded.dictionary.to_pylist()]
-        seen = np.array([name in self._visible for name in names], np.bool_)
-        objects = encoded.indices.to_numpy()
-        known = seen[objects] if names else np.empty(0, np.bool_)
-        return RowIds(names, np.where(known, objects, -1).astype(np.int32), np.where(known, offsets, -1))
+        packed = np.empty((len(order), _VALUE_BYTES), np.uint8)
+        packed[order] = np.frombuffer(b"".join(found), np.uint8).reshape(-1, _VALUE_BYTES)
+        return _unpack(packed, self._visible)
 
     def _remove(self, handles: pa.Array) -> None:
         for start in range(0, len(handles), _BATCH_ROWS):
@@ -292,3 +285,15 @@ def _pack(places: RowIds) -> list[bytes]:
     packed[:, _ID_BYTES:] = places.offsets.astype(">u4").view(np.uint8).reshape(-1, _OFFSET_BYTES)
     data = packed.tobytes()
     return [data[start : start + _VALUE_BYTES] for start in range(0, len(data), _VALUE_BYTES)]
+
+
+def _unpack(packed: npt.NDArray[np.uint8], visible: Collection[str]) -> RowIds:
+    """The rows of some values; those of objects that are not visible are nowhere."""
+    ids = np.ascontiguousarray(packed[:, :_ID_BYTES])
+    offsets = np.ascontiguousarray(packed[:, _ID_BYTES:]).view(">u4").ravel().astype(np.int64)
+    encoded = pa.Array.from_buffers(pa.binary(_ID_BYTES), len(packed), [None, pa.py_buffer(ids)])
+    encoded = encoded.dictionary_encode()
+    names = [each.hex() for each in encoded.dictionary.to_pylist()]
+    objects = encoded.indices.to_numpy()
+    known = np.array([name in visible for name in names], np.bool_)[objects]
+    return RowIds(names, np.where(known, objects, -1).astype(np.int32), np.where(known, offsets, -1))

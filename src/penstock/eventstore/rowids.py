@@ -55,7 +55,7 @@ def match(written: Events, ended: Events) -> Matches:
     if not count + len(written.commit_ts):
         return Matches(*(np.empty(0, np.int64) for _ in range(3)))
     by_time = _in_time(written.commit_ts, ended.commit_ts)
-    keys = _sortable(pa.concat_arrays([ended.handles, written.handles]))[by_time]
+    keys = sortable(pa.concat_arrays([ended.handles, written.handles]))[by_time]
     order = np.argsort(keys, kind="stable")
     events, keys = by_time[order], keys[order]  # by handle, then time; tombstones have the low numbers
     same = np.concatenate(([False], keys[1:] == keys[:-1]))  # as the one before
@@ -78,7 +78,7 @@ def _in_time(written: Ints, ended: Ints) -> Ints:
     return events
 
 
-def _sortable(handles: pa.Array) -> npt.NDArray[np.uint64]:
+def sortable(handles: pa.Array) -> npt.NDArray[np.uint64]:
     """Numbers that compare as the handles do."""
     if not len(handles):
         return np.empty(0, np.uint64)

@@ -9,8 +9,8 @@ from penstock.eventstore.objects import TOMBSTONE_GROUP_ROWS
 from penstock.eventstore.rowids import RowIds
 from penstock.eventstore.sides import COMMIT_TS, OBJECT, OFFSET
 
-OBJECT_ROWS = 16 * TOMBSTONE_GROUP_ROWS
-OBJECT_BYTES = 32 * 1024 * 1024
+OBJECT_ROWS = 8 * TOMBSTONE_GROUP_ROWS
+OBJECT_BYTES = 16 * 1024 * 1024
 """Of Arrow. Whoever reads an object for its changes sorts all of it by time, in memory."""
 
 

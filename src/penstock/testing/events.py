@@ -12,7 +12,7 @@ from penstock.eventstore import paths
 from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.manifestlog import load
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.eventstore.sides import COMMIT_TS, HANDLE, START_TS
+from penstock.eventstore.sides import COMMIT_TS, HANDLE, OBJECT, OFFSET, START_TS
 from penstock.eventstore.storage import Storage
 from penstock.tables import keys, records
 from penstock.tables.define import define_table
@@ -20,6 +20,7 @@ from penstock.tables.schema import TableInfo
 from penstock.testing.rawbatches import Change
 
 Row = Mapping[str, Any]
+RowId = tuple[str, int]
 
 
 def a_table(table_id: int = 1) -> TableInfo:
@@ -71,37 +72,56 @@ def read_object(storage: Storage, table_id: int, info: ObjectInfo) -> pa.Table:
 
 
 def objects(storage: Storage, table_id: int, side: paths.Side) -> list[ObjectInfo]:
-    """The objects of a side, by time."""
-    return load(storage, paths.table_root(table_id)).visible(side, TS_MAX)
+    """The objects of a side that report changes, by time; also those that merges replaced."""
+    return load(storage, paths.table_root(table_id)).changes(side, 0, TS_MAX)
 
 
 def events(storage: Storage, table_id: int, side: paths.Side) -> list[dict[str, Any]]:
     """Every row of a side, in the order of changes."""
-    made: list[dict[str, Any]] = []
-    for info in objects(storage, table_id, side):
-        made += read_object(storage, table_id, info).to_pylist()
+    made = [row for _, row in _located(storage, table_id, side)]
     return sorted(made, key=lambda row: (row[COMMIT_TS], row[START_TS], row[HANDLE]))
+
+
+def _located(storage: Storage, table_id: int, side: paths.Side) -> list[tuple[RowId, dict[str, Any]]]:
+    """Every row of a side with its own row id."""
+    return [
+        ((info.id, offset), row)
+        for info in objects(storage, table_id, side)
+        for offset, row in enumerate(read_object(storage, table_id, info).to_pylist())
+    ]
 
 
 def replayed(storage: Storage, table_id: int, ts: int) -> dict[bytes, dict[str, Any]]:
     """The table as of `ts`, made of nothing but its objects: rows by handle.
 
-    Fails when a change is there twice, when an insert meets a row, or when a tombstone meets none.
+    Fails when a change is there twice, when an insert meets a row, or when a tombstone meets none or has
+    another row id than that of the row it ends.
     """
-    steps: list[tuple[int, int, bytes, dict[str, Any]]] = []
-    for order, side in enumerate(_SIDES):
-        steps += [(row[COMMIT_TS], order, row[HANDLE], row) for row in events(storage, table_id, side)]
-    steps = [step for step in steps if step[0] <= ts]
+    return {
+        handle: {name: value for name, value in row.items() if not name.startswith("_")}
+        for handle, (_, row) in live_rows(storage, table_id, ts).items()
+    }
+
+
+def live_rows(storage: Storage, table_id: int, ts: int) -> dict[bytes, tuple[RowId, dict[str, Any]]]:
+    """The rows as of `ts` and where they are, by handle; fails as `replayed` does."""
+    steps = [
+        (row[COMMIT_TS], order, row[HANDLE], located, row)
+        for order, side in enumerate(_SIDES)
+        for located, row in _located(storage, table_id, side)
+        if row[COMMIT_TS] <= ts
+    ]
     places = [step[:3] for step in steps]
     assert len(set(places)) == len(places), "a change is there twice"
-    state: dict[bytes, dict[str, Any]] = {}
-    for _, order, handle, row in sorted(steps, key=lambda step: step[:3]):
+    state: dict[bytes, tuple[RowId, dict[str, Any]]] = {}
+    for _, order, handle, located, row in sorted(steps, key=lambda step: step[:3]):
         if _SIDES[order] == "tombstone":
             assert handle in state, "a tombstone without its row"
-            del state[handle]
+            ended, _ = state.pop(handle)
+            assert ended == (row[OBJECT], row[OFFSET]), "a tombstone with another row's id"
         else:
             assert handle not in state, "an insert over a row"
-            state[handle] = {name: value for name, value in row.items() if not name.startswith("_")}
+            state[handle] = located, row
     return state
 
 
