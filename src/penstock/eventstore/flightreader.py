@@ -28,7 +28,7 @@ _ADDED_BY_FLIGHT = re.compile(r"\. (?:Detail|gRPC client debug context): .*", re
 class FlightReader:
     """Reads from the capture at `addr`; implements RangeReader.
 
-    A context; connects when it is first used. Thread-safe, and can be pickled. Every method raises Unavailable
+    A context; connects when it is first used. Thread-safe; can be pickled. Every method raises Unavailable
     when the capture does not answer or does not own the table, Invalid when it refuses the token or the
     question, StaleRead when history is gone, Corrupt when its objects are damaged. A service whose
     certificate, or ours, is not accepted does not answer.
