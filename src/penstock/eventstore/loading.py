@@ -176,7 +176,10 @@ class TableLoad:
             path = paths.load_range(self._root, self.plan.id, number)
             data = storage.read(path)
             if data is None:
-                raise Unavailable(f"a range of {self.plan.schema.name} is not loaded; run the load again")
+                raise Unavailable(
+                    f"a range of {self.plan.schema.name} is not at {storage.url}; run the load again, with"
+                    " storage that this process and the executors share"
+                )
             found += read_archive(data, path=path)
         return found
 

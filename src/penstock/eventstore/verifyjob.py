@@ -1,5 +1,7 @@
 """Verifying a table by its name, whoever runs the pieces."""
 
+from dataclasses import replace
+
 from penstock.clock import SYSTEM, Clock
 from penstock.eventstore.finding import find_table
 from penstock.eventstore.historyhold import history_held
@@ -8,7 +10,6 @@ from penstock.eventstore.partition import StorageRef, TableView
 from penstock.eventstore.verifying import Run, VerifyReport, compare
 from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings, TlsSettings
-from penstock.tables.catalog import Catalog
 from penstock.tables.kvscan import HANDLE_COLUMN, plan_scan, ranges_of
 
 
@@ -30,13 +31,14 @@ def verify(
     cluster = ClusterRef.of(settings)
     client = cluster.client()
     storage = StorageRef(settings.capture.storage, settings.capture.storage_options)
-    Catalog(client).schema(client.timestamp() if ts is None else ts).place(name)
+    whole = plan_scan(cluster, name, ts=ts)  # first, because it knows best what is wrong with a name or a ts
     owners = find_owners(client, tls=flight_tls, token=settings.capture.read_flight_token())
     view = find_table(storage, name, at_ts=ts, rows=owners.get)
     at_ts = newest_ts(view) if ts is None else ts
     with history_held(settings, f"verify-{clock.unique_id()}", at_ts, kept_after=False, clock=clock):
-        whole = plan_scan(cluster, name, ts=at_ts)
-        scan = plan_scan(cluster, name, ts=at_ts, columns=(*whole.columns, HANDLE_COLUMN))
+        if ts is None:
+            whole = plan_scan(cluster, name, ts=at_ts)
+        scan = replace(whole, columns=(*whole.columns, HANDLE_COLUMN))
         return compare(view, scan, ranges_of(client, scan), run)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock import eventloop
 from penstock.clock import SYSTEM, Clock
-from penstock.errors import Invalid
+from penstock.errors import Corrupt, Invalid
 from penstock.eventstore import manifestlog, paths
 from penstock.eventstore.capture import Capture
 from penstock.eventstore.loading import RangeTask, TableLoad, in_progress
@@ -23,6 +23,8 @@ from penstock.kv.clusterref import ClusterRef
 from penstock.settings import KvSettings, Settings
 from penstock.tables import Catalog
 from penstock.tables.keys import encode_handle, record_key
+from penstock.tables.meta import MetaWriter
+from penstock.tables.records import to_record, value_of
 from penstock.testing.events import objects, read_object, replayed
 from penstock.testing.store import Admin, StoreProcess
 
@@ -278,8 +280,58 @@ def test_an_empty_table_is_loaded_too(bench: Bench) -> None:
     assert manifestlog.load(bench.storage, paths.table_root(table_id)).flushed_ts == report.ts
 
 
+def test_every_partition_of_a_table_is_loaded_and_resumed_together(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = partitioned(bench)
+    cleared: list[int] = []
+    clear = TableLoad.clear
+
+    def crash_at_the_second(load: TableLoad) -> None:
+        if cleared:
+            raise Crash
+        cleared.append(load.plan.table_id)
+        clear(load)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TableLoad, "clear", crash_at_the_second)
+        with pytest.raises(Crash):
+            load_table(bench.settings, "shop.events", run_all)
+    assert cleared == ids[1:], "the first partition, by which a load is found, is cleared last"
+    states = [manifestlog.load(bench.storage, paths.table_root(each)) for each in ids]
+    assert len({state.flushed_ts for state in states}) == 1
+    assert load_table(bench.settings, "shop.events", run_all).resumed
+    for nth, table_id in enumerate(ids):
+        assert list(replayed(bench.storage, table_id, states[0].flushed_ts).values()) == [
+            {"id": nth, "name": f"n{nth}"}
+        ]
+        assert not TableLoad.find(bench.ref, table_id)
+
+
+def partitioned(bench: Bench) -> list[int]:
+    """A table of two partitions with a row each; the catalog does not make such tables itself."""
+    table = bench.db.create_table("shop.events", COLUMNS)
+    ids = [table.id + 1_000_000, table.id + 1_000_001]
+    partition = {"enable": True, "definitions": [{"id": each} for each in ids]}
+    parted = replace(table, extra={**table.extra, "partition": partition})
+    place = bench.db.schema().place("shop.events")
+    with bench.client.begin() as txn:
+        writer = MetaWriter(txn)
+        writer.put_table(place.database.id, parted)
+        writer.next_schema_version()
+        for nth, physical in enumerate(ids):
+            row = to_record(parted, {"id": nth, "name": f"n{nth}"}, start_ts=1)
+            txn.put(record_key(physical, nth), value_of(parted, row))
+    return ids
+
+
 def test_a_plan_survives_its_file(bench: Bench) -> None:
     with pytest.raises(Crash):
         load_table(bench.settings, "shop.orders", crash)
     (load,) = find_loads(bench.ref, bench.cluster, "shop.orders")
     assert read_plan(write_plan(load.plan), path="p") == load.plan
+    for damaged in (b"{}", b"[]", b"nonsense", write_plan(load.plan).replace(b'"ts"', b'"tz"')):
+        with pytest.raises(Corrupt, match=r"load plan p lacks a field or has a wrong one; remove it"):
+            read_plan(damaged, path="p")
+    with pytest.raises(Corrupt, match="load plan p has format 9, not 1; upgrade"):
+        read_plan(b'{"format": 9}', path="p")

@@ -160,6 +160,14 @@ def test_ranges_are_planned_by_region_and_survive_splits(spark: SparkSession, wo
     part = world.read(spark, "ranges", columns="total,id", rangeFrom=120, rangeTo=180)
     assert part.rdd.getNumPartitions() == 1
     assert in_order(part) == [{"total": Decimal(n) / 4, "id": n} for n in range(120, 180)]
+    reader = spark.read.format("penstock").options(pdAddrs=world.store.pd_addr, table="shop.ranges")
+    given = reader.option("from", "kv").option("rangeTo", 3)
+    assert in_order(given.schema("total decimal(12,2), id long").load())[2] == {
+        "total": Decimal("0.50"),
+        "id": 2,
+    }
+    with pytest.raises(Invalid, match=r"column id of shop\.ranges is bigint, not string"), spark_errors():
+        given.schema("id string").load().count()
     before = frame.select("id").count()
     assert (before, world.read(spark, "ranges", columns="id").count()) == (400, 399)
 
