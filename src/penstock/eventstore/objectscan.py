@@ -6,8 +6,7 @@ when no row of it is wanted; its columns as they are, when all are; else a mask,
 """
 
 from bisect import bisect_left, bisect_right
-from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -28,6 +27,7 @@ from penstock.eventstore.sides import COMMIT_TS, HANDLE
 from penstock.eventstore.storage import Storage
 from penstock.tables.schema import TableInfo
 
+_BLOCKS_PER_GROUP = 4  # row groups are bounded in bytes, so their parts are
 _VALUE = methodcaller("as_py")
 NO_HANDLES = pa.array([], pa.binary())
 
@@ -69,7 +69,7 @@ class HandleRange:
 class ObjectScan:
     """Reads pieces as of `ts`, as columns of `table`: no deleted row, none above `ts`, none that is touched.
 
-    `touched` must be in order. Takes the memory of two row groups, and of a deletion vector.
+    `touched` must be in order. Takes the memory of parts of a row group, and of a deletion vector.
     """
 
     storage: Storage
@@ -83,24 +83,27 @@ class ObjectScan:
     touched: pa.Array = field(default_factory=lambda: NO_HANDLES)
 
     def batches(self, pieces: Sequence[Piece]) -> Generator[pa.RecordBatch, None, None]:
-        """The rows of each row group that has any; the next one is read meanwhile.
+        """The rows, in parts of row groups; the next part is read meanwhile. No batch is empty.
 
         Raises Unavailable when an object is not there or storage does not answer, Corrupt when it is damaged.
         """
         with closing(ReadAhead(self._read(pieces))) as ahead:
             while (found := ahead.next()) is not None:
-                batches = found.batches(self.batch_rows)
-                del found  # what is not left of it is not kept while the batches are taken
-                while batches:
-                    yield batches.popleft()
+                batch = found.left()
+                del found  # what is not left of it is not kept while the batch is used
+                if batch.num_rows:
+                    yield batch
 
-    def _read(self, pieces: Sequence[Piece]) -> "Generator[_Read, None, None]":
+    def _read(self, pieces: Sequence[Piece]) -> "Generator[_Block, None, None]":
         for piece in sorted(pieces, key=lambda each: each.info.id):  # as Deletions wants to be asked
             projection = Projection(piece.table, self.table, self.names)
             deleted = self.deletions.of(piece.info.id)
             with opened(self.storage, self.table_id, piece.info) as file:
                 for group in self._groups(piece, file.metadata, deleted):
-                    yield _Read(group, projection, group.read(file, projection.reads))
+                    start = 0
+                    for rows in group.read(file, projection.reads, self.batch_rows):
+                        yield _Block(group, projection, start, rows)
+                        start += rows.num_rows
 
     def _groups(self, piece: Piece, footer: pq.FileMetaData, deleted: Offsets) -> list["_Group"]:
         """The row groups that may have rows, and what tells them."""
@@ -122,6 +125,7 @@ class ObjectScan:
                 made.append(
                     _Group(
                         number,
+                        sizes[number],
                         gone,
                         self.ts if commit.high > self.ts else None,
                         None if self.handles.covers(keys) else self.handles,
@@ -136,48 +140,53 @@ class _Group:
     """A row group, and what rules rows of it out; None or empty: nothing does."""
 
     number: int
+    rows: int
     deleted: Offsets
     upto_ts: int | None
     handles: HandleRange | None
     touched: pa.Array
 
-    def read(self, file: pq.ParquetFile, names: Sequence[str]) -> pa.Table:
-        """The columns, and those that a mask needs."""
+    def read(self, file: pq.ParquetFile, names: Sequence[str], rows_max: int) -> Iterator[pa.RecordBatch]:
+        """The columns, and those that a mask needs, of all its rows in order."""
         extra = [COMMIT_TS] if self.upto_ts is not None else []
         extra += [HANDLE] if self.handles is not None or len(self.touched) else []
-        wanted = dict.fromkeys([*names, *extra]) or {COMMIT_TS: None}  # a table without columns has no rows
-        return file.read_row_group(self.number, columns=list(wanted))
+        columns = list(dict.fromkeys([*names, *extra])) or [COMMIT_TS]  # without columns there are no batches
+        rows = min(rows_max, -(-self.rows // _BLOCKS_PER_GROUP))
+        yield from file.iter_batches(rows, row_groups=[self.number], columns=columns)
 
-    def left(self, rows: pa.Table) -> pa.Table:
-        """The rows that nothing rules out; the same table when those are all."""
-        mask = pa.array(live_mask(rows.num_rows, self.deleted)) if len(self.deleted) else None
+    def mask(self, rows: pa.RecordBatch, start: int) -> pa.Array | None:
+        """Which of the rows from `start` on nothing rules out; None: all."""
+        low, high = np.searchsorted(self.deleted, [start, start + rows.num_rows])
+        gone = self.deleted[low:high] - start
+        mask = pa.array(live_mask(rows.num_rows, gone)) if len(gone) else None
         if self.upto_ts is not None:
             mask = _both(mask, pc.less_equal(rows.column(COMMIT_TS), self.upto_ts))
         if self.handles is not None:
             mask = _both(mask, _inside(rows.column(HANDLE), self.handles))
         if len(self.touched):
             mask = _both(mask, pc.invert(pc.is_in(rows.column(HANDLE), value_set=self.touched)))
-        return rows if mask is None else rows.filter(mask)
+        return mask
 
 
-class _Read(NamedTuple):
-    """A row group that was read."""
+class _Block(NamedTuple):
+    """Rows of a row group, from its `start` on, as they were read."""
 
     group: _Group
     projection: Projection
-    rows: pa.Table
+    start: int
+    rows: pa.RecordBatch
 
-    def batches(self, batch_rows: int) -> deque[pa.RecordBatch]:
-        """Its rows that are left, projected."""
-        left = self.group.left(self.rows).to_batches(max_chunksize=batch_rows)
-        return deque(self.projection.apply(batch) for batch in left)
-
-
-def _both(one: pa.Array | None, other: pa.ChunkedArray) -> pa.Array:
-    return other.combine_chunks() if one is None else pc.and_(one, other.combine_chunks())
+    def left(self) -> pa.RecordBatch:
+        """Those that nothing rules out, projected; nothing is copied when those are all."""
+        mask = self.group.mask(self.rows, self.start)
+        return self.projection.apply(self.rows if mask is None else self.rows.filter(mask))
 
 
-def _inside(handles: pa.ChunkedArray, wanted: HandleRange) -> pa.ChunkedArray:
+def _both(one: pa.Array | None, other: pa.Array) -> pa.Array:
+    return other if one is None else pc.and_(one, other)
+
+
+def _inside(handles: pa.Array, wanted: HandleRange) -> pa.Array:
     above = pc.greater_equal(handles, pa.scalar(wanted.low, pa.binary()))
     return pc.and_(above, pc.less(handles, pa.scalar(wanted.high, pa.binary()))) if wanted.high else above
 

@@ -2,9 +2,9 @@
 
 Up to the flushed-ts a snapshot is the visible data objects without what their deletion vectors name. Above
 it, rows touched since are taken out by their handles, and the last version of those that live is added.
-There is no shuffle and no sort; rows come in no particular order. A read takes the memory of three row
-groups, of the deletion vector of one object (and of a part of each tombstone object that it comes from), and
-of the handles that were touched above the flushed-ts.
+There is no shuffle and no sort; rows come in no particular order. A read takes the memory of a row group, of
+the deletion vector of one object (and of a part of each tombstone object that it comes from), and of the
+handles that were touched above the flushed-ts.
 """
 
 from collections.abc import Generator, Iterable, Sequence

@@ -14,6 +14,6 @@ def test_a_snapshot_takes_the_memory_of_a_few_row_groups_whatever_the_table(tmp_
     found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
     assert found["bytes"] > 700 * MIB
     assert found["seen"] == [900_000, 900_000]
-    # Of row groups of 32 MiB, in buffers that may be half empty: one is read, one waits, one is filtered.
-    assert found["whole"] < 280 * MIB
-    assert found["parts"] < 280 * MIB
+    # Row groups have 32 MiB; a quarter is read, in buffers that may be half empty, while another is filtered.
+    assert found["whole"] < 220 * MIB
+    assert found["parts"] < 220 * MIB

@@ -47,13 +47,18 @@ def names_at(view: TableView, ts: int, **wanted: Any) -> dict[int, str]:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
     """The row groups that are read from now on, each with its columns."""
     seen: list[tuple[int, list[str]]] = []
-    real = pq.ParquetFile.read_row_group
+    one, some_rows = pq.ParquetFile.read_row_group, pq.ParquetFile.iter_batches
 
-    def noted(self: pq.ParquetFile, number: int, columns: list[str]) -> pa.Table:
+    def read_row_group(self: pq.ParquetFile, number: int, columns: list[str]) -> pa.Table:
         seen.append((number, columns))
-        return real(self, number, columns=columns)
+        return one(self, number, columns=columns)
 
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", noted)
+    def iter_batches(self: pq.ParquetFile, size: int, row_groups: list[int], columns: list[str]) -> Any:
+        seen.append((row_groups[0], columns))
+        return some_rows(self, size, row_groups=row_groups, columns=columns)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", read_row_group)
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", iter_batches)
     return seen
 
 
