@@ -309,3 +309,14 @@ EVENTSTORE_UPKEEP_FAILURES_TOTAL = Counter(
 EVENTSTORE_RESOLVED_LAG_SECONDS = Gauge(
     "penstock_eventstore_resolved_lag_seconds", "How far the slowest table's resolved-ts is behind the clock."
 )
+
+# Changes.
+CHANGES_BATCHES_TOTAL = Counter(
+    "penstock_changes_batches_total", "Batches of changes given to readers, by hint.", ["hint"]
+)
+CHANGES_ROWS_TOTAL = Counter(
+    "penstock_changes_rows_total", "Rows of changes given to readers, by side.", ["side"]
+)
+CHANGES_COALESCED_ROWS_TOTAL = Counter(
+    "penstock_changes_coalesced_rows_total", "Rows of changes that came to nothing or into one with others."
+)

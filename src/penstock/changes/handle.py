@@ -3,6 +3,7 @@
 from collections.abc import Generator, Iterator
 from typing import Self
 
+from penstock import metrics
 from penstock.changes.batches import ChangeBatch
 from penstock.errors import Invalid
 
@@ -29,13 +30,17 @@ class ChangesHandle:
         if self._ended:
             return None
         try:
-            return next(self._batches)
+            batch = next(self._batches)
         except StopIteration:
             self._ended = True
             return None
         except Exception as error:
             self._failure = error
             raise
+        metrics.CHANGES_BATCHES_TOTAL.labels(batch.hint.value).inc()
+        metrics.CHANGES_ROWS_TOTAL.labels("data").inc(batch.data.num_rows)
+        metrics.CHANGES_ROWS_TOTAL.labels("tombstone").inc(batch.tombstones.num_rows)
+        return batch
 
     def close(self) -> None:
         """Let go of everything that is open. Can be called twice."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from penstock import metrics
 from penstock.changes.batches import ChangeBatch, Hint
 from penstock.changes.caching import BYTES_MAX, SideCache
 from penstock.changes.coalescing import coalesce, without_updates
@@ -85,7 +86,10 @@ class Tail:
         tombstones = self._joined("tombstone", [waiting.tombstones, *self._tombstones.upto(ts)])
         if not self._coalesces:
             return _Net(data, tombstones)
-        return _Net(*coalesce(data, tombstones, replay=self._replay, keys_move=self._columns.keys_move))
+        net = _Net(*coalesce(data, tombstones, replay=self._replay, keys_move=self._columns.keys_move))
+        gone = data.num_rows + tombstones.num_rows - net.data.num_rows - net.tombstones.num_rows
+        metrics.CHANGES_COALESCED_ROWS_TOTAL.inc(gone)
+        return net
 
     def _is_enough(self, waiting: _Net) -> bool:
         sides = (waiting.data, waiting.tombstones)
