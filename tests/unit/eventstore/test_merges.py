@@ -93,7 +93,7 @@ def test_a_delete_that_is_flushed_before_the_merge_commits_is_transferred(world:
 def test_deletes_of_several_flushes_and_of_another_merge_are_transferred(world: TableWorld) -> None:
     put(world, *range(1, 9))
     world.flush()
-    put(world, *range(9, 17))
+    put(world, *range(8, 17))  # the row that this ends is dead before the merge; its handle is not
     world.flush()
     plan, output = written(world)
     for number in (1, 10, 2):
@@ -135,6 +135,19 @@ def test_a_merge_is_not_committed_once_another_has_taken_an_input(world: TableWo
     late = written(world)
     assert world.store.merge(1) == 1
     assert not world.store.commit_merge(1, *late)
+    check(world)
+
+
+def test_a_merge_is_not_committed_once_one_of_its_inputs_is_gone(world: TableWorld) -> None:
+    put(world, 1)
+    world.flush()
+    put(world, 2)
+    world.flush()
+    late, output = written(world)
+    first = replace(late, data=late.data[:1], tables=late.tables[:1])
+    rewritten = write_merge(first, world.storage.open(), world.settings.data / "elsewhere")
+    assert world.store.commit_merge(1, first, rewritten)
+    assert not world.store.commit_merge(1, late, output)
     check(world)
 
 

@@ -1,0 +1,147 @@
+"""Upkeep: which duty is next, and what a failure does."""
+
+import threading
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import metrics
+from penstock.clock import SYSTEM
+from penstock.errors import Corrupt, Unavailable
+from penstock.eventstore import duties, merging, upkeep
+from penstock.eventstore.duties import Care, Duty, DutyPolicy
+from penstock.eventstore.ownership import Ownership
+from penstock.testing.itemtables import item, item_table
+from penstock.testing.tableworld import TableWorld
+
+NTH = count()
+POLICY = DutyPolicy(merge=True, merge_interval_s=10, collect_interval_s=100, sweep_interval_s=1000)
+
+
+@pytest.mark.parametrize(
+    ("tables", "chosen"),
+    [
+        ({}, None),
+        ({1: (Care(0, 0, 0), 5)}, (1, Duty.MERGE)),
+        ({1: (Care(0, 0, 0, merged_seq=5), 5)}, None),
+        ({1: (Care(0, -90, 0, merged_seq=5), 5)}, (1, Duty.COLLECT)),
+        ({1: (Care(0, 0, -990, merged_seq=5), 5)}, (1, Duty.SWEEP)),
+        ({1: (Care(0, 0, 0, retry_at=11), 5)}, None),
+        ({1: (Care(1, 0, 0), 5)}, None),
+        ({1: (Care(0, -92, 0), 5), 2: (Care(-1, 0, 0), 5)}, (1, Duty.COLLECT)),  # due the longest
+        ({1: (Care(0, 0, 0), 5), 2: (Care(-1, 0, 0), 5)}, (2, Duty.MERGE)),
+    ],
+)
+def test_what_is_due_the_longest_comes_first(tables: dict[int, Any], chosen: Any) -> None:
+    assert POLICY.choose(tables, now=10) == chosen
+
+
+def test_merges_can_be_left_off() -> None:
+    off = DutyPolicy(merge=False, merge_interval_s=1, collect_interval_s=100, sweep_interval_s=1000)
+    assert off.choose({1: (Care(0, 0, 0), 5)}, now=50) is None
+
+
+def test_a_table_that_fails_is_left_alone_for_longer_and_longer() -> None:
+    care = Care.since(0)
+    assert [care.failed(7) for _ in range(4)] == [1, 2, 4, 8]
+    assert care.retry_at == 15
+    assert [care.failed(0) for _ in range(10)][-1] == 300
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TableWorld]:
+    """A table that is looked after all the time, by the machine's own clock."""
+    monkeypatch.setattr(merging, "_FANOUT", 2)
+    monkeypatch.setattr(upkeep, "_TICK_S", 0.01)
+    monkeypatch.setattr(duties, "_RETRY_FIRST_S", 0.01)
+    monkeypatch.setattr("penstock.testing.tableworld.CountingClock.monotonic", lambda _: SYSTEM.monotonic())
+    often = {"merge_interval_s": 0.01, "collect_interval_s": 0.02, "history_ttl_s": 0}
+    url = f"memory:///upkeep-{next(NTH)}"
+    with TableWorld(tmp_path, item_table(), url=url, upkeep=often) as made:
+        yield made
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = SYSTEM.monotonic() + 20
+    while not condition():
+        assert SYSTEM.monotonic() < deadline, "it does not happen"
+        SYSTEM.pause(0.005)
+
+
+def two_flushes(world: TableWorld) -> None:
+    for number in (1, 2):
+        world.commit(item("integer", number, f"at {world.ts}"))
+        world.flush()
+
+
+def objects(world: TableWorld) -> list[str]:
+    return [each.kind for each in world.store.ownership(1).state.objects.values()]
+
+
+def failures(duty: str, reason: str) -> float:
+    return metrics.EVENTSTORE_UPKEEP_FAILURES_TOTAL.labels(duty, reason)._value.get()
+
+
+def test_tables_are_merged_and_collected_in_the_background(world: TableWorld) -> None:
+    two_flushes(world)
+    until(lambda: objects(world) == ["merged"])
+    until(lambda: world.manifest().oldest_ts == world.ts)
+    assert world.snapshot(world.ts) == world.versions.at(world.ts)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(Unavailable("x"), "unavailable"), (Corrupt("x"), "failed"), (KeyError("x"), "failed")],
+)
+def test_a_failure_is_counted_and_tried_again(
+    world: TableWorld, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    before = failures("merge", reason)
+    with monkeypatch.context() as patched:
+
+        def fails(*_: object, **__: object) -> None:
+            raise error
+
+        patched.setattr(upkeep, "plan_merge", fails)
+        two_flushes(world)
+        until(lambda: failures("merge", reason) >= before + 2)
+    until(lambda: objects(world) == ["merged"])
+
+
+def test_a_table_with_a_newer_owner_is_let_go(world: TableWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = threading.Event()
+    world.store._on_fenced = lambda _: told.set()
+    with monkeypatch.context() as patched:
+
+        def later(*_: object, **__: object) -> None:
+            raise Unavailable("later")
+
+        patched.setattr(upkeep, "plan_merge", later)
+        two_flushes(world)
+        rows = world.store.tables()[1]
+        Ownership(world.storage.open(), 1, writer="another", clock=world.clock)
+    assert told.wait(20)
+    assert rows.disowned
+    assert world.store.tables() == {}
+
+
+def test_stopping_does_not_wait_for_a_merge(world: TableWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    writing = threading.Event()
+
+    class Slow(upkeep.MergeWriter):
+        def write(self) -> Any:
+            writing.set()
+            for _ in range(2000):
+                self.proceed()
+                SYSTEM.pause(0.01)
+            raise AssertionError("nobody stopped it")
+
+    monkeypatch.setattr(upkeep, "MergeWriter", Slow)
+    two_flushes(world)
+    assert writing.wait(20)
+    began = SYSTEM.monotonic()
+    world.close()
+    assert SYSTEM.monotonic() - began < 5
