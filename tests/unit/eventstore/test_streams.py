@@ -178,7 +178,7 @@ def _cases(draw: st.DrawFn) -> Case:
         world.add(side, kind, stored, group_rows=draw(st.integers(1, 8)))
     if flushed:
         world.add(side, "merged", sorted(flushed, key=lambda row: row[2]))
-    state = world.state(flushed_ts=flushed_ts, rows=HeldRows([row for row in rows if row[0] > flushed_ts]))
+    state = world.state(flushed_ts=flushed_ts, rows=HeldRows(rows))  # it may be asked for what is flushed
     return Case(world, state, side, rows)
 
 
@@ -224,6 +224,19 @@ def test_a_stream_gives_what_is_before_a_place_and_no_more(case: Case, data: st.
         assert taken == sorted(taken)
         assert set(taken) <= set(case.rows)
         stream.close()
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("kind", ["appendable", "direct"])
+def test_a_range_begins_after_its_from_and_ends_with_its_to(side: Side, kind: Kind) -> None:
+    world = World()
+    rows = [(BASE + at, 1, 9 - at) for at in range(5)]
+    world.add(side, kind, rows)
+    state = world.state()
+    for start in range(-1, 5):
+        for end in range(start + 1, 5):
+            found = merged(streams_of(state, side, BASE + start, BASE + end), 100)
+            assert [row for batch in found for row in shown(batch)] == rows[start + 1 : end + 1]
 
 
 def test_two_streams_of_one_transaction_come_one_after_the_other() -> None:
