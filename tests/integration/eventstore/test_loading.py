@@ -170,6 +170,34 @@ def test_a_capture_leaves_a_table_alone_while_it_is_loaded(bench: Bench) -> None
     assert replayed(bench.storage, bench.table_id, bench.flushed_ts()) == bench.rows_at(report.ts)
 
 
+def test_a_capture_that_was_there_first_is_fenced_and_begins_again_from_the_load(bench: Bench) -> None:
+    slow = {"flush_interval_s": 3600, "idle_flush_interval_s": 3600}
+    patient = bench.settings.model_copy(update={"capture": bench.settings.capture.model_copy(update=slow)})
+    capture = eventloop.run(Capture.start(patient))
+    try:
+        until(lambda: bench.table_id in capture.tables)
+        report = bench.load()
+        bench.orders.update([{"id": 5, "name": "later"}])
+        bench.orders.delete([6])
+        capture.store.flush(bench.table_id)  # meets the load's entry
+        now = bench.client.timestamp()
+        until(lambda: owned_from(capture, bench.table_id) >= report.ts and readable(capture, bench) >= now)
+        assert capture.store.flush(bench.table_id)
+    finally:
+        eventloop.run(capture.stop(flush=False))
+    assert bench.flushed_ts() >= now
+    assert replayed(bench.storage, bench.table_id, now) == bench.rows_at(now)
+
+
+def owned_from(capture: Capture, table_id: int) -> int:
+    rows = capture.store.tables().get(table_id)
+    return rows.flushed_ts if rows is not None and table_id in capture.tables else -1
+
+
+def readable(capture: Capture, bench: Bench) -> int:
+    return capture.store.readable_ts(bench.table_id)
+
+
 def test_an_interrupted_load_goes_on_where_it_was(bench: Bench) -> None:
     def crash_after_two(tasks: Sequence[RangeTask]) -> None:
         run_all(tasks[:2])
