@@ -35,14 +35,18 @@ class Deletions:
 
     def of(self, object_id: str) -> Offsets:
         """The offsets of the deleted rows of a data object, in order, each once."""
-        found = [offsets for each in self._objects for offsets in each.of(object_id)]
-        if not found:
-            return np.empty(0, np.int64)
-        if len(found) == 1:
-            return _each_once(found[0])
-        together = np.concatenate(found)
-        together.sort(kind="stable")  # merges what is in order already
-        return _each_once(together)
+        return union([offsets for each in self._objects for offsets in each.of(object_id)])
+
+
+def union(found: Sequence[Offsets]) -> Offsets:
+    """Some ordered offsets together, in order, each once."""
+    if not found:
+        return np.empty(0, np.int64)
+    if len(found) == 1:
+        return _each_once(found[0])
+    together = np.concatenate(found)
+    together.sort(kind="stable")  # merges what is in order already
+    return _each_once(together)
 
 
 def live_mask(rows: int, deleted: Offsets) -> npt.NDArray[np.bool_]:

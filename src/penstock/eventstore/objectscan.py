@@ -1,16 +1,14 @@
 """The rows of data objects that are there at a timestamp, row group by row group.
 
-What a row group needs is decided from the footer, the deletion vector and the touched handles alone: nothing,
-when no row of it is wanted; its columns as they are, when all are; else a mask, for which `_commit_ts` and
-`_handle` are read only where they decide anything.
+What a row group needs is decided from the footer and from the offsets that do not count: nothing, when no row
+of it is wanted; its columns as they are, when all are; else a mask, for which `_commit_ts` and `_handle` are
+read only where they decide anything.
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import accumulate
-from operator import methodcaller
 from typing import NamedTuple
 
 import numpy as np
@@ -18,18 +16,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.eventstore.deletions import Deletions, Offsets, live_mask
+from penstock.eventstore.deletions import Deletions, Offsets, live_mask, union
 from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.objectfiles import Bounds, column_bounds, opened
 from penstock.eventstore.projection import Projection
 from penstock.eventstore.readahead import ReadAhead
 from penstock.eventstore.sides import COMMIT_TS, HANDLE
 from penstock.eventstore.storage import Storage
+from penstock.eventstore.touched import NO_HANDLES, GroupHandles, touched_offsets
 from penstock.tables.schema import TableInfo
 
 _BLOCKS_PER_GROUP = 4  # row groups are bounded in bytes, so their parts are
-_VALUE = methodcaller("as_py")
-NO_HANDLES = pa.array([], pa.binary())
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,57 +96,54 @@ class ObjectScan:
             projection = Projection(piece.table, self.table, self.names)
             deleted = self.deletions.of(piece.info.id)
             with opened(self.storage, self.table_id, piece.info) as file:
-                for group in self._groups(piece, file.metadata, deleted):
+                for group in self._groups(piece, file, deleted):
                     start = 0
                     for rows in group.read(file, projection.reads, self.batch_rows):
                         yield _Block(group, projection, start, rows)
                         start += rows.num_rows
 
-    def _groups(self, piece: Piece, footer: pq.FileMetaData, deleted: Offsets) -> list["_Group"]:
+    def _groups(self, piece: Piece, file: pq.ParquetFile, deleted: Offsets) -> list["_Group"]:
         """The row groups that may have rows, and what tells them."""
-        count = footer.num_row_groups
-        sizes = [footer.row_group(number).num_rows for number in range(count)]
-        starts = [0, *accumulate(sizes)]
-        handles = column_bounds(footer, HANDLE, missing=piece.handles)
+        footer = file.metadata
         commits = column_bounds(footer, COMMIT_TS)
+        handles = column_bounds(footer, HANDLE, missing=piece.handles)
+        sizes = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+        starts = [0, *accumulate(sizes)]
+        chosen = [
+            (commit, GroupHandles(number, starts[number], sizes[number], keys))
+            for number, (commit, keys) in enumerate(zip(commits, handles, strict=True))
+            if number in range(len(sizes))[piece.first : piece.end]
+            if commit is not None and commit.low <= self.ts
+            if keys is not None and self.handles.meets(keys)
+        ]
+        if len(self.touched):
+            touched = touched_offsets(file, [keys for _, keys in chosen], self.touched)
+            deleted = union([deleted, touched])
         made = []
-        for number in range(count)[piece.first : piece.end]:
-            commit, keys = commits[number], handles[number]
-            assert commit is not None, "system columns have no nulls"
-            assert keys is not None, "system columns have no nulls"
-            if commit.low > self.ts or not self.handles.meets(keys):
-                continue
-            ends = np.searchsorted(deleted, [starts[number], starts[number + 1]])
-            gone = deleted[slice(*ends)] - starts[number]
-            if len(gone) < sizes[number]:
-                made.append(
-                    _Group(
-                        number,
-                        sizes[number],
-                        gone,
-                        self.ts if commit.high > self.ts else None,
-                        None if self.handles.covers(keys) else self.handles,
-                        _within(self.touched, keys),
-                    )
-                )
+        for commit, group in chosen:
+            low, high = np.searchsorted(deleted, [group.start, group.start + group.rows])
+            if high - low < group.rows:
+                upto_ts = self.ts if commit.high > self.ts else None
+                inside = None if self.handles.covers(group.bounds) else self.handles
+                gone = deleted[low:high] - group.start
+                made.append(_Group(group.number, group.rows, gone, upto_ts, inside))
         return made
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A row group, and what rules rows of it out; None or empty: nothing does."""
+    """A row group, and what rules rows of it out; None or empty: nothing does. Its offsets are from 0."""
 
     number: int
     rows: int
     deleted: Offsets
     upto_ts: int | None
     handles: HandleRange | None
-    touched: pa.Array
 
     def read(self, file: pq.ParquetFile, names: Sequence[str], rows_max: int) -> Iterator[pa.RecordBatch]:
         """The columns, and those that a mask needs, of all its rows in order."""
         extra = [COMMIT_TS] if self.upto_ts is not None else []
-        extra += [HANDLE] if self.handles is not None or len(self.touched) else []
+        extra += [HANDLE] if self.handles is not None else []
         columns = list(dict.fromkeys([*names, *extra])) or [COMMIT_TS]  # without columns there are no batches
         rows = min(rows_max, -(-self.rows // _BLOCKS_PER_GROUP))
         yield from file.iter_batches(rows, row_groups=[self.number], columns=columns)
@@ -163,8 +157,6 @@ class _Group:
             mask = _both(mask, pc.less_equal(rows.column(COMMIT_TS), self.upto_ts))
         if self.handles is not None:
             mask = _both(mask, _inside(rows.column(HANDLE), self.handles))
-        if len(self.touched):
-            mask = _both(mask, pc.invert(pc.is_in(rows.column(HANDLE), value_set=self.touched)))
         return mask
 
 
@@ -189,9 +181,3 @@ def _both(one: pa.Array | None, other: pa.Array) -> pa.Array:
 def _inside(handles: pa.Array, wanted: HandleRange) -> pa.Array:
     above = pc.greater_equal(handles, pa.scalar(wanted.low, pa.binary()))
     return pc.and_(above, pc.less(handles, pa.scalar(wanted.high, pa.binary()))) if wanted.high else above
-
-
-def _within(ordered: pa.Array, bounds: Bounds) -> pa.Array:
-    """Those of some ordered handles that are within the bounds."""
-    low = bisect_left(ordered, bounds.low, key=_VALUE)
-    return ordered[low : bisect_right(ordered, bounds.high, key=_VALUE)]

@@ -4,7 +4,7 @@ Up to the flushed-ts a snapshot is the visible data objects without what their d
 it, rows touched since are taken out by their handles, and the last version of those that live is added.
 There is no shuffle and no sort; rows come in no particular order. A read takes the memory of a row group, of
 the deletion vector of one object (and of a part of each tombstone object that it comes from), and of the
-handles that were touched above the flushed-ts.
+handles that were touched above the flushed-ts (and of a million others, to find them in).
 """
 
 from collections.abc import Generator, Iterable, Sequence
@@ -17,13 +17,14 @@ from penstock.errors import Corrupt, Invalid
 from penstock.eventstore.deletions import Deletions
 from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.objectfiles import opened
-from penstock.eventstore.objectscan import NO_HANDLES, HandleRange, ObjectScan, Piece
+from penstock.eventstore.objectscan import HandleRange, ObjectScan, Piece
 from penstock.eventstore.partition import Partition, PartitionState, TableView, reading_history
 from penstock.eventstore.projection import Projection
 from penstock.eventstore.ranges import ReadRange
 from penstock.eventstore.schemaversion import schemas_in
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, START_TS, UPDATE
 from penstock.eventstore.storage import Storage
+from penstock.eventstore.touched import NO_HANDLES
 from penstock.eventstore.unflushed import Unflushed
 from penstock.tables.schema import TableInfo
 
