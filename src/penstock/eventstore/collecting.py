@@ -186,7 +186,11 @@ class Collector:
         """
         root = paths.table_root(table.rows.table_id)
         before_ms = self.clock.wall_ms() - self.policy.orphan_ms
-        folders = [*(paths.object_folder(root, side) for side in _SIDES), paths.archive_folder(root)]
+        folders = [
+            *(paths.object_folder(root, side) for side in _SIDES),
+            paths.archive_folder(root),
+            paths.STAGING,
+        ]
         listed = [each for folder in folders for each in self.storage.listed(folder)]
         old = [each.path for each in listed if each.modified_ms <= before_ms]
         named = self._being_loaded(root)

@@ -30,11 +30,6 @@ class Care:
     retry_at: float = 0.0
     failures: int = 0
 
-    @classmethod
-    def since(cls, now: float) -> "Care":
-        """Of a table that is new here."""
-        return cls(now, now, now)
-
     def failed(self, now: float) -> float:
         """Leave the table alone for a while; return for how long."""
         pause = min(_RETRY_MAX_S, _RETRY_FIRST_S * 2.0 ** min(self.failures, 20))
@@ -51,6 +46,10 @@ class DutyPolicy:
     merge_interval_s: float
     collect_interval_s: float
     sweep_interval_s: float
+
+    def begin(self, now: float) -> Care:
+        """Of a table that is new here: what a crash left of it is swept after the first collection."""
+        return Care(now, now, now - self.sweep_interval_s + self.collect_interval_s)
 
     def choose(self, tables: Mapping[int, tuple[Care, int]], now: float) -> tuple[int, Duty] | None:
         """The next duty, of tables with the number of their last manifest entry; None: nothing is due."""

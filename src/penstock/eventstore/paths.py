@@ -18,6 +18,10 @@ SCHEMA_ROOT = "schema"
 """Where the schema history's manifest lives."""
 
 
+STAGING = "staging/"
+"""Where a local directory keeps files that are being written; object storage needs no such place."""
+
+
 def manifest_folder(root: str) -> str:
     """The folder of a manifest log."""
     return f"{root}/manifest/"

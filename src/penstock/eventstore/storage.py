@@ -23,6 +23,7 @@ from obstore.store import LocalStore, ObjectStore, from_url
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid, Unavailable
+from penstock.eventstore.paths import STAGING
 
 _SCHEMES = ("file", "s3", "gs", "az", "memory")
 _RETRIES: dict[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds=10)}
@@ -191,8 +192,8 @@ class LocalStorage(Storage):
     @contextmanager
     def _staged(self, data: bytes | Path) -> Iterator[Path]:
         """A synced copy on the same file system, outside of every folder that is ever listed."""
-        self._make_folder(self._folder / "staging")
-        staged = self._folder / "staging" / self._clock.unique_id()
+        self._make_folder(self._folder / STAGING)
+        staged = self._folder / STAGING / self._clock.unique_id()
         try:
             with staged.open("xb") as file:
                 if isinstance(data, Path):

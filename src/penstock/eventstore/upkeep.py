@@ -174,7 +174,7 @@ class Upkeep:
             self._cares = {
                 table_id: known
                 if (known := self._cares.get(table_id)) is not None and known[0] is table
-                else (table, Care.since(now))
+                else (table, self._policy.begin(now))
                 for table_id, table in owned.items()
             }
             free = {
@@ -202,6 +202,8 @@ class Upkeep:
             self._fenced(table)
             return
         except PenstockError as error:
+            if table.rows.disowned:  # given up meanwhile
+                return
             reason = "unavailable" if isinstance(error, Unavailable) else "failed"
             self._failed(table_id, care, duty, reason, error)
             return

@@ -190,6 +190,7 @@ def test_old_files_that_nothing_names_are_swept(world: TableWorld, aged: _Aged) 
         paths.object_path(ROOT, "data", ids["crashed"]),
         paths.object_path(ROOT, "tombstone", ids["crashed"]),
         paths.archive(ROOT, ids["archive"]),
+        f"{paths.STAGING}{ids['crashed']}",
     }
     spared = {
         paths.object_path(ROOT, "data", ids["loading"]),

@@ -44,8 +44,19 @@ def test_merges_can_be_left_off() -> None:
     assert off.choose({1: (Care(0, 0, 0), 5)}, now=50) is None
 
 
+def test_a_new_table_is_swept_soon_after_its_first_collection() -> None:
+    care = POLICY.begin(7)
+    care.merged_seq = 5
+    assert POLICY.choose({1: (care, 5)}, now=106) is None
+    assert POLICY.choose({1: (care, 5)}, now=107) == (1, Duty.COLLECT)
+    care.collected_at = 107
+    assert POLICY.choose({1: (care, 5)}, now=107) == (1, Duty.SWEEP)
+    care.swept_at = 107
+    assert POLICY.choose({1: (care, 5)}, now=206) is None
+
+
 def test_a_table_that_fails_is_left_alone_for_longer_and_longer() -> None:
-    care = Care.since(0)
+    care = Care(0, 0, 0)
     assert [care.failed(7) for _ in range(4)] == [1, 2, 4, 8]
     assert care.retry_at == 15
     assert [care.failed(0) for _ in range(10)][-1] == 300
