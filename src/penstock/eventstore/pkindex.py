@@ -157,7 +157,7 @@ class _Applied:
     def reaches(self, state: ManifestState) -> bool:
         """Whether what it lacks of a state is all in that state's objects: none of it was archived."""
         current = self.format == _FORMAT and self.origin == state.origin
-        return current and state.archived_seq - 1 <= self.seq <= state.seq
+        return current and state.archived_seq <= self.seq <= state.seq
 
 
 class TableIndex:

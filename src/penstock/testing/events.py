@@ -58,7 +58,8 @@ def change(table: TableInfo, commit_ts: int, new: Row | None, old: Row | None = 
     assert known is not None
     value = _value(table, new, commit_ts) if new is not None else None
     before = _value(table, old, commit_ts) if old is not None else None
-    return (commit_ts, commit_ts - 1, keys.record_key(table.id, known["id"]), value, before)
+    handle = records.handle_of(table, records.to_record(table, known, start_ts=commit_ts))
+    return (commit_ts, commit_ts - 1, keys.record_key(table.id, handle), value, before)
 
 
 def _value(table: TableInfo, row: Row, ts: int) -> bytes:
