@@ -31,9 +31,12 @@ def register(spark: "SparkSession", settings: "Settings | None" = None) -> None:
     if settings is None and path and "config" not in {key.lower() for key in found}:
         found["config"] = str(Path(path).absolute())  # workers may run elsewhere and without the variable
     known = settings
+    context = getattr(spark, "sparkContext", None)  # Spark Connect has none
+    at_once = PenstockDataSource.parallelism if context is None else context.defaultParallelism
 
     class Configured(PenstockDataSource):  # made here, so that it is pickled as a whole, with what it knows
         settings = known
         defaults = found
+        parallelism = at_once
 
     spark.dataSource.register(Configured)

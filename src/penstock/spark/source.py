@@ -5,12 +5,12 @@ its schema, another plans partitions, and the reader then travels to the executo
 the source reaches them: that is why settings and defaults are attributes of its class.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from penstock.errors import Invalid
 from penstock.spark.failures import one_line
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class PenstockDataSource(DataSource):
 
     settings: ClassVar["Settings | None"] = None
     defaults: ClassVar[dict[str, str]] = {}
+    parallelism: ClassVar[int] = os.cpu_count() or 1  # where nobody says how many tasks run at once
     _read: "TableRead | None" = None
 
     @classmethod
@@ -53,12 +54,18 @@ class PenstockDataSource(DataSource):
 
     @classmethod
     def open_read(cls, options: "SourceOptions") -> "TableRead":
-        """The read that the options ask for; raise Invalid when there is none."""
+        """The read that the options ask for."""
         if options.origin == "kv":
             from penstock.spark.kvreader import KvRead
 
             return KvRead(options)
-        raise Invalid("tables of the event store cannot be read with Spark yet; give option from = 'kv'")
+        if options.read_change_feed:
+            from penstock.spark.changefeed import ChangeFeedRead
+
+            return ChangeFeedRead(options, parallelism=cls.parallelism)
+        from penstock.spark.snapshotreader import SnapshotRead
+
+        return SnapshotRead(options, parallelism=cls.parallelism)
 
 
 class _OneLineReader(DataSourceReader):

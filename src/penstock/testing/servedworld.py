@@ -1,0 +1,43 @@
+"""A table that readers in other processes can find by its name, with its newest rows served over Flight."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.eventstore.flight import FlightService
+from penstock.eventstore.namemarks import NameMarks
+from penstock.tables.schema import TableInfo
+from penstock.testing.tableworld import NAME, TableWorld
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["ServedWorld"]
+
+
+class ServedWorld(TableWorld):
+    """A TableWorld with what a capture adds to it. Its store must not be reopened."""
+
+    def __init__(self, folder: Path, table: TableInfo, **settings: Any) -> None:
+        super().__init__(folder, table, **settings)
+        self.flight = FlightService("127.0.0.1:0", self.store, self.reader)
+        database, _, name = NAME.partition(".")
+        for each in self.ids:
+            NameMarks(self.storage.open()).mark([(database, name)], each)
+
+    def close(self) -> None:
+        """Stop serving, and stop without a flush."""
+        self.flight.close()
+        super().close()
+
+    def options(self, **more: Any) -> dict[str, str]:
+        """What a read with Spark needs to find everything, and `more`."""
+        found = {"table": NAME, "storage": self.storage.url, "flightAddr": self.flight.addr}
+        return {name: str(value) for name, value in {**found, **more}.items() if value is not None}
+
+    def load(self, spark: "SparkSession", **more: Any) -> "DataFrame":
+        """A read of the table; None takes an option away."""
+        return spark.read.format("penstock").options(**self.options(**more)).load()
+
+    def feed(self, spark: "SparkSession", **more: Any) -> "DataFrame":
+        """A read of its changes."""
+        return self.load(spark, readChangeFeed="true", **more)
