@@ -200,14 +200,15 @@ class CaptureSettings(_Frozen):
 
     What bounds its memory: memory_bytes, for rows that wait to be flushed; twice wal_queue_bytes, for rows on
     their way to the disk; for every flush thread, upkeep thread, and read of unflushed rows over Flight,
-    sort_bytes, large_txn_bytes and about 100 MiB for row groups. At the defaults that is 1.1 GiB. The puller
-    adds prewrite_memory_bytes, region_queue_bytes, and quota_bytes while the disk cannot keep up.
+    sort_bytes, large_txn_bytes and about 100 MiB for row groups; about 50 MiB for the primary-key index. At
+    the defaults that is 1.2 GiB. The puller adds prewrite_memory_bytes, region_queue_bytes, and quota_bytes
+    while the disk cannot keep up.
     """
 
     id: str = Field("capture-1", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     """Name of this process among the captures of a deployment."""
     data: Path = Path("penstock-data/capture")
-    """Directory of the log and of scratch files; each capture has its own."""
+    """Directory of the log, the primary-key index and scratch files; each capture has its own."""
     storage: str = "file://penstock-data/events"
     """Where tables are kept: file://, s3://, gs://, az:// or memory://; shared by all captures."""
     storage_options: dict[str, str] = Field({}, repr=False)
