@@ -40,10 +40,10 @@ class WrittenMerge:
         return world.store.commit_merge(self.plan.table_id, self.plan, self.output)
 
     def is_possible(self, world: TableWorld) -> bool:
-        """Whether all it takes is still part of the table."""
+        """Whether all that it rewrites is still part of the table, and something is there to be removed."""
         there = {each.id for each in current_objects(world.manifest(self.plan.table_id))}
-        taken = (*self.plan.data, *self.plan.tombstones, *self.plan.gone)
-        return there.issuperset(each.id for each in taken)
+        rewritten = {each.id for each in (*self.plan.data, *self.plan.tombstones)}
+        return rewritten <= there and not there.isdisjoint(rewritten | {each.id for each in self.plan.gone})
 
 
 def current_objects(state: ManifestState) -> list[ObjectInfo]:

@@ -110,6 +110,7 @@ class TableWorld:
         self.ts = START
         self._places: dict[Key, _Place] = {}
         self._keys: dict[tuple[int, keys.Handle], Key] = {}
+        self._changed: dict[bytes, int] = {}  # when a record key changed last
         self._history: dict[int, list[Change]] = {each: [] for each in self.ids}
         self._pending: dict[int, list[Change]] = {each: [] for each in self.ids}
         self._open()
@@ -218,6 +219,9 @@ class TableWorld:
 
     def _happen(self, times: tuple[int, int], place: _Place, value: bytes | None, old: bytes | None) -> None:
         made = (*times, keys.record_key(place.physical_id, place.handle), value, old)
+        last = self._changed.get(made[2], 0)
+        assert last < times[0], "a key changes at most once at a time"
+        self._changed[made[2]] = times[0]
         self._history[place.physical_id].append(made)
         self._pending[place.physical_id].append(made)
 
