@@ -114,16 +114,29 @@ def live_rows(storage: Storage, table_id: int, ts: int) -> dict[bytes, tuple[Row
     ]
     places = [step[:3] for step in steps]
     assert len(set(places)) == len(places), "a change is there twice"
+    moved = moved_rows(storage, table_id)
     state: dict[bytes, tuple[RowId, dict[str, Any]]] = {}
     for _, order, handle, located, row in sorted(steps, key=lambda step: step[:3]):
         if _SIDES[order] == "tombstone":
             assert handle in state, "a tombstone without its row"
-            ended, _ = state.pop(handle)
-            assert ended == (row[OBJECT], row[OFFSET]), "a tombstone with another row's id"
+            ended, written = state.pop(handle)
+            named = (row[OBJECT], row[OFFSET])
+            assert named == ended or moved.get(named) == (handle, written[COMMIT_TS]), "another row's id"
         else:
             assert handle not in state, "an insert over a row"
             state[handle] = located, row
     return state
+
+
+def moved_rows(storage: Storage, table_id: int) -> dict[RowId, tuple[bytes, int]]:
+    """Rows that merges have written again, by their new row id: which versions they are."""
+    known = load(storage, paths.table_root(table_id)).objects.values()
+    return {
+        (info.id, offset): (row[HANDLE], row[COMMIT_TS])
+        for info in known
+        if info.side == "data" and info.kind == "merged"
+        for offset, row in enumerate(read_object(storage, table_id, info).to_pylist())
+    }
 
 
 _SIDES: Sequence[paths.Side] = ("tombstone", "data")

@@ -18,7 +18,16 @@ from penstock.eventstore.storage import Storage, open_storage
 from penstock.eventstore.store import EventStore
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
-from penstock.testing.events import FixedSchemas, RowId, a_table, change, live_rows, objects, read_object
+from penstock.testing.events import (
+    FixedSchemas,
+    RowId,
+    a_table,
+    change,
+    live_rows,
+    moved_rows,
+    objects,
+    read_object,
+)
 from penstock.testing.rawbatches import Change, raw
 
 START = 1 << 60  # neighbouring timestamps up here are one and the same float
@@ -228,6 +237,8 @@ class _History:
             if after == "index lost":
                 shutil.rmtree(self.folder / "data" / "index")
             self.open()
+        elif after == "merge":
+            self.store.merge(1)
         elif after == "given up":
             self.store.close_table(1)
             self.table = self.store.open_table(1)
@@ -236,10 +247,14 @@ class _History:
         state = self.store.ownership(1).state
         live = live_rows(self.storage, 1, state.flushed_ts)  # fails when a row id is wrong
         assert {row["id"]: row["name"] for _, row in live.values()} == self.rows
-        expected = {handle: located for handle, (located, _) in live.items()}
-        index = self.store._owned(1).index
-        index.catch_up(state)
-        assert index_contents(self.store._index) == expected
+        self.store._owned(1).index.catch_up(state)
+        found = index_contents(self.store._index)
+        assert found.keys() == live.keys()
+        moved = moved_rows(self.storage, 1)
+        for handle, (located, row) in live.items():
+            version = (handle, row["_commit_ts"])
+            assert found[handle] == located or moved[found[handle]] == version
+            assert state.objects[found[handle][0]].visible(state.flushed_ts)
         for info in objects(self.storage, 1, "tombstone"):
             rows = read_object(self.storage, 1, info).to_pylist()
             keys = [(row["_object"], row["_offset"], row["_commit_ts"]) for row in rows]
