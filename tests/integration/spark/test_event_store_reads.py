@@ -1,16 +1,40 @@
 """Snapshots and changes of the event store through the data source, held against the model and the handle."""
 
 import random  # noqa: TID251 - seeded, so that every run is the same
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
+from penstock.clock import physical_ms
+from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
+from penstock.spark import changes_view, register
+from penstock.spark.failures import spark_errors
+from penstock.spark.source import PenstockDataSource
 from penstock.tables.alter import add_column
-from penstock.testing.itemtables import item, item_table
+from penstock.testing.chosenmerge import begin_merge
+from penstock.testing.everytype import EVERY_CELL, EVERY_ROW, EVERY_TYPE
+from penstock.testing.itemtables import TABLES, item, item_table
 from penstock.testing.servedworld import ServedWorld
-from penstock.testing.tableworld import gathered
+from penstock.testing.tableworld import START, gathered
+
+FEED = ["_change_type", "_commit_version", "_commit_timestamp"]
+
+
+def rows(frame: DataFrame) -> list[dict[str, Any]]:
+    return frame.toArrow().to_pylist()
+
+
+def ids(frame: DataFrame) -> list[int]:
+    return sorted(row.id for row in frame.select("id").collect())
+
+
+def model(world: ServedWorld, ts: int) -> list[dict[str, Any]]:
+    return sorted(world.versions.at(ts).values(), key=lambda row: row["id"])
 
 
 @pytest.fixture(scope="module")
@@ -32,5 +56,276 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedWorld]:
 
 
 def test_a_snapshot_is_the_newest_that_can_be_read(spark: SparkSession, world: ServedWorld):
-    found = gathered(world.load(spark).toArrow().to_batches(), world.versions.table)
-    assert found == world.versions.at(world.ts)
+    found = world.load(spark)
+    assert found.columns == ["id", "name", "extra"]
+    assert sorted(rows(found), key=lambda row: row["id"]) == model(world, world.ts)
+    assert sorted(rows(found), key=lambda row: row["id"]) == model(world, world.ts)  # evaluated again
+
+
+def test_a_snapshot_of_any_moment_has_the_rows_and_columns_of_then(spark: SparkSession, world: ServedWorld):
+    for ts in (START + 2, START + 4, START + 8, START + 10):
+        found = world.load(spark, versionAsOf=ts)
+        assert found.columns == world.columns(ts)
+        assert sorted(rows(found), key=lambda row: row["id"]) == model(world, ts)
+
+
+def test_without_its_capture_a_table_is_read_as_far_as_it_is_flushed(spark: SparkSession, world: ServedWorld):
+    flushed = world.manifest().flushed_ts
+    found = world.load(spark, flightAddr=None, pdAddrs="127.0.0.1:1")
+    assert sorted(rows(found), key=lambda row: row["id"]) == model(world, flushed)
+
+
+def test_a_moment_is_given_as_a_time_too(spark: SparkSession, tmp_path: Path):
+    with ServedWorld(tmp_path, item_table()) as made:
+        made.commit(item("integer", 1, "a"))
+        before = made.ts
+        made.commit(item("integer", 2, "b"), at=before + (5000 << 18))
+        made.ts = before + (5000 << 18)
+        made.flush()
+        at = timestamp(before + (2000 << 18)).isoformat()
+        assert ids(made.load(spark, timestampAsOf=at)) == [1]
+        changed = made.feed(spark, startingTimestamp=at)
+        assert [row["id"] for row in rows(changed)] == [2]
+
+
+def test_columns_and_ranges_are_chosen_by_options(spark: SparkSession, world: ServedWorld):
+    found = world.load(spark, columns="NAME, _commit_ts", rangeFrom=2, rangeTo=10)
+    assert found.columns == ["name", "_commit_ts"]
+    expected = [row["name"] for row in model(world, world.ts) if 2 <= row["id"] < 10]
+    assert sorted(row.name for row in found.collect()) == sorted(expected)
+
+
+def test_a_user_given_schema_is_checked_and_taken(spark: SparkSession, world: ServedWorld):
+    reader = spark.read.format("penstock").options(**world.options())
+    assert sorted(row.id for row in reader.schema("id long").load().collect()) == [
+        row["id"] for row in model(world, world.ts)
+    ]
+    with pytest.raises(Invalid, match=r"column id of shop\.items is bigint, not string"), spark_errors():
+        reader.schema("id string").load().collect()
+
+
+def test_every_type_arrives_as_it_was_written(spark: SparkSession, tmp_path: Path):
+    with ServedWorld(tmp_path, EVERY_TYPE) as made:
+        made.commit(EVERY_ROW)
+        made.flush()
+        made.commit({**EVERY_ROW, "id": 2}, dict.fromkeys(EVERY_ROW) | {"id": 3})
+        made.resolve()
+        expected = [EVERY_CELL, {**EVERY_CELL, "id": 2}, dict.fromkeys(EVERY_CELL) | {"id": 3}]
+        assert sorted(rows(made.load(spark)), key=lambda row: row["id"]) == expected
+        told = made.feed(spark, startingVersion=2).drop(*FEED)
+        assert sorted(rows(told), key=lambda row: row["id"]) == expected
+
+
+def test_a_table_is_read_by_as_many_tasks_as_its_objects_allow(spark: SparkSession, world: ServedWorld):
+    assert world.load(spark).rdd.getNumPartitions() == 1
+    parts = world.load(spark, partitionBytes=1)
+    assert parts.rdd.getNumPartitions() > 2
+    assert ids(parts) == [row["id"] for row in model(world, world.ts)]
+
+
+def test_the_partitions_of_a_table_are_read_together(spark: SparkSession, tmp_path: Path):
+    with ServedWorld(tmp_path, item_table(table_id=1, partitions=(2, 3)), partitions=(2, 3)) as made:
+        made.commit(item("integer", 1, "a"), item("integer", 2, "a"))
+        made.flush()
+        made.commit(item("integer", 3, "b"), into=1)
+        made.commit(item("integer", 1, "c"), into=1)
+        made.resolve()
+        assert sorted(rows(made.load(spark)), key=lambda row: row["id"]) == model(made, made.ts)
+        assert rows(made.feed(spark, startingVersion=2)) == expected_feed(made, 1, made.ts)
+
+
+def expected_feed(world: ServedWorld, from_ts: int, to_ts: int) -> list[dict[str, Any]]:
+    """What the changes handle gives, row by row: the rows that end before those that begin."""
+    names = world.columns(to_ts)
+    found = []
+    for batch in world.changes(from_ts, to_ts, columns=["_start_ts", "_update", *names], **ALL):
+        for kind, side in (("ends", batch.tombstones), ("begins", batch.data)):
+            for row in side.to_pylist():
+                shown = row["_old"] if kind == "ends" else row
+                found.append((row["_commit_ts"], row["_start_ts"], kind == "begins", row["_update"], shown))
+    found.sort(key=lambda change: change[:3])
+    types = {(0, 0): "delete", (0, 1): "update_preimage", (1, 0): "insert", (1, 1): "update_postimage"}
+    return [
+        {
+            **{name: shown.get(name, "none") for name in names if name not in {"_handle"}},
+            "_change_type": types[begins, update],
+            "_commit_version": commit_ts,
+            "_commit_timestamp": timestamp(commit_ts),
+        }
+        for commit_ts, _, begins, update, shown in found
+    ]
+
+
+ALL: dict[str, Any] = {"coalesce": False, "old_rows": True}
+
+
+def timestamp(ts: int) -> Any:
+    return pa.scalar(physical_ms(ts), pa.timestamp("ms", "UTC")).as_py()
+
+
+def history(world: ServedWorld, kind: str, mix: random.Random) -> None:
+    """Transactions, flushes and one change of the schema, as a seed has them."""
+    for step in range(14):
+        numbers = mix.sample(range(1, 9), 3)
+        made = [item(kind, number, f"{number} at {step}") for number in numbers]
+        if step == 7:
+            world.alter(add_column(world.versions.table, "extra", "varchar(20) default 'none'"))
+        gone = [key for key in map(world.key, made[2:]) if world.versions.last(key) is not None]
+        world.commit(*({**row, "extra": "x"} if step >= 7 else row for row in made[:2]), delete=gone)
+        if mix.random() < 0.4:
+            world.flush()
+    world.tick()
+    world.resolve()
+
+
+@pytest.mark.parametrize(("seed", "kind"), list(enumerate(sorted(TABLES))))
+def test_the_change_feed_tells_what_the_handle_tells(
+    spark: SparkSession, tmp_path: Path, seed: int, kind: str
+):
+    mix = random.Random(seed)
+    with ServedWorld(tmp_path, item_table(kind)) as made:
+        history(made, kind, mix)
+        moments = list(made.moments())
+        first, last = sorted(mix.sample(moments, 2))
+        for start, end in ((2, made.ts), (first, last)):
+            found = made.feed(spark, startingVersion=start, endingVersion=end)
+            assert rows(found) == expected_feed(made, start - 1, end)
+        snapshot = made.load(spark, columns=",".join(made.columns(made.ts))).toArrow()
+        assert gathered(snapshot.to_batches(), made.versions.table) == made.versions.at(made.ts)
+
+
+def test_changes_from_nothing_are_the_rows_at_the_end(spark: SparkSession, world: ServedWorld):
+    found = rows(world.feed(spark, startingVersion=0))
+    assert {row["_change_type"] for row in found} == {"insert"}
+    shown = [{name: row[name] for name in ("id", "name", "extra")} for row in found]
+    assert sorted(shown, key=lambda row: row["id"]) == model(world, world.ts)
+    within = world.feed(spark, startingVersion=0, rangeFrom=4, rangeTo=9)
+    assert ids(within) == [row["id"] for row in model(world, world.ts) if 4 <= row["id"] < 9]
+
+
+def test_a_feed_ends_with_the_columns_and_the_range_that_are_asked_for(
+    spark: SparkSession, world: ServedWorld
+):
+    found = world.feed(spark, startingVersion=2, columns="id", rangeFrom=3, rangeTo=5, partitionBytes=1)
+    assert found.columns == ["id", *FEED]
+    expected = [row for row in expected_feed(world, 1, world.ts) if 3 <= row["id"] < 5]
+    told = rows(found)
+    assert [(row["id"], row["_change_type"]) for row in told] == [
+        (row["id"], row["_change_type"]) for row in expected
+    ]
+    assert told == rows(found)  # evaluated again
+
+
+def test_a_feed_that_begins_where_history_ends_is_empty(spark: SparkSession, world: ServedWorld):
+    assert world.feed(spark, startingVersion=world.ts + 1).count() == 0
+
+
+@pytest.fixture(scope="module")
+def configured(spark: SparkSession, world: ServedWorld) -> SparkSession:
+    """A session whose configuration says where tables are."""
+    session = spark.newSession()
+    session.conf.set("spark.penstock.storage", world.storage.url)
+    session.conf.set("spark.penstock.flightAddr", world.flight.addr)
+    register(session)
+    return session
+
+
+def test_the_table_function_gives_the_change_feed(configured: SparkSession, world: ServedWorld):
+    last = START + 8
+    found = configured.sql(f"select * from penstock_changes('shop.items', 2, {last})")
+    assert rows(found) == expected_feed(world, 1, last)
+    newest = configured.sql("select count(*) from penstock_changes('shop.items', '2000-01-01')").first()
+    assert newest[0] == len(expected_feed(world, 1, world.ts))
+
+
+def test_the_table_function_refuses_what_is_no_moment_in_one_line(configured: SparkSession):
+    with pytest.raises(Invalid, match="begin or end at a Decimal") as caught, spark_errors():
+        configured.sql("select * from penstock_changes('shop.items', 1.5)")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_view_of_changes_is_read_with_sql(configured: SparkSession, world: ServedWorld):
+    changes_view(configured, "shop.items", START + 3)
+    found = rows(configured.sql("select * from items_changes where _change_type = 'delete'"))
+    deleted = [row for row in expected_feed(world, START + 2, world.ts) if row["_change_type"] == "delete"]
+    assert found == deleted
+    configured.sql(
+        "create temporary view first_items using penstock"
+        " options (table 'shop.items', readChangeFeed 'true', startingVersion '2', endingVersion '"
+        f"{START + 2}')"
+    )
+    assert configured.table("first_items").count() == 8
+
+
+def test_a_view_needs_a_name(configured: SparkSession):
+    with pytest.raises(Invalid, match="no name for a view"):
+        changes_view(configured, "shop.items", 2, name="my view")
+
+
+FUTURE = (1 << 62) - 1
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "said"),
+    [
+        ({"table": "shop.itmes"}, Invalid, r"no table shop\.itmes on .*; there is shop\.items"),
+        ({"storage": "file:///nowhere/at/all"}, Invalid, "no folder on .*; correct option storage"),
+        ({"columns": "id, nam"}, Invalid, "no column 'nam'; it has id, name, extra"),
+        ({"rangeFrom": 1 << 70}, Invalid, "rangeFrom is no handle"),
+        ({"versionAsOf": FUTURE}, Invalid, "can be read up to .*, which is in the future"),
+        ({"versionAsOf": START + 1000}, Unavailable, "can be read up to .*; wait"),
+        ({"versionAsOf": START + 1000, "flightAddr": None}, Unavailable, "give pdAddrs or flightAddr"),
+        ({"flightAddr": "127.0.0.1:1"}, Unavailable, r"capture at 127\.0\.0\.1:1"),
+        ({"readChangeFeed": "true"}, Invalid, "no start is given"),
+        ({"readChangeFeed": "true", "startingVersion": START + 1000}, Unavailable, "wait, or start earlier"),
+        ({"readChangeFeed": "true", "startingVersion": 2, "columns": "nam"}, Invalid, "no column 'nam'"),
+    ],
+)
+def test_a_mistake_is_told_while_the_read_is_planned(
+    world: ServedWorld, options: dict[str, Any], kind: type[PenstockError], said: str
+):
+    source = PenstockDataSource(world.options(**{"pdAddrs": "127.0.0.1:1", **options}))
+    with pytest.raises(kind, match=said) as caught:
+        source.reader(source.schema()).partitions()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mistake_reaches_the_user_of_spark_in_one_line(spark: SparkSession, world: ServedWorld):
+    with pytest.raises(Invalid, match=r"there is shop\.items") as caught, spark_errors():
+        world.load(spark, table="shop.itmes")
+    assert "\n" not in str(caught.value)
+
+
+def test_history_that_is_gone_is_told_with_the_oldest_version_that_can_be_read(
+    spark: SparkSession, tmp_path: Path
+):
+    with ServedWorld(tmp_path, item_table(), upkeep={"history_ttl_s": 0}) as made:
+        made.commit(item("integer", 1, "a"))
+        made.flush()
+        made.commit(item("integer", 1, "b"))
+        made.flush()
+        assert begin_merge(made, tmp_path / "merge").commit(made)
+        made.tick()
+        made.flush()
+        made.store.collect(made.ids[0])
+        oldest = made.manifest().oldest_ts
+        assert oldest
+        with pytest.raises(StaleRead, match=r"history of shop\.items") as caught, spark_errors():
+            made.feed(spark, startingVersion=2).collect()
+        assert caught.value.oldest_ts == oldest + 1
+        assert made.feed(spark, startingVersion=caught.value.oldest_ts).count() == 0
+        with pytest.raises(StaleRead), spark_errors():
+            made.load(spark, versionAsOf=oldest - 1)
+
+
+def test_a_folder_that_executors_do_not_have_is_told_with_what_to_do(spark: SparkSession, tmp_path: Path):
+    with ServedWorld(tmp_path, item_table()) as made:
+        made.commit(item("integer", 1, "a"))
+        made.flush()
+        source = PenstockDataSource(made.options())
+        reader = source.reader(source.schema())
+        (part,) = reader.partitions()
+        shutil.move(tmp_path / "events", tmp_path / "elsewhere")
+        with pytest.raises(Unavailable, match="where an executor runs; mount it on every worker"):
+            list(reader.read(part))
+        shutil.move(tmp_path / "elsewhere", tmp_path / "events")
