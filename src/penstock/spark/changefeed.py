@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.eventstore.partition import PartitionState, TableView
     from penstock.spark.changerows import ChangeRows
     from penstock.spark.options import SourceOptions
+    from penstock.spark.streaming import ChangeStreamReader
     from penstock.tables.schema import TableInfo
 
 __all__ = ["ChangeFeedInput", "ChangeFeedRead", "ChangeFeedReader", "feed_parts", "read_feed"]
@@ -64,6 +65,15 @@ class ChangeFeedRead:
         wanted = self._range or self._fixed(self._options.columns or tuple(schema.names))
         require_columns(schema, wanted.rows.schema, table=self._options.table)
         return ChangeFeedReader(self._options, wanted, schema, parallelism=self._parallelism)
+
+    def stream_reader(self, schema: "StructType") -> "ChangeStreamReader":
+        """A reader of a stream with these columns. Asks nobody, and raises nothing."""
+        from penstock.spark.streaming import ChangeStreamReader
+        from penstock.spark.streamschema import Declared
+
+        found, options = self._range, self._options
+        declared = None if found is None else Declared(found.table, found.to_ts, options.columns)
+        return ChangeStreamReader(options, schema, declared, parallelism=self._parallelism)
 
     def _fixed(self, columns: Sequence[str] | None) -> _Range:
         from penstock.spark.changerows import ChangeRows

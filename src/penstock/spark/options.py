@@ -26,7 +26,7 @@ _CONNECTION = (
 )
 _READ = (
     *("table", "from", "columns", "rangeFrom", "rangeTo", "versionAsOf", "timestampAsOf", "readChangeFeed"),
-    *("startingVersion", "startingTimestamp", "endingVersion", "endingTimestamp"),
+    *("startingVersion", "startingTimestamp", "endingVersion", "endingTimestamp", "consumerId"),
 )
 _STORAGE_OPTION = "storageoptions."
 _NAMES = {name.lower(): name for name in (*_READ, *_CONNECTION, "path")}
@@ -57,6 +57,8 @@ class SourceOptions:
     partition_bytes: int = PARTITION_BYTES
     max_rows_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
+    consumer_id: str | None = None
+    """The name under which a stream holds the history that it needs; no two streams may have the same."""
     flight_addr: str | None = None
     """Where to read unflushed rows instead of the address that the table's capture advertises."""
     flight_tls: TlsSettings | None = None
@@ -92,6 +94,7 @@ def parse_options(
         partition_bytes=_size(options, "partitionBytes") or PARTITION_BYTES,
         max_rows_per_trigger=_size(options, "maxRowsPerTrigger"),
         max_bytes_per_trigger=_size(options, "maxBytesPerTrigger"),
+        consumer_id=options.get("consumerid") or None,
         flight_addr=options.get("flightaddr"),
         flight_tls=_flight_tls(options),
     )

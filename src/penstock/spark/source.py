@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
 from penstock.spark.failures import one_line
 
@@ -43,6 +43,11 @@ class PenstockDataSource(DataSource):
     def reader(self, schema: "StructType") -> DataSourceReader:
         with one_line():
             return _OneLineReader(self._opened().reader(schema))
+
+    def streamReader(self, schema: "StructType") -> DataSourceStreamReader:
+        from penstock.spark.streaming import open_stream
+
+        return open_stream(self._opened, schema)
 
     def _opened(self) -> "TableRead":
         if self._read is None:
