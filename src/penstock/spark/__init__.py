@@ -7,8 +7,9 @@ it by themselves, through the package `pyspark_penstock`.
 from pyspark.sql import SparkSession
 
 from penstock.spark.registering import register
+from penstock.spark.sqlchanges import changes_view
 
-__all__ = ["register"]
+__all__ = ["changes_view", "register"]
 
 _active = SparkSession.getActiveSession()
 if _active is not None:

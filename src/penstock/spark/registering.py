@@ -1,10 +1,11 @@
-"""Making the data source known to a session."""
+"""Making the data source, and what belongs to it in SQL, known to a session."""
 
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.spark.source import PenstockDataSource
+from penstock.spark.sqlchanges import FUNCTION, changes_function
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -15,7 +16,9 @@ _PREFIX = "spark.penstock."
 
 
 def register(spark: "SparkSession", settings: "Settings | None" = None) -> None:
-    """Register the data source `penstock` with a session; doing it again replaces what it knew.
+    """Make the data source `penstock` and the SQL function `penstock_changes` known to a session.
+
+    Doing it again replaces what they knew.
 
     What reads do not say themselves is taken from the session's spark.penstock.* configuration as it is now,
     then from `settings`, or else from the settings file that PENSTOCK_CONFIG names. Raises Invalid when a key
@@ -40,3 +43,4 @@ def register(spark: "SparkSession", settings: "Settings | None" = None) -> None:
         parallelism = at_once
 
     spark.dataSource.register(Configured)
+    spark.udtf.register(FUNCTION, changes_function(known, found))
