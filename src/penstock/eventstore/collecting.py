@@ -56,7 +56,8 @@ class CollectPolicy:
         """
         found: list[Archive] = []
         for each in sorted(archives, key=lambda each: each.upto_ts):
-            young = max(0, now_ms - written_ms.get(each.id, 0)) < self.ttl_ms  # clocks differ
+            age_ms = max(0, now_ms - written_ms.get(each.id, now_ms))  # clocks differ
+            young = age_ms < self.ttl_ms
             if young or (lowest_ts is not None and each.upto_ts > lowest_ts):
                 break
             found.append(each)
@@ -124,7 +125,7 @@ class Collector:
             archive = Archive(id=self.clock.unique_id(), upto_ts=removed[-1].delete_ts, objects=len(removed))
             path = paths.archive(paths.table_root(table.rows.table_id), archive.id)
             self.storage.write(path, write_archive(removed))
-            table.ownership.commit(archive=archive, forget=[each.id for each in removed])
+            table.commit(archive=archive, forget=[each.id for each in removed])
         metrics.EVENTSTORE_ARCHIVED_OBJECTS_TOTAL.inc(len(removed))
 
     def _collect(self, table: Table) -> int:
@@ -203,6 +204,7 @@ class Collector:
             return 0
         for archive in state.archives:
             named.update(each.id for each in self._archived(root, archive))
+        table.ownership.confirm()  # else these may be what a newer owner has committed
         return self._delete("orphan", [path for path in unnamed if paths.object_id(path) not in named])
 
     def _being_loaded(self, root: str) -> set[str]:

@@ -121,6 +121,12 @@ class ManifestLog:
         """The epoch this owner writes with."""
         return self._epoch
 
+    def confirm(self) -> None:
+        """Raise Fenced when a newer owner has opened the log; only this and a commit find that out."""
+        found = load(self._storage, self._root)
+        if found.epoch > self._epoch:
+            raise Fenced(_taken(self._root, found.writer, found.epoch))
+
     def commit(
         self,
         *,

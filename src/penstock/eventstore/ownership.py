@@ -47,6 +47,10 @@ class Ownership:
             self._remember(self._log.state)
         return self.state
 
+    def confirm(self) -> None:
+        """Ask storage whether the table is still owned here, as a commit would; raise Fenced when not."""
+        self._log.confirm()
+
     def commit(
         self,
         *,

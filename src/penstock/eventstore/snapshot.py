@@ -13,7 +13,7 @@ from itertools import chain
 
 import pyarrow as pa
 
-from penstock.errors import Corrupt, Invalid
+from penstock.errors import Corrupt, Invalid, StaleRead, Unavailable
 from penstock.eventstore.deletions import Deletions
 from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.objectfiles import opened
@@ -104,7 +104,10 @@ class SnapshotPartition:
             handle_from=low,
             handle_to=high,
         )
-        return Unflushed.load(self.partition.rows, wanted)
+        try:
+            return Unflushed.load(self.partition.rows, wanted)
+        except StaleRead as error:  # at the flushed-ts; at `ts` the table may be there
+            raise Unavailable(f"{error.table} was flushed and merged since the plan; plan again") from error
 
 
 def snapshot_schema(table: TableView, ts: int, columns: Sequence[str] | None = None) -> pa.Schema:

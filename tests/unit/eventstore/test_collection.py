@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock import metrics
 from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import Corrupt, Fenced, Invalid, StaleRead, Unavailable
 from penstock.eventstore import manifestlog, merging, paths
@@ -15,6 +17,7 @@ from penstock.eventstore.collecting import CollectPolicy
 from penstock.eventstore.manifest import Archive, ManifestState, ObjectInfo
 from penstock.eventstore.manifestlog import ManifestLog, load
 from penstock.eventstore.ownership import Ownership
+from penstock.eventstore.snapshot import plan_snapshot
 from penstock.eventstore.storage import Storage, Stored, open_storage
 from penstock.eventstore.watermarks import Watermarks
 from penstock.testing.itemtables import item, item_table
@@ -100,6 +103,22 @@ def test_history_that_a_watermark_needs_is_read_from_archives(world: TableWorld)
         world.snapshot(begin)
 
 
+def test_a_snapshot_planned_above_the_flushed_ts_is_planned_again_when_that_is_gone(
+    world: TableWorld,
+) -> None:
+    world.commit(item("integer", 1, "flushed"))
+    world.flush()
+    ts = world.commit(item("integer", 2, "not flushed"))
+    world.resolve()
+    (part,) = plan_snapshot(world.view(), ts)
+    world.flush()
+    assert world.store.merge(1)
+    assert world.store.collect(1) > 0
+    with pytest.raises(Unavailable):
+        list(part.read())
+    assert world.snapshot(ts) == world.versions.at(ts)
+
+
 def test_a_watermark_that_expired_holds_nothing_and_goes_after_a_day(world: TableWorld) -> None:
     watermarks = Watermarks(world.storage.open(), world.clock)
     watermarks.hold(1, "crashed", 1, ttl_s=60)
@@ -158,6 +177,12 @@ def test_archives_are_kept_for_the_time_to_live_after_they_were_written() -> Non
     assert chosen(4, 200) == []
 
 
+def test_an_archive_that_was_not_there_when_archives_were_listed_is_young() -> None:
+    policy = CollectPolicy(ttl_ms=100, orphan_ms=0)
+    written_since = Archive(id="since", upto_ts=5, objects=1)
+    assert policy.unneeded([written_since], None, {}, 10**9) == []
+
+
 class _Aged(Storage):
     """Shows every file as old as it is told."""
 
@@ -176,6 +201,18 @@ def aged(world: TableWorld, monkeypatch: pytest.MonkeyPatch) -> _Aged:
     monkeypatch.setattr(storage, "listed", made.listed)
     monkeypatch.setattr(world.clock, "wall_ms", SYSTEM.wall_ms)
     return made
+
+
+def test_an_archive_does_not_cost_the_index_of_a_table_that_rested(world: TableWorld) -> None:
+    merged(world)
+    built = metrics.EVENTSTORE_INDEX_BUILDS_TOTAL._value.get()
+    world.tick()
+    world.flush()  # nothing but a later timestamp
+    assert world.store.collect(1) > 0
+    world.commit(item("integer", 1, "third"), delete=[(2,)])
+    world.flush()
+    assert metrics.EVENTSTORE_INDEX_BUILDS_TOTAL._value.get() == built
+    assert world.snapshot(world.ts) == world.versions.at(world.ts)
 
 
 def test_old_files_that_nothing_names_are_swept(world: TableWorld, aged: _Aged) -> None:
@@ -204,6 +241,21 @@ def test_old_files_that_nothing_names_are_swept(world: TableWorld, aged: _Aged) 
     assert world.store.collect(1) == len(orphans)
     assert set(files(world)) == before | spared
     check(world, 1)
+
+
+def test_an_owner_that_was_replaced_and_never_told_sweeps_nothing(world: TableWorld, aged: _Aged) -> None:
+    """It had nothing to commit since, and does not know what its successor did long ago."""
+    merged(world)
+    world.store.collect(1)
+    successor = Ownership(aged, 1, writer="successor", clock=SYSTEM)
+    (info,) = world.manifest().objects.values()
+    path = paths.object_path(ROOT, "data", "5" * 32)
+    aged.write(path, b"rows")
+    successor.commit(add=[replace(info, id="5" * 32)])
+    aged.age_ms = DAY_S * 1000 + 60_000
+    with pytest.raises(Fenced):
+        world.store.collect(1)
+    assert path in files(world)
 
 
 def test_a_missing_archive_stops_the_sweep(world: TableWorld, aged: _Aged) -> None:
