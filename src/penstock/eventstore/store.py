@@ -198,7 +198,9 @@ class EventStore:
 
     def flush(self, table_id: int) -> bool:
         """Flush a table now; return whether its manifest holds everything that is readable."""
-        table = self._owned(table_id)
+        return self._flush(self._owned(table_id))
+
+    def _flush(self, table: Table) -> bool:
         with table.flushing:
             return self._flusher.flush(table)
 
@@ -258,13 +260,15 @@ class EventStore:
         self._upkeep.stop()
         if self._scheduler.is_alive():
             self._scheduler.join()
-        if flush and self._failure is None and not self._closed:
-            list(self._pool.map(self.flush, self.tables()))
-        self._closed = True
-        self._pool.shutdown()
-        if self._index is not None:
-            self._index.close()
-        self._wal.close()
+        try:
+            if flush and self._failure is None and not self._closed:
+                list(self._pool.map(self._flush, self._all_owned().values()))
+        finally:
+            self._closed = True
+            self._pool.shutdown()
+            if self._index is not None:
+                self._index.close()
+            self._wal.close()
 
     def _owned(self, table_id: int) -> Table:
         with self._lock:
@@ -342,6 +346,7 @@ class EventStore:
         with self._lock:
             if self._tables.get(table.rows.table_id) is not table:  # given up, or taken again, meanwhile
                 return
+            self._wal.forget(table.rows.table_id)  # its rows are dropped: whoever takes it again pulls them
             del self._tables[table.rows.table_id]
         self._on_fenced(table.rows.table_id)
 

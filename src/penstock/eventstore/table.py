@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from penstock import metrics
 from penstock.clock import TS_MAX, Clock, physical_ms
+from penstock.errors import Unavailable
 from penstock.eventstore.flushing import TableLoad
 from penstock.eventstore.memory import MemoryBudget
 from penstock.eventstore.rows import between, commit_ends
@@ -154,8 +155,13 @@ class TableRows:
         self._advanced()
 
     def held(self, from_ts: int, to_ts: int) -> list[Held]:
-        """The batches that may have changes in (from_ts, to_ts], in the order of their arrival."""
+        """The batches that may have changes in (from_ts, to_ts], in the order of their arrival.
+
+        Raises Unavailable when the table was given up: what it held is not known any more.
+        """
         with self._lock:
+            if self._disowned:
+                raise Unavailable(f"table {self.table_id} is not captured here any more; ask its owner")
             return [each for each in self._held if each.max_ts > from_ts and each.min_ts <= to_ts]
 
     def load(self, chosen: Iterable[Held], from_ts: int, to_ts: int) -> Iterable[pa.RecordBatch]:

@@ -198,7 +198,8 @@ class Upkeep:
         except Fenced as error:
             metrics.EVENTSTORE_UPKEEP_FAILURES_TOTAL.labels(duty, "fenced").inc()
             _log.warning("table lost", extra={"table_id": table_id, "reason": str(error)})
-            table.rows.disown()
+            with table.flushing:  # nothing goes on with the table once it can be taken again
+                table.rows.disown()
             self._fenced(table)
             return
         except PenstockError as error:

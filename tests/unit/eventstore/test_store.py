@@ -12,6 +12,8 @@ import pytest
 from penstock.errors import PenstockError, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.manifestlog import ManifestLog, load
+from penstock.eventstore.ranges import ReadRange
+from penstock.eventstore.reading import Reader
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.storage import Storage, open_storage
 from penstock.eventstore.store import EventStore
@@ -285,6 +287,44 @@ def test_a_fenced_table_is_given_up_and_told_of(open_store: Open, storage: Stora
     assert store.tables() == {}
     rival.commit(flushed_ts=NOW)
     assert load(storage, paths.table_root(1)).flushed_ts == NOW
+
+
+def test_a_fenced_table_that_is_taken_again_is_pulled_from_its_manifest(open_store: Open) -> None:
+    store = open_store()
+    table = store.open_table(1)
+    give(table, change(TABLE, NOW + 1, row(1)))
+    table.advance_resolved_ts(NOW + 2)
+    ManifestLog.open(store._storage, paths.table_root(1), writer="rival")
+    assert not store.flush(1)
+    assert store.open_table(1).resolved_ts == 0, "its rows were dropped"
+
+
+def test_rows_that_were_dropped_are_not_read_as_none(open_store: Open, storage: Storage) -> None:
+    """A table is given up while it is read: its rows go a moment before it does."""
+    store = open_store()
+    table = store.open_table(1)
+    give(table, change(TABLE, NOW + 1, row(1)))
+    table.advance_resolved_ts(NOW + 2)
+    table.disown()
+    _, batches = Reader(store, storage, TidbRowDecoder()).read(
+        ReadRange(table_id=1, from_ts=NOW, to_ts=NOW + 2)
+    )
+    with pytest.raises(Unavailable, match="table 1"):
+        list(batches)
+
+
+def test_a_flush_that_fails_while_the_store_closes_leaves_nothing_open(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store()
+    table = store.open_table(1)
+    give(table, change(TABLE, NOW + 1, row(1)))
+    table.advance_resolved_ts(NOW + 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(TidbRowDecoder, "decode", lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            store.close()
+    assert open_store().open_table(1).resolved_ts == NOW + 2
 
 
 class _Doubtful(Storage):

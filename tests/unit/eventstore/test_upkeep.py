@@ -10,7 +10,7 @@ import pytest
 
 from penstock import metrics
 from penstock.clock import SYSTEM
-from penstock.errors import Corrupt, Unavailable
+from penstock.errors import Corrupt, Fenced, Unavailable
 from penstock.eventstore import duties, merging, upkeep
 from penstock.eventstore.duties import Care, Duty, DutyPolicy
 from penstock.eventstore.ownership import Ownership
@@ -137,6 +137,27 @@ def test_a_table_with_a_newer_owner_is_let_go(world: TableWorld, monkeypatch: py
     assert told.wait(20)
     assert rows.disowned
     assert world.store.tables() == {}
+
+
+def test_a_table_is_not_let_go_while_it_is_flushed(
+    world: TableWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a flush of it could go on beside those of whoever takes it next, with the same index."""
+    table = world.store._owned(1)
+    failed, told = threading.Event(), threading.Event()
+    world.store._on_fenced = lambda _: told.set()
+
+    def newer_owner(*_: object, **__: object) -> None:
+        failed.set()
+        raise Fenced("taken")
+
+    with table.flushing:
+        monkeypatch.setattr(upkeep, "plan_merge", newer_owner)
+        assert failed.wait(20)
+        assert not told.wait(0.2)
+        assert not table.rows.disowned
+    assert told.wait(20)
+    assert table.rows.disowned
 
 
 def test_stopping_does_not_wait_for_a_merge(world: TableWorld, monkeypatch: pytest.MonkeyPatch) -> None:
