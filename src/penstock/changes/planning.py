@@ -11,7 +11,7 @@ from penstock.changes.options import BATCH_ROWS, ChangeOptions, Columns, check_c
 from penstock.changes.snapshots import as_batches, snapshot_columns
 from penstock.errors import Invalid
 from penstock.eventstore.manifest import ObjectInfo
-from penstock.eventstore.objectfiles import column_bounds, opened
+from penstock.eventstore.objectfiles import Bounds, column_bounds, opened
 from penstock.eventstore.partition import PartitionState, TableView
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, HANDLE
@@ -146,9 +146,9 @@ class _TailPlan:
 
     def _row_groups(self, state: PartitionState, info: ObjectInfo) -> list["_RowGroup"]:
         with state.reading(self.from_ts), opened(state.storage, state.table_id, info) as file:
-            bounds = zip(
-                column_bounds(file.metadata, COMMIT_TS), column_bounds(file.metadata, HANDLE), strict=True
-            )
+            whole = Bounds(info.key_min, info.key_max)
+            handles = column_bounds(file.metadata, HANDLE, missing=whole)
+            bounds = zip(column_bounds(file.metadata, COMMIT_TS), handles, strict=True)
             return [
                 _RowGroup(file.metadata.row_group(number).num_rows, commit.low, commit.high, handle.low)
                 for number, (commit, handle) in enumerate(bounds)

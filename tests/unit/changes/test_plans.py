@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore import objects
 from penstock.eventstore.partition import PartitionState
 from penstock.tables.alter import add_column
+from penstock.tables.define import define_table
 from penstock.testing.itemtables import item, item_table
 from penstock.testing.tableworld import START, TableWorld
 from penstock.testing.travel import sent
@@ -52,6 +54,19 @@ def check_cover(parts: list[ChangesPartition], from_ts: int, to_ts: int) -> None
     bounds = list(dict.fromkeys((part.from_ts, part.to_ts) for part in parts))
     assert (bounds[0][0], bounds[-1][1]) == (from_ts, to_ts)
     assert all(one[1] == other[0] for one, other in pairwise(bounds))
+
+
+def test_handles_that_are_too_long_for_statistics_are_planned(tmp_path: Path) -> None:
+    columns = [("id", "bigint"), ("name", "varchar(9000)")]
+    table = replace(define_table("items", columns, primary_key=["name"]), id=1)
+    with TableWorld(tmp_path, table, large_txn_bytes=20_000) as world:
+        for number in range(4):
+            world.commit(item("integer", number, f"{number}" * 5000))
+        world.commit(*(item("integer", number, f"{number}" * 5000) for number in range(4, 8)))
+        world.flush()
+        parts = plan_changes(world.view(), START, world.ts, partition_rows=2)
+        check_cover(parts, START, world.ts)
+        assert sum(batch.data.num_rows for batch in read(world, parts)) == 8
 
 
 @pytest.mark.parametrize("partition_rows", [1, 7, 30, 10**6])
