@@ -298,6 +298,9 @@ class Capture:
             rows.advance_resolved_ts,
             on_failure=self._subscription_failed,
         )
+        if rows.disowned:  # before there was a subscription to end
+            self._lost(table.physical_id)
+            return
         _log.info(
             "capturing",
             extra={"table": f"{table.database}.{table.table.name}", "table_id": table.physical_id,

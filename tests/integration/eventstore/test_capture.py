@@ -23,6 +23,7 @@ from penstock.eventstore.namemarks import says_dropped
 from penstock.eventstore.ownership import Ownership
 from penstock.eventstore.partition import StorageRef
 from penstock.eventstore.reading import ReadRange
+from penstock.eventstore.schemas import CapturedTable
 from penstock.eventstore.storage import open_storage
 from penstock.kv import Client
 from penstock.kv.pd import PdClient
@@ -229,6 +230,34 @@ async def test_a_table_taken_by_another_owner_is_given_up_and_taken_back(tmp_pat
         assert len(replayed(b.storage, table_id, ts)) == 1
         assert load(b.storage, paths.table_root(table_id)).writer.startswith("a/")
         assert capture.tables == {table_id}
+
+
+async def test_a_table_lost_while_it_was_being_subscribed_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    history_lost = Capture._history_lost
+
+    async def slowly(capture: Capture, table: CapturedTable, resolved_ts: int) -> bool:
+        if not taken:
+            taken.append(table.physical_id)
+            rows = capture.store.rows(table.physical_id)
+            await b.do(
+                lambda: ManifestLog.open(b.storage, paths.table_root(table.physical_id), writer="rival")
+            )
+            rows.advance_resolved_ts(await b.do(b.client.timestamp))
+            await b.do(capture.store.flush, table.physical_id)
+            assert rows.disowned
+        return await history_lost(capture, table, resolved_ts)
+
+    monkeypatch.setattr(Capture, "_history_lost", slowly)
+    async with bench(tmp_path) as b:
+        table_id = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
+        await b.capture()
+        await b.insert("shop.t", [{"id": 1, "name": "a"}])
+        ts = await b.flushed(table_id)
+        assert taken == [table_id]
+        assert len(replayed(b.storage, table_id, ts)) == 1
 
 
 async def test_two_captures_of_one_name_are_refused(tmp_path: Path) -> None:
