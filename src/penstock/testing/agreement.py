@@ -67,10 +67,9 @@ class Agreement:
         _check_cover(parts, from_ts, to_ts)
         whole = self._target(from_ts, to_ts, mode, mix)
         for part in parts:
-            target = self._target(from_ts, to_ts, mode, mix)
-            target.rows, target.at_ts, target.seen = whole.rows, part.from_ts, whole.seen
+            whole.at_ts = part.from_ts
             with part.collect() as handle:
-                target.take_all(handle)
+                whole.take_all(handle)
         self._check(whole, from_ts, to_ts, mode)
 
     def _target(self, from_ts: int, to_ts: int, mode: str, mix: random.Random) -> Target:

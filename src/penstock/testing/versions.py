@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from penstock.changes import ChangeBatch, Hint
 from penstock.eventstore.sides import COMMIT_TS, HANDLE
-from penstock.tables.arrow import arrow_schema
 from penstock.tables.schema import TableInfo
 
 Key = tuple[Any, ...]  # the values of the primary key, or the handle where there is none
@@ -103,8 +102,7 @@ def key_of(table: TableInfo, row: Mapping[str, Any]) -> Key:
 
 def in_schema(row: Mapping[str, Any], table: TableInfo) -> Row:
     """A row by the columns of a schema, with the defaults that they were added with."""
-    defaults = {column.name: column.origin_default for column in table.columns}
-    return {name: row.get(name, defaults[name]) for name in arrow_schema(table).names}
+    return {column.name: row.get(column.name, column.origin_default) for column in table.stored_columns}
 
 
 class NotApplicable(AssertionError):

@@ -273,3 +273,23 @@ def test_a_range_without_changes_says_that_it_is_complete(world: TableWorld, mod
     assert all(each.complete_ts == to_ts for each in batches)
     parts = plan_changes(world.view(), from_ts, to_ts, **MODES[mode])
     assert counts(batch for part in parts for batch in part.collect()) == (0, 0)
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_row_whose_key_changed_ends_under_the_key_that_a_reader_has(
+    make_world: MakeWorld, flushed: bool
+) -> None:
+    world = make_world("not clustered")
+    from_ts = world.commit(item("not clustered", 1, "x"))
+    world.commit(item("not clustered", 2, "y", rowid=1))
+    renamed = world.commit(item("not clustered", 3, "z", rowid=1))
+    world.commit(item("not clustered", 1, "another", rowid=9))
+    gone = world.commit(delete=[(3,)])
+    world.resolve()
+    if flushed:
+        world.flush()
+    assert counts(check(world, from_ts, renamed)) == (1, 1)
+    (batch,) = check(world, from_ts, gone)
+    assert (batch.data.column("id").to_pylist(), batch.tombstones.column("id").to_pylist()) == ([1], [1])
+    skipped = world.changes(from_ts, renamed, skip_deletes=True)
+    assert counts(skipped) == (1, 1), "nothing would replace the row under its old key"

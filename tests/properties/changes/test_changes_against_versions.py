@@ -29,7 +29,7 @@ from penstock.testing.chosenmerge import WrittenMerge, begin_merge, current_obje
 from penstock.testing.itemtables import TABLES, item, item_table
 from penstock.testing.tableworld import START, TableWorld
 
-EXAMPLES = int(os.environ.get("PENSTOCK_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("PENSTOCK_EXAMPLES", "25"))
 LONG = compose_ts(2000)  # a step in time, after which removed objects may go
 WORLDS = count()
 
@@ -129,11 +129,6 @@ class ChangesAgainstVersions(RuleBasedStateMachine):
         self.world.commit(row, into=self.world.ids.index(physical_id))
         self.then(then)
 
-    @rule()
-    def merge(self) -> None:
-        for each in self.world.ids:
-            self.world.store.merge(each)
-
     @rule(data=st.data())
     def begin_a_merge(self, data: st.DataObject) -> None:
         """Of any objects, whether or not that is worth it; it is committed later, or never."""
@@ -154,47 +149,53 @@ class ChangesAgainstVersions(RuleBasedStateMachine):
         if then == "crash":
             self.world.crash()
 
-    @rule()
-    def collect_garbage(self) -> None:
+    @rule(chosen=numbers, then=st.sampled_from(["flush", "flush", "resolve"]))
+    def delete_while_all_is_merged(self, chosen: set[int], then: str) -> None:
+        """Rows end after a merge was written and before it is committed."""
+        scratch = self.folder / "elsewhere"
+        merges = [
+            begin_merge(self.world, scratch, physical_id=each)
+            for each in self.world.ids
+            if current_objects(self.world.manifest(each))
+        ]
+        self.commit(chosen, True, 0)
+        self.then(then)
+        assert all(merge.commit(self.world) for merge in merges)
+
+    @rule(what=st.sampled_from(["merge", "collect"]))
+    def upkeep(self, what: str) -> None:
         for each in self.world.ids:
-            self.world.store.collect(each)
+            self.world.store.merge(each) if what == "merge" else self.world.store.collect(each)
         if self.held_ts is not None:
             assert self.oldest_ts <= self.held_ts, "history went that somebody holds"
 
-    @rule(data=st.data())
-    def hold_history(self, data: st.DataObject) -> None:
-        held = [ts for ts in self.moments() if ts >= max(self.oldest_ts, self.held_ts or 0)]
-        if held:
-            self.held_ts = data.draw(st.sampled_from(held))
-            for each in self.world.ids:
-                Watermarks(self.world.storage.open(), self.world.clock).hold(each, "job", self.held_ts)
-
-    @precondition(lambda self: self.held_ts is not None)
-    @rule()
-    def release_history(self) -> None:
-        self.held_ts = None
+    @rule(data=st.data(), hold=st.booleans())
+    def watermark(self, data: st.DataObject, hold: bool) -> None:
+        """Somebody needs history from some moment on, or no longer."""
+        watermarks = Watermarks(self.world.storage.open(), self.world.clock)
+        kept = [ts for ts in self.moments() if ts >= max(self.oldest_ts, self.held_ts or 0)]
+        self.held_ts = data.draw(st.sampled_from(kept)) if hold and kept else None
         for each in self.world.ids:
-            Watermarks(self.world.storage.open(), self.world.clock).release(each, "job")
+            if self.held_ts is not None:
+                watermarks.hold(each, "job", self.held_ts)
+            else:
+                watermarks.release(each, "job")
 
-    @rule(keep=st.booleans())
-    def crash(self, keep: bool) -> None:
+    @rule(what=st.sampled_from(["nothing", "nothing", "disk", "new index"]))
+    def crash(self, what: str) -> None:
+        """Memory is lost, or with it the disk, or what the index learnt since an earlier crash."""
         self.world.store.close(flush=False)
-        if keep:
-            shutil.rmtree(self.folder / "index", ignore_errors=True)
-            shutil.copytree(self.world.settings.data / "index", self.folder / "index")
+        index, kept = self.world.settings.data / "index", self.folder / "index"
+        if what == "disk":
+            shutil.rmtree(self.world.settings.data)
+        elif what == "new index" and kept.exists():
+            shutil.rmtree(index)
+            shutil.copytree(kept, index)
+        elif not kept.exists():
+            shutil.copytree(index, kept)
         self.world.crash()
-
-    @precondition(lambda self: (self.folder / "index").exists())
-    @rule()
-    def crash_and_lose_the_newest_of_the_index(self) -> None:
-        self.world.store.close(flush=False)
-        shutil.rmtree(self.world.settings.data / "index")
-        shutil.copytree(self.folder / "index", self.world.settings.data / "index")
-        self.world.crash()
-
-    @rule()
-    def lose_the_disk(self) -> None:
-        self.world.lose_disk()
+        if what == "disk":
+            self.world.resolve()
 
     @precondition(lambda self: len(self.world.schemas.all) < 3)
     @rule()
@@ -236,8 +237,8 @@ class ChangesAgainstVersions(RuleBasedStateMachine):
             return
         try:
             self.world.tick()
-            to_ts, mix = self.world.resolve(), random.Random(1)
-            for mode in MODES:
+            to_ts, mix = self.world.resolve(), random.Random(self.world.ts)
+            for mode in ("all", mix.choice(sorted(MODES))):
                 Agreement(self.world).of_changes(max(START, self.oldest_ts), to_ts, mode, mix)
             Agreement(self.world).of_snapshot(to_ts)
         finally:
