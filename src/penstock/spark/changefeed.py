@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["ChangeFeedInput", "ChangeFeedRead", "ChangeFeedReader", "feed_parts", "read_feed"]
 
 _PART_ROWS_MIN = 64 * 1024  # below it a task costs more than it saves
+_SHARES = 2  # for each task that runs at once, so that a long one keeps the others waiting less
 _NO_START = (
     "no start is given for the changes; give startingVersion or startingTimestamp:"
     " 0 begins with the rows that the table has at the end"
@@ -210,7 +211,7 @@ def _part_rows(
     ]
     rows, nbytes = sum(info.rows for info in infos), sum(info.size_bytes for info in infos)
     largest = max(1, part_bytes * rows // nbytes) if nbytes else _PART_ROWS_MIN
-    return min(largest, max(_PART_ROWS_MIN, -(-rows // parallelism)))
+    return min(largest, max(_PART_ROWS_MIN, -(-rows // (_SHARES * parallelism))))
 
 
 def _within(part: "ChangesPartition", low: bytes, high: bytes) -> "ChangesPartition | None":

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["SnapshotRead", "SnapshotReader"]
 
 _PART_BYTES_MIN = 4 * 1024 * 1024  # below it a task costs more than it saves
+_SHARES = 2  # for each task that runs at once, so that a long one keeps the others waiting less
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class SnapshotReader(DataSourceReader):
         whole = sum(
             info.size_bytes for each in states for info in each.visible("data", min(ts, each.flushed_ts))
         )
-        share = max(_PART_BYTES_MIN, -(-whole // self._parallelism))
+        share = max(_PART_BYTES_MIN, -(-whole // (_SHARES * self._parallelism)))
         return min(self._options.partition_bytes, share)
 
 

@@ -22,6 +22,7 @@ from penstock.eventstore.flightreader import FlightReader
 from penstock.eventstore.owners import find_owners
 from penstock.eventstore.partition import StorageRef, TableView
 from penstock.kv.clusterref import ClusterRef
+from penstock.settings import Settings
 from penstock.spark.options import SourceOptions
 
 __all__ = ["naming", "newest_ts", "open_table", "planned", "require_readable", "require_storage"]
@@ -135,7 +136,9 @@ def _owners(options: SourceOptions) -> Mapping[int, FlightReader]:
         client = ClusterRef.of(options.settings).client()
         return find_owners(client, tls=options.flight_tls, token=token)
     except Unavailable as error:
-        _log.warning("objects only are read", extra={"table": options.table, "reason": str(error)})
+        # where nobody named a cluster there need be none
+        level = logging.INFO if options.settings.pd_addrs == Settings().pd_addrs else logging.WARNING
+        _log.log(level, "table %s is read as far as its objects go: %s", options.table, error)
         return {}
 
 

@@ -1,0 +1,163 @@
+"""Reading with Spark, against Spark's own Parquet reader: `python bench/spark.py [changes]`.
+
+One run measures, on one session: how long the first query takes; snapshots and change feeds through the data
+source against `spark.read.parquet` over the same columns of the same objects, both read to the last value of
+every row (format `noop`); and loading a table from the key-value store, by its number of regions.
+"""
+
+import argparse
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from changes import DELETED, MIXED, START, Written, a_table, seconds, show, write_deleted, write_mixed
+from penstock import eventloop
+from penstock.eventstore import paths
+from penstock.eventstore.namemarks import NameMarks
+from penstock.eventstore.partition import StorageRef
+from penstock.eventstore.paths import Side
+from penstock.kv.clusterref import ClusterRef
+from penstock.settings import Settings, SparkSettings
+from penstock.spark.loading import load_snapshot
+from penstock.spark.session import build_session
+from penstock.tables import Catalog
+from penstock.tables.arrow import arrow_schema
+from penstock.tables.keys import record_key
+from penstock.testing.store import Admin, StoreProcess
+
+INSERT_ROWS = 2_000  # in one transaction
+ORDERS = [
+    ("id", "bigint primary key"),
+    ("customer", "bigint"),
+    ("state", "varchar(10)"),
+    ("note", "varchar(80)"),
+]
+
+
+def named(storage: StorageRef, table_id: int, name: str, scratch: Path) -> Written:
+    """A table in the making that can be found by its name."""
+    NameMarks(storage.open()).mark([("bench", name)], table_id)
+    version = a_table(table_id)
+    version = replace(version, database="bench", table=replace(version.table, name=name))
+    return Written(storage, version, scratch)
+
+
+def consumed(frame: DataFrame) -> int:
+    """Read a frame to its end, without doing anything with it."""
+    frame.write.format("noop").mode("overwrite").save()
+    return 0
+
+
+def plain(spark: SparkSession, folder: Path, table: Written, side: Side, columns: list[str]) -> DataFrame:
+    """The objects of one side as Parquet files."""
+    root = paths.table_root(table.schema.table.id)
+    files = [
+        str(folder / "objects" / paths.object_path(root, side, each.id))
+        for each in table.objects
+        if each.side == side
+    ]
+    return spark.read.parquet(*files).select(*columns)
+
+
+def load(spark: SparkSession, storage: StorageRef, table: str, **options: Any) -> DataFrame:
+    given = {"table": f"bench.{table}", "storage": storage.url, **options}
+    return spark.read.format("penstock").options(**given).load()
+
+
+def compare(what: str, ours: DataFrame, theirs: list[DataFrame], rows: int) -> None:
+    """The speed of a read against that of other reads that have the same rows."""
+    best_s, plain_s = (
+        sum(seconds(lambda f=frame: consumed(f))[0] for frame in frames) for frames in ([ours], theirs)
+    )
+    detail = f"{rows / best_s:12,.0f} rows/s against {rows / plain_s:12,.0f}"
+    show(what, plain_s / best_s, ">= 0.60", detail)
+
+
+def measure_reads(spark: SparkSession, folder: Path, changes: int) -> None:
+    storage = StorageRef(f"file://{folder}/objects")
+    deleted = named(storage, DELETED, "deleted", folder)
+    mixed = named(storage, MIXED, "mixed", folder)
+    deleted.commit(write_deleted(deleted, changes))
+    mixed.commit(write_mixed(mixed, changes))
+    columns = arrow_schema(deleted.schema.table).names
+
+    started = time.perf_counter()
+    rows = load(spark, storage, "deleted", columns="id").count()
+    print(f"first query, a count of one column: {time.perf_counter() - started:.1f} s")
+
+    told = sum(each.rows for each in mixed.objects)
+    for chosen in (columns, columns[:3]):
+        wide = f"{len(chosen)} columns"
+        data = plain(spark, folder, deleted, "data", chosen)
+        snapshot = load(spark, storage, "deleted", columns=",".join(chosen))
+        compare(f"snapshot with a tenth deleted, {wide} / Parquet", snapshot, [data], rows)
+        times = ["_commit_ts", "_start_ts", "_update"]
+        sides = [
+            plain(spark, folder, mixed, "data", [*chosen, *times]),
+            plain(
+                spark, folder, mixed, "tombstone", ["id", *times, *(f"_old.{each}" for each in chosen[1:])]
+            ),
+        ]
+        feed = load(
+            spark,
+            storage,
+            "mixed",
+            readChangeFeed="true",
+            startingVersion=START,
+            columns=",".join(chosen),
+        )
+        compare(f"change feed, {wide} / Parquet of both sides", feed, sides, told)
+
+
+def measure_loads(spark: SparkSession, folder: Path, rows: int) -> None:
+    """A table of the embedded store, divided into more and more regions."""
+    with StoreProcess.start(folder / "store", stores=1) as store:
+        base = Settings(pd_addrs=(store.pd_addr,))
+        cluster = ClusterRef.of(base)
+        catalog = Catalog(cluster.client())
+        catalog.create_database("bench")
+        given = [
+            {"id": each, "customer": each % 10_007, "state": "paid", "note": "n" * 60} for each in range(rows)
+        ]
+        for regions in (1, 2, 4, 8):
+            name = f"bench.orders{regions}"
+            table_id = catalog.create_table(name, ORDERS).id
+            for first in range(0, rows, INSERT_ROWS):
+                catalog.table(name).insert(given[first : first + INSERT_ROWS])
+            eventloop.run(_split(store.pd_addr, table_id, rows, regions))
+            tree = {"capture": {"storage": f"file://{folder}/loaded{regions}", "data": str(folder / "c")}}
+            settings = base.model_copy(update={"capture": Settings.model_validate(tree).capture})
+            took, loaded = seconds(lambda n=name, s=settings: load_snapshot(spark, s, n).rows, times=1)
+            print(f"load from the key-value store, {regions} region(s): {loaded / took:12,.0f} rows/s")
+        cluster.close()
+
+
+async def _split(pd_addr: str, table_id: int, rows: int, regions: int) -> None:
+    admin = Admin(pd_addr)
+    cuts = [record_key(table_id, rows * each // regions) for each in range(1, regions)]
+    if cuts:
+        await admin.split(cuts)
+    await admin.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("changes", nargs="?", type=int, default=2_000_000)
+    parser.add_argument("--master", default="local[2]")
+    chosen = parser.parse_args()
+    started = time.perf_counter()
+    spark = build_session(Settings(spark=SparkSettings(master=chosen.master, driver_memory="2g")))
+    print(f"start of the session: {time.perf_counter() - started:.1f} s")
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+        folder = Path(name)
+        measure_reads(spark, folder, chosen.changes)
+        measure_loads(spark, folder, min(100_000, chosen.changes // 10))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
