@@ -142,7 +142,7 @@ COMMITS = st.lists(  # at one commit-ts: the rows that each transaction touches,
     max_size=6,
 )
 AFTER = st.sampled_from(
-    ["", "", "lost answer", "index behind", "index unmarked", "crash", "index lost", "given up"]
+    ["", "lost answer", "index behind", "index unmarked", "crash", "index lost", "given up", "merge", "merge"]
 )
 
 
