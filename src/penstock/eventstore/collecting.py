@@ -195,16 +195,16 @@ class Collector:
         listed = [each for folder in folders for each in self.storage.listed(folder)]
         old = [each.path for each in listed if each.modified_ms <= before_ms]
         named = self._being_loaded(root)
-        # The state is newer than all that: what was committed meanwhile is named by it.
+        # The state is newer than all that: what was committed meanwhile is named by it, if it is still ours.
         with table.flushing:
             state = self._settled(table)
+            table.ownership.confirm()
         named.update(state.objects, (each.id for each in state.archives))
         unnamed = [path for path in old if paths.object_id(path) not in named]
         if not unnamed:
             return 0
         for archive in state.archives:
             named.update(each.id for each in self._archived(root, archive))
-        table.ownership.confirm()  # else these may be what a newer owner has committed
         return self._delete("orphan", [path for path in unnamed if paths.object_id(path) not in named])
 
     def _being_loaded(self, root: str) -> set[str]:

@@ -14,7 +14,7 @@ from penstock.eventstore.storage import Storage
 
 
 class Ownership:
-    """The right to write one table's manifest. Use `settle` and `commit` from one thread at a time.
+    """The right to write one table's manifest. Use its methods from one thread at a time, `state` from any.
 
     After a commit whose outcome is unknown the log is opened again with a higher epoch: an entry that is
     still on its way then meets a taken number. So there is one path for a crash, a lost answer and a

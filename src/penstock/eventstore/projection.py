@@ -36,7 +36,7 @@ class Projection:
         self.schema = pa.schema(
             [system.field(name) if name in RESERVED else arrow_field(after[name]) for name in names]
         )
-        self.reads = tuple(each.name for each in self._sources if isinstance(each, _Stored))
+        self.reads = tuple(dict.fromkeys(each.name for each in self._sources if isinstance(each, _Stored)))
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The columns of the new version; nothing is copied where nothing changed.

@@ -264,7 +264,7 @@ def _cut(storage: Storage, table_id: int, piece: Piece, limit: int) -> list[Piec
     for number, size in enumerate(sizes):
         rows += size
         if rows + (sizes[number + 1] if number + 1 < len(sizes) else rows_max) > rows_max:
-            nbytes = piece.size_bytes * rows // piece.rows
+            nbytes = -(-piece.size_bytes * rows // piece.rows)
             made.append(replace(piece, rows=rows, size_bytes=nbytes, first=first, end=number + 1))
             first, rows = number + 1, 0
     return made

@@ -88,6 +88,15 @@ def test_rows_that_are_not_flushed_are_put_on_top(made: HandMade) -> None:
     assert names_at(made.view(), made.ts) == {1: "old", 2: "new", 3: "again", 4: "newer", 5: "old"}
 
 
+def test_a_column_may_be_asked_for_twice(made: HandMade) -> None:
+    made.commit(some(range(2)))
+    made.flush()
+    made.commit(some([2]))
+    batches = list(read_snapshot(made.view(), made.ts, columns=["name", "id", "name"]))
+    assert sorted(number for batch in batches for number in batch.column(1).to_pylist()) == [0, 1, 2]
+    assert {name for batch in batches for name in batch.column(2).to_pylist()} == {"x"}
+
+
 def test_a_schema_change_above_the_flushed_ts_shows_in_all_rows(made: HandMade) -> None:
     made.commit(some([1, 2]))
     made.flush()
