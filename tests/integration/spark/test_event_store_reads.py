@@ -1,6 +1,7 @@
 """Snapshots and changes of the event store through the data source, held against the model and the handle."""
 
 import random  # noqa: TID251 - seeded, so that every run is the same
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -260,6 +261,25 @@ def test_a_view_of_changes_is_read_with_sql(configured: SparkSession, world: Ser
 def test_a_view_needs_a_name(configured: SparkSession):
     with pytest.raises(Invalid, match="no name for a view"):
         changes_view(configured, "shop.items", 2, name="my view")
+
+
+def test_the_examples_of_the_documentation_run(spark: SparkSession, tmp_path: Path):
+    second = 1000 << 18
+    with ServedWorld(tmp_path, item_table()) as made:
+        for number in (1, 2, 3):
+            made.tick(second)
+            made.commit(item("integer", number, "a"), item("integer", 9, f"{number}"), at=made.ts)
+        made.flush()
+        session = spark.newSession()
+        session.conf.set("spark.penstock.storage", made.storage.url)
+        session.conf.set("spark.penstock.flightAddr", made.flight.addr)
+        text = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
+        known: dict[str, Any] = {"spark": session}
+        for example in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+            exec(example, known)
+        assert ids(known["before"]) == [1, 9]
+        assert known["changes"].count() == 5
+        assert session.table("item_history").count() == 8
 
 
 FUTURE = (1 << 62) - 1
