@@ -1,7 +1,8 @@
 """Which table is looked after next, and how. A pure decision: no clock, no thread."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 _RETRY_FIRST_S = 1.0
@@ -27,15 +28,19 @@ class Care:
     collected_at: float
     swept_at: float
     merged_seq: int = 0
-    retry_at: float = 0.0
-    failures: int = 0
+    retry_at: dict[Duty, float] = field(default_factory=dict)
+    failures: Counter[Duty] = field(default_factory=Counter)
 
-    def failed(self, now: float) -> float:
-        """Leave the table alone for a while; return for how long."""
-        pause = min(_RETRY_MAX_S, _RETRY_FIRST_S * 2.0 ** min(self.failures, 20))
-        self.failures += 1
-        self.retry_at = now + pause
+    def failed(self, duty: Duty, now: float) -> float:
+        """Leave a duty alone for a while, and not the others; return for how long."""
+        pause = min(_RETRY_MAX_S, _RETRY_FIRST_S * 2.0 ** min(self.failures[duty], 20))
+        self.failures[duty] += 1
+        self.retry_at[duty] = now + pause
         return pause
+
+    def succeeded(self, duty: Duty) -> None:
+        """The next failure is the first one again."""
+        del self.failures[duty]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +61,8 @@ class DutyPolicy:
         due = [
             (at, table_id, duty)
             for table_id, (care, seq) in tables.items()
-            if care.retry_at <= now
             for at, duty in self._times(care, seq)
-            if at <= now
+            if max(at, care.retry_at.get(duty, at)) <= now
         ]
         return min(due)[1:] if due else None
 

@@ -31,8 +31,8 @@ class _Stopped(Exception):
 class Upkeep:
     """Does what is due, on threads of its own. Thread-safe.
 
-    A failure delays a table, nothing else: it is logged, counted and tried again later. A table that has a
-    newer owner is told to `fenced`.
+    A failure delays one duty of a table, nothing else: it is logged, counted and tried again later. A table
+    that has a newer owner is told to `fenced`.
     """
 
     def __init__(
@@ -212,11 +212,11 @@ class Upkeep:
             _log.exception("upkeep failed unexpectedly", extra={"table_id": table_id, "duty": duty})
             self._failed(table_id, care, duty, "failed", error)
             return
-        care.failures = 0
+        care.succeeded(duty)
 
     def _failed(self, table_id: int, care: Care, duty: Duty, reason: str, error: Exception) -> None:
         metrics.EVENTSTORE_UPKEEP_FAILURES_TOTAL.labels(duty, reason).inc()
-        pause_s = care.failed(self._clock.monotonic())
+        pause_s = care.failed(duty, self._clock.monotonic())
         _log.warning(
             "upkeep failed; it will be tried again",
             extra={"table_id": table_id, "duty": duty, "reason": str(error), "pause_s": pause_s},

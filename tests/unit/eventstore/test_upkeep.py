@@ -29,7 +29,7 @@ POLICY = DutyPolicy(merge=True, merge_interval_s=10, collect_interval_s=100, swe
         ({1: (Care(0, 0, 0, merged_seq=5), 5)}, None),
         ({1: (Care(0, -90, 0, merged_seq=5), 5)}, (1, Duty.COLLECT)),
         ({1: (Care(0, 0, -990, merged_seq=5), 5)}, (1, Duty.SWEEP)),
-        ({1: (Care(0, 0, 0, retry_at=11), 5)}, None),
+        ({1: (Care(0, 0, 0, retry_at={Duty.MERGE: 11}), 5)}, None),
         ({1: (Care(1, 0, 0), 5)}, None),
         ({1: (Care(0, -92, 0), 5), 2: (Care(-1, 0, 0), 5)}, (1, Duty.COLLECT)),  # due the longest
         ({1: (Care(0, 0, 0), 5), 2: (Care(-1, 0, 0), 5)}, (2, Duty.MERGE)),
@@ -55,11 +55,21 @@ def test_a_new_table_is_swept_soon_after_its_first_collection() -> None:
     assert POLICY.choose({1: (care, 5)}, now=206) is None
 
 
-def test_a_table_that_fails_is_left_alone_for_longer_and_longer() -> None:
+def test_a_duty_that_fails_is_left_alone_for_longer_and_longer() -> None:
     care = Care(0, 0, 0)
-    assert [care.failed(7) for _ in range(4)] == [1, 2, 4, 8]
-    assert care.retry_at == 15
-    assert [care.failed(0) for _ in range(10)][-1] == 300
+    assert [care.failed(Duty.MERGE, 7) for _ in range(4)] == [1, 2, 4, 8]
+    assert care.retry_at == {Duty.MERGE: 15}
+    assert [care.failed(Duty.MERGE, 0) for _ in range(10)][-1] == 300
+    care.succeeded(Duty.MERGE)
+    assert care.failed(Duty.MERGE, 0) == 1
+
+
+def test_a_duty_that_fails_for_ever_keeps_no_other_from_being_done() -> None:
+    care = Care(0, -990, 0)
+    for now in (10, 400, 1000):
+        assert POLICY.choose({1: (care, 5)}, now) == (1, Duty.COLLECT)
+        care.failed(Duty.COLLECT, now)
+        assert POLICY.choose({1: (care, 5)}, now) == (1, Duty.MERGE)
 
 
 @pytest.fixture
