@@ -27,6 +27,8 @@ def ship(spark: "SparkSession") -> None:
     shipped.mkdir(exist_ok=True)
     path = build_archive(shipped)
     spark.sparkContext.addPyFile(str(path))
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(root)  # processes that plan streams are told of this folder, not of archives
     # Spark puts the file on the driver's path too; the driver goes on with the package it was started with
     here = str(root / path.name)
     sys.path[:] = [each for each in sys.path if each != here]

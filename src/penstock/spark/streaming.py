@@ -31,11 +31,13 @@ if TYPE_CHECKING:
     from penstock.changes import ChangesPartition
     from penstock.changes.admission import Limit
     from penstock.eventstore.partition import PartitionState, TableView
+    from penstock.eventstore.schemaversion import SchemaVersion
     from penstock.spark.changerows import ChangeRows
     from penstock.spark.consumerhold import ConsumerHold
     from penstock.spark.options import SourceOptions
     from penstock.spark.reads import TableRead
     from penstock.spark.streamschema import Declared
+    from penstock.tables.schema import TableInfo
 
 __all__ = ["ChangeStreamReader", "Offset", "RefusedStreamReader", "open_stream"]
 
@@ -169,7 +171,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return begin
         self._keep(view, ts)
         states = open_range(view, 0, ts)
-        low, high = self._bounds(states, ts)
+        low, high = self._bounds(view, ts)
         cut = admitted_handle(states, ts, max(low, begin.handle), limit)
         return Offset(ts) if cut is None or (high and cut >= high) else Offset(ts, cut)
 
@@ -201,7 +203,6 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offset(end_ts) if is_late else begin
 
     def _planned(self, begin: Offset, stop: Offset) -> list[InputPartition]:
-        from penstock.eventstore.partition import TableView
         from penstock.spark.changefeed import feed_parts
         from penstock.spark.tablerows import open_table, planned
 
@@ -210,9 +211,8 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows = self._rows(view, stop.ts)
         from_ts = 0 if begin.in_snapshot else begin.ts
 
-        def plan(view: TableView) -> "list[ChangesPartition]":
-            states = [partition.state(from_ts=stop.ts) for partition in view.partitions]
-            low, high = self._bounds(states, stop.ts)
+        def plan(view: "TableView") -> "list[ChangesPartition]":
+            low, high = self._bounds(view, stop.ts)
             ends = [each for each in (high, stop.handle) if each]
             return feed_parts(
                 view,
@@ -234,18 +234,17 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         if self._declared is not None:
             return ChangeRows(self._declared.table, self._options.columns)
-        table = view.partitions[0].state(from_ts=ts).schema_at(ts).table
-        rows = ChangeRows(table, self._options.columns or tuple(self._schema.names))
+        rows = ChangeRows(_table_at(view, ts), self._options.columns or tuple(self._schema.names))
         require_columns(self._schema, rows.schema, table=self._options.table)
         return rows
 
-    def _bounds(self, states: "Sequence[PartitionState]", ts: int) -> tuple[bytes, bytes]:
+    def _bounds(self, view: "TableView", ts: int) -> tuple[bytes, bytes]:
         from penstock.spark.handlerange import handle_bounds
 
         options = self._options
         if options.range_from is None and options.range_to is None:
             return b"", b""
-        return handle_bounds(states[0].schema_at(ts).table, options.range_from, options.range_to)
+        return handle_bounds(_table_at(view, ts), options.range_from, options.range_to)
 
     def _limit(self, limit: ReadLimit) -> "Limit":
         from penstock.changes.admission import Limit
@@ -325,7 +324,11 @@ def _readable_ts(view: "TableView") -> int:
     return min(partition.state().readable_ts for partition in view.partitions)
 
 
-def _versions(states: "Sequence[PartitionState]", from_ts: int, to_ts: int) -> list[Any]:
+def _table_at(view: "TableView", ts: int) -> "TableInfo":
+    return view.partitions[0].state(from_ts=ts).schema_at(ts).table
+
+
+def _versions(states: "Sequence[PartitionState]", from_ts: int, to_ts: int) -> "list[SchemaVersion]":
     from penstock.changes.collecting import schema_parts
 
     return [schema for _, _, schema in schema_parts(states, from_ts, to_ts)]

@@ -1,0 +1,114 @@
+"""The decisions of a stream that need no Spark: offsets, changes of schema, holds, cuts of a snapshot."""
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from penstock.changes.admission import Limit
+from penstock.changes.snapshotcut import Group, cut_groups
+from penstock.errors import Invalid, Unavailable
+from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.storage import open_storage
+from penstock.eventstore.watermarks import Watermarks
+from penstock.spark.consumerhold import TTL_S, ConsumerHold
+from penstock.spark.streaming import Offset, RefusedStreamReader
+from penstock.spark.streamschema import Declared
+from penstock.tables.alter import add_column
+from penstock.testing.itemtables import item_table
+from penstock.testing.manual_clock import ManualClock
+
+TABLE = item_table()
+WIDER = add_column(TABLE, "extra", "varchar(20)")
+
+
+def version(since_ts: int, table: Any) -> SchemaVersion:
+    return SchemaVersion(since_ts, since_ts, table, "shop")
+
+
+@pytest.mark.parametrize("offset", [Offset(0), Offset(77), Offset(77, b"\x01\xff")])
+def test_an_offset_is_read_back_from_a_checkpoint(offset: Offset) -> None:
+    assert Offset.read(offset.as_json()) == offset
+
+
+def test_what_follows_an_offset_is_of_a_snapshot_until_that_is_complete() -> None:
+    assert [each.in_snapshot for each in (Offset(0), Offset(77, b"\x01"), Offset(77))] == [True, True, False]
+
+
+@pytest.mark.parametrize("tree", [{}, {"ts": "x"}, {"ts": 1, "handle": "z"}, {"ts": None}])
+def test_an_offset_of_another_source_is_refused(tree: dict[str, Any]) -> None:
+    with pytest.raises(Invalid, match="none of this source's; start with a new checkpoint"):
+        Offset.read(tree)
+
+
+def test_a_stream_that_cannot_be_says_why_when_it_is_asked() -> None:
+    refused = RefusedStreamReader(Invalid("no table is named"))
+    for ask in (refused.initialOffset, lambda: refused.partitions({}, {})):
+        with pytest.raises(Invalid, match="no table is named"):
+            ask()
+
+
+def test_a_later_version_with_other_columns_stops_a_stream() -> None:
+    declared = Declared(TABLE, 10)
+    changed = version(20, WIDER)
+    assert declared.first_change([version(1, TABLE), version(15, TABLE), changed]) is changed
+    assert "columns of shop.items change at version 20 (extra is new)" in str(declared.stopped_by(changed))
+
+
+def test_versions_from_before_the_stream_was_declared_do_not_stop_it() -> None:
+    assert Declared(WIDER, 30).first_change([version(1, TABLE), version(20, WIDER)]) is None
+
+
+def test_only_wanted_columns_stop_a_stream() -> None:
+    assert Declared(TABLE, 10, ("ID",)).first_change([version(20, WIDER)]) is None
+    columns = [
+        replace(each, type=WIDER.column("extra").type) if each.name == "id" else each
+        for each in TABLE.columns
+    ]
+    other = version(20, replace(TABLE, columns=tuple(columns)))
+    declared = Declared(TABLE, 10, ("id",))
+    assert declared.first_change([other]) is other
+    assert "(id is another)" in str(declared.stopped_by(other))
+    assert "(extra is gone)" in str(Declared(WIDER, 10).stopped_by(version(20, TABLE)))
+
+
+def test_history_is_held_at_once_then_once_a_minute_and_expires() -> None:
+    clock, storage = ManualClock(wall_ms=1000), open_storage("memory:///holds", {})
+    hold, watermarks = ConsumerHold(storage, "stream-a", clock), Watermarks(storage, clock)
+    hold.keep([7], 0)
+    assert watermarks.lowest(7) is None
+    hold.keep([7, 8], 100)
+    hold.keep([7, 8], 200)
+    assert (watermarks.lowest(7), watermarks.lowest(8)) == (100, 100)
+    clock.advance(61)
+    hold.keep([7, 8], 300)
+    assert watermarks.lowest(7) == 300
+    clock.advance(TTL_S + 1)
+    assert watermarks.lowest(7) is None
+
+
+def test_storage_that_cannot_be_written_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    clock, storage = ManualClock(), open_storage("memory:///read-only", {})
+
+    def refuse(*_: object) -> None:
+        raise Unavailable("storage is read-only")
+
+    storage.write = refuse
+    hold = ConsumerHold(storage, "stream-a", clock)
+    with caplog.at_level(logging.WARNING):
+        hold.keep([7], 100)
+        clock.advance(100)
+        hold.keep([7], 200)
+    assert [each.message for each in caplog.records] == [
+        "history is not held for the stream: a restart finds it as long as captures keep it"
+    ]
+
+
+def test_a_snapshot_is_cut_where_the_next_rows_would_be_too_many() -> None:
+    groups = [Group(b"c", 5, 50.0), Group(b"a", 5, 50.0), Group(b"b", 5, 50.0)]
+    assert cut_groups(groups, Limit(rows=10)) == b"c"
+    assert cut_groups(groups, Limit(rows=1)) == b"b", "the lowest rows come in any case"
+    assert cut_groups(groups, Limit(nbytes=120)) == b"c"
+    assert cut_groups(groups, Limit(rows=15)) is None
+    assert cut_groups([Group(b"a", 5, 50.0), Group(b"a", 5, 50.0)], Limit(rows=1)) is None
