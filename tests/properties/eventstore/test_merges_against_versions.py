@@ -148,13 +148,15 @@ class Merging:
     kind=st.sampled_from(sorted(TABLES)),
     large=st.sampled_from([600, 1 << 20]),
     target=st.sampled_from([1, 1 << 20]),
+    targets=st.sampled_from([0, 2, 256]),
 )
 def test_nothing_that_is_read_changes(
-    history: list[tuple[str, Any]], kind: str, large: int, target: int
+    history: list[tuple[str, Any]], kind: str, large: int, target: int, targets: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patched, tempfile.TemporaryDirectory() as folder:
         patched.setattr(objects, "ROW_GROUP_ROWS", 3)
         patched.setattr(objects, "TOMBSTONE_GROUP_ROWS", 2)
+        patched.setattr(objects, "TARGETS_MAX", targets)
         url = f"memory:///merges-{next(WORLDS)}"
         upkeep = {"history_ttl_s": 0, "merge_target_bytes": 1024}
         with TableWorld(
