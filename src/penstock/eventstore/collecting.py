@@ -136,9 +136,9 @@ class Collector:
             paths.object_id(each.path): each.modified_ms
             for each in self.storage.listed(paths.archive_folder(root))
         }
-        lowest_ts = Watermarks(self.storage, self.clock).lowest(table_id)
         with table.flushing:
             state = self._settled(table)
+            lowest_ts = Watermarks(self.storage, self.clock).lowest(table_id)  # not before a flush is over
             chosen = self.policy.unneeded(state.archives, lowest_ts, written_ms, self.clock.wall_ms())
             if not chosen:
                 return 0

@@ -119,6 +119,27 @@ def test_a_snapshot_planned_above_the_flushed_ts_is_planned_again_when_that_is_g
     assert world.snapshot(ts) == world.versions.at(ts)
 
 
+def test_a_watermark_that_is_set_while_collection_waits_for_a_flush_holds(
+    world: TableWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = world.ts + 1
+    watermarks = Watermarks(world.storage.open(), world.clock)
+    watermarks.hold(1, "first", begin)
+    merged(world)
+    world.store.collect(1)
+    watermarks.release(1, "first")
+    settle, calls = Ownership.settle, count()
+
+    def flushed(ownership: Ownership) -> ManifestState:
+        if next(calls) == 1:  # the first is for what is archived
+            watermarks.hold(1, "second", begin)
+        return settle(ownership)
+
+    monkeypatch.setattr(Ownership, "settle", flushed)
+    assert world.store.collect(1) == 0
+    check(world, begin)
+
+
 def test_a_watermark_that_expired_holds_nothing_and_goes_after_a_day(world: TableWorld) -> None:
     watermarks = Watermarks(world.storage.open(), world.clock)
     watermarks.hold(1, "crashed", 1, ttl_s=60)
