@@ -85,7 +85,8 @@ class ChangeFeedRead:
             view = open_table(self._options, at_ts=ts)
             if ts is None:
                 ts = newest_ts(view)
-            require_readable(view, ts)
+            else:
+                require_readable(view, ts)
             table = view.partitions[0].state(from_ts=ts).schema_at(ts).table
             return _Range(view, ts, table, ChangeRows(table, columns))
 

@@ -66,7 +66,8 @@ class SnapshotRead:
             view = open_table(self._options, at_ts=ts)
             if ts is None:
                 ts = newest_ts(view)
-            require_readable(view, ts)
+            else:
+                require_readable(view, ts)
             table = view.partitions[0].state(from_ts=ts).schema_at(ts).table
             names = columns or [column.name for column in table.stored_columns]
             return _Moment(view, ts, table, snapshot_schema(view, ts, names))

@@ -283,6 +283,13 @@ def test_the_examples_of_the_documentation_run(spark: SparkSession, tmp_path: Pa
 
 
 FUTURE = (1 << 62) - 1
+UNREACHABLE = {
+    "storage": "s3://bucket/events",
+    "storageOptions.endpoint": "http://127.0.0.1:1",
+    "storageOptions.allow_http": "true",
+    "storageOptions.access_key_id": "none",
+    "storageOptions.secret_access_key": "none",
+}
 
 
 @pytest.mark.parametrize(
@@ -290,6 +297,7 @@ FUTURE = (1 << 62) - 1
     [
         ({"table": "shop.itmes"}, Invalid, r"no table shop\.itmes on .*; there is shop\.items"),
         ({"storage": "file:///nowhere/at/all"}, Invalid, "no folder on .*; correct option storage"),
+        (UNREACHABLE, Unavailable, "cannot list .* at s3://bucket/events"),
         ({"columns": "id, nam"}, Invalid, "no column 'nam'; it has id, name, extra"),
         ({"rangeFrom": 1 << 70}, Invalid, "rangeFrom is no handle"),
         ({"versionAsOf": FUTURE}, Invalid, "can be read up to .*, which is in the future"),
