@@ -6,7 +6,6 @@ merged one row at a time, and the memory of a range a tenth as long.
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -56,6 +55,7 @@ MIXED, DELETED, SPLIT = 1, 2, (31, 32, 33)  # tables: of all kinds of objects, a
 START = 1 << 58
 CHUNK = 250_000  # changes of one flush
 TRANSACTION = 10  # rows
+FLUSH_TICKS = 4 * CHUNK // TRANSACTION  # from one flush to the next
 SLICE_ROWS = 16_384
 SAMPLE = 100_000  # rows merged one by one
 
@@ -177,7 +177,7 @@ def write_mixed(table: Written, changes: int) -> int:
             table.data("direct", ids, times, np.zeros(count, np.bool_), 0)
             first += count
             continue
-        begun, ts = ts, ts + 4 * CHUNK // TRANSACTION
+        begun, ts = ts, ts + FLUSH_TICKS
         before, first = _flush(table, rng, count, begun, first, before)
     return ts
 
@@ -345,18 +345,32 @@ def data_streams(view: TableView, to_ts: int) -> list[Stream]:
     ]
 
 
-def peak_mib(folder: Path, to_ts: int, *, coalesce: bool) -> tuple[float, int]:
-    """The memory that a process takes which collects changes from the beginning up to a timestamp."""
-    arguments = ["--child", str(folder), str(to_ts), str(int(coalesce))]
-    made = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, check=True)
-    answer = json.loads(made.stdout)
-    return answer["kib"] / 1024, answer["rows"]
+@dataclass(frozen=True)
+class Peak:
+    """What collecting a range took: of the process, and in Arrow's buffers (MiB)."""
+
+    process: float
+    arrow: float
+    rows: int
+
+    @classmethod
+    def of(cls, folder: Path, from_ts: int, to_ts: int, *, coalesce: bool) -> "Peak":
+        """Measured in a process of its own."""
+        arguments = ["--child", str(folder), str(from_ts), str(to_ts), str(int(coalesce))]
+        made = subprocess.run(
+            [sys.executable, __file__, *arguments], capture_output=True, text=True, check=True
+        )
+        return cls(**json.loads(made.stdout))
 
 
-def child(folder: str, to_ts: int, coalesce: int) -> None:
+def child(folder: str, from_ts: int, to_ts: int, coalesce: int) -> None:
     storage = StorageRef(f"file://{folder}/objects")
-    rows = collect(view_of(storage, (MIXED,)), START, to_ts, coalesce=bool(coalesce))
-    print(json.dumps({"kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, "rows": rows}))
+    rows = collect(view_of(storage, (MIXED,)), from_ts, to_ts, coalesce=bool(coalesce))
+    # The kernel's ru_maxrss would count what the parent had when it started this process.
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    process = int(status["VmHWM"].split()[0]) / 1024
+    arrow = pa.default_memory_pool().max_memory() / 2**20
+    print(json.dumps({"process": process, "arrow": arrow, "rows": rows}))
 
 
 def show(what: str, ratio: float, target: str, detail: str) -> None:
@@ -426,24 +440,25 @@ def measure_snapshot(folder: Path, storage: StorageRef, deleted: Written, ts: in
 
 
 def measure_memory(folder: Path, to_ts: int) -> None:
-    tenth = START + (to_ts - START) // 10
+    """The tenth begins where there is a large transaction, so that it has all kinds of objects, too."""
+    begin = min(START + 3 * FLUSH_TICKS, to_ts - 1)
+    tenth = begin, begin + max(1, (to_ts - START) // 10)
     for coalesce in (False, True):
-        (small, few), (large, many) = (peak_mib(folder, ts, coalesce=coalesce) for ts in (tenth, to_ts))
-        show(
-            "peak memory, whole range / a tenth" if not coalesce else "  coalesced",
-            large / small,
-            "<= 1.25",
-            f"{large:,.0f} MiB for {many:,} rows, {small:,.0f} MiB for {few:,}",
-        )
+        few, many = (Peak.of(folder, *each, coalesce=coalesce) for each in (tenth, (START, to_ts)))
+        name = "peak of Arrow's memory, range / a tenth of its time"
+        detail = f"{many.arrow:,.0f} MiB for {many.rows:,} rows, {few.arrow:,.0f} MiB for {few.rows:,}"
+        show("  coalesced" if coalesce else name, many.arrow / few.arrow, "<= 1.25", detail)
+        detail = f"{many.process:,.0f} MiB, {few.process:,.0f} MiB; what allocators keep is in it"
+        show("  of the whole process", many.process / few.process, "<= 1.25", detail)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("changes", nargs="?", type=int, default=5_000_000)
-    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.child:
-        child(chosen.child[0], int(chosen.child[1]), int(chosen.child[2]))
+        child(chosen.child[0], *map(int, chosen.child[1:]))
         return
     changes: int = chosen.changes
     in_memory = changes // 20
