@@ -15,6 +15,7 @@ from penstock.errors import Invalid
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_STREAMS = "streaming_job"  # the folder of files that processes which plan streams have; they know no archive
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first moment that a zip file can name: equal sources give equal archives
 
 
@@ -28,7 +29,7 @@ def ship(spark: "SparkSession") -> None:
     path = build_archive(shipped)
     spark.sparkContext.addPyFile(str(path))
     with zipfile.ZipFile(path) as archive:
-        archive.extractall(root)  # processes that plan streams are told of this folder, not of archives
+        archive.extractall(root / _STREAMS)
     # Spark puts the file on the driver's path too; the driver goes on with the package it was started with
     here = str(root / path.name)
     sys.path[:] = [each for each in sys.path if each != here]
