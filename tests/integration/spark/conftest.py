@@ -3,6 +3,7 @@
 Fixtures are of a module's scope, because a session on another master takes the place of the one before.
 """
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,13 @@ from penstock.testing.sparkcluster import SparkCluster
 def _no_session_is_left() -> Iterator[None]:
     yield
     stop_session()
+
+
+@pytest.fixture(autouse=True)
+def _tracebacks_are_shown_again() -> Iterator[None]:
+    """Code of workers, which end after an error, may have hidden them in the process of the tests."""
+    yield
+    os.environ.pop("SPARK_HIDE_TRACEBACK", None)
 
 
 @pytest.fixture(scope="module")
