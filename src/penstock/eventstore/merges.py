@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.clock import SYSTEM, Clock
-from penstock.errors import Corrupt
+from penstock.errors import Corrupt, Invalid
 from penstock.eventstore import paths
 from penstock.eventstore.deletions import Deletions
 from penstock.eventstore.manifest import ManifestState, ObjectInfo
@@ -134,6 +134,26 @@ def _kept(tombstones: tuple[ObjectInfo, ...], objects: set[str]) -> frozenset[st
         return frozenset(objects)
     named = {target for each in tombstones for target, _ in each.targets or ()}
     return frozenset(named & objects)
+
+
+def check_output(plan: MergePlan, output: MergeOutput, storage: Storage) -> None:
+    """Raise Invalid unless an output may stand for the rows of its plan: as many as live, where it says so.
+
+    For what others wrote: once a merge is committed, rows that it left out are gone from snapshots.
+    """
+    deleted = Deletions(storage, plan.table_id, plan.deleting, plan.ts)
+    live = sum(each.rows - len(deleted.of(each.id)) for each in sorted(plan.data, key=lambda each: each.id))
+    sides: list[Side] = ["data"] * len(output.data) + ["tombstone"] * len(output.tombstones)
+    described = all(
+        info.side == side
+        and (info.kind, info.create_ts, info.schema_version) == ("merged", plan.ts, plan.schema.version)
+        for info, side in zip(output.objects, sides, strict=True)
+    )
+    if not described or sum(each.rows for each in output.data) != live:
+        raise Invalid(
+            f"what was written for a merge of table {plan.table_id} does not have the rows of its inputs;"
+            " run the same version of Penstock everywhere, and merge again"
+        )
 
 
 def write_merge(

@@ -81,7 +81,7 @@ def _values(batch: pa.RecordBatch, source: _Stored | pa.Scalar, field: pa.Field)
         return pa.array(texts, pa.string(), size=len(array))
     try:
         return array if array.type == field.type else array.cast(field.type)
-    except pa.ArrowInvalid as error:
+    except pa.ArrowInvalid:  # whose words may show the value
         raise Corrupt(
             f"a value of column {field.name} is no {field.type}, as its column became; keep the object"
-        ) from error
+        ) from None

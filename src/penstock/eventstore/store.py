@@ -17,7 +17,7 @@ from penstock.eventstore.flushes import Flusher, Table
 from penstock.eventstore.flushing import FlushPolicy, TableLoad
 from penstock.eventstore.frames import Frame, FrameKind, decode_rows
 from penstock.eventstore.memory import MemoryBudget
-from penstock.eventstore.merges import MergeOutput, MergePlan
+from penstock.eventstore.merges import MergeOutput, MergePlan, check_output
 from penstock.eventstore.ownership import Ownership
 from penstock.eventstore.pkindex import PrimaryKeyIndex
 from penstock.eventstore.rows import commit_ends
@@ -229,8 +229,9 @@ class EventStore:
         """Commit a merge that was written elsewhere; False when an input is no longer part of the table.
 
         What was written for a merge that is not committed is deleted later. After Unavailable it may have
-        happened: ask again. Raises Fenced when the table has a newer owner.
+        happened: ask again. Raises Fenced when the table has a newer owner, Invalid when rows are missing.
         """
+        check_output(plan, output, self._storage)
         return self._upkeep.commit(self._owned(table_id), plan, output)
 
     def collect(self, table_id: int) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import Fenced, Unavailable
+from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventstore import merging
 from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.merges import MergeOutput, MergePlan, plan_merge, write_merge
@@ -123,6 +123,21 @@ def test_a_commit_at_the_timestamp_of_the_merge_is_in_it_once(world: TableWorld)
     assert plan.ts == same
     world.commit(item("integer", 7, "later"))
     world.flush()
+    assert world.store.commit_merge(1, plan, output)
+    check(world)
+
+
+def test_an_output_that_lacks_rows_or_is_for_another_time_is_refused(world: TableWorld) -> None:
+    put(world, 1, 2, 3)
+    world.flush()
+    world.commit(item("integer", 4, "new"), delete=[(2,)])
+    world.flush()
+    plan, output = written(world)
+    early = tuple(replace(each, create_ts=each.create_ts - 1) for each in output.data)
+    for wrong in (MergeOutput((), output.tombstones), MergeOutput(early, output.tombstones)):
+        with pytest.raises(Invalid, match="does not have the rows of its inputs"):
+            world.store.commit_merge(1, plan, wrong)
+    check(world)
     assert world.store.commit_merge(1, plan, output)
     check(world)
 
