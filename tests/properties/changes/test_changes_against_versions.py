@@ -46,16 +46,23 @@ class ChangesAgainstVersions(RuleBasedStateMachine):
         memory=st.sampled_from([1, 1 << 20]),
         large=st.sampled_from([700, 1 << 20]),
         sort=st.sampled_from([2000, 1 << 20]),
-        ttl_s=st.sampled_from([0, 1]),
+        ttl_s=st.sampled_from([0, 0, 1]),
+        hold=st.booleans(),
     )
     def begin(
-        self, kind: str, partitions: tuple[int, ...], memory: int, large: int, sort: int, ttl_s: int
+        self,
+        kind: str,
+        partitions: tuple[int, ...],
+        memory: int,
+        large: int,
+        sort: int,
+        ttl_s: int,
+        hold: bool,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-changes-"))
         self.kind = kind
         self.rowids = count(1000)
         self.merges: list[WrittenMerge] = []
-        self.held_ts: int | None = None
         self.world = TableWorld(
             self.folder,
             item_table(kind, partitions=partitions),
@@ -68,6 +75,7 @@ class ChangesAgainstVersions(RuleBasedStateMachine):
         )
         self.world.tick()
         self.world.resolve()
+        self.hold(START if hold else None)
 
     @rule(
         transactions=st.lists(st.tuples(numbers, st.booleans()), min_size=1, max_size=3),
@@ -149,8 +157,8 @@ class ChangesAgainstVersions(RuleBasedStateMachine):
         if then == "crash":
             self.world.crash()
 
-    @rule(chosen=numbers, then=st.sampled_from(["flush", "flush", "resolve"]))
-    def delete_while_all_is_merged(self, chosen: set[int], then: str) -> None:
+    @rule(chosen=numbers, then=st.sampled_from(["flush", "flush", "resolve"]), collect=st.booleans())
+    def delete_while_all_is_merged(self, chosen: set[int], then: str, collect: bool) -> None:
         """Rows end after a merge was written and before it is committed."""
         scratch = self.folder / "elsewhere"
         merges = [
@@ -161,9 +169,14 @@ class ChangesAgainstVersions(RuleBasedStateMachine):
         self.commit(chosen, True, 0)
         self.then(then)
         assert all(merge.commit(self.world) for merge in merges)
+        if collect:
+            self.upkeep_by("collect")
 
     @rule(what=st.sampled_from(["merge", "collect"]))
     def upkeep(self, what: str) -> None:
+        self.upkeep_by(what)
+
+    def upkeep_by(self, what: str) -> None:
         for each in self.world.ids:
             self.world.store.merge(each) if what == "merge" else self.world.store.collect(each)
         if self.held_ts is not None:
@@ -172,9 +185,12 @@ class ChangesAgainstVersions(RuleBasedStateMachine):
     @rule(data=st.data(), hold=st.booleans())
     def watermark(self, data: st.DataObject, hold: bool) -> None:
         """Somebody needs history from some moment on, or no longer."""
-        watermarks = Watermarks(self.world.storage.open(), self.world.clock)
         kept = [ts for ts in self.moments() if ts >= max(self.oldest_ts, self.held_ts or 0)]
-        self.held_ts = data.draw(st.sampled_from(kept)) if hold and kept else None
+        self.hold(data.draw(st.sampled_from(kept)) if hold and kept else None)
+
+    def hold(self, ts: int | None) -> None:
+        self.held_ts = ts
+        watermarks = Watermarks(self.world.storage.open(), self.world.clock)
         for each in self.world.ids:
             if self.held_ts is not None:
                 watermarks.hold(each, "job", self.held_ts)
