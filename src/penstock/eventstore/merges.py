@@ -143,11 +143,11 @@ def check_output(plan: MergePlan, output: MergeOutput, storage: Storage) -> None
     """
     deleted = Deletions(storage, plan.table_id, plan.deleting, plan.ts)
     live = sum(each.rows - len(deleted.of(each.id)) for each in sorted(plan.data, key=lambda each: each.id))
-    sides: list[Side] = ["data"] * len(output.data) + ["tombstone"] * len(output.tombstones)
+    expected = ("merged", plan.ts, plan.schema.version)
     described = all(
-        info.side == side
-        and (info.kind, info.create_ts, info.schema_version) == ("merged", plan.ts, plan.schema.version)
-        for info, side in zip(output.objects, sides, strict=True)
+        info.side == side and (info.kind, info.create_ts, info.schema_version) == expected
+        for side, objects in (("data", output.data), ("tombstone", output.tombstones))
+        for info in objects
     )
     if not described or sum(each.rows for each in output.data) != live:
         raise Invalid(
