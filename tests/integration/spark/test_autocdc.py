@@ -47,6 +47,7 @@ def test_the_example_is_a_valid_pipeline_that_lacks_nothing_but_a_target_with_me
             timeout=280,
             check=False,
         )
-    assert "Starting run" in done.stdout + done.stderr
-    assert "[AUTOCDC_TARGET_DOES_NOT_SUPPORT_MERGE]" in done.stderr
-    assert "orders_copy" in done.stderr
+    said = done.stdout + done.stderr
+    assert "Starting run" in said
+    assert "[AUTOCDC_TARGET_DOES_NOT_SUPPORT_MERGE]" in said
+    assert "`orders_copy` (format: parquet)" in said
