@@ -17,8 +17,6 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "autocdc"
 
 @pytest.mark.timeout(300)
 def test_the_example_is_a_valid_pipeline_that_lacks_nothing_but_a_target_with_merge(tmp_path: Path):
-    for needed in ("grpc_status", "google.rpc.error_details_pb2", "zstandard"):
-        pytest.importorskip(needed, reason="pipelines need the client of Spark Connect")
     project = tmp_path / "project"
     shutil.copytree(EXAMPLE, project)
     source = project / "transformations" / "orders.py"
