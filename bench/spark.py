@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from changes import DELETED, MIXED, START, Written, a_table, seconds, show, write_deleted, write_mixed
+from changes import DELETED, MIXED, START, Written, a_table, seconds, show, versus, write_deleted, write_mixed
 from penstock import eventloop
 from penstock.eventstore import paths
 from penstock.eventstore.namemarks import NameMarks
@@ -70,9 +70,7 @@ def load(spark: SparkSession, storage: StorageRef, table: str, **options: Any) -
 
 def compare(what: str, ours: DataFrame, theirs: list[DataFrame], rows: int) -> None:
     """The speed of a read against that of other reads that have the same rows."""
-    best_s, plain_s = (
-        sum(seconds(lambda f=frame: consumed(f))[0] for frame in frames) for frames in ([ours], theirs)
-    )
+    (best_s, _), (plain_s, _) = versus(lambda: consumed(ours), lambda: sum(map(consumed, theirs)), times=5)
     detail = f"{rows / best_s:12,.0f} rows/s against {rows / plain_s:12,.0f}"
     show(what, plain_s / best_s, ">= 0.60", detail)
 
@@ -131,7 +129,7 @@ def measure_loads(spark: SparkSession, folder: Path, rows: int) -> None:
             eventloop.run(_split(store.pd_addr, table_id, rows, regions))
             tree = {"capture": {"storage": f"file://{folder}/loaded{regions}", "data": str(folder / "c")}}
             settings = base.model_copy(update={"capture": Settings.model_validate(tree).capture})
-            took, loaded = seconds(lambda n=name, s=settings: load_snapshot(spark, s, n).rows, times=1)
+            took, loaded = seconds(lambda n=name, s=settings: load_snapshot(spark, s, n).rows)
             print(f"load from the key-value store, {regions} region(s): {loaded / took:12,.0f} rows/s")
         cluster.close()
 
@@ -146,7 +144,7 @@ async def _split(pd_addr: str, table_id: int, rows: int, regions: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("changes", nargs="?", type=int, default=2_000_000)
+    parser.add_argument("changes", nargs="?", type=int, default=4_000_000)
     parser.add_argument("--master", default="local[2]")
     chosen = parser.parse_args()
     started = time.perf_counter()
@@ -155,7 +153,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name)
         measure_reads(spark, folder, chosen.changes)
-        measure_loads(spark, folder, min(100_000, chosen.changes // 10))
+        measure_loads(spark, folder, min(100_000, chosen.changes))
     spark.stop()
 
 
