@@ -119,6 +119,7 @@ class Build:
             with self._writer(table_id, schema, "data", "direct") as data:
                 ended = self._through(data, schema, batches)
                 for group in bounded(ended, within_commit=True):
+                    data.end_group()  # else both sides would be in memory together
                     ids = find(pa.concat_arrays([each.column(HANDLE) for each in group]))
                     made.append(self._tombstones(table_id, schema, "direct", group, ids))
                 made.append(data.finish())

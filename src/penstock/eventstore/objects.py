@@ -89,7 +89,7 @@ class ObjectWriter:
         if self._side == "tombstone" and self._targets is not None:
             self._count_targets(self._targets, batch.column(OBJECT))
         if self._pending_rows >= self._group_rows or self._pending_bytes >= ROW_GROUP_BYTES:
-            self._write_pending()
+            self.end_group()
 
     def _count_targets(self, counted: "Counter[str]", objects: pa.Array) -> None:
         """Count the rows of each data object that are deleted, unless it comes to too many objects."""
@@ -98,7 +98,10 @@ class ObjectWriter:
         if len(counted) > TARGETS_MAX:
             self._targets = None
 
-    def _write_pending(self) -> None:
+    def end_group(self) -> None:
+        """End the row group in the making, so that its rows leave memory."""
+        if not self._pending:
+            return
         if self._writer is None:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             self._writer = pq.ParquetWriter(self._file, self._schema, compression="zstd")
@@ -110,8 +113,7 @@ class ObjectWriter:
         """Upload the object and describe it; None when it has no rows."""
         if self._times is None or self._keys is None:
             return None
-        if self._pending:
-            self._write_pending()
+        self.end_group()
         assert self._writer is not None
         self._writer.close()
         self._writer = None

@@ -42,8 +42,12 @@ def bounded(ordered: Iterable[pa.RecordBatch], *, within_commit: bool) -> Iterat
 
 
 def by_row_id(group: list[pa.RecordBatch], ids: RowIds) -> Iterator[pa.RecordBatch]:
-    """The tombstones of one object with their row ids, in the order of those, a row group at a time."""
+    """The tombstones of one object with their row ids, in the order of those, a row group at a time.
+
+    Empties the group: its rows would be in memory twice.
+    """
     (whole,) = pa.Table.from_batches(group).combine_chunks().to_batches()
+    group.clear()
     order = ids.order(whole.column(COMMIT_TS).to_numpy())
     columns = [whole.schema.get_field_index(name) for name in (OBJECT, OFFSET)]
     for start in range(0, len(order), TOMBSTONE_GROUP_ROWS):
