@@ -14,6 +14,7 @@ from penstock.eventstore.flight import FlightService
 from penstock.eventstore.flightaccess import FlightAccess
 from penstock.eventstore.leases import Lease, Leases
 from penstock.eventstore.loading import in_progress
+from penstock.eventstore.manifest import BEGUN
 from penstock.eventstore.partition import StorageRef
 from penstock.eventstore.reading import Reader
 from penstock.eventstore.safepoint import ServiceSafePoint
@@ -319,10 +320,14 @@ class Capture:
     async def _history_lost(self, table: CapturedTable, resolved_ts: int) -> bool:
         """Hold back collection for a table; give it up when changes after its `resolved_ts` are gone.
 
-        Deletions among them would never be known. A table captured for the first time has no such gap.
+        Deletions among them would never be known. A table captured for the first time has no such gap; its
+        history begins where the cluster's does.
         """
         await self._hold_back_gc()
         collected_ts = await self._safe_point.collected_ts()
+        if not resolved_ts and collected_ts:  # what is there now of earlier times is not all there was
+            begun = {"kind": BEGUN, "ts": collected_ts}
+            await asyncio.to_thread(self.store.state_fact, table.physical_id, begun)
         if not 0 < resolved_ts < collected_ts:
             return False
         await asyncio.to_thread(self._names.end, table)

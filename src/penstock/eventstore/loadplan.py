@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import Corrupt, Invalid
-from penstock.eventstore.manifest import ManifestState
+from penstock.eventstore.manifest import LOADED, ManifestState
 from penstock.eventstore.schemaversion import SchemaVersion
 
 FORMAT = 1
-LOAD_FACT = "load"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +28,11 @@ class LoadPlan:
 
     def as_fact(self) -> dict[str, Any]:
         """What the manifest says once the load is committed, so that a second driver sees that it is."""
-        return {"kind": LOAD_FACT, "id": self.id, "ts": self.ts}
+        return {"kind": LOADED, "id": self.id, "ts": self.ts}
 
     def committed_in(self, state: ManifestState) -> bool:
         """Whether a manifest has this load."""
-        return any(fact["kind"] == LOAD_FACT and fact["id"] == self.id for fact in state.facts)
+        return any(fact["kind"] == LOADED and fact["id"] == self.id for fact in state.facts)
 
 
 def check_fresh(name: str, state: ManifestState) -> None:

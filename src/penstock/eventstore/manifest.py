@@ -18,6 +18,9 @@ Kind = Literal["appendable", "direct", "merged"]
 Targets = tuple[tuple[str, int], ...]
 """Data objects, each with the number of its rows that are deleted, by id."""
 
+LOADED, BEGUN = "load", "begun"
+"""Kinds of facts: the table's history begins at their `ts`, with a loaded snapshot or where others' ended."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
@@ -153,14 +156,15 @@ class ManifestState:
         )
 
     def _archived(self, entry: Entry) -> dict[str, Any]:
-        """What an entry does to the archives."""
-        if entry.archive is None and not entry.collect:
+        """What an entry does to the archives, and to how far history goes back."""
+        begun = [int(fact["ts"]) for fact in entry.facts if fact.get("kind") in (LOADED, BEGUN)]
+        if entry.archive is None and not entry.collect and not begun:
             return {}
         known = {each.id: each for each in self.archives}
         if not known.keys() >= set(entry.collect):
             raise Corrupt(f"manifest entry {entry.seq} collects an archive that is not there")
         gone = [known.pop(each).upto_ts for each in entry.collect]
-        oldest_ts = max(self.oldest_ts, *gone) if gone else self.oldest_ts
+        oldest_ts = max([self.oldest_ts, *begun, *gone])
         if entry.archive is None:
             return {"archives": tuple(known.values()), "oldest_ts": oldest_ts}
         return {

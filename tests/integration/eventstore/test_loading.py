@@ -11,13 +11,13 @@ import pytest
 
 from penstock import eventloop
 from penstock.clock import SYSTEM, Clock
-from penstock.errors import Corrupt, Invalid
+from penstock.errors import Corrupt, Invalid, StaleRead
 from penstock.eventstore import manifestlog, paths
 from penstock.eventstore.capture import Capture
 from penstock.eventstore.loading import RangeTask, TableLoad, in_progress
 from penstock.eventstore.loadjob import find_loads, load_table
 from penstock.eventstore.loadplan import read_plan, write_plan
-from penstock.eventstore.partition import StorageRef
+from penstock.eventstore.partition import Partition, StorageRef
 from penstock.kv import Client
 from penstock.kv.clusterref import ClusterRef
 from penstock.settings import KvSettings, Settings
@@ -120,6 +120,12 @@ def test_a_loaded_table_is_the_snapshot_as_directly_written_objects(bench: Bench
     assert bench.storage.names(paths.load_folder(paths.table_root(bench.table_id))) == []
     with pytest.raises(Invalid, match=r"shop\.orders is captured already, up to \d+, and needs no load"):
         bench.load()
+    state = Partition(StorageRef(bench.settings.capture.storage), bench.table_id).state()
+    state.check_range(0, report.ts)
+    for from_ts, to_ts in ((0, report.ts - 1), (report.ts - 1, report.ts)):
+        with pytest.raises(StaleRead) as gone:
+            state.check_range(from_ts, to_ts)
+        assert gone.value.oldest_ts == report.ts
 
 
 def test_a_capture_goes_on_from_a_load_with_no_gap_and_no_overlap(bench: Bench) -> None:

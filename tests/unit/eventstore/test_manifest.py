@@ -160,3 +160,11 @@ def test_a_failed_checkpoint_does_not_fail_the_commit(
     for ts in range(1, 6):
         log.commit(flushed_ts=ts)
     assert load(storage, ROOT).flushed_ts == 5
+
+
+def test_history_begins_where_a_load_or_the_cluster_begins_it() -> None:
+    state = ManifestState().apply(an_entry(facts=({"kind": "begun", "ts": 7},)))
+    assert state.oldest_ts == 7
+    state = state.apply(an_entry(2, facts=({"kind": "load", "id": "x", "ts": 9},)))
+    assert state.oldest_ts == 9
+    assert state.apply(an_entry(3, facts=({"kind": "begun", "ts": 8},))).oldest_ts == 9
