@@ -231,8 +231,13 @@ class EventStore:
         What was written for a merge that is not committed is deleted later. After Unavailable it may have
         happened: ask again. Raises Fenced when the table has a newer owner, Invalid when rows are missing.
         """
-        check_output(plan, output, self._storage)
-        return self._upkeep.commit(self._owned(table_id), plan, output)
+        table = self._owned(table_id)
+        known = table.ownership.state.objects
+        if all(each.id in known and not known[each.id].delete_ts for each in plan.data):
+            if not all(each.id in known for each in plan.deleting):
+                return False  # so old that what it left out cannot be told any more
+            check_output(plan, output, self._storage)
+        return self._upkeep.commit(table, plan, output)
 
     def collect(self, table_id: int) -> int:
         """Collect a table's garbage now; return how many files were deleted.
