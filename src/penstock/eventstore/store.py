@@ -233,9 +233,7 @@ class EventStore:
         """
         table = self._owned(table_id)
         known = table.ownership.state.objects
-        if all(each.id in known and not known[each.id].delete_ts for each in plan.data):
-            if not all(each.id in known for each in plan.deleting):
-                return False  # so old that what it left out cannot be told any more
+        if all(each.id in known for each in (*plan.data, *plan.deleting)):  # else they may be collected
             check_output(plan, output, self._storage)
         return self._upkeep.commit(table, plan, output)
 
