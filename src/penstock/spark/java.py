@@ -19,7 +19,7 @@ def require_java(environ: Mapping[str, str] = os.environ) -> None:
     path = _find(environ)
     try:
         # the same program that Spark would run
-        done = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+        done = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=60, check=False)  # noqa: S603 - Java itself
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Invalid(f"Java at {path} cannot be run; {_REMEDY} and set JAVA_HOME to it") from error
     found = major_version(done.stderr + done.stdout)
