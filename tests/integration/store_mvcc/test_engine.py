@@ -65,7 +65,7 @@ async def test_iterations_of_a_view_do_not_disturb_each_other(path: Path) -> Non
     assert [next(pairs) for pairs in running] == [(b"\0", b"")] * 2
     with pytest.raises(AssertionError, match="too many iterations"):
         next(view.iterate(Cf.WRITE))
-    running.pop().close()  # type: ignore[attr-defined]
+    running.pop().close()
     assert next(view.iterate(Cf.WRITE)) == (b"\0", b"")
     engine.close()
 
@@ -83,7 +83,7 @@ def test_a_read_error_is_not_taken_for_the_end(direction: str) -> None:
         def status(self) -> None:
             raise OSError("IO error: a block cannot be read")
 
-    view = View((), [(Cf.RAW, Broken())])  # type: ignore[list-item]
+    view = View((), [(Cf.RAW, Broken())])
     with pytest.raises(OSError, match="cannot be read"):
         list(getattr(view, direction)(Cf.RAW))
 
@@ -142,7 +142,7 @@ async def test_a_failed_group_fails_every_call_in_it_and_every_later_one(path: P
     engine = Engine.open(path, sync=False)
     await engine.write([(Cf.RAW, b"before", b"1")])
     with engine._writing:  # the writer cannot begin: all of these end in one group or right after it
-        bad = engine.submit([(Cf.RAW, b"k", "no bytes")])  # type: ignore[list-item]
+        bad = engine.submit([(Cf.RAW, b"k", "no bytes")])
         good = [engine.submit([(Cf.RAW, b"k%d" % n, b"1")]) for n in range(3)]
     results = await asyncio.gather(bad, *good, return_exceptions=True)
     assert all(isinstance(result, Unavailable) for result in results)

@@ -156,10 +156,10 @@ async def test_after_a_failed_write_readers_keep_off_what_may_be_on_disk(
     def fail(group: object) -> None:
         raise OSError("no space left on device")
 
-    engine._write = fail  # type: ignore[method-assign, assignment]
+    engine._write = fail
     with pytest.raises(Exception, match="no space left"):
         await storage.kv_prewrite(bad, EVERYTHING)
-    engine._write = original  # type: ignore[method-assign]
+    engine._write = original
     response = await storage.kv_get(kvrpcpb.GetRequest(key=b"a", version=20), EVERYTHING)
     assert response.error.locked.lock_version == 10
     with pytest.raises(Exception, match="no space left"):
@@ -212,7 +212,7 @@ async def test_a_scan_finds_its_way_among_very_many_locks_and_versions(storage: 
     await storage.kv_prewrite(prewrite(400, *locked), EVERYTHING)
 
     async def scan(ts: int, **options: object) -> list[bytes]:
-        request = kvrpcpb.ScanRequest(limit=5, version=ts, **options)  # type: ignore[arg-type]
+        request = kvrpcpb.ScanRequest(limit=5, version=ts, **options)
         response = await storage.kv_scan(request, EVERYTHING)
         return [pair.key + b"!" * pair.HasField("error") for pair in response.pairs]
 

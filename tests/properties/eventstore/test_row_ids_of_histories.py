@@ -224,9 +224,9 @@ class _History:
             assert not self.store.flush(1)
         elif after in {"index behind", "index unmarked"}:  # a crash while the index learns of a commit
             index = self.store._owned(1).index
-            index._mark = _stop  # type: ignore[method-assign]
+            index._mark = _stop
             if after == "index behind":
-                index._put = _stop  # type: ignore[method-assign]
+                index._put = _stop
             assert not self.store.flush(1)
             self.store.close(flush=False)
             self.open()

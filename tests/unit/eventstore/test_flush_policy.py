@@ -11,7 +11,7 @@ POLICY = FlushPolicy(
 
 def load(table_id: int, held: int = 10, **rest: object) -> TableLoad:
     given: dict[str, object] = {"memory_bytes": held, "oldest_at": 1000.0, "flushable": True, "behind_s": 1.0}
-    return TableLoad(table_id=table_id, held_bytes=held, **(given | rest))  # type: ignore[arg-type]
+    return TableLoad(table_id=table_id, held_bytes=held, **(given | rest))
 
 
 @pytest.mark.parametrize(

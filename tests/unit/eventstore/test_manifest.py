@@ -31,7 +31,7 @@ def an_object(name: str, ts: int = 10, **changes: object) -> ObjectInfo:
 
 
 def an_entry(seq: int = 1, epoch: int = 1, **rest: object) -> Entry:
-    return replace(Entry(seq=seq, epoch=epoch, writer="w", id=f"id-{seq}"), **rest)  # type: ignore[arg-type]
+    return replace(Entry(seq=seq, epoch=epoch, writer="w", id=f"id-{seq}"), **rest)
 
 
 @pytest.fixture

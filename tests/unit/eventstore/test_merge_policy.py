@@ -39,7 +39,7 @@ def deleting(name: str, mib: float, *targets: tuple[str, int], rows: int = 0, se
 
 def choice(*objects: ObjectInfo) -> tuple[set[str], set[str], set[str]] | None:
     found = POLICY.choose(ManifestState(objects={each.id: each for each in objects}))
-    return None if found is None else tuple({each.id for each in part} for part in parts(found))  # type: ignore[return-value]
+    return None if found is None else tuple({each.id for each in part} for part in parts(found))
 
 
 def parts(found: MergeChoice) -> tuple[tuple[ObjectInfo, ...], ...]:

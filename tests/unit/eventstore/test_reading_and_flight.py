@@ -124,7 +124,7 @@ def test_a_flush_in_between_changes_nothing(held: Held, wanted: dict[str, Any]) 
     before = held.read(**wanted)
     held.store.schemas.resolved = NOW + 11  # type: ignore[attr-defined] # the double's own knob
     assert held.store.flush(1)
-    held.store.schemas.resolved = NOW + 200  # type: ignore[attr-defined]
+    held.store.schemas.resolved = NOW + 200
     between = held.read(**wanted)
     assert held.store.flush(1)
     assert before == between == held.read(**wanted)
@@ -233,7 +233,7 @@ def test_a_flush_while_rows_are_read_changes_nothing(held: Held, monkeypatch: py
     expected = held.read(0, NOW + 99)
     held.store.schemas.resolved = NOW + 11  # type: ignore[attr-defined] # the double's own knob
     assert held.store.flush(1)
-    held.store.schemas.resolved = NOW + 200  # type: ignore[attr-defined]
+    held.store.schemas.resolved = NOW + 200
     _, batches = held.reader.read(ReadRange(table_id=1, from_ts=0, to_ts=NOW + 99))
     found = next(batches).to_pylist()  # of an object
     assert held.store.flush(1)

@@ -16,7 +16,7 @@ from penstock.testing.rawbatches import Change, put, raw
 
 def a_table(table_id: int, *columns: str, **rest: object) -> TableInfo:
     defined = define_table("t", [("id", "bigint primary key"), *((name, "int") for name in columns)])
-    return replace(defined, id=table_id, **rest)  # type: ignore[arg-type]
+    return replace(defined, id=table_id, **rest)
 
 
 def described(ts: int, table: TableInfo, database_id: int = 1) -> Change:

@@ -30,7 +30,7 @@ def open_wal(tmp_path: Path) -> Iterator[Open]:
             "queue_bytes": 1 << 20,
             "failed": failures.append,
         }
-        wal = Wal(tmp_path, **(given | options))  # type: ignore[arg-type]
+        wal = Wal(tmp_path, **(given | options))
         opened.append(wal)
         seen: list[tuple[Frame, Location]] = []
 

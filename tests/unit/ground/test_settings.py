@@ -113,7 +113,7 @@ def test_a_token_comes_from_a_file(tmp_path: Path) -> None:
 
 def test_settings_cannot_be_changed_after_they_are_made() -> None:
     with pytest.raises(ValidationError, match="frozen"):
-        settings.KvSettings().max_batch_size = 1  # type: ignore[misc]
+        settings.KvSettings().max_batch_size = 1
 
 
 def test_an_unreadable_tls_file_is_named(tmp_path: Path) -> None:

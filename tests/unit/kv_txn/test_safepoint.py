@@ -31,7 +31,7 @@ class Scripted:
 
 
 def safe_point(world: Scripted) -> SafePoint:
-    return SafePoint(world, settings=KvSettings(safe_point_refresh_ms=1000), clock=world)  # type: ignore[arg-type]
+    return SafePoint(world, settings=KvSettings(safe_point_refresh_ms=1000), clock=world)
 
 
 async def test_a_read_below_the_safe_point_is_refused_and_one_at_it_is_not() -> None:

@@ -14,7 +14,7 @@ def region(**changes: object) -> Region:
         "peers": (Peer(11, 1), Peer(12, 2), Peer(13, 3)),
         "leader_store": 2,
     }
-    return Region(**{**values, **changes})  # type: ignore[arg-type]
+    return Region(**{**values, **changes})
 
 
 def test_a_split_gives_the_old_id_to_the_last_part_and_one_version_to_all() -> None:

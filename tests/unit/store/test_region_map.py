@@ -25,7 +25,7 @@ def first_region(**changes: object) -> Region:
         "peers": (Peer(1001, 1), Peer(1002, 2), Peer(1003, 3)),
         "leader_store": 1,
     }
-    return Region(**{**values, **changes})  # type: ignore[arg-type]
+    return Region(**{**values, **changes})
 
 
 def made(engine: Engine) -> Regions:
@@ -52,7 +52,7 @@ def context_for(region: Region, store_id: int = 0, **changes: object) -> kvrpcpb
         "region_epoch": metapb.RegionEpoch(conf_ver=region.conf_ver, version=region.version),
         "peer": peer.to_proto(),
     }
-    return kvrpcpb.Context(**{**values, **changes})  # type: ignore[arg-type]
+    return kvrpcpb.Context(**{**values, **changes})
 
 
 async def test_lookups_find_the_region_of_a_key_and_its_neighbours(engine: Engine) -> None:
