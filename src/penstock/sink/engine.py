@@ -1,0 +1,40 @@
+"""The seam between the sink's decisions and whatever touches rows: Spark, or this process in simulations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.sink.formats.options import EncoderOptions
+from penstock.sink.work import Chunk, FileWork, Slice, Written
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeWork:
+    """A slice to encode, and how."""
+
+    slice: Slice
+    options: EncoderOptions
+
+
+class Engine(Protocol):
+    """Encodes slices into the spool and writes files out of it. The caller sees descriptors only.
+
+    Several calls may be under way at once. A payload that is lost (an executor died) is encoded again from
+    the event store when it is needed, with the same rows. Calls raise a PenstockError when the work as a
+    whole cannot be done; nothing of it counts then.
+    """
+
+    async def encode(self, work: Sequence[EncodeWork]) -> list[list[Chunk]]:
+        """Encode slices into one new segment of the spool: the chunks of each slice, in order.
+
+        A slice that has no rows (all were filtered out) gives no chunks.
+        """
+
+    async def write(self, files: Sequence[FileWork]) -> list[Written]:
+        """Write files, each data first, then index; one that fails does not stop the others."""
+
+    async def release(self, segment: int) -> None:
+        """Forget a segment: none of its chunks is needed any more."""
+
+    async def close(self) -> None:
+        """Forget all segments."""
