@@ -180,6 +180,67 @@ def test_no_batch_is_larger_than_is_admitted_unless_a_single_commit_is(stream: S
     assert len(everything) == 8
 
 
+def test_bytes_bound_the_first_rows_the_changes_in_objects_and_those_that_are_not_flushed(
+    spark: SparkSession, tmp_path: Path
+):
+    with ServedWorld(tmp_path / "world", item_table()) as world:
+        commits: dict[int, int] = {}
+
+        def commit(*numbers: int, flush: bool) -> None:
+            for number in numbers:
+                commits[number] = world.commit(row(number, f"x{number}"))
+                if flush:
+                    world.flush()
+
+        def inserted(*numbers: int) -> list[Change]:
+            return [(commits[number], "insert", number, f"x{number}") for number in numbers]
+
+        commit(10, 11, 12, flush=True)  # an object each, all about as large
+        largest = max(each.size_bytes for each in world.manifest().objects.values())
+        stream = Stream(spark, world, tmp_path / "checkpoint", maxBytesPerTrigger=2 * largest)
+        assert stream.run() == [inserted(10, 11), inserted(12)], "the rows of the table"
+        commit(20, 21, 22, flush=True)
+        commit(23, 24, flush=False)
+        world.resolve()
+        assert stream.run() == [inserted(20, 21), inserted(22, 23), inserted(24)], "its changes"
+
+
+def test_a_stream_of_a_partitioned_table_gives_exactly_the_changes_of_all_partitions(
+    spark: SparkSession, tmp_path: Path
+):
+    table = item_table(table_id=1, partitions=(2, 3))
+    with ServedWorld(tmp_path / "world", table, partitions=(2, 3)) as world:
+        first = world.commit(row(1, "a1"), row(2, "a2"))
+        world.flush()
+        second = world.commit(row(3, "a3"), into=1)
+        world.resolve()
+        stream = Stream(spark, world, tmp_path / "checkpoint", maxRowsPerTrigger=3)
+        rows = [(first, "insert", 1, "a1"), (first, "insert", 2, "a2"), (second, "insert", 3, "a3")]
+        assert stream.run() == [rows]
+
+        stream.forget_last_commit()
+        both = world.tick()
+        world.commit(row(4, "b4"), at=both)
+        world.commit(row(5, "b5"), into=1, at=both)
+        world.store.open_table(2).advance_resolved_ts(world.ts)
+        assert stream.run() == [rows], "a commit is read when every partition has it"
+
+        world.resolve()
+        assert world.store.flush(3), "of one partition it is in objects, of the other it is not"
+        moved = world.commit(row(1, "c1"), into=1)
+        changed = world.commit(row(2, "c2"), delete=[(3,)])
+        world.resolve()
+        assert stream.run() == [
+            [(both, "insert", 4, "b4"), (both, "insert", 5, "b5")],
+            [(moved, "delete", 1, "a1"), (moved, "insert", 1, "c1")],
+            [
+                (changed, "delete", 3, "a3"),
+                (changed, "update_postimage", 2, "c2"),
+                (changed, "update_preimage", 2, "a2"),
+            ],
+        ]
+
+
 def test_the_first_rows_are_admitted_by_handles(spark: SparkSession, tmp_path: Path):
     with ServedWorld(tmp_path / "world", item_table()) as world:
         for start in (0, 100, 200):
