@@ -1,0 +1,138 @@
+"""A changefeed as it is kept: what was asked for, and how far it has come. No I/O."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Self
+
+from penstock.errors import Corrupt, Invalid
+from penstock.sink.positions import Position
+
+_ID = re.compile(r"[a-zA-Z0-9]+(-[a-zA-Z0-9]+)*")
+_ID_CHARS_MAX = 128
+
+
+class FeedState(StrEnum):
+    """By TiCDC's words. WARNING: it failed and tries again; FAILED: it waits for somebody to resume it."""
+
+    NORMAL = "normal"
+    WARNING = "warning"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedInfo:
+    """What was asked for. `settings` is a changefeed's section of the settings file, with its secrets."""
+
+    id: str
+    settings: Mapping[str, Any] = field(repr=False, hash=False)
+    start_ts: int
+    snapshot: bool = False
+    created_ms: int = 0
+    stopped: bool = False
+
+    @property
+    def begin(self) -> Position:
+        """Where every table that is there at the start begins."""
+        return Position(self.start_ts, b"") if self.snapshot else Position(self.start_ts)
+
+    def to_json(self) -> bytes:
+        """What is kept."""
+        tree = {
+            "settings": dict(self.settings),
+            "start_ts": self.start_ts,
+            "snapshot": self.snapshot,
+            "created_ms": self.created_ms,
+            "stopped": self.stopped,
+        }
+        return json.dumps(tree, sort_keys=True).encode()
+
+    @classmethod
+    def from_json(cls, feed_id: str, data: bytes) -> Self:
+        """Read what `to_json` wrote; raise Corrupt when it is something else."""
+        try:
+            tree = json.loads(data)
+            return cls(
+                id=feed_id,
+                settings=dict(tree["settings"]),
+                start_ts=int(tree["start_ts"]),
+                snapshot=bool(tree["snapshot"]),
+                created_ms=int(tree["created_ms"]),
+                stopped=bool(tree["stopped"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise Corrupt(f"changefeed {feed_id} is damaged; remove it and create it again") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedStatus:
+    """How far it has come. Every change up to `checkpoint_ts` is on the remote, every DDL up to `ddl_ts`."""
+
+    checkpoint_ts: int
+    ddl_ts: int
+    state: FeedState = FeedState.NORMAL
+    error: str = ""
+
+    @classmethod
+    def of_new(cls, info: FeedInfo) -> Self:
+        """That of a changefeed that has not run yet."""
+        return cls(checkpoint_ts=info.begin.checkpoint_ts, ddl_ts=info.start_ts)
+
+    def resumed(self) -> "FeedStatus":
+        """The same without what stopped it."""
+        return replace(self, state=FeedState.NORMAL, error="")
+
+    def to_json(self) -> bytes:
+        """What is kept."""
+        tree = {
+            "checkpoint_ts": self.checkpoint_ts,
+            "ddl_ts": self.ddl_ts,
+            "state": self.state.value,
+            "error": self.error,
+        }
+        return json.dumps(tree, sort_keys=True).encode()
+
+    @classmethod
+    def from_json(cls, feed_id: str, data: bytes) -> Self:
+        """Read what `to_json` wrote; raise Corrupt when it is something else."""
+        try:
+            tree = json.loads(data)
+            return cls(
+                checkpoint_ts=int(tree["checkpoint_ts"]),
+                ddl_ts=int(tree["ddl_ts"]),
+                state=FeedState(tree["state"]),
+                error=str(tree["error"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise Corrupt(f"the status of changefeed {feed_id} is damaged; create it again") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Both."""
+
+    info: FeedInfo
+    status: FeedStatus
+
+    @property
+    def state(self) -> FeedState:
+        """What people call its state: what was asked for counts before what happened."""
+        ended = self.status.state in {FeedState.FINISHED, FeedState.FAILED}
+        return FeedState.STOPPED if self.info.stopped and not ended else self.status.state
+
+    @property
+    def runnable(self) -> bool:
+        """Whether somebody should be running it."""
+        return self.state in {FeedState.NORMAL, FeedState.WARNING}
+
+
+def check_feed_id(feed_id: str) -> None:
+    """Raise Invalid unless it can name a changefeed: TiCDC's rule."""
+    if len(feed_id) > _ID_CHARS_MAX or not _ID.fullmatch(feed_id):
+        raise Invalid(
+            f"{feed_id!r} cannot name a changefeed; use letters and digits, with single dashes between them"
+        )

@@ -1,0 +1,178 @@
+"""Changefeeds in a real store: what commands do, what a run does, and what happens when two run one."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from penstock.errors import Fenced, Invalid, Unavailable
+from penstock.kv import AsyncClient
+from penstock.sink.feeds import Feed, FeedInfo, FeedState
+from penstock.sink.feedstore import KeptDispatcher, PendingFile
+from penstock.sink.kvfeedstore import Feeds
+from penstock.sink.positions import Position
+from penstock.sink.work import DispatcherSpec
+from penstock.testing.store import StoreProcess
+
+LONG_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
+    with StoreProcess.start(tmp_path_factory.mktemp("feeds") / "store", stores=1) as running:
+        yield running
+
+
+@asynccontextmanager
+async def feeds_of(store: StoreProcess) -> AsyncIterator[Feeds]:
+    async with await AsyncClient.connect([store.pd_addr]) as client:
+        yield Feeds(client)
+
+
+def info(name: str, **more: object) -> FeedInfo:
+    return replace(FeedInfo(id=name, settings={"sink_uri": "file:///tmp/x"}, start_ts=100), **more)
+
+
+def kept(table_id: int, *, feed: str = "f") -> KeptDispatcher:
+    return KeptDispatcher(DispatcherSpec.of(feed, table_id), Position(100))
+
+
+def pending(dispatcher: KeptDispatcher, number: int) -> PendingFile:
+    path = f"shop/items/1/CDC{number}.json"
+    start, end = Position(100 + number), Position(101 + number, b"\x80")
+    return PendingFile(dispatcher.spec.id, path, "shop/items/1/meta/CDC.index", start, end)
+
+
+async def test_a_changefeed_is_found_again_as_it_was_created(store: StoreProcess) -> None:
+    async with feeds_of(store) as feeds:
+        await feeds.create(info("found", snapshot=True))
+        feed = await feeds.get("found")
+        assert feed.info == info("found", snapshot=True)
+        assert feed.status.checkpoint_ts == 99, "nothing of a snapshot is there before all of it is"
+        assert feed.state is FeedState.NORMAL
+        assert "found" in [each.info.id for each in await feeds.list()]
+
+
+async def test_a_name_is_taken_once(store: StoreProcess) -> None:
+    async with feeds_of(store) as feeds:
+        await feeds.create(info("once"))
+        await feeds.create(info("once"))  # an attempt of the same call that was not answered
+        with pytest.raises(Invalid, match="there is a changefeed once already"):
+            await feeds.create(info("once", start_ts=5))
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "-a", "a--b", "ä", "a" * 129])
+async def test_a_name_that_cannot_be_one_is_refused(store: StoreProcess, name: str) -> None:
+    async with feeds_of(store) as feeds:
+        with pytest.raises(Invalid, match="cannot name a changefeed"):
+            await feeds.create(info(name))
+
+
+async def test_what_is_not_there_is_said_so(store: StoreProcess) -> None:
+    async with feeds_of(store) as feeds:
+        with pytest.raises(Invalid, match="there is no changefeed gone"):
+            await feeds.get("gone")
+        with pytest.raises(Invalid, match="there is no changefeed gone"):
+            await feeds.acquire("gone", "me", ttl_s=LONG_S)
+
+
+async def test_a_stopped_changefeed_says_so_and_goes_on_where_it_was(store: StoreProcess) -> None:
+    async with feeds_of(store) as feeds:
+        await feeds.create(info("paused"))
+        run = await feeds.acquire("paused", "me", ttl_s=LONG_S)
+        await run.keep_checkpoint(500)
+        stopped = await feeds.change(
+            "paused", lambda feed: Feed(replace(feed.info, stopped=True), feed.status)
+        )
+        assert stopped.state is FeedState.STOPPED
+        assert not stopped.runnable
+        resumed = await feeds.change(
+            "paused", lambda feed: Feed(replace(feed.info, stopped=False), feed.status)
+        )
+        assert resumed.state is FeedState.NORMAL
+        assert resumed.status.checkpoint_ts == 500
+
+
+async def test_progress_is_there_for_the_next_run(store: StoreProcess) -> None:
+    async with feeds_of(store) as feeds:
+        await feeds.create(info("next"))
+        first = await feeds.acquire("next", "a", ttl_s=LONG_S)
+        one, two, three = (kept(number) for number in (1, 2, 3))
+        await first.change_dispatchers([one, two], [])
+        await first.begin_files([pending(one, 1), pending(two, 1)])
+        await first.begin_files([pending(one, 2)])
+        await first.change_dispatchers([three], [two.spec.id], ddl_ts=300)
+        await first.keep_checkpoint(250)
+        await first.keep_checkpoint(240)  # an older one changes nothing
+        await first.give_up()
+        second = await feeds.acquire("next", "b", ttl_s=LONG_S)
+        assert sorted(await second.dispatchers(), key=lambda each: each.spec.table_id) == [
+            replace(one, pending=pending(one, 2)),
+            three,
+        ]
+        assert await second.checkpoint_ts() == 250
+        assert await second.ddl_ts() == 300
+
+
+async def test_one_process_at_a_time_runs_a_changefeed(store: StoreProcess) -> None:
+    async with feeds_of(store) as feeds:
+        await feeds.create(info("one"))
+        await feeds.acquire("one", "a", ttl_s=LONG_S)
+        with pytest.raises(Unavailable, match="is run by a; wait"):
+            await feeds.acquire("one", "b", ttl_s=LONG_S)
+
+
+async def test_a_process_that_was_taken_over_changes_nothing_more(store: StoreProcess) -> None:
+    async with feeds_of(store) as feeds:
+        await feeds.create(info("fenced"))
+        old = await feeds.acquire("fenced", "a", ttl_s=0)
+        await old.change_dispatchers([kept(1)], [])
+        new = await feeds.acquire("fenced", "b", ttl_s=LONG_S)
+        before = await new.feed()
+        attempts = [
+            old.renew(),
+            old.keep_checkpoint(999),
+            old.keep_state(FeedState.FAILED, "x"),
+            old.begin_files([pending(kept(1), 1)]),
+            old.change_dispatchers([kept(2)], [kept(1).spec.id]),
+            old.dispatchers(),
+        ]
+        for attempt in attempts:
+            with pytest.raises(Fenced, match="is run by b; this process stops"):
+                await attempt
+        await old.give_up()
+        assert await new.feed() == before
+        assert await new.dispatchers() == [kept(1)]
+        await new.renew()
+
+
+async def test_the_same_process_takes_over_from_its_former_life(store: StoreProcess) -> None:
+    async with feeds_of(store) as feeds:
+        await feeds.create(info("again"))
+        former = await feeds.acquire("again", "a", ttl_s=LONG_S)
+        await feeds.acquire("again", "a", ttl_s=LONG_S)
+        with pytest.raises(Fenced):
+            await former.renew()
+
+
+async def test_a_file_of_a_dispatcher_that_is_gone_is_not_begun(store: StoreProcess) -> None:
+    async with feeds_of(store) as feeds:
+        await feeds.create(info("none"))
+        run = await feeds.acquire("none", "a", ttl_s=LONG_S)
+        await run.change_dispatchers([kept(1)], [])
+        with pytest.raises(Fenced, match="has no dispatcher"):
+            await run.begin_files([pending(kept(1), 1), pending(kept(2), 1)])
+        assert await run.dispatchers() == [kept(1)], "nothing of a call that failed is kept"
+
+
+async def test_a_removed_changefeed_leaves_nothing_and_stops_who_runs_it(store: StoreProcess) -> None:
+    async with feeds_of(store) as feeds:
+        await feeds.create(info("removed"))
+        run = await feeds.acquire("removed", "a", ttl_s=LONG_S)
+        await run.change_dispatchers([kept(1)], [])
+        await feeds.remove("removed")
+        with pytest.raises(Fenced, match="removed or given up"):
+            await run.keep_checkpoint(999)
+        await feeds.create(info("removed"))
+        assert await (await feeds.acquire("removed", "b", ttl_s=LONG_S)).dispatchers() == []
