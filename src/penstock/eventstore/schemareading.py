@@ -1,16 +1,84 @@
-"""Every schema of a cluster up to a timestamp, read once: what a capture learns from its subscription."""
+"""Following a cluster's schemas from outside of a capture: a subscription of its meta keys."""
 
-import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+import pyarrow as pa
 
 from penstock.clock import SYSTEM, Clock
-from penstock.errors import Unavailable
-from penstock.eventstore.schemas import META_RANGE, SchemaHistory
+from penstock.errors import PenstockError, Unavailable
+from penstock.eventstore.metachanges import META_RANGE
+from penstock.eventstore.schemas import SchemaHistory
 from penstock.puller import Span, SubscriptionClient
 from penstock.settings import Settings
 
 _FIRST_TS = 1  # a subscription from here delivers everything the cluster still has
 _WAIT_S = 60.0
 _POLL_S = 0.02
+
+
+class MetaHistory(Protocol):
+    """Whatever is made of the changes of meta keys. Thread-safe; the same change may come again."""
+
+    def consume_kv_events(self, raw: pa.RecordBatch, finish: Callable[[], None]) -> bool:
+        """Take changes, as the span pipeline's contract has it."""
+
+    def advance_resolved_ts(self, ts: int) -> None:
+        """Every change up to `ts` has been taken."""
+
+    def resolved_ts(self) -> int:
+        """It is complete up to here."""
+
+
+class MetaSubscription:
+    """Feeds a history until it is closed, or until `failure` says why that cannot go on."""
+
+    def __init__(self, puller: SubscriptionClient, history: MetaHistory, clock: Clock) -> None:
+        self._puller = puller
+        self._history = history
+        self._clock = clock
+        self.failure: PenstockError | None = None
+
+    @classmethod
+    async def begin(
+        cls, settings: Settings, history: MetaHistory, *, clock: Clock = SYSTEM
+    ) -> "MetaSubscription":
+        """Connect and subscribe; raise Unavailable when the cluster does not answer."""
+        puller = await SubscriptionClient.connect(
+            settings.pd_addrs, tls=settings.tls, kv=settings.kv, settings=settings.puller, clock=clock
+        )
+        made = cls(puller, history, clock)
+        try:
+            await puller.subscribe(
+                Span(0, *META_RANGE),
+                _FIRST_TS,
+                history.consume_kv_events,
+                history.advance_resolved_ts,
+                on_failure=made._failed,
+            )
+        except BaseException:
+            await puller.close()
+            raise
+        return made
+
+    def _failed(self, error: Exception) -> None:
+        if not isinstance(error, PenstockError):
+            error = PenstockError(f"the subscription of schemas failed: {error!r}")
+        self.failure = error
+
+    async def reached(self, ts: int) -> None:
+        """Wait until the history is complete up to `ts`; raise Unavailable when that takes too long."""
+        deadline = self._clock.monotonic() + _WAIT_S
+        while self._history.resolved_ts() < ts:
+            if self.failure is not None:
+                raise self.failure
+            if self._clock.monotonic() > deadline:
+                raise Unavailable("the cluster's schemas did not arrive within a minute; check its stores")
+            await self._clock.sleep(_POLL_S)
+
+    async def close(self) -> None:
+        """End; the history stays as it is."""
+        await self._puller.close()
 
 
 async def read_schemas(settings: Settings, upto_ts: int, *, clock: Clock = SYSTEM) -> SchemaHistory:
@@ -20,31 +88,9 @@ async def read_schemas(settings: Settings, upto_ts: int, *, clock: Clock = SYSTE
     if a capture had written it.
     """
     history = SchemaHistory()
-    failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def fail(error: Exception) -> None:
-        if not failed.done():
-            failed.set_exception(error)
-
-    puller = await SubscriptionClient.connect(
-        settings.pd_addrs, tls=settings.tls, kv=settings.kv, settings=settings.puller, clock=clock
-    )
+    subscription = await MetaSubscription.begin(settings, history, clock=clock)
     try:
-        await puller.subscribe(
-            Span(0, *META_RANGE),
-            _FIRST_TS,
-            history.consume_kv_events,
-            history.advance_resolved_ts,
-            on_failure=fail,
-        )
-        deadline = clock.monotonic() + _WAIT_S
-        while history.resolved_ts() < upto_ts:
-            if failed.done():
-                await failed
-            if clock.monotonic() > deadline:
-                raise Unavailable("the cluster's schemas did not arrive within a minute; check its stores")
-            await clock.sleep(_POLL_S)
+        await subscription.reached(upto_ts)
     finally:
-        failed.cancel()
-        await puller.close()
+        await subscription.close()
     return history

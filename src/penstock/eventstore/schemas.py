@@ -15,17 +15,11 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from penstock.errors import Unavailable
+from penstock.eventstore.metachanges import META_RANGE, TableDescribed, read_description
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.tables.keys import META_HASH, META_PREFIX, decode_meta_key, meta_hash_prefix, prefix_end
-from penstock.tables.meta import DATABASES, database_field, parse_json
-from penstock.tables.schema import DatabaseInfo, TableInfo
+from penstock.tables.schema import TableInfo
 
-META_RANGE = (META_PREFIX, prefix_end(META_PREFIX))
-"""The span to subscribe."""
-
-_DATABASE_HASHES = META_PREFIX + b"DB:"  # a memcomparable name begins with its own bytes
-_DATABASE_LIST = meta_hash_prefix(DATABASES)
-_TABLE_FIELD = b"Table:"
+__all__ = ["META_RANGE", "CapturedTable", "SchemaHistory"]
 
 
 class CapturedTable(NamedTuple):
@@ -63,11 +57,11 @@ class SchemaHistory:
         columns = (raw.column(name).to_pylist() for name in ("key", "commit_ts", "value"))
         with self._lock:
             for key, commit_ts, value in zip(*columns, strict=True):
-                if key.startswith(_DATABASE_HASHES):
-                    self._table_changed(key, commit_ts, value)
-                elif key.startswith(_DATABASE_LIST) and value is not None:
-                    database = DatabaseInfo.from_json(parse_json(value))
-                    self._databases[database.id] = database.name
+                said = read_description(key, value)
+                if isinstance(said, TableDescribed):
+                    self._table_changed(commit_ts, said)
+                elif said is not None and said.database is not None:
+                    self._databases[said.database_id] = said.database.name
         return False
 
     def advance_resolved_ts(self, ts: int) -> None:
@@ -129,13 +123,8 @@ class SchemaHistory:
         database = self._databases.get(version.database_id, "")
         return SchemaVersion(version.since_ts, version.since_ts, version.table, database)
 
-    def _table_changed(self, key: bytes, commit_ts: int, value: bytes | None) -> None:
-        name, kind, table_field, _ = decode_meta_key(key)
-        if kind != META_HASH or table_field is None or not table_field.startswith(_TABLE_FIELD):
-            return
-        database_id = int(name.removeprefix(database_field(0)[:-1]))
-        table_id = int(table_field.removeprefix(_TABLE_FIELD))
-        table = TableInfo.from_json(parse_json(value)) if value is not None else None
+    def _table_changed(self, commit_ts: int, said: TableDescribed) -> None:
+        database_id, table_id, table = said
         for physical_id in table.physical_ids if table else ():
             self._logical.setdefault(physical_id, set()).add(table_id)
         versions = self._versions.setdefault(table_id, [])

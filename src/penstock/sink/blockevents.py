@@ -33,9 +33,10 @@ class TableChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DdlEvent:
-    """A DDL at `commit_ts`. `type` is TiDB's number of its action; `tables` is empty for databases.
+    """A DDL at `commit_ts`. `type` is TiDB's number of its action.
 
-    Rows that were committed at `commit_ts` or after have the schema after it.
+    `tables` is empty for a new database, and for one that was dropped it has the tables that were in it. Rows
+    that were committed at `commit_ts` or after have the schema after it.
     """
 
     commit_ts: int

@@ -44,12 +44,20 @@ class FeedSource(Protocol):
         """How far physical tables have come, in few calls for many tables; those unknown yet are left out."""
 
     async def next_slice(
-        self, dispatcher: DispatcherSpec, start: Position, upto_ts: int, limit: Limit
+        self,
+        dispatcher: DispatcherSpec,
+        start: Position,
+        upto_ts: int,
+        limit: Limit,
+        *,
+        begin: Position | None = None,
     ) -> Slice | None:
         """The changes after `start`, as many as the limit allows, none after `upto_ts`; None: there are none.
 
         At least one commit, and within a snapshot at least one row, if there is any. There is no DDL of the
-        table in between, and `upto_ts` is readable. Raises StaleRead when history is gone.
+        table in between, and `upto_ts` is readable. `begin` is where the dispatcher began: a start with a
+        handle at the timestamp of a snapshot that it began with is inside that snapshot, any other one inside
+        a commit. Raises StaleRead when history is gone.
         """
 
     async def cuts(self, table_id: int, at_ts: int, rows: int) -> list[bytes]:

@@ -51,8 +51,8 @@ _MEMBERS = (
 class Job:
     """A DDL job. `type` is TiDB's number, which may be one that Penstock does not do itself.
 
-    `table` is the table after the change (before it, for a drop); `schema_version` the version
-    that the change made.
+    `table` is the table after the change (before it, for a drop), `tables` are those of a job that
+    changes several; `schema_version` is the version that the change made.
     """
 
     id: int
@@ -68,6 +68,7 @@ class Job:
     table: TableInfo | None = None
     finished_ts: int = 0
     state: int = _SYNCED
+    tables: tuple[TableInfo, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
@@ -95,6 +96,7 @@ class Job:
                 table=TableInfo.from_json(table) if table else None,
                 finished_ts=info.get("FinishedTS", 0),
                 state=tree.get("state", _SYNCED),
+                tables=tuple(map(TableInfo.from_json, info.get("MultipleTableInfos") or ())),
                 extra={name: member for name, member in tree.items() if name not in _MEMBERS},
             )
         except (KeyError, TypeError) as error:
@@ -122,7 +124,7 @@ class Job:
                 "DBInfo": self.database.to_json() if self.database else None,
                 "TableInfo": self.table.to_json() if self.table else None,
                 "FinishedTS": self.finished_ts,
-                "MultipleTableInfos": None,
+                "MultipleTableInfos": [each.to_json() for each in self.tables] or None,
             },
         }
 
