@@ -7,9 +7,12 @@ from pydantic import BaseModel
 
 from penstock.settings import (
     CaptureSettings,
+    ChangefeedSettings,
+    ColumnSelectorSettings,
     KvSettings,
     PoolSettings,
     PullerSettings,
+    RowFilterSettings,
     ServerTlsSettings,
     SparkSettings,
     StoreSettings,
@@ -28,6 +31,9 @@ TABLES = {
     "capture.upkeep": UpkeepSettings,
     "spark": SparkSettings,
     "spark.pools": PoolSettings,
+    "changefeeds": ChangefeedSettings,
+    "changefeeds.column_selectors": ColumnSelectorSettings,
+    "changefeeds.row_filters": RowFilterSettings,
 }
 
 

@@ -23,7 +23,8 @@ from pydantic import (
 from penstock.errors import Invalid
 
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
-_SECRET_KEYS = ("password", "secret", "token", "key_path", "storage_options", "spark.conf")
+_SECRET_KEYS = ("password", "secret", "token", "key_path", "storage_options", "spark.conf", ".sink")
+_FEED_NAME = re.compile(r"(?!.{129})[A-Za-z0-9]+(-[A-Za-z0-9]+)*")
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,}")
 _BAD_BEARER = "a token has at least 16 characters, of letters, digits and -._~+/="
 
@@ -336,7 +337,7 @@ class SparkSettings(_Frozen):
     def _conf_is_text(cls, conf: Any) -> Any:
         if not isinstance(conf, dict):
             return conf
-        return {key: _as_spark_text(value) for key, value in conf.items()}
+        return {key: _as_text(value) for key, value in conf.items()}
 
     @field_validator("conf")
     @classmethod
@@ -347,11 +348,72 @@ class SparkSettings(_Frozen):
         return conf
 
 
-def _as_spark_text(value: Any) -> Any:
-    """YAML's numbers and booleans, the way Spark writes them."""
+def _as_text(value: Any) -> Any:
+    """YAML's numbers and booleans, the way Spark and sink URIs write them."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int | float) else value
+
+
+class ColumnSelectorSettings(_Frozen):
+    """Columns of some tables. Of several selectors the first that fits a table counts."""
+
+    tables: tuple[str, ...] = Field(min_length=1)
+    """The tables it is for: database.table with * and ?; !pattern leaves some out."""
+    columns: tuple[str, ...] = Field(min_length=1)
+    """Columns to send, with * and ?, and !column for those not to; primary keys are always sent."""
+
+
+class RowFilterSettings(_Frozen):
+    """Rows of some tables. Of several filters the first that fits a table counts."""
+
+    tables: tuple[str, ...] = Field(min_length=1)
+    """The tables it is for: database.table with * and ?; !pattern leaves some out."""
+    where: str = Field(min_length=1)
+    """A SQL predicate; a row that does not satisfy it does not exist for the consumer."""
+
+
+class ChangefeedSettings(_Frozen):
+    """A changefeed: the changes of some tables, as files on object storage."""
+
+    sink_uri: SecretStr
+    """Where files go, and how: s3://bucket/prefix?protocol=canal-json; see docs/changefeed.md."""
+    sink: dict[str, str] = Field({}, repr=False)
+    """Parameters of the sink by the names that the URI uses; those in the URI win."""
+    storage_options: dict[str, str] = Field({}, repr=False)
+    """Endpoint, region and credentials by obstore's names; the cloud's environment variables count too."""
+    tables: tuple[str, ...] = ("*.*",)
+    """Tables to send: database.table with * and ?; !pattern leaves some out; the last that fits counts."""
+    start: Literal["now", "snapshot"] | int = "now"
+    """Where it begins: now, with a snapshot of every table, or after a timestamp."""
+    target_ts: int | None = Field(None, ge=1)
+    """Timestamp at which it ends; none goes on for ever."""
+    column_selectors: tuple[ColumnSelectorSettings, ...] = ()
+    """Columns to send, for tables of which not all are."""
+    row_filters: tuple[RowFilterSettings, ...] = ()
+    """Rows to send, for tables of which not all are."""
+    split_rows: int = Field(0, ge=0)
+    """Rows of a key range with a dispatcher of its own in large tables; 0 gives each table one dispatcher."""
+
+    @field_validator("sink", mode="before")
+    @classmethod
+    def _parameters_are_text(cls, sink: Any) -> Any:
+        if not isinstance(sink, dict):
+            return sink
+        return {key: _as_text(value) for key, value in sink.items()}
+
+    @field_validator("start")
+    @classmethod
+    def _starts_after_the_beginning(cls, start: str | int) -> str | int:
+        if isinstance(start, int) and start < 1:
+            raise ValueError("write now, snapshot, or a timestamp of 1 or more")
+        return start
+
+    @model_validator(mode="after")
+    def _ends_after_it_starts(self) -> "ChangefeedSettings":
+        if isinstance(self.start, int) and self.target_ts is not None and self.target_ts <= self.start:
+            raise ValueError("target_ts must be after start")
+        return self
 
 
 class Settings(_Frozen):
@@ -364,6 +426,15 @@ class Settings(_Frozen):
     puller: PullerSettings = PullerSettings()
     capture: CaptureSettings = CaptureSettings()
     spark: SparkSettings = SparkSettings()
+    changefeeds: dict[str, ChangefeedSettings] = {}
+
+    @field_validator("changefeeds")
+    @classmethod
+    def _feeds_have_plain_names(cls, feeds: dict[str, ChangefeedSettings]) -> dict[str, ChangefeedSettings]:
+        for name in feeds:
+            if not _FEED_NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is no name; use letters, digits and single hyphens, at most 128")
+        return feeds
 
 
 def load(path: Path) -> Settings:

@@ -54,6 +54,15 @@ class Storage:
             except FileNotFoundError:
                 return None
 
+    def exists(self, path: str) -> bool:
+        """Whether there is an object."""
+        with self._failures("look for", path):
+            try:
+                obstore.head(self._store, path)
+            except FileNotFoundError:
+                return False
+            return True
+
     def open(self, path: str) -> pa.NativeFile:
         """Open an object for reading by range; raise Unavailable when it is not there."""
         with self._failures("open", path):
