@@ -91,9 +91,13 @@ class SparkCluster:
         """Ids of the Java processes of running executors."""
         return [pid for pid in self.processes() if _EXECUTOR in _command(pid)]
 
-    def kill_executor(self) -> int:
-        """Kill one executor without notice and return its process id; the worker starts another."""
-        victim = self.executors()[0]
+    def kill_executor(self, of: int | None = None) -> int:
+        """Kill an executor without notice, that of a Python worker or any; return its process id.
+
+        The worker of the cluster starts another.
+        """
+        running = self.executors()
+        victim = next(each for each in running if of is None or of in _descendants([each]))
         os.kill(victim, signal.SIGKILL)
         return victim
 

@@ -1,23 +1,36 @@
-"""Loading, reading, streaming and merging on a standalone cluster, also when an executor dies."""
+"""Loading, reading, streaming and merging on a standalone cluster, while executors die and captures move."""
 
-from collections.abc import Callable, Iterator
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from penstock import eventloop
 from penstock.clock import SYSTEM
+from penstock.errors import Unavailable
+from penstock.eventstore import paths, sharing
 from penstock.eventstore.capture import Capture
+from penstock.eventstore.partition import StorageRef
 from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings
 from penstock.spark import register
+from penstock.spark.failures import as_penstock_error
 from penstock.spark.loading import load_snapshot
 from penstock.spark.merging import merge_table
+from penstock.spark.tasks import run_on_executors
+from penstock.spark.verifying import verify_table
 from penstock.tables import Catalog
 from penstock.tables.keys import record_key
+from penstock.testing.gate import Gate, GatedStorage
 from penstock.testing.sparkcluster import SparkCluster, is_alive
 from penstock.testing.store import Admin, StoreProcess
 
@@ -39,35 +52,44 @@ class World:
     """A table of two regions that executors loaded, and the capture that goes on from there."""
 
     def __init__(self, spark: SparkSession, folder: Path, pd_addr: str) -> None:
-        self.settings = Settings.model_validate(
-            {
-                "pd_addrs": [pd_addr],
-                "capture": {
-                    "data": str(folder / "capture"),
-                    "storage": f"file://{folder}/events",
-                    "flight_addr": "127.0.0.1:0",
-                    "flush_interval_s": 0.3,
-                    "upkeep": {"merge": False},
-                },
-            }
-        )
         self.folder = folder
+        self.pd_addr = pd_addr
+        self.settings = self.settings_of("capture-1", flush_interval_s=0.3)
         self.cluster = ClusterRef.of(self.settings)
         self.db = Catalog(self.cluster.client())
         self.db.create_database("shop")
-        self.table_id = self.db.create_table(NAME, ORDERS).id
+        self.table_id = self.create(NAME)
         self.orders = self.db.table(NAME)
-        self.orders.insert([{"id": number, "customer": f"c{number}"} for number in range(200)])
-        eventloop.run(self._split(pd_addr))
         self.load = load_snapshot(spark, self.settings, NAME)
         self.capture = eventloop.run(Capture.start(self.settings))
         register(spark, self.settings)
         self.spark = spark
 
-    async def _split(self, pd_addr: str) -> None:
-        admin = Admin(pd_addr)
-        await admin.split([record_key(self.table_id, 100)])
-        await admin.close()
+    def settings_of(self, capture: str, **more: Any) -> Settings:
+        """A capture of the one table and no other, with data of its own."""
+        given = {
+            "id": capture,
+            "data": str(self.folder / capture),
+            "storage": f"file://{self.folder}/events",
+            "tables": [NAME],
+            "flight_addr": "127.0.0.1:0",
+            "lease_ttl_s": 3,
+            "upkeep": {"merge": False},
+        }
+        return Settings.model_validate({"pd_addrs": [self.pd_addr], "capture": given | more})
+
+    def create(self, name: str) -> int:
+        """A table of 200 rows in two regions."""
+        table_id = self.db.create_table(name, ORDERS).id
+        self.db.table(name).insert([{"id": number, "customer": f"c{number}"} for number in range(200)])
+
+        async def split() -> None:
+            admin = Admin(self.pd_addr)
+            await admin.split([record_key(table_id, 100)])
+            await admin.close()
+
+        eventloop.run(split())
+        return table_id
 
     def close(self) -> None:
         eventloop.run(self.capture.stop(flush=False))
@@ -80,15 +102,38 @@ class World:
         self.orders.insert([{"id": 1000, "customer": "new"}])
         self.catch_up()
 
-    def catch_up(self) -> None:
+    def catch_up(self) -> int:
         now = self.cluster.client().timestamp()
-        until(lambda: self.capture.store.readable_ts(self.table_id) >= now, "the capture does not catch up")
+        until(
+            lambda: (
+                self.table_id in self.capture.tables and self.capture.store.readable_ts(self.table_id) >= now
+            ),
+            "the capture does not catch up",
+        )
+        return now
+
+    def flush(self) -> None:
+        now = self.catch_up()
+        until(lambda: self.state().flushed_ts >= now, "the capture does not flush")
+
+    def state(self) -> Any:
+        return self.capture.store.ownership(self.table_id).state
+
+    def stored(self, table_id: int) -> list[str]:
+        """Every object that storage has of a table."""
+        storage, root = StorageRef(self.settings.capture.storage).open(), paths.table_root(table_id)
+        sides = [paths.object_folder(root, side) for side in ("data", "tombstone")]
+        return [name for folder in sides for name in storage.names(folder)]
 
     def frame(self, **options: Any) -> DataFrame:
         return self.spark.read.format("penstock").options(table=NAME, **options).load()
 
     def feed(self, **options: Any) -> DataFrame:
         return self.frame(readChangeFeed=True, startingVersion=self.load.ts + 1, **options)
+
+    def stream(self, **options: Any) -> DataFrame:
+        reader = self.spark.readStream.format("penstock").options(table=NAME, readChangeFeed=True, **options)
+        return reader.load()
 
     def rows(self) -> list[dict[str, Any]]:
         return self.orders.to_arrow().to_pylist()
@@ -104,8 +149,36 @@ def world(cluster_spark: SparkSession, tmp_path_factory: pytest.TempPathFactory)
         made.close()
 
 
+@pytest.fixture
+def gate(cluster: SparkCluster, tmp_path: Path) -> Gate:
+    """Closed, with two executors before it that are there to be killed."""
+    until(lambda: len(cluster.executors()) == 2, "two executors did not start")
+    (tmp_path / "gate").mkdir()
+    return Gate(tmp_path / "gate")
+
+
 def in_order(frame: DataFrame) -> list[dict[str, Any]]:
     return sorted(frame.toArrow().to_pylist(), key=lambda row: (row["id"], row.get("_change_type", "")))
+
+
+@contextmanager
+def killed(cluster: SparkCluster, gate: Gate, *, tasks: int) -> Iterator[ThreadPoolExecutor]:
+    """Runs what is submitted; kills the executors of the first `tasks` that wait in it, then lets go."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+        try:
+            until(lambda: len(gate.waiting()) >= tasks, "the tasks do not come to the gate")
+            for worker in gate.waiting()[:tasks]:
+                kill(cluster.kill_executor(of=worker))
+                kill(worker)
+        finally:
+            gate.open()
+
+
+def kill(pid: int) -> None:
+    with suppress(ProcessLookupError):  # a Python worker may end with its executor
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not is_alive(pid), "the process lives on")
 
 
 def test_executors_load_and_read_a_table_and_its_changes(world: World):
@@ -121,68 +194,216 @@ def test_executors_load_and_read_a_table_and_its_changes(world: World):
 
 
 def test_a_read_is_the_same_when_an_executor_dies_in_the_middle(
-    cluster: SparkCluster, world: World, tmp_path: Path
+    cluster: SparkCluster, world: World, gate: Gate
 ):
-    folder = str(tmp_path)
-
-    def held(batches):
-        from pathlib import Path
-
-        from penstock.clock import SYSTEM
-
-        for batch in batches:
-            Path(folder, SYSTEM.unique_id()).touch()
-            deadline = SYSTEM.monotonic() + 120
-            while not Path(folder, "go").exists() and SYSTEM.monotonic() < deadline:
-                SYSTEM.pause(0.05)
-            yield batch
-
     frame = world.frame(partitionBytes=1)
-    until(lambda: len(cluster.executors()) == 2, "two executors did not start")
-    with ThreadPoolExecutor(1) as pool:
-        job = pool.submit(lambda: in_order(frame.mapInArrow(held, frame.schema)))
-        until(lambda: len(list(tmp_path.iterdir())) >= 2, "no two parts are being read")
-        victim = cluster.kill_executor()
-        until(lambda: not is_alive(victim), "the executor lives on")
-        (tmp_path / "go").touch()
-        assert job.result(timeout=DEADLINE_S) == world.rows()
+    with killed(cluster, gate, tasks=1) as pool:
+        job = pool.submit(lambda: in_order(frame.mapInArrow(gate.batches, frame.schema)))
+    assert job.result() == world.rows()
 
 
-def test_a_stream_gives_the_rows_then_the_changes(world: World, tmp_path: Path):
-    batches: list[list[dict[str, Any]]] = []
+def test_a_load_has_every_row_once_when_executors_die_before_and_after_a_range_is_done(
+    cluster: SparkCluster, world: World, gate: Gate, monkeypatch: pytest.MonkeyPatch
+):
+    table_id = world.create("shop.loaded")
+    url = world.settings.capture.storage
 
-    def run() -> None:
-        frame = world.spark.readStream.format("penstock").options(table=NAME, readChangeFeed=True).load()
-        writer = frame.writeStream.foreachBatch(lambda batch, _: batches.append(in_order(batch)))
-        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
-        query = writer.trigger(availableNow=True).start()
+    def gated(spark: SparkSession, tasks: Sequence[Any], **more: Any) -> Any:
+        moments = ("write", "create")  # its objects are there; the file that says so is there too
+        held = [
+            replace(task, storage=GatedStorage(url, gate=gate, after=moments[task.number])) for task in tasks
+        ]
+        return run_on_executors(spark, held, **more)
+
+    monkeypatch.setattr("penstock.spark.loading.run_on_executors", gated)
+    with killed(cluster, gate, tasks=2) as pool:
+        job = pool.submit(load_snapshot, world.spark, world.settings, "shop.loaded")
+    report = job.result()
+    assert (report.ranges, report.objects, report.rows) == (2, 2, 200)
+    assert len(world.stored(table_id)) == 3, "the first try of one range was in vain, that of the other not"
+    verified = verify_table(world.spark, world.settings, "shop.loaded")
+    assert (verified.same, verified.rows) == (True, 200)
+
+
+class Sink:
+    """Takes the batches of a query by their numbers; one that comes again must be the same."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.checkpoint = checkpoint
+        self.batches: dict[int, list[dict[str, Any]]] = {}
+
+    def start(self, frame: DataFrame, **trigger: Any) -> StreamingQuery:
+        def take(batch: DataFrame, number: int) -> None:
+            rows = in_order(batch)
+            assert self.batches.setdefault(number, rows) == rows
+
+        writer = frame.writeStream.foreachBatch(take).option("checkpointLocation", str(self.checkpoint))
+        return (writer.trigger(**trigger) if trigger else writer).start()
+
+    def run(self, frame: DataFrame) -> None:
+        query = self.start(frame, availableNow=True)
         assert query.awaitTermination(DEADLINE_S), "the stream does not end"
 
+    def changes(self) -> list[tuple[str, int, str]]:
+        """What came, by batches."""
+        return [
+            (each["_change_type"], each["id"], each["customer"])
+            for number in sorted(self.batches)
+            for each in self.batches[number]
+        ]
+
+
+def test_a_stream_gives_the_rows_then_the_changes_whoever_dies_meanwhile(
+    cluster: SparkCluster, world: World, gate: Gate, tmp_path: Path
+):
+    sink = Sink(tmp_path / "checkpoint")
     before = world.rows()
-    run()
+    frame = world.stream(partitionBytes=1)
+    with killed(cluster, gate, tasks=1) as pool:
+        job = pool.submit(sink.run, frame.mapInArrow(gate.batches, frame.schema))
+    job.result()
+    assert sink.changes() == [("insert", each["id"], each["customer"]) for each in before]
+
+    sink.batches.clear()
+    (tmp_path / "next").mkdir()
+    following = Gate(tmp_path / "next")
     world.orders.update([{"id": 7, "customer": "streamed"}])
+    world.orders.delete([8])
     world.catch_up()
-    run()
-    assert [{"id": each["id"], "customer": each["customer"]} for each in batches[0]] == before
-    assert {each["_change_type"] for each in batches[0]} == {"insert"}
-    assert [(each["_change_type"], each["customer"]) for each in batches[-1]] == [
-        ("update_postimage", "streamed"),
-        ("update_preimage", "c7"),
+    frame = world.stream()
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(sink.run, frame.mapInArrow(following.batches, frame.schema))
+        until(lambda: len(following.waiting()) == 1, "the changes are not read")
+        kill(following.waiting()[0])
+        following.open()
+    job.result()
+    assert sink.changes() == [
+        ("update_postimage", 7, "streamed"),
+        ("update_preimage", 7, "c7"),
+        ("delete", 8, "c8"),
     ]
 
 
-def test_executors_merge_what_they_loaded(world: World):
-    for number in range(12):
+def test_a_merge_is_committed_once_when_the_executor_that_writes_it_dies(
+    cluster: SparkCluster, world: World, gate: Gate, monkeypatch: pytest.MonkeyPatch
+):
+    def gated(spark: SparkSession, tasks: Sequence[Any], **more: Any) -> Any:
+        storage = GatedStorage(world.settings.capture.storage, gate=gate, after="write")
+        return run_on_executors(spark, [replace(task, storage=storage) for task in tasks], **more)
+
+    monkeypatch.setattr("penstock.eventstore.merging._FANOUT", 2)
+    monkeypatch.setattr("penstock.spark.merging.run_on_executors", gated)
+    for number in range(3):
         world.orders.insert([{"id": 2000 + number, "customer": "more"}])
-        world.catch_up()
-        flushed = world.capture.store.readable_ts(world.table_id)
-        until(
-            lambda ts=flushed: world.capture.store.ownership(world.table_id).state.flushed_ts >= ts,
-            "the capture does not flush",
-        )
-    objects = len(world.capture.store.ownership(world.table_id).state.visible("data", 1 << 62))
-    report = merge_table(world.spark, world.settings, NAME)
-    state = world.capture.store.ownership(world.table_id).state
-    assert report.merges
-    assert len(state.visible("data", 1 << 62)) < objects
+        world.orders.update([{"id": 3, "customer": f"more {number}"}])
+        world.flush()
+    before = world.state()
+    changes = in_order(world.feed())
+    with killed(cluster, gate, tasks=1) as pool:
+        job = pool.submit(merge_table, world.spark, world.settings, NAME)
+    report = job.result()
+    after = world.state()
+    assert (report.merges >= 1, report.overtaken) == (True, 0)
+    made = after.objects.keys() - before.objects.keys()
+    assert len(made) == report.objects_written
+    assert len(world.stored(world.table_id)) > len(after.objects), "what was written first is nobody's"
+    assert len(after.visible("data", 1 << 62)) < len(before.visible("data", 1 << 62))
     assert in_order(world.frame()) == world.rows()
+    assert in_order(world.feed()) == changes
+
+
+class Moving:
+    """A stream of the table while its captures come and go, none of which flushes by itself. A context.
+
+    A query that fails does so with one line, and is started again.
+    """
+
+    def __init__(self, world: World, sink: Sink) -> None:
+        self.world = world
+        self.sink = sink
+        self.failures: list[str] = []
+        self.written: list[tuple[str, int, str]] = []
+        self.begin_ts = 0
+        self._query: StreamingQuery | None = None
+        self._captures: dict[str, Capture] = {}
+
+    def __enter__(self) -> Self:
+        eventloop.run(self.world.capture.stop())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._query is not None:
+            self._query.stop()
+        for capture in self._captures.values():
+            eventloop.run(capture.stop(flush=False))
+
+    def capture(self, name: str) -> Capture:
+        """Start a capture, anew after a crash where it runs; it is the one that the table is to be with."""
+        if name in self._captures:
+            eventloop.run(self._captures[name].stop(flush=False))
+        settings = self.world.settings_of(name, flush_interval_s=3600, idle_flush_interval_s=3600)
+        self.world.capture = self._captures[name] = eventloop.run(Capture.start(settings))
+        return self.world.capture
+
+    def start(self) -> None:
+        """Start the query, from now on or from where it was."""
+        self.begin_ts = self.begin_ts or self.world.catch_up()
+        self._query = self.sink.start(self.world.stream(startingVersion=self.begin_ts + 1))
+
+    def insert(self, number: int) -> None:
+        self.world.orders.insert([{"id": number, "customer": "moving"}])
+        self.written.append(("insert", number, "moving"))
+
+    def deliver(self) -> None:
+        """Wait until the stream has given everything that was written."""
+
+        def is_there() -> bool:
+            assert self._query is not None
+            if not self._query.isActive:
+                failure = as_penstock_error(self._query.exception())
+                assert isinstance(failure, Unavailable)
+                assert "\n" not in str(failure)
+                self.failures.append(str(failure))
+                self.start()
+            return len(self.sink.changes()) >= len(self.written)
+
+        until(is_there, "the stream does not give what was written")
+
+
+def test_a_stream_gives_every_change_once_while_captures_move(
+    cluster: SparkCluster, world: World, gate: Gate, tmp_path: Path
+):
+    names = (f"capture-1-{number}" for number in count())
+    stronger = next(name for name in names if sharing.owner(world.table_id, ["capture-2", name]) == name)
+    with Moving(world, Sink(tmp_path / "checkpoint")) as moving:
+        first = moving.capture("capture-2")
+        moving.start()
+        moving.insert(5000)
+        moving.deliver()
+
+        moving.insert(5001)
+        moving.capture(stronger)
+        moving.insert(5002)
+        world.catch_up()
+        until(lambda: world.table_id not in first.tables, "the table does not move")
+        moving.insert(5003)
+        moving.deliver()
+
+        with ThreadPoolExecutor(1) as pool:
+            busy = world.spark.range(0, 2, 1, 2)
+            job = pool.submit(lambda: busy.mapInArrow(gate.batches, busy.schema).count())
+            try:
+                until(lambda: len(gate.waiting()) == 2, "no executor is busy")
+                moving.insert(5004)
+                jobs = world.spark.sparkContext.statusTracker()
+                until(lambda: len(jobs.getActiveJobsIds()) == 2, "the batch is not planned")
+                moving.capture(stronger)
+            finally:
+                gate.open()
+            assert job.result() == 2
+        known = len(moving.failures)
+        moving.deliver()
+        assert len(moving.failures) > known, "the batch was planned with an address that is nobody's"
+        moving.insert(5005)
+        moving.deliver()
+        assert moving.sink.changes() == moving.written

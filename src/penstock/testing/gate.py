@@ -1,0 +1,81 @@
+"""A place where processes wait in the middle of their work, for tests that kill some of them there."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from penstock.clock import SYSTEM
+from penstock.eventstore.partition import StorageRef
+from penstock.eventstore.storage import Storage
+
+__all__ = ["Gate", "GatedStorage"]
+
+_OPEN = "open"
+_WAIT_S = 120.0
+_LOOK_S = 0.05
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Closed until `open` is called, for good. Its folder is all that processes share; can be pickled."""
+
+    folder: Path
+
+    def wait(self) -> None:
+        """Wait until it is open; raise TimeoutError when that takes minutes."""
+        mark = self.folder / str(os.getpid())
+        mark.touch()
+        deadline = SYSTEM.monotonic() + _WAIT_S
+        while not (self.folder / _OPEN).exists():
+            if SYSTEM.monotonic() > deadline:
+                raise TimeoutError("nobody opens the gate")
+            SYSTEM.pause(_LOOK_S)
+        mark.unlink()
+
+    def waiting(self) -> list[int]:
+        """Ids of the processes that came and did not get through, be it because they were killed."""
+        return [int(each.name) for each in self.folder.glob("[0-9]*")]
+
+    def open(self) -> None:
+        """Let everybody through from now on."""
+        (self.folder / _OPEN).touch()
+
+    def batches(self, given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The batches, each after a wait: for mapInArrow."""
+        for batch in given:
+            self.wait()
+            yield batch
+
+
+@dataclass(frozen=True)
+class GatedStorage(StorageRef):
+    """Storage whose users wait at the gate after they have written an object, or created one."""
+
+    gate: Gate = field(kw_only=True)
+    after: str = field(kw_only=True)  # "write" or "create"
+
+    def open(self) -> Storage:
+        """The storage, with the gate in it."""
+        return _Gated(super().open(), self)
+
+
+class _Gated(Storage):
+    def __init__(self, storage: Storage, ref: GatedStorage) -> None:
+        super().__init__(storage.url, storage._store)
+        self._ref = ref
+
+    def write(self, path: str, data: bytes | Path) -> None:
+        super().write(path, data)
+        self._written("write")
+
+    def create(self, path: str, data: bytes) -> bool:
+        made = super().create(path, data)
+        self._written("create")
+        return made
+
+    def _written(self, how: str) -> None:
+        if self._ref.after == how:
+            self._ref.gate.wait()
