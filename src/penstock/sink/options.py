@@ -137,7 +137,7 @@ def _check_names(given: Mapping[str, str]) -> None:
         if name not in _PARSERS and name not in _CSV and name != "output-raw-change-event":
             near = difflib.get_close_matches(name, [*_PARSERS, *_CSV, *STORAGE_PARAMETERS], n=3)
             hint = (
-                f"did you mean {' or '.join(near)}?" if near else "see docs/changefeed.md for those there are"
+                f"did you mean {' or '.join(near)}?" if near else "see docs/configuration.md for those there are"
             )
             raise Invalid(f"sink parameter {name!r} is unknown; {hint}")
 
