@@ -1,0 +1,93 @@
+"""Changes of one table as Arrow arrays, the same for every file format. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+INSERT, UPDATE, DELETE = "I", "U", "D"
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRows:
+    """Changes in their order. All members have the same length.
+
+    `rows` holds the row after a change, or of a delete the row that it ended. `old` holds the row before an
+    update where the format tells it, and null elsewhere. `commit_ts` is null where the format has none.
+    """
+
+    ops: pa.StringArray
+    commit_ts: pa.UInt64Array
+    rows: pa.RecordBatch
+    old: pa.StructArray
+
+    def __len__(self) -> int:
+        return int(self.rows.num_rows)
+
+    def slice(self, start: int, length: int | None = None) -> "ChangeRows":
+        """Some of them that follow each other."""
+        return ChangeRows(
+            self.ops.slice(start, length),
+            self.commit_ts.slice(start, length),
+            self.rows.slice(start, length),
+            self.old.slice(start, length),
+        )
+
+    def take(self, places: pa.Array) -> "ChangeRows":
+        """Those at these places, in this order."""
+        return ChangeRows(
+            self.ops.take(places), self.commit_ts.take(places), self.rows.take(places), self.old.take(places)
+        )
+
+    def filter(self, mask: pa.BooleanArray) -> "ChangeRows":
+        """Those where the mask is true."""
+        return self.take(pc.indices_nonzero(mask))
+
+    @property
+    def last_ts(self) -> int | None:
+        """When the last one was committed; None when nobody knows."""
+        return self.commit_ts[-1].as_py() if len(self) else None
+
+    def count_upto(self, ts: int) -> int:
+        """How many come before the first that is known to have been committed after `ts`."""
+        late = pc.index(pc.greater(self.commit_ts, pa.scalar(ts, pa.uint64())), value=True).as_py()
+        return len(self) if late < 0 else int(late)
+
+
+def concat(parts: Sequence[ChangeRows]) -> ChangeRows:
+    """All of them, one after the other; there is at least one."""
+    return ChangeRows(
+        pa.concat_arrays([part.ops for part in parts]),
+        pa.concat_arrays([part.commit_ts for part in parts]),
+        pa.concat_batches([part.rows for part in parts]),
+        pa.concat_arrays([part.old for part in parts]),
+    )
+
+
+def no_old(rows: pa.RecordBatch) -> pa.StructArray:
+    """What `old` is where no row before is known."""
+    return pa.nulls(rows.num_rows, pa.struct(list(rows.schema)))
+
+
+def unknown_ts(count: int) -> pa.UInt64Array:
+    """What `commit_ts` is where the format has none."""
+    return pa.nulls(count, pa.uint64())
+
+
+def as_struct(rows: pa.RecordBatch, valid: pa.BooleanArray) -> pa.StructArray:
+    """Rows as `old`, null where `valid` is not true."""
+    mask = pc.invert(valid.fill_null(fill_value=False))
+    return pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema), mask=mask)
+
+
+def row_dicts(rows: pa.RecordBatch | pa.StructArray) -> list[dict[str, Any] | None]:
+    """Rows as Python values, column by column."""
+    if isinstance(rows, pa.StructArray):
+        return list(rows.to_pylist())
+    names = rows.schema.names
+    if not names:
+        return [{} for _ in range(rows.num_rows)]
+    columns = [column.to_pylist() for column in rows.columns]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]

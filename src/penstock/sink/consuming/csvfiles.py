@@ -1,0 +1,183 @@
+"""csv files: a line for each change; what kind of change it is comes first, then the columns.
+
+Which of the optional cells there are (commit-ts, is-update), and whether there is a header, is found out from
+the file; only the dialect has to be told.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pv
+
+from penstock.errors import Corrupt, Invalid
+from penstock.sink.consuming.cells import TextForm, base64_bytes, from_text
+from penstock.sink.consuming.changerows import ChangeRows, as_struct, concat, no_old, unknown_ts
+from penstock.sink.consuming.csvlines import parse_lines
+from penstock.sink.consuming.lines import BLOCK_BYTES, Readable
+from penstock.sink.formats.options import CsvOptions
+from penstock.tables.arrow import arrow_schema
+from penstock.tables.schema import TableInfo
+
+_OPERATION, _COMMIT_TS, _IS_UPDATE = (
+    "ticdc-meta$operation",
+    "ticdc-meta$commit-ts",
+    "ticdc-meta$is-update",
+)
+_META = (_OPERATION, "ticdc-meta$table", "ticdc-meta$schema")
+_EXTRAS_MAX = 2
+
+
+def decode(
+    stream: Readable, table: TableInfo, dialect: CsvOptions, *, terminator: str, time_zone: str
+) -> Iterator[ChangeRows]:
+    """The changes of a file, in bounded memory; raise Corrupt for what is no such csv, Invalid when the
+    columns are not those of the schema file.
+
+    An update that was written as a delete and an insert (`output-old-value`) is one change again.
+    """
+    names = len(table.stored_columns) + len(_META) + _EXTRAS_MAX
+    plain = len(dialect.delimiter) == 1 and dialect.quote and terminator in {"\r\n", "\n"}
+    lines = _arrow(stream, names, dialect) if plain else parse_lines(stream, dialect, terminator)
+    to_bytes = bytes.fromhex if dialect.binary_encoding_method == "hex" else base64_bytes
+    form = TextForm(to_bytes, numbered_elements=False, time_zone=time_zone)
+    layout: _Layout | None = None
+    held: tuple[ChangeRows, pa.Array] | None = None  # an update's first half, at the end of a batch
+    for batch in lines:
+        found = batch
+        if layout is None:
+            layout, found = _layout(batch, table, dialect)
+        changes, halves = layout.read(found, table, form)
+        if held is not None:
+            changes = concat([held[0], changes])
+            halves = pa.concat_arrays([held[1], halves])
+            held = None
+        if len(changes) and _is_first_half(changes, halves):
+            held = changes.slice(len(changes) - 1), halves.slice(len(changes) - 1)
+            changes, halves = changes.slice(0, len(changes) - 1), halves.slice(0, len(changes) - 1)
+        yield _paired(changes, halves)
+    if held is not None:
+        raise Corrupt("the last line is the first half of an update, the second is missing; keep the file")
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Which cell holds what."""
+
+    columns: tuple[int, ...]  # of the table, in its order
+    commit_ts: int | None
+    is_update: int | None
+
+    def read(
+        self, lines: pa.RecordBatch, table: TableInfo, form: TextForm
+    ) -> tuple[ChangeRows, pa.BooleanArray]:
+        """Changes, and which of them are halves of updates."""
+        if lines.num_rows and not pc.all(pc.is_in(lines.column(0), pa.array(["I", "U", "D"]))).as_py():
+            raise Corrupt("a csv line begins with none of I, U and D; check delimiter and quote")
+        cells = [lines.column(place) for place in self.columns]
+        values = [
+            from_text(column, text, form) for column, text in zip(table.stored_columns, cells, strict=True)
+        ]
+        rows = pa.RecordBatch.from_arrays(values, schema=arrow_schema(table))
+        if self.commit_ts is None:
+            commit_ts = unknown_ts(lines.num_rows)
+        else:
+            commit_ts = _numbers(lines.column(self.commit_ts))
+        if self.is_update is None:
+            halves = pa.nulls(lines.num_rows, pa.bool_()).fill_null(fill_value=False)
+        else:
+            halves = pc.equal(lines.column(self.is_update), "true")
+        return ChangeRows(lines.column(0), commit_ts, rows, no_old(rows)), halves
+
+
+def _numbers(text: pa.Array) -> pa.Array:
+    try:
+        return pc.cast(text, pa.uint64())
+    except pa.ArrowInvalid as error:
+        raise Corrupt("a commit-ts in a csv line is no number; keep the file") from error
+
+
+def _layout(batch: pa.RecordBatch, table: TableInfo, dialect: CsvOptions) -> tuple[_Layout, pa.RecordBatch]:
+    first = [column[0].as_py() for column in batch.columns]
+    names = [column.name for column in table.stored_columns]
+    if first[0] == _OPERATION:
+        missing = [name for name in names if name not in first]
+        if missing:
+            raise Invalid(_mismatch(table, f"its header lacks {missing[0]}"))
+        columns = tuple(len(first) - 1 - first[::-1].index(name) for name in names)
+        places = {name: first.index(name) for name in (_COMMIT_TS, _IS_UPDATE) if name in first}
+        return _Layout(columns, places.get(_COMMIT_TS), places.get(_IS_UPDATE)), batch.slice(1)
+    extras = _extras(first, len(names), dialect)
+    if extras is None:
+        raise Invalid(_mismatch(table, f"its lines have {len(first)} cells for {len(names)} columns"))
+    begin = len(_META) + len(extras)
+    places = {name: len(_META) + place for place, name in enumerate(extras)}
+    columns = tuple(range(begin, begin + len(names)))
+    return _Layout(columns, places.get(_COMMIT_TS), places.get(_IS_UPDATE)), batch
+
+
+def _extras(first: list[str | None], columns: int, dialect: CsvOptions) -> tuple[str, ...] | None:
+    """The optional cells: those that the options tell, or, if they do not fit, those that the file shows."""
+    told = ((_COMMIT_TS,) if dialect.include_commit_ts else ()) + (
+        (_IS_UPDATE,) if dialect.output_old_value else ()
+    )
+    count = len(first) - len(_META) - columns
+    if count == len(told):
+        return told
+    one = _IS_UPDATE if first[len(_META)] in {"true", "false"} else _COMMIT_TS
+    return {0: (), 1: (one,), 2: (_COMMIT_TS, _IS_UPDATE)}.get(count)
+
+
+def _mismatch(table: TableInfo, what: str) -> str:
+    return (
+        f"a csv file of table {table.name} does not fit its schema file: {what};"
+        " give the csv options that it was written with"
+    )
+
+
+def _arrow(stream: Readable, cells_max: int, dialect: CsvOptions) -> Iterator[pa.RecordBatch]:
+    text = {f"f{place}": pa.string() for place in range(cells_max)}
+    try:
+        reader = pv.open_csv(
+            stream,
+            read_options=pv.ReadOptions(
+                use_threads=False, block_size=BLOCK_BYTES, autogenerate_column_names=True
+            ),
+            parse_options=pv.ParseOptions(
+                delimiter=dialect.delimiter, quote_char=dialect.quote, newlines_in_values=True
+            ),
+            convert_options=pv.ConvertOptions(
+                column_types=text,
+                null_values=[dialect.null],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+        for batch in reader:
+            if batch.num_rows:
+                yield batch
+    except pa.ArrowInvalid as error:
+        if "Empty CSV" in str(error):
+            return
+        raise Corrupt("a csv file cannot be parsed; check delimiter and quote, or keep the file") from error
+
+
+def _is_first_half(changes: ChangeRows, halves: pa.BooleanArray) -> bool:
+    return bool(changes.ops[-1].as_py() == "D" and halves[-1].as_py())
+
+
+def _paired(changes: ChangeRows, halves: pa.BooleanArray) -> ChangeRows:
+    """Each delete that is a half of an update, and the insert that follows it, as one update."""
+    if not pc.any(halves).as_py():
+        return changes
+    ended = pc.and_(halves, pc.equal(changes.ops, "D")).to_numpy(zero_copy_only=False)
+    begun = pc.and_(halves, pc.equal(changes.ops, "I")).to_numpy(zero_copy_only=False)
+    pairs = ended[:-1] & begun[1:]
+    if pairs.sum() != ended.sum() or pairs.sum() != begun.sum():
+        raise Corrupt("half of an update stands alone in a csv file; keep the file")
+    is_new = pa.array([False, *pairs])
+    before = changes.rows.take(pc.max_element_wise(pc.subtract(pa.array(range(len(changes))), 1), 0))
+    ops = pc.if_else(is_new, "U", changes.ops)
+    joined = ChangeRows(ops, changes.commit_ts, changes.rows, as_struct(before, is_new))
+    return joined.filter(pc.invert(pa.array(ended)))

@@ -1,0 +1,96 @@
+"""Data files of every format as changes, by their names' ends."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from penstock.errors import Corrupt, Invalid
+from penstock.eventstore.storage import Storage
+from penstock.sink.consuming import canaljson, csvfiles
+from penstock.sink.consuming.changerows import ChangeRows
+from penstock.sink.consuming.lines import BLOCK_BYTES
+from penstock.sink.formats.options import CsvOptions, Protocol
+from penstock.tables.schema import TableInfo
+
+_COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
+_LOOK_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileOptions:
+    """What files do not say themselves. Without a protocol, JSON files are looked into."""
+
+    protocol: Protocol | None = None
+    terminator: str = "\r\n"
+    csv: CsvOptions = field(default_factory=CsvOptions)
+    time_zone: str = "UTC"  # of TIMESTAMP columns in text
+
+
+class DataFiles:
+    """Reads data files of one directory, in bounded memory, a batch at a time."""
+
+    def __init__(self, storage: Storage, options: FileOptions) -> None:
+        self._storage = storage
+        self._options = options
+        self._json: Protocol | None = None
+
+    def changes(self, path: str, table: TableInfo) -> Iterator[ChangeRows]:
+        """The changes of a file in order; raise Corrupt or Invalid, which name the file, when it is not as
+        its schema file and the options say.
+        """
+        with _naming(path):
+            yield from self._decoded(path, table)
+
+    def _decoded(self, path: str, table: TableInfo) -> Iterator[ChangeRows]:
+        options = self._options
+        protocol = self._protocol(path)
+        if protocol == "csv":
+            return csvfiles.decode(
+                self._open(path),
+                table,
+                options.csv,
+                terminator=options.terminator,
+                time_zone=options.time_zone,
+            )
+        return canaljson.decode(
+            self._open(path), table, terminator=options.terminator, time_zone=options.time_zone
+        )
+
+    def _open(self, path: str) -> pa.NativeFile:
+        raw = self._storage.open(path)
+        compression = next((kind for end, kind in _COMPRESSED.items() if path.endswith(end)), None)
+        if compression is None:
+            return raw
+        return pa.CompressedInputStream(pa.BufferedInputStream(raw, BLOCK_BYTES), compression)
+
+    def _protocol(self, path: str) -> Protocol:
+        name = path.rpartition("/")[2]
+        if ".csv" in name:
+            return "csv"
+        if ".parquet" in name:
+            return "parquet"
+        if self._options.protocol in {"canal-json", "debezium"}:
+            return self._options.protocol
+        if self._json is None:
+            self._json = self._look(path)
+        return self._json
+
+    def _look(self, path: str) -> Protocol:
+        head = self._open(path).read(_LOOK_BYTES)
+        if b'"isDdl"' in head:
+            return "canal-json"
+        if b'"op"' in head and b'"source"' in head:
+            return "debezium"
+        raise Invalid("it is neither canal-json nor debezium; add protocol=... to the URI")
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (Corrupt, Invalid) as error:
+        raise type(error)(f"data file {path}: {error}") from error
+    except (pa.ArrowInvalid, OSError) as error:
+        raise Corrupt(f"data file {path} is cut off or damaged; keep it") from error
