@@ -9,7 +9,7 @@ rows, whatever was flushed, merged or committed meanwhile.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from penstock.clock import SYSTEM, physical_ms
-from penstock.errors import Invalid, PenstockError, StaleRead
+from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
 from penstock.spark.failures import one_line
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from penstock.tables.schema import TableInfo
 
 __all__ = ["ChangeStreamReader", "Offset", "RefusedStreamReader", "open_stream"]
+
+T = TypeVar("T")
 
 _LOOK_S = 0.5  # between two looks at a table that had nothing new: Spark asks a hundred times a second
 _IDLE_MS = 600_000  # after which a stream goes on without changes, so that history need not be kept for it
@@ -104,10 +106,8 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """What is committed from now on belongs to another run."""
-        from penstock.spark.tablerows import open_table
-
-        with one_line():
-            newest_ts = _readable_ts(open_table(self._options))
+        with one_line(), self._explained():
+            newest_ts = self._of_table(_readable_ts)
             self._until_ts = newest_ts if self._until_ts is None else min(self._until_ts, newest_ts)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin = Offset.read(start)
             if SYSTEM.monotonic() < self._look_at:
                 return start
-            end = self._next(begin, self._limit(limit))
+            end = self._of_table(lambda view: self._next(view, begin, self._limit(limit)))
             if end == begin:
                 self._look_at = SYSTEM.monotonic() + _LOOK_S
             return end.as_json()
@@ -129,7 +129,9 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The parts of a micro-batch."""
         with one_line(), self._explained():
             begin, stop = Offset.read(start), Offset.read(end)
-            return [] if begin == stop else self._planned(begin, stop)
+            if begin == stop:
+                return []
+            return self._of_table(lambda view: self._planned(view, begin, stop), at_ts=stop.ts)
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         """The rows of a part, on an executor."""
@@ -140,18 +142,17 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with one_line(), self._explained():
             yield from as_declared(read_feed(partition.part, partition.rows), self._schema)
 
-    def commit(self, end: dict[str, Any]) -> None:
-        """A restart needs nothing before `end`."""
+    def _of_table(self, found: Callable[["TableView"], T], *, at_ts: int | None = None) -> T:
+        """What is found in the table; looked up anew when it is with another capture meanwhile."""
         from penstock.spark.tablerows import open_table
 
-        with one_line():
-            reached = Offset.read(end)
-            self._keep(open_table(self._options, at_ts=reached.ts), reached.ts)
+        try:
+            return found(open_table(self._options, at_ts=at_ts))
+        except Unavailable:
+            return found(open_table(self._options, at_ts=at_ts))
 
-    def _next(self, begin: Offset, limit: "Limit") -> Offset:
-        from penstock.spark.tablerows import open_table
-
-        view = open_table(self._options)
+    def _next(self, view: "TableView", begin: Offset, limit: "Limit") -> Offset:
+        """The end of the batch from `begin` on. What came before is done, so it need not be kept."""
         self._newest_ts = _readable_ts(view)
         if begin.in_snapshot:
             return self._next_of_snapshot(view, begin, limit)
@@ -202,29 +203,21 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         is_late = physical_ms(end_ts) - physical_ms(begin.ts) >= _IDLE_MS
         return Offset(end_ts) if is_late else begin
 
-    def _planned(self, begin: Offset, stop: Offset) -> list[InputPartition]:
+    def _planned(self, view: "TableView", begin: Offset, stop: Offset) -> list[InputPartition]:
         from penstock.spark.changefeed import feed_parts
-        from penstock.spark.tablerows import open_table, planned
 
-        options = self._options
-        view = open_table(options, at_ts=stop.ts)
         rows = self._rows(view, stop.ts)
-        from_ts = 0 if begin.in_snapshot else begin.ts
-
-        def plan(view: "TableView") -> "list[ChangesPartition]":
-            low, high = self._bounds(view, stop.ts)
-            ends = [each for each in (high, stop.handle) if each]
-            return feed_parts(
-                view,
-                from_ts,
-                stop.ts,
-                rows,
-                handles=(max(low, begin.handle), min(ends, default=b"")),
-                part_bytes=options.partition_bytes,
-                parallelism=self._parallelism,
-            )
-
-        parts = planned(view, plan, again=lambda: open_table(options, at_ts=stop.ts))
+        low, high = self._bounds(view, stop.ts)
+        ends = [each for each in (high, stop.handle) if each]
+        parts = feed_parts(
+            view,
+            0 if begin.in_snapshot else begin.ts,
+            stop.ts,
+            rows,
+            handles=(max(low, begin.handle), min(ends, default=b"")),
+            part_bytes=self._options.partition_bytes,
+            parallelism=self._parallelism,
+        )
         return [StreamInput(part, rows) for part in parts]
 
     def _rows(self, view: "TableView", ts: int) -> "ChangeRows":
@@ -263,9 +256,11 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """History that is gone ends a stream: say what to do."""
+        """Say what to do when a stream ends: history is gone, or somebody does not answer."""
         try:
             yield
+        except Unavailable as error:
+            raise Unavailable(f"{error}; start the query again: it goes on from its checkpoint") from error
         except StaleRead as error:
             raise Invalid(
                 f"history of {self._options.table} at version {error.ts} is gone; the oldest that can be read"

@@ -2,15 +2,18 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
 from penstock.clock import SYSTEM
+from penstock.errors import Unavailable
 from penstock.eventstore.flight import FlightService
 from penstock.eventstore.leases import PREFIX, Lease
+from penstock.eventstore.partition import TableView
 from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings
+from penstock.spark import tablerows
 from penstock.spark.source import PenstockDataSource
 from penstock.testing.itemtables import item, item_table
 from penstock.testing.servedworld import ServedWorld
@@ -63,25 +66,69 @@ def test_nobody_is_asked_for_what_is_flushed(world: ServedWorld):
     assert len(found_ids(flushed)) == 9
 
 
+class Announced:
+    """The world's capture, with a lease that says where it is. A context."""
+
+    def __init__(self, world: ServedWorld, folder: Path) -> None:
+        self.world = world
+        self._store = StoreProcess.start(folder / "store", stores=1)
+        self._cluster = ClusterRef.of(Settings(pd_addrs=(self._store.pd_addr,)))
+        self._announce()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cluster.close()
+        self._store.kill()
+
+    def _announce(self) -> None:
+        lease = Lease("capture-1", "data", self.world.flight.addr, SYSTEM.wall_ms() + 10**7)
+        with self._cluster.client().begin() as txn:
+            txn.put(PREFIX + b"capture-1", lease.write())
+
+    def move(self) -> None:
+        """To another address."""
+        self.world.flight.close()
+        self.world.flight = FlightService("127.0.0.1:0", self.world.store, self.world.reader)
+        self._announce()
+
+    def options(self, **more: Any) -> dict[str, str]:
+        return self.world.options(flightAddr=None, pdAddrs=self._store.pd_addr, **more)
+
+
 def test_a_capture_is_found_by_its_lease_also_when_it_moves(world: ServedWorld, tmp_path: Path):
-    with StoreProcess.start(tmp_path / "store", stores=1) as store:
-        cluster = ClusterRef.of(Settings(pd_addrs=(store.pd_addr,)))
-
-        def announce() -> None:
-            lease = Lease("capture-1", "data", world.flight.addr, SYSTEM.wall_ms() + 10**7)
-            with cluster.client().begin() as txn:
-                txn.put(PREFIX + b"capture-1", lease.write())
-
-        announce()
-        options = world.options(flightAddr=None, pdAddrs=store.pd_addr)
-        assert found_ids(options) == [1, 2, 3, 101, 102, 103, 201, 202, 203, 300]
-
-        source = PenstockDataSource(options)
+    with Announced(world, tmp_path) as capture:
+        assert found_ids(capture.options()) == [1, 2, 3, 101, 102, 103, 201, 202, 203, 300]
+        source = PenstockDataSource(capture.options())
         declared = source.schema()
-        world.flight.close()
-        world.flight = FlightService("127.0.0.1:0", world.store, world.reader)
-        announce()
+        capture.move()
         reader = source.reader(declared)
         rows = [batch.num_rows for each in reader.partitions() for batch in reader.read(each)]
         assert sum(rows) == 10
-        cluster.close()
+
+
+def test_a_stream_goes_on_when_its_capture_moves_between_two_questions(
+    world: ServedWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    opened = tablerows.open_table
+    with Announced(world, tmp_path) as capture:
+        stays = iter([False, True, False, True])
+
+        def opened_before_it_moves(*given: Any, **more: Any) -> TableView:
+            view = opened(*given, **more)
+            if not next(stays):
+                capture.move()
+            return view
+
+        source = PenstockDataSource(capture.options(readChangeFeed="true"))
+        reader = source.streamReader(source.schema())
+        monkeypatch.setattr(tablerows, "open_table", opened_before_it_moves)
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, reader.getDefaultReadLimit())
+        assert end == {"ts": world.ts}
+        parts = reader.partitions(start, end)
+        assert sum(batch.num_rows for each in parts for batch in reader.read(each)) == 10
+        capture.move()
+        with pytest.raises(Unavailable, match="start the query again: it goes on from its checkpoint"):
+            [*map(list, map(reader.read, parts))]
