@@ -1,7 +1,7 @@
 """The changes of a range as parts that are read independently, wherever that is."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from penstock.changes.balancing import Share, Weight, ranges, share_handles, share_times
@@ -12,6 +12,7 @@ from penstock.changes.snapshots import as_batches, snapshot_columns
 from penstock.errors import Invalid
 from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.objectfiles import Bounds, column_bounds, opened
+from penstock.eventstore.objectscan import HandleRange
 from penstock.eventstore.partition import PartitionState, TableView
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, HANDLE
@@ -46,6 +47,23 @@ class ChangesPartition:
             return ChangesHandle(as_batches(rows, self.schema, self.options, complete_ts=self.to_ts))
         wanted = ChangesRange(self.from_ts, self.to_ts, self.handle_from, self.handle_to)
         return ChangesHandle(collect(self.table, wanted, self.options))
+
+    def within(self, low: bytes, high: bytes) -> "ChangesPartition | None":
+        """The part as far as its rows are in [low, high) (b"": no bound); None when none can be."""
+        if not low and not high:
+            return self
+        first = max(self.handle_from, low)
+        end = min((each for each in (self.handle_to, high) if each), default=b"")
+        if end and end <= first:
+            return None
+        inside = replace(self, handle_from=first, handle_to=end)
+        if self.snapshot is None:
+            return inside
+        handles = HandleRange(low=first, high=end)
+        pieces = tuple(each for each in self.snapshot.pieces if handles.meets(each.handles))
+        if not pieces and not self.snapshot.adds_unflushed:
+            return None
+        return replace(inside, snapshot=replace(self.snapshot, handles=handles, pieces=pieces))
 
 
 def plan_changes(

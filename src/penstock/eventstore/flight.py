@@ -3,8 +3,9 @@
 A ticket is JSON and names a logical range, not a place: {"table_id", "from_ts", "to_ts", "side", "columns",
 "handle_from", "handle_to"} (handles in base64). `get_flight_info` takes the same as its command and answers
 with a ticket for each part that has one schema. `list_flights` names the tables with their timestamps, and
-the action `resolved_ts` says how far a table ({"table_id": n}) can be read; `flightactions` has those for
-merges. `flightaccess` has who may ask.
+the action `resolved_ts` says how far a table ({"table_id": n}) can be read; `progress` says that of all
+tables at once, as one list for each timestamp. `flightactions` has the actions for merges, `flightaccess` who
+may ask.
 """
 
 import base64
@@ -12,8 +13,8 @@ import json
 import logging
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, fields
 from typing import Any, get_args
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ from penstock.errors import Corrupt, Invalid, PenstockError, StaleRead, Unavaila
 from penstock.eventstore.flightaccess import OPEN, FlightAccess
 from penstock.eventstore.flightactions import MergeActions, table_id_in
 from penstock.eventstore.paths import Side
-from penstock.eventstore.ranges import RangeReader, ReadRange
+from penstock.eventstore.ranges import RangeReader, ReadRange, TableProgress
 from penstock.eventstore.sides import side_schema
 from penstock.eventstore.store import EventStore
 
@@ -162,7 +163,11 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow sh
     def list_actions(self, _context: Any) -> list[tuple[str, str]]:
         """The actions there are."""
         merging = [(name, purpose) for name, (purpose, _) in self._merging.items()]
-        return [("resolved_ts", "How far a table can be read, and how far it is in objects."), *merging]
+        return [
+            ("resolved_ts", "How far a table can be read, and how far it is in objects."),
+            ("progress", "The same of all tables."),
+            *merging,
+        ]
 
     def do_action(self, _context: Any, action: flight.Action) -> Iterator[bytes]:
         """Run an action."""
@@ -170,12 +175,21 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow sh
         with _as_flight_errors():
             if action.type == "resolved_ts":
                 answer = json.dumps(self._describe(table_id_in(body))).encode()
+            elif action.type == "progress":
+                answer = json.dumps(self._progress()).encode()
             elif action.type in self._merging:
                 answer = self._merging[action.type][1](body)
             else:
-                known = ", ".join(["resolved_ts", *self._merging])
+                known = ", ".join(["resolved_ts", "progress", *self._merging])
                 raise Invalid(f"there is no action {action.type!r}; there are {known}")
         yield answer
+
+    def _progress(self) -> Mapping[str, list[int]]:
+        found = []
+        for table_id in sorted(self._store.tables()):
+            with suppress(Unavailable):  # it was given up meanwhile
+                found.append(self._reader.progress(table_id))
+        return {each.name: [getattr(of, each.name) for of in found] for each in fields(TableProgress)}
 
     def _describe(self, table_id: int) -> Mapping[str, Any]:
         return asdict(self._reader.progress(table_id))

@@ -42,10 +42,12 @@ class FlightReader:
         self._connecting = threading.Lock()
 
     def tables(self) -> list[TableProgress]:
-        """Every table that the capture owns, by id."""
-        with self._errors():
-            listed = self._connected().list_flights(options=self._options(_ANSWER_TIMEOUT_S))
-            return [_progress(info.descriptor.command) for info in listed]
+        """Every table that the capture owns, by id, in one call however many there are."""
+        columns = json.loads(self.act("progress", b""))
+        return [
+            TableProgress(**dict(zip(columns, each, strict=True)))
+            for each in zip(*columns.values(), strict=True)
+        ]
 
     def progress(self, table_id: int) -> TableProgress:
         """How far a table can be read."""

@@ -174,6 +174,11 @@ class ManifestState:
             "oldest_ts": oldest_ts,
         }
 
+    @property
+    def changed_ts(self) -> int:
+        """No change in the objects, archived ones among them, was committed after it."""
+        return max([self.history_ts, *(each.max_ts for each in self.objects.values())])
+
     def visible(self, side: Side, ts: int) -> list[ObjectInfo]:
         """The objects of a side that make up the table as of `ts`, by time."""
         chosen = [each for each in self.objects.values() if each.side == side and each.visible(ts)]

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from penstock.clock import TS_MAX
 from penstock.eventstore.paths import Side
 from penstock.eventstore.schemaversion import SchemaVersion
 
@@ -33,12 +34,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class TableProgress:
-    """How far a table has come in the capture that owns it."""
+    """How far a table has come in the capture that owns it.
+
+    No change up to `readable_ts` was committed after `changed_ts`.
+    """
 
     table_id: int
     readable_ts: int
     resolved_ts: int
     flushed_ts: int
+    changed_ts: int = TS_MAX
 
 
 class RangeReader(Protocol):

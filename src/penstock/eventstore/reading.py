@@ -38,7 +38,8 @@ class Reader:
     def progress(self, table_id: int) -> TableProgress:
         """See RangeReader."""
         rows = self._store.rows(table_id)
-        return TableProgress(table_id, self._store.readable_ts(table_id), rows.resolved_ts, rows.flushed_ts)
+        readable_ts = self._store.readable_ts(table_id)  # first: it is what `changed_ts` has to cover
+        return TableProgress(table_id, readable_ts, rows.resolved_ts, rows.flushed_ts, rows.changed_ts)
 
     def parts(self, wanted: ReadRange) -> list[Part]:
         """See RangeReader."""

@@ -150,6 +150,7 @@ class EventStore:
                 clock=self._clock,
                 flushed_ts=flushed_ts,
                 resolved_ts=self._wal.resolved().get(table_id, 0),
+                changed_ts=ownership.state.changed_ts,
                 recovered=self._recovered.pop(table_id, ()),
                 admit=self._admit,
                 advanced=self._wake_if_due,

@@ -73,6 +73,7 @@ class TableRows:
         clock: Clock,
         flushed_ts: int,
         resolved_ts: int,
+        changed_ts: int = 0,
         recovered: Iterable[Held] = (),
         admit: Callable[[], None],
         advanced: Callable[[], None],
@@ -86,6 +87,7 @@ class TableRows:
         self._lock = threading.Lock()
         self._flushed_ts = flushed_ts
         self._resolved_ts = max(flushed_ts, resolved_ts)
+        self._changed_ts = changed_ts
         self._disowned = False
         self._held: list[Held] = []
         self._held_bytes = 0
@@ -102,6 +104,11 @@ class TableRows:
     def resolved_ts(self) -> int:
         """Everything up to it is in objects or held here. A subscription starts from it."""
         return self._resolved_ts
+
+    @property
+    def changed_ts(self) -> int:
+        """No change up to a `resolved_ts` that was seen before was committed after it."""
+        return self._changed_ts
 
     @property
     def disowned(self) -> bool:
@@ -203,6 +210,7 @@ class TableRows:
     def _keep(self, batches: Iterable[Held]) -> None:
         for held in batches:
             self._held.append(held)
+            self._changed_ts = max(self._changed_ts, held.max_ts)
             self._held_bytes += held.nbytes
             self._memory_held_bytes += held.weight if held.batch is not None else 0
             self._lowest_ts = min(self._lowest_ts, max(held.min_ts, self._flushed_ts + 1))

@@ -1,7 +1,7 @@
 """`option("readChangeFeed", True)`: what changed in a table, one row for each side of each change."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -182,7 +182,7 @@ def feed_parts(
         batch_rows=FEED_BATCH_ROWS,
         partition_rows=_part_rows(states, from_ts, to_ts, part_bytes, parallelism),
     )
-    within = (_within(part, *handles) for part in planned)
+    within = (part.within(*handles) for part in planned)
     return [part for part in within if part is not None]
 
 
@@ -213,21 +213,3 @@ def _part_rows(
     rows, nbytes = sum(info.rows for info in infos), sum(info.size_bytes for info in infos)
     largest = max(1, part_bytes * rows // nbytes) if nbytes else _PART_ROWS_MIN
     return min(largest, max(_PART_ROWS_MIN, -(-rows // (_SHARES * parallelism))))
-
-
-def _within(part: "ChangesPartition", low: bytes, high: bytes) -> "ChangesPartition | None":
-    """A part as far as its rows are in [low, high); None when none can be."""
-    from penstock.eventstore.objectscan import HandleRange
-
-    if not low and not high:
-        return part
-    if part.snapshot is not None:
-        handles = HandleRange(low=low, high=high)
-        pieces = tuple(each for each in part.snapshot.pieces if handles.meets(each.handles))
-        if not pieces and not part.snapshot.adds_unflushed:
-            return None
-        return replace(part, snapshot=replace(part.snapshot, handles=handles, pieces=pieces))
-    first = max(part.handle_from, low)
-    ends = [each for each in (part.handle_to, high) if each]
-    end = min(ends, default=b"")
-    return None if end and end <= first else replace(part, handle_from=first, handle_to=end)

@@ -96,7 +96,7 @@ def test_whoever_has_certificate_and_token_reads_everything(
     with serving(tmp_path, flight_tls=tls, flight_token=TOKEN) as (addr, _, _):
         ours = files.reading("client" if check_clients else None)
         with pickle.loads(pickle.dumps(FlightReader(addr, tls=ours, token=TOKEN))) as reader:
-            assert reader.tables() == [reader.progress(1)] == [TableProgress(1, 100, 100, 0)]
+            assert reader.tables() == [reader.progress(1)] == [TableProgress(1, 100, 100, 0, 50)]
             assert rows(reader) == 50
 
 

@@ -152,7 +152,7 @@ def test_here_and_over_flight_a_range_is_the_same(
             held.schemas.resolved = NOW + 200
             readers: list[RangeReader] = [held.reader, remote]
             assert [each.progress(1) for each in readers] == [
-                TableProgress(1, NOW + 200, NOW + 200, held.rows.flushed_ts)
+                TableProgress(1, NOW + 200, NOW + 200, held.rows.flushed_ts, NOW + 120)
             ] * 2
             for reader in readers:
                 parts = reader.parts(wanted)
@@ -268,7 +268,7 @@ def test_flight_serves_tables_ranges_and_timestamps(held: Held) -> None:
             (answer,) = client.do_action(flight.Action("resolved_ts", b'{"table_id": 1}'))
             assert json.loads(answer.body.to_pybytes())["resolved_ts"] == NOW + 200
             actions = [action.type for action in client.list_actions()]
-            assert actions == ["resolved_ts", "plan_merge", "commit_merge"]
+            assert actions == ["resolved_ts", "progress", "plan_merge", "commit_merge"]
             with pytest.raises(flight.FlightUnavailableError, match="not captured here"):
                 list(client.do_action(flight.Action("resolved_ts", b'{"table_id": 9}')))
             with pytest.raises(pa.ArrowInvalid, match="no action"):
