@@ -320,3 +320,101 @@ CHANGES_ROWS_TOTAL = Counter(
 CHANGES_COALESCED_ROWS_TOTAL = Counter(
     "penstock_changes_coalesced_rows_total", "Rows of changes that came to nothing or into one with others."
 )
+
+# The sink. `flush_count` and its kin: see penstock.sink.filetasks.Reason.
+SINK_CHECKPOINT_LAG_SECONDS = Gauge(
+    "penstock_sink_checkpoint_lag_seconds",
+    "How far the checkpoint of a changefeed is behind the clock.",
+    ["changefeed"],
+)
+SINK_DISPATCHERS = Gauge("penstock_sink_dispatchers", "Dispatchers of a changefeed.", ["changefeed"])
+SINK_READING_DISPATCHERS = Gauge(
+    "penstock_sink_reading_dispatchers", "Dispatchers with changes or a DDL ahead of them.", ["changefeed"]
+)
+SINK_SPOOL_BYTES = Gauge(
+    "penstock_sink_spool_bytes", "Encoded bytes that are not on the remote yet.", ["changefeed"]
+)
+SINK_SPOOL_ITEMS = Gauge(
+    "penstock_sink_spool_items", "Encoded chunks that are not on the remote yet.", ["changefeed"]
+)
+SINK_SPOOL_RETAINED_BYTES = Gauge(
+    "penstock_sink_spool_retained_bytes",
+    "Bytes of all segments that are held: what is not on the remote yet, and what lies beside it.",
+    ["changefeed"],
+)
+SINK_WAKE_CALLS_TOTAL = Counter(
+    "penstock_sink_wake_calls_total", "Events after which a dispatcher was let go on.", ["changefeed"]
+)
+SINK_WAKE_SUPPRESSED_TOTAL = Counter(
+    "penstock_sink_wake_suppressed_total",
+    "Events whose dispatcher had to wait for the spool to empty first.",
+    ["changefeed"],
+)
+SINK_QUEUED_ITEMS = Gauge(
+    "penstock_sink_queued_items", "Events and markers that wait to be encoded.", ["changefeed"]
+)
+SINK_ACTIVE_DISPATCHERS = Gauge(
+    "penstock_sink_active_dispatchers", "Dispatchers with something in the spool.", ["changefeed"]
+)
+SINK_OLDEST_UNFLUSHED_AGE_SECONDS = Gauge(
+    "penstock_sink_oldest_unflushed_age_seconds",
+    "How long the oldest event that is not on the remote has been with the sink; at most a second old.",
+    ["changefeed"],
+)
+SINK_ENCODE_DURATION_SECONDS = Histogram(
+    "penstock_sink_encode_duration_seconds", "Duration of one encode job.", ["changefeed"], buckets=_SECONDS
+)
+SINK_FLUSH_COUNT = Counter(
+    "penstock_sink_flush_count",
+    "Files by why they were closed: size, interval, ddl, quota, close; error: one could not be written.",
+    ["changefeed", "reason"],
+)
+SINK_FLUSH_DURATION_SECONDS = Histogram(
+    "penstock_sink_flush_duration_seconds",
+    "From when a file was closed until its data and index were on the remote.",
+    ["changefeed", "reason"],
+    buckets=_SECONDS,
+)
+SINK_FLUSH_FILE_SIZE_BYTES = Histogram(
+    "penstock_sink_flush_file_size_bytes",
+    "Sizes of data files.",
+    ["changefeed"],
+    buckets=exponential(1024, 2, 20),
+)
+SINK_FILES_TOTAL = Counter("penstock_sink_files_total", "Data files on the remote.", ["changefeed"])
+SINK_ROWS_TOTAL = Counter("penstock_sink_rows_total", "Rows in data files on the remote.", ["changefeed"])
+SINK_BYTES_TOTAL = Counter("penstock_sink_bytes_total", "Bytes of data files on the remote.", ["changefeed"])
+SINK_STALE_ROWS_TOTAL = Counter(
+    "penstock_sink_stale_rows_total",
+    "Rows that were left out because the remote has a newer version of their table already.",
+    ["changefeed"],
+)
+SINK_DDL_DRAIN_DURATION_SECONDS = Histogram(
+    "penstock_sink_ddl_drain_duration_seconds",
+    "Time a dispatcher's changes before a DDL took to be on the remote.",
+    ["changefeed"],
+    buckets=_SECONDS,
+)
+SINK_DDL_DRAIN_WAIT_ENCODE_SECONDS = Histogram(
+    "penstock_sink_ddl_drain_wait_encode_seconds",
+    "Of that, until they were in the spool.",
+    ["changefeed"],
+    buckets=_SECONDS,
+)
+SINK_DDL_DRAIN_WAIT_REMOTE_SECONDS = Histogram(
+    "penstock_sink_ddl_drain_wait_remote_seconds",
+    "Of that, from the spool to the remote.",
+    ["changefeed"],
+    buckets=_SECONDS,
+)
+SINK_DDL_AFFECTED_DISPATCHERS = Histogram(
+    "penstock_sink_ddl_affected_dispatchers",
+    "Dispatchers that one DDL blocked.",
+    ["changefeed"],
+    buckets=_SIZES,
+)
+SINK_ERRORS_TOTAL = Counter(
+    "penstock_sink_errors_total",
+    "Failures by where: encode, place, begin, write, release, ddl, checkpoint, sweep.",
+    ["changefeed", "stage"],
+)
