@@ -37,5 +37,6 @@ class EncoderOptions:
     csv: CsvOptions = CsvOptions()
     columns: tuple[str, ...] | None = None
     where: str = ""
+    encoded_at_ms: int = 0  # what lines say of when they were made; the same whenever they are made again
     chunk_bytes: int = 4 * 1024 * 1024
     commit_bytes_max: int = 64 * 1024 * 1024  # a commit that is larger is cut into several chunks
