@@ -1,0 +1,59 @@
+"""What went wrong with a changefeed, for how long, and whether to try again."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from penstock.clock import SYSTEM, Clock
+from penstock.errors import Corrupt, Fenced, Invalid, StaleRead, Unavailable
+
+T = TypeVar("T")
+
+GIVE_UP_S = 30 * 60.0
+_FIRST_WAIT_S = 0.5
+_LAST_WAIT_S = 60.0
+_HOPELESS = (Corrupt, Fenced, Invalid, StaleRead)
+
+_log = logging.getLogger(__name__)
+
+
+class Trouble:
+    """Failures since the last progress. After `give_up_s` of them without progress there is no next try."""
+
+    def __init__(self, feed_id: str, *, give_up_s: float = GIVE_UP_S, clock: Clock = SYSTEM) -> None:
+        self.error = ""
+        self._feed_id = feed_id
+        self._give_up_s = give_up_s
+        self._clock = clock
+        self._since: float | None = None
+
+    @property
+    def there(self) -> bool:
+        """Whether something failed since the last progress."""
+        return self._since is not None
+
+    def over(self) -> None:
+        """There was progress."""
+        self._since, self.error = None, ""
+
+    def met(self, error: Exception, attempt: int) -> float:
+        """Note a failure: the seconds to wait before the next try. Raises it when there is to be none."""
+        now = self._clock.monotonic()
+        self._since = now if self._since is None else self._since
+        self.error = f"{type(error).__name__}: {error}"
+        if isinstance(error, _HOPELESS) or now - self._since >= self._give_up_s:
+            raise error
+        facts = {"changefeed": self._feed_id, "error": self.error, "attempt": attempt}
+        _log.warning("a changefeed failed and tries again", extra=facts)
+        longest: float = min(_LAST_WAIT_S, _FIRST_WAIT_S * 2 ** min(attempt, 16))
+        return longest * (0.5 + self._clock.random() / 2)
+
+    async def through(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Call, again and again while Unavailable is raised; raises what else it raises, or the last."""
+        attempt = 0
+        while True:
+            try:
+                return await call()
+            except Unavailable as error:
+                await self._clock.sleep(self.met(error, attempt))
+                attempt += 1
