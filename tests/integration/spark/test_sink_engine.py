@@ -1,0 +1,194 @@
+"""The sink's jobs on Spark: the chunks and files that one process would make, whatever executors do."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.changes.admission import Limit
+from penstock.errors import Unavailable
+from penstock.eventstore.flightreader import FlightReader
+from penstock.eventstore.partition import StorageRef
+from penstock.sink.encoding import encode_part
+from penstock.sink.engine import EncodeWork
+from penstock.sink.formats.options import EncoderOptions
+from penstock.sink.positions import Position
+from penstock.sink.slicing import SliceRange, plan_slice
+from penstock.sink.work import Chunk, DispatcherSpec, FileWork, Slice
+from penstock.spark.sinkengine import SparkEngine
+from penstock.testing.itemtables import item, item_table
+from penstock.testing.servedworld import ServedWorld
+from penstock.testing.tableworld import START
+
+SMALL = EncoderOptions(chunk_bytes=2_000, enable_tidb_extension=True, encoded_at_ms=5)
+ROWS = 60
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[ServedWorld]:
+    with ServedWorld(tmp_path, item_table()) as made:
+        for number in range(ROWS):
+            made.commit(item("integer", number, f"name {number}"))
+            if number == ROWS // 2:
+                made.flush()
+        for number in range(0, ROWS, 7):
+            made.commit(item("integer", number, "another name"))
+        made.commit(delete=[made.key(item("integer", 3, ""))])
+        made.resolve()
+        yield made
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> StorageRef:
+    return StorageRef(f"file://{tmp_path}/remote")
+
+
+def sliced(world: ServedWorld, from_ts: int, to_ts: int) -> Slice:
+    schema = world.schemas.versions(1, from_ts, to_ts)[-1]
+    wanted = SliceRange(DispatcherSpec.of("feed", 1), Position(from_ts), to_ts, Limit(), snapshot=False)
+    found = plan_slice(world.view(FlightReader(world.flight.addr)), schema, wanted)
+    assert found is not None
+    return found
+
+
+def halves(world: ServedWorld) -> list[EncodeWork]:
+    """All changes, as two slices."""
+    moments = list(world.moments())
+    middle = moments[len(moments) // 2]
+    return [
+        EncodeWork(sliced(world, START, middle), SMALL),
+        EncodeWork(sliced(world, middle, world.ts), SMALL),
+    ]
+
+
+def payloads(work: EncodeWork) -> list[bytes]:
+    """What one process makes of it."""
+    return [
+        encoded.payload
+        for number in range(len(work.slice.parts))
+        for encoded in encode_part(work.slice, number, work.options)
+    ]
+
+
+def file_of(name: str, *chunks: Chunk, **more: Any) -> FileWork:
+    return FileWork(
+        dispatcher_id="1",
+        chunks=chunks,
+        data_path=f"shop/items/1/{name}.json",
+        index_path=f"shop/items/1/meta/{name}.index",
+        **more,
+    )
+
+
+def persisted(spark: SparkSession) -> int:
+    return int(spark.sparkContext._jsc.getPersistentRDDs().size())
+
+
+async def test_executors_make_the_chunks_and_files_of_one_process(
+    spark: SparkSession, world: ServedWorld, target: StorageRef
+) -> None:
+    work = halves(world)
+    engine = SparkEngine(spark, target)
+    before = persisted(spark)
+    first, second = [(await engine.encode([each]))[0] for each in work]
+    expected = [payloads(each) for each in work]
+    assert len(first) > 1, "several chunks, or there is no order to get wrong"
+    assert [[chunk.nbytes for chunk in chunks] for chunks in (first, second)] == [
+        [len(payload) for payload in each] for each in expected
+    ]
+    assert first[-1].end == second[0].start
+    files = [
+        file_of("mixed", *first[1:], *second[:1], header=b"header\n"),  # of both segments
+        file_of("rest", *second[1:]),
+        file_of("begin", first[0]),
+    ]
+    written = await engine.write(files)
+    assert [each.error for each in written] == ["", "", ""]
+    assert [each.data_path for each in written] == [each.data_path for each in files]
+    storage = target.open()
+    contents = [storage.read(each.data_path) for each in files]
+    assert contents == [
+        b"header\n" + b"".join([*expected[0][1:], expected[1][0]]),
+        b"".join(expected[1][1:]),
+        expected[0][0],
+    ]
+    assert storage.read(files[0].index_path) == b"mixed.json\n"
+    assert persisted(spark) > before
+    for segment in {chunk.segment for chunk in (*first, *second)}:
+        await engine.release(segment)
+    assert persisted(spark) == before, "what is released takes no room"
+    await engine.close()
+
+
+async def test_many_slices_are_encoded_by_one_job(
+    spark: SparkSession, world: ServedWorld, target: StorageRef
+) -> None:
+    work = halves(world)
+    engine = SparkEngine(spark, target)
+    chunks = await engine.encode(work)
+    assert [[chunk.nbytes for chunk in each] for each in chunks] == [
+        [len(payload) for payload in payloads(each)] for each in work
+    ]
+    assert len({chunk.segment for each in chunks for chunk in each}) == 1
+    await engine.close()
+
+
+async def test_slices_without_rows_leave_nothing_behind(
+    spark: SparkSession, world: ServedWorld, target: StorageRef
+) -> None:
+    nothing = replace(SMALL, where="id < 0")
+    engine = SparkEngine(spark, target)
+    before = persisted(spark)
+    assert await engine.encode([replace(each, options=nothing) for each in halves(world)]) == [[], []]
+    assert persisted(spark) == before
+    await engine.close()
+
+
+async def test_a_file_that_cannot_be_written_does_not_stop_the_others(
+    spark: SparkSession, world: ServedWorld, target: StorageRef
+) -> None:
+    engine = SparkEngine(spark, target)
+    (chunks,) = await engine.encode([EncodeWork(sliced(world, START, world.ts), SMALL)])
+    taken, free = file_of("taken", *chunks[:2]), file_of("free", *chunks[2:])
+    target.open().write(taken.data_path, b"of somebody else")
+    bad, good = await engine.write([taken, free])
+    assert "is there with other content" in bad.error
+    assert target.open().read(taken.index_path) is None, "a file that is not ours is not announced"
+    assert not good.error
+    again, _ = await engine.write([free, taken])
+    assert not again.error, "the same file again is the same file"
+    await engine.close()
+
+
+async def test_a_payload_that_is_not_what_was_encoded_is_not_written(
+    spark: SparkSession, world: ServedWorld, target: StorageRef
+) -> None:
+    engine = SparkEngine(spark, target)
+    (chunks,) = await engine.encode([EncodeWork(sliced(world, START, world.ts), SMALL)])
+    other = replace(chunks[0], nbytes=chunks[0].nbytes + 1)
+    nowhere = replace(chunks[0], number=12345)
+    wrong, short, gone = await engine.write(
+        [file_of("wrong", other), file_of("short", chunks[1], nowhere), file_of("gone", nowhere)]
+    )
+    assert "not those that were encoded" in wrong.error
+    assert "not those that were encoded" in short.error
+    assert "gone from the spool" in gone.error
+    assert target.open().names("") == []
+    await engine.close()
+
+
+async def test_a_source_that_is_away_is_said_in_one_line(
+    spark: SparkSession, world: ServedWorld, target: StorageRef
+) -> None:
+    work = halves(world)
+    world.flight.close()
+    engine = SparkEngine(spark, target)
+    before = persisted(spark)
+    with pytest.raises(Unavailable) as caught:
+        await engine.encode(work)
+    assert "\n" not in str(caught.value)
+    assert persisted(spark) == before
+    await engine.close()
