@@ -62,6 +62,6 @@ class ReadAhead(Generic[T]):
 
     def _fetch(self) -> T | None:
         # Other threads free what this one read. The allocator keeps that for this thread until it is asked,
-        # so that a long range would hold several times what it uses.
+        # and a long range would hold far more than it uses.
         pa.default_memory_pool().release_unused()
         return next(self._items, None)

@@ -18,7 +18,7 @@ from penstock.eventstore.deletions import Offsets
 from penstock.eventstore.objectfiles import Bounds
 from penstock.eventstore.sides import HANDLE
 
-NO_HANDLES = pa.array([], pa.binary())
+NO_HANDLES = pa.nulls(0, pa.binary())  # pa.array would import pandas
 
 _WINDOW_ROWS = 1024 * 1024
 _VALUE = methodcaller("as_py")

@@ -83,7 +83,7 @@ class ChangeRows:
             commits, kinds = commits[order], kinds[order]
             # one by one, because Arrow takes twice as long for a batch
             columns = [pc.take(each, pa.array(order), boundscheck=False) for each in columns]
-        feed = [_KINDS.take(pa.array(kinds)), pa.array(commits), _timestamps(commits)]
+        feed = [pa.array(_KINDS).take(pa.array(kinds)), pa.array(commits), _timestamps(commits)]
         return pa.RecordBatch.from_arrays([*columns, *feed], schema=self.schema)
 
     def _begun(self, batch: ChangeBatch) -> list[pa.Array]:
@@ -120,7 +120,7 @@ class ChangeRows:
         ]
 
 
-_KINDS = pa.array(["delete", "update_preimage", "insert", "update_postimage"])
+_KINDS = ("delete", "update_preimage", "insert", "update_postimage")
 _ENDS, _BEGINS = 0, 2  # where the kinds of a side are, each followed by the one for updates
 
 

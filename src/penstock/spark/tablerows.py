@@ -11,19 +11,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.finding import find_table
-from penstock.eventstore.flightreader import FlightReader
-from penstock.eventstore.owners import find_owners
 from penstock.eventstore.partition import StorageRef, TableView
-from penstock.kv.clusterref import ClusterRef
-from penstock.settings import Settings
-from penstock.spark.options import SourceOptions
+
+if TYPE_CHECKING:
+    from penstock.eventstore.flightreader import FlightReader
+    from penstock.spark.options import SourceOptions
 
 __all__ = ["naming", "newest_ts", "open_table", "planned", "require_readable", "require_storage"]
 
@@ -33,7 +32,7 @@ _log = logging.getLogger(__name__)
 _CLOCKS_APART_MS = 60_000  # how much the clocks of machines may differ
 
 
-def open_table(options: SourceOptions, *, at_ts: int | None = None) -> TableView:
+def open_table(options: "SourceOptions", *, at_ts: int | None = None) -> TableView:
     """The table that the options name, as it is called at `at_ts` (None: now). Can be pickled.
 
     Nobody is asked for newer rows when `at_ts` is in objects already. Raises Invalid when there is no such
@@ -127,7 +126,13 @@ def _flushed_view(storage: StorageRef, name: str, ts: int) -> TableView | None:
     return view if ts <= flushed_ts else None
 
 
-def _owners(options: SourceOptions) -> Mapping[int, FlightReader]:
+def _owners(options: "SourceOptions") -> "Mapping[int, FlightReader]":
+    # Here, because executors and plans of what is in objects need none of them.
+    from penstock.eventstore.flightreader import FlightReader
+    from penstock.eventstore.owners import find_owners
+    from penstock.kv.clusterref import ClusterRef
+    from penstock.settings import Settings
+
     token = options.settings.capture.read_flight_token()
     if options.flight_addr is not None:
         reader = FlightReader(options.flight_addr, tls=options.flight_tls, token=token)

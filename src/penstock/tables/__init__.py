@@ -1,15 +1,20 @@
 """TiDB's tables on the key-value store: encoding, schemas, catalog, rows."""
 
-from penstock.tables.accounts import Account
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from penstock.tables.arrow import arrow_schema
-from penstock.tables.catalog import Catalog
 from penstock.tables.decoding.decoder import Decoded, RowDecoder, TidbRowDecoder
 from penstock.tables.define import Index, define_table
 from penstock.tables.duplicates import DuplicateRow
 from penstock.tables.raw import RAW_SCHEMA, Op
 from penstock.tables.schema import ColumnInfo, DatabaseInfo, IndexInfo, TableInfo
-from penstock.tables.snapshot import SchemaSnapshot
-from penstock.tables.table import Table
+
+if TYPE_CHECKING:
+    from penstock.tables.accounts import Account
+    from penstock.tables.catalog import Catalog
+    from penstock.tables.snapshot import SchemaSnapshot
+    from penstock.tables.table import Table
 
 __all__ = [
     "RAW_SCHEMA",
@@ -30,3 +35,17 @@ __all__ = [
     "arrow_schema",
     "define_table",
 ]
+
+# These bring a client of the cluster with them. Most processes of Spark read objects alone, and start often.
+_WITH_CLIENT = {
+    "Account": "accounts",
+    "Catalog": "catalog",
+    "SchemaSnapshot": "snapshot",
+    "Table": "table",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _WITH_CLIENT:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_WITH_CLIENT[name]}"), name)
