@@ -32,8 +32,8 @@ def collect_changes(
     """The changes of a table in (from_ts, to_ts]; with from_ts = 0 the rows that it has at to_ts.
 
     Data has the table's columns, or those of `columns`, and `_commit_ts`. Tombstones have the primary key and
-    `_commit_ts`, and with `old_rows` the row that ended, in `_old`. A table without a primary key has
-    `_handle` on both sides. `columns` may name `_handle`, `_start_ts` and `_update` too, for both sides;
+    `_commit_ts`, and with `old_rows` the row that ended, in `_old`: all of it, or what `columns` names (one
+    column at least). A table without a primary key has `_handle` on both sides. `columns` may name `_handle`, `_start_ts` and `_update` too, for both sides;
     `_update` says that the row was there before and is there after. Batches end where the schema changes; one
     whose schema lacks a column of `columns` comes without it.
 
@@ -110,9 +110,7 @@ def _tail_batches(
         columns = Columns.of(schema.table, options)
         part = replace(wanted, from_ts=from_ts, to_ts=to_ts)
         with ExitStack() as stack:
-            data, tombstones = (
-                _opened(stack, states, side, part, schema, columns.of_side(side).read.names) for side in SIDES
-            )
+            data, tombstones = (_opened(stack, states, side, part, schema, columns) for side in SIDES)
             tail = Tail(
                 merged(data, 2 * options.batch_rows),
                 merged(tombstones, 2 * options.batch_rows),
@@ -134,7 +132,7 @@ def _opened(
     side: Side,
     part: ChangesRange,
     schema: SchemaVersion,
-    columns: Sequence[str],
+    columns: Columns,
 ) -> list[Stream]:
     """The streams of a side over all partitions, which begin to read; the stack closes them."""
     streams: list[Stream] = []
@@ -144,7 +142,8 @@ def _opened(
             side,
             part.from_ts,
             part.to_ts,
-            columns=columns,
+            columns=columns.of_side(side).read.names,
+            old_columns=columns.old,
             handle_from=part.handle_from,
             handle_to=part.handle_to,
             schema=schema,

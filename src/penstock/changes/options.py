@@ -7,6 +7,7 @@ import pyarrow as pa
 from penstock.errors import Invalid
 from penstock.eventstore.paths import Side
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD, START_TS, UPDATE, side_schema
+from penstock.eventstore.streams import narrow_old
 from penstock.tables.schema import HandleKind, TableInfo
 
 BATCH_ROWS = 8192
@@ -64,6 +65,7 @@ class Columns:
         if options.columns is not None:
             found = {name.lower(): name for name in user}
             user = [found[name] for name in dict.fromkeys(asked) if name in found]
+            tombstone = narrow_old(tombstone, user)
         system = [name for name in SYSTEM if name in asked or (name == HANDLE and not keys)]
         needed = [HANDLE] if options.coalesce else []
         old = [OLD] if options.old_rows else []
@@ -73,6 +75,13 @@ class Columns:
             tombstone=SideColumns.of(tombstone, [*keys, *system, COMMIT_TS, *old], [*needed, *flag]),
             keys_move=bool(keys) and table.handle_kind is HandleKind.ROWID,
         )
+
+    @property
+    def old(self) -> list[str] | None:
+        """The columns of `_old`; None when it is not read."""
+        if OLD not in self.tombstone.read.names:
+            return None
+        return [each.name for each in self.tombstone.read.field(OLD).type]
 
     def of_side(self, side: Side) -> SideColumns:
         """Those of one side."""

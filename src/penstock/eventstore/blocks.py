@@ -114,7 +114,17 @@ class BlockReader:
         ]
 
     def _columns(self, *, handles: bool) -> list[str]:
-        return list(dict.fromkeys([*self.shown.names, COMMIT_TS, START_TS, *([HANDLE] if handles else [])]))
+        """What to read, as Parquet names it: of structs what is shown of them."""
+        shown = (
+            name
+            for field in self.shown
+            for name in (
+                [f"{field.name}.{each.name}" for each in field.type]
+                if pa.types.is_struct(field.type)
+                else [field.name]
+            )
+        )
+        return list(dict.fromkeys([*shown, COMMIT_TS, START_TS, *([HANDLE] if handles else [])]))
 
     def _data(self, file: pq.ParquetFile) -> Blocks:
         columns = self._columns(handles=bool(self.handle_from or self.handle_to))

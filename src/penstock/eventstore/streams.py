@@ -18,7 +18,7 @@ from penstock.eventstore.paths import Side
 from penstock.eventstore.ranges import RangeReader, ReadRange
 from penstock.eventstore.readahead import ReadAhead
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.eventstore.sides import COMMIT_TS, START_TS, side_schema
+from penstock.eventstore.sides import COMMIT_TS, OLD, START_TS, side_schema
 
 __all__ = [
     "BlockStream",
@@ -27,6 +27,7 @@ __all__ = [
     "memory_stream",
     "merged",
     "object_stream",
+    "narrow_old",
     "shown_schema",
     "streams_of",
 ]
@@ -130,18 +131,19 @@ def streams_of(
     to_ts: int,
     *,
     columns: Sequence[str] | None = None,
+    old_columns: Sequence[str] | None = None,
     handle_from: bytes = b"",
     handle_to: bytes = b"",
     schema: SchemaVersion | None = None,
 ) -> list[Stream]:
     """The streams of a partition in (from_ts, to_ts], which has one schema version (`schema`, if known).
 
-    Their batches have exactly `columns` (None: every column of the side). Streams that have nothing to give
-    are left out. Raises Invalid when the schema changes within the range or has no such column, Unavailable
+    Their batches have exactly `columns` (None: every column of the side); `_old` has `old_columns` (see
+    `narrow_old`). Streams that have nothing to give are left out. Raises Invalid when the schema changes within the range or has no such column, Unavailable
     when nobody has the newest rows. The range must have passed `check_range`.
     """
     version = schema or _only_schema(state, from_ts, to_ts)
-    shown = shown_schema(version, side, columns)
+    shown = narrow_old(shown_schema(version, side, columns), old_columns)
     reader = BlockReader(
         storage=state.storage,
         table_id=state.table_id,
@@ -182,6 +184,19 @@ def shown_schema(version: SchemaVersion, side: Side, columns: Sequence[str] | No
     if missing:
         raise Invalid(f"table {version.table.name} has no column {missing[0]!r} then")
     return pa.schema([schema.field(name) for name in columns])
+
+
+def narrow_old(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
+    """A schema whose `_old`, if it has that, has some columns only (None: all), and one of them at least.
+
+    Without any, objects would not say which old rows are known.
+    """
+    at = schema.get_field_index(OLD)
+    if at < 0 or columns is None:
+        return schema
+    old = schema.field(at)
+    chosen = [each for each in old.type if each.name in columns] or [old.type.field(0)]
+    return schema.set(at, old.with_type(pa.struct(chosen)))
 
 
 def _only_schema(state: PartitionState, from_ts: int, to_ts: int) -> SchemaVersion:
