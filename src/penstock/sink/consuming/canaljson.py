@@ -5,12 +5,11 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json as pj
 
 from penstock.errors import Corrupt
 from penstock.sink.consuming.cells import TextForm, from_text, latin1
 from penstock.sink.consuming.changerows import ChangeRows, as_struct
-from penstock.sink.consuming.lines import Readable, blocks
+from penstock.sink.consuming.lines import Readable, blocks, parse_json
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.schema import TableInfo
 
@@ -59,13 +58,7 @@ def _parse(block: bytes, table: TableInfo) -> pa.RecordBatch:
             ("_tidb", pa.struct([("commitTs", pa.uint64())])),
         ]
     )
-    reading = pj.ReadOptions(use_threads=False, block_size=len(block) + 1)
-    parsing = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
-    try:
-        found = pj.read_json(pa.BufferReader(block), read_options=reading, parse_options=parsing)
-    except pa.ArrowInvalid as error:
-        raise Corrupt("a line is no canal-json of the schema file's columns; keep the file") from error
-    return found.combine_chunks().to_batches()[0] if len(found) else schema.empty_table().to_batches()[0]
+    return parse_json(block, schema)
 
 
 def _texts(lists: pa.ListArray, *, needed: bool) -> pa.StructArray:

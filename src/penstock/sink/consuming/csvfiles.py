@@ -13,9 +13,10 @@ import pyarrow.csv as pv
 
 from penstock.errors import Corrupt, Invalid
 from penstock.sink.consuming.cells import TextForm, base64_bytes, from_text
-from penstock.sink.consuming.changerows import ChangeRows, as_struct, concat, no_old, unknown_ts
+from penstock.sink.consuming.changerows import ChangeRows, no_old, unknown_ts
 from penstock.sink.consuming.csvlines import parse_lines
 from penstock.sink.consuming.lines import BLOCK_BYTES, Readable
+from penstock.sink.consuming.pairs import paired
 from penstock.sink.formats.options import CsvOptions
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.schema import TableInfo
@@ -32,33 +33,28 @@ _EXTRAS_MAX = 2
 def decode(
     stream: Readable, table: TableInfo, dialect: CsvOptions, *, terminator: str, time_zone: str
 ) -> Iterator[ChangeRows]:
-    """The changes of a file, in bounded memory; raise Corrupt for what is no such csv, Invalid when the
-    columns are not those of the schema file.
+    """The changes of a file, in bounded memory.
 
-    An update that was written as a delete and an insert (`output-old-value`) is one change again.
+    An update that was written as a delete and an insert (`output-old-value`) is one change again. Raises
+    Corrupt for what is no such csv, Invalid when the columns are not those of the schema file.
     """
     names = len(table.stored_columns) + len(_META) + _EXTRAS_MAX
     plain = len(dialect.delimiter) == 1 and dialect.quote and terminator in {"\r\n", "\n"}
     lines = _arrow(stream, names, dialect) if plain else parse_lines(stream, dialect, terminator)
     to_bytes = bytes.fromhex if dialect.binary_encoding_method == "hex" else base64_bytes
     form = TextForm(to_bytes, numbered_elements=False, time_zone=time_zone)
+    return paired(_halves(lines, table, form, dialect))
+
+
+def _halves(
+    lines: Iterator[pa.RecordBatch], table: TableInfo, form: TextForm, dialect: CsvOptions
+) -> Iterator[tuple[ChangeRows, pa.BooleanArray]]:
     layout: _Layout | None = None
-    held: tuple[ChangeRows, pa.Array] | None = None  # an update's first half, at the end of a batch
     for batch in lines:
         found = batch
         if layout is None:
             layout, found = _layout(batch, table, dialect)
-        changes, halves = layout.read(found, table, form)
-        if held is not None:
-            changes = concat([held[0], changes])
-            halves = pa.concat_arrays([held[1], halves])
-            held = None
-        if len(changes) and _is_first_half(changes, halves):
-            held = changes.slice(len(changes) - 1), halves.slice(len(changes) - 1)
-            changes, halves = changes.slice(0, len(changes) - 1), halves.slice(0, len(changes) - 1)
-        yield _paired(changes, halves)
-    if held is not None:
-        raise Corrupt("the last line is the first half of an update, the second is missing; keep the file")
+        yield layout.read(found, table, form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,23 +157,3 @@ def _arrow(stream: Readable, cells_max: int, dialect: CsvOptions) -> Iterator[pa
         if "Empty CSV" in str(error):
             return
         raise Corrupt("a csv file cannot be parsed; check delimiter and quote, or keep the file") from error
-
-
-def _is_first_half(changes: ChangeRows, halves: pa.BooleanArray) -> bool:
-    return bool(changes.ops[-1].as_py() == "D" and halves[-1].as_py())
-
-
-def _paired(changes: ChangeRows, halves: pa.BooleanArray) -> ChangeRows:
-    """Each delete that is a half of an update, and the insert that follows it, as one update."""
-    if not pc.any(halves).as_py():
-        return changes
-    ended = pc.and_(halves, pc.equal(changes.ops, "D")).to_numpy(zero_copy_only=False)
-    begun = pc.and_(halves, pc.equal(changes.ops, "I")).to_numpy(zero_copy_only=False)
-    pairs = ended[:-1] & begun[1:]
-    if pairs.sum() != ended.sum() or pairs.sum() != begun.sum():
-        raise Corrupt("half of an update stands alone in a csv file; keep the file")
-    is_new = pa.array([False, *pairs])
-    before = changes.rows.take(pc.max_element_wise(pc.subtract(pa.array(range(len(changes))), 1), 0))
-    ops = pc.if_else(is_new, "U", changes.ops)
-    joined = ChangeRows(ops, changes.commit_ts, changes.rows, as_struct(before, is_new))
-    return joined.filter(pc.invert(pa.array(ended)))

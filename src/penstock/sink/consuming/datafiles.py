@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from penstock.errors import Corrupt, Invalid
 from penstock.eventstore.storage import Storage
-from penstock.sink.consuming import canaljson, csvfiles
+from penstock.sink.consuming import canaljson, csvfiles, debezium, parquetfiles
 from penstock.sink.consuming.changerows import ChangeRows
 from penstock.sink.consuming.lines import BLOCK_BYTES
 from penstock.sink.formats.options import CsvOptions, Protocol
@@ -37,26 +37,25 @@ class DataFiles:
         self._json: Protocol | None = None
 
     def changes(self, path: str, table: TableInfo) -> Iterator[ChangeRows]:
-        """The changes of a file in order; raise Corrupt or Invalid, which name the file, when it is not as
-        its schema file and the options say.
+        """The changes of a file in order.
+
+        Raises Corrupt or Invalid, which name the file, when it is not as its schema file and the options say.
         """
         with _naming(path):
-            yield from self._decoded(path, table)
+            protocol = self._protocol(path)
+            with self._open(path) as stream:
+                yield from self._decoded(stream, protocol, table)
 
-    def _decoded(self, path: str, table: TableInfo) -> Iterator[ChangeRows]:
+    def _decoded(self, stream: pa.NativeFile, protocol: Protocol, table: TableInfo) -> Iterator[ChangeRows]:
         options = self._options
-        protocol = self._protocol(path)
+        terminator, time_zone = options.terminator, options.time_zone
         if protocol == "csv":
-            return csvfiles.decode(
-                self._open(path),
-                table,
-                options.csv,
-                terminator=options.terminator,
-                time_zone=options.time_zone,
-            )
-        return canaljson.decode(
-            self._open(path), table, terminator=options.terminator, time_zone=options.time_zone
-        )
+            return csvfiles.decode(stream, table, options.csv, terminator=terminator, time_zone=time_zone)
+        if protocol == "parquet":
+            return parquetfiles.decode(stream, table)
+        if protocol == "debezium":
+            return debezium.decode(stream, table, terminator=terminator)
+        return canaljson.decode(stream, table, terminator=terminator, time_zone=time_zone)
 
     def _open(self, path: str) -> pa.NativeFile:
         raw = self._storage.open(path)
@@ -78,7 +77,8 @@ class DataFiles:
         return self._json
 
     def _look(self, path: str) -> Protocol:
-        head = self._open(path).read(_LOOK_BYTES)
+        with self._open(path) as stream:
+            head = stream.read(_LOOK_BYTES)
         if b'"isDdl"' in head:
             return "canal-json"
         if b'"op"' in head and b'"source"' in head:

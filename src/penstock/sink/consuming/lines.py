@@ -3,6 +3,11 @@
 from collections.abc import Iterator
 from typing import Protocol
 
+import pyarrow as pa
+import pyarrow.json as pj
+
+from penstock.errors import Corrupt
+
 BLOCK_BYTES = 8 * 1024 * 1024
 
 
@@ -26,3 +31,18 @@ def blocks(stream: Readable, line_end: bytes, block_bytes: int = BLOCK_BYTES) ->
         rest = data[cut:]
     if rest:
         yield rest
+
+
+def parse_json(block: bytes, schema: pa.Schema) -> pa.RecordBatch:
+    """Lines of JSON as a batch of this schema, other members left out; raise Corrupt when a line is none.
+
+    Members that are missing are null.
+    """
+    reading = pj.ReadOptions(use_threads=False, block_size=len(block) + 1)
+    parsing = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    try:
+        found = pj.read_json(pa.BufferReader(block), read_options=reading, parse_options=parsing)
+    except pa.ArrowInvalid as error:
+        raise Corrupt("a line is no JSON, or not of the schema file's columns; keep the file") from error
+    batches = found.combine_chunks().to_batches()
+    return batches[0] if batches else schema.empty_table().to_batches()[0]
