@@ -1,4 +1,4 @@
-"""The parameters of a sink by TiCDC's names: how each is read, its range, and what a wrong one leads to. Pure."""
+"""The parameters of a sink by TiCDC's names: how each is read, its range, what is refused. Pure."""
 
 import difflib
 import logging

@@ -162,6 +162,8 @@ class TargetFiles:
             while self._kept and next(iter(self._kept.values())).used_at <= before:
                 self._kept.popitem(last=False)
                 given_back += 1
+            if given_back > len(self._kept):  # a table of names does not shrink by itself
+                self._kept = OrderedDict(self._kept)
         return given_back
 
     @property

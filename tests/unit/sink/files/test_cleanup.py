@@ -1,0 +1,129 @@
+"""Data files that are old enough go."""
+
+import asyncio
+import logging
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from penstock.clock import SYSTEM, compose_ts
+from penstock.errors import Unavailable
+from penstock.eventstore.storage import open_storage
+from penstock.sink.cleanup import Cleanup, expired, remove_empty_directories
+from penstock.sink.options import parse_sink_uri
+from penstock.testing.manual_clock import ManualClock
+
+
+def ts(day: str) -> int:
+    return compose_ts(int(datetime.fromisoformat(f"{day}+00:00").timestamp() * 1000))
+
+
+def test_files_of_days_strictly_before_the_oldest_kept_one_go() -> None:
+    paths = [f"a/b/7/2021-01-0{day}/CDC000001.json" for day in (1, 2, 3)]
+    assert expired(paths, ts("2021-01-03T00:00:00"), 1) == paths[:1]
+    assert expired(paths, ts("2021-01-03T23:59:59"), 1) == paths[:1]
+    assert expired(paths, ts("2021-01-04T00:00:00"), 1) == paths[:2]
+    assert expired(paths, ts("2021-01-03T00:00:00"), 30) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "goes"),
+    [
+        ("a/b/7/2020-01-01/CDC000001.json", True),
+        ("a/b/7/55/2020-01-01/CDC_12_000001.csv.gz", True),
+        ("a/b/7/2020-01-01/meta/CDC.index", True),
+        ("12345/7/2020-01-01/meta/CDC_12.index", True),
+        ("a/2020-01-01/7/2030-01-01/CDC000001.json", False),
+        ("a/2020-01-01/meta/schema_7_0123456789.json", False),
+        ("2020-01-01/b/7/CDC000001.json", False),
+        ("a/b/7/2020-01-01/notes.txt", False),
+        ("a/b/7/2020-01/CDC000001.json", False),
+        ("metadata", False),
+    ],
+)
+def test_only_data_and_index_files_in_folders_by_day_go(path: str, goes: bool) -> None:
+    assert expired([path], ts("2021-01-01T00:00:00"), 7) == ([path] if goes else [])
+
+
+def test_empty_directories_go_with_the_files_and_a_second_run_does_the_same(tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/out?protocol=csv&file-expiration-days=1"
+    options = parse_sink_uri(uri)
+    storage = open_storage(options.target.url)
+    for path in (
+        "a/b/7/2021-01-01/CDC000001.csv",
+        "a/b/7/2021-01-01/meta/CDC.index",
+        "a/b/9/2021-01-09/CDC000001.csv",
+        "a/b/meta/schema_7_0123456789.json",
+        "metadata",
+    ):
+        storage.write(path, b"x")
+    job = Cleanup(storage, options, lambda: ts("2021-01-09T00:00:00"))
+    assert job.clean() == 2
+    assert job.clean() == 0
+    left = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*"))
+    assert "a/b/7" not in left
+    assert "a/b/9/2021-01-09/CDC000001.csv" in left
+    assert storage.names("") == [
+        "a/b/9/2021-01-09/CDC000001.csv",
+        "a/b/meta/schema_7_0123456789.json",
+        "metadata",
+    ]
+    storage.write("a/b/9/2021-01-09/CDC000002.csv", b"x")
+
+
+def test_the_root_and_directories_in_use_stay(tmp_path: Path) -> None:
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").touch()
+    (tmp_path / "staging").mkdir()
+    (tmp_path / "empty" / "deep").mkdir(parents=True)
+    assert remove_empty_directories(tmp_path) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["staging", "used"]
+    assert remove_empty_directories(tmp_path / "used") == 0
+
+
+async def test_runs_follow_the_cron_spec_and_a_failed_one_is_left_to_the_next(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = ManualClock(wall_ms=1_609_459_200_000)  # 2021-01-01 00:00 UTC
+    options = parse_sink_uri("memory:///?protocol=csv&file-expiration-days=1")
+    storage = open_storage("memory:///")
+    storage.write("a/b/7/2020-01-01/CDC000001.csv", b"x")
+    works, calls = storage.names, []
+
+    def names(folder: str, *, after: str = "") -> list[str]:
+        calls.append(clock.wall_ms())
+        if len(calls) == 1:
+            raise Unavailable("cannot list; try again")
+        return works(folder, after=after)
+
+    storage.names = names
+    job = asyncio.create_task(Cleanup(storage, options, lambda: ts("2021-01-03T00:00:00"), clock=clock).run())
+    try:
+        with caplog.at_level(logging.INFO, "penstock"):
+            for _ in range(26 * 12):
+                clock.advance(300)
+                await _settle()
+            await _until(lambda: "removed expired files" in caplog.text)
+    finally:
+        job.cancel()
+    assert [call - 1_609_459_200_000 for call in calls] == [2 * 3_600_000, 26 * 3_600_000]
+    assert "could not all be removed" in caplog.text
+    assert works("") == []
+
+
+async def _settle() -> None:
+    for _ in range(5):
+        await asyncio.to_thread(lambda: None)
+
+
+async def _until(condition: object) -> None:
+    deadline = SYSTEM.monotonic() + 10
+    while not condition():
+        assert SYSTEM.monotonic() < deadline
+        await SYSTEM.sleep(0.01)
+
+
+async def test_nothing_runs_where_files_do_not_expire() -> None:
+    options = parse_sink_uri("memory:///?protocol=csv")
+    await asyncio.wait_for(Cleanup(open_storage("memory:///"), options, lambda: 0).run(), 5)

@@ -1,0 +1,470 @@
+"""Schema files, file numbers, indexes and the checkpoint at a target."""
+
+import gc
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import Corrupt, Unavailable
+from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.storage import Storage, open_storage
+from penstock.sink.blockevents import DdlEvent, TableChange
+from penstock.sink.feedstore import PendingFile
+from penstock.sink.filenumbers import last_number, number_in_index
+from penstock.sink.metadatafile import decode_checkpoint, encode_checkpoint
+from penstock.sink.options import parse_sink_uri
+from penstock.sink.positions import Position
+from penstock.sink.schemafile import SchemaFile
+from penstock.sink.targetfiles import FilePaths, Place, TargetFiles
+from penstock.sink.work import DispatcherSpec
+from penstock.tables.define import define_table
+from penstock.testing.manual_clock import ManualClock
+
+DAY = 86_400
+NOON_MS = 1_678_363_200_000  # 2023-03-09 12:00 UTC
+WHOLE = DispatcherSpec("77", 1)
+
+
+class World:
+    """A target in memory that counts how often it is looked at."""
+
+    def __init__(self, parameters: str = "file-index-digit=6", *, split: bool = False) -> None:
+        self.clock = ManualClock(wall_ms=NOON_MS)
+        self.storage = open_storage("memory:///")
+        self.looks = 0
+        self.options = parse_sink_uri(f"memory:///?protocol=canal-json&{parameters}")
+        self._exists = self.storage.exists
+        self.storage.exists = self._look
+        self.split = split
+        self.restart()
+
+    def _look(self, path: str) -> bool:
+        self.looks += 1
+        return self._exists(path)
+
+    def restart(self) -> None:
+        self.files = TargetFiles(self.storage, self.options, split=self.split, clock=self.clock)
+
+    def place(self, dispatcher: DispatcherSpec = WHOLE, known: SchemaVersion | None = None) -> Place:
+        place = self.files.place(dispatcher, known or table())
+        assert place is not None
+        return place
+
+    def write(self, place: Place, *, index: bool = True) -> FilePaths:
+        """What the engine does with a file."""
+        paths = self.files.next_file(place)
+        assert self.storage.create(paths.data_path, paths.data_path.encode())
+        if index:
+            self.storage.write(paths.index_path, f"{paths.data_path.rpartition('/')[2]}\n".encode())
+        return paths
+
+    def paths(self) -> list[str]:
+        return self.storage.names("")
+
+
+def table(
+    name: str = "t", since_ts: int = 5, *, partitions: tuple[int, ...] = (), more: str = "int"
+) -> SchemaVersion:
+    info = replace(define_table(name, [("id", "bigint primary key"), ("a", more)]), id=1)
+    if partitions:
+        parts = [{"id": each, "name": {"O": f"p{each}", "L": f"p{each}"}} for each in partitions]
+        info = replace(info, extra={"partition": {"enable": True, "definitions": parts}})
+    return SchemaVersion(since_ts, 1, info, "db")
+
+
+def schema_paths(world: World) -> list[str]:
+    return [path for path in world.paths() if "/meta/schema_" in path]
+
+
+def test_the_schema_file_of_a_version_is_there_before_its_first_data_file() -> None:
+    world = World()
+    place = world.place()
+    assert world.paths() == [SchemaFile.of(table(), 5).path()]
+    assert world.files.next_file(place).data_path == "db/t/5/2023-03-09/CDC000001.json"
+    assert world.files.next_file(place).index_path == "db/t/5/2023-03-09/meta/CDC.index"
+
+
+def test_a_version_that_was_placed_is_not_looked_at_again() -> None:
+    world = World()
+    place = world.place()
+    looks = world.looks
+    assert world.place() is place
+    assert world.looks == looks
+
+
+def test_the_file_of_the_version_itself_counts_first() -> None:
+    world = World()
+    for version in (5, 9):
+        file = SchemaFile.of(table(), version, query="ALTER", type=5)
+        world.storage.write(file.path(), file.to_json())
+    assert world.place().folder.version == 5
+    assert b"ALTER" in (world.storage.read(SchemaFile.of(table(), 5).path()) or b"")
+
+
+def test_the_newest_older_file_that_says_the_same_is_used_again() -> None:
+    world = World()
+    for version in (50, 100):
+        file = SchemaFile.of(table(), version)
+        world.storage.write(file.path(), file.to_json())
+    assert world.place(known=table(since_ts=101)).folder.version == 100
+    assert len(schema_paths(world)) == 2
+
+
+def test_a_later_file_that_says_the_same_makes_a_version_stale() -> None:
+    world = World()
+    later = SchemaFile.of(table(), 100)
+    world.storage.write(later.path(), later.to_json())
+    assert world.files.place(WHOLE, table(since_ts=99)) is None
+    assert schema_paths(world) == [later.path()]
+    world.storage.delete(later.path())
+    assert world.files.place(WHOLE, table(since_ts=99)) is not None, "it is not remembered"
+
+
+def test_a_file_with_other_columns_or_one_that_is_being_written_does_not_count() -> None:
+    world = World()
+    other = SchemaFile.of(table(more="bigint"), 100)
+    world.storage.write(other.path(), other.to_json())
+    world.storage.write(f"{SchemaFile.of(table(), 98).path()}.tmp.1", b"")
+    assert world.place(known=table(since_ts=99)).folder.version == 99
+
+
+def test_a_new_version_gets_a_folder_of_its_own_and_numbers_from_one() -> None:
+    world = World()
+    world.write(world.place())
+    changed = table(since_ts=9, more="bigint")
+    assert world.write(world.place(known=changed)).data_path == "db/t/9/2023-03-09/CDC000001.json"
+
+
+def test_numbers_go_on_after_the_last_file_and_start_anew_with_the_date() -> None:
+    world = World()
+    place = world.place()
+    assert [world.write(place).number for _ in range(3)] == [1, 2, 3]
+    world.clock.advance(DAY)
+    assert world.write(place).data_path == "db/t/5/2023-03-10/CDC000001.json"
+    world.restart()
+    assert world.write(world.place()).data_path == "db/t/5/2023-03-10/CDC000002.json"
+
+
+@pytest.mark.parametrize(
+    ("separator", "folder"), [("none", ""), ("year", "/2023"), ("month", "/2023-03"), ("day", "/2023-03-09")]
+)
+def test_folders_by_date(separator: str, folder: str) -> None:
+    world = World(f"file-index-digit=6&date-separator={separator}")
+    assert world.write(world.place()).data_path == f"db/t/5{folder}/CDC000001.json"
+
+
+def test_a_number_that_no_file_has_is_given_out_again() -> None:
+    world = World()
+    place = world.place()
+    assert [world.files.next_file(place).number for _ in range(3)] == [1, 1, 1]
+    world.write(place)
+    assert world.files.next_file(place).number == 2
+
+
+def test_a_file_that_is_known_to_be_there_is_not_looked_for() -> None:
+    world = World()
+    place = world.place()
+    paths = world.write(place)
+    world.files.wrote(place, paths)
+    looks = world.looks
+    assert world.files.next_file(place).number == 2
+    assert world.looks == looks
+    world.files.wrote(place, paths)  # not the one that is on its way
+    assert world.files.next_file(place).number == 2
+
+
+def test_the_index_says_where_to_go_on_after_a_restart() -> None:
+    world = World()
+    place = world.place()
+    world.storage.write("db/t/5/2023-03-09/meta/CDC.index", b"CDC000005.json\n")
+    looks = world.looks
+    assert world.files.next_file(place).number == 6
+    assert world.looks == looks + 1
+
+
+def test_files_that_no_index_names_are_stepped_over(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    place = world.place()
+    world.write(place)
+    world.write(place, index=False)
+    world.restart()
+    assert world.files.next_file(world.place()).number == 3
+    assert "behind its files" in caplog.text
+
+
+def test_few_looks_find_the_end_of_many_files() -> None:
+    world = World()
+    for number in range(1, 1001):
+        world.storage.write(f"db/t/5/2023-03-09/CDC{number:06d}.json", b"")
+    place = world.place()
+    looks = world.looks
+    assert world.files.next_file(place).number == 1001
+    assert world.looks - looks <= 22
+
+
+@pytest.mark.parametrize("used", range(70))
+def test_the_last_number_is_found_wherever_the_index_was_left(used: int) -> None:
+    for indexed in range(used + 1):
+        assert last_number(indexed, lambda number: number <= used) == used
+
+
+def test_a_dispatcher_that_comes_back_goes_on_after_what_another_process_wrote() -> None:
+    world = World()
+    place = world.place()
+    world.write(place)
+    elsewhere = TargetFiles(world.storage, world.options, clock=world.clock)
+    other = elsewhere.place(WHOLE, table())
+    assert other is not None
+    for number in (2, 3, 4):
+        paths = elsewhere.next_file(other)
+        assert paths.number == number
+        world.storage.write(paths.data_path, b"")
+        world.storage.write(paths.index_path, f"CDC{number:06d}.json\n".encode())
+    world.files.forget(WHOLE.id)
+    looks = world.looks
+    assert world.files.next_file(world.place()).number == 5
+    assert world.looks - looks <= 3
+
+
+def test_an_index_that_names_no_file_is_damaged() -> None:
+    world = World()
+    place = world.place()
+    world.storage.write("db/t/5/2023-03-09/meta/CDC.index", b"hello\n")
+    with pytest.raises(Corrupt, match="names no data file"):
+        world.files.next_file(place)
+    assert number_in_index(None, "x") == 0
+    assert number_in_index(b"CDC000007.csv", "x") == 7
+    assert number_in_index(b"CDC_12_1000007.csv\n", "x") == 1_000_007
+
+
+def test_partitions_have_folders_of_their_own() -> None:
+    world = World()
+    known = table(partitions=(55, 56))
+    paths = [world.write(world.place(DispatcherSpec(str(each), each), known)) for each in (55, 56)]
+    assert [each.data_path for each in paths] == [
+        "db/t/5/55/2023-03-09/CDC000001.json",
+        "db/t/5/56/2023-03-09/CDC000001.json",
+    ]
+    assert len(schema_paths(world)) == 1
+
+
+def test_partitions_that_share_a_folder_have_names_of_their_own() -> None:
+    world = World("file-index-digit=6&enable-partition-separator=false")
+    known = table(partitions=(55, 56))
+    paths = [world.write(world.place(DispatcherSpec(str(each), each), known)) for each in (55, 56)]
+    assert [each.data_path for each in paths] == [
+        "db/t/5/2023-03-09/CDC_55_000001.json",
+        "db/t/5/2023-03-09/CDC_56_000001.json",
+    ]
+    assert paths[0].index_path == "db/t/5/2023-03-09/meta/CDC_55.index"
+
+
+@pytest.mark.parametrize(
+    ("split", "dispatcher", "parameters"),
+    [
+        (True, WHOLE, ""),
+        (False, DispatcherSpec("77", 1, b"", b"m"), ""),
+        (False, WHOLE, "&enable-table-across-nodes=true"),
+    ],
+)
+def test_a_divided_table_has_the_dispatcher_in_its_names(
+    split: bool, dispatcher: DispatcherSpec, parameters: str
+) -> None:
+    world = World(f"file-index-digit=6{parameters}", split=split)
+    place = world.place(dispatcher)
+    paths = world.write(place)
+    assert paths.data_path == "db/t/5/2023-03-09/CDC_77_000001.json"
+    assert paths.index_path == "db/t/5/2023-03-09/meta/CDC_77.index"
+    world.restart()
+    assert world.files.next_file(world.place(dispatcher)).number == 2
+
+
+def test_table_ids_can_be_the_paths() -> None:
+    world = World("file-index-digit=6&use-table-id-as-path=true")
+    paths = world.write(world.place(DispatcherSpec("77", 12345)))
+    assert paths.data_path == "12345/5/2023-03-09/CDC000001.json"
+    assert world.paths()[-1].startswith("12345/meta/schema_5_")
+    later = SchemaFile.of(table(), 9)
+    world.storage.write(later.path(99), later.to_json())
+    assert world.files.place(DispatcherSpec("78", 99), table()) is None
+
+
+def test_numbers_have_twenty_digits_unless_told_otherwise() -> None:
+    assert World("compression=gzip").place().dispatcher_id == "77"
+    world = World("compression=gzip")
+    assert world.write(world.place()).data_path.endswith("/CDC00000000000000000001.json.gz")
+
+
+def pending(paths: FilePaths) -> PendingFile:
+    return PendingFile("77", paths.data_path, paths.index_path, Position(5), Position(9))
+
+
+def test_a_file_that_was_not_written_is_written_again() -> None:
+    world = World()
+    paths = world.files.next_file(world.place())
+    assert world.files.repair(pending(paths)) == Position(5)
+    assert world.storage.read(paths.index_path) is None
+
+
+def test_a_file_without_its_index_gets_one(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    place = world.place()
+    world.write(place)
+    paths = world.write(place, index=False)
+    world.restart()
+    assert world.files.repair(pending(paths)) == Position(9)
+    assert world.storage.read(paths.index_path) == b"CDC000002.json\n"
+    assert "no index yet" in caplog.text
+    assert world.files.next_file(world.place()).number == 3
+
+
+def test_an_index_never_goes_back() -> None:
+    world = World()
+    place = world.place()
+    first = world.write(place)
+    world.write(place)
+    assert world.files.repair(pending(first)) == Position(9)
+    assert world.storage.read(first.index_path) == b"CDC000002.json\n"
+
+
+def test_the_files_of_a_ddl_are_used_by_the_version_it_makes() -> None:
+    world = World()
+    world.write(world.place())
+    after = table(since_ts=9, more="bigint")
+    event = DdlEvent(
+        commit_ts=9, type=12, query="ALTER", database="db", tables=(TableChange(table(), after),)
+    )
+    world.files.write_ddl(event)
+    world.files.write_ddl(event)
+    [_, path] = schema_paths(world)
+    written = SchemaFile.from_json(world.storage.read(path) or b"")
+    assert (written.version, written.query, written.type) == (9, "ALTER", 12)
+    assert world.place(known=after).folder.version == 9
+    assert len(schema_paths(world)) == 2
+
+
+def test_the_checkpoint_is_in_the_metadata_file() -> None:
+    world = World()
+    world.files.write_checkpoint(100)
+    world.files.write_checkpoint(440_000_000_000_000_001)
+    assert world.storage.read("metadata") == b'{"checkpoint-ts":440000000000000001}'
+    assert decode_checkpoint(encode_checkpoint(7)) == 7
+    for damaged in (b"", b"{}", b'{"checkpoint-ts":"x"}', b"[]", b'{"checkpoint-ts":-1}'):
+        with pytest.raises(Corrupt, match="metadata"):
+            decode_checkpoint(damaged)
+
+
+def test_storage_that_does_not_answer_leaves_nothing_half_known() -> None:
+    world = World()
+    place = world.place()
+    world.write(place)
+    world.restart()
+    place = world.place()
+    works, world.storage.exists = world.storage.exists, _unavailable
+    with pytest.raises(Unavailable):
+        world.files.next_file(place)
+    with pytest.raises(Unavailable):
+        world.files.place(WHOLE, table(since_ts=9, more="bigint"))
+    world.storage.exists = works
+    assert world.files.next_file(place).number == 2
+    assert world.place(known=table(since_ts=9, more="bigint")).folder.version == 9
+
+
+def _unavailable(path: str) -> bool:
+    raise Unavailable(f"cannot look for {path}; try again")
+
+
+def test_what_is_kept_of_a_dispatcher_is_given_back() -> None:
+    world = World()
+    for number in range(4):
+        world.place(DispatcherSpec(str(number), number + 1))
+        world.clock.advance(10)
+    assert world.files.kept_state_count == 4
+    world.place(DispatcherSpec("0", 1))
+    assert world.files.sweep(25) == 1, "the first was used again, the second was not"
+    assert world.files.sweep(25) == 0
+    world.files.forget("3")
+    world.files.forget("3")
+    assert world.files.kept_state_count == 2
+    world.clock.advance(DAY)
+    assert world.files.sweep(DAY) == 2
+    assert world.files.kept_state_count == 0
+
+
+def test_a_place_outlives_what_was_kept_of_it() -> None:
+    world = World()
+    place = world.place()
+    world.write(place)
+    world.clock.advance(60)
+    world.files.sweep(0)
+    assert world.files.next_file(place).number == 2
+
+
+class Nowhere(Storage):
+    """A target that forgets everything."""
+
+    def __init__(self) -> None:
+        self.url = "memory:///"
+
+    def exists(self, path: str) -> bool:
+        return False
+
+    def read(self, path: str) -> bytes | None:
+        return None
+
+    def names(self, folder: str, *, after: str = "") -> list[str]:
+        return []
+
+    def write(self, path: str, data: bytes | Path) -> None:
+        pass
+
+
+def test_ten_thousand_tables_leave_no_memory_behind() -> None:
+    clock = ManualClock(wall_ms=NOON_MS)
+    files = TargetFiles(Nowhere(), parse_sink_uri("memory:///?protocol=csv"), clock=clock)
+    known = table()
+
+    def churn(count: int) -> None:
+        for number in range(count):
+            place = files.place(DispatcherSpec(str(number), number), known)
+            assert place is not None
+            files.next_file(place)
+        assert files.kept_state_count == count
+        clock.advance(DAY)
+        assert files.sweep(3600) == count
+
+    churn(1)  # what is made once is there
+    before = _memory(files)
+    churn(10_000)
+    assert files.kept_state_count == 0
+    objects, size = _memory(files)
+    assert objects - before[0] < 100
+    assert size == before[1]
+
+
+def _memory(files: TargetFiles) -> tuple[int, int]:
+    """Objects of the process, and the size of what is kept."""
+    gc.collect()
+    return len(gc.get_objects()), sum(map(sys.getsizeof, vars(files).values()))
+
+
+def test_dispatchers_are_served_at_the_same_time() -> None:
+    world = World()
+    barrier = threading.Barrier(8)
+    found: dict[str, list[int]] = {}
+
+    def work(name: str) -> None:
+        dispatcher = DispatcherSpec(name, int(name))
+        known = table(f"t{name}")
+        barrier.wait()
+        found[name] = [world.write(world.place(dispatcher, known)).number for _ in range(20)]
+
+    threads = [threading.Thread(target=work, args=(str(each),)) for each in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {str(each): list(range(1, 21)) for each in range(1, 9)}
