@@ -1,0 +1,157 @@
+"""The driver's files on an S3 server and in a local directory, with the URI that a user writes."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from penstock.clock import compose_ts
+from penstock.errors import PenstockError
+from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.storage import Storage
+from penstock.sink.blockevents import DdlEvent, Scope, TableChange
+from penstock.sink.cleanup import Cleanup
+from penstock.sink.feedstore import PendingFile
+from penstock.sink.layout import parse_data_path, parse_index_path, parse_schema_path
+from penstock.sink.metadatafile import decode_checkpoint
+from penstock.sink.options import SinkOptions, parse_sink_uri
+from penstock.sink.positions import Position
+from penstock.sink.schemafile import SchemaFile, check_named
+from penstock.sink.targetfiles import FilePaths, TargetFiles
+from penstock.sink.work import DispatcherSpec
+from penstock.tables.define import define_table
+from penstock.testing.manual_clock import ManualClock
+
+SECRET = "hunter2hunter2"
+NOON_MS = 1_678_363_200_000  # 2023-03-09 12:00 UTC
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    address = f"http://{host}:{port}"
+    keys = {"aws_access_key_id": "a", "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
+    client = boto3.client("s3", endpoint_url=address, **keys)
+    client.create_bucket(Bucket="lake")
+    client.close()
+    yield address
+    server.stop()
+
+
+@pytest.fixture(params=["s3", "file"])
+def options(request: pytest.FixtureRequest, tmp_path: Path) -> SinkOptions:
+    more = "protocol=canal-json&file-index-digit=6&file-expiration-days=1"
+    if request.param == "file":
+        return parse_sink_uri(f"file://{tmp_path}/out?{more}")
+    endpoint = request.getfixturevalue("endpoint")
+    credentials = f"access-key=a&secret-access-key={SECRET}&region=us-east-1&endpoint={endpoint}"
+    return parse_sink_uri(f"s3://lake/{tmp_path.name}/out?{more}&{credentials}&force-path-style=true")
+
+
+@pytest.fixture
+def storage(options: SinkOptions) -> Storage:
+    return options.target.open()
+
+
+def table(name: str = "Größen & more", since_ts: int = 5, kind: str = "int") -> SchemaVersion:
+    info = replace(define_table(name, [("id", "bigint primary key"), ("a", kind)]), id=1)
+    return SchemaVersion(since_ts, 1, info, "shop/eu")
+
+
+def write(storage: Storage, paths: FilePaths, *, index: bool = True) -> None:
+    assert storage.create(paths.data_path, paths.data_path.encode())
+    if index:
+        storage.write(paths.index_path, f"{paths.data_path.rpartition('/')[2]}\n".encode())
+
+
+def test_a_table_lives_through_ddl_crashes_and_expiry(storage: Storage, options: SinkOptions) -> None:
+    clock = ManualClock(wall_ms=NOON_MS)
+    files = TargetFiles(storage, options, clock=clock)
+    dispatcher = DispatcherSpec("77", 1)
+    assert not storage.exists("metadata")
+    first = files.place(dispatcher, table())
+    assert first is not None
+    write(storage, files.next_file(first))
+    torn = files.next_file(first)
+    write(storage, torn, index=False)
+
+    files = TargetFiles(storage, options, clock=clock)
+    pending = PendingFile("77", torn.data_path, torn.index_path, Position(5), Position(8))
+    assert files.repair(pending) == Position(8)
+    place = files.place(dispatcher, table())
+    assert place == first
+    never = files.next_file(first)
+    assert never.number == 3
+    assert files.repair(replace(pending, data_path=never.data_path)) == Position(5)
+
+    after = table(since_ts=9, kind="bigint")
+    change = TableChange(table(), after)
+    files.write_ddl(DdlEvent(commit_ts=9, type=12, query="ALTER <x>", database="shop/eu", tables=(change,)))
+    created = DdlEvent(commit_ts=10, type=1, query="CREATE", database="other", scope=Scope.DATABASE)
+    files.write_ddl(created)
+    clock.advance(86_400)
+    later = files.place(dispatcher, after)
+    assert later is not None
+    assert later.folder.version == 9
+    write(storage, files.next_file(later))
+    files.write_checkpoint(compose_ts(clock.wall_ms() + 86_400_000))
+
+    listed = storage.names("")
+    data = [found for path in listed if (found := parse_data_path(path))]
+    assert [(each.folder.version, each.folder.date, each.number) for each in data] == [
+        (5, "2023-03-09", 1),
+        (5, "2023-03-09", 2),
+        (9, "2023-03-10", 1),
+    ]
+    assert {(each.folder.schema, each.folder.table) for each in data} == {("shop/eu", "Größen & more")}
+    assert len([path for path in listed if parse_index_path(path)]) == 2
+    schemas = [path for path in listed if parse_schema_path(path)]
+    assert len(schemas) == 3
+    for path in schemas:
+        check_named(path, SchemaFile.from_json(storage.read(path) or b""))
+
+    checkpoint = decode_checkpoint(storage.read("metadata") or b"")
+    assert Cleanup(storage, options, lambda: checkpoint).clean() == 3
+    left = [found.folder.version for path in storage.names("") if (found := parse_data_path(path))]
+    assert left == [9]
+
+
+def test_dispatchers_of_one_table_that_begin_together_agree_on_its_schema_file(
+    storage: Storage, options: SinkOptions
+) -> None:
+    files = TargetFiles(storage, options, split=True)
+    start = threading.Barrier(4)
+    found: list[int] = []
+
+    def begin(name: str) -> None:
+        start.wait()
+        place = files.place(DispatcherSpec(name, 1, name.encode(), b""), table())
+        assert place is not None
+        write(storage, files.next_file(place))
+        found.append(place.folder.version)
+
+    threads = [threading.Thread(target=begin, args=(name,)) for name in "1234"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [5, 5, 5, 5]
+    assert len([path for path in storage.names("") if parse_schema_path(path)]) == 1
+    assert len([path for path in storage.names("") if parse_data_path(path)]) == 4
+
+
+def test_an_error_of_storage_shows_no_credentials(endpoint: str) -> None:
+    options = parse_sink_uri(
+        f"s3://nowhere/p?protocol=csv&access-key={SECRET}&secret-access-key={SECRET}&session-token={SECRET}"
+        f"&region=us-east-1&endpoint={endpoint}"
+    )
+    files = TargetFiles(options.target.open(), options)
+    with pytest.raises(PenstockError) as caught:
+        files.write_checkpoint(1)
+    assert SECRET not in str(caught.value) + repr(caught.value) + str(caught.value.__cause__)
