@@ -1,0 +1,316 @@
+"""What a changefeed does after it was stopped, killed or failed."""
+
+import pytest
+
+from penstock.errors import Corrupt, Fenced, Invalid, StaleRead, Unavailable
+from penstock.sink.feeds import FeedState
+from penstock.sink.positions import Position
+from penstock.testing.ddlevents import alter_table, create_table, drop_table, table_schema, truncate_table
+
+A, B = table_schema(1), table_schema(2)
+
+
+class Once:
+    """Fails at the first of an operation, and counts how often it came."""
+
+    def __init__(self, name: str, error: Exception) -> None:
+        self.name = name
+        self.error = error
+        self.count = 0
+
+    def __call__(self, name: str) -> None:
+        if name == self.name:
+            self.count += 1
+            if self.count == 1:
+                raise self.error
+
+
+async def test_a_pause_writes_what_was_read_and_a_resume_repeats_nothing(world) -> None:
+    w = world(A, sink_options={"write": False})
+    for ts in (20, 30, 40):
+        w.source.put(1, ts)
+    w.source.advance(50)
+    w.start()
+    await w.until(lambda: "dml 1 30..50" in w.log)
+    await w.pause()
+    assert w.progress.checkpoints[-1] == w.remote.checkpoints[-1] == 50
+    w.source.put(1, 60)
+    w.source.advance(70)
+    w.start()
+    await w.until(lambda: "dml 1 50..70" in w.log)
+    await w.pause()
+    assert w.rows() == [(1, ts, b"row") for ts in (20, 30, 40, 60)]
+
+
+async def test_a_pause_while_a_ddl_waits_leaves_it_for_the_resume(world) -> None:
+    w = world(A, B)
+    w.source.put(1, 20)
+    w.source.ddl(alter_table(30, A))
+    w.source.lagging[1] = 25
+    w.source.advance(50)
+    w.start()
+    await w.reached(25)
+    await w.pause()
+    assert not w.remote.ddls
+    del w.source.lagging[1]
+    w.start()
+    await w.reached(50)
+    assert len(w.remote.ddls) == 1
+    assert w.rows() == [(1, 20, b"row")]
+
+
+@pytest.mark.parametrize("moment", ["begin_files", "begun_files", "write_file", "wrote_file"])
+async def test_a_kill_around_a_file_loses_and_repeats_nothing(world, moment: str) -> None:
+    w = world(A, give_up_s=0.0)
+    for ts in (20, 30, 40):
+        w.source.put(1, ts)
+    w.source.advance(50)
+    fault = Once(moment, OSError("killed"))
+    w.progress.fault = fault
+    w.sink_options = {"fault": fault}
+    w.start()
+    with pytest.raises(OSError, match="killed"):
+        await w.task
+    assert w.progress.checkpoints[-1] < 40
+    w.start()
+    await w.reached(50)
+    assert fault.count
+    assert w.rows() == [(1, ts, b"row") for ts in (20, 30, 40)]
+
+
+@pytest.mark.parametrize("moment", ["write_block_event", "wrote_block_event", "change_dispatchers"])
+async def test_a_crash_before_the_dispatchers_are_kept_writes_the_ddl_again(world, moment: str) -> None:
+    w = world(A, give_up_s=0.0)
+    w.source.put(1, 20)
+    w.source.advance(25)
+    w.start()
+    await w.reached(25)
+    await w.pause()
+    w.source.ddl(truncate_table(30, A, 7))
+    w.source.put(7, 40)
+    w.source.advance(50)
+    fault = Once(moment, OSError("killed"))
+    w.progress.fault = fault
+    w.sink_options = {"fault": fault}
+    w.start()
+    with pytest.raises(OSError, match="killed"):
+        await w.task
+    assert [each.spec.table_id for each in w.progress.kept.values()] == [1]
+    assert (7, 40, b"row") not in w.rows()
+    assert w.progress.checkpoints[-1] <= 29
+    w.start()
+    await w.reached(50)
+    assert w.rows() == [(1, 20, b"row"), (7, 40, b"row")]
+    assert [each.spec.table_id for each in w.progress.kept.values()] == [7]
+
+
+async def test_a_crash_after_the_dispatchers_are_kept_does_not_write_the_ddl_again(world) -> None:
+    w = world(A, give_up_s=0.0)
+    w.source.put(1, 20)
+    w.source.advance(25)
+    w.start()
+    await w.reached(25)
+    await w.pause()
+    w.source.ddl(truncate_table(30, A, 7))
+    w.source.put(7, 40)
+    w.source.advance(50)
+    w.progress.fault = Once("changed_dispatchers", OSError("killed"))
+    w.start()
+    with pytest.raises(OSError, match="killed"):
+        await w.task
+    assert w.progress.done_ddl_ts == 30
+    w.start()
+    await w.reached(50)
+    assert [each.commit_ts for each in w.remote.ddls] == [30]
+    assert w.rows() == [(1, 20, b"row"), (7, 40, b"row")]
+
+
+async def test_a_table_that_was_created_and_dropped_does_not_come_to_life_again(world) -> None:
+    w = world(B)
+    w.source.lagging[2] = 15
+    w.source.ddl(create_table(20, A))
+    w.source.put(1, 25)
+    w.source.ddl(drop_table(30, A))
+    w.source.advance(50)
+    w.start()
+    await w.until(lambda: w.progress.done_ddl_ts == 30)
+    await w.kill()
+    assert w.progress.checkpoints[-1] == 15
+    del w.source.lagging[2]
+    w.start()
+    await w.reached(50)
+    assert w.rows() == [(1, 25, b"row")]
+    assert [each.commit_ts for each in w.remote.ddls] == [20, 30]
+
+
+async def test_a_dispatcher_goes_on_after_the_last_ddl_that_it_passed_although_its_last_file_is_older(
+    world,
+) -> None:
+    w = world(A, B)
+    w.source.lagging[2] = 15
+    w.source.put(1, 20)
+    w.source.ddl(alter_table(30, A))
+    w.source.advance(35)
+    w.start()
+    await w.until(lambda: w.progress.done_ddl_ts == 30)
+    await w.kill()
+    w.source.put(1, 40)
+    w.source.advance(50)
+    w.start()
+    await w.until(lambda: (1, 40, b"row") in w.rows())
+    assert w.source.slice_calls[-1][1] == Position(29)
+    assert w.rows() == [(1, 20, b"row"), (1, 40, b"row")]
+
+
+async def test_the_same_dispatchers_come_back_after_a_restart(world) -> None:
+    w = world(A, B)
+    w.source.advance(20)
+    w.start()
+    await w.reached(20)
+    before = dict(w.progress.kept)
+    await w.kill()
+    w.source.advance(30)
+    w.start()
+    await w.reached(30)
+    assert w.progress.kept == before
+    assert len(before) == 2
+
+
+async def test_other_patterns_bring_tables_in_and_take_tables_out_at_the_next_start(world) -> None:
+    w = world(A, B, patterns=("shop.t1",))
+    w.source.put(2, 20)
+    w.source.advance(30)
+    w.start()
+    await w.reached(30)
+    await w.pause()
+    w.patterns = ("shop.t2",)
+    w.source.put(1, 40)
+    w.source.put(2, 40)
+    w.source.advance(50)
+    w.start()
+    await w.reached(50)
+    assert w.rows() == [(2, 40, b"row")]
+    assert [each.spec.table_id for each in w.progress.kept.values()] == [2]
+
+
+async def test_a_failed_sink_is_replaced_and_nothing_is_lost_or_repeated(world) -> None:
+    w = world(A)
+    w.source.put(1, 20)
+    w.source.put(1, 30)
+    w.source.advance(50)
+    fault = Once("write_file", Unavailable("the remote is slow"))
+    w.sink_options = {"fault": fault}
+    w.start()
+    await w.until(lambda: w.feed.state is FeedState.WARNING)
+    assert "the remote is slow" in w.feed.error
+    await w.reached(50)
+    assert len(w.sinks) == 2
+    assert w.rows() == [(1, 20, b"row"), (1, 30, b"row")]
+    assert w.feed.state is FeedState.NORMAL
+    assert not w.feed.error
+
+
+async def test_a_sink_that_ends_by_itself_is_replaced(world) -> None:
+    w = world(A)
+    w.source.advance(20)
+    w.start()
+    await w.reached(20)
+    await w.sink.close()
+    w.source.put(1, 25)
+    w.source.advance(30)
+    await w.reached(30)
+    assert len(w.sinks) == 2
+    assert w.rows() == [(1, 25, b"row")]
+
+
+async def test_a_source_or_a_store_that_does_not_answer_is_asked_again_without_a_new_sink(world) -> None:
+    w = world(A)
+    w.source.put(1, 20)
+    w.source.ddl(alter_table(30, A))
+    w.source.advance(50)
+    faults = [Once(each, Unavailable(each)) for each in ("look", "next_slice", "hold", "kept_checkpoint")]
+
+    def fault(name: str) -> None:
+        for each in faults:
+            each(name)
+
+    await w.source.hold([1], 10)
+    w.start()
+    await w.until(lambda: bool(w.sinks))
+    w.source.fault = w.progress.fault = fault
+    await w.reached(50)
+    assert len(w.sinks) == 1
+    assert w.rows() == [(1, 20, b"row")]
+
+
+async def test_it_gives_up_after_half_an_hour_without_progress(world) -> None:
+    w = world(A)
+    w.source.put(1, 20)
+    w.source.advance(50)
+
+    def fault(name: str) -> None:
+        if name == "write_file":
+            raise Unavailable("no bucket")
+
+    w.sink_options = {"fault": fault}
+    w.start()
+    with pytest.raises(Unavailable, match="no bucket"):
+        await w.task
+    assert w.feed.state is FeedState.FAILED
+    assert 1800 <= w.clock.now < 2000
+    assert 20 < len(w.sinks) < 60
+    assert w.progress.checkpoints[-1] == 10
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Invalid("no such column"),
+        Corrupt("a bad object"),
+        Fenced("somebody else runs it"),
+        StaleRead("shop.t1", 5, oldest_ts=9),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_it_gives_up_at_once_when_trying_again_cannot_help(world, error: Exception) -> None:
+    w = world(A)
+    w.source.put(1, 20)
+    w.source.advance(50)
+    w.source.fault = Once("next_slice", error)
+    w.start()
+    with pytest.raises(type(error)):
+        await w.task
+    assert w.feed.state is FeedState.FAILED
+    assert type(error).__name__ in w.feed.error
+    assert len(w.sinks) == 1
+    w.start()
+    await w.reached(50)
+
+
+async def test_a_pause_gets_through_although_the_sink_cannot_write(world) -> None:
+    w = world(A, sink_options={"write": False})
+    w.source.put(1, 20)
+    w.source.advance(50)
+    w.start()
+    await w.until(lambda: bool(w.log))
+    w.progress.fault = Once("begin_files", Unavailable("gone"))
+    await w.pause()
+    assert w.progress.checkpoints[-1] == 10
+    w.start()
+    await w.until(lambda: w.log.count("dml 1 10..50") == 2)
+    await w.pause()
+    assert w.rows() == [(1, 20, b"row")]
+
+
+async def test_history_is_held_at_the_kept_checkpoint_and_for_tables_that_are_to_come(world) -> None:
+    w = world(B)
+    w.source.lagging[2] = 15
+    w.source.ddl(alter_table(20, B))
+    w.source.ddl(create_table(30, A))
+    w.source.advance(50)
+    w.start()
+    await w.until(lambda: 1 in w.source.held)
+    assert not w.remote.ddls
+    del w.source.lagging[2]
+    await w.reached(50)
+    await w.until(lambda: w.source.held == {1: 50, 2: 50})
