@@ -109,6 +109,40 @@ def capture(config: Annotated[Path, typer.Option(help="Settings file (YAML).")])
 
 
 @app.command()
+def consume(
+    uri: Annotated[str, typer.Argument(help="The sink's URI, with the parameters that it was written with.")],
+    into: Annotated[
+        str, typer.Option(help="lines: JSON on standard output; database: its tables.")
+    ] = "lines",
+    pd_addrs: Annotated[
+        list[str] | None, typer.Option(help="Placement driver of the database to replay into; repeatable.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Settings file (YAML) with the database to replay into.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until SIGTERM or SIGINT.")] = False,
+    interval: Annotated[float, typer.Option(help="Seconds between rounds.", min=0.1)] = 5.0,
+    state: Annotated[Path | None, typer.Option(help="File to go on from, made when it is missing.")] = None,
+    time_zone: Annotated[str, typer.Option(help="Of TIMESTAMP columns in csv and canal-json.")] = "UTC",
+) -> None:
+    """Read a directory that a storage sink wrote, Penstock's or TiCDC's, in the order of its changes."""
+    from penstock.app.consume import ConsumeOptions, Into
+    from penstock.app.consume import consume as consume_
+
+    options = ConsumeOptions(
+        uri=uri,
+        into=Into.named(into),
+        pd_addrs=tuple(pd_addrs or ()),
+        config=config,
+        follow=follow,
+        interval_s=interval,
+        state=state,
+        time_zone=time_zone,
+    )
+    asyncio.run(consume_(options))
+
+
+@app.command()
 def demo(seconds: Annotated[float, typer.Option(help="How long the workload runs.", min=1.0)] = 8.0) -> None:
     """Run a workload against an embedded store, capture it, and check both."""
     from penstock.app import demo as demo_

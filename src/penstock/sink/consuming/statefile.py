@@ -1,0 +1,50 @@
+"""Where a consumer keeps its progress between runs: one small file, replaced as a whole."""
+
+import json
+import os
+from pathlib import Path
+
+from penstock.errors import Corrupt, Invalid
+from penstock.sink.consuming.progress import Progress
+
+
+class StateFile:
+    """The progress of one directory's consumer. Durable on return of `save`."""
+
+    def __init__(self, path: Path, directory: str) -> None:
+        self._path = path
+        self._directory = directory
+
+    def load(self) -> Progress:
+        """What was saved, or the beginning; Invalid when it is another directory's, Corrupt when damaged."""
+        try:
+            tree = json.loads(self._path.read_bytes())
+        except FileNotFoundError:
+            return Progress()
+        except ValueError as error:
+            raise Corrupt(f"state file {self._path} is no JSON; remove it to begin anew") from error
+        except OSError as error:
+            raise Invalid(
+                f"state file {self._path} cannot be read ({error.strerror}); check its path"
+            ) from error
+        known = tree.get("directory") if isinstance(tree, dict) else None
+        if known is not None and known != self._directory:
+            raise Invalid(f"state file {self._path} is of {known}; give each directory a file of its own")
+        try:
+            return Progress.from_json(tree)
+        except Corrupt as error:
+            raise Corrupt(f"state file {self._path}: {error}") from error
+
+    def save(self, progress: Progress) -> None:
+        """Keep progress in place of what was kept before."""
+        fresh = self._path.with_name(f"{self._path.name}.new")
+        try:
+            with fresh.open("w") as file:
+                json.dump({"directory": self._directory, **progress.to_json()}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(self._path)
+        except OSError as error:
+            raise Invalid(
+                f"state file {self._path} cannot be written ({error.strerror}); check its path"
+            ) from error
