@@ -1,16 +1,17 @@
 """A part of a slice read, encoded, and cut into chunks: what executors do, in bounded memory."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.changes import ChangeBatch, ChangesPartition, Hint
+from penstock.changes import ChangesPartition
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import HANDLE
 from penstock.sink.formats.chunking import Chunking, Sizes
 from penstock.sink.formats.encoders import Block, Encoder, encoder_of, extension_of, header_of, shown_columns
 from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.formats.pairing import Pairing, keys_move
+from penstock.sink.formats.partrows import PartRows
 from penstock.sink.formats.rowchanges import RowChanges
 from penstock.sink.positions import Position
 from penstock.sink.rowfilter import RowFilter
@@ -64,8 +65,8 @@ def encode_part(piece: Slice, number: int, options: EncoderOptions) -> Iterator[
     """The chunks of part `number` of a slice, in order; none when the filter leaves no row.
 
     The same slice gives the same chunks. Together the chunks of all parts are the changes after `piece.start`
-    up to `piece.end`. Snapshots are held whole, and so are the changes of one commit. Raises what reading
-    changes raises (Unavailable, StaleRead, Corrupt), and Invalid for options that do not fit the table.
+    up to `piece.end`. Raises what reading changes raises (Unavailable, StaleRead, Corrupt), and Invalid for
+    options that do not fit the table.
     """
     part = piece.parts[number]
     rows = RowFilter.of(piece.schema, options.where)
@@ -76,10 +77,8 @@ def encode_part(piece: Slice, number: int, options: EncoderOptions) -> Iterator[
         None if rows is None else rows.keeps,
     )
     chunks = _Chunks(_Bounds(piece, part), encoder_of(piece.schema, options), options)
-    with part.collect() as batches:
-        for group in _whole_commits(batches):
-            changes = pairing.of(group, piece.start, snapshot_ts=part.to_ts if _is_snapshot(part) else 0)
-            yield from chunks.add(changes)
+    for changes, whole in PartRows(part, pairing, piece.start).changes():
+        yield from chunks.add(changes, whole=whole)
     yield from chunks.end()
 
 
@@ -88,22 +87,6 @@ def _reads(schema: SchemaVersion, options: EncoderOptions, rows: RowFilter | Non
     shown = {column.name for column in shown_columns(schema, options)}
     looked_at = set() if rows is None else set(rows.columns)
     return [column.name for column in schema.table.stored_columns if column.name in shown | looked_at]
-
-
-def _is_snapshot(part: ChangesPartition) -> bool:
-    return not part.from_ts
-
-
-def _whole_commits(batches: Iterable[ChangeBatch]) -> Iterator[list[ChangeBatch]]:
-    """Batches that together have whole commits: those up to one that says so, or a whole snapshot."""
-    waiting: list[ChangeBatch] = []
-    for batch in batches:
-        waiting.append(batch)
-        if batch.hint is Hint.TAIL_DONE:
-            yield waiting
-            waiting = []
-    if waiting:
-        yield waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +102,8 @@ class _Bounds:
 
     def begin(self, first_ts: int) -> Position:
         """The place before its rows, of which the first is of `first_ts`."""
-        low, own = self._handles()[0], self.piece.dispatcher.handle_from
-        if _is_snapshot(self.part):
+        low, own = self.part.handle_from, self.piece.dispatcher.handle_from
+        if self.is_snapshot:
             begin = Position(self.part.to_ts, low)
         elif low > own:
             begin = Position(first_ts, low)
@@ -132,18 +115,18 @@ class _Bounds:
         """The place behind its rows, of which the last is of `last_ts`."""
         if self.part is self.piece.parts[-1]:
             return self.piece.end
-        return Position(last_ts, self._handles()[1]) if self.is_cut else Position(self.part.to_ts)
+        return Position(last_ts, self.part.handle_to) if self.is_cut else Position(self.part.to_ts)
 
     @property
     def is_cut(self) -> bool:
         """Whether other parts have rows of the same commit behind it."""
-        high, own = self._handles()[1], self.piece.dispatcher.handle_to
+        high, own = self.part.handle_to, self.piece.dispatcher.handle_to
         return bool(high) and (not own or high < own)
 
-    def _handles(self) -> tuple[bytes, bytes]:
-        if self.part.snapshot is not None:
-            return self.part.snapshot.handles.low, self.part.snapshot.handles.high
-        return self.part.handle_from, self.part.handle_to
+    @property
+    def is_snapshot(self) -> bool:
+        """Whether its rows are those that there are at one time."""
+        return not self.part.from_ts
 
 
 class _Chunks:
@@ -155,21 +138,22 @@ class _Chunks:
         self._cuts = Chunking(
             options.chunk_bytes,
             options.commit_bytes_max,
-            anywhere=_is_snapshot(bounds.part),
+            anywhere=bounds.is_snapshot,
             never_inside=keys_move(bounds.piece.schema.table),
         )
-        self._blocks: list[tuple[Block, RowChanges]] = []
+        self._waiting: list[_Waiting] = []
         self._made: Encoded | None = None
         self._last_ts = 0
 
-    def add(self, changes: RowChanges) -> Iterator[Encoded]:
-        """Changes of whole commits."""
+    def add(self, changes: RowChanges, *, whole: bool) -> Iterator[Encoded]:
+        """Changes that follow; `whole`: their last commit is complete."""
         done = 0
         for each in changes.pieces(_PIECE_ROWS, _PIECE_BYTES):
             done += len(each)
+            complete = whole and done == len(changes)
             block = self._encoder.encode(each)
-            self._blocks.append((block, each))
-            for rows in self._cuts.add(Sizes(block.nbytes, each.commit_ts), whole=done == len(changes)):
+            self._waiting.append(_Waiting(block, each, complete))
+            for rows in self._cuts.add(Sizes(block.nbytes, each.commit_ts), whole=complete):
                 yield from self._chunk(rows)
 
     def end(self) -> Iterator[Encoded]:
@@ -177,34 +161,47 @@ class _Chunks:
         if self._cuts.rest():
             yield from self._chunk(self._cuts.rest())
         if self._made is not None:
-            last = self._made
-            yield Encoded(last.start, self._bounds.end(self._last_ts), last.rows, last.payload)
+            yield replace(self._made, end=self._bounds.end(self._last_ts))
 
     def _chunk(self, rows: int) -> Iterator[Encoded]:
-        """The chunk before, now that there is another: of the first `rows` that wait."""
-        first_ts = int(self._blocks[0][1].commit_ts[0])
+        """Make a chunk of the first `rows` that wait; give the one before."""
+        first_ts = int(self._waiting[0].changes.commit_ts[0])
         start = self._bounds.begin(first_ts) if self._made is None else self._made.end
-        taken = [block for block, _ in self._take(rows)]
+        taken = self._take(rows)
         if self._made is not None:
             yield self._made
-        self._made = Encoded(start, self._end, rows, self._encoder.payload(taken))
+        payload = self._encoder.payload([each.block for each in taken])
+        self._made = Encoded(start, self._behind(taken[-1]), rows, payload)
 
-    def _take(self, rows: int) -> list[tuple[Block, RowChanges]]:
-        taken: list[tuple[Block, RowChanges]] = []
+    def _take(self, rows: int) -> list["_Waiting"]:
+        taken: list[_Waiting] = []
         while rows:
-            block, changes = self._blocks[0]
-            count = min(rows, len(changes))
-            taken.append((block.slice(0, count), changes.slice(0, count)))
-            left = (block.slice(count, len(changes)), changes.slice(count, len(changes)))
-            self._blocks[:1] = [left] if count < len(changes) else []
+            first = self._waiting[0]
+            count = min(rows, len(first.changes))
+            taken.append(first.slice(0, count))
+            left = first.slice(count, len(first.changes))
+            self._waiting[:1] = [left] if len(left.changes) else []
             rows -= count
-        self._end = self._position(taken[-1][1])
         return taken
 
-    def _position(self, changes: RowChanges) -> Position:
-        """Behind the last of some changes, of which those that follow may be of the same commit."""
-        self._last_ts = int(changes.commit_ts[-1])
-        goes_on = bool(self._blocks) and int(self._blocks[0][1].commit_ts[0]) == self._last_ts
-        if goes_on or self._bounds.is_cut or _is_snapshot(self._bounds.part):
-            return Position(self._last_ts, changes.handles[-1].as_py() + _AFTER)
-        return Position(self._last_ts)
+    def _behind(self, last: "_Waiting") -> Position:
+        """The place behind some changes, before those that still wait."""
+        self._last_ts = int(last.changes.commit_ts[-1])
+        complete = last.complete
+        if self._waiting:
+            complete = int(self._waiting[0].changes.commit_ts[0]) != self._last_ts
+        if complete and not self._bounds.is_cut and not self._bounds.is_snapshot:
+            return Position(self._last_ts)
+        return Position(self._last_ts, last.changes.handles[-1].as_py() + _AFTER)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """Encoded changes that are in no chunk yet; `complete`: their last commit has no more rows."""
+
+    block: Block
+    changes: RowChanges
+    complete: bool
+
+    def slice(self, start: int, stop: int) -> "_Waiting":
+        return _Waiting(self.block.slice(start, stop), self.changes.slice(start, stop), self.complete)

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from penstock.clock import LOGICAL_BITS
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.sink.formats.escaping import JSON, LATIN1_JSON, json_string
-from penstock.sink.formats.joining import Lines, numbers, quoted, spread, truths
+from penstock.sink.formats.joining import Lines, numbers, spread, truths
 from penstock.sink.formats.mysqltypes import java_type, mysql_type, promotion
 from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.formats.rowchanges import RowChanges
@@ -96,20 +96,16 @@ class CanalJson:
 
     def _updated(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> pa.Array:
         """The old rows, without the columns that are the same in the new ones."""
-        members = []
+        members = Lines(len(old[0]))
         for column, before, after in zip(self._columns, old, new, strict=True):
             same = truths(pc.equal(before, after)) | truths(pc.and_(before.is_null(), after.is_null()))
             member = Lines(len(before))
-            member.text(json_string(column.name) + b":")
-            member.cells(quoted(before, quote=b'"', null=b"null"))
-            members.append(pc.if_else(pa.array(same), pa.scalar(None, pa.binary()), member.build()))
-        if len(members) > 1:
-            joined = pc.binary_join_element_wise(*members, b",", null_handling="skip")
-        else:
-            joined = members[0].fill_null(b"")
-        lines = Lines(len(joined))
+            member.text(b",%s:" % json_string(column.name))
+            member.cells(before, quote=b'"', null=b"null")
+            members.cells(pc.if_else(pa.array(same), pa.scalar(b"", pa.binary()), member.build()))
+        lines = Lines(len(old[0]))
         lines.text(b"[{")
-        lines.cells(joined)
+        lines.cells(pc.binary_slice(members.build(), 1))
         lines.text(b"}]")
         return lines.build()
 
