@@ -132,3 +132,25 @@ def test_a_stream_goes_on_when_its_capture_moves_between_two_questions(
         capture.move()
         with pytest.raises(Unavailable, match="start the query again: it goes on from its checkpoint"):
             [*map(list, map(reader.read, parts))]
+
+
+def test_a_stream_waits_for_a_capture_that_crashed_and_goes_on_where_it_comes_back(
+    world: ServedWorld, tmp_path: Path
+):
+    def next_end(start: dict[str, Any], **options: Any) -> dict[str, Any]:
+        source = PenstockDataSource({**capture.options(readChangeFeed="true"), **options})
+        reader = source.streamReader(declared)
+        return reader.latestOffset(start, reader.getDefaultReadLimit())
+
+    with Announced(world, tmp_path) as capture:
+        declared = PenstockDataSource(capture.options(readChangeFeed="true")).schema()
+        end = next_end({"ts": 0})
+        world.commit(item("integer", 301, "c"))
+        world.resolve()
+        addr = world.flight.addr
+        world.flight.close()
+        assert next_end(end) == end
+        with pytest.raises(Unavailable, match=f"capture at {addr}.*: it goes on from its checkpoint"):
+            next_end(end, flightAddr=addr)
+        capture.move()
+        assert next_end(end) == {"ts": world.ts}
