@@ -462,6 +462,14 @@ def parse(tree: Any, *, origin: str = "settings") -> Settings:
         raise Invalid(f"{origin}: {_describe(error)}") from None
 
 
+def parse_changefeed(tree: Any, *, origin: str) -> ChangefeedSettings:
+    """Check the section of one changefeed; raise Invalid naming the first wrong key."""
+    try:
+        return ChangefeedSettings.model_validate(tree)
+    except ValidationError as error:
+        raise Invalid(f"{origin}: {_describe(error, within='changefeeds.')}") from None
+
+
 def expand(tree: Any) -> Any:
     """Replace ${NAME} and ${NAME:-default} in every string; raise Invalid when NAME is not set."""
     if isinstance(tree, dict):
@@ -483,12 +491,12 @@ def _variable(match: re.Match[str]) -> str:
     return value
 
 
-def _describe(error: ValidationError) -> str:
+def _describe(error: ValidationError, *, within: str = "") -> str:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"]) or "settings"
     if first["type"] == "extra_forbidden":
         return f"unknown key {key!r}; see docs/configuration.md for the keys there are"
-    return f"{key} = {_shown(key, first['input'])} is refused: {first['msg']}"
+    return f"{key} = {_shown(within + key, first['input'])} is refused: {first['msg']}"
 
 
 def _shown(key: str, value: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__, logs
+from penstock.app import changefeed
 from penstock.errors import PenstockError
 
 __all__ = ["main"]
@@ -20,6 +21,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(changefeed.app, name="changefeed")
 
 
 class LogFormat(StrEnum):

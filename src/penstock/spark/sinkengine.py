@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import count
 from operator import itemgetter
@@ -20,6 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
 from penstock.sink.work import Chunk, FileWork, Written
 from penstock.spark.failures import one_line, spark_errors
+from penstock.spark.options import shared_url
 from penstock.spark.pools import in_pool
 from penstock.spark.spoolrows import (
     CHUNKS,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from penstock.eventstore.partition import StorageRef
     from penstock.sink.engine import EncodeWork
+    from penstock.sink.options import SinkOptions
 
 T = TypeVar("T")
 
@@ -160,6 +162,19 @@ class SparkEngine:
         """The payloads of some chunks of a segment, each with its place in its file."""
         frame = self._segments[segment].where(F.col("number").isin(list(places)))
         return frame.select(_looked_up(F.col("number"), places).alias("place"), "nbytes", "payload")
+
+
+def spark_engines(spark: "SparkSession") -> "Callable[[str, SinkOptions], SparkEngine]":
+    """What makes the engine of a changefeed, by its name and its sink's options.
+
+    It raises Invalid when executors could not reach the target.
+    """
+
+    def engine(feed_id: str, options: "SinkOptions") -> SparkEngine:
+        target = replace(options.target, url=shared_url(options.target.url))
+        return SparkEngine(spark, target, account=feed_id, threads=options.worker_count)
+
+    return engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,136 @@
+"""`penstock changefeed`: changes as files on object storage, by commands that TiCDC's users know."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Send changes of tables to object storage, as files.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="Name of the changefeed.", show_default=False)]
+Config = Annotated[Path | None, typer.Option(help="Settings file (YAML).")]
+Pd = Annotated[list[str] | None, typer.Option(help="Address of a placement driver; may be repeated.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+SinkUri = Annotated[
+    str | None, typer.Option(help="Where files go: s3://bucket/prefix?protocol=canal-json, file:///... .")
+]
+Tables = Annotated[
+    list[str] | None, typer.Option("--table", help="Pattern of tables, as in shop.*; may be repeated.")
+]
+TargetTs = Annotated[int | None, typer.Option(help="Timestamp at which it ends.")]
+
+
+@app.command()
+def create(
+    name: Name,
+    sink_uri: SinkUri = None,
+    table: Tables = None,
+    start: Annotated[
+        str | None, typer.Option(help="now, snapshot (all rows first), or a timestamp to start after.")
+    ] = None,
+    target_ts: TargetTs = None,
+    config: Config = None,
+    pd: Pd = None,
+) -> None:
+    """Create a changefeed, of the options and what the settings file says under its name."""
+    from penstock.app import feedcalls
+
+    given = _given(sink_uri=sink_uri, tables=table, start=_start(start), target_ts=target_ts)
+    feed = feedcalls.create(feedcalls.load(config, pd), name, given)
+    feedcalls.print_json(feedcalls.everything(feed))
+
+
+@app.command("list")
+def list_(config: Config = None, pd: Pd = None, as_json: AsJson = False) -> None:
+    """List changefeeds, with how far each has come."""
+    from penstock.app import feedcalls
+
+    found = feedcalls.call(feedcalls.load(config, pd), lambda feeds, _: feeds.list())
+    if as_json or not sys.stdout.isatty():
+        feedcalls.print_json([feedcalls.summary(feed) for feed in found])
+    else:
+        feedcalls.print_table(found)
+
+
+@app.command()
+def query(name: Name, config: Config = None, pd: Pd = None) -> None:
+    """Show everything that is known of a changefeed, without its secrets."""
+    from penstock.app import feedcalls
+
+    feed = feedcalls.call(feedcalls.load(config, pd), lambda feeds, _: feeds.get(name))
+    feedcalls.print_json(feedcalls.everything(feed))
+
+
+@app.command()
+def pause(name: Name, config: Config = None, pd: Pd = None) -> None:
+    """Stop a changefeed where it is; nothing is lost, and `resume` goes on from there."""
+    from penstock.app import feedcalls
+    from penstock.sink.feedcommands import pause_feed
+
+    feed = feedcalls.call(feedcalls.load(config, pd), lambda feeds, _: pause_feed(feeds, name))
+    feedcalls.print_json(feedcalls.summary(feed))
+
+
+@app.command()
+def resume(name: Name, config: Config = None, pd: Pd = None) -> None:
+    """Let a changefeed go on that was paused or has failed."""
+    from penstock.app import feedcalls
+    from penstock.sink.feedcommands import resume_feed
+
+    feed = feedcalls.call(feedcalls.load(config, pd), lambda feeds, _: resume_feed(feeds, name))
+    feedcalls.print_json(feedcalls.summary(feed))
+
+
+@app.command()
+def update(
+    name: Name,
+    sink_uri: SinkUri = None,
+    table: Tables = None,
+    target_ts: TargetTs = None,
+    config: Config = None,
+    pd: Pd = None,
+) -> None:
+    """Change a paused changefeed: by the options, or to what the settings file says under its name."""
+    from penstock.app import feedcalls
+
+    given = _given(sink_uri=sink_uri, tables=table, target_ts=target_ts)
+    feed = feedcalls.update(feedcalls.load(config, pd), name, given)
+    feedcalls.print_json(feedcalls.everything(feed))
+
+
+@app.command()
+def remove(name: Name, config: Config = None, pd: Pd = None) -> None:
+    """Forget a changefeed; its files stay."""
+    from penstock.app import feedcalls
+
+    feed = feedcalls.call(feedcalls.load(config, pd), lambda feeds, _: feeds.remove(name))
+    feedcalls.print_json(feedcalls.summary(feed))
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Option(help="Settings file (YAML).")],
+    until_idle: Annotated[
+        bool,
+        typer.Option("--until-idle", help="End when every changefeed has finished, failed or is paused."),
+    ] = False,
+) -> None:
+    """Run changefeeds in the foreground, until SIGTERM or SIGINT; create those of the settings first.
+
+    Several processes may run: each takes changefeeds that nobody runs. Prints a line of JSON when ready.
+    """
+    from penstock import settings
+    from penstock.app.feedservice import serve
+
+    serve(settings.load(config), until_idle=until_idle)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None and value != []}
+
+
+def _start(text: str | None) -> str | int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else text
