@@ -46,8 +46,8 @@ class RowFilter:
         """Understand a predicate; None for an empty one. Raises Invalid, in one line, for any other."""
         if not where.strip():
             return None
-        columns, predicate = _compile(where, schema.name, schema.table)
         try:
+            columns, predicate = _compile(where, schema.name, schema.table)
             predicate(pa.RecordBatch.from_pylist([], arrow_schema(schema.table)))
         except pa.ArrowException as error:
             raise Invalid(
@@ -105,7 +105,21 @@ _COMPARISONS: Mapping[type[exp.Expr], Callable[[Any, Any], Any]] = {
 }
 _NUMBERS = frozenset({*INTEGER_BITS, Tp.YEAR, Tp.BIT, Tp.FLOAT, Tp.DOUBLE, Tp.NEW_DECIMAL})
 _FLOATS = frozenset({Tp.FLOAT, Tp.DOUBLE})
-_TIME_CASTS = frozenset({exp.DataType.Type.DATE, exp.DataType.Type.DATETIME, exp.DataType.Type.TIMESTAMP})
+_TIME_CASTS = frozenset({"DATE", "DATETIME", "TIMESTAMP", "TIMESTAMPTZ"})
+_TWO = frozenset({"this", "expression"})
+_UNDERSTOOD: Mapping[type[exp.Expr], frozenset[str]] = {
+    **dict.fromkeys((exp.And, exp.Or, exp.Is, exp.NullSafeEQ, *_COMPARISONS), _TWO),
+    **dict.fromkeys((exp.Paren, exp.Not, exp.Neg, exp.Boolean), frozenset({"this"})),
+    exp.Like: _TWO | {"negate"},
+    exp.Between: frozenset({"this", "low", "high"}),
+    exp.In: frozenset({"this", "expressions"}),
+    exp.Column: frozenset({"this", "table"}),
+    exp.Literal: frozenset({"this", "is_string"}),
+    exp.HexString: frozenset({"this", "is_integer"}),
+    exp.Cast: frozenset({"this", "to", "_type"}),
+    exp.Null: frozenset(),
+}
+"""What is read of each kind of node: one that says more than that is refused."""
 
 
 class _Compiler:
@@ -118,6 +132,7 @@ class _Compiler:
 
     def predicate(self, node: exp.Expr) -> Evaluate:
         """A node that is true, false or unknown of a row."""
+        self._check(node)
         if isinstance(node, exp.Paren):
             return self.predicate(node.this)
         if isinstance(node, exp.And | exp.Or):
@@ -138,6 +153,11 @@ class _Compiler:
         if type(node) in _COMPARISONS:
             return self._compared(type(node), self._operand(node.this), self._operand(node.expression))
         return self._truth(node)
+
+    def _check(self, node: exp.Expr) -> None:
+        said = {name for name, value in node.args.items() if value}
+        if not said <= _UNDERSTOOD.get(type(node), frozenset()):
+            raise self._refused(node)
 
     def _refused(self, node: exp.Expr, hint: str = "") -> Invalid:
         what = " ".join(node.key.split())
@@ -188,6 +208,8 @@ class _Compiler:
         value, pattern = self._operand(node.this), self._operand(node.expression)
         if value.family is not _Family.TEXT or not isinstance(pattern.constant, str):
             raise self._refused(node, " but of text and a constant pattern")
+        if node.args.get("negate"):
+            return lambda rows: pc.invert(pc.match_like(value.value(rows), pattern.constant))
         return lambda rows: pc.match_like(value.value(rows), pattern.constant)
 
     def _same(self, left: _Operand, right: _Operand) -> Evaluate:
@@ -224,6 +246,7 @@ class _Compiler:
         return operand
 
     def _operand(self, node: exp.Expr) -> _Operand:
+        self._check(node)
         if isinstance(node, exp.Paren):
             return self._operand(node.this)
         if isinstance(node, exp.Column):
@@ -238,7 +261,11 @@ class _Compiler:
             return _Operand(_Family.NOTHING, lambda _: _UNKNOWN)
         if isinstance(node, exp.HexString):
             return _constant(_Family.BYTES, pa.scalar(_hex_bytes(str(node.this)), pa.binary()))
-        if isinstance(node, exp.Cast) and isinstance(node.this, exp.Literal) and node.to.this in _TIME_CASTS:
+        if (
+            isinstance(node, exp.Cast)
+            and isinstance(node.this, exp.Literal)
+            and node.to.this.name in _TIME_CASTS
+        ):
             return _constant(_Family.TIME, self._moment(str(node.this.this)))
         raise self._refused(node)
 

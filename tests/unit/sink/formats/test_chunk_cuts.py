@@ -1,0 +1,75 @@
+"""Chunks are cut by rows alone: between commits, unless a commit is too large."""
+
+import numpy as np
+import pytest
+
+from penstock.sink.formats.chunking import Chunking, Sizes
+
+Rows = list[tuple[int, int]]  # commit, bytes
+
+
+def cut(
+    rows: Rows,
+    *,
+    blocks: list[int] | None = None,
+    chunk: int = 10,
+    commit: int = 30,
+    anywhere: bool = False,
+    never_inside: bool = False,
+) -> list[int]:
+    cuts = Chunking(chunk, commit, anywhere=anywhere, never_inside=never_inside)
+    ends = [*(blocks or []), len(rows)]
+    found: list[int] = []
+    start = 0
+    for end in ends:
+        some = rows[start:end]
+        whole = end == len(rows) or rows[end][0] != rows[end - 1][0]
+        sizes = Sizes(np.array([r[1] for r in some], np.int64), np.array([r[0] for r in some], np.int64))
+        found += cuts.add(sizes, whole=whole)
+        start = end
+    return [*found, cuts.rest()] if cuts.rest() else found
+
+
+def test_a_chunk_ends_with_the_commit_that_fills_it() -> None:
+    assert cut([(1, 4), (2, 4), (3, 4), (4, 4)]) == [3, 1]
+    assert cut([(1, 4), (2, 4), (2, 4), (2, 4), (3, 4)]) == [4, 1]
+
+
+def test_a_commit_is_cut_only_when_it_is_too_large() -> None:
+    fits, too_large = [(1, 5)] * 6, [(1, 5)] * 7
+    assert cut(fits) == [6]
+    assert cut(too_large) == [2, 2, 2, 1]
+    assert cut(too_large, never_inside=True) == [7]
+
+
+def test_a_snapshot_is_cut_anywhere() -> None:
+    assert cut([(1, 5)] * 5, anywhere=True) == [2, 2, 1]
+
+
+def test_a_row_larger_than_a_chunk_is_a_chunk() -> None:
+    assert cut([(1, 50), (2, 1), (3, 50)]) == [1, 2]
+
+
+@pytest.mark.parametrize("never_inside", [False, True])
+def test_cuts_do_not_depend_on_how_rows_arrive(never_inside: bool) -> None:
+    rows = [
+        (1, 4),
+        (2, 20),
+        (3, 5),
+        (3, 30),
+        (3, 6),
+        (4, 1),
+        (5, 31),
+        (6, 9),
+        (7, 9),
+        (7, 9),
+        (7, 9),
+        (8, 40),
+    ]
+    wanted = cut(rows, never_inside=never_inside)
+    assert sum(wanted) == len(rows)
+    for first in range(1, len(rows)):
+        assert cut(rows, blocks=[first], never_inside=never_inside) == wanted
+        for second in range(first + 1, len(rows)):
+            assert cut(rows, blocks=[first, second], never_inside=never_inside) == wanted
+    assert cut(rows, blocks=list(range(1, len(rows))), never_inside=never_inside) == wanted
