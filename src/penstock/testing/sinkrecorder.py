@@ -54,7 +54,8 @@ class RecordingSink:
         self.wake = wake
         self.write = write
         self.log: list[str] = remote.log
-        self.events: dict[str, list[DmlEvent]] = {}
+        self.events: dict[str, list[DmlEvent]] = {}  # not written yet
+        self.unwoken: list[DmlEvent] = []
         self.on_add: Callable[[Slice], None] = lambda _: None
         self.on_ddl: Callable[[DdlEvent], None] = lambda _: None
         self.drains_held: asyncio.Event | None = None
@@ -75,6 +76,8 @@ class RecordingSink:
         self.events.setdefault(piece.dispatcher.id, []).append(event)
         if self.wake:
             asyncio.get_running_loop().call_soon(event.post_enqueue)
+        else:
+            self.unwoken.append(event)
         self._given.set()
 
     async def flush(self, dispatcher_id: str, count: int | None = None) -> None:
