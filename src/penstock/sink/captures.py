@@ -1,0 +1,109 @@
+"""The captures that are alive, how far each of their tables has come, and who is asked for a table's rows."""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import Protocol
+
+from penstock.clock import SYSTEM, Clock
+from penstock.errors import Unavailable
+from penstock.eventstore.leases import Lease
+from penstock.eventstore.ranges import RangeReader, TableProgress
+
+_log = logging.getLogger(__name__)
+
+LEASES_S = 2.0
+"""How long leases are taken for what they were."""
+
+
+class CaptureReader(RangeReader, Protocol):
+    """Reads from one capture; see FlightReader."""
+
+    def tables(self) -> list[TableProgress]:
+        """Every table that the capture owns, in one call."""
+
+    def close(self) -> None:
+        """End the connection."""
+
+
+class Captures:
+    """Finds captures by their leases, and asks each of them once for all its tables. Thread-safe; blocks.
+
+    A capture that does not answer is left out until it does: its tables are then nobody's.
+    """
+
+    def __init__(
+        self,
+        leases: Callable[[], Sequence[Lease]],
+        connect: Callable[[str], CaptureReader],
+        pool: Executor,
+        *,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._leases = leases
+        self._connect = connect
+        self._pool = pool
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._readers: dict[str, CaptureReader] = {}
+        self._looked_for_at: float | None = None
+        self._silent: frozenset[str] = frozenset()
+        self._owners: dict[int, CaptureReader] = {}
+
+    def progress(self) -> dict[int, TableProgress]:
+        """Every table that is captured now, by id. Raises Invalid when a capture refuses the token.
+
+        Raises Unavailable when it is not known what captures there are.
+        """
+        readers = self._live()
+        asked = [(addr, reader, self._pool.submit(reader.tables)) for addr, reader in readers.items()]
+        found: dict[int, TableProgress] = {}
+        owners: dict[int, CaptureReader] = {}
+        silent = set()
+        for addr, reader, answer in asked:
+            try:
+                listed = answer.result()
+            except Unavailable as error:
+                silent.add(addr)
+                if addr not in self._silent:
+                    _log.warning("a capture does not answer", extra={"capture": addr, "reason": str(error)})
+                continue
+            for each in listed:
+                known = found.get(each.table_id)
+                if known is None or known.readable_ts < each.readable_ts:  # two, while a table moves
+                    found[each.table_id], owners[each.table_id] = each, reader
+        with self._lock:
+            self._owners, self._silent = owners, frozenset(silent)
+            if silent:
+                self._looked_for_at = None
+        return found
+
+    def owner(self, table_id: int) -> RangeReader | None:
+        """Who has the newest rows of a table, as far as was seen; None: nobody."""
+        with self._lock:
+            return self._owners.get(table_id)
+
+    def close(self) -> None:
+        """End the connections."""
+        for each in self._readers.values():
+            each.close()
+
+    def _live(self) -> dict[str, CaptureReader]:
+        now = self._clock.monotonic()
+        with self._lock:
+            if self._looked_for_at is not None and now < self._looked_for_at + LEASES_S:
+                return self._readers
+        try:
+            addrs = [lease.flight_addr for lease in self._leases()]
+        except Unavailable:
+            if not self._readers:
+                raise
+            return self._readers  # who was alive may well be
+        with self._lock:
+            gone = [reader for addr, reader in self._readers.items() if addr not in addrs]
+            self._readers = {addr: self._readers.get(addr) or self._connect(addr) for addr in addrs}
+            self._looked_for_at = now
+        for each in gone:
+            each.close()
+        return self._readers

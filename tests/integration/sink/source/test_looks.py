@@ -1,0 +1,113 @@
+"""Looking at many tables: one call of each capture; objects where there is no capture; holds on storage."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.clock import SYSTEM
+from penstock.eventstore.flight import FlightService
+from penstock.eventstore.watermarks import Watermarks
+from penstock.sink.looking import OBJECTS_S
+from penstock.sink.source import Look
+from penstock.tables.keys import encode_handle
+from penstock.testing.itemtables import item, item_table
+from penstock.testing.sourceworld import SourceWorld
+
+
+async def test_a_thousand_tables_are_looked_at_in_one_call(tmp_path: Path) -> None:
+    ids = tuple(range(1, 1001))
+    with SourceWorld(tmp_path, item_table(partitions=ids), partitions=ids, url="memory:///looks") as world:
+        first = world.commit(item("integer", 1, "a"), into=3)
+        last = world.commit(item("integer", 2, "a"), into=999)
+        world.tick(10)
+        world.resolve()
+        async with world.source() as source:
+            looks = await source.look(ids)
+            assert world.asked == ["progress"]
+            assert looks.keys() == set(ids)
+            assert looks[4] == Look(world.ts, first)
+            assert looks[1000] == Look(world.ts, last)
+            assert looks[7] == Look(world.ts, 0)
+            started = SYSTEM.monotonic()
+            await source.look(ids)
+            assert SYSTEM.monotonic() - started < 1
+
+
+async def test_the_newest_change_is_known_whatever_happens_to_the_rows(tmp_path: Path) -> None:
+    with SourceWorld(tmp_path, item_table()) as world:
+        for number in range(20):
+            changed = world.commit(item("integer", 1, f"{number}"))
+            world.tick(4)
+            world.flush()
+        async with world.source() as source:
+            assert await source.look([1]) == {1: Look(world.ts, changed)}
+            world.tick(4)
+            world.flush()
+            world.store.merge(1)
+            assert await source.look([1]) == {1: Look(world.ts, changed)}
+        world.flight.close()
+        world.crash()
+        world.resolve()
+        world.flight = FlightService("127.0.0.1:0", world.store, world.reader)
+        world.addrs = [world.flight.addr]
+        changed = world.commit(item("integer", 2, "x"), deliver=False)
+        async with world.source() as source:
+            before = (await source.look([1]))[1]
+            assert before.readable_ts < changed
+            assert changed > before.changed_ts >= changed - 20 * 6
+            world.deliver()
+            world.tick()
+            world.resolve()
+            assert await source.look([1]) == {1: Look(world.ts, changed)}
+
+
+async def test_what_a_capture_that_is_away_left_is_told_by_its_objects(tmp_path: Path) -> None:
+    with SourceWorld(tmp_path, item_table()) as world:
+        changed = world.commit(item("integer", 1, "a"))
+        world.tick(6)
+        flushed = world.flush()
+        world.commit(item("integer", 2, "a"))
+        world.resolve()
+        async with world.source() as source:
+            assert (await source.look([1, 99]))[1].readable_ts == world.ts
+            world.flight.close()
+            assert await source.look([1, 99]) == {1: Look(flushed, changed)}
+            world.flush()
+            assert await source.look([1, 99]) == {1: Look(flushed, changed)}, (
+                f"asked again within {OBJECTS_S}"
+            )
+
+
+async def test_history_is_held_for_the_changefeed_and_released(tmp_path: Path) -> None:
+    with SourceWorld(tmp_path, item_table()) as world:
+        marks = Watermarks(world.storage.open())
+        async with world.source() as source:
+            await source.hold([1, 2], world.ts)
+            assert [marks.lowest(each) for each in (1, 2, 3)] == [world.ts, world.ts, None]
+            (held,) = marks.all_of(1)
+            assert "changefeed-feed" in held.path
+            assert held.expires_at_ms is not None
+            await source.hold([1, 2, 3], world.ts + 1)
+            assert [marks.lowest(each) for each in (1, 2, 3)] == [world.ts, world.ts, world.ts + 1]
+            await source.release([1, 3])
+            assert [marks.lowest(each) for each in (1, 2, 3)] == [None, world.ts, None]
+            await source.hold([1], 0)
+            assert marks.lowest(1) is None
+
+
+@pytest.mark.parametrize("rows", [100, 2000])
+async def test_a_table_is_divided_by_its_handles(tmp_path: Path, rows: int) -> None:
+    with SourceWorld(tmp_path, item_table()) as world:
+        for first in range(0, 1000, 250):
+            world.commit(*(item("integer", first + each, "a") for each in range(250)))
+            world.flush()
+        async with world.source() as source:
+            cuts = await source.cuts(1, world.ts, rows)
+            assert await source.now_ts() == world.ts
+    assert cuts == sorted(set(cuts))
+    assert len(cuts) == (9 if rows == 100 else 0)
+    wanted = [encode_handle(each) for each in range(100, 1000, 100)]
+    assert all(
+        abs(int.from_bytes(a, "big") - int.from_bytes(b, "big")) < 30
+        for a, b in zip(cuts, wanted, strict=False)
+    )
