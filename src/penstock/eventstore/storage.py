@@ -56,12 +56,15 @@ class Storage:
 
     def exists(self, path: str) -> bool:
         """Whether there is an object."""
+        return self.size(path) is not None
+
+    def size(self, path: str) -> int | None:
+        """How many bytes an object has, or None when there is none."""
         with self._failures("look for", path):
             try:
-                obstore.head(self._store, path)
+                return int(obstore.head(self._store, path)["size"])
             except FileNotFoundError:
-                return False
-            return True
+                return None
 
     def open(self, path: str) -> pa.NativeFile:
         """Open an object for reading by range; raise Unavailable when it is not there."""

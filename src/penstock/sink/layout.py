@@ -145,17 +145,16 @@ def index_path(folder: Folder, dispatcher_id: str = "") -> str:
     return f"{folder.path}/meta/CDC{f'_{dispatcher_id}' if dispatcher_id else ''}.index"
 
 
-def meta_folder(*, schema: str = "", table: str = "", table_id: int = 0) -> str:
+def meta_folder(of: Folder | SchemaPath) -> str:
     """Where schema files of a table or a database are."""
-    if table_id:
-        return f"{table_id}/meta/"
-    return f"{escape(schema)}/{escape(table)}/meta/" if table else f"{escape(schema)}/meta/"
+    if of.table_id:
+        return f"{of.table_id}/meta/"
+    return f"{escape(of.schema)}/{escape(of.table)}/meta/" if of.table else f"{escape(of.schema)}/meta/"
 
 
 def schema_path(of: SchemaPath) -> str:
     """The path of a schema file."""
-    folder = meta_folder(schema=of.schema, table=of.table, table_id=of.table_id)
-    return f"{folder}schema_{of.version}_{of.checksum:010d}.json"
+    return f"{meta_folder(of)}schema_{of.version}_{of.checksum:010d}.json"
 
 
 def parse_file_name(name: str) -> FileName | None:

@@ -12,6 +12,7 @@ from penstock.clock import SYSTEM, Clock
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.storage import Storage
 from penstock.sink import layout
+from penstock.sink.blankfiles import blank_file
 from penstock.sink.blockevents import DdlEvent
 from penstock.sink.ddlfiles import ddl_files
 from penstock.sink.feedstore import PendingFile
@@ -65,7 +66,7 @@ class TargetFiles:
     """Thread-safe. Calls raise Unavailable when storage does not answer; repeating one is safe.
 
     A file number is given out again as long as no file has it, so that numbers have no holes: a dispatcher
-    has at most one file on its way.
+    has at most one file on its way. After a write whose end is not known, `repair` comes first.
     """
 
     def __init__(
@@ -127,20 +128,18 @@ class TargetFiles:
             self._target.write(path, file.to_json())
 
     def repair(self, pending: PendingFile) -> Position:
-        """Where a dispatcher goes on whose last file may have been interrupted; its index is mended.
+        """Where a dispatcher goes on whose last file may have been interrupted. Its index is mended.
 
-        Raises Corrupt when the index names no file.
+        A file that is not there may still be on its way, from a writer that nobody can stop: a file without
+        rows takes its place, so that it can never arrive. Raises Corrupt when the index names no file.
         """
-        if not self._target.exists(pending.data_path):
-            return pending.start
-        content = self._target.read(pending.index_path)
-        name = pending.data_path.rpartition("/")[2]
-        written = layout.parse_file_name(name)
-        assert written is not None, f"{name} is no name of ours"
-        if number_in_index(content, pending.index_path) < written.number:
-            _log.warning("a data file has no index yet; writing it", extra={"data_path": pending.data_path})
-            self._target.write(pending.index_path, f"{name}\n".encode())
-        return pending.end
+        blank = self._blank(pending.data_path)
+        size = self._target.size(pending.data_path)
+        if size is None and not self._target.create(pending.data_path, blank):
+            size = self._target.size(pending.data_path)
+        void = size is None or (size == len(blank) and self._target.read(pending.data_path) == blank)
+        self._mend_index(pending)
+        return pending.start if void else pending.end
 
     def write_checkpoint(self, ts: int) -> None:
         """Say that every change up to `ts` is here."""
@@ -171,6 +170,32 @@ class TargetFiles:
         """Dispatchers of which something is kept."""
         return len(self._kept)
 
+    def _blank(self, data_path: str) -> bytes:
+        """A file without rows that fits the path, whatever the options were when it was given out."""
+        name = layout.parse_file_name(data_path.rpartition("/")[2])
+        assert name is not None, f"{data_path} is no path of ours"
+        schema = self._schema_of(data_path) if name.extension == ".parquet" else None
+        return blank_file(name.extension, schema)
+
+    def _schema_of(self, data_path: str) -> SchemaFile | None:
+        """What a schema file says of the version of a data file."""
+        by_id = self._options.use_table_id_as_path
+        separator = self._options.date_separator
+        data = layout.parse_data_path(data_path, date_separator=separator, table_id_as_path=by_id)
+        paths = self._target.names(layout.meta_folder(data.folder)) if data else []
+        for path in paths:
+            named = layout.parse_schema_path(path, table_id_as_path=by_id)
+            if data and named and named.version == data.folder.version:
+                return SchemaFile.from_json(self._target.read(path) or b"")
+        return None
+
+    def _mend_index(self, pending: PendingFile) -> None:
+        content = self._target.read(pending.index_path)
+        name = pending.data_path.rpartition("/")[2]
+        if number_in_index(content, pending.index_path) < number_in_index(name.encode(), pending.data_path):
+            _log.warning("a data file has no index yet; writing it", extra={"data_path": pending.data_path})
+            self._target.write(pending.index_path, f"{name}\n".encode())
+
     def _of(self, dispatcher_id: str) -> _Kept:
         now = self._clock.monotonic()
         with self._lock:
@@ -193,8 +218,7 @@ class TargetFiles:
         path = layout.schema_path(wanted)
         if self._target.exists(path):
             return wanted.version
-        names = {"table_id": wanted.table_id} if by_id else {"schema": wanted.schema, "table": wanted.table}
-        found = self._target.names(layout.meta_folder(**names))
+        found = self._target.names(layout.meta_folder(wanted))
         choice = choose_version(found, wanted, table_id_as_path=by_id)
         if choice.stale:
             return None

@@ -89,6 +89,7 @@ def test_a_table_lives_through_ddl_crashes_and_expiry(storage: Storage, options:
     never = files.next_file(first)
     assert never.number == 3
     assert files.repair(replace(pending, data_path=never.data_path)) == Position(5)
+    assert not storage.create(never.data_path, b"late")
 
     after = table(since_ts=9, kind="bigint")
     change = TableChange(table(), after)
@@ -107,6 +108,7 @@ def test_a_table_lives_through_ddl_crashes_and_expiry(storage: Storage, options:
     assert [(each.folder.version, each.folder.date, each.number) for each in data] == [
         (5, "2023-03-09", 1),
         (5, "2023-03-09", 2),
+        (5, "2023-03-09", 3),
         (9, "2023-03-10", 1),
     ]
     assert {(each.folder.schema, each.folder.table) for each in data} == {("shop/eu", "Größen & more")}
@@ -117,7 +119,7 @@ def test_a_table_lives_through_ddl_crashes_and_expiry(storage: Storage, options:
         check_named(path, SchemaFile.from_json(storage.read(path) or b""))
 
     checkpoint = decode_checkpoint(storage.read("metadata") or b"")
-    assert Cleanup(storage, options, lambda: checkpoint).clean() == 3
+    assert Cleanup(storage, options, lambda: checkpoint).clean() == 4
     left = [found.folder.version for path in storage.names("") if (found := parse_data_path(path))]
     assert left == [9]
 

@@ -1,12 +1,17 @@
 """Schema files, file numbers, indexes and the checkpoint at a target."""
 
 import gc
+import gzip
+import io
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from penstock.errors import Corrupt, Unavailable
 from penstock.eventstore.schemaversion import SchemaVersion
@@ -31,11 +36,13 @@ WHOLE = DispatcherSpec("77", 1)
 class World:
     """A target in memory that counts how often it is looked at."""
 
-    def __init__(self, parameters: str = "file-index-digit=6", *, split: bool = False) -> None:
+    def __init__(
+        self, parameters: str = "file-index-digit=6", *, split: bool = False, protocol: str = "canal-json"
+    ) -> None:
         self.clock = ManualClock(wall_ms=NOON_MS)
         self.storage = open_storage("memory:///")
         self.looks = 0
-        self.options = parse_sink_uri(f"memory:///?protocol=canal-json&{parameters}")
+        self.options = parse_sink_uri(f"memory:///?protocol={protocol}&{parameters}")
         self._exists = self.storage.exists
         self.storage.exists = self._look
         self.split = split
@@ -302,11 +309,75 @@ def pending(paths: FilePaths) -> PendingFile:
     return PendingFile("77", paths.data_path, paths.index_path, Position(5), Position(9))
 
 
-def test_a_file_that_was_not_written_is_written_again() -> None:
+def test_a_file_that_did_not_arrive_can_never_arrive() -> None:
     world = World()
     paths = world.files.next_file(world.place())
     assert world.files.repair(pending(paths)) == Position(5)
-    assert world.storage.read(paths.index_path) is None
+    assert not world.storage.create(paths.data_path, b"from a writer that nobody could stop")
+    assert world.storage.read(paths.data_path) == b""
+    assert world.storage.read(paths.index_path) == b"CDC000001.json\n"
+    assert world.files.repair(pending(paths)) == Position(5), "it stays decided"
+    assert world.files.next_file(world.place()).number == 2
+
+
+def test_a_file_that_arrives_while_it_is_looked_for_counts() -> None:
+    world = World()
+    paths = world.files.next_file(world.place())
+    create = world.storage.create
+
+    def arrives_first(path: str, data: bytes) -> bool:
+        create(path, b"rows")
+        return create(path, data)
+
+    world.storage.create = arrives_first
+    assert world.files.repair(pending(paths)) == Position(9)
+    assert world.storage.read(paths.data_path) == b"rows"
+    assert world.storage.read(paths.index_path) == b"CDC000001.json\n"
+
+
+@pytest.mark.parametrize(
+    ("protocol", "read"),
+    [
+        ("csv", lambda data: data),
+        ("csv&compression=gzip", gzip.decompress),
+        (
+            "debezium&compression=zstd",
+            lambda data: zstandard.ZstdDecompressor().decompressobj().decompress(data),
+        ),
+    ],
+)
+def test_a_text_file_without_rows_reads_as_nothing(protocol: str, read: Callable[[bytes], bytes]) -> None:
+    world = World(protocol=protocol)
+    paths = world.files.next_file(world.place())
+    world.files.repair(pending(paths))
+    assert read(world.storage.read(paths.data_path) or b"") == b""
+
+
+@pytest.mark.parametrize(
+    "parameters", ["file-index-digit=6", "use-table-id-as-path=true", "compression=zstd&date-separator=none"]
+)
+def test_a_parquet_file_without_rows_has_the_columns_of_its_table(parameters: str) -> None:
+    world = World(parameters, protocol="parquet")
+    place = world.place()
+    paths = world.files.next_file(place)
+    assert world.files.repair(pending(paths)) == Position(5)
+    assert world.files.repair(pending(paths)) == Position(5)
+    read = pq.read_table(io.BytesIO(world.storage.read(paths.data_path) or b""))
+    assert read.num_rows == 0
+    assert read.column_names[:2] == ["id", "a"]
+    [schema_file] = schema_paths(world)
+    world.storage.delete(schema_file)
+    paths = world.files.next_file(place)
+    assert world.files.repair(pending(paths)) == Position(5)
+
+
+def test_a_repair_goes_by_the_format_that_the_file_was_begun_in() -> None:
+    world = World()
+    paths = world.files.next_file(world.place())
+    world.options = replace(world.options, protocol="parquet", date_separator="none")
+    world.restart()
+    assert world.files.repair(pending(paths)) == Position(5)
+    assert world.storage.read(paths.data_path) == b""
 
 
 def test_a_file_without_its_index_gets_one(caplog: pytest.LogCaptureFixture) -> None:
