@@ -1,0 +1,179 @@
+"""A directory of changes applied to plain dicts, and the promises of whoever wrote it, checked.
+
+A simulation compares `tables` with its source; every rule that the sink gives its readers is checked here.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.eventstore.storage import Storage
+from penstock.sink.consuming.changerows import DELETE, INSERT, row_dicts
+from penstock.sink.consuming.datafiles import FileOptions
+from penstock.sink.consuming.listing import Survey
+from penstock.sink.consuming.reader import Ddl, DirectoryReader, TableChanges
+from penstock.tables.defaults import origin_cell
+from penstock.tables.define import with_origin_default
+from penstock.tables.jobs import Action
+from penstock.tables.schema import ColumnInfo, TableInfo
+from penstock.tables.values import from_cell
+from penstock.testing.promises import BrokenPromise, check_files
+
+__all__ = ["BrokenPromise", "Replica"]
+
+Key = tuple[Any, ...]
+Row = dict[str, Any]
+
+
+class Replica:
+    """The tables that a directory describes: `tables` is {database.table: {key: row}}.
+
+    Keys are tuples of primary key values; the key of a row of a table without one is all its values and a
+    number. With `exactly_once`, as Penstock's sink promises, an insert must meet no row, an update or delete
+    must meet one, an update the row that it says, and no change may be in two files; TiCDC's directories may
+    repeat. `cut_commits`: a commit may go on in the next file, as one does that is larger than a file.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        files: FileOptions | None = None,
+        survey: Survey | None = None,
+        exactly_once: bool = True,
+        cut_commits: bool = False,
+    ) -> None:
+        self.tables: dict[str, dict[Key, Row]] = {}
+        self.shapes: dict[str, TableInfo] = {}
+        self._storage = storage
+        self._files = files or FileOptions()
+        self._survey = survey or Survey()
+        self._reader = DirectoryReader(storage, self._files, self._survey)
+        self._exactly_once = exactly_once
+        self._cut_commits = cut_commits
+
+    @property
+    def checkpoint_ts(self) -> int:
+        """Up to where changes were applied."""
+        return self._reader.progress.resolved_ts
+
+    def catch_up(self) -> None:
+        """Apply what is new up to the checkpoint; raise BrokenPromise for a change that does not fit."""
+        for delivery in self._reader.round():
+            if isinstance(delivery, TableChanges):
+                self._change(delivery)
+            elif delivery.table is None:
+                self._database(delivery)
+            else:
+                self._table(delivery, delivery.table)
+
+    def check(self) -> None:
+        """Look at every file, whatever the checkpoint; raise BrokenPromise when a rule is broken."""
+        check_files(
+            self._storage,
+            self._files,
+            self._survey,
+            exactly_once=self._exactly_once,
+            cut_commits=self._cut_commits,
+        )
+
+    def _database(self, ddl: Ddl) -> None:
+        if ddl.type == Action.DROP_SCHEMA:
+            for name in [name for name in self.tables if name.startswith(f"{ddl.database}.")]:
+                del self.tables[name], self.shapes[name]
+
+    def _table(self, ddl: Ddl, shape: TableInfo) -> None:
+        name = ddl.name
+        if ddl.type == Action.DROP_TABLE:
+            self.tables.pop(name, None)
+            self.shapes.pop(name, None)
+            return
+        if ddl.renamed_from is not None:
+            old = ".".join(ddl.renamed_from)
+            self.tables[name] = self.tables.pop(old, {})
+            self.shapes[name] = self.shapes.pop(old, shape)
+        if ddl.type == Action.CREATE_TABLE and self._exactly_once and name in self.tables:
+            raise BrokenPromise(f"{name} is created at {ddl.version}, but it is there already")
+        rows = {} if ddl.type == Action.TRUNCATE_TABLE else self.tables.get(name, {})
+        self.tables[name] = _reshaped(rows, self.shapes.get(name, shape), shape)
+        self.shapes[name] = shape
+
+    def _change(self, delivery: TableChanges) -> None:
+        rows = self.tables[delivery.name]
+        for op, ts, row, old in _rows(delivery):
+            place = f"{delivery.name} at {ts}"
+            if not delivery.table.primary_key:
+                self._change_without_key(rows, op, row, old, place)
+                continue
+            key = _key(delivery.table, row)
+            before = key if old is None else _key(delivery.table, old)
+            if self._exactly_once:
+                self._check_change(rows, op, before, old, place)
+            if op != INSERT:
+                rows.pop(before, None)
+            if op != DELETE:
+                rows[key] = row
+
+    def _check_change(self, rows: dict[Key, Row], op: str, before: Key, old: Row | None, place: str) -> None:
+        if (op == INSERT) == (before in rows):
+            raise BrokenPromise(
+                f"{place}: {op} of {before}, which is {'' if before in rows else 'not '}there"
+            )
+        if old is not None and rows[before] != old:
+            raise BrokenPromise(f"{place}: an update of {before} says another row before it than there was")
+
+    def _change_without_key(
+        self, rows: dict[Key, Row], op: str, row: Row, old: Row | None, place: str
+    ) -> None:
+        if op != INSERT:
+            gone = row if op == DELETE else old
+            if gone is None:
+                raise BrokenPromise(f"{place}: an update of a row without a key does not tell the row before")
+            if (last := _count(rows, gone) - 1) < 0:
+                raise BrokenPromise(f"{place}: {op} of a row that is not there")
+            del rows[(*gone.values(), last)]
+        if op != DELETE:
+            rows[(*row.values(), _count(rows, row))] = row
+
+
+def _rows(delivery: TableChanges) -> Iterator[tuple[str, int | None, Row, Row | None]]:
+    changes = delivery.changes
+    held = zip(
+        changes.ops.to_pylist(),
+        changes.commit_ts.to_pylist(),
+        row_dicts(changes.rows),
+        row_dicts(changes.old),
+        strict=True,
+    )
+    for op, ts, row, old in held:
+        assert row is not None, "every change has a row"
+        yield op, ts, row, old
+
+
+def _key(table: TableInfo, row: Row) -> Key:
+    return tuple(row[column.name] for column in table.primary_key)
+
+
+def _count(rows: dict[Key, Row], row: Row) -> int:
+    """How often a row without a key is there."""
+    number = 0
+    while (*row.values(), number) in rows:
+        number += 1
+    return number
+
+
+def _reshaped(rows: dict[Key, Row], old: TableInfo, new: TableInfo) -> dict[Key, Row]:
+    """Rows from before a change of the columns, as they read after it."""
+    known = {column.name for column in old.stored_columns}
+    added = {column.name: _default(column) for column in new.stored_columns if column.name not in known}
+    names = [column.name for column in new.stored_columns]
+    if known == set(names):
+        return rows
+    shown = [{name: row[name] if name in row else added[name] for name in names} for row in rows.values()]
+    found: dict[Key, Row] = {}
+    for row in shown:
+        found[_key(new, row) if new.primary_key else (*row.values(), _count(found, row))] = row
+    return found
+
+
+def _default(column: ColumnInfo) -> Any:
+    return from_cell(column.type, origin_cell(with_origin_default(column)))
