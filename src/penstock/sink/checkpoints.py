@@ -1,5 +1,7 @@
 """Tells consumers how far the files go, not too often."""
 
+import asyncio
+
 from penstock.clock import Clock
 from penstock.sink.sinkmetrics import SinkMetrics
 from penstock.sink.targetfiles import TargetFiles
@@ -19,6 +21,7 @@ class Checkpoints:
         self._newest = 0
         self._written = 0
         self._changed = Signal(clock)
+        self._one_at_a_time = asyncio.Lock()
 
     def add(self, ts: int) -> None:
         """A checkpoint, to be written if it is the newest."""
@@ -35,8 +38,9 @@ class Checkpoints:
 
     async def write(self) -> None:
         """Write the newest now, unless it is there."""
-        newest = self._newest
-        if newest > self._written:
-            with self._metrics.stage("checkpoint"):
-                await self._threads.call(self._files.write_checkpoint, newest)
-            self._written = newest
+        async with self._one_at_a_time:
+            newest = self._newest
+            if newest > self._written:
+                with self._metrics.stage("checkpoint"):
+                    await self._threads.call(self._files.write_checkpoint, newest)
+                self._written = newest

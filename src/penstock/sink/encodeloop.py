@@ -26,6 +26,7 @@ class EncodeLoop:
         underway: Underway,
         *,
         on_progress: Callable[[], None],
+        on_due: Callable[[], None],
         clock: Clock,
     ) -> None:
         self._engine = engine
@@ -34,6 +35,7 @@ class EncodeLoop:
         self._metrics = metrics
         self._underway = underway
         self._on_progress = on_progress
+        self._on_due = on_due
         self._clock = clock
         self._jobs = 0
         self.changed = Signal(clock)  # there is more in the shards, or more room in the spool
@@ -44,6 +46,8 @@ class EncodeLoop:
             while self._jobs < _JOBS_MAX and (job := self._ledger.next_job()) is not None:
                 self._jobs += 1
                 self._underway.start(self._encode(job))
+            if self._ledger.buffers.has_due:  # the next job may have asked for room
+                self._on_due()
             await self.changed.wait()
 
     async def _encode(self, job: EncodeJob) -> None:

@@ -23,7 +23,7 @@ class Reason(Enum):
 
 @dataclass(slots=True, eq=False)
 class FileTask:
-    """Chunks of one dispatcher and schema version, in order. `waiting` is told in order when it is written."""
+    """Chunks of one dispatcher and schema version, in order. `waiting` is told, in order, afterwards."""
 
     dispatcher: DispatcherSpec
     schema: SchemaVersion

@@ -47,15 +47,6 @@ class StorageSink:
         self._underway = Underway()
         self._threads = Threads(_THREADS, "penstock-sink")
         self._ledger = Ledger(options, self._metrics, self._release, clock)
-        self._encoding = EncodeLoop(
-            engine,
-            self._ledger,
-            options,
-            self._metrics,
-            self._underway,
-            on_progress=self._progressed,
-            clock=clock,
-        )
         self._writing = WriteLoop(
             engine,
             files,
@@ -66,6 +57,16 @@ class StorageSink:
             self._underway,
             self._threads,
             on_progress=self._progressed,
+            clock=clock,
+        )
+        self._encoding = EncodeLoop(
+            engine,
+            self._ledger,
+            options,
+            self._metrics,
+            self._underway,
+            on_progress=self._progressed,
+            on_due=self._writing.changed.tell,
             clock=clock,
         )
         self._checkpoints = Checkpoints(files, self._threads, self._metrics, clock)

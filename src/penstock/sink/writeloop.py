@@ -132,6 +132,7 @@ class WriteLoop:
             index_path=placed.paths.index_path,
             header=file_header(placed.task.schema, options),
             parquet=options.protocol == "parquet",
+            parquet_options=() if options.compression == "none" else (("compression", options.compression),),
         )
 
     def _acknowledge(self, placed: Sequence[Placed], written: Sequence[Written], seconds: float) -> None:

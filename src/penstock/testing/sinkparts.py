@@ -272,7 +272,10 @@ class SinkWorld:
         self.run()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
         await self.sink.close()
         if self._running is not None and not self._running.done():
             await self._running

@@ -1,0 +1,235 @@
+"""The first failure ends everything, loudly; nothing after it is acknowledged."""
+
+import asyncio
+
+import pytest
+
+from penstock.errors import Fenced, Unavailable
+from penstock.sink.blockevents import DdlEvent
+from penstock.testing.manual_clock import ManualClock
+from penstock.testing.sinkparts import RowlessEngine, SinkWorld, dispatcher, refused
+
+DDL = DdlEvent(commit_ts=9, type=0, query="", database="shop")
+
+
+async def failed(world: SinkWorld, error: type[Exception] = Unavailable) -> None:
+    with pytest.raises(error):
+        await world.run()
+    await world.sink.close()
+    assert world.engine.closed
+
+
+async def test_a_file_that_cannot_be_written_is_not_acknowledged_and_the_others_of_its_job_are() -> None:
+    world = SinkWorld(clock=ManualClock(), spool_disk_quota=1_000_000)
+    world.engine.failing = {"1"}
+    world.engine.encoding.shut()
+    world.run()
+    for number in range(4):
+        world.add(number, 5, 1000)
+    await world.until(lambda: world.engine.encoding.waiting == 1)
+    world.engine.encoding.open()
+    await failed(world)
+    assert {each for each in world.told if "flushed" in each} == {f"d{n}@5 flushed" for n in (0, 2, 3)}
+
+
+async def test_after_a_failure_events_are_ignored_and_calls_for_ddls_raise() -> None:
+    world = SinkWorld(clock=ManualClock())
+    world.engine.encoding.error = refused()
+    world.add(1, 5)
+    with pytest.raises(Unavailable, match="does not answer"):
+        await world.run()
+    world.engine.encoding.error = None
+    world.add(2, 5)
+    with pytest.raises(Unavailable, match="does not answer"):
+        await world.sink.pass_block_event(dispatcher(2), DDL)
+    with pytest.raises(Unavailable, match="does not answer"):
+        await world.sink.write_block_event(DDL)
+    await world.sink.close()
+    assert world.told == []
+    assert len(world.engine.encode_jobs) == 1
+
+
+@pytest.mark.parametrize("where", ["place", "begin", "write", "release", "checkpoint", "callback"])
+async def test_a_failure_anywhere_ends_the_sink(where: str) -> None:
+    world = SinkWorld(clock=ManualClock())
+    if where == "place":
+        world.files.error = refused()
+    elif where == "begin":
+        world.progress.error = Fenced("another process has the changefeed")
+    elif where == "write":
+        world.engine.writing.error = refused()
+    elif where == "release":
+
+        async def release(segment: int) -> None:
+            raise refused()
+
+        world.engine.release = release
+    elif where == "checkpoint":
+        world.files.error = refused()
+        world.sink.add_checkpoint_ts(5)
+    event = world.add(1, 5, 1000) if where != "checkpoint" else None
+    if where == "callback":
+
+        def fail() -> None:
+            raise Unavailable("the dispatcher has ended")
+
+        event.add_post_enqueue(fail)
+    await failed(world, Fenced if where == "begin" else Unavailable)
+    if where != "release":
+        assert not [each for each in world.told if "flushed" in each]
+
+
+async def test_a_sink_that_is_cancelled_unwinds_and_acknowledges_nothing_later() -> None:
+    world = SinkWorld(clock=ManualClock())
+    running = world.run()
+    world.engine.writing.shut()
+    world.add(1, 5, 1000)
+    drain = world.drain(2, 7)
+    await drain
+    drain = world.drain(1, 7)
+    await world.until(lambda: world.engine.writing.waiting == 1)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    with pytest.raises(Unavailable, match="has ended"):
+        await drain
+    world.engine.writing.open()
+    await world.settled()
+    assert world.told == ["d1@5 woken"]
+    await world.sink.close()
+    assert world.engine.closed
+
+
+async def test_the_first_failure_is_the_one_that_is_raised() -> None:
+    world = SinkWorld(clock=ManualClock())
+    running = world.run()
+    world.engine.writing.shut()
+    world.add(1, 5, 1000)
+    await world.until(lambda: world.engine.writing.waiting == 1)
+    world.engine.encoding.error = Unavailable("first")
+    world.add(2, 5)
+    with pytest.raises(Unavailable, match="first"):
+        await running
+    await world.sink.close()
+
+
+async def test_close_before_run_releases_everything_and_fails_who_waits() -> None:
+    world = SinkWorld(clock=ManualClock())
+    world.add(1, 5)
+    drain = world.drain(1, 7)
+    await world.settled()
+    await world.sink.close()
+    with pytest.raises(Unavailable, match="has ended"):
+        await drain
+    assert world.told == []
+    assert world.engine.closed
+
+
+async def test_close_writes_everything_that_was_given_before() -> None:
+    world = SinkWorld(clock=ManualClock())
+    running = world.run()
+    await world.settled()
+    for number in range(20):
+        for ts in (5, 6, 7):
+            world.add(number, ts, 70)
+    await world.sink.close()
+    await running
+    assert sum(each.endswith("flushed") for each in world.told) == 60
+    assert not world.engine.segments
+
+
+async def test_close_without_anything_to_do_returns() -> None:
+    world = SinkWorld(clock=ManualClock())
+    running = world.run()
+    await world.settled()
+    await world.sink.close()
+    await running
+    with pytest.raises(Unavailable, match="has ended"):
+        await world.sink.write_block_event(DDL)
+
+
+async def test_a_close_that_is_given_up_releases_everything_nevertheless() -> None:
+    world = SinkWorld(clock=ManualClock())
+    running = world.run()
+    world.engine.writing.shut()
+    world.add(1, 5)
+    closing = asyncio.ensure_future(world.sink.close())
+    await world.until(lambda: world.engine.writing.waiting == 1)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await running
+    assert world.engine.closed
+    assert world.told == ["d1@5 woken"]
+
+
+async def test_close_fails_with_what_fails_while_it_writes() -> None:
+    world = SinkWorld(clock=ManualClock())
+    running = world.run()
+    await world.settled()
+    world.engine.failing = {"1"}
+    world.add(1, 5)
+    await world.sink.close()
+    with pytest.raises(Unavailable, match="could not be written"):
+        await running
+    assert world.told == ["d1@5 woken"]
+
+
+async def test_a_dispatcher_that_is_removed_leaves_nothing_behind() -> None:
+    async with SinkWorld(clock=ManualClock(), worker_count=1) as world:
+        world.engine.encoding.shut()
+        world.add(1, 5)
+        await world.until(lambda: world.engine.encoding.waiting == 1)
+        world.add(1, 6)
+        world.add(2, 6)
+        removing = asyncio.ensure_future(world.sink.remove_dispatcher("1"))
+        await world.settled()
+        assert not removing.done()
+        world.engine.encoding.open()
+        await removing
+        await world.drain(2, 9)
+        await world.sink.close()
+        assert {file.dispatcher_id for file in world.engine.files} == {"2"}
+        assert not world.engine.segments
+
+
+async def test_a_dispatcher_is_removed_only_after_its_file_under_way() -> None:
+    async with SinkWorld(clock=ManualClock()) as world:
+        world.engine.writing.shut()
+        world.add(1, 5, 1000)
+        await world.until(lambda: world.engine.writing.waiting == 1)
+        removing = asyncio.ensure_future(world.sink.remove_dispatcher("1"))
+        await world.settled()
+        assert not removing.done()
+        world.engine.writing.open()
+        await removing
+        assert world.told[-1] == "d1@5 flushed"
+        assert "1" not in world.files.numbers
+
+
+async def test_a_drain_of_a_dispatcher_that_is_removed_fails() -> None:
+    async with SinkWorld(clock=ManualClock()) as world:
+        world.engine.encoding.shut()
+        world.add(1, 5)
+        await world.until(lambda: world.engine.encoding.waiting == 1)
+        drain = world.drain(1, 7)
+        await world.settled()
+        removing = asyncio.ensure_future(world.sink.remove_dispatcher("1"))
+        with pytest.raises(Unavailable, match="was removed"):
+            await drain
+        world.engine.encoding.open()
+        await removing
+
+
+async def test_an_engine_that_gives_too_few_answers_is_not_believed() -> None:
+    engine = RowlessEngine()
+
+    async def encode(work: object) -> list[object]:
+        return []
+
+    engine.encode = encode
+    world = SinkWorld(engine=engine, clock=ManualClock())
+    world.add(1, 5)
+    with pytest.raises(AssertionError, match="chunks of each slice"):
+        await world.run()
+    await world.sink.close()
