@@ -1,0 +1,40 @@
+"""Our own consumer finds nothing in files without rows."""
+
+import io
+
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.storage import open_storage
+from penstock.sink.blankfiles import blank_file
+from penstock.sink.consuming.datafiles import DataFiles, FileOptions
+from penstock.sink.formats.options import CsvOptions
+from penstock.sink.formats.parquetrows import ParquetRows
+from penstock.sink.schemafile import SchemaFile
+from penstock.testing.everytype import EVERY_TYPE
+
+
+@pytest.mark.parametrize(
+    "extension", [".json", ".json.gz", ".json.zst", ".csv", ".csv.gz", ".csv.zst", ".parquet"]
+)
+def test_the_consumer_finds_nothing_in_a_file_without_rows(extension: str) -> None:
+    table = EVERY_TYPE
+    schema = SchemaFile.of(SchemaVersion(5, 1, table, "db"), 5)
+    storage = open_storage("memory:///")
+    storage.write(f"a/CDC000001{extension}", blank_file(extension, schema))
+    for options in (
+        FileOptions(protocol="canal-json"),
+        FileOptions(protocol="debezium", csv=CsvOptions(output_field_header=True)),
+    ):
+        files = DataFiles(storage, options)
+        found = list(files.changes(f"a/CDC000001{extension}", schema.table_info()))
+        assert sum(len(each.rows) for each in found) == 0
+
+
+def test_a_parquet_file_without_rows_has_the_very_types_of_one_with_rows() -> None:
+    schema = SchemaVersion(5, 1, EVERY_TYPE, "db")
+    blank = pq.read_schema(io.BytesIO(blank_file(".parquet", SchemaFile.of(schema, 5))))
+    rows = ParquetRows(schema, EVERY_TYPE.stored_columns)
+    assert blank.names == rows.schema.names
+    assert blank.types == rows.schema.types
