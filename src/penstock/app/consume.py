@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from penstock import clock as clocks
 from penstock import settings
@@ -113,6 +114,7 @@ class _Consumption:
 
     def __init__(self, options: ConsumeOptions, output: Output, clock: Clock) -> None:
         sink = _sink(options.uri)
+        _check_zone(options.time_zone)
         given = split_uri(options.uri).parameters.get("protocol")
         files = FileOptions(
             protocol=sink.protocol if given else None,
@@ -127,6 +129,7 @@ class _Consumption:
         self._output = output
         self._clock = clock
         self._saved_at = clock.monotonic()
+        self._save()  # a file that cannot be written is better found before anything is delivered
 
     def round(self, stopped: Callable[[], bool]) -> None:
         """One round, or what can be done of it until `stopped`."""
@@ -158,6 +161,13 @@ def _sink(uri: str) -> SinkOptions:
     if parts.scheme == "file" and not folder.is_dir():
         raise Invalid(f"{sink.target.url} is not there; give the directory that the sink writes to")
     return sink
+
+
+def _check_zone(name: str) -> None:
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise Invalid(f"time zone {name!r} is unknown; use a name such as Asia/Tokyo") from error
 
 
 @contextmanager

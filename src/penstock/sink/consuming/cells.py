@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.errors import Corrupt, Invalid
+from penstock.errors import Corrupt
 from penstock.tables.arrow import arrow_type
 from penstock.tables.fieldtypes import PACKED_TIMES, FieldType, Tp
 from penstock.tables.schema import ColumnInfo
@@ -29,7 +29,7 @@ class TextForm:
 
     to_bytes: Callable[[str], bytes]
     numbered_elements: bool  # enums and sets by number, not by name
-    time_zone: str = "UTC"
+    time_zone: str = "UTC"  # one that there is
 
 
 def latin1(text: str) -> bytes:
@@ -64,12 +64,8 @@ def _packed_time(kind: FieldType, text: pa.Array, form: TextForm) -> pa.Array:
     if kind.tp is not Tp.TIMESTAMP:
         return pc.cast(real, arrow_type(kind))
     local = pc.cast(real, pa.timestamp("us"))
-    try:
-        return pc.assume_timezone(local, form.time_zone, ambiguous="earliest", nonexistent="latest").cast(
-            arrow_type(kind)
-        )
-    except pa.ArrowInvalid as error:
-        raise Invalid(f"time zone {form.time_zone!r} is unknown; use a name such as Asia/Tokyo") from error
+    zoned = pc.assume_timezone(local, form.time_zone, ambiguous="earliest", nonexistent="latest")
+    return zoned.cast(arrow_type(kind))
 
 
 def _span(kind: FieldType, text: pa.Array, _: TextForm) -> pa.Array:
