@@ -86,7 +86,7 @@ class Buffers:
         """Make it due if it wants to be. One with a file under way gets its turn when that has ended."""
         if self._closing and lane.queue:
             lane.forced = lane.forced or Reason.CLOSE
-        if lane.due or not lane.wants(self._file_size, self._ratios.of(lane.dispatcher.table_id)):
+        if lane.due or not lane.wants(self._file_size, self._ratios.of(lane.dispatcher.id)):
             return
         lane.due = True
         self._due_bytes += lane.nbytes
@@ -126,7 +126,7 @@ class Buffers:
             lane = self._due.popleft()
             lane.due = False
             self._due_bytes -= lane.nbytes
-            task = lane.cut(self._file_size, self._ratios.of(lane.dispatcher.table_id))
+            task = lane.cut(self._file_size, self._ratios.of(lane.dispatcher.id))
             self._queued_bytes -= task.nbytes
             self._watch(lane)
             self._judge(lane)

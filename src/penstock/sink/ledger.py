@@ -78,7 +78,7 @@ class Ledger:
         return job
 
     def _weigh(self, event: DmlEvent) -> int:
-        ratio = self._chunk_ratios.of(event.slice.dispatcher.table_id)
+        ratio = self._chunk_ratios.of(event.slice.dispatcher.id)
         return max(int(event.slice.nbytes * ratio), 1)
 
     def _make_room(self, room: int) -> None:
@@ -107,8 +107,8 @@ class Ledger:
             self.buffers.relieve(self.spool.low_bytes)
 
     def _enqueue(self, event: DmlEvent, chunks: Sequence[Chunk]) -> None:
-        table_id = event.slice.dispatcher.table_id
-        self._chunk_ratios.learn(table_id, event.slice.nbytes, sum(chunk.nbytes for chunk in chunks))
+        nbytes = sum(chunk.nbytes for chunk in chunks)
+        self._chunk_ratios.learn(event.slice.dispatcher.id, event.slice.nbytes, nbytes)
         done = self.buffers.add(event, chunks, self._arrivals[event])
         if self.spool.admit(event):
             self._wake(event)
@@ -124,7 +124,7 @@ class Ledger:
 
     def written(self, task: FileTask, nbytes: int) -> None:
         """A file of so many bytes is on the remote: those who waited for it are told."""
-        self._file_ratios.learn(task.dispatcher.table_id, task.nbytes, nbytes)
+        self._file_ratios.learn(task.dispatcher.id, task.nbytes, nbytes)
         self.left_out(task)
 
     def left_out(self, task: FileTask) -> None:
@@ -162,6 +162,11 @@ class Ledger:
         chunks, waiting = self.buffers.drop(dispatcher_id)
         self._forget(waiting, why)
         self._free(chunks)
+
+    def forget(self, dispatcher_id: str) -> None:
+        """Give back what was learnt of a dispatcher of which nothing is here any more."""
+        self._file_ratios.forget(dispatcher_id)
+        self._chunk_ratios.forget(dispatcher_id)
 
     def _forget(self, dropped: Sequence[Waiting], why: BaseException) -> None:
         for item in dropped:

@@ -1,38 +1,42 @@
-"""How large something becomes, learnt per table from what it became before. Pure."""
+"""How large something becomes, learnt per dispatcher from what it became before. Pure."""
 
 from collections import OrderedDict
 
-_TABLES_MAX = 10_000  # the least recently used are forgotten first
+_DISPATCHERS_MAX = 10_000  # the least recently used are forgotten first
 
 
 class Ratios:
-    """Bytes out per byte in, per table: a mean that is weighted by bytes and forgets.
+    """Bytes out per byte in, per dispatcher: a mean that is weighted by bytes and forgets.
 
-    `window_bytes` of input halve the weight of everything before. A table that is not known yet goes by what
-    all tables together show, and one that nobody knows by `first`.
+    `window_bytes` of input halve the weight of everything before. A dispatcher that is not known yet goes by
+    what all together show, and the first one by `first`.
     """
 
     def __init__(self, window_bytes: int, *, first: float = 1.0) -> None:
         self._window = window_bytes
         self._first = first
         self._all = _Mean(window_bytes, first)
-        self._tables: OrderedDict[int, _Mean] = OrderedDict()
+        self._dispatchers: OrderedDict[str, _Mean] = OrderedDict()
 
-    def of(self, table_id: int) -> float:
+    def of(self, dispatcher_id: str) -> float:
         """Expected bytes out of one byte in."""
-        known = self._tables.get(table_id)
+        known = self._dispatchers.get(dispatcher_id)
         return (known or self._all).ratio
 
-    def learn(self, table_id: int, bytes_in: int, bytes_out: int) -> None:
+    def learn(self, dispatcher_id: str, bytes_in: int, bytes_out: int) -> None:
         """One more that is known now; of nothing comes no knowledge."""
         if bytes_in <= 0:
             return
-        mean = self._tables.pop(table_id, None) or _Mean(self._window, self._all.ratio)
+        mean = self._dispatchers.pop(dispatcher_id, None) or _Mean(self._window, self._all.ratio)
         mean.add(bytes_in, bytes_out)
         self._all.add(bytes_in, bytes_out)
-        self._tables[table_id] = mean
-        if len(self._tables) > _TABLES_MAX:
-            self._tables.popitem(last=False)
+        self._dispatchers[dispatcher_id] = mean
+        if len(self._dispatchers) > _DISPATCHERS_MAX:
+            self._dispatchers.popitem(last=False)
+
+    def forget(self, dispatcher_id: str) -> None:
+        """The dispatcher is gone."""
+        self._dispatchers.pop(dispatcher_id, None)
 
 
 class _Mean:

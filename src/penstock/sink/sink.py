@@ -113,6 +113,7 @@ class StorageSink:
         await self._pulse.until(lambda: self._ended or not self._ledger.shards.underway(dispatcher_id))
         self._ledger.drop_buffered(dispatcher_id, why)
         await self._pulse.until(lambda: self._ended or not self._ledger.buffers.writing(dispatcher_id))
+        self._ledger.forget(dispatcher_id)
         await self._threads.call(self._files.forget, dispatcher_id)
         self._progressed()
 

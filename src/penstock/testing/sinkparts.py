@@ -164,6 +164,13 @@ class RowlessEngine:
         self.segments.clear()
         self.closed = True
 
+    def forget_files(self) -> None:
+        """Remember nothing of what was written."""
+        self.files.clear()
+        self.encode_jobs = [[] for _ in self.encode_jobs]
+        self._ends.clear()
+        self._under_way.clear()
+
 
 class PlainFiles:
     """Gives out paths and writes down what it is asked to write."""
@@ -304,6 +311,11 @@ class SinkWorld:
                 return
             await SYSTEM.sleep(0.001)
         raise AssertionError(f"it did not come to that; told: {self.told[-20:]}")
+
+    async def turns(self) -> None:
+        """Let everything run that is ready, and what follows from it at once."""
+        for _ in range(10):
+            await SYSTEM.sleep(0)
 
     async def settled(self) -> None:
         """Let everything run that can run without time."""

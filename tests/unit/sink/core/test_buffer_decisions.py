@@ -319,7 +319,7 @@ def test_a_dispatcher_that_was_due_is_dropped_too() -> None:
 def test_a_file_whose_bytes_shrink_takes_more_chunks() -> None:
     ratios = Ratios(100)
     for _ in range(8):
-        ratios.learn(1, 100, 25)
+        ratios.learn("1", 100, 25)
     held = buffers(ratios=ratios)
     add(held, 1, *[20] * 10)
     assert take(held) == []

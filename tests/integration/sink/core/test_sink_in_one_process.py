@@ -1,0 +1,207 @@
+"""The sink with rows of an event store, the engine of this process, and files on a disk."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import Unavailable
+from penstock.eventstore.partition import StorageRef
+from penstock.sink.blockevents import DdlEvent, TableChange
+from penstock.sink.localengine import LocalEngine
+from penstock.sink.options import SinkOptions
+from penstock.sink.sink import StorageSink
+from penstock.sink.targetfiles import TargetFiles
+from penstock.testing.enginefaults import EngineFaults, lose_everything
+from penstock.testing.itemtables import item, item_table
+from penstock.testing.manual_clock import ManualClock
+from penstock.testing.sinkparts import KeptInMemory, SinkWorld, Watched
+from penstock.testing.slices import slice_of
+from penstock.testing.tableworld import START, TableWorld
+
+ROWS = 200
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[TableWorld]:
+    with TableWorld(tmp_path / "store", item_table()) as made:
+        for number in range(ROWS):
+            made.commit(item("integer", number, f"name {number}"))
+        made.resolve()
+        yield made
+
+
+class World(SinkWorld):
+    """A sink on a folder."""
+
+    def __init__(self, folder: Path, table: TableWorld, **options: object) -> None:
+        clock = ManualClock(wall_ms=1_700_000_000_000)
+        super().__init__(clock=clock)
+        self.clock = clock
+        self.folder = folder
+        self.table = table
+        self.faults = EngineFaults(clock=clock)
+        target = StorageRef(f"file://{folder}")
+        given = {"file_size": 4096, "protocol": "canal-json", **options}
+        self.options = SinkOptions(target=target, **given)
+        self.local = LocalEngine(target, at=self.faults)
+        self.progress = KeptInMemory()
+        self.target_files = TargetFiles(target.open(), self.options, clock=clock)
+        self.sink = StorageSink(
+            self.local, self.target_files, self.progress, self.options, changefeed="local", clock=clock
+        )
+
+    def send(self, from_ts: int, to_ts: int) -> Watched:
+        piece = slice_of(self.table, from_ts, to_ts)
+        event = Watched(replace(piece, nbytes=100 * piece.rows), self.told)
+        self.sink.add_dml_event(event)
+        return event
+
+    def send_all(self) -> list[Watched]:
+        """Everything that was committed, as several slices."""
+        bounds = [START, START + 100, START + 180, START + 300, self.table.ts]
+        return [self.send(low, high) for low, high in pairwise(bounds)]
+
+    async def drain_table(self) -> None:
+        """Return when everything that was sent is on the remote."""
+        spec = slice_of(self.table, START, self.table.ts).dispatcher
+        ddl = DdlEvent(commit_ts=self.table.ts + 1, type=0, query="", database="shop")
+        await self.sink.pass_block_event(spec, ddl)
+
+    def data_files(self) -> list[Path]:
+        return sorted(self.folder.rglob("CDC*.json"))
+
+    def names(self) -> list[str]:
+        lines = b"".join(path.read_bytes() for path in self.data_files()).decode().splitlines()
+        return [json.loads(line)["data"][0]["name"] for line in lines]
+
+
+EXPECTED = [f"name {number}" for number in range(ROWS)]
+
+
+async def test_rows_come_out_in_order_in_files_close_to_their_size(tmp_path: Path, table: TableWorld) -> None:
+    world = World(tmp_path / "remote", table)
+    async with world:
+        events = world.send_all()
+        await world.drain_table()
+        assert [each for each in world.told if "flushed" in each] == [f"{e.name} flushed" for e in events]
+        assert world.names() == EXPECTED
+        sizes = [path.stat().st_size for path in world.data_files()]
+        assert len(sizes) > 3
+        assert all(3686 <= size <= 4506 for size in sizes[:-1])
+        (index,) = (tmp_path / "remote").rglob("CDC.index")
+        assert index.read_text() == f"{world.data_files()[-1].name}\n"
+        assert len(list((tmp_path / "remote").rglob("schema_*.json"))) == 1
+        await world.until(lambda: world.local.segments == ())
+        assert world.local.held_bytes == 0
+
+
+async def test_payloads_that_are_lost_are_encoded_again_the_same(tmp_path: Path, table: TableWorld) -> None:
+    whole, losing = World(tmp_path / "whole", table), World(tmp_path / "losing", table)
+    for world in (whole, losing):
+        async with world:
+            world.send_all()
+            await world.until(lambda: sum("woken" in each for each in world.told) == 4)  # noqa: B023
+            if world is losing:
+                lose_everything(world.local)
+                assert world.local.held_bytes == 0
+            await world.drain_table()
+    assert [path.name for path in losing.data_files()] == [path.name for path in whole.data_files()]
+    assert [path.read_bytes() for path in losing.data_files()] == [
+        path.read_bytes() for path in whole.data_files()
+    ]
+
+
+async def test_a_ddl_is_on_the_remote_after_the_rows_before_it(tmp_path: Path, table: TableWorld) -> None:
+    world = World(tmp_path / "remote", table)
+    async with world:
+        world.send_all()
+        await world.drain_table()
+        before = table.schemas.all[-1]
+        ts = table.ts + 10
+        after = replace(before, since_ts=ts, version=2)
+        change = TableChange(before, after)
+        ddl = DdlEvent(commit_ts=ts, type=5, query="ALTER TABLE", database=before.database, tables=(change,))
+        assert world.names() == EXPECTED
+        await world.sink.write_block_event(ddl)
+        assert len(list((tmp_path / "remote").rglob(f"schema_{ts}_*.json"))) == 1
+
+
+async def test_files_that_nobody_knows_of_yet_are_not_acknowledged(tmp_path: Path, table: TableWorld) -> None:
+    world = World(tmp_path / "remote", table, file_size=1 << 20)
+    world.faults.failures["written"] = Unavailable("the driver died")
+    running = world.run()
+    await world.settled()
+    world.send_all()
+    drain = asyncio.ensure_future(world.drain_table())
+    with pytest.raises(Unavailable, match="the driver died"):
+        await running
+    with pytest.raises(Unavailable, match="the driver died"):
+        await drain
+    assert world.names() == EXPECTED
+    assert not [each for each in world.told if "flushed" in each]
+    (pending,) = world.progress.pending.values()
+    assert world.target_files.repair(pending) == pending.end
+    await world.sink.close()
+
+
+@pytest.mark.parametrize("step", ["encode", "write", "release"])
+async def test_a_step_that_fails_ends_the_sink(tmp_path: Path, table: TableWorld, step: str) -> None:
+    world = World(tmp_path / "remote", table)
+    world.faults.failures[step] = Unavailable("an executor died")
+    running = world.run()
+    await world.settled()
+    world.send_all()
+    drain = asyncio.ensure_future(world.drain_table())
+    with pytest.raises(Unavailable, match="an executor died"):
+        await running
+    await asyncio.wait([drain])
+    assert step == "release" or isinstance(drain.exception(), Unavailable)
+    await world.sink.close()
+    assert world.local.segments == ()
+
+
+async def test_a_write_that_hangs_is_given_up_with_the_sink(tmp_path: Path, table: TableWorld) -> None:
+    world = World(tmp_path / "remote", table)
+    world.faults.hanging = {"write"}
+    running = world.run()
+    await world.settled()
+    world.send_all()
+    await world.until(lambda: "write" in world.faults.reached)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await world.sink.close()
+    assert world.data_files() == []
+
+
+async def test_latency_passes_with_the_clock(tmp_path: Path, table: TableWorld) -> None:
+    world = World(tmp_path / "remote", table, flush_interval_s=1000.0)
+    world.faults.latency_s = {"write": 30.0}
+    async with world:
+        world.send_all()
+        drain = asyncio.ensure_future(world.drain_table())
+        await world.until(lambda: "write" in world.faults.reached)
+        assert world.data_files() == []
+        while not drain.done():
+            world.clock.advance(30)
+            await world.settled()
+        await drain
+    assert world.names() == EXPECTED
+
+
+async def test_a_segment_that_was_released_cannot_be_written(tmp_path: Path, table: TableWorld) -> None:
+    world = World(tmp_path / "remote", table)
+    async with world:
+        world.send_all()
+        await world.until(lambda: sum("woken" in each for each in world.told) == 4)
+        await world.local.close()
+        world.local._threads = type(world.local._threads)(2, "again")
+        with pytest.raises(Unavailable, match="was released"):
+            await world.drain_table()
+        with pytest.raises(Unavailable, match="was released"):
+            await world.run()

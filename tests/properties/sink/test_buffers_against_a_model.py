@@ -1,0 +1,217 @@
+"""Spool and buffers against a plain list of what each dispatcher sent."""
+
+from dataclasses import dataclass, field, replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from penstock.sink.drain import DrainMarker
+from penstock.sink.filetasks import FileTask, Reason
+from penstock.sink.ledger import EncodeJob, Ledger
+from penstock.sink.positions import Position
+from penstock.sink.sinkmetrics import SinkMetrics
+from penstock.sink.work import Chunk
+from penstock.testing.manual_clock import ManualClock
+from penstock.testing.sinkparts import SCHEMA, Watched, dispatcher, sink_options, slice_of
+
+FILE, QUOTA, INTERVAL = 1000, 10_000, 5.0
+DISPATCHERS = st.integers(0, 5)
+
+
+@dataclass
+class Sent:
+    """An event or a marker as the model knows it."""
+
+    name: str
+    sizes: list[int] = field(default_factory=list)
+    version: int = 1
+    sent_at: float = 0.0
+    marker: DrainMarker | None = None
+
+
+class SinkModel(RuleBasedStateMachine):
+    @initialize(workers=st.integers(1, 3))
+    def begin(self, workers: int) -> None:
+        self.clock = ManualClock()
+        self.freed: list[int] = []
+        options = sink_options(
+            file_size=FILE, spool_disk_quota=QUOTA, worker_count=workers, flush_interval_s=INTERVAL
+        )
+        self.ledger = Ledger(options, SinkMetrics("property"), self.freed.append, self.clock)
+        self.told: list[str] = []
+        self.sent: dict[int, list[Sent]] = {}
+        self.sizes: dict[str, list[int]] = {}
+        self.jobs: list[EncodeJob] = []
+        self.files: list[FileTask] = []
+        self.segments: dict[int, int] = {}  # unwritten bytes
+        self.ts = 1
+        self.version = 1
+        self.encoded: list[Sent] = []
+
+    @rule(number=DISPATCHERS, sizes=st.lists(st.integers(1, 1500), max_size=4))
+    def send(self, number: int, sizes: list[int]) -> None:
+        self.ts += 1
+        schema = replace(SCHEMA, since_ts=self.version, version=self.version)
+        event = Watched(slice_of(number, self.ts, sum(sizes), rows=len(sizes), schema=schema), self.told)
+        self.sizes[event.name] = sizes
+        sent = Sent(event.name, sizes, self.version, self.clock.monotonic())
+        self.sent.setdefault(number, []).append(sent)
+        self.ledger.arrive(event)
+
+    @rule(number=DISPATCHERS)
+    def mark(self, number: int) -> None:
+        self.ts += 1
+        marker = DrainMarker(dispatcher(number), self.ts, at=self.clock.monotonic())
+        self.sent.setdefault(number, []).append(Sent(f"d{number}@{self.ts} marker", marker=marker))
+        self.ledger.arrive(marker)
+
+    @rule()
+    def change_the_schema(self) -> None:
+        self.version += 1
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, 5.0]))
+    def wait(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.ledger.buffers.tick(self.clock.monotonic())
+
+    @rule()
+    def begin_to_encode(self) -> None:
+        spool = self.ledger.spool
+        empty, room = spool.empty, spool.room
+        job = self.ledger.next_job()
+        if job is None:
+            return
+        alone = len(job.events) == 1 and empty
+        assert job.expected_bytes <= room or alone
+        under_way = [each.shard for other in self.jobs for each in other.batches]
+        assert not {each.shard for each in job.batches} & set(under_way)
+        self.jobs.append(job)
+
+    @precondition(lambda self: self.jobs)
+    @rule(which=st.integers(0, 9))
+    def end_an_encode_job(self, which: int) -> None:
+        job = self.jobs.pop(which % len(self.jobs))
+        segment = len(self.segments) + 1
+        chunks: list[list[Chunk]] = []
+        number = 0
+        for event in job.events:
+            sizes = self.sizes[event.name]
+            chunks.append([])
+            for size in sizes:
+                end = event.slice.end
+                chunks[-1].append(Chunk(segment, number, Position(end.ts - 1), end, 1, size))
+                number += 1
+        self.segments[segment] = sum(chunk.nbytes for each in chunks for chunk in each)
+        self.ledger.encoded(job, chunks)
+
+    @rule()
+    def begin_to_write(self) -> None:
+        tasks = self.ledger.buffers.take(2, 1 << 40)
+        owners = [task.dispatcher.id for task in self.files + tasks]
+        assert len(set(owners)) == len(owners)
+        for task in tasks:
+            self._check(task)
+        self.files.extend(tasks)
+
+    def _check(self, task: FileTask) -> None:
+        size, last = task.nbytes, task.chunks[-1].nbytes
+        if task.reason is Reason.SIZE:
+            assert size >= FILE or size > 0
+            assert len(task.chunks) == 1 or size - FILE <= FILE - (size - last)
+        else:
+            assert size < FILE + last
+        if task.reason is Reason.INTERVAL:
+            number = int(task.dispatcher.id)
+            oldest = next(each for each in self.sent[number] if each.sizes)
+            assert self.clock.monotonic() - oldest.sent_at >= INTERVAL
+
+    @precondition(lambda self: self.files)
+    @rule(which=st.integers(0, 9))
+    def end_a_file(self, which: int) -> None:
+        task = self.files.pop(which % len(self.files))
+        for chunk in task.chunks:
+            self.segments[chunk.segment] -= chunk.nbytes
+        self.ledger.written(task, task.nbytes)
+        self._settle_model(task)
+
+    def _settle_model(self, task: FileTask) -> None:
+        """The chunks of a file are the first ones of its dispatcher, of one version."""
+        queue = self.sent[int(task.dispatcher.id)]
+        sizes = [chunk.nbytes for chunk in task.chunks]
+        versions = set()
+        while sizes:
+            head = queue[0]
+            if not head.sizes:
+                queue.pop(0)
+                continue
+            assert head.marker is None
+            versions.add(head.version)
+            assert head.sizes[0] == sizes.pop(0)
+            head.sizes = head.sizes[1:]
+            if not head.sizes:
+                queue.pop(0)
+        assert len(versions) == 1
+
+    @rule()
+    def let_everything_end(self) -> None:
+        for _ in range(2000):
+            self.begin_to_encode()
+            while self.jobs:
+                self.end_an_encode_job(0)
+            self.begin_to_write()
+            while self.files:
+                self.end_a_file(0)
+            if not len(self.ledger.shards) and not self.ledger.buffers.active:
+                break
+            self.clock.advance(1.0)
+            self.ledger.buffers.tick(self.clock.monotonic())
+        assert self.ledger.shards.idle
+        assert self.ledger.buffers.active == 0
+        assert (self.ledger.spool.nbytes, self.ledger.spool.items, self.ledger.spool.retained_bytes) == (
+            0,
+            0,
+            0,
+        )
+        assert self.ledger.spool.held_wakes == 0
+        assert self.ledger.oldest_age_s == 0
+        assert not self.ledger._markers
+        assert all(self.told.count(f"{name} woken") == 1 for name in self.sizes)
+        assert all(self.told.count(f"{name} flushed") == 1 for name in self.sizes)
+        for queue in self.sent.values():
+            assert all(each.marker.ended for each in queue if each.marker)
+        self.sent.clear()
+        self.sizes.clear()
+        self.told.clear()
+
+    @invariant()
+    def bytes_are_what_is_not_written(self) -> None:
+        if hasattr(self, "ledger"):
+            assert self.ledger.spool.nbytes == sum(self.segments.values())
+            spool = self.ledger.spool
+            assert spool.paused or not spool.held_wakes
+            assert not (spool.nbytes > spool.high_bytes and not spool.paused)
+            assert not (spool.nbytes <= spool.low_bytes and spool.paused)
+
+    @invariant()
+    def acknowledgements_keep_the_order_of_their_dispatcher(self) -> None:
+        if hasattr(self, "told"):
+            last: dict[str, int] = {}
+            for each in self.told:
+                name, what = each.split()
+                if what == "flushed":
+                    owner, ts = name.split("@")
+                    assert last.get(owner, 0) < int(ts)
+                    last[owner] = int(ts)
+
+    @invariant()
+    def a_marker_ends_only_when_nothing_is_before_it(self) -> None:
+        for queue in getattr(self, "sent", {}).values():
+            rows_before = False
+            for each in queue:
+                rows_before |= bool(each.sizes)
+                assert not (rows_before and each.marker is not None and each.marker.ended)
+
+
+SinkModel.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestSinkModel = SinkModel.TestCase
