@@ -8,6 +8,7 @@ import numpy as np
 
 from penstock.changes.admission import Held, Ints, Limit, admitted_ts
 from penstock.changes.collecting import SIDES
+from penstock.errors import Invalid
 from penstock.eventstore.blocks import within_handles
 from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.objectfiles import Bounds, opened
@@ -119,8 +120,16 @@ def _read_times(state: PartitionState, info: ObjectInfo, from_ts: int, handles: 
         return np.concatenate([np.empty(0, np.int64), *(each.to_numpy() for each in kept)])
 
 
-def _ask_times(reader: RangeReader, wanted: ReadRange) -> Iterator[Ints]:
-    for part in reader.parts(wanted):
-        for side in SIDES:
-            for batch in reader.read(replace(part.wanted, side=side, columns=(COMMIT_TS,)))[1]:
-                yield batch.column(0).to_numpy()
+def _ask_times(reader: RangeReader, wanted: ReadRange) -> list[Ints]:
+    try:
+        return _times_of_part(reader, wanted)
+    except Invalid:  # the schema changes within the range
+        return [times for part in reader.parts(wanted) for times in _times_of_part(reader, part.wanted)]
+
+
+def _times_of_part(reader: RangeReader, wanted: ReadRange) -> list[Ints]:
+    return [
+        batch.column(0).to_numpy()
+        for side in SIDES
+        for batch in reader.read(replace(wanted, side=side, columns=(COMMIT_TS,)))[1]
+    ]

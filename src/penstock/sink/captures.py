@@ -2,14 +2,17 @@
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from typing import Protocol
+
+import pyarrow as pa
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Unavailable
 from penstock.eventstore.leases import Lease
-from penstock.eventstore.ranges import RangeReader, TableProgress
+from penstock.eventstore.ranges import Part, RangeReader, ReadRange, TableProgress
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +28,29 @@ class CaptureReader(RangeReader, Protocol):
 
     def close(self) -> None:
         """End the connection."""
+
+
+@dataclass(frozen=True)
+class OwnedRows:
+    """A table's rows with the capture that owns it; implements RangeReader. Can be pickled when `reader` can.
+
+    How far the table was is not asked again: what it was can still be read.
+    """
+
+    reader: RangeReader
+    seen: TableProgress
+
+    def progress(self, table_id: int) -> TableProgress:
+        """See RangeReader."""
+        return self.seen if table_id == self.seen.table_id else self.reader.progress(table_id)
+
+    def parts(self, wanted: ReadRange) -> list[Part]:
+        """See RangeReader."""
+        return self.reader.parts(wanted)
+
+    def read(self, wanted: ReadRange) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """See RangeReader."""
+        return self.reader.read(wanted)
 
 
 class Captures:
@@ -49,7 +75,7 @@ class Captures:
         self._readers: dict[str, CaptureReader] = {}
         self._looked_for_at: float | None = None
         self._silent: frozenset[str] = frozenset()
-        self._owners: dict[int, CaptureReader] = {}
+        self._owners: dict[int, OwnedRows] = {}
 
     def progress(self) -> dict[int, TableProgress]:
         """Every table that is captured now, by id. Raises Invalid when a capture refuses the token.
@@ -59,7 +85,7 @@ class Captures:
         readers = self._live()
         asked = [(addr, reader, self._pool.submit(reader.tables)) for addr, reader in readers.items()]
         found: dict[int, TableProgress] = {}
-        owners: dict[int, CaptureReader] = {}
+        owners: dict[int, OwnedRows] = {}
         silent = set()
         for addr, reader, answer in asked:
             try:
@@ -72,7 +98,7 @@ class Captures:
             for each in listed:
                 known = found.get(each.table_id)
                 if known is None or known.readable_ts < each.readable_ts:  # two, while a table moves
-                    found[each.table_id], owners[each.table_id] = each, reader
+                    found[each.table_id], owners[each.table_id] = each, OwnedRows(reader, each)
         with self._lock:
             self._owners, self._silent = owners, frozenset(silent)
             if silent:

@@ -13,13 +13,15 @@ from penstock.changes.snapshotcut import admitted_handle
 from penstock.eventstore.objectscan import HandleRange
 from penstock.eventstore.partition import PartitionState, TableView
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.eventstore.sides import HANDLE, START_TS, UPDATE
+from penstock.sink.encoding import plan_options
 from penstock.sink.positions import Position
 from penstock.sink.work import DispatcherSpec, Slice
 
 PART_ROWS = 256 * 1024
 """About how many rows are encoded one after the other; parts are encoded beside each other."""
-_BATCH_ROWS = 32 * 1024
+PART_BYTES = 16 * 1024 * 1024
+"""About how many bytes of objects a part of a snapshot has: its rows are sorted in memory."""
+_PART = Limit(PART_ROWS, PART_BYTES)
 _EVERYTHING = 1 << 62  # rows
 
 
@@ -78,7 +80,7 @@ class _SlicePlan:
         if not parts:
             return None
         rows, nbytes = _weight(parts, self.wanted.limit)
-        if rows > PART_ROWS:
+        if not _PART.allows(rows, nbytes):
             bounds = [low, *_cuts(states, ts, low, high), high]
             divided = [part.within(*each) for each in pairwise(bounds) for part in parts]
             parts = [part for part in divided if part is not None]
@@ -110,10 +112,9 @@ class _SlicePlan:
         if rows > PART_ROWS:
             planned = self._planned(from_ts, to_ts, PART_ROWS)
         else:
+            options = ChangeOptions(**plan_options(self.schema))
             planned = [
-                ChangesPartition(
-                    table=self.view, from_ts=from_ts, to_ts=to_ts, options=self._options, rows=rows
-                )
+                ChangesPartition(table=self.view, from_ts=from_ts, to_ts=to_ts, options=options, rows=rows)
             ]
         for each in planned:
             inside = each.within(low, self.wanted.dispatcher.handle_to)
@@ -121,23 +122,8 @@ class _SlicePlan:
                 yield inside
 
     def _planned(self, from_ts: int, to_ts: int, partition_rows: int) -> list[ChangesPartition]:
-        options = self._options
-        return plan_changes(
-            self.view,
-            from_ts,
-            to_ts,
-            partition_rows=partition_rows,
-            columns=options.columns,
-            coalesce=options.coalesce,
-            old_rows=options.old_rows,
-            batch_rows=options.batch_rows,
-        )
-
-    @property
-    def _options(self) -> ChangeOptions:
-        names = (column.name for column in self.schema.table.stored_columns)
-        columns = (*names, HANDLE, START_TS, UPDATE)
-        return ChangeOptions(columns=columns, coalesce=False, old_rows=True, batch_rows=_BATCH_ROWS)
+        options = plan_options(self.schema)
+        return plan_changes(self.view, from_ts, to_ts, partition_rows=partition_rows, **options)
 
     def _slice(self, end: Position, parts: Sequence[ChangesPartition], rows: int, nbytes: int) -> Slice:
         return Slice(
@@ -159,7 +145,7 @@ def _cut(states: Sequence[PartitionState], ts: int, low: bytes, high: bytes, lim
 
 def _cuts(states: Sequence[PartitionState], ts: int, low: bytes, high: bytes) -> Iterator[bytes]:
     """Where to divide these rows."""
-    while (low := _cut(states, ts, low, high, Limit(rows=PART_ROWS))) != high:
+    while (low := _cut(states, ts, low, high, _PART)) != high:
         yield low
 
 
