@@ -52,6 +52,7 @@ class DdlWriting:
     ) -> None:
         self.tables = tables
         self.known_ts = known_ts  # DDLs up to it are pending or done
+        self.turns = 0  # how often `needed_ids` may have changed
         self._feed_id = feed_id
         self._source = source
         self._sink = sink
@@ -79,6 +80,7 @@ class DdlWriting:
         for block in new:
             self._pending.add(block)
         if new:
+            self.turns += 1
             self._moved.set()
         return new
 
@@ -86,9 +88,9 @@ class DdlWriting:
         """The tables that are carried now whose dispatchers have to come to a DDL."""
         return self.tables.blocked_by(block)
 
-    def coming_ids(self) -> frozenset[int]:
-        """The tables that are there after a pending DDL."""
-        return self._pending.later_ids()
+    def needed_ids(self) -> frozenset[int]:
+        """The tables whose history is needed: those that are carried now or after a pending DDL."""
+        return self._pending.later_ids().union(self.tables.ids())
 
     def next_of(self, table_id: int) -> Block | None:
         """The DDL that the dispatchers of a carried table come to next."""
@@ -134,8 +136,6 @@ class DdlWriting:
         go_on(self._pass(block, turn))
         for dispatcher_id in gone:
             await self._sink.remove_dispatcher(dispatcher_id)
-        if turn.ended_ids:
-            await self._trouble.through(lambda: self._source.release(turn.ended_ids))
 
     def _pass(self, block: Block, turn: _Turn) -> list[Dispatcher]:
         """Leave a DDL behind, in one step: no checkpoint is taken while it is neither pending nor done."""
@@ -143,6 +143,7 @@ class DdlWriting:
         self._pending.pop()
         self._barrier.done()
         self.tables = turn.tables
+        self.turns += 1
         for each in self._dispatchers.remove_tables(turn.ended_ids):
             each.end()
             self._barrier.vanish(each.spec.id)

@@ -70,6 +70,7 @@ class FeedLife:
         self._ready: deque[tuple[Dispatcher, Read]] = deque()
         self._reading = 0
         self._kept_at = self._held_at = clock.monotonic()
+        self._held_turns, self._held_ids = 0, frozenset(resumed.tables.ids())
 
     async def run(self) -> None:
         """Until `target_ts` is reached. Raises what failed; when it is cancelled, what was sent is written.
@@ -88,7 +89,7 @@ class FeedLife:
             raise
         await self._stop(serving)
         await self._keep_last()
-        await self._trouble.through(lambda: self._source.release(tuple(self._ddls.tables.ids())))
+        await self._trouble.through(lambda: self._source.release(self._held_ids))
 
     async def _drive(self, serving: "asyncio.Task[None]") -> None:
         self._spawn(self._watch(serving))
@@ -113,7 +114,8 @@ class FeedLife:
 
     async def _tick(self) -> None:
         """Look at every table once, wake who has something to do, and keep what was reached."""
-        await self._learn_ddls()
+        self._learn_ddls()
+        await self._hold_history()
         looks = await self._trouble.through(lambda: self._source.look(self._dispatchers.table_ids))
         for table_id in self._dispatchers.looked(looks):
             self._go_on(self._dispatchers.wake(table_id, self.checkpoint_ts))
@@ -121,16 +123,22 @@ class FeedLife:
         self._advance_checkpoint()
         await self._keep()
 
-    async def _learn_ddls(self) -> None:
-        new = self._ddls.learn(self._bounded(self._source.ddl_resolved_ts()))
-        for block in new:
+    def _learn_ddls(self) -> None:
+        for block in self._ddls.learn(self._bounded(self._source.ddl_resolved_ts())):
             for table_id in self._ddls.blocked_ids(block):
                 self._dispatchers.wake(table_id, self.checkpoint_ts)
-        now = self._clock.monotonic()
-        if new or now >= self._held_at + _HOLD_S:
-            held = self._ddls.coming_ids().union(self._ddls.tables.ids())
-            await self._trouble.through(lambda: self._source.hold(held, self.kept_ts))
-            self._held_at = now
+
+    async def _hold_history(self) -> None:
+        """Hold that of the tables that are needed, and let that of others go."""
+        now, turns = self._clock.monotonic(), self._ddls.turns
+        if turns == self._held_turns and now < self._held_at + _HOLD_S:
+            return
+        needed = self._ddls.needed_ids()
+        await self._trouble.through(lambda: self._source.hold(needed, self.kept_ts))
+        gone = self._held_ids - needed
+        if gone:
+            await self._trouble.through(lambda: self._source.release(gone))
+        self._held_at, self._held_turns, self._held_ids = now, turns, needed
 
     def _go_on(self, dispatchers: Iterable[Dispatcher]) -> None:
         for each in dispatchers:

@@ -35,6 +35,7 @@ from penstock.testing.sinkdoubles import MemoryProgress, ScriptedSource
 from penstock.testing.sinkrecorder import RecordingSink, RemoteDouble
 
 BEGIN = 100
+DEADLINE_S = 60.0
 CARRIED = TableFilter(("shop.*",))
 HANDLES = [b"a", b"b", b"c", b"d", b"e"]
 STEPS = st.lists(
@@ -233,15 +234,15 @@ class Run:
         )
         self.sink = None
         running = asyncio.create_task(feed.run())
-        for _ in range(3000):
-            if running.done():
-                break
+        turns, deadline = self.mix.randint(1, 1000), SYSTEM.monotonic() + DEADLINE_S
+        while not running.done():
             await SYSTEM.sleep(0)
             if self.sink is not None and not self.dead:
                 await self._shake(self.sink)
-        else:
-            assert last is False, "it never ended"
-            running.cancel()
+            turns -= 1
+            if not turns and not last:
+                running.cancel()  # a pause
+            assert SYSTEM.monotonic() < deadline, "it never ended"
         try:
             await running
         except (Killed, asyncio.CancelledError):
