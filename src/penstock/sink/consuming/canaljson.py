@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from penstock.errors import Corrupt
 from penstock.sink.consuming.cells import TextForm, from_text, latin1
 from penstock.sink.consuming.changerows import ChangeRows, as_struct
-from penstock.sink.consuming.lines import Readable, blocks, parse_json
+from penstock.sink.consuming.lines import BLOCK_BYTES, Readable, blocks, parse_json
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.schema import TableInfo
 
@@ -17,14 +17,16 @@ _OPS = pa.array(["INSERT", "UPDATE", "DELETE"])
 _LETTERS = pa.array(["I", "U", "D"])
 
 
-def decode(stream: Readable, table: TableInfo, *, terminator: str, time_zone: str) -> Iterator[ChangeRows]:
+def decode(
+    stream: Readable, table: TableInfo, *, terminator: str, time_zone: str, block_bytes: int = BLOCK_BYTES
+) -> Iterator[ChangeRows]:
     """The changes of a file, in bounded memory; raise Corrupt when a line is not of that form.
 
     Lines that are no changes of rows (DDLs, watermarks) are passed over.
     """
     form = TextForm(latin1, numbered_elements=True, time_zone=time_zone)
     line_end = "\n" if "\n" in terminator else terminator
-    for block in blocks(stream, line_end.encode()):
+    for block in blocks(stream, line_end.encode(), block_bytes):
         yield _changes(block, table, form)
 
 

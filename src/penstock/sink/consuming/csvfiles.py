@@ -15,8 +15,8 @@ from penstock.errors import Corrupt, Invalid
 from penstock.sink.consuming.cells import TextForm, base64_bytes, from_text
 from penstock.sink.consuming.changerows import ChangeRows, no_old, unknown_ts
 from penstock.sink.consuming.csvlines import parse_lines
-from penstock.sink.consuming.lines import BLOCK_BYTES, Readable
-from penstock.sink.consuming.pairs import paired
+from penstock.sink.consuming.lines import BLOCK_BYTES, Readable, blocks
+from penstock.sink.consuming.pairs import Halves, paired
 from penstock.sink.formats.options import CsvOptions
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.schema import TableInfo
@@ -31,16 +31,27 @@ _EXTRAS_MAX = 2
 
 
 def decode(
-    stream: Readable, table: TableInfo, dialect: CsvOptions, *, terminator: str, time_zone: str
+    stream: Readable,
+    table: TableInfo,
+    dialect: CsvOptions,
+    *,
+    terminator: str,
+    time_zone: str,
+    block_bytes: int = BLOCK_BYTES,
 ) -> Iterator[ChangeRows]:
     """The changes of a file, in bounded memory.
 
     An update that was written as a delete and an insert (`output-old-value`) is one change again. Raises
     Corrupt for what is no such csv, Invalid when the columns are not those of the schema file.
     """
-    names = len(table.stored_columns) + len(_META) + _EXTRAS_MAX
-    plain = len(dialect.delimiter) == 1 and dialect.quote and terminator in {"\r\n", "\n"}
-    lines = _arrow(stream, names, dialect) if plain else parse_lines(stream, dialect, terminator)
+    if len(dialect.delimiter) == 1 and dialect.quote and terminator in {"\r\n", "\n"}:
+        texts = blocks(stream, b"\n", block_bytes, quote=dialect.quote.encode())
+        cells_max = len(table.stored_columns) + len(_META) + _EXTRAS_MAX
+        lines: Iterator[pa.RecordBatch] = (
+            _parsed(block, cells_max, dialect) for block in texts if block.strip()
+        )
+    else:
+        lines = parse_lines(stream, dialect, terminator, block_bytes)
     to_bytes = bytes.fromhex if dialect.binary_encoding_method == "hex" else base64_bytes
     form = TextForm(to_bytes, numbered_elements=False, time_zone=time_zone)
     return paired(_halves(lines, table, form, dialect))
@@ -48,12 +59,14 @@ def decode(
 
 def _halves(
     lines: Iterator[pa.RecordBatch], table: TableInfo, form: TextForm, dialect: CsvOptions
-) -> Iterator[tuple[ChangeRows, pa.BooleanArray]]:
+) -> Iterator[Halves]:
     layout: _Layout | None = None
     for batch in lines:
         found = batch
         if layout is None:
             layout, found = _layout(batch, table, dialect)
+        if batch.num_columns != layout.cells:
+            raise Corrupt("csv lines have different numbers of cells; check delimiter and quote")
         yield layout.read(found, table, form)
 
 
@@ -61,13 +74,12 @@ def _halves(
 class _Layout:
     """Which cell holds what."""
 
+    cells: int
     columns: tuple[int, ...]  # of the table, in its order
     commit_ts: int | None
     is_update: int | None
 
-    def read(
-        self, lines: pa.RecordBatch, table: TableInfo, form: TextForm
-    ) -> tuple[ChangeRows, pa.BooleanArray]:
+    def read(self, lines: pa.RecordBatch, table: TableInfo, form: TextForm) -> Halves:
         """Changes, and which of them are halves of updates."""
         if lines.num_rows and not pc.all(pc.is_in(lines.column(0), pa.array(["I", "U", "D"]))).as_py():
             raise Corrupt("a csv line begins with none of I, U and D; check delimiter and quote")
@@ -103,14 +115,14 @@ def _layout(batch: pa.RecordBatch, table: TableInfo, dialect: CsvOptions) -> tup
             raise Invalid(_mismatch(table, f"its header lacks {missing[0]}"))
         columns = tuple(len(first) - 1 - first[::-1].index(name) for name in names)
         places = {name: first.index(name) for name in (_COMMIT_TS, _IS_UPDATE) if name in first}
-        return _Layout(columns, places.get(_COMMIT_TS), places.get(_IS_UPDATE)), batch.slice(1)
+        return _Layout(len(first), columns, places.get(_COMMIT_TS), places.get(_IS_UPDATE)), batch.slice(1)
     extras = _extras(first, len(names), dialect)
     if extras is None:
         raise Invalid(_mismatch(table, f"its lines have {len(first)} cells for {len(names)} columns"))
     begin = len(_META) + len(extras)
     places = {name: len(_META) + place for place, name in enumerate(extras)}
     columns = tuple(range(begin, begin + len(names)))
-    return _Layout(columns, places.get(_COMMIT_TS), places.get(_IS_UPDATE)), batch
+    return _Layout(len(first), columns, places.get(_COMMIT_TS), places.get(_IS_UPDATE)), batch
 
 
 def _extras(first: list[str | None], columns: int, dialect: CsvOptions) -> tuple[str, ...] | None:
@@ -132,28 +144,23 @@ def _mismatch(table: TableInfo, what: str) -> str:
     )
 
 
-def _arrow(stream: Readable, cells_max: int, dialect: CsvOptions) -> Iterator[pa.RecordBatch]:
-    text = {f"f{place}": pa.string() for place in range(cells_max)}
+def _parsed(block: bytes, cells_max: int, dialect: CsvOptions) -> pa.RecordBatch:
     try:
-        reader = pv.open_csv(
-            stream,
+        found = pv.read_csv(
+            pa.BufferReader(block),
             read_options=pv.ReadOptions(
-                use_threads=False, block_size=BLOCK_BYTES, autogenerate_column_names=True
+                use_threads=False, block_size=len(block) + 1, autogenerate_column_names=True
             ),
             parse_options=pv.ParseOptions(
                 delimiter=dialect.delimiter, quote_char=dialect.quote, newlines_in_values=True
             ),
             convert_options=pv.ConvertOptions(
-                column_types=text,
+                column_types={f"f{place}": pa.string() for place in range(cells_max)},
                 null_values=[dialect.null],
                 strings_can_be_null=True,
                 quoted_strings_can_be_null=False,
             ),
         )
-        for batch in reader:
-            if batch.num_rows:
-                yield batch
     except pa.ArrowInvalid as error:
-        if "Empty CSV" in str(error):
-            return
         raise Corrupt("a csv file cannot be parsed; check delimiter and quote, or keep the file") from error
+    return found.combine_chunks().to_batches()[0]

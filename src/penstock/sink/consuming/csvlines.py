@@ -7,17 +7,19 @@ from collections.abc import Generator, Iterator
 import pyarrow as pa
 
 from penstock.errors import Corrupt
-from penstock.sink.consuming.lines import BLOCK_BYTES, Readable
+from penstock.sink.consuming.lines import Readable
 from penstock.sink.formats.options import CsvOptions
 
 _BATCH_ROWS = 8_192
 _ESCAPED = {"n": "\n", "r": "\r"}
 
 
-def parse_lines(stream: Readable, dialect: CsvOptions, terminator: str) -> Iterator[pa.RecordBatch]:
+def parse_lines(
+    stream: Readable, dialect: CsvOptions, terminator: str, block_bytes: int
+) -> Iterator[pa.RecordBatch]:
     """The cells of each line, as batches of text columns; raise Corrupt when lines differ in length."""
     page: list[list[str | None]] = []
-    for cells in _records(stream, _Cells(dialect, terminator)):
+    for cells in _records(stream, _Cells(dialect, terminator), block_bytes):
         page.append(cells)
         if len(page) == _BATCH_ROWS:
             yield _batch(page)
@@ -70,10 +72,10 @@ def _unescaped(found: re.Match[str]) -> str:
     return _ESCAPED.get(found[1], found[1])
 
 
-def _records(stream: Readable, cells: _Cells) -> Iterator[list[str | None]]:
+def _records(stream: Readable, cells: _Cells, block_bytes: int) -> Iterator[list[str | None]]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     text = ""
-    while data := stream.read(BLOCK_BYTES):
+    while data := stream.read(block_bytes):
         text += _decoded(decoder, data)
         text = yield from _whole_records(text, cells)
     if text:

@@ -16,6 +16,9 @@ from penstock.tables.schema import TableInfo
 
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
 _LOOK_BYTES = 64 * 1024
+_BLOCK_BYTES_MIN = 64 * 1024
+_BATCH_ROWS_MIN = 1024
+_COMPRESSED_BYTES = 1024 * 1024  # one request to storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,35 +39,44 @@ class DataFiles:
         self._options = options
         self._json: Protocol | None = None
 
-    def changes(self, path: str, table: TableInfo) -> Iterator[ChangeRows]:
-        """The changes of a file in order.
+    def changes(self, path: str, table: TableInfo, *, share: int = 1) -> Iterator[ChangeRows]:
+        """The changes of a file in order; with `share`, so many files are read at once in the same memory.
 
         Raises Corrupt or Invalid, which name the file, when it is not as its schema file and the options say.
         """
         with _naming(path):
             protocol = self._protocol(path)
+            if protocol is None:
+                return
             with self._open(path) as stream:
-                yield from self._decoded(stream, protocol, table)
+                yield from self._decoded(stream, protocol, table, share)
 
-    def _decoded(self, stream: pa.NativeFile, protocol: Protocol, table: TableInfo) -> Iterator[ChangeRows]:
+    def _decoded(
+        self, stream: pa.NativeFile, protocol: Protocol, table: TableInfo, share: int
+    ) -> Iterator[ChangeRows]:
         options = self._options
-        terminator, time_zone = options.terminator, options.time_zone
-        if protocol == "csv":
-            return csvfiles.decode(stream, table, options.csv, terminator=terminator, time_zone=time_zone)
+        zone, line_end = options.time_zone, options.terminator
+        size = max(_BLOCK_BYTES_MIN, BLOCK_BYTES // share)
         if protocol == "parquet":
-            return parquetfiles.decode(stream, table)
+            rows = max(_BATCH_ROWS_MIN, parquetfiles.BATCH_ROWS // share)
+            return parquetfiles.decode(stream, table, batch_rows=rows)
+        if protocol == "csv":
+            return csvfiles.decode(
+                stream, table, options.csv, terminator=line_end, time_zone=zone, block_bytes=size
+            )
         if protocol == "debezium":
-            return debezium.decode(stream, table, terminator=terminator)
-        return canaljson.decode(stream, table, terminator=terminator, time_zone=time_zone)
+            return debezium.decode(stream, table, terminator=line_end, block_bytes=size)
+        return canaljson.decode(stream, table, terminator=line_end, time_zone=zone, block_bytes=size)
 
     def _open(self, path: str) -> pa.NativeFile:
         raw = self._storage.open(path)
         compression = next((kind for end, kind in _COMPRESSED.items() if path.endswith(end)), None)
         if compression is None:
             return raw
-        return pa.CompressedInputStream(pa.BufferedInputStream(raw, BLOCK_BYTES), compression)
+        return pa.CompressedInputStream(pa.BufferedInputStream(raw, _COMPRESSED_BYTES), compression)
 
-    def _protocol(self, path: str) -> Protocol:
+    def _protocol(self, path: str) -> Protocol | None:
+        """How a file is written; None when it is empty and does not tell."""
         name = path.rpartition("/")[2]
         if ".csv" in name:
             return "csv"
@@ -76,14 +88,16 @@ class DataFiles:
             self._json = self._look(path)
         return self._json
 
-    def _look(self, path: str) -> Protocol:
+    def _look(self, path: str) -> Protocol | None:
         with self._open(path) as stream:
             head = stream.read(_LOOK_BYTES)
         if b'"isDdl"' in head:
             return "canal-json"
         if b'"op"' in head and b'"source"' in head:
             return "debezium"
-        raise Invalid("it is neither canal-json nor debezium; add protocol=... to the URI")
+        if head:
+            raise Invalid("it is neither canal-json nor debezium; add protocol=... to the URI")
+        return None
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 from penstock.errors import Corrupt
 from penstock.sink.consuming.cells import TextForm, base64_bytes, from_text
 from penstock.sink.consuming.changerows import DELETE, INSERT, UPDATE, ChangeRows, as_struct
-from penstock.sink.consuming.lines import Readable, blocks, parse_json
+from penstock.sink.consuming.lines import BLOCK_BYTES, Readable, blocks, parse_json
 from penstock.tables.arrow import arrow_schema, arrow_type
 from penstock.tables.fieldtypes import INTEGER_BITS, FieldType, Tp
 from penstock.tables.schema import ColumnInfo, TableInfo
@@ -19,7 +19,9 @@ _FORM = TextForm(base64_bytes, numbered_elements=False)
 _MILLISECOND_DIGITS = 3
 
 
-def decode(stream: Readable, table: TableInfo, *, terminator: str) -> Iterator[ChangeRows]:
+def decode(
+    stream: Readable, table: TableInfo, *, terminator: str, block_bytes: int = BLOCK_BYTES
+) -> Iterator[ChangeRows]:
     """The changes of a file, in bounded memory; raise Corrupt when a line is not of that form."""
     row = pa.struct([pa.field(column.name, _written(column.type)) for column in table.stored_columns])
     schema = pa.schema(
@@ -31,7 +33,7 @@ def decode(stream: Readable, table: TableInfo, *, terminator: str) -> Iterator[C
         ]
     )
     line_end = "\n" if "\n" in terminator else terminator
-    for block in blocks(stream, line_end.encode()):
+    for block in blocks(stream, line_end.encode(), block_bytes):
         yield _changes(parse_json(block, schema), table)
 
 

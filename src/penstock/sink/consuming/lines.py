@@ -18,19 +18,42 @@ class Readable(Protocol):
         """The next bytes, at most so many; none at the end."""
 
 
-def blocks(stream: Readable, line_end: bytes, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
-    """Whole lines, about `block_bytes` of them at a time; one longer line comes alone."""
-    rest = b""
+def blocks(
+    stream: Readable, line_end: bytes, block_bytes: int = BLOCK_BYTES, *, quote: bytes = b""
+) -> Iterator[bytes]:
+    """Whole lines, about `block_bytes` of them at a time; one longer line comes alone.
+
+    A line end between quotes ends no line; a quote within quotes is doubled.
+    """
+    held: list[bytes] = []
+    inside = False  # whether what is held ends between quotes
     while data := stream.read(block_bytes):
-        cut = data.rfind(line_end)
-        if cut < 0:
-            rest += data
+        cut = _last_end(data, line_end, quote, inside=inside)
+        if not cut:
+            held.append(data)
+            inside ^= _is_odd(data, quote)
             continue
-        cut += len(line_end)
-        yield rest + data[:cut]
-        rest = data[cut:]
-    if rest:
+        yield b"".join((*held, data[:cut]))
+        held = [data[cut:]]
+        inside = _is_odd(held[0], quote)
+    if rest := b"".join(held):
         yield rest
+
+
+def _last_end(data: bytes, line_end: bytes, quote: bytes, *, inside: bool) -> int:
+    """The place after the last line end that is not between quotes; 0 when there is none."""
+    at = data.rfind(line_end)
+    odd = inside ^ _is_odd(data[:at], quote) if at >= 0 else False
+    while at >= 0 and odd:
+        before = data.rfind(line_end, 0, at)
+        if before >= 0:
+            odd ^= _is_odd(data[before:at], quote)
+        at = before
+    return at + len(line_end) if at >= 0 else 0
+
+
+def _is_odd(data: bytes, quote: bytes) -> bool:
+    return bool(quote) and data.count(quote) % 2 == 1
 
 
 def parse_json(block: bytes, schema: pa.Schema) -> pa.RecordBatch:

@@ -3,10 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.sink.consuming.changerows import ChangeRows, concat
+from penstock.sink.consuming.changerows import DELETE, ChangeRows, concat
 from penstock.sink.consuming.progress import Mark
+
+_COMMIT_ROWS_MAX = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +30,11 @@ class Delivered:
 
 
 def merged(streams: Sequence[Iterator[Piece]]) -> Iterator[Delivered]:
-    """All changes of streams of which each is in the order of its commits.
+    """All changes of streams of which each is in the order of its commits, in the order of all commits.
 
-    Where commits are not known the streams follow each other: right as long as no key wanders between
-    dispatchers. Holds one piece of each stream.
+    The deletes of a commit come first, so that a key that goes from one row to another is free when it is
+    taken. Where commits are not known the streams follow each other: right as long as no key wanders between
+    dispatchers. Holds one piece of each stream, and more of one whose commit goes on, up to a limit.
     """
     if len(streams) == 1:
         for piece in streams[0]:
@@ -39,9 +43,9 @@ def merged(streams: Sequence[Iterator[Piece]]) -> Iterator[Delivered]:
     heads = [_Head(stream) for stream in streams]
     while True:
         marks = tuple(mark for head in heads for mark in head.take_marks())
-        waiting = [head for head in heads if head.changes is not None]
         if marks:
             yield Delivered(None, marks)
+        waiting = [head for head in heads if head.changes is not None]
         if not waiting:
             return
         last = [head.last_ts for head in waiting]
@@ -57,17 +61,20 @@ def _in_order(parts: list[ChangeRows]) -> ChangeRows:
     if len(parts) == 1:
         return parts[0]
     joined = concat(parts)
-    return joined.take(pc.sort_indices(joined.commit_ts))  # stable: a stream's own order stays
+    order = pa.table({"ts": joined.commit_ts, "stays": pc.not_equal(joined.ops, DELETE)})
+    return joined.take(pc.sort_indices(order, sort_keys=[("ts", "ascending"), ("stays", "ascending")]))
 
 
 class _Head:
-    """The first changes of a stream that were not taken yet."""
+    """The first changes of a stream that were not taken yet, to the end of a commit."""
 
     def __init__(self, stream: Iterator[Piece]) -> None:
         self._stream = stream
-        self._marks: list[tuple[str, Mark]] = []
-        self._piece: Piece | None = None
+        self._marks: list[tuple[str, Mark]] = []  # of what was taken
+        self._marks_after: list[tuple[str, Mark]] = []  # of what is at hand
+        self._ahead: Piece | None = None
         self.changes: ChangeRows | None = None
+        self._look_ahead()
         self._fill()
 
     @property
@@ -98,11 +105,35 @@ class _Head:
         return taken if count else None
 
     def _fill(self) -> None:
-        if self._piece is not None:
-            self._marks.append((self._piece.index_path, self._piece.mark))
-        self._piece = self.changes = None
+        """Have the next pieces at hand: as many as the last commit of the first one takes."""
+        self._marks += self._marks_after
+        self._marks_after = []
+        held: list[ChangeRows] = []
+        rows = 0
+        while self._ahead is not None and self._ahead.changes is not None:
+            changes = self._ahead.changes
+            if held and (rows > _COMMIT_ROWS_MAX or not _goes_on(held[-1], changes)):
+                break
+            held.append(changes)
+            rows += len(changes)
+            self._marks_after.append((self._ahead.index_path, self._ahead.mark))
+            self._look_ahead()
+        self.changes = concat(held) if held else None
+        if not held:
+            self._marks += self._marks_after
+            self._marks_after = []
+
+    def _look_ahead(self) -> None:
+        """Find the next piece that has changes; the marks of those without come before it."""
+        self._ahead = None
         for piece in self._stream:
             if piece.changes is not None and len(piece.changes):
-                self._piece, self.changes = piece, piece.changes
+                self._ahead = piece
                 return
-            self._marks.append((piece.index_path, piece.mark))
+            self._marks_after.append((piece.index_path, piece.mark))
+
+
+def _goes_on(before: ChangeRows, after: ChangeRows) -> bool:
+    """Whether the last commit of some changes has more in those that follow."""
+    first = after.commit_ts[0].as_py()
+    return first is not None and bool(first == before.last_ts)

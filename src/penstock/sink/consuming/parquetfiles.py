@@ -13,26 +13,28 @@ from penstock.sink.formats.parquetrows import CHANGE_TYPE, COMMIT_VERSION
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.schema import TableInfo
 
-_BATCH_ROWS = 64 * 1024
+BATCH_ROWS = 64 * 1024
 _KINDS = pa.array(["insert", "delete", "update_preimage", "update_postimage"])
 _OPS = pa.array([INSERT, DELETE, DELETE, INSERT])
 _HALVES = pa.array([False, False, True, True])
 
 
-def decode(stream: pa.NativeFile, table: TableInfo) -> Iterator[ChangeRows]:
+def decode(stream: pa.NativeFile, table: TableInfo, *, batch_rows: int = BATCH_ROWS) -> Iterator[ChangeRows]:
     """The changes of a file, a batch at a time.
 
     Raises Corrupt when it is no such file, Invalid when its columns are not those of the schema file.
     """
     schema = arrow_schema(table)
     file = pq.ParquetFile(stream)
+    if not file.metadata.num_rows:
+        return iter(())
     wanted = [*schema.names, CHANGE_TYPE, COMMIT_VERSION]
     missing = [name for name in wanted if name not in file.schema_arrow.names]
     if missing:
         raise Invalid(
             f"it has no column {missing[0]}; give the URI of the directory that it was written into"
         )
-    batches = file.iter_batches(_BATCH_ROWS, columns=wanted)
+    batches = file.iter_batches(batch_rows, columns=wanted)
     return paired(_halves(batch, schema) for batch in batches)
 
 

@@ -131,23 +131,24 @@ class DirectoryReader:
 
     def _deliver_data(self, step: DataStep, checkpoint_ts: int) -> Iterator[Delivery]:
         file, table = self._schema(step.schema), self._table(step.schema)
-        streams = [self._pieces(each, table, checkpoint_ts) for each in step.dispatchers]
+        streams = [self._pieces(each, step, table, checkpoint_ts) for each in step.dispatchers]
         for delivered in merged(streams):
             if delivered.changes is not None and len(delivered.changes):
                 yield TableChanges(file.schema, table, file.version, delivered.changes)
             self.progress.marks.update(delivered.marks)
 
     def _pieces(
-        self, stretches: tuple[Stretch, ...], table: TableInfo, checkpoint_ts: int
+        self, stretches: tuple[Stretch, ...], step: DataStep, table: TableInfo, checkpoint_ts: int
     ) -> Iterator[Piece]:
         """One dispatcher's changes up to the checkpoint; what is after it stays for a later round."""
+        share = len(step.dispatchers)
         repetition = Repetition(table, self.progress.resolved_ts)
         for stretch in stretches:
             mark = self.progress.mark(stretch.index_path)
             for number in range(mark.number + 1, self._newest(stretch) + 1):
                 at = 0
                 begin = mark.rows if number == mark.number + 1 else 0
-                for changes in self._files.changes(_path(stretch, number), table):
+                for changes in self._files.changes(_path(stretch, number), table, share=share):
                     rest = changes.slice(min(max(begin - at, 0), len(changes)))
                     count = rest.count_upto(checkpoint_ts)
                     at += len(changes)

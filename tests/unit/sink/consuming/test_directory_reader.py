@@ -9,11 +9,13 @@ import pytest
 
 from penstock.errors import Corrupt, Invalid
 from penstock.eventstore.storage import open_storage
+from penstock.sink.blankfiles import blank_file
 from penstock.sink.consuming.changerows import row_dicts
 from penstock.sink.consuming.datafiles import FileOptions
 from penstock.sink.consuming.listing import Survey
 from penstock.sink.consuming.progress import Progress
 from penstock.sink.consuming.reader import Ddl, Delivery, DirectoryReader
+from penstock.sink.schemafile import SchemaFile
 from penstock.testing.ticdcfiles import TicdcDirectory, canal_line, column
 
 ORDERS = [column("id", "BIGINT", pk=True), column("note", "VARCHAR", ColumnPrecision="20")]
@@ -152,6 +154,33 @@ def test_dispatchers_of_a_split_table_are_merged_by_commit(directory: TicdcDirec
     ]
     directory.checkpoint(150)
     assert told(rounds.round()) == ["shop.orders I1@150"]
+
+
+def test_a_key_that_goes_to_another_dispatchers_row_in_one_commit_is_given_up_first(
+    directory: TicdcDirectory,
+) -> None:
+    gone = canal_line("DELETE", {"id": "5", "note": "n"}, commit_ts=110)
+    directory.schema("shop/orders", 100, ORDERS)
+    directory.data("shop/orders/100", 1, insert(5, 110), dispatcher="1")
+    directory.data("shop/orders/100", 1, gone + insert(6, 110), dispatcher="2")
+    directory.checkpoint(149)
+    assert told(reader(directory).round())[1:] == [
+        "shop.orders D5@110",
+        "shop.orders I5@110",
+        "shop.orders I6@110",
+    ]
+
+
+@pytest.mark.parametrize("extension", [".json", ".json.gz", ".json.zst", ".csv", ".csv.gz", ".parquet"])
+def test_files_without_rows_are_passed_over(directory: TicdcDirectory, extension: str) -> None:
+    path = directory.schema("shop/orders", 100, ORDERS)
+    content = directory.storage.read(path)
+    assert content is not None
+    blank = blank_file(extension, SchemaFile.from_json(content))
+    directory.data("shop/orders/100", 1, blank, extension=extension)
+    directory.data("shop/orders/100", 2, insert(1, 110))
+    directory.checkpoint(149)
+    assert told(reader(directory).round())[1:] == ["shop.orders I1@110"]
 
 
 def test_dispatchers_follow_each_other_where_commits_are_not_known(directory: TicdcDirectory) -> None:
