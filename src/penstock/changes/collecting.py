@@ -1,9 +1,11 @@
 """What changed in a table between two timestamps."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
+
+import pyarrow as pa
 
 from penstock.changes.handle import Batches, ChangesHandle
 from penstock.changes.options import BATCH_ROWS, ChangeOptions, Columns, check_columns
@@ -33,9 +35,10 @@ def collect_changes(
 
     Data has the table's columns, or those of `columns`, and `_commit_ts`. Tombstones have the primary key and
     `_commit_ts`, and with `old_rows` the row that ended, in `_old`: all of it, or what `columns` names (one
-    column at least). A table without a primary key has `_handle` on both sides. `columns` may name `_handle`, `_start_ts` and `_update` too, for both sides;
-    `_update` says that the row was there before and is there after. Batches end where the schema changes; one
-    whose schema lacks a column of `columns` comes without it.
+    column at least). A table without a primary key has `_handle` on both sides. `columns` may name
+    `_handle`, `_start_ts` and `_update` too, for both sides; `_update` says that the row was there before and
+    is there after. Batches end where the schema changes; one whose schema lacks a column of `columns` comes
+    without it.
 
     Changes of the same row are coalesced as far as they come together, unless `coalesce` is off. `replay` is
     for a reader that may have applied some of them before, and `skip_deletes` leaves out tombstones of rows
@@ -54,7 +57,20 @@ def collect_changes(
         replay=replay,
         batch_rows=batch_rows,
     )
-    return ChangesHandle(collect(table, ChangesRange(from_ts, to_ts), options))
+    return ChangesHandle(_given_back(collect(table, ChangesRange(from_ts, to_ts), options)))
+
+
+def _given_back(batches: Batches) -> Batches:
+    """Batches, with what the allocator keeps returned after each.
+
+    Threads free what others have read, and the allocator keeps that for those until it is asked: a long range
+    would hold half as much again. Parts of a plan are short, and fetch the memory again for nothing.
+    """
+    with closing(batches):
+        for batch in batches:
+            yield batch
+            del batch
+            pa.default_memory_pool().release_unused()
 
 
 @dataclass(frozen=True, slots=True)

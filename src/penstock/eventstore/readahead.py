@@ -5,8 +5,6 @@ from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-import pyarrow as pa
-
 T = TypeVar("T")
 
 _THREADS = 8  # they mostly wait for storage
@@ -61,7 +59,4 @@ class ReadAhead(Generic[T]):
         self._items.close()
 
     def _fetch(self) -> T | None:
-        # Other threads free what this one read. The allocator keeps that for this thread until it is asked,
-        # and a long range would hold far more than it uses.
-        pa.default_memory_pool().release_unused()
         return next(self._items, None)

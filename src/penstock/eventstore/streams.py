@@ -26,8 +26,8 @@ __all__ = [
     "Stream",
     "memory_stream",
     "merged",
-    "object_stream",
     "narrow_old",
+    "object_stream",
     "shown_schema",
     "streams_of",
 ]
@@ -139,8 +139,9 @@ def streams_of(
     """The streams of a partition in (from_ts, to_ts], which has one schema version (`schema`, if known).
 
     Their batches have exactly `columns` (None: every column of the side); `_old` has `old_columns` (see
-    `narrow_old`). Streams that have nothing to give are left out. Raises Invalid when the schema changes within the range or has no such column, Unavailable
-    when nobody has the newest rows. The range must have passed `check_range`.
+    `narrow_old`). Streams that have nothing to give are left out. Raises Invalid when the schema changes
+    within the range or has no such column, Unavailable when nobody has the newest rows. The range
+    must have passed `check_range`.
     """
     version = schema or _only_schema(state, from_ts, to_ts)
     shown = narrow_old(shown_schema(version, side, columns), old_columns)

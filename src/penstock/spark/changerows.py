@@ -78,8 +78,8 @@ class ChangeRows:
             np.concatenate(each) for each in zip(*(side.places() for side in filled), strict=True)
         )
         columns = [pa.concat_arrays(each) for each in zip(*(side.shown for side in filled), strict=True)]
-        order = np.lexsort((starts, commits))  # stable: of one transaction the rows that end stay before
-        if not np.all(order[1:] > order[:-1]):
+        if len(filled) > 1:  # each side is in order
+            order = np.lexsort((starts, commits))  # stable: of one transaction the rows that end stay before
             commits, kinds = commits[order], kinds[order]
             # one by one, because Arrow takes twice as long for a batch
             columns = [pc.take(each, pa.array(order), boundscheck=False) for each in columns]
