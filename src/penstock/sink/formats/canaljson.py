@@ -26,6 +26,7 @@ class CanalJson:
 
     def __init__(self, schema: SchemaVersion, columns: Sequence[ColumnInfo], options: EncoderOptions) -> None:
         self._columns = columns
+        self._names = [json_string(column.name) for column in columns]
         self._options = options
         keys = {column.id for column in schema.table.primary_key}
         names = [json_string(column.name) for column in schema.table.stored_columns if column.id in keys]
@@ -36,7 +37,8 @@ class CanalJson:
         )
         self._times = b',"ts":%d,"sql":"","sqlType":' % options.encoded_at_ms
         self._types = b',"mysqlType":{%s},"old":' % b",".join(
-            b"%s:%s" % (json_string(column.name), json_string(mysql_type(column.type))) for column in columns
+            b"%s:%s" % (name, json_string(mysql_type(column.type)))
+            for name, column in zip(self._names, columns, strict=True)
         )
 
     def lines(self, changes: RowChanges) -> pa.Array:
@@ -63,8 +65,8 @@ class CanalJson:
     def _java_types(self, lines: Lines, rows: pa.RecordBatch) -> None:
         """The types of the values: large ones of an unsigned column have the next wider one."""
         lines.text(b"{" if self._columns else b"null")
-        for number, column in enumerate(self._columns):
-            lines.text(b"%s%s:" % (b"," * bool(number), json_string(column.name)))
+        for number, (name, column) in enumerate(zip(self._names, self._columns, strict=True)):
+            lines.text(b"%s%s:" % (b"," * bool(number), name))
             usual, larger = b"%d" % java_type(column.type), promotion(column.type)
             if larger is None:
                 lines.text(usual)
@@ -89,25 +91,23 @@ class CanalJson:
 
     def _object(self, lines: Lines, rows: Sequence[pa.Array]) -> None:
         lines.text(b"[{")
-        for number, (column, values) in enumerate(zip(self._columns, rows, strict=True)):
-            lines.text(b"%s%s:" % (b"," * bool(number), json_string(column.name)))
+        for number, (name, values) in enumerate(zip(self._names, rows, strict=True)):
+            lines.text(b"%s%s:" % (b"," * bool(number), name))
             lines.cells(values, quote=b'"', null=b"null")
         lines.text(b"}]")
 
     def _updated(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> pa.Array:
         """The old rows, without the columns that are the same in the new ones."""
-        members = Lines(len(old[0]))
-        for column, before, after in zip(self._columns, old, new, strict=True):
-            same = truths(pc.equal(before, after)) | truths(pc.and_(before.is_null(), after.is_null()))
-            member = Lines(len(before))
-            member.text(b",%s:" % json_string(column.name))
-            member.cells(before, quote=b'"', null=b"null")
-            members.cells(pc.if_else(pa.array(same), pa.scalar(b"", pa.binary()), member.build()))
         lines = Lines(len(old[0]))
         lines.text(b"[{")
-        lines.cells(pc.binary_slice(members.build(), 1))
+        for name, before, after in zip(self._names, old, new, strict=True):
+            same = truths(pc.equal(before, after)) | truths(pc.and_(before.is_null(), after.is_null()))
+            member = Lines(len(before))
+            member.text(b",%s:" % name)
+            member.cells(before, quote=b'"', null=b"null")
+            lines.cells(pc.if_else(pa.array(same), pa.scalar(b"", pa.binary()), member.build()))
         lines.text(b"}]")
-        return lines.build()
+        return pc.replace_substring(lines.build(), b"[{,", b"[{", max_replacements=1)
 
 
 def cells(column: ColumnInfo, values: pa.Array) -> pa.Array:

@@ -29,6 +29,7 @@ class DebeziumJson:
 
     def __init__(self, schema: SchemaVersion, columns: Sequence[ColumnInfo], options: EncoderOptions) -> None:
         self._columns = columns
+        self._names = [json_string(column.name) for column in columns]
         self._end = b'","ts_ms":%d,"transaction":null}%s' % (
             options.encoded_at_ms,
             options.terminator.encode(),
@@ -71,8 +72,8 @@ class DebeziumJson:
     def _objects(self, rows: pa.RecordBatch) -> pa.Array:
         lines = Lines(rows.num_rows)
         lines.text(b"{")
-        for number, column in enumerate(self._columns):
-            lines.text(b"%s%s:" % (b"," * bool(number), json_string(column.name)))
+        for number, (name, column) in enumerate(zip(self._names, self._columns, strict=True)):
+            lines.text(b"%s%s:" % (b"," * bool(number), name))
             bare = column.type.tp in _NUMBERS or _is_flag(column.type)
             values = _cells(column.type, rows.column(column.name))
             lines.cells(values, quote=b"" if bare else b'"', null=b"null")

@@ -1,0 +1,221 @@
+"""Whatever rows there are, lines of them read back as these rows, and the same rows are the same bytes."""
+
+import base64
+import csv
+import io
+import json
+import os
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.sink.formats.encoders import Encoder, encoder_of
+from penstock.sink.formats.options import CsvOptions, EncoderOptions
+from penstock.sink.formats.parquetrows import parquet_file
+from penstock.sink.formats.rowchanges import RowChanges
+from penstock.tables.define import define_table
+from penstock.testing.slices import row_changes
+
+TABLE = define_table(
+    "items",
+    [
+        ("id", "bigint primary key"),
+        ("small", "tinyint unsigned"),
+        ("ratio", "double"),
+        ("single", "float"),
+        ("price", "decimal(30,12)"),
+        ("name", "varchar(200)"),
+        ("raw", "varbinary(200)"),
+        ("day", "date"),
+        ("at", "datetime(6)"),
+        ("utc", "timestamp(3)"),
+        ("span", "time(6)"),
+        ("choice", "enum('a','b')"),
+        ("some", "set('x','y')"),
+    ],
+)
+SCHEMA = SchemaVersion(0, 1, TABLE, "shop")
+EXAMPLES = settings(max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "25")), deadline=None)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+CELLS: dict[str, st.SearchStrategy[Any]] = {
+    "small": st.integers(0, 255),
+    "ratio": st.floats(allow_nan=False, allow_infinity=False),
+    "single": st.floats(width=32, allow_nan=False, allow_infinity=False),
+    "price": st.decimals(-(10**17), 10**17, places=12),
+    "name": TEXT | st.sampled_from(['"', "\\", ",", "\r\n", "\u2028", "<>&", "\\N", ""]),
+    "raw": st.binary(max_size=20),
+    "day": st.dates(date(1, 1, 1)),
+    "at": st.datetimes(datetime(1000, 1, 1)),
+    "utc": st.datetimes(datetime(1970, 1, 2), datetime(2038, 1, 1), timezones=st.just(UTC)).map(
+        lambda each: each.replace(microsecond=each.microsecond // 1000 * 1000)
+    ),
+    "span": st.timedeltas(timedelta(hours=-838), timedelta(hours=838)),
+    "choice": st.sampled_from(["a", "b"]),
+    "some": st.sampled_from(["", "x", "y", "x,y"]),
+}
+rows = st.fixed_dictionaries({name: st.none() | cells for name, cells in CELLS.items()})
+Change = tuple[int, dict[str, Any] | None, dict[str, Any] | None]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Change]:
+    made: list[Change] = []
+    for number in range(draw(st.integers(1, 6))):
+        kind = draw(st.sampled_from("IUD"))
+        old = {"id": number, **draw(rows)} if kind != "I" else None
+        new = {"id": number, **draw(rows)} if kind != "D" else None
+        made.append((1 << 60 | number, old, new))
+    return made
+
+
+def payload(encoder: Encoder, changes: RowChanges) -> bytes:
+    """The same however the rows are cut."""
+    whole = encoder.payload([encoder.encode(changes)])
+    for cut in range(len(changes)):
+        parts = [changes.slice(0, cut), changes.slice(cut, len(changes))]
+        blocks = [encoder.encode(each) for each in parts if len(each)]
+        assert encoder.payload(blocks) == whole
+    block = encoder.encode(changes)
+    assert encoder.payload([block.slice(number, number + 1) for number in range(len(changes))]) == whole
+    assert sum(block.nbytes) > 0
+    return whole
+
+
+def span_text(span: timedelta) -> str:
+    micros = abs(span) // timedelta(microseconds=1)
+    seconds, micros = divmod(micros, 1_000_000)
+    sign = "-" if span < timedelta(0) else ""
+    return f"{sign}{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{micros:06}"
+
+
+def canal_text(name: str, cell: Any) -> Any:
+    if cell is None:
+        return None
+    if name in {"ratio", "single"}:
+        return float(cell)
+    written = {
+        "raw": lambda: cell.decode("latin-1"),
+        "day": lambda: f"{cell.year:04}-{cell.month:02}-{cell.day:02}",
+        "at": lambda: cell.isoformat(" ", "microseconds"),
+        "utc": lambda: cell.replace(tzinfo=None).isoformat(" ", "milliseconds"),
+        "span": lambda: span_text(cell),
+        "choice": lambda: str(" ab".index(cell)),
+        "some": lambda: str(["", "x", "y", "x,y"].index(cell)),
+        "price": lambda: f"{cell:.12f}" if cell else f"{abs(cell):.12f}",
+    }
+    return written.get(name, lambda: str(cell))()
+
+
+def csv_text(name: str, cell: Any) -> Any:
+    if cell is None:
+        return None
+    if name in {"choice", "some"}:
+        return cell
+    return base64.b64encode(cell).decode() if name == "raw" else canal_text(name, cell)
+
+
+def read_back(name: str, text: str | None) -> Any:
+    if text is None or name not in {"ratio", "single"}:
+        return text
+    return float(Decimal(text)) if name == "ratio" else single(text)
+
+
+def plain(found: Any, wanted: Any) -> Any:
+    """A number as a reader has it that expects a float."""
+    return float(found) if isinstance(wanted, float) else found
+
+
+def single(text: str) -> float:
+    return float(np.float32(text))
+
+
+@EXAMPLES
+@given(histories(), st.booleans())
+def test_canal_json(history: list[Change], updated_only: bool) -> None:
+    options = EncoderOptions(only_output_updated_columns=updated_only)
+    text = payload(encoder_of(SCHEMA, options), row_changes(TABLE, history)).decode()
+    for line, (_, old, new) in zip(text.split("\r\n")[:-1], history, strict=True):
+        found = json.loads(line)
+        data, before = new or old, old if new else None
+        assert data is not None
+        wanted = {name: canal_text(name, cell) for name, cell in data.items()}
+        (cells,) = found["data"]
+        assert {name: read_back(name, cell) for name, cell in cells.items()} == wanted
+        assert (found["old"] is None) == (before is None)
+        if before is not None:
+            was = {name: canal_text(name, cell) for name, cell in before.items()}
+            if updated_only:
+                was = {
+                    name: each
+                    for name, each in was.items()
+                    if each != wanted[name] or name in found["old"][0]
+                }
+            assert {name: read_back(name, cell) for name, cell in found["old"][0].items()} == was
+            assert not updated_only or all(cells[name] != cell for name, cell in found["old"][0].items())
+
+
+@EXAMPLES
+@given(histories(), st.booleans())
+def test_csv(history: list[Change], old_values: bool) -> None:
+    options = EncoderOptions(
+        protocol="csv", csv=CsvOptions(null="NULL", output_old_value=old_values), terminator="\r\n"
+    )
+    text = payload(encoder_of(SCHEMA, options), row_changes(TABLE, history)).decode()
+    wanted: list[tuple[str, dict[str, Any]]] = []
+    for _, old, new in history:
+        if old and new and old_values:
+            wanted += [("D", old), ("I", new)]
+        else:
+            wanted.append(("U" if old and new else "I" if new else "D", new or old or {}))
+    found = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    assert [row[:3] for row in found] == [[op, "items", "shop"] for op, _ in wanted]
+    for cells, (_, row) in zip(found, wanted, strict=True):
+        texts = {name: None if cell is None else csv_text(name, cell) for name, cell in row.items()}
+        values = dict(zip(("id", *CELLS), cells[4 if old_values else 3 :], strict=True))
+        assert {
+            name: read_back(name, None if texts[name] is None and cell == "NULL" else cell)
+            for name, cell in values.items()
+        } == texts
+
+
+@EXAMPLES
+@given(histories())
+def test_debezium(history: list[Change]) -> None:
+    text = payload(
+        encoder_of(SCHEMA, EncoderOptions(protocol="debezium")), row_changes(TABLE, history)
+    ).decode()
+    for line, (ts, old, new) in zip(text.split("\r\n")[:-1], history, strict=True):
+        event = json.loads(line)
+        assert event["source"]["commit_ts"] == ts
+        for name, row in (("before", old), ("after", new)):
+            assert (event[name] is None) == (row is None)
+            if row is not None:
+                known = ("id", "small", "ratio", "name", "choice", "some")
+                assert {each: plain(event[name][each], row[each]) for each in known} == {
+                    each: row[each] for each in known
+                }
+
+
+@EXAMPLES
+@given(histories())
+def test_parquet(history: list[Change]) -> None:
+    encoder = encoder_of(SCHEMA, EncoderOptions(protocol="parquet"))
+    stream = payload(encoder, row_changes(TABLE, history))
+    found = pq.read_table(io.BytesIO(parquet_file([stream], {}))).to_pylist()
+    wanted = [
+        (kind, row)
+        for _, old, new in history
+        for kind, row in (
+            [("update_preimage", old), ("update_postimage", new)]
+            if old and new
+            else [("insert", new) if new else ("delete", old)]
+        )
+    ]
+    shown = [(each["_change_type"], {name: each[name] for name in ("id", *CELLS)}) for each in found]
+    assert shown == wanted

@@ -1,0 +1,255 @@
+"""Parts of slices as chunks: order, positions, moving keys, filters, large commits."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock.sink.encoding import Encoded
+from penstock.sink.formats import partrows
+from penstock.sink.formats.options import EncoderOptions
+from penstock.sink.positions import Position
+from penstock.sink.work import DispatcherSpec
+from penstock.tables import keys
+from penstock.testing.itemtables import item, item_table
+from penstock.testing.slices import encoded, slice_of
+from penstock.testing.tableworld import TableWorld
+
+OPTIONS = EncoderOptions(enable_tidb_extension=True, terminator="\n")
+SMALL = replace(OPTIONS, chunk_bytes=1, commit_bytes_max=1)
+WORLDS = count()
+
+
+@pytest.fixture
+def worlds(tmp_path: Path) -> Iterator[Any]:
+    opened: list[TableWorld] = []
+
+    def make(kind: str = "integer", **settings: Any) -> TableWorld:
+        folder = tmp_path / str(len(opened))
+        url = f"memory:///parts-{next(WORLDS)}"
+        opened.append(TableWorld(folder, item_table(kind), url=url, **settings))
+        return opened[-1]
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+def lines(chunks: list[Encoded]) -> list[dict[str, Any]]:
+    return [json.loads(line) for chunk in chunks for line in chunk.payload.splitlines()]
+
+
+def steps(chunks: list[Encoded]) -> list[tuple[str, int]]:
+    return [(line["type"][0], int(line["data"][0]["id"])) for line in lines(chunks)]
+
+
+def handle(number: int) -> bytes:
+    return keys.encode_handle(number)
+
+
+def test_changes_are_in_order_of_commits_and_handles(worlds: Any) -> None:
+    world = worlds()
+    start = world.ts
+    for number in (5, 3, 9):
+        world.commit(item("integer", number, "a"))
+    world.commit(*(item("integer", number, "b") for number in (9, 1, 5)), delete=[(3,)])
+    world.resolve()
+    chunks = encoded(slice_of(world, start, world.ts), OPTIONS)
+    wanted = [("I", 5), ("I", 3), ("I", 9), ("I", 1), ("D", 3), ("U", 5), ("U", 9)]
+    assert steps(chunks) == wanted
+    assert [(chunk.start, chunk.end, chunk.rows) for chunk in chunks] == [
+        (Position(start), Position(world.ts), 7)
+    ]
+    world.flush()
+    assert encoded(slice_of(world, start, world.ts), OPTIONS) == chunks
+
+
+def test_chunks_end_where_the_next_one_starts(worlds: Any) -> None:
+    world = worlds()
+    start = world.ts
+    first = world.commit(item("integer", 1, "a"))
+    large = world.commit(*(item("integer", number, "b") for number in (4, 2, 3)))
+    world.tick()
+    world.resolve()
+    piece = slice_of(world, start, world.ts)
+    chunks = encoded(piece, SMALL)
+    assert [(chunk.start, chunk.end) for chunk in chunks] == [
+        (Position(start), Position(first)),
+        (Position(first), Position(large, handle(2) + b"\0")),
+        (Position(large, handle(2) + b"\0"), Position(large, handle(3) + b"\0")),
+        (Position(large, handle(3) + b"\0"), Position(world.ts)),
+    ]
+    for number, chunk in enumerate(chunks[:-1], 1):
+        assert encoded(piece, SMALL, start=chunk.end) == chunks[number:]
+
+
+def test_a_transaction_that_fits_stays_in_one_chunk(worlds: Any) -> None:
+    world = worlds()
+    start = world.ts
+    world.commit(*(item("integer", number, "b") for number in (1, 2, 3)))
+    world.commit(item("integer", 4, "b"))
+    world.resolve()
+    chunks = encoded(slice_of(world, start, world.ts), replace(OPTIONS, chunk_bytes=1))
+    assert [chunk.rows for chunk in chunks] == [3, 1]
+
+
+def test_a_key_that_moves_between_rows_is_free_when_it_is_taken(worlds: Any) -> None:
+    kind = "not clustered"
+    world = worlds(kind)
+    start = world.ts
+    world.commit(item(kind, 5, "a", rowid=1), item(kind, 6, "a", rowid=2))
+    world.commit(item(kind, 6, "b", rowid=3), delete=[(6,)])  # row 3 takes the key of row 2,
+    world.commit(item(kind, 7, "c", rowid=1), item(kind, 6, "c", rowid=3))
+    world.resolve()
+    chunks = encoded(slice_of(world, start, world.ts), SMALL)
+    assert steps(chunks) == [
+        *(("I", 5), ("I", 6)),
+        *(("D", 6), ("I", 6)),
+        *(("D", 5), ("I", 7), ("U", 6)),
+    ]
+    assert [chunk.rows for chunk in chunks] == [2, 2, 3], "such a commit is never cut"
+
+
+def test_rows_that_do_not_satisfy_the_filter_do_not_exist(worlds: Any) -> None:
+    world = worlds()
+    start = world.ts
+    world.commit(item("integer", 1, "in"), item("integer", 2, "out"), item("integer", 3, "in"))
+    world.commit(item("integer", 1, "out"), item("integer", 2, "in"), item("integer", 3, "in too"))
+    world.commit(delete=[(1,), (2,)])
+    world.resolve()
+    options = replace(OPTIONS, where="name like 'in%'", columns=("id",))
+    chunks = encoded(slice_of(world, start, world.ts), options)
+    assert steps(chunks) == [("I", 1), ("I", 3), ("D", 1), ("I", 2), ("U", 3), ("D", 2)]
+    assert list(lines(chunks)[0]["data"][0]) == ["id"]
+    assert encoded(slice_of(world, start, world.ts), replace(OPTIONS, where="id > 100")) == []
+
+
+def test_a_snapshot_is_inserts_in_order_of_handles(worlds: Any) -> None:
+    world = worlds()
+    world.commit(*(item("integer", number, "a") for number in (7, 5)))
+    world.flush()
+    world.commit(*(item("integer", number, "b") for number in (1, 9, 5)))
+    world.flush()
+    world.commit(item("integer", 6, "c"), delete=[(9,)])
+    ts = world.resolve()
+    piece = slice_of(world, 0, ts)
+    assert steps(encoded(piece, OPTIONS)) == [("I", 1), ("I", 5), ("I", 6), ("I", 7)]
+    assert {line["_tidb"]["commitTs"] for line in lines(encoded(piece, OPTIONS))} == {ts}
+    chunks = encoded(piece, SMALL)
+    assert [chunk.end for chunk in chunks] == [
+        *(Position(ts, handle(number) + b"\0") for number in (1, 5, 6)),
+        Position(ts),
+    ]
+    assert chunks[0].start == Position(ts, b"")
+    assert encoded(piece, SMALL, start=chunks[1].end) == chunks[2:]
+
+
+def test_a_slice_that_ends_inside_a_snapshot_ends_its_last_chunk_there(worlds: Any) -> None:
+    world = worlds()
+    world.commit(*(item("integer", number, "a") for number in range(6)))
+    ts = world.flush()
+    whole = slice_of(world, 0, ts)
+    part = whole.parts[0].within(handle(2), handle(4))
+    assert part is not None
+    start, end = Position(ts, handle(2)), Position(ts, handle(4))
+    chunks = encoded(replace(whole, parts=(part,), start=start, end=end), OPTIONS)
+    assert [(chunk.start, chunk.end) for chunk in chunks] == [(start, end)]
+    assert steps(chunks) == [("I", 2), ("I", 3)]
+
+
+def test_parts_of_one_commit_end_at_their_handles(worlds: Any) -> None:
+    world = worlds()
+    start = world.ts
+    ts = world.commit(*(item("integer", number, "a") for number in range(6)))
+    world.resolve()
+    whole = slice_of(world, start, ts)
+    cuts = [b"", handle(2), handle(4), b""]
+    parts = [whole.parts[0].within(low, high) for low, high in pairwise(cuts)]
+    piece = replace(whole, parts=tuple(each for each in parts if each is not None))
+    chunks = encoded(piece, OPTIONS)
+    assert [(chunk.start, chunk.end) for chunk in chunks] == [
+        (Position(start), Position(ts, handle(2))),
+        (Position(ts, handle(2)), Position(ts, handle(4))),
+        (Position(ts, handle(4)), Position(ts)),
+    ]
+    assert b"".join(chunk.payload for chunk in chunks) == encoded(whole, OPTIONS)[0].payload
+
+
+def test_a_dispatcher_of_a_key_range_completes_commits_at_its_own_end(worlds: Any) -> None:
+    world = worlds()
+    start = world.ts
+    first = world.commit(*(item("integer", number, "a") for number in range(6)))
+    world.commit(*(item("integer", number, "b") for number in range(6)))
+    world.resolve()
+    whole = slice_of(world, start, world.ts)
+    low, high = handle(2), handle(4)
+    part = whole.parts[0].within(low, high)
+    assert part is not None
+    spec = DispatcherSpec.of("feed", 1, low, high)
+    chunks = encoded(replace(whole, dispatcher=spec, parts=(part,)), replace(OPTIONS, chunk_bytes=1))
+    assert [(chunk.start, chunk.end) for chunk in chunks] == [
+        (Position(start), Position(first)),
+        (Position(first), Position(world.ts)),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["integer", "composite", "not clustered", "no key"])
+def test_a_commit_too_large_to_hold_is_read_by_ranges(
+    worlds: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = worlds(kind)
+    start = world.ts
+    names = [f"name {number}" for number in range(40)]
+    world.commit(*(item(kind, number + 1, name) for number, name in enumerate(names)))
+    world.commit(*(item(kind, number + 1, name + "!") for number, name in enumerate(names) if number % 3))
+    world.commit(item(kind, 1, "end"))
+    world.resolve()
+    piece = slice_of(world, start, world.ts, batch_rows=4)
+    snapshot = slice_of(world, 0, world.ts, batch_rows=4)
+    wanted = [encoded(each, SMALL) for each in (piece, snapshot)]
+    monkeypatch.setattr(partrows, "_SAMPLED", 1)
+    pieces = count()
+    real = partrows.PartRows._divided
+    monkeypatch.setattr(partrows.PartRows, "_divided", lambda *args: (next(pieces), real(*args))[1])
+    for nbytes in (0, 400, 2000):
+        monkeypatch.setattr(partrows.PartRows.__init__, "__defaults__", (nbytes,))
+        assert [encoded(each, SMALL) for each in (piece, snapshot)] == wanted
+    assert next(pieces), "nothing was divided"
+
+
+def test_compressed_chunks_are_one_file(worlds: Any) -> None:
+    world = worlds()
+    start = world.ts
+    for number in range(5):
+        world.commit(item("integer", number, "a" * 50))
+    world.resolve()
+    piece = slice_of(world, start, world.ts)
+    plain = b"".join(chunk.payload for chunk in encoded(piece, SMALL))
+    zipped = encoded(piece, replace(SMALL, compression="gzip"))
+    assert len(zipped) == 5
+    assert gzip.decompress(b"".join(chunk.payload for chunk in zipped)) == plain
+    assert zipped == encoded(piece, replace(SMALL, compression="gzip"))
+    packed = encoded(piece, replace(SMALL, compression="zstd"))
+    stream = pa.CompressedInputStream(pa.BufferReader(b"".join(chunk.payload for chunk in packed)), "zstd")
+    assert stream.read() == plain
+
+
+def test_a_delete_of_a_row_that_was_never_captured_has_its_key(worlds: Any) -> None:
+    world = worlds()
+    start = world.ts
+    world.commit(item("integer", 7, "a"), deliver=False)
+    world._pending[1].clear()  # captured from here on only
+    world._history[1].clear()
+    world.commit(delete=[(7,)], deliver=False)
+    change = world._pending[1].pop()
+    world._pending[1].append((*change[:4], None))  # and the old row is not known
+    world.deliver()
+    world.resolve()
+    (line,) = lines(encoded(slice_of(world, start, world.ts), replace(OPTIONS, where="name = 'a'")))
+    assert (line["type"], line["data"]) == ("DELETE", [{"id": "7"}])
