@@ -11,6 +11,7 @@ from penstock.sink.consuming.lines import Readable
 from penstock.sink.formats.options import CsvOptions
 
 _BATCH_ROWS = 8_192
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "r": "\r"}
 
 
@@ -42,12 +43,13 @@ class _Cells:
         self._dialect = dialect
         delimiter, line_end, quote = map(re.escape, (dialect.delimiter, terminator, dialect.quote))
         ends = f"(?P<end>{delimiter}|{line_end})"
-        # A cell that is cut off by the end of the text must not match in another way, as a shorter one.
+        first = re.escape(dialect.delimiter[0] + terminator[0])
+        # Possessive: a cell that is cut off by the end of the text must not match as a shorter one.
         if quote:
-            bare = rf"(?P<bare>(?!{quote})(?:(?!{delimiter}|{line_end}).)*?)"
-            cell = rf"(?:{quote}(?P<quoted>(?:[^{quote}]|{quote}{quote})*){quote}|{bare})"
+            bare = rf"(?P<bare>(?!{quote})(?:[^{first}]++|(?!{delimiter}|{line_end})[{first}])*+)"
+            cell = rf"(?:{quote}(?P<quoted>(?:[^{quote}]++|{quote}{quote})*+){quote}|{bare})"
         else:
-            cell = rf"(?P<bare>(?:\\.|(?!{delimiter}|{line_end})[^\\])*?)"
+            cell = rf"(?P<bare>(?:[^{first}\\]++|\\.|(?!{delimiter}|{line_end})[{first}])*+)"
         self._whole = re.compile(cell + ends, re.DOTALL)
         self._line_end = terminator
 
@@ -65,7 +67,7 @@ class _Cells:
         bare = found["bare"]
         if bare == self._dialect.null:
             return None
-        return bare if quote else re.sub(r"\\(.)", _unescaped, bare, flags=re.DOTALL)
+        return bare if quote or "\\" not in bare else _ESCAPE.sub(_unescaped, bare)
 
 
 def _unescaped(found: re.Match[str]) -> str:
