@@ -103,8 +103,7 @@ class Ledger:
                 else:
                     self._mark(item)
             self.shards.done(batch)
-        if self.spool.paused:
-            self.buffers.relieve(self.spool.low_bytes)
+        self._relieve()
 
     def _enqueue(self, event: DmlEvent, chunks: Sequence[Chunk]) -> None:
         nbytes = sum(chunk.nbytes for chunk in chunks)
@@ -152,6 +151,12 @@ class Ledger:
             self._on_free(segment)
         for event in self.spool.resumed():
             self._wake(event)
+        self._relieve()
+
+    def _relieve(self) -> None:
+        """What is not on its way to the remote does not keep dispatchers waiting: only what is does."""
+        if self.spool.paused:
+            self.buffers.relieve(self.spool.low_bytes)
 
     def drop_queued(self, dispatcher_id: str, why: BaseException) -> None:
         """Forget what a dispatcher has in the queue. Its markers fail, its events are not acknowledged."""

@@ -154,6 +154,22 @@ class SinkModel(RuleBasedStateMachine):
         assert len(versions) == 1
 
     @rule()
+    def wake_everybody_without_time(self) -> None:
+        """A dispatcher never waits for the interval of another's file."""
+        for _ in range(2000):
+            self.begin_to_encode()
+            while self.jobs:
+                self.end_an_encode_job(0)
+            self.begin_to_write()
+            if not self.files and not len(self.ledger.shards):
+                break
+            while self.files:
+                self.end_a_file(0)
+        assert self.ledger.shards.idle
+        assert self.ledger.spool.held_wakes == 0
+        assert all(self.told.count(f"{name} woken") == 1 for name in self.sizes)
+
+    @rule()
     def let_everything_end(self) -> None:
         for _ in range(2000):
             self.begin_to_encode()

@@ -326,3 +326,12 @@ def test_a_file_whose_bytes_shrink_takes_more_chunks() -> None:
     add(held, 1, *[20] * 11)
     (task,) = take(held)
     assert 380 <= task.nbytes <= 420
+
+
+def test_a_version_that_comes_while_the_last_file_of_another_is_under_way_is_no_break() -> None:
+    held = buffers()
+    add(held, 1, 100)
+    (task,) = take(held)
+    add(held, 1, 10, schema=replace(SCHEMA, since_ts=7, version=2))
+    held.done(task)
+    assert take(held) == []

@@ -74,6 +74,17 @@ async def test_a_full_spool_of_small_files_is_written_although_none_of_them_is_d
         assert 0 < flushed(world) < 90
 
 
+async def test_what_large_files_leave_behind_does_not_keep_dispatchers_waiting() -> None:
+    engine = RowlessEngine(sizes=lambda piece: [501, 999])
+    async with SinkWorld(engine=engine, clock=ManualClock(), spool_disk_quota=26_000) as world:
+        engine.encoding.shut()
+        for number in range(17):
+            world.add(number, 5, 1500)
+        await world.settled()
+        engine.encoding.open()
+        await world.until(lambda: woken(world) == 17)
+
+
 async def test_no_job_is_started_that_does_not_fit_into_the_quota() -> None:
     async with SinkWorld(clock=ManualClock()) as world:
         world.engine.writing.shut()
