@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock import logs
+
 __all__ = ["app"]
 
 app = typer.Typer(help="Send changes of tables to object storage, as files.", no_args_is_help=True)
@@ -21,6 +23,14 @@ Tables = Annotated[
     list[str] | None, typer.Option("--table", help="Pattern of tables, as in shop.*; may be repeated.")
 ]
 TargetTs = Annotated[int | None, typer.Option(help="Timestamp at which it ends.")]
+
+
+@app.callback()
+def _root(context: typer.Context) -> None:
+    """What a command answers is all that it says, unless somebody asks for more."""
+    asked = context.parent.params if context.parent is not None else {}
+    if asked.get("log_level") is None and context.invoked_subcommand != "run":
+        logs.configure(style=asked["log_format"].value, level="WARNING")
 
 
 @app.command()

@@ -55,9 +55,12 @@ def _root(
     log_format: Annotated[
         LogFormat, typer.Option(help="How log lines look, on standard error.")
     ] = LogFormat.TEXT,
-    log_level: Annotated[LogLevel, typer.Option(help="The least important lines to show.")] = LogLevel.INFO,
+    log_level: Annotated[
+        LogLevel | None,
+        typer.Option(help="The least important lines to show; info, or warning for commands that answer."),
+    ] = None,
 ) -> None:
-    logs.configure(style=log_format.value, level=log_level.value.upper())
+    logs.configure(style=log_format.value, level=(log_level or LogLevel.INFO).value.upper())
 
 
 @app.command()
