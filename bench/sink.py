@@ -1,0 +1,264 @@
+"""The storage sink, against Spark's own writers and against itself: `python bench/sink.py [changes]`.
+
+One run measures, on one session: a table's changes to files in each format, against `DataFrame.write` of the
+same changes; and a thousand dispatchers before a remote that takes 200 ms for every request, with dispatchers
+that go on when their events are in the spool, against such that wait until they are on the remote. There rows
+are encoded beforehand, so that the remote is what everybody waits for.
+"""
+
+import argparse
+import asyncio
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+from obstore.store import LocalStore
+from pyspark.sql import SparkSession
+
+from changes import MIXED, START, a_table, seconds, show, write_mixed
+from changes import Written as Source
+from penstock import eventloop
+from penstock.changes.admission import Limit
+from penstock.eventstore.partition import Partition, StorageRef, TableView
+from penstock.eventstore.storage import Storage
+from penstock.settings import Settings, SparkSettings
+from penstock.sink.engine import EncodeWork, Engine
+from penstock.sink.options import SinkOptions, parse_sink_uri
+from penstock.sink.positions import Position
+from penstock.sink.sink import StorageSink
+from penstock.sink.slicing import SliceRange, plan_slice
+from penstock.sink.targetfiles import TargetFiles
+from penstock.sink.work import Chunk, DispatcherSpec, DmlEvent, FileWork, Slice, Written
+from penstock.spark.session import build_session
+from penstock.spark.sinkengine import SparkEngine
+from penstock.testing.sinkparts import KeptInMemory
+from spark import load, named
+
+SLICE = Limit(nbytes=64 * 1024 * 1024)
+DISPATCHERS = 1000
+REQUEST_S = 0.2
+FILE_BYTES = 256 * 1024
+EVENT_BYTES = 16 * 1024
+WARM_S = 8.0
+WRITERS = 128  # requests that the executors of a small cluster have on their way
+LINE = b'{"id":0,"database":"shop","table":"orders","type":"INSERT","data":[{"id":"%012d"}]}\r\n'
+
+
+class Feeding:
+    """A sink with dispatchers that send slices one after the other."""
+
+    def __init__(self, engine: Engine, options: SinkOptions, target: Storage) -> None:
+        self.files = TargetFiles(target, options, split=True)
+        self.sink = StorageSink(engine, self.files, KeptInMemory(), options, changefeed="bench")
+        self.flushed_bytes = 0
+
+    async def send(self, piece: Slice, *, wait_for_flush: bool = False) -> None:
+        """Return when the dispatcher may go on."""
+        woken = asyncio.Event()
+        event = DmlEvent(piece)
+        (event.add_post_flush if wait_for_flush else event.add_post_enqueue)(woken.set)
+        event.add_post_flush(lambda: self._flushed(piece))
+        self.sink.add_dml_event(event)
+        await woken.wait()
+
+    def _flushed(self, piece: Slice) -> None:
+        self.flushed_bytes += piece.nbytes
+
+
+def to_files(spark: SparkSession, table: Source, to_ts: int, uri: str) -> int:
+    """All changes of the table through the sink; returns the bytes of the files."""
+
+    view = TableView("bench.mixed", (Partition(table.storage, MIXED),))
+
+    async def run() -> None:
+        options = parse_sink_uri(uri)
+        feeding = Feeding(SparkEngine(spark, options.target), options, options.target.open())
+        serving = asyncio.create_task(feeding.sink.run())
+        dispatcher = DispatcherSpec.of("bench", MIXED)
+        position = Position(START)
+        while position.ts < to_ts:
+            wanted = SliceRange(dispatcher, position, to_ts, SLICE, snapshot=False)
+            piece = await asyncio.to_thread(plan_slice, view, table.schema, wanted)
+            if piece is None:
+                break
+            await feeding.send(piece)
+            position = piece.end
+        await feeding.sink.close()
+        await serving
+
+    eventloop.run(run())
+    return size_of(Path(uri.removeprefix("file://").partition("?")[0]))
+
+
+def size_of(folder: Path) -> int:
+    return sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+
+
+def measure_formats(spark: SparkSession, folder: Path, changes: int) -> None:
+    storage = StorageRef(f"file://{folder}/objects")
+    table = named(storage, MIXED, "mixed", folder)
+    to_ts = write_mixed(table, changes)
+    table.commit(to_ts)
+    feed = load(spark, storage, "mixed", readChangeFeed="true", startingVersion=START)
+    for protocol, plain in (("canal-json", "json"), ("csv", "csv"), ("parquet", "parquet")):
+        ours_s, plain_s, nbytes = [], [], 0
+        for attempt in range(3):
+            out = folder / f"{protocol}-{attempt}"
+            took, nbytes = seconds(
+                lambda uri=f"file://{out}?protocol={protocol}": to_files(spark, table, to_ts, uri)
+            )
+            ours_s.append(took)
+            shutil.rmtree(out)
+            theirs = str(folder / f"{plain}-{attempt}")
+            took, _ = seconds(lambda path=theirs, format_=plain: feed.write.format(format_).save(path) or 0)
+            plain_s.append(took)
+            shutil.rmtree(theirs)
+        detail = f"{changes / min(ours_s):12,.0f} changes/s, {nbytes / min(ours_s) / 1e6:7.1f} MB/s to files"
+        show(f"{protocol} / DataFrame.write.{plain}", min(plain_s) / min(ours_s), ">= 0.50", detail)
+
+
+class SlowStorage(Storage):
+    """Takes a while for every request."""
+
+    def create(self, path: str, data: bytes) -> bool:
+        time.sleep(REQUEST_S)
+        return super().create(path, data)
+
+    def write(self, path: str, data: bytes | Path) -> None:
+        time.sleep(REQUEST_S)
+        super().write(path, data)
+
+    def read(self, path: str) -> bytes | None:
+        time.sleep(REQUEST_S)
+        return super().read(path)
+
+    def exists(self, path: str) -> bool:
+        time.sleep(REQUEST_S)
+        return super().exists(path)
+
+    def names(self, folder: str, *, after: str = "") -> list[str]:
+        time.sleep(REQUEST_S)
+        return super().names(folder, after=after)
+
+
+class PreparedEngine:
+    """Hands out payloads that were encoded before, and writes them to a slow remote; implements Engine."""
+
+    def __init__(self, target: Storage) -> None:
+        self._target = target
+        self._lines = b"".join(LINE % each for each in range(EVENT_BYTES // len(LINE % 0)))
+        self._segments = count(1)
+        self._threads = ThreadPoolExecutor(WRITERS)
+        self.sizes: list[int] = []
+
+    @property
+    def event_bytes(self) -> int:
+        return len(self._lines)
+
+    async def encode(self, work: Sequence[EncodeWork]) -> list[list[Chunk]]:
+        segment = next(self._segments)
+        return [
+            [Chunk(segment, number, each.slice.start, each.slice.end, each.slice.rows, each.slice.nbytes)]
+            for number, each in enumerate(work)
+        ]
+
+    async def write(self, files: Sequence[FileWork]) -> list[Written]:
+        loop = asyncio.get_running_loop()
+        return await asyncio.gather(
+            *(loop.run_in_executor(self._threads, self._write, each) for each in files)
+        )
+
+    def _write(self, file: FileWork) -> Written:
+        data = self._lines * len(file.chunks)
+        self._target.create(file.data_path, data)
+        self._target.write(file.index_path, file.data_path.encode())
+        self.sizes.append(len(data))
+        return Written(file.data_path, len(data))
+
+    async def release(self, segment: int) -> None:
+        """Nothing is held."""
+
+    async def close(self) -> None:
+        self._threads.shutdown()
+
+
+def throughput(folder: Path, run_s: float, *, wait_for_flush: bool) -> tuple[float, list[int]]:
+    """Bytes a second that come to the remote in a while, and the sizes of the files."""
+
+    async def run() -> tuple[float, list[int]]:
+        options = parse_sink_uri(
+            f"file://{folder}?protocol=canal-json&file-size={FILE_BYTES}&spool-disk-quota={2 << 30}"
+        )
+        remote = SlowStorage(options.target.url, LocalStore(folder, mkdir=True))
+        engine = PreparedEngine(remote)
+        feeding = Feeding(engine, options, remote)
+        serving = asyncio.create_task(feeding.sink.run())
+
+        async def dispatch(number: int) -> None:
+            version = a_table(number)
+            dispatcher = DispatcherSpec.of("bench", number)
+            for ts in count(1):
+                piece = Slice(
+                    dispatcher=dispatcher,
+                    schema=replace(version, since_ts=1, database="bench"),
+                    start=Position(ts),
+                    end=Position(ts + 1),
+                    parts=(),
+                    rows=1,
+                    nbytes=engine.event_bytes,
+                )
+                await feeding.send(piece, wait_for_flush=wait_for_flush)
+
+        sending = [asyncio.create_task(dispatch(number)) for number in range(1, DISPATCHERS + 1)]
+        await asyncio.sleep(WARM_S)  # schema files and the first numbers
+        before, began_at, files = feeding.flushed_bytes, time.perf_counter(), len(engine.sizes)
+        await asyncio.sleep(run_s)
+        rate = (feeding.flushed_bytes - before) / (time.perf_counter() - began_at)
+        sizes = engine.sizes[files:]
+        for task in (*sending, serving):
+            task.cancel()
+        await asyncio.gather(*sending, serving, return_exceptions=True)
+        await feeding.sink.close()
+        return rate, sizes
+
+    return eventloop.run(run())
+
+
+def measure_slow_remote(folder: Path, run_s: float) -> None:
+    late, _ = throughput(folder / "late", run_s, wait_for_flush=True)
+    early, sizes = throughput(folder / "early", run_s, wait_for_flush=False)
+    detail = f"{early / 1e6:7.1f} MB/s against {late / 1e6:7.1f}"
+    show(f"{DISPATCHERS} dispatchers: early wake / wake on flush", early / late, ">= 5.00", detail)
+    close = sum(abs(each - FILE_BYTES) <= FILE_BYTES / 10 for each in sizes)
+    detail = f"{len(sizes)} files of {sum(sizes) / max(1, len(sizes)) / 1024:.0f} KiB on average"
+    show("files within 10% of file-size, under load", close / max(1, len(sizes)), ">= 0.90", detail)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"peak memory of this process: {peak:,.0f} MiB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("changes", nargs="?", type=int, default=1_000_000)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each run before the slow remote")
+    parser.add_argument("--only", choices=("formats", "remote"))
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as scratch:
+        if arguments.only != "formats":  # first, so that peak memory is its own
+            measure_slow_remote(Path(scratch), arguments.seconds)
+        if arguments.only != "remote":
+            settings = Settings(spark=SparkSettings(driver_memory="2g"))
+            spark = build_session(settings, app_name="bench-sink")
+            try:
+                measure_formats(spark, Path(scratch), arguments.changes)
+            finally:
+                spark.stop()
+
+
+if __name__ == "__main__":
+    main()
