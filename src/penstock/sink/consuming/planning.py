@@ -40,7 +40,7 @@ def plan(listing: Listing, checkpoint_ts: int, progress: Progress) -> list[Step]
     steps: list[tuple[tuple[int, int, str, int], Step]] = [
         ((schema.version, 0, schema.root, -1), SchemaStep(schema))
         for schema in listing.schemas
-        if progress.seen.get(schema.root, 0) < schema.version <= checkpoint_ts
+        if progress.seen.get(schema.root, -1) < schema.version <= checkpoint_ts
     ]
     schemas = {(schema.root, schema.version): schema for schema in listing.schemas}
     for (root, version, partition), stretches in _grouped(listing.stretches).items():
