@@ -1,0 +1,77 @@
+"""The two sides of changes put together, whatever order they come in."""
+
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.changes import ChangeBatch, Hint
+from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.sides import side_schema
+from penstock.sink.formats.pairing import Pairing
+from penstock.sink.positions import Position
+from penstock.tables.define import define_table
+from penstock.tables.schema import TableInfo
+
+MOVING = replace(
+    define_table("items", [("id", "bigint"), ("name", "text")], primary_key=["id"], clustered=False), id=1
+)
+STAYING = replace(define_table("items", [("id", "bigint primary key"), ("name", "text")]), id=1)
+
+START = Position(0)
+
+Event = tuple[int, int, int | None, int | None]  # commit-ts, handle, id before, id after
+
+
+def batch(table: TableInfo, *events: Event) -> ChangeBatch:
+    ends, begins = [], []
+    for ts, handle, before, after in events:
+        system: dict[str, Any] = {"_handle": handle.to_bytes(8, "big"), "_commit_ts": ts, "_start_ts": ts - 1}
+        system["_update"] = before is not None and after is not None
+        if before is not None:
+            ends.append({**system, "id": before, "_old": {"id": before, "name": f"was {before}"}})
+        if after is not None:
+            begins.append({**system, "id": after, "name": f"is {after}"})
+    sides = (
+        pa.RecordBatch.from_pylist(rows, side_schema(table, side))
+        for rows, side in ((begins, "data"), (ends, "tombstone"))
+    )
+    return ChangeBatch(*sides, Hint.TAIL_DONE, SchemaVersion(0, 1, table), 9)
+
+
+def paired(table: TableInfo, *events: Event, after: Position = START) -> list[tuple[int, str, int, str]]:
+    made = Pairing(table, ["id", "name"], ["id", "name"]).of([batch(table, *events)], after)
+    old = iter(made.old.to_pylist())
+    return [
+        (int(ts), "IUD"[kind], row["id"], row["name"] + (f", {next(old)['name']}" if kind == 1 else ""))
+        for ts, kind, row in zip(made.commit_ts, made.kinds, made.rows.to_pylist(), strict=True)
+    ]
+
+
+def test_rows_that_exchange_their_keys_are_deleted_before_they_come_back() -> None:
+    assert paired(MOVING, (5, 1, 10, 20), (5, 2, 20, 10), (5, 3, 30, 30), (6, 1, 20, None)) == [
+        (5, "D", 10, "was 10"),
+        (5, "D", 20, "was 20"),
+        (5, "I", 20, "is 20"),
+        (5, "I", 10, "is 10"),
+        (5, "U", 30, "is 30, was 30"),
+        (6, "D", 20, "was 20"),
+    ]
+
+
+def test_sides_come_together_in_the_order_of_commits_and_handles() -> None:
+    assert paired(STAYING, (5, 3, 3, 3), (5, 1, None, 1), (5, 2, 2, None), (4, 9, 9, 9)) == [
+        (4, "U", 9, "is 9, was 9"),
+        (5, "I", 1, "is 1"),
+        (5, "D", 2, "was 2"),
+        (5, "U", 3, "is 3, was 3"),
+    ]
+
+
+def test_what_is_not_after_a_position_is_left_out() -> None:
+    events = ((4, 9, 9, 9), (5, 1, None, 1), (5, 2, 2, None), (6, 1, 1, 1))
+    handle = (2).to_bytes(8, "big")
+    assert [each[:2] for each in paired(STAYING, *events, after=Position(5, handle))] == [(5, "D"), (6, "U")]
+    assert [each[:2] for each in paired(STAYING, *events, after=Position(5, handle + b"\0"))] == [(6, "U")]
+    assert [each[:2] for each in paired(STAYING, *events, after=Position(5))] == [(6, "U")]
+    assert paired(STAYING, *events, after=Position(6)) == []
