@@ -267,7 +267,7 @@ class FeedLife:
     async def _keep_at_pause(self) -> None:
         try:
             await self._keep_last()
-        except PenstockError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it was, it must not undo the pause
             self._warn("a changefeed was stopped without keeping how far it came at last", error)
 
     def _warn(self, message: str, error: Exception) -> None:

@@ -149,9 +149,11 @@ async def test_a_dispatcher_goes_on_after_the_last_ddl_that_it_passed_although_i
     w = world(A, B)
     w.source.lagging[2] = 15
     w.source.put(1, 20)
+    w.source.advance(25)
+    w.start()
+    await w.until(lambda: bool(w.remote.files))
     w.source.ddl(alter_table(30, A))
     w.source.advance(35)
-    w.start()
     await w.until(lambda: w.progress.done_ddl_ts == 30)
     await w.kill()
     w.source.put(1, 40)
@@ -300,6 +302,16 @@ async def test_a_pause_gets_through_although_the_sink_cannot_write(world) -> Non
     await w.until(lambda: w.log.count("dml 1 10..50") == 2)
     await w.pause()
     assert w.rows() == [(1, 20, b"row")]
+
+
+async def test_a_pause_gets_through_whatever_fails_at_its_end(world, monkeypatch) -> None:
+    w = world(A)
+    w.source.advance(50)
+    w.start()
+    await w.reached(50)
+    monkeypatch.setattr(w.remote, "write_checkpoint", lambda _: 1 / 0)
+    await w.pause()
+    assert len(w.sinks) == 1
 
 
 async def test_history_is_held_at_the_kept_checkpoint_and_for_tables_that_are_to_come(world) -> None:
