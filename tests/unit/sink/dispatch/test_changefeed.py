@@ -250,6 +250,25 @@ async def test_a_rename_out_of_the_filter_ends_a_dispatcher_and_one_into_it_begi
     ]
 
 
+async def test_a_table_that_leaves_the_filter_and_comes_back_is_not_let_go_in_between(world) -> None:
+    w = world(A, B, patterns=("shop.*",))
+    left = w.source.ddl(rename_tables(20, (A, "other.t")))
+    w.source.put(1, 25)
+    (out,) = (change.after for change in left.tables)
+    w.source.ddl(alter_table(30, B))
+    w.source.ddl(rename_tables(40, (out, "shop.t")))
+    w.source.put(1, 45)
+    w.source.lagging[2] = 28
+    w.source.advance(50)
+    w.start()
+    await w.until(lambda: w.progress.done_ddl_ts == 20)
+    await w.settled()
+    assert 1 in w.source.held
+    del w.source.lagging[2]
+    await w.reached(50)
+    assert w.rows() == [(1, 45, b"row")]
+
+
 async def test_ddls_outside_the_filter_are_skipped(world) -> None:
     other = table_schema(2, "other.t")
     w = world(A, other, patterns=("shop.*",))
