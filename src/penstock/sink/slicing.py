@@ -79,7 +79,8 @@ class _SlicePlan:
         parts = [part for part in whole if part is not None]
         if not parts:
             return None
-        rows, nbytes = _weight(parts, self.wanted.limit)
+        inside = HandleRange(low=low, high=high)
+        rows, nbytes = _summed([_weight(parts, self.wanted.limit), *_unflushed(states, ts, inside)])
         if not _PART.allows(rows, nbytes):
             bounds = [low, *_cuts(states, ts, low, high), high]
             divided = [part.within(*each) for each in pairwise(bounds) for part in parts]
@@ -147,6 +148,17 @@ def _cuts(states: Sequence[PartitionState], ts: int, low: bytes, high: bytes) ->
     """Where to divide these rows."""
     while (low := _cut(states, ts, low, high, _PART)) != high:
         yield low
+
+
+def _unflushed(states: Sequence[PartitionState], ts: int, handles: HandleRange) -> Iterator[tuple[int, int]]:
+    """About how many rows of a snapshot, and bytes of them, are in no object yet."""
+    for state in states:
+        if state.flushed_ts < ts:
+            yield ChangeCounts([state], state.flushed_ts, ts, handles).weigh(ts)
+
+
+def _summed(weights: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    return sum(rows for rows, _ in weights), sum(nbytes for _, nbytes in weights)
 
 
 def _weight(parts: Sequence[ChangesPartition], limit: Limit) -> tuple[int, int]:

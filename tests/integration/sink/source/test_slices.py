@@ -252,6 +252,17 @@ async def test_an_empty_table_has_an_empty_snapshot(tmp_path: Path) -> None:
             assert (piece.start, piece.end, len(read(piece))) == (begin, Position(world.ts), 1)
 
 
+async def test_rows_that_are_not_flushed_weigh_in_a_snapshot_too(tmp_path: Path) -> None:
+    with SourceWorld(tmp_path, item_table()) as world:
+        world.commit(*(item("integer", number, "x" * 50) for number in range(100)))
+        ts, begin = world.resolve(), Position(world.ts, b"")
+        async with world.source() as source:
+            piece = await source.next_slice(DispatcherSpec.of("feed", 1), begin, ts, Limit(), begin=begin)
+        assert piece is not None
+        assert piece.rows >= 100
+        assert piece.nbytes >= 1000
+
+
 async def test_slices_have_the_schema_that_readers_see(world: SourceWorld) -> None:
     before = world.ts
     altered = world.alter(add_column(world.versions.table, "more", "int default 5"))
