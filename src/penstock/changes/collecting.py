@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Unpack
 
 import pyarrow as pa
 
 from penstock.changes.handle import Batches, ChangesHandle
-from penstock.changes.options import BATCH_ROWS, ChangeOptions, Columns, check_columns
+from penstock.changes.options import ChangeOptions, Columns, Wishes, check_columns
 from penstock.changes.snapshots import snapshot_batches
 from penstock.changes.tail import Tail
 from penstock.eventstore.partition import PartitionState, TableView
@@ -19,18 +20,7 @@ from penstock.eventstore.streams import Stream, merged, streams_of
 SIDES: tuple[Side, Side] = ("data", "tombstone")
 
 
-def collect_changes(
-    table: TableView,
-    from_ts: int,
-    to_ts: int,
-    *,
-    columns: Sequence[str] | None = None,
-    skip_deletes: bool = False,
-    coalesce: bool = True,
-    old_rows: bool = False,
-    replay: bool = False,
-    batch_rows: int = BATCH_ROWS,
-) -> ChangesHandle:
+def collect_changes(table: TableView, from_ts: int, to_ts: int, **wishes: Unpack[Wishes]) -> ChangesHandle:
     """The changes of a table in (from_ts, to_ts]; with from_ts = 0 the rows that it has at to_ts.
 
     Data has the table's columns, or those of `columns`, and `_commit_ts`. Tombstones have the primary key and
@@ -49,14 +39,7 @@ def collect_changes(
     Raises Invalid for what is no range or no column, StaleRead when history from `from_ts` on is gone, and
     Unavailable when the range is not complete yet.
     """
-    options = ChangeOptions(
-        columns=None if columns is None else tuple(columns),
-        skip_deletes=skip_deletes,
-        coalesce=coalesce,
-        old_rows=old_rows,
-        replay=replay,
-        batch_rows=batch_rows,
-    )
+    options = ChangeOptions(**wishes)
     return ChangesHandle(_given_back(collect(table, ChangesRange(from_ts, to_ts), options)))
 
 

@@ -1,6 +1,8 @@
 """What a reader of changes asks for, and the columns that follow from it. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import pyarrow as pa
 
@@ -15,11 +17,22 @@ SYSTEM = (HANDLE, START_TS, UPDATE)
 """The columns beside those of the table that may be asked for; `_commit_ts` always comes."""
 
 
+class Wishes(TypedDict, total=False):
+    """What may be asked for; see ChangeOptions for what holds otherwise."""
+
+    columns: Sequence[str] | None
+    skip_deletes: bool
+    coalesce: bool
+    old_rows: bool
+    replay: bool
+    batch_rows: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeOptions:
     """See `collect_changes`, whose arguments these are. Raises Invalid for what makes no sense."""
 
-    columns: tuple[str, ...] | None = None
+    columns: Sequence[str] | None = None  # kept as a tuple
     skip_deletes: bool = False
     coalesce: bool = True
     old_rows: bool = False
@@ -29,6 +42,8 @@ class ChangeOptions:
     def __post_init__(self) -> None:
         if self.batch_rows < 1:
             raise Invalid(f"batch_rows is {self.batch_rows}; a batch needs at least one row")
+        if self.columns is not None:
+            object.__setattr__(self, "columns", tuple(self.columns))
 
 
 @dataclass(frozen=True, slots=True)

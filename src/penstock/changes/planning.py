@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Unpack
 
 from penstock.changes.balancing import Share, Weight, ranges, share_handles, share_times
 from penstock.changes.collecting import SIDES, ChangesRange, collect, open_range, schema_parts
 from penstock.changes.handle import ChangesHandle
-from penstock.changes.options import BATCH_ROWS, ChangeOptions, Columns, check_columns
+from penstock.changes.options import ChangeOptions, Columns, Wishes, check_columns
 from penstock.changes.snapshots import as_batches, snapshot_columns
 from penstock.errors import Invalid
 from penstock.eventstore.manifest import ObjectInfo
@@ -72,12 +73,7 @@ def plan_changes(
     to_ts: int,
     *,
     partition_rows: int = PARTITION_ROWS,
-    columns: Sequence[str] | None = None,
-    skip_deletes: bool = False,
-    coalesce: bool = True,
-    old_rows: bool = False,
-    replay: bool = False,
-    batch_rows: int = BATCH_ROWS,
+    **wishes: Unpack[Wishes],
 ) -> list[ChangesPartition]:
     """What `collect_changes` gives, in parts of about `partition_rows` rows that follow each other in time.
 
@@ -86,14 +82,7 @@ def plan_changes(
     """
     if partition_rows < 1:
         raise Invalid(f"partition_rows is {partition_rows}; a partition needs at least one row")
-    options = ChangeOptions(
-        columns=None if columns is None else tuple(columns),
-        skip_deletes=skip_deletes,
-        coalesce=coalesce,
-        old_rows=old_rows,
-        replay=replay,
-        batch_rows=batch_rows,
-    )
+    options = ChangeOptions(**wishes)
     states = open_range(table, from_ts, to_ts)
     if not from_ts:
         return _plan_snapshot(table, states, to_ts, partition_rows, options)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from penstock.errors import Invalid, Unavailable
+from penstock.spark.fixedread import FixedRead, Moment
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from penstock.spark.changerows import ChangeRows
     from penstock.spark.options import SourceOptions
     from penstock.spark.streaming import ChangeStreamReader
-    from penstock.tables.schema import TableInfo
 
 __all__ = ["ChangeFeedInput", "ChangeFeedRead", "ChangeFeedReader", "feed_parts", "read_feed"]
 
@@ -31,64 +31,45 @@ _NO_START = (
 
 @dataclass(frozen=True)
 class _Range:
-    """What a read is of, once that is fixed."""
+    """What a read is of, once that is fixed: changes up to a moment."""
 
-    view: "TableView"
-    to_ts: int
-    table: "TableInfo"
+    end: Moment
     rows: "ChangeRows"
 
+    @property
+    def schema(self) -> "pa.Schema":
+        """The columns of the feed."""
+        return self.rows.schema
 
-class ChangeFeedRead:
-    """A read of the changes up to one timestamp, which `schema` fixes; implements TableRead.
 
-    `parallelism` is how many tasks Spark runs at once: a range that is large enough is read by as many.
-    """
-
-    def __init__(self, options: "SourceOptions", *, parallelism: int) -> None:
-        self._options = options
-        self._parallelism = parallelism
-        self._range: _Range | None = None
-
-    def schema(self) -> "StructType":
-        """The columns that are wanted, as the table has them at the end of the range, and the feed's own."""
-        from penstock.spark.sparkschema import spark_schema
-
-        self._range = self._fixed(self._options.columns)
-        return spark_schema(self._range.rows.schema)
+class ChangeFeedRead(FixedRead[_Range, "ChangeFeedReader"]):
+    """A read of the changes up to one timestamp; the table's columns are as they are then."""
 
     def reader(self, schema: "StructType") -> "ChangeFeedReader":
         """A reader of these columns; raise Invalid when the feed has them otherwise, or has no start."""
-        from penstock.spark.sparkschema import require_columns
-
         if self._options.from_ts is None:
             raise Invalid(_NO_START)
-        wanted = self._range or self._fixed(self._options.columns or tuple(schema.names))
-        require_columns(schema, wanted.rows.schema, table=self._options.table)
-        return ChangeFeedReader(self._options, wanted, schema, parallelism=self._parallelism)
+        return super().reader(schema)
 
     def stream_reader(self, schema: "StructType") -> "ChangeStreamReader":
         """A reader of a stream with these columns. Asks nobody, and raises nothing."""
         from penstock.spark.streaming import ChangeStreamReader
         from penstock.spark.streamschema import Declared
 
-        found, options = self._range, self._options
-        declared = None if found is None else Declared(found.table, found.to_ts, options.columns)
+        found, options = self._found, self._options
+        declared = None if found is None else Declared(found.end.table, found.end.ts, options.columns)
         return ChangeStreamReader(options, schema, declared, parallelism=self._parallelism)
 
     def _fixed(self, columns: Sequence[str] | None) -> _Range:
         from penstock.spark.changerows import ChangeRows
-        from penstock.spark.tablerows import naming, newest_ts, open_table, require_readable
+        from penstock.spark.tablerows import naming
 
-        ts = self._options.to_ts
         with naming(self._options.table, inclusive=True):
-            view = open_table(self._options, at_ts=ts)
-            if ts is None:
-                ts = newest_ts(view)
-            else:
-                require_readable(view, ts)
-            table = view.partitions[0].state(from_ts=ts).schema_at(ts).table
-            return _Range(view, ts, table, ChangeRows(table, columns))
+            end = Moment.of(self._options, self._options.to_ts)
+            return _Range(end, ChangeRows(end.table, columns))
+
+    def _reader(self, found: _Range, schema: "StructType") -> "ChangeFeedReader":
+        return ChangeFeedReader(self._options, found, schema, parallelism=self._parallelism)
 
 
 class ChangeFeedReader(DataSourceReader):
@@ -108,7 +89,7 @@ class ChangeFeedReader(DataSourceReader):
         from penstock.spark.tablerows import naming, open_table, planned
 
         options, wanted = self._options, self._range
-        from_ts, to_ts = options.from_ts or 0, wanted.to_ts
+        from_ts, to_ts = options.from_ts or 0, wanted.end.ts
         if from_ts == to_ts:
             return []  # nothing has happened since
         if from_ts > to_ts:
@@ -116,7 +97,7 @@ class ChangeFeedReader(DataSourceReader):
                 f"changes of {options.table} can be read up to {to_ts}, and are to start at {from_ts + 1};"
                 " wait, or start earlier"
             )
-        bounds = handle_bounds(wanted.table, options.range_from, options.range_to)
+        bounds = handle_bounds(wanted.end.table, options.range_from, options.range_to)
 
         def plan(view: "TableView") -> "list[ChangesPartition]":
             return feed_parts(
@@ -130,7 +111,7 @@ class ChangeFeedReader(DataSourceReader):
             )
 
         with naming(options.table, inclusive=True):
-            parts = planned(wanted.view, plan, again=lambda: open_table(options, at_ts=to_ts))
+            parts = planned(wanted.end.view, plan, again=lambda: open_table(options, at_ts=to_ts))
         return [ChangeFeedInput(each) for each in parts]
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from penstock.spark.fixedread import FixedRead, Moment
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
     from penstock.eventstore.partition import TableView
     from penstock.eventstore.snapshot import SnapshotPartition
     from penstock.spark.options import SourceOptions
-    from penstock.tables.schema import TableInfo
 
 __all__ = ["SnapshotRead", "SnapshotReader"]
 
@@ -22,65 +23,38 @@ _SHARES = 2  # for each task that runs at once, so that a long one keeps the oth
 
 
 @dataclass(frozen=True)
-class _Moment:
+class _Snapshot:
     """What a read is of, once that is fixed."""
 
-    view: "TableView"
-    ts: int
-    table: "TableInfo"
+    moment: Moment
     schema: "pa.Schema"
 
 
-class SnapshotRead:
-    """A read of the rows as of one timestamp, which `schema` fixes; implements TableRead.
+class SnapshotRead(FixedRead[_Snapshot, "SnapshotReader"]):
+    """A read of the rows as of one timestamp."""
 
-    `parallelism` is how many tasks Spark runs at once: a table that is large enough is read by as many.
-    """
-
-    def __init__(self, options: "SourceOptions", *, parallelism: int) -> None:
-        self._options = options
-        self._parallelism = parallelism
-        self._moment: _Moment | None = None
-
-    def schema(self) -> "StructType":
-        """The columns that are wanted, as the table had them at the timestamp."""
-        from penstock.spark.sparkschema import spark_schema
-
-        self._moment = self._fixed(self._options.columns)
-        return spark_schema(self._moment.schema)
-
-    def reader(self, schema: "StructType") -> "SnapshotReader":
-        """A reader of these columns; raise Invalid when the table has them otherwise."""
-        from penstock.spark.sparkschema import require_columns
-
-        moment = self._moment or self._fixed(self._options.columns or tuple(schema.names))
-        require_columns(schema, moment.schema, table=self._options.table)
-        return SnapshotReader(self._options, moment, schema, parallelism=self._parallelism)
-
-    def _fixed(self, columns: Sequence[str] | None) -> _Moment:
+    def _fixed(self, columns: Sequence[str] | None) -> _Snapshot:
         from penstock.eventstore.snapshot import snapshot_schema
-        from penstock.spark.tablerows import naming, newest_ts, open_table, require_readable
+        from penstock.spark.tablerows import naming
 
-        ts = self._options.as_of_ts
         with naming(self._options.table):
-            view = open_table(self._options, at_ts=ts)
-            if ts is None:
-                ts = newest_ts(view)
-            else:
-                require_readable(view, ts)
-            table = view.partitions[0].state(from_ts=ts).schema_at(ts).table
-            names = columns or [column.name for column in table.stored_columns]
-            return _Moment(view, ts, table, snapshot_schema(view, ts, names))
+            moment = Moment.of(self._options, self._options.as_of_ts)
+            names = columns or [column.name for column in moment.table.stored_columns]
+            return _Snapshot(moment, snapshot_schema(moment.view, moment.ts, names))
+
+    def _reader(self, found: _Snapshot, schema: "StructType") -> "SnapshotReader":
+        return SnapshotReader(self._options, found, schema, parallelism=self._parallelism)
 
 
 class SnapshotReader(DataSourceReader):
     """Plans the parts on the driver, and reads each on an executor."""
 
     def __init__(
-        self, options: "SourceOptions", moment: _Moment, schema: "StructType", *, parallelism: int
+        self, options: "SourceOptions", found: _Snapshot, schema: "StructType", *, parallelism: int
     ) -> None:
         self._options = options
-        self._moment = moment
+        self._moment = found.moment
+        self._columns = tuple(found.schema.names)
         self._schema = schema
         self._parallelism = parallelism
 
@@ -97,7 +71,7 @@ class SnapshotReader(DataSourceReader):
             return plan_snapshot(
                 view,
                 ts,
-                columns=self._moment.schema.names,
+                columns=self._columns,
                 handle_from=first,
                 handle_to=last,
                 partition_bytes=self._part_bytes(view),
