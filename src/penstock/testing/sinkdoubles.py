@@ -68,12 +68,14 @@ class ScriptedSource:
     """A FeedSource of commits and DDLs that a test writes down. A slice has no parts; `rows_in` has its rows.
 
     `advance` lets time pass: everything up to it is resolved, but for tables in `lagging`, which can be read
-    up to the timestamp there (None: nothing is known of them yet).
+    up to the timestamp there (None: nothing is known of them yet), and for DDLs, which are known up to
+    `ddl_lag_ts` unless it is None.
     """
 
     def __init__(self, tables: Iterable[SchemaVersion] = (), *, fault: Fault = no_fault) -> None:
         self.fault = fault
         self.resolved_ts = 0
+        self.ddl_lag_ts: int | None = None
         self.lagging: dict[int, int | None] = {}
         self.events: list[DdlEvent] = []
         self.held: dict[int, int] = {}
@@ -101,10 +103,10 @@ class ScriptedSource:
         return self._between(piece.dispatcher, piece.start, piece.end)
 
     def ddl_resolved_ts(self) -> int:
-        return self.resolved_ts
+        return self.resolved_ts if self.ddl_lag_ts is None else min(self.resolved_ts, self.ddl_lag_ts)
 
     def ddls(self, from_ts: int, to_ts: int) -> list[DdlEvent]:
-        assert to_ts <= self.resolved_ts, f"DDLs up to {to_ts} are not known yet"
+        assert to_ts <= self.ddl_resolved_ts(), f"DDLs up to {to_ts} are not known yet"
         return [each for each in self.events if from_ts < each.commit_ts <= to_ts]
 
     def tables(self, at_ts: int) -> list[SchemaVersion]:

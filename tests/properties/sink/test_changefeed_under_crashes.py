@@ -268,6 +268,9 @@ class Run:
             kept_back = [
                 each for each in range(1, 9) if mix.random() < (0.8 if each in source.lagging else 0.1)
             ]
+            source.ddl_lag_ts = mix.choice(
+                [None, None, before_ts if source.ddl_lag_ts is None else source.ddl_lag_ts]
+            )
             source.lagging = {each: source.lagging.get(each, before_ts) for each in kept_back}
         elif what < 0.7 and sink.unwoken:
             sink.unwoken.pop(mix.randrange(len(sink.unwoken))).post_enqueue()

@@ -116,6 +116,23 @@ async def test_a_failed_drain_stops_the_ddl(world) -> None:
     assert w.progress.checkpoints[-1] < 30
 
 
+async def test_nothing_is_read_where_a_ddl_may_still_turn_up(world) -> None:
+    w = world(A)
+    w.source.put(1, 20)
+    w.source.put(1, 40)
+    w.source.ddl(alter_table(30, A))
+    w.source.advance(50)
+    w.source.ddl_lag_ts = 25
+    w.start()
+    await w.reached(25)
+    await w.settled()
+    assert w.feed.checkpoint_ts == 25
+    assert w.rows() == [(1, 20, b"row")]
+    w.source.ddl_lag_ts = None
+    await w.reached(50)
+    assert w.log.index("ddl 30") < w.log.index("dml 1 29..50")
+
+
 async def test_a_ddl_of_one_table_does_not_hold_the_changes_of_another(world) -> None:
     w = world(A, B)
     w.source.ddl(alter_table(30, A))
