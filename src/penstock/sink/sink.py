@@ -92,10 +92,9 @@ class StorageSink:
         self._encoding.changed.tell()
         await marker.wait()
 
-    async def write_block_event(self, event: DdlEvent, *, affected: int = 1) -> None:
-        """Write the schema files of a DDL for which so many dispatchers drained. Again changes nothing."""
+    async def write_block_event(self, event: DdlEvent) -> None:
+        """Write the schema files of a DDL. Doing it again changes nothing."""
         self._check()
-        self._metrics.affected.observe(affected)
         with self._metrics.stage("ddl"):
             await self._threads.call(self._files.write_ddl, event)
 

@@ -29,7 +29,6 @@ class SinkMetrics:
         self.wakes = metrics.SINK_WAKE_CALLS_TOTAL.labels(changefeed)
         self.suppressed = metrics.SINK_WAKE_SUPPRESSED_TOTAL.labels(changefeed)
         self.encode_seconds = metrics.SINK_ENCODE_DURATION_SECONDS.labels(changefeed)
-        self.affected = metrics.SINK_DDL_AFFECTED_DISPATCHERS.labels(changefeed)
         self._sizes = metrics.SINK_FLUSH_FILE_SIZE_BYTES.labels(changefeed)
         self._files = metrics.SINK_FILES_TOTAL.labels(changefeed)
         self._rows = metrics.SINK_ROWS_TOTAL.labels(changefeed)

@@ -61,7 +61,7 @@ async def test_dispatchers_drain_before_the_ddl_is_written() -> None:
             world.add(number, 5)
             world.add(number, 6)
         await asyncio.gather(*(world.drain(number, 7) for number in range(5)))
-        await world.sink.write_block_event(ddl(7), affected=5)
+        await world.sink.write_block_event(ddl(7))
         assert world.told[-1] == "ddl 7"
         assert sum(each.endswith("flushed") for each in world.told) == 10
 
@@ -150,7 +150,6 @@ async def test_a_drain_is_timed_in_its_two_parts() -> None:
         part: metric(f"penstock_sink_ddl_drain_{part}_seconds_sum")
         for part in ("duration", "wait_encode", "wait_remote")
     }
-    affected = metric("penstock_sink_ddl_affected_dispatchers_sum")
     async with SinkWorld(clock=clock, flush_interval_s=100.0) as world:
         world.engine.encoding.shut()
         world.engine.writing.shut()
@@ -163,11 +162,10 @@ async def test_a_drain_is_timed_in_its_two_parts() -> None:
         clock.advance(3)
         world.engine.writing.open()
         await drain
-        await world.sink.write_block_event(ddl(7), affected=6)
+        await world.sink.write_block_event(ddl(7))
     after = {part: metric(f"penstock_sink_ddl_drain_{part}_seconds_sum") for part in before}
     assert {part: after[part] - before[part] for part in before} == {
         "duration": 5,
         "wait_encode": 2,
         "wait_remote": 3,
     }
-    assert metric("penstock_sink_ddl_affected_dispatchers_sum") - affected == 6

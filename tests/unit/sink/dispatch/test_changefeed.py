@@ -1,6 +1,7 @@
 import asyncio
 
 import pytest
+from prometheus_client import REGISTRY
 
 from penstock.sink.feeds import FeedState
 from penstock.sink.positions import Position
@@ -16,6 +17,11 @@ from penstock.testing.ddlevents import (
 )
 
 A, B = table_schema(1), table_schema(2)
+
+
+def _affected() -> float:
+    name = "penstock_sink_ddl_affected_dispatchers_sum"
+    return REGISTRY.get_sample_value(name, {"changefeed": "feed"}) or 0.0
 
 
 async def test_changes_come_to_the_remote_in_order_and_the_checkpoint_follows(world) -> None:
@@ -149,6 +155,7 @@ async def test_a_ddl_of_one_table_does_not_hold_the_changes_of_another(world) ->
 
 
 async def test_a_split_table_is_drained_by_every_part_before_its_ddl(world) -> None:
+    before = _affected()
     w = world(A, feed_options={"split_rows": 2})
     for at, handle in enumerate((b"a", b"b", b"c", b"d", b"e"), 1):
         w.source.put(1, at, handle)
@@ -158,6 +165,7 @@ async def test_a_split_table_is_drained_by_every_part_before_its_ddl(world) -> N
     w.start()
     await w.reached(50)
     assert len(w.progress.kept) == 3
+    assert _affected() - before == 3
     ddl = w.log.index("ddl 30")
     assert w.log.count("drain 1 for 30") == 3
     assert max(at for at, each in enumerate(w.log) if each.startswith(("drain", "file"))) < ddl
