@@ -84,13 +84,11 @@ class Dispatchers:
         for table_id, rested_ts in self._rested_ts.items():
             look = looks.get(table_id)
             if look is None:
-                reached_ts = rested_ts
+                lowest_ts = min(lowest_ts, rested_ts)
             elif look.changed_ts > rested_ts:
                 changed.append(table_id)
-                continue
-            else:
-                reached_ts = max(look.readable_ts, rested_ts)
-            lowest_ts = min(lowest_ts, reached_ts)
+            elif look.readable_ts < lowest_ts:
+                lowest_ts = look.readable_ts
         self._resting_ts = lowest_ts
         return changed
 
