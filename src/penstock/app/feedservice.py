@@ -6,9 +6,9 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Iterator
-from concurrent.futures import CancelledError, Future
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
 
 from penstock.clock import SYSTEM
 from penstock.eventloop import shared_loop
@@ -35,10 +35,7 @@ def serve(settings: Settings, *, until_idle: bool = False) -> None:
     shared = for_executors(settings)
     spark = build_session(shared, app_name="penstock-changefeeds")
     try:
-        work = _run(shared, spark_engines(spark), until_idle=until_idle)
-        running = asyncio.run_coroutine_threadsafe(work, shared_loop())
-        with _cancelled_by_signals(running), contextlib.suppress(CancelledError):
-            running.result()
+        _run_until_signalled(_run(shared, spark_engines(spark), until_idle=until_idle))
     finally:
         spark.stop()
 
@@ -53,12 +50,29 @@ async def _run(settings: Settings, open_engine: OpenEngine, *, until_idle: bool)
         await FeedRunner(settings, feeds, open_engine, owner=owner).run(until_idle=until_idle)
 
 
-@contextlib.contextmanager
-def _cancelled_by_signals(running: "Future[None]") -> Iterator[None]:
-    def cancel(_number: int, _frame: "FrameType | None") -> None:
-        running.cancel()
+def _run_until_signalled(work: Coroutine[Any, Any, None]) -> None:
+    """Run it to its end. A signal cancels it, and it may take its time to end; the next cancels that too."""
+    started: Future[asyncio.Task[None]] = Future()
 
-    before = {number: signal.signal(number, cancel) for number in (signal.SIGTERM, signal.SIGINT)}
+    async def run() -> None:
+        task = asyncio.create_task(work)
+        started.set_result(task)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    loop = shared_loop()
+    running = asyncio.run_coroutine_threadsafe(run(), loop)
+    task = started.result()
+    with _on_signals(lambda: loop.call_soon_threadsafe(task.cancel)):
+        running.result()
+
+
+@contextlib.contextmanager
+def _on_signals(call: Callable[[], object]) -> Iterator[None]:
+    def handle(_number: int, _frame: "FrameType | None") -> None:
+        call()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:

@@ -59,13 +59,14 @@ class FeedRunner:
         self._owner = owner
         self._clock = clock
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._left: dict[str, str] = {}  # why others run them, as it was logged
 
     async def run(self, *, until_idle: bool = False) -> None:
-        """Run them; with `until_idle` return once none is left to run here."""
+        """Run them; with `until_idle` return once every one has finished, failed or is stopped."""
         try:
             while True:
-                await self._look()
-                if until_idle and not self._running:
+                seen = await self._look()
+                if until_idle and seen and not self._running:
                     return
                 await self._clock.sleep(_LOOK_S)
         finally:
@@ -73,27 +74,33 @@ class FeedRunner:
                 task.cancel()
             await asyncio.gather(*self._running.values(), return_exceptions=True)
 
-    async def _look(self) -> None:
+    async def _look(self) -> bool:
+        """Take those that should run and do not run here; whether they could be looked at."""
         for feed_id in [name for name, task in self._running.items() if task.done()]:
             self._ended(feed_id, self._running.pop(feed_id))
         try:
             found = await self._feeds.list()
         except Unavailable as error:
             _log.warning("the changefeeds cannot be listed", extra={"error": str(error)})
-            return
+            return False
         for feed in found:
             if feed.runnable and feed.info.id not in self._running:
                 running = _RunningFeed(
                     self._settings, self._feeds, self._open_engine, feed.info.id, self._owner, self._clock
                 )
                 self._running[feed.info.id] = asyncio.create_task(running.run())
+        return True
 
     def _ended(self, feed_id: str, task: "asyncio.Task[None]") -> None:
         error = task.exception()
+        left = self._left.pop(feed_id, "")
         if error is None:
             return
         if isinstance(error, Unavailable):  # somebody else runs it, or the store does not answer
-            _log.info("a changefeed is left to others", extra={"changefeed": feed_id, "reason": str(error)})
+            self._left[feed_id] = str(error)
+            if left != str(error):  # it is tried again each time
+                facts = {"changefeed": feed_id, "reason": str(error)}
+                _log.info("a changefeed is left to others for now", extra=facts)
         elif isinstance(error, PenstockError):
             _log.error("a changefeed ended", extra={"changefeed": feed_id, "error": str(error)})
         else:

@@ -1,0 +1,35 @@
+"""The tables of a database as they were at any moment, to hold what was read elsewhere against."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from penstock.tables import Catalog, Table
+
+__all__ = ["TablesAt", "tables_with_rows"]
+
+Row = dict[str, Any]
+
+
+class TablesAt:
+    """Remembers every table that it was told of, so that those that are gone can be read as well."""
+
+    def __init__(self, db: Catalog, database: str) -> None:
+        self._db = db
+        self._database = database
+        self._tables: dict[str, Table] = {}
+
+    def table(self, name: str) -> Table:
+        """A table that is there now."""
+        full = f"{self._database}.{name}"
+        return self._tables.setdefault(full, self._db.table(full))
+
+    def rows(self, ts: int) -> dict[str, list[Row]]:
+        """Every table that had rows then, and these; all of them must be known."""
+        names = [f"{self._database}.{each.name}" for each in self._db.tables(self._database, ts)]
+        return tables_with_rows({name: self._tables[name].to_arrow(at_ts=ts).to_pylist() for name in names})
+
+
+def tables_with_rows(tables: Mapping[str, Iterable[Row]]) -> dict[str, list[Row]]:
+    """Tables in an order that does not tell where they come from; a table without rows is as good as none."""
+    ordered = {name: sorted(rows, key=repr) for name, rows in sorted(tables.items())}
+    return {name: rows for name, rows in ordered.items() if rows}
