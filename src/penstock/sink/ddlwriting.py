@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.metrics import SINK_DDL_AFFECTED_DISPATCHERS
 from penstock.sink.barrier import Barrier, Verdict
@@ -124,7 +125,7 @@ class DdlWriting:
         assert block is not None
         assert block.commit_ts == verdict.ddl_ts, "the barrier decided on another DDL"
         for event in block.events:
-            await self._sink.write_block_event(event)
+            await self._trouble.through(partial(self._sink.write_block_event, event))
         turn = self._turn(block)
         gone = [each.spec.id for table_id in turn.ended_ids for each in self._dispatchers.of_table(table_id)]
         await self._trouble.through(

@@ -61,7 +61,7 @@ class RecordingSink:
         self.drains_held: asyncio.Event | None = None
         self._remote = remote
         self._progress = progress
-        self._fault = fault
+        self.fault = fault
         self._given = asyncio.Event()
         self._writing: dict[str, asyncio.Lock] = {}
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -89,27 +89,27 @@ class RecordingSink:
             path = self._remote.next_path(dispatcher_id)
             start, end = events[0].slice.start, events[-1].slice.end
             await self._progress.begin_files([PendingFile(dispatcher_id, path, f"{path}.index", start, end)])
-            self._fault("write_file")
+            self.fault("write_file")
             self._remote.files[path] = tuple(event.slice for event in events)
             self.log.append(f"file {events[0].slice.dispatcher.table_id} {_show(start)}..{_show(end)}")
-            self._fault("wrote_file")
+            self.fault("wrote_file")
             del self.events[dispatcher_id][: len(events)]
             for event in events:
                 event.post_flush()
 
     async def pass_block_event(self, dispatcher: DispatcherSpec, event: DdlEvent) -> None:
-        self._fault("pass_block_event")
+        self.fault("pass_block_event")
         self.log.append(f"drain {dispatcher.table_id} for {event.commit_ts}")
         if self.drains_held is not None:
             await self.drains_held.wait()
         await self.flush(dispatcher.id)
 
     async def write_block_event(self, event: DdlEvent) -> None:
-        self._fault("write_block_event")
+        self.fault("write_block_event")
         self.on_ddl(event)
         self.log.append(f"ddl {event.commit_ts}")
         self._remote.ddls.append(event)
-        self._fault("wrote_block_event")
+        self.fault("wrote_block_event")
 
     def add_checkpoint_ts(self, ts: int) -> None:
         self._remote.write_checkpoint(ts)

@@ -230,7 +230,8 @@ async def test_a_source_or_a_store_that_does_not_answer_is_asked_again_without_a
     w.source.put(1, 20)
     w.source.ddl(alter_table(30, A))
     w.source.advance(50)
-    faults = [Once(each, Unavailable(each)) for each in ("look", "next_slice", "hold", "kept_checkpoint")]
+    names = ("look", "next_slice", "hold", "kept_checkpoint", "changed_dispatchers", "wrote_block_event")
+    faults = [Once(each, Unavailable(each)) for each in names]
 
     def fault(name: str) -> None:
         for each in faults:
@@ -239,9 +240,11 @@ async def test_a_source_or_a_store_that_does_not_answer_is_asked_again_without_a
     await w.source.hold([1], 10)
     w.start()
     await w.until(lambda: bool(w.sinks))
-    w.source.fault = w.progress.fault = fault
+    w.source.fault = w.progress.fault = w.sink.fault = fault
     await w.reached(50)
+    assert all(each.count for each in faults)
     assert len(w.sinks) == 1
+    assert [each.commit_ts for each in w.remote.ddls] == [30, 30]  # the same file again
     assert w.rows() == [(1, 20, b"row")]
 
 
