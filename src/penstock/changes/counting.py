@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 
@@ -33,6 +33,7 @@ class ChangeCounts:
     from_ts: int
     to_ts: int
     handles: HandleRange = field(default_factory=HandleRange)
+    _read: dict[str, Ints] = field(default_factory=dict, repr=False)  # the times in objects, by their ids
 
     def any(self) -> bool:
         """Whether there is a change at all."""
@@ -55,7 +56,10 @@ class ChangeCounts:
         return admitted_ts(held, self.from_ts, self.to_ts, limit)
 
     def weigh(self, upto_ts: int) -> tuple[int, int]:
-        """About how many changes there are up to a timestamp of the range, and how many bytes."""
+        """About how many changes there are up to a timestamp of the range, and how many bytes.
+
+        Objects count as a whole, whatever handles are wanted, but for those that go beyond the range.
+        """
         shares = [(each, _share(each, self.from_ts, upto_ts)) for each in self._flushed(upto_ts)]
         unflushed = sum(int(np.count_nonzero(times <= upto_ts)) for times in self._unflushed_times)
         rows = sum(each.rows * share for each, share in shares)
@@ -72,11 +76,16 @@ class ChangeCounts:
                         )
 
     def _times_of(self, state: PartitionState, info: ObjectInfo) -> Callable[[], Ints]:
-        if not self.handles.covers(_bounds(info)):
-            return partial(_read_times, state, info, self.from_ts, self.handles)
-        if info.min_ts == info.max_ts:
+        handles = None if self.handles.covers(_bounds(info)) else self.handles
+        if handles is None and info.min_ts == info.max_ts:
             return lambda: np.full(info.rows, info.min_ts, np.int64)
-        return partial(_read_times, state, info, self.from_ts, None)
+
+        def times() -> Ints:
+            if info.id not in self._read:
+                self._read[info.id] = _read_times(state, info, self.from_ts, handles)
+            return self._read[info.id]
+
+        return times
 
     @cached_property
     def _unflushed_times(self) -> list[Ints]:
@@ -104,9 +113,11 @@ def _bounds(info: ObjectInfo) -> Bounds:
 
 
 def _share(held: Held, from_ts: int, to_ts: int) -> float:
-    """How much of some changes is in (from_ts, to_ts], when they are spread evenly."""
-    inside = min(held.max_ts, to_ts) - max(held.min_ts - 1, from_ts)
-    return max(0, inside) / (held.max_ts - held.min_ts + 1)
+    """How much of some changes is in (from_ts, to_ts]: commits may be of any size, so their times count."""
+    if from_ts < held.min_ts and held.max_ts <= to_ts:
+        return 1.0
+    times = held.times()
+    return float(np.count_nonzero((times > from_ts) & (times <= to_ts))) / max(1, held.rows)
 
 
 def _read_times(state: PartitionState, info: ObjectInfo, from_ts: int, handles: HandleRange | None) -> Ints:

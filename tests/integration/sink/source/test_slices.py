@@ -263,6 +263,22 @@ async def test_rows_that_are_not_flushed_weigh_in_a_snapshot_too(tmp_path: Path)
         assert piece.nbytes >= 1000
 
 
+async def test_a_slice_weighs_what_its_commits_do_however_short_its_time(tmp_path: Path) -> None:
+    with SourceWorld(tmp_path, item_table()) as world:
+        world.commit(item("integer", 1, "early"))
+        world.tick(compose_ts(60_000))
+        start, large_ts = world.ts, world.commit(*(item("integer", n, "x") for n in range(2, 100)))
+        world.tick(compose_ts(60_000))
+        world.commit(item("integer", 200, "late"))
+        ts = world.flush()
+        async with world.source() as source:
+            piece = await source.next_slice(DispatcherSpec.of("feed", 1), Position(start), ts, Limit(rows=98))
+        assert piece is not None
+        assert large_ts <= piece.end.ts < ts
+        assert piece.rows == 98
+        assert piece.nbytes >= world.manifest().changes("data", 0, ts)[0].size_bytes // 2
+
+
 async def test_slices_have_the_schema_that_readers_see(world: SourceWorld) -> None:
     before = world.ts
     altered = world.alter(add_column(world.versions.table, "more", "int default 5"))
