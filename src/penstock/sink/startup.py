@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from penstock.changes.admission import Limit
 from penstock.clock import Clock
-from penstock.errors import Invalid
+from penstock.errors import Invalid, StaleRead
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.sink.dispatcher import Dispatcher
 from penstock.sink.feedsink import FeedFiles
@@ -79,10 +79,13 @@ class Startup:
         # A DDL holds the checkpoint until it is done, so those up to the checkpoint are done.
         ddl_ts = max(await self.progress.ddl_ts(), checkpoint_ts)
         await self._ddls_known(ddl_ts)
-        carried = [each for each in self.source.tables(ddl_ts) if self.options.tables.takes(each)]
+        there = self.source.tables(ddl_ts)
+        before = await self.progress.dispatchers()
+        self._check_history(before, there, ddl_ts)
+        carried = [each for each in there if self.options.tables.takes(each)]
         tables = CarriedTables(carried)
         await self.source.hold(tuple(tables.ids()), checkpoint_ts)
-        kept = await self._matched(carried, tables, ddl_ts)
+        kept = await self._matched(before, carried, tables, ddl_ts)
         passed = self._passed_ddls(tables, checkpoint_ts, ddl_ts)
         positions = await self._positions(kept, checkpoint_ts)
         dispatchers = tuple(
@@ -95,11 +98,29 @@ class Startup:
         while self.source.ddl_resolved_ts() < ts:
             await self.clock.sleep(_POLL_S)
 
+    def _check_history(
+        self, kept: Iterable[KeptDispatcher], there: Iterable[SchemaVersion], ddl_ts: int
+    ) -> None:
+        """Every table that was carried at `ddl_ts` was there; else raise StaleRead.
+
+        The cluster keeps only the newest description of a table once its history is collected, and none of
+        one that was dropped: changes up to that DDL would be left out, and nobody would know.
+        """
+        ids = {table_id for schema in there for table_id in schema.table.physical_ids}
+        for each in kept:
+            if each.spec.table_id not in ids:
+                raise StaleRead(
+                    f"table {each.spec.table_id}", ddl_ts, oldest_ts=self.source.ddl_resolved_ts()
+                )
+
     async def _matched(
-        self, carried: Sequence[SchemaVersion], tables: CarriedTables, ddl_ts: int
+        self,
+        kept: Sequence[KeptDispatcher],
+        carried: Sequence[SchemaVersion],
+        tables: CarriedTables,
+        ddl_ts: int,
     ) -> list[KeptDispatcher]:
         """The dispatchers of the tables that are carried, made durable if they are others than were kept."""
-        kept = await self.progress.dispatchers()
         served = {each.spec.table_id for each in kept}
         begin = self.options.begin if ddl_ts == self.options.begin.ts else Position(ddl_ts)
         new = [schema for schema in carried if not served.issuperset(schema.table.physical_ids)]
