@@ -1,4 +1,4 @@
-"""Loading, reading, streaming and merging on a standalone cluster, while executors die and captures move."""
+"""Loading, reading, streaming, merging and sinking on a cluster, while executors die and captures move."""
 
 import os
 import signal
@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from penstock import eventloop
+from penstock.changes.admission import Limit
 from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
 from penstock.eventstore import paths, sharing
@@ -22,10 +23,17 @@ from penstock.eventstore.capture import Capture
 from penstock.eventstore.partition import StorageRef
 from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings
+from penstock.sink.encoding import encode_part
+from penstock.sink.engine import EncodeWork
+from penstock.sink.eventsource import EventStoreSource
+from penstock.sink.formats.options import EncoderOptions
+from penstock.sink.positions import Position
+from penstock.sink.work import DispatcherSpec, FileWork
 from penstock.spark import register
 from penstock.spark.failures import as_penstock_error
 from penstock.spark.loading import load_snapshot
 from penstock.spark.merging import merge_table
+from penstock.spark.sinkengine import SparkEngine
 from penstock.spark.tasks import run_on_executors
 from penstock.spark.verifying import verify_table
 from penstock.tables import Catalog
@@ -311,6 +319,94 @@ def test_a_merge_is_committed_once_when_the_executor_that_writes_it_dies(
     assert len(after.visible("data", 1 << 62)) < len(before.visible("data", 1 << 62))
     assert in_order(world.frame()) == world.rows()
     assert in_order(world.feed()) == changes
+
+
+class SinkJobs:
+    """The table's rows and changes on their way to files, as the sink's jobs carry them."""
+
+    def __init__(self, world: World, target: StorageRef) -> None:
+        self.world = world
+        self.storage = target.open()
+        self.engine = SparkEngine(world.spark, target)
+        self.work = eventloop.run(self._slices(world.catch_up()))
+        self.files: list[FileWork] = []
+
+    async def _slices(self, ts: int) -> list[EncodeWork]:
+        """A snapshot of the table, and what changed since."""
+        source = await EventStoreSource.open(self.world.settings, "feed")
+        whole, options = DispatcherSpec.of("feed", self.world.table_id), EncoderOptions(chunk_bytes=2_000)
+        starts = [Position(self.world.load.ts, b""), Position(self.world.load.ts)]
+        try:
+            while source.ddl_resolved_ts() < ts:
+                await SYSTEM.sleep(0.05)
+            await source.look([whole.table_id])
+            found = [await source.next_slice(whole, start, ts, Limit(), begin=starts[0]) for start in starts]
+        finally:
+            await source.close()
+        return [EncodeWork(piece, options) for piece in found if piece is not None]
+
+    def encode(self) -> None:
+        """Encode it, for files of several chunks, one of them of both slices."""
+        first, second = eventloop.run(self.engine.encode(self.work))
+        assert len(first) > 4
+        middle = len(first) // 2
+        for number, chunks in enumerate((first[:middle], [*first[middle:], *second])):
+            name = f"CDC{number}"
+            paths = {"data_path": f"{name}.json", "index_path": f"meta/{name}.index"}
+            self.files.append(FileWork(dispatcher_id=name, chunks=tuple(chunks), **paths))
+
+    def write(self) -> None:
+        """Write the files; every one must be what one process would write, and named by its index."""
+        written = eventloop.run(self.engine.write(self.files))
+        assert [each.error for each in written] == ["", ""]
+        payloads = [
+            encoded.payload
+            for work in self.work
+            for number in range(len(work.slice.parts))
+            for encoded in encode_part(work.slice, number, work.options)
+        ]
+        contents = [self.storage.read(each.data_path) for each in self.files]
+        assert b"".join(contents) == b"".join(payloads)
+        assert [len(each) for each in contents] == [result.nbytes for result in written]
+        assert self.storage.names("") == ["CDC0.json", "CDC1.json", "meta/CDC0.index", "meta/CDC1.index"]
+        assert self.storage.read("meta/CDC1.index") == b"CDC1.json\n"
+
+    def blocks(self) -> int:
+        """How many blocks of the spool there are, on all executors."""
+        infos = self.world.spark.sparkContext._jsc.sc().getRDDStorageInfo()
+        return sum(int(each.numCachedPartitions()) for each in infos)
+
+    def close(self) -> None:
+        eventloop.run(self.engine.close())
+        assert self.blocks() == 0
+
+
+def test_blocks_of_the_spool_that_are_lost_with_their_executors_are_encoded_again(
+    cluster: SparkCluster, world: World, gate: Gate, tmp_path: Path
+):
+    jobs = SinkJobs(world, StorageRef(f"file://{tmp_path}/remote"))
+    jobs.encode()
+    assert jobs.blocks() > 0
+    world.orders.update([{"id": 9, "customer": "later"}])
+    world.flush()  # rows that the capture had are in objects now: the same bytes come of both
+    for executor in cluster.executors():
+        kill(executor)
+    until(lambda: jobs.blocks() == 0, "the blocks are not lost")
+    jobs.write()
+    jobs.close()
+
+
+def test_a_file_is_there_once_when_the_executors_die_between_it_and_its_index(
+    cluster: SparkCluster, world: World, gate: Gate, tmp_path: Path
+):
+    jobs = SinkJobs(world, GatedStorage(f"file://{tmp_path}/remote", gate=gate, after="create"))
+    jobs.encode()
+    with killed(cluster, gate, tasks=2) as pool:
+        job = pool.submit(jobs.write)
+        until(lambda: len(gate.waiting()) >= 2, "the files are not written")
+        assert jobs.storage.names("") == ["CDC0.json", "CDC1.json"], "data comes before the index"
+    job.result()
+    jobs.close()
 
 
 class Moving:
