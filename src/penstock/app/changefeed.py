@@ -116,7 +116,7 @@ def remove(name: Name, config: Config = None, pd: Pd = None) -> None:
     """Forget a changefeed; its files stay."""
     from penstock.app import feedcalls
 
-    feed = feedcalls.call(feedcalls.load(config, pd), lambda feeds, _: feeds.remove(name))
+    feed = feedcalls.remove(feedcalls.load(config, pd), name)
     feedcalls.print_json(feedcalls.summary(feed))
 
 

@@ -11,6 +11,7 @@ from penstock.clock import SYSTEM, physical_ms
 from penstock.errors import Invalid
 from penstock.kv import AsyncClient
 from penstock.settings import Settings, parse_changefeed
+from penstock.sink.clusterhistory import ClusterHistory
 from penstock.sink.feedcommands import create_feed, dump, update_feed
 from penstock.sink.feeds import Feed
 from penstock.sink.kvfeedstore import Feeds
@@ -63,6 +64,21 @@ def update(loaded: Settings, name: str, options: dict[str, Any]) -> Feed:
             f"nothing of changefeed {name} is to be changed; give an option, or its section in --config"
         )
     return call(loaded, lambda feeds, _: update_feed(feeds, name, changes))
+
+
+def remove(loaded: Settings, name: str) -> Feed:
+    """Forget a changefeed, and let the cluster collect what it would have needed."""
+
+    async def work(feeds: Feeds, _client: AsyncClient) -> Feed:
+        removed = await feeds.remove(name)
+        history = await ClusterHistory.connect(loaded, name)
+        try:
+            await history.release()
+        finally:
+            await history.close()
+        return removed
+
+    return call(loaded, work)
 
 
 def summary(feed: Feed) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings, TlsSettings
 from penstock.sink.blockevents import DdlEvent
 from penstock.sink.captures import CaptureReader, Captures
+from penstock.sink.clusterhistory import ClusterHistory
 from penstock.sink.ddlhistory import DdlHistory
 from penstock.sink.historyholds import TTL_S, HoldPlan
 from penstock.sink.looking import TableLooks
@@ -53,6 +54,7 @@ class EventStoreSource:
         connect: Callable[[str], CaptureReader],
         history: DdlHistory,
         subscription: MetaSubscription | None = None,
+        cluster: ClusterHistory | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
         self._holder = f"changefeed-{feed_id}"
@@ -60,6 +62,7 @@ class EventStoreSource:
         self._now = now
         self._history = history
         self._subscription = subscription
+        self._cluster = cluster
         self._clock = clock
         self._planning = ThreadPoolExecutor(_PLANNING_THREADS, thread_name_prefix="penstock-slices")
         self._asking = ThreadPoolExecutor(_ASKING_THREADS, thread_name_prefix="penstock-captures")
@@ -93,6 +96,7 @@ class EventStoreSource:
             connect=partial(FlightReader, tls=flight_tls, token=token),
             history=history,
             subscription=await MetaSubscription.begin(settings, history, clock=clock),
+            cluster=await ClusterHistory.connect(settings, feed_id, clock=clock),
             clock=clock,
         )
 
@@ -179,6 +183,8 @@ class EventStoreSource:
 
     async def hold(self, table_ids: Collection[int], ts: int) -> None:
         """See FeedSource. Holds outlive the changefeed by a day, and are written as seldom as that allows."""
+        if self._cluster is not None and ts > 0:
+            await self._cluster.hold(ts)
         now = self._clock.monotonic()
         due = self._holds.due(table_ids, ts, now) if ts > 0 else []
         watermarks = Watermarks(await asyncio.to_thread(self._storage.open), self._clock)
@@ -194,6 +200,8 @@ class EventStoreSource:
         watermarks = Watermarks(await asyncio.to_thread(self._storage.open), self._clock)
         self._holds.forget(table_ids)
         await self._each(lambda table_id: watermarks.release(table_id, self._holder), table_ids)
+        if self._cluster is not None and self._holds.empty:
+            await self._cluster.release()
 
     async def _each(self, work: Callable[[int], None], table_ids: Collection[int]) -> None:
         """Do something for every table; raise the first failure when all are done."""
@@ -207,6 +215,8 @@ class EventStoreSource:
         """See FeedSource. Holds stay, for the next run."""
         if self._subscription is not None:
             await self._subscription.close()
+        if self._cluster is not None:
+            await self._cluster.close()
         for pool in (self._planning, self._asking):
             pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._captures.close)

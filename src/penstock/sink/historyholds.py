@@ -30,6 +30,11 @@ class HoldPlan:
         self._renew_s = ttl_s / 3
         self._held: dict[int, _Held] = {}
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is held."""
+        return not self._held
+
     def due(self, table_ids: Collection[int], ts: int, now: float) -> list[int]:
         """The tables whose hold at `ts` is to be written: new and lowered ones, and the oldest of the rest."""
         new = [each for each in table_ids if each not in self._held or ts < self._held[each].ts]
