@@ -1,4 +1,4 @@
-"""Keeping in the cluster what a changefeed reads there again at its next start: the DDLs after its checkpoint."""
+"""Keeping in the cluster what a changefeed reads there at its next start: the DDLs after its checkpoint."""
 
 import logging
 from typing import Self
@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 
 
 class ClusterHistory:
-    """Holds back the cluster's garbage collection at a changefeed's checkpoint, for a day after the last `hold`.
+    """Holds back the cluster's garbage collection at a checkpoint, for a day after the last `hold`.
 
     Rows come from the event store, whatever the cluster collects. Of its tables' descriptions, collection
     leaves the newest alone: a changefeed that is behind could not tell what was there before.

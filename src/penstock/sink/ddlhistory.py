@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from penstock.clock import physical_ms
-from penstock.errors import Unavailable
+from penstock.errors import StaleRead, Unavailable
 from penstock.eventstore.metachanges import DatabaseDescribed, TableDescribed, read_description, read_job
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.sink.blockevents import DdlEvent, Scope, TableChange
@@ -62,6 +62,7 @@ class DdlHistory:
     def __init__(self, *, job_wait_ms: int = JOB_WAIT_MS) -> None:
         self._job_wait_ms = job_wait_ms
         self._lock = threading.Lock()
+        self._forgotten_ts = 0  # what was in force before it is not known any more
         self._fed_ts = 0  # every change up to it was taken
         self._settled_ts = 0  # every DDL up to it is among the events
         self._unsettled: dict[int, _Described] = {}
@@ -106,6 +107,7 @@ class DdlHistory:
     def ddls(self, from_ts: int, to_ts: int) -> list[DdlEvent]:
         """The DDLs in (from_ts, to_ts], in order; raise Unavailable when they are not all known yet."""
         with self._lock:
+            self._check_kept(from_ts)
             self._check(to_ts)
             first, end = (bisect_right(self._events, ts, key=_commit_ts) for ts in (from_ts, to_ts))
             return self._events[first:end]
@@ -116,6 +118,7 @@ class DdlHistory:
         Raises Unavailable when that is not known yet.
         """
         with self._lock:
+            self._check_kept(at_ts)
             self._check(at_ts)
             return self._tables.at(at_ts)
 
@@ -130,6 +133,24 @@ class DdlHistory:
         if found is None:
             raise Unavailable(f"table {physical_id} has no schema up to {ts}; wait for it")
         return found
+
+    def forget(self, upto_ts: int) -> None:
+        """Give back what only those need who ask for what was before `upto_ts`."""
+        with self._lock:
+            upto_ts = min(upto_ts, self._settled_ts)
+            if upto_ts > self._forgotten_ts:
+                self._forgotten_ts = upto_ts
+                del self._events[: bisect_right(self._events, upto_ts, key=_commit_ts)]
+                self._tables.forget(upto_ts)
+
+    @property
+    def kept_count(self) -> int:
+        """DDLs and versions of tables that are kept."""
+        return len(self._events) + len(self._tables)
+
+    def _check_kept(self, ts: int) -> None:
+        if ts < self._forgotten_ts:
+            raise StaleRead("schemas", ts, oldest_ts=self._forgotten_ts)
 
     def _check(self, ts: int) -> None:
         if ts > self._settled_ts:

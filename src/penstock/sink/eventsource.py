@@ -88,6 +88,12 @@ class EventStoreSource:
         token = await asyncio.to_thread(settings.capture.read_flight_token)
         client = await asyncio.to_thread(ClusterRef.of(settings).client)
         history = DdlHistory()
+        cluster = await ClusterHistory.connect(settings, feed_id, clock=clock)
+        try:
+            subscription = await MetaSubscription.begin(settings, history, clock=clock)
+        except BaseException:
+            await cluster.close()
+            raise
         return cls(
             feed_id,
             StorageRef(settings.capture.storage, settings.capture.storage_options),
@@ -95,8 +101,8 @@ class EventStoreSource:
             leases=partial(live_captures, client),
             connect=partial(FlightReader, tls=flight_tls, token=token),
             history=history,
-            subscription=await MetaSubscription.begin(settings, history, clock=clock),
-            cluster=await ClusterHistory.connect(settings, feed_id, clock=clock),
+            subscription=subscription,
+            cluster=cluster,
             clock=clock,
         )
 
@@ -182,9 +188,13 @@ class EventStoreSource:
         return Partition(self._storage, table_id).state().manifest.seq > 0
 
     async def hold(self, table_ids: Collection[int], ts: int) -> None:
-        """See FeedSource. Holds outlive the changefeed by a day, and are written as seldom as that allows."""
+        """See FeedSource. Holds outlive the changefeed by a day, and are written as seldom as that allows.
+
+        DDLs up to `ts` are not asked for again.
+        """
         if self._cluster is not None and ts > 0:
             await self._cluster.hold(ts)
+        self._history.forget(ts)
         now = self._clock.monotonic()
         due = self._holds.due(table_ids, ts, now) if ts > 0 else []
         watermarks = Watermarks(await asyncio.to_thread(self._storage.open), self._clock)

@@ -49,6 +49,19 @@ class SeenTables:
                 for each in after.table.physical_ids:
                     self._logical.setdefault(each, set()).add(after.table.id)
 
+    def __len__(self) -> int:
+        """Versions that are kept."""
+        return sum(map(len, self._seen.values()))
+
+    def forget(self, upto_ts: int) -> None:
+        """Nobody asks any more for what was there before `upto_ts`."""
+        left = {table_id: _from(seen, upto_ts) for table_id, seen in self._seen.items()}
+        gone = {table_id for table_id, seen in left.items() if not seen}
+        self._seen = {table_id: seen for table_id, seen in left.items() if seen}
+        if gone:
+            logical = {each: tables - gone for each, tables in self._logical.items()}
+            self._logical = {each: tables for each, tables in logical.items() if tables}
+
     def at(self, ts: int) -> list[SchemaVersion]:
         """The tables that are there, by id."""
         found = (_at(seen, ts) for _, seen in sorted(self._seen.items()))
@@ -68,3 +81,9 @@ class SeenTables:
 def _at(seen: list[_Seen], ts: int) -> SchemaVersion | None:
     end = bisect_right(seen, ts, key=lambda each: each.since_ts)
     return seen[end - 1].schema if end else None
+
+
+def _from(seen: list[_Seen], ts: int) -> list[_Seen]:
+    """The version that is in force at `ts`, and those after it; none of a table that is not there then."""
+    end = bisect_right(seen, ts, key=lambda each: each.since_ts)
+    return seen[end if end and seen[end - 1].schema is None else max(end - 1, 0) :]

@@ -40,9 +40,7 @@ async def test_collection_waits_for_the_checkpoint_until_the_changefeed_needs_no
             assert await pd.update_service_gc_safe_point(COLLECTOR, FOREVER_S, now) == now - 50
         finally:
             await source.close()
-        assert await pd.update_service_gc_safe_point(COLLECTOR, FOREVER_S, now) == now - 50, (
-            "a pause keeps it"
-        )
+        assert await pd.update_service_gc_safe_point(COLLECTOR, FOREVER_S, now) == now - 50, "a pause keeps"
         source = await EventStoreSource.open(settings, "feed")
         try:
             await source.hold([7, 8], now - 50)
