@@ -4,6 +4,7 @@ Every write renews the run's lease in the same transaction. So a process that wa
 wakes up, meets a conflict on that row, reads the newer epoch there and is fenced: it changes nothing.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -32,6 +33,7 @@ class FeedRun:
         self._epoch = epoch
         self._ttl_ms = int(ttl_s * 1000)
         self._keys = FeedKeys.of(feed_id)
+        self._one_at_a_time = asyncio.Lock()  # every write has the lease in it: two of ours would conflict
 
     async def feed(self) -> Feed:
         """As it is now; somebody may have stopped or changed it."""
@@ -120,7 +122,8 @@ class FeedRun:
             await txn.put(self._keys.lease, Lease(self._owner, self._epoch, expires_ms).write())
             await change(txn)
 
-        await committed(self._client, fenced)
+        async with self._one_at_a_time:
+            await committed(self._client, fenced)
 
     async def _check(self, txn: AsyncTransaction) -> None:
         lease = Lease.read(await txn.get(self._keys.lease))

@@ -1,5 +1,6 @@
 """Changefeeds in a real store: what commands do, what a run does, and what happens when two run one."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -41,7 +42,7 @@ def kept(table_id: int, *, feed: str = "f") -> KeptDispatcher:
 def pending(dispatcher: KeptDispatcher, number: int) -> PendingFile:
     path = f"shop/items/1/CDC{number}.json"
     start, end = Position(100 + number), Position(101 + number, b"\x80")
-    return PendingFile(dispatcher.spec.id, path, "shop/items/1/meta/CDC.index", start, end)
+    return PendingFile(dispatcher.spec.id, path, "shop/items/1/meta/CDC.index", start, end, 7 * number)
 
 
 async def test_a_changefeed_is_found_again_as_it_was_created(store: StoreProcess) -> None:
@@ -176,3 +177,18 @@ async def test_a_removed_changefeed_leaves_nothing_and_stops_who_runs_it(store: 
             await run.keep_checkpoint(999)
         await feeds.create(info("removed"))
         assert await (await feeds.acquire("removed", "b", ttl_s=LONG_S)).dispatchers() == []
+
+
+async def test_many_files_may_begin_at_the_same_time(store: StoreProcess) -> None:
+    async with feeds_of(store) as feeds:
+        await feeds.create(info("busy"))
+        run = await feeds.acquire("busy", "me", ttl_s=LONG_S)
+        dispatchers = [kept(each, feed="busy") for each in range(10)]
+        await run.change_dispatchers(dispatchers, [])
+
+        async def write(dispatcher: KeptDispatcher) -> None:
+            for number in range(5):
+                await run.begin_files([pending(dispatcher, number)])
+
+        await asyncio.gather(*map(write, dispatchers))
+        assert {each.pending.start.ts for each in await run.dispatchers()} == {104}
