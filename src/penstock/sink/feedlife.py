@@ -185,6 +185,8 @@ class FeedLife:
             return
         self._dispatchers.sent(dispatcher)
         event.add_post_enqueue(partial(self._woken, dispatcher))
+        if asked.start.handle is not None:  # inside a snapshot no checkpoint moves for hours
+            event.add_post_flush(self._trouble.over)
         self._sink.add_dml_event(event)
         self._read_more()
 
@@ -258,10 +260,10 @@ class FeedLife:
             await asyncio.gather(serving, return_exceptions=True)
 
     async def _keep_last(self) -> None:
+        """Keep it whether it moved or not: who was taken over hears of it, and tells consumers nothing."""
         self._advance_checkpoint()
-        if self.checkpoint_ts > self.kept_ts:
-            await self._progress.keep_checkpoint(self.checkpoint_ts)
-            self.kept_ts = self.checkpoint_ts
+        await self._progress.keep_checkpoint(self.checkpoint_ts)
+        self.kept_ts = self.checkpoint_ts
         await asyncio.to_thread(self._files.write_checkpoint, self.kept_ts)
 
     async def _keep_at_pause(self) -> None:
