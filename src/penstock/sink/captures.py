@@ -105,6 +105,12 @@ class Captures:
                 self._looked_for_at = None
         return found
 
+    @property
+    def all_answer(self) -> bool:
+        """Whether there are captures, and all of them answered when they were asked last."""
+        with self._lock:
+            return bool(self._readers) and not self._silent
+
     def owner(self, table_id: int) -> RangeReader | None:
         """Who has the newest rows of a table, as far as was seen; None: nobody."""
         with self._lock:

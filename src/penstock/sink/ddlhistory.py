@@ -152,6 +152,14 @@ class DdlHistory:
         if ts < self._forgotten_ts:
             raise StaleRead("schemas", ts, oldest_ts=self._forgotten_ts)
 
+    def gone_ts(self, physical_id: int) -> int | None:
+        """Up to when it is known that a physical table is not there any more; None: it is, or never was."""
+        with self._lock:
+            known = self._tables.of_physical(physical_id, self._settled_ts)
+            there = self._tables.at(self._settled_ts)
+            is_there = any(physical_id in each.table.physical_ids for each in there)
+            return None if known is None or is_there else self._settled_ts
+
     def _check(self, ts: int) -> None:
         if ts > self._settled_ts:
             raise Unavailable(f"DDLs are known up to {self._settled_ts}, not {ts}; wait")

@@ -67,7 +67,7 @@ class EventStoreSource:
         self._planning = ThreadPoolExecutor(_PLANNING_THREADS, thread_name_prefix="penstock-slices")
         self._asking = ThreadPoolExecutor(_ASKING_THREADS, thread_name_prefix="penstock-captures")
         self._captures = Captures(leases, connect, self._asking, clock=clock)
-        self._looks = TableLooks(self._captures, storage, self._asking, clock=clock)
+        self._looks = TableLooks(self._captures, storage, self._asking, gone_ts=history.gone_ts, clock=clock)
         self._looking = asyncio.Lock()
         self._looked_at: float | None = None
         self._holds = HoldPlan()

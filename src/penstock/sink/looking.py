@@ -1,7 +1,7 @@
 """How far tables can be read: as their captures say, else as their objects do."""
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 OBJECTS_S = 10.0
 """How long is taken for true what objects say of a table that nobody captures."""
 MISSED_S = 30.0
-"""After which it is told that a table is not captured."""
+"""After which it is told that a table is not captured, and one that was dropped will not be."""
 
 
 @dataclass(slots=True)
@@ -33,9 +33,17 @@ class TableLooks:
     """Looks at many tables in one call of each capture. Blocks; call it from one thread at a time."""
 
     def __init__(
-        self, captures: Captures, storage: StorageRef, pool: Executor, *, clock: Clock = SYSTEM
+        self,
+        captures: Captures,
+        storage: StorageRef,
+        pool: Executor,
+        *,
+        gone_ts: Callable[[int], int | None] = lambda _: None,
+        clock: Clock = SYSTEM,
     ) -> None:
+        """`gone_ts` says of a table that is not there any more up to when that is known, else None."""
         self._captures = captures
+        self._gone_ts = gone_ts
         self._storage = storage
         self._pool = pool
         self._clock = clock
@@ -51,8 +59,12 @@ class TableLooks:
             known = self._objects[each].look
             if known is not None:
                 found[each] = known
-            else:
-                self._miss(each)
+            elif self._is_missed(each):
+                gone_ts = self._gone_ts(each) if self._captures.all_answer else None
+                if gone_ts is None:
+                    self._tell(each)
+                else:  # nobody has anything of it, and nobody will
+                    found[each] = Look(gone_ts, 0)
         return {each: look for each, look in found.items() if look.readable_ts}
 
     def _load(self, orphans: Iterable[int]) -> None:
@@ -75,10 +87,12 @@ class TableLooks:
             return None
         return Look(manifest.flushed_ts, min(manifest.flushed_ts, manifest.changed_ts))
 
-    def _miss(self, table_id: int) -> None:
-        known = self._objects[table_id]
-        if not known.told and self._clock.monotonic() >= known.since + MISSED_S:
-            known.told = True
+    def _is_missed(self, table_id: int) -> bool:
+        return self._clock.monotonic() >= self._objects[table_id].since + MISSED_S
+
+    def _tell(self, table_id: int) -> None:
+        if not self._objects[table_id].told:
+            self._objects[table_id].told = True
             _log.warning(
                 "a table of the changefeed is not captured; start a capture whose capture.tables name it",
                 extra={"table_id": table_id},

@@ -26,18 +26,18 @@ class SourceWorld(ServedWorld):
         super().__init__(folder, table, **settings)
         self.addrs = [self.flight.addr]
         self.asked: list[str] = []  # what captures were asked to do
-        self._meta = [database(1, 1, NAME.split(".", maxsplit=1)[0]), described(2, table)]
+        self.meta = [database(1, 1, NAME.split(".", maxsplit=1)[0]), described(2, table)]
 
     def alter(self, table: TableInfo) -> int:
         """Give the table another schema; sources that are made after it know."""
         ts = super().alter(table)
-        self._meta.append(described(ts, table))
+        self.meta.append(described(ts, table))
         return ts
 
     def history(self) -> DdlHistory:
         """Every DDL so far; nobody waits for their jobs."""
         made = DdlHistory(job_wait_ms=0)
-        made.consume_kv_events(raw(self._meta), lambda: None)
+        made.consume_kv_events(raw(self.meta), lambda: None)
         made.advance_resolved_ts(self.ts + compose_ts(10**6))
         return made
 

@@ -7,10 +7,12 @@ import pytest
 from penstock.clock import SYSTEM
 from penstock.eventstore.flight import FlightService
 from penstock.eventstore.watermarks import Watermarks
+from penstock.sink import looking
 from penstock.sink.looking import OBJECTS_S
 from penstock.sink.source import Look
 from penstock.tables.keys import encode_handle
 from penstock.testing.itemtables import item, item_table
+from penstock.testing.metaevents import a_table, described, gone
 from penstock.testing.sourceworld import SourceWorld
 
 
@@ -31,6 +33,22 @@ async def test_a_thousand_tables_are_looked_at_in_one_call(tmp_path: Path) -> No
             started = SYSTEM.monotonic()
             await source.look(ids)
             assert SYSTEM.monotonic() - started < 1
+
+
+async def test_a_table_that_was_dropped_before_anybody_captured_it_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looking, "MISSED_S", 0.0)
+    with SourceWorld(tmp_path, item_table()) as world:
+        world.resolve()
+        world.meta += [described(3, a_table(77, name="u")), described(3, a_table(78, name="v")), gone(4, 77)]
+        async with world.source() as source:
+            found = await source.look([1, 77, 78])
+            assert found.keys() == {1, 77}
+            assert found[77] == Look(source.ddl_resolved_ts(), 0)
+        world.addrs = ["127.0.0.1:1"]  # somebody who does not answer may have it
+        async with world.source() as source:
+            assert 77 not in await source.look([77])
 
 
 async def test_the_newest_change_is_known_whatever_happens_to_the_rows(tmp_path: Path) -> None:
