@@ -242,6 +242,8 @@ class CaptureSettings(_Frozen):
     """Address at which others reach it, where that is not flight_addr; port 0 is the one it listens on."""
     flight_tls: ServerTlsSettings | None = None
     """Certificate of that service, and the authority of its clients; keys as in store.tls."""
+    flight_client_tls: TlsSettings | None = None
+    """How changefeeds and jobs check that certificate where they read; keys as in tls."""
     flight_token: SecretStr | None = None
     """Bearer token that every Flight call must carry; take it from the environment with ${NAME}."""
     flight_token_path: Path | None = None

@@ -7,9 +7,10 @@ from typing import Any
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid
 from penstock.settings import ChangefeedSettings, parse_changefeed
-from penstock.sink.feeds import Feed, FeedInfo, FeedState, FeedStatus
+from penstock.sink.feeds import Feed, FeedInfo, FeedState, FeedStatus, check_feed_id
 from penstock.sink.kvfeedstore import Feeds
 from penstock.sink.options import sink_options
+from penstock.sink.rowfilter import check_predicate
 from penstock.sink.tablefilter import TableFilter
 
 _ENDED = frozenset({FeedState.STOPPED, FeedState.FAILED, FeedState.FINISHED})
@@ -22,6 +23,7 @@ async def create_feed(
 
     Raises Invalid when its settings cannot be carried out, or there is one of that name.
     """
+    check_feed_id(feed_id)
     check_settings(wanted)
     start_ts = wanted.start if isinstance(wanted.start, int) else now_ts
     if start_ts > now_ts:
@@ -32,6 +34,7 @@ async def create_feed(
         raise Invalid(
             f"changefeed {feed_id} is to end at {wanted.target_ts}, not after its start at {start_ts}"
         )
+    await _check_target(feeds, feed_id, wanted)
     info = FeedInfo(
         id=feed_id,
         settings=dump(wanted),
@@ -72,6 +75,10 @@ async def update_feed(feeds: Feeds, feed_id: str, changes: Mapping[str, Any]) ->
     """
     if "start" in changes:
         raise Invalid("a changefeed's start cannot be changed; remove it and create another one")
+    if "sink_uri" in changes:
+        known = await feeds.get(feed_id)
+        wanted = parse_changefeed({**known.info.settings, **changes}, origin=f"changefeed {feed_id}")
+        await _check_target(feeds, feed_id, wanted)
 
     def update(feed: Feed) -> Feed:
         if feed.state not in _ENDED:
@@ -89,6 +96,23 @@ def check_settings(wanted: ChangefeedSettings) -> None:
     """Raise Invalid for what the run of a changefeed would refuse, as far as that can be told beforehand."""
     sink_options(wanted)
     TableFilter(wanted.tables)
+    for each in wanted.row_filters:
+        check_predicate(each.where)
+
+
+async def _check_target(feeds: Feeds, feed_id: str, wanted: ChangefeedSettings) -> None:
+    """Raise Invalid when another changefeed writes to the same place, above or below it."""
+    mine = _folder(wanted)
+    for feed in await feeds.list():
+        other = _folder(parse_changefeed(dict(feed.info.settings), origin=f"changefeed {feed.info.id}"))
+        if feed.info.id != feed_id and (mine.startswith(other) or other.startswith(mine)):
+            raise Invalid(
+                f"changefeed {feed.info.id} writes to {other}; give changefeed {feed_id} a place of its own"
+            )
+
+
+def _folder(wanted: ChangefeedSettings) -> str:
+    return sink_options(wanted).target.url.rstrip("/") + "/"
 
 
 def dump(wanted: ChangefeedSettings) -> dict[str, Any]:

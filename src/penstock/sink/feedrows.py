@@ -123,6 +123,7 @@ def write_dispatcher(kept: KeptDispatcher) -> bytes:
             "index_path": pending.index_path,
             "start": pending.start.to_json(),
             "end": pending.end.to_json(),
+            "nbytes": pending.nbytes,
         }
     return json.dumps(tree).encode()
 
@@ -154,4 +155,5 @@ def _read_pending(dispatcher_id: str, tree: dict[str, Any]) -> PendingFile:
         tree["index_path"],
         Position.from_json(tree["start"]),
         Position.from_json(tree["end"]),
+        int(tree["nbytes"]),
     )

@@ -12,7 +12,8 @@ from penstock.sink.work import DispatcherSpec
 class PendingFile:
     """A file that may or may not be on the remote: the changes of a dispatcher after `start` up to `end`.
 
-    Everything up to `start` is on the remote for certain.
+    Everything up to `start` is on the remote for certain. `nbytes` tells the file from another that has its
+    name; 0 where nobody knows the size before the file is made.
     """
 
     dispatcher_id: str
@@ -20,6 +21,7 @@ class PendingFile:
     index_path: str
     start: Position
     end: Position
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

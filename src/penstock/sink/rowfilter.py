@@ -63,6 +63,11 @@ class RowFilter:
         return truths(found)
 
 
+def check_predicate(where: str) -> None:
+    """Raise Invalid for what is no predicate of any table."""
+    _parsed(where, "some tables")
+
+
 def _compile(where: str, name: str, table: TableInfo) -> tuple[tuple[str, ...], Evaluate]:
     compiler = _Compiler(name, table)
     predicate = compiler.predicate(_parsed(where, name))

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 
 from penstock.clock import SYSTEM, Clock
+from penstock.errors import Corrupt
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.storage import Storage
 from penstock.sink import layout
@@ -131,13 +132,19 @@ class TargetFiles:
         """Where a dispatcher goes on whose last file may have been interrupted. Its index is mended.
 
         A file that is not there may still be on its way, from a writer that nobody can stop: a file without
-        rows takes its place, so that it can never arrive. Raises Corrupt when the index names no file.
+        rows takes its place, so that it can never arrive. Raises Corrupt when the index names no file, or the
+        file is not the one that was to be written.
         """
         blank = self._blank(pending.data_path)
         size = self._target.size(pending.data_path)
         if size is None and not self._target.create(pending.data_path, blank):
             size = self._target.size(pending.data_path)
         void = size is None or (size == len(blank) and self._target.read(pending.data_path) == blank)
+        if not void and pending.nbytes not in {0, size}:
+            raise Corrupt(
+                f"object {pending.data_path} at {self._target.url} is not what this changefeed wrote there; "
+                "see that nobody else writes to this place, remove the object and resume"
+            )
         self._mend_index(pending)
         return pending.start if void else pending.end
 

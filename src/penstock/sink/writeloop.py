@@ -31,17 +31,20 @@ class Placed:
     task: FileTask
     place: Place
     paths: FilePaths
+    work: FileWork
 
     @property
     def pending(self) -> PendingFile:
         """What is kept of it before it is written."""
         chunks = self.task.chunks
+        size = len(self.work.header) + sum(chunk.nbytes for chunk in chunks)
         return PendingFile(
             self.task.dispatcher.id,
             self.paths.data_path,
             self.paths.index_path,
             chunks[0].start,
             chunks[-1].end,
+            0 if self.work.parquet else size,
         )
 
 
@@ -99,13 +102,15 @@ class WriteLoop:
             if where is None:
                 self._leave_out(task)
         placed = [
-            Placed(task, *where) for task, where in zip(tasks, places, strict=True) if where is not None
+            Placed(task, *where, self._work(task, where[1]))
+            for task, where in zip(tasks, places, strict=True)
+            if where is not None
         ]
         if placed:
             with self._metrics.stage("begin"):
                 await self._progress.begin_files([each.pending for each in placed])
             with self._metrics.stage("write"):
-                written = await self._engine.write([self._work(each) for each in placed])
+                written = await self._engine.write([each.work for each in placed])
             self._acknowledge(placed, written, self._clock.monotonic() - began_at)
         self._jobs -= 1
         self._on_progress()
@@ -123,14 +128,14 @@ class WriteLoop:
         place = self._files.place(task.dispatcher, task.schema)
         return None if place is None else (place, self._files.next_file(place))
 
-    def _work(self, placed: Placed) -> FileWork:
-        options = self._options.encoder(placed.task.schema)
+    def _work(self, task: FileTask, paths: FilePaths) -> FileWork:
+        options = self._options.encoder(task.schema)
         return FileWork(
-            dispatcher_id=placed.task.dispatcher.id,
-            chunks=placed.task.chunks,
-            data_path=placed.paths.data_path,
-            index_path=placed.paths.index_path,
-            header=file_header(placed.task.schema, options),
+            dispatcher_id=task.dispatcher.id,
+            chunks=task.chunks,
+            data_path=paths.data_path,
+            index_path=paths.index_path,
+            header=file_header(task.schema, options),
             parquet=options.protocol == "parquet",
             parquet_options=() if options.compression == "none" else (("compression", options.compression),),
         )

@@ -35,4 +35,6 @@ def merge_table(
     def run(tasks: "Sequence[MergeTask]") -> "list[MergeOutput]":
         return run_on_executors(spark, tasks, progress=progress)
 
-    return merge(for_executors(settings), table, run, flight_tls=flight_tls)
+    return merge(
+        for_executors(settings), table, run, flight_tls=flight_tls or settings.capture.flight_client_tls
+    )

@@ -35,4 +35,10 @@ def verify_table(
     def run(pieces: "Sequence[Any]") -> list[Any]:
         return run_on_executors(spark, pieces, progress=progress) if pieces else []
 
-    return verify(for_executors(settings), table, run, ts=ts, flight_tls=flight_tls)
+    return verify(
+        for_executors(settings),
+        table,
+        run,
+        ts=ts,
+        flight_tls=flight_tls or settings.capture.flight_client_tls,
+    )

@@ -96,7 +96,14 @@ def test_what_cannot_be_done_is_said_in_one_line_and_shows_no_secret(
 ) -> None:
     changefeed("create", "there", "--sink-uri", LAKE)
     config = tmp_path / "penstock.yaml"
-    config.write_text(f"changefeeds:\n  broken:\n    sink_uri: s3://lake?secret-access-key={SECRET}\n")
+    sections = {
+        "broken": {"sink_uri": f"s3://lake?secret-access-key={SECRET}"},
+        "filtered": {
+            "sink_uri": "s3://pond?protocol=csv",
+            "row_filters": [{"tables": ["shop.*"], "where": "id >"}],
+        },
+    }
+    config.write_text(yaml.safe_dump({"changefeeds": sections}))
     pd = ("--pd", store.pd_addr)
     cases: list[tuple[list[str], str]] = [
         (["query", "gone", *pd], "there is no changefeed gone"),
@@ -121,6 +128,13 @@ def test_what_cannot_be_done_is_said_in_one_line_and_shows_no_secret(
         (["create", "new", "--sink-uri", LAKE, "--start", "soon", *pd], "start"),
         (["create", "new", "--sink-uri", LAKE, "--target-ts", "5", *pd], "not after its start"),
         (["create", "broken", "--config", str(config), *pd], "needs a protocol"),
+        (["create", "new", "--sink-uri", LAKE, *pd], "changefeed there writes to s3://lake/orders/; give"),
+        (["create", "new", "--sink-uri", "s3://lake?protocol=csv", *pd], "a place of its own"),
+        (["create", "new", "--sink-uri", "s3://lake/orders/eu?protocol=csv", *pd], "a place of its own"),
+        (
+            ["create", "filtered", "--config", str(config), *pd],
+            "row filter of some tables is no SQL predicate",
+        ),
         (["list", "--pd", "127.0.0.1:1"], "no placement driver answers"),
         (["run", "--config", str(tmp_path / "none.yaml")], "cannot be read"),
     ]

@@ -320,6 +320,16 @@ def test_a_file_that_did_not_arrive_can_never_arrive() -> None:
     assert world.files.next_file(world.place()).number == 2
 
 
+def test_a_file_of_somebody_else_is_not_taken_for_ours() -> None:
+    world = World()
+    paths = world.files.next_file(world.place())
+    world.storage.write(paths.data_path, b"rows of somebody else")
+    with pytest.raises(Corrupt, match=r"is not what this changefeed wrote there; .* resume"):
+        world.files.repair(replace(pending(paths), nbytes=4))
+    assert world.storage.read(paths.index_path) is None, "nobody is told of it"
+    assert world.files.repair(replace(pending(paths), nbytes=21)) == Position(9)
+
+
 def test_a_file_that_arrives_while_it_is_looked_for_counts() -> None:
     world = World()
     paths = world.files.next_file(world.place())
