@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from penstock.clock import SYSTEM, Clock
-from penstock.errors import Fenced, Invalid, PenstockError, Unavailable
+from penstock.errors import Fenced, PenstockError, Unavailable
 from penstock.settings import ChangefeedSettings, Settings, parse_changefeed
 from penstock.sink.changefeed import Changefeed
 from penstock.sink.cleanup import Cleanup
@@ -101,10 +102,13 @@ class FeedRunner:
             if left != str(error):  # it is tried again each time
                 facts = {"changefeed": feed_id, "reason": str(error)}
                 _log.info("a changefeed is left to others for now", extra=facts)
-        elif isinstance(error, PenstockError):
-            _log.error("a changefeed ended", extra={"changefeed": feed_id, "error": str(error)})
         else:
-            raise error
+            facts = {"changefeed": feed_id, "error": str(error)}
+            _log.error(
+                "a changefeed ended",
+                extra=facts,
+                exc_info=None if isinstance(error, PenstockError) else error,
+            )
 
 
 class _RunningFeed:
@@ -135,17 +139,29 @@ class _RunningFeed:
         finally:
             await lease.give_up()
 
-    async def _run(self, lease: FeedRun, info: FeedInfo) -> None:
+    @asynccontextmanager
+    async def _told(self, lease: FeedRun) -> AsyncIterator[None]:
+        """Keep as the changefeed's state what keeps it from being opened."""
         try:
+            yield
+        except Exception as error:
+            state = FeedState.WARNING if isinstance(error, Unavailable) else FeedState.FAILED
+            await lease.keep_state(state, f"{type(error).__name__}: {error}")
+            raise
+
+    async def _run(self, lease: FeedRun, info: FeedInfo) -> None:
+        async with self._told(lease):
             wanted = parse_changefeed(dict(info.settings), origin=f"changefeed {info.id}")
             options = sink_options(wanted)
             carried = feed_options(info, wanted)
-        except Invalid as error:
-            await lease.keep_state(FeedState.FAILED, str(error))
-            raise
-        source = await EventStoreSource.open(self._settings, info.id, clock=self._clock)
-        try:
             target = options.target.open()
+            source = await EventStoreSource.open(
+                self._settings,
+                info.id,
+                flight_tls=self._settings.capture.flight_client_tls,
+                clock=self._clock,
+            )
+        try:
             files = TargetFiles(target, options, split=bool(wanted.split_rows), clock=self._clock)
             feed = Changefeed(
                 info.id,
@@ -191,7 +207,7 @@ class _RunningFeed:
         Raises Fenced when the lease is lost. A store that does not answer is waited for: whoever takes the
         changefeed over meanwhile fences what this process would write.
         """
-        told = FeedState.NORMAL, ""
+        told: tuple[FeedState, str] | None = None  # what is kept is of an earlier run
         while True:
             await self._clock.sleep(LEASE_TTL_S / 5)
             try:

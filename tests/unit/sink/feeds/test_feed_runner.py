@@ -1,0 +1,157 @@
+"""The process that runs changefeeds, among doubles: what happens to one is its own."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from penstock.clock import SYSTEM
+from penstock.errors import Invalid, Unavailable
+from penstock.settings import Settings
+from penstock.sink import runner
+from penstock.sink.feeds import Feed, FeedInfo, FeedState, FeedStatus
+from penstock.sink.runner import FeedRunner
+
+
+class Quick:
+    """A clock on which nobody waits."""
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    def wall_ms(self) -> int:
+        return 0
+
+    async def sleep(self, _seconds: float) -> None:
+        await SYSTEM.sleep(0)
+
+
+class Run:
+    """The lease of a changefeed."""
+
+    def __init__(self, feeds: "Kept", feed_id: str) -> None:
+        self._feeds = feeds
+        self._id = feed_id
+
+    async def feed(self) -> Feed:
+        return self._feeds.all[self._id]
+
+    async def keep_state(self, state: FeedState, error: str = "") -> None:
+        feed = self._feeds.all[self._id]
+        status = FeedStatus(checkpoint_ts=1, ddl_ts=1, state=state, error=error)
+        self._feeds.all[self._id] = Feed(feed.info, status)
+
+    async def renew(self) -> None:
+        pass
+
+    async def give_up(self) -> None:
+        pass
+
+
+class Kept:
+    """Changefeeds in memory."""
+
+    def __init__(self, *names: str) -> None:
+        self.all = {name: feed_of(name) for name in names}
+        self.acquired: list[str] = []
+        self.refuse: dict[str, Exception] = {}
+
+    async def list(self) -> list[Feed]:
+        return list(self.all.values())
+
+    async def acquire(self, feed_id: str, _owner: str, *, ttl_s: float) -> Run:
+        assert ttl_s
+        self.acquired.append(feed_id)
+        if feed_id in self.refuse:
+            raise self.refuse[feed_id]
+        return Run(self, feed_id)
+
+    def shown(self, name: str) -> tuple[FeedState, str]:
+        return self.all[name].status.state, self.all[name].status.error
+
+
+def feed_of(name: str) -> Feed:
+    info = FeedInfo(id=name, settings={"sink_uri": "memory:///x?protocol=canal-json"}, start_ts=1)
+    return Feed(info, FeedStatus.of_new(info))
+
+
+class Source:
+    """Is opened, or not."""
+
+    def __init__(self) -> None:
+        self.problems: dict[str, Exception] = {}
+
+    async def open(self, _settings: Settings, feed_id: str, **_rest: object) -> "Source":
+        if feed_id in self.problems:
+            raise self.problems[feed_id]
+        return self
+
+    async def close(self) -> None:
+        pass
+
+
+class Healthy:
+    """A changefeed that runs for ever and is well."""
+
+    state, error, checkpoint_ts = FeedState.NORMAL, "", 1
+
+    def __init__(self, *_given: object, **_rest: object) -> None:
+        pass
+
+    async def run(self) -> None:
+        await asyncio.get_running_loop().create_future()
+
+
+@pytest.fixture
+def source(monkeypatch: pytest.MonkeyPatch) -> Source:
+    made = Source()
+    monkeypatch.setattr(runner, "EventStoreSource", made)
+    monkeypatch.setattr(runner, "Changefeed", Healthy)
+    return made
+
+
+async def run_until(kept: Kept, holds: Callable[[], bool]) -> None:
+    running = asyncio.create_task(
+        FeedRunner(Settings(), kept, lambda *_: None, owner="me", clock=Quick()).run()
+    )
+    try:
+        for _ in range(2000):
+            if holds() or running.done():
+                break
+            await SYSTEM.sleep(0)
+        assert not running.done(), "one changefeed ended all"
+        assert holds()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_whatever_ends_one_changefeed_leaves_the_others_alone(source: Source) -> None:
+    kept = Kept("a", "b")
+    kept.refuse["a"] = AssertionError("a mistake of ours")
+    await run_until(kept, lambda: kept.acquired.count("a") > 5)
+    assert kept.acquired.count("b") == 1
+
+
+@pytest.mark.parametrize(
+    ("problem", "state"),
+    [
+        (Invalid("the token is wrong"), FeedState.FAILED),
+        (Unavailable("nobody answers"), FeedState.WARNING),
+        (KeyError("a mistake of ours"), FeedState.FAILED),
+    ],
+)
+async def test_what_keeps_one_from_being_opened_is_its_state(
+    source: Source, problem: Exception, state: FeedState
+) -> None:
+    kept = Kept("a")
+    source.problems["a"] = problem
+    await run_until(kept, lambda: kept.shown("a") == (state, f"{type(problem).__name__}: {problem}"))
+
+
+async def test_one_that_is_well_again_does_not_show_what_was(source: Source) -> None:
+    kept = Kept("a")
+    info = kept.all["a"].info
+    before = FeedStatus(checkpoint_ts=1, ddl_ts=1, state=FeedState.WARNING, error="what was")
+    kept.all["a"] = Feed(info, before)
+    await run_until(kept, lambda: kept.shown("a") == (FeedState.NORMAL, ""))
