@@ -9,6 +9,7 @@ import random  # noqa: TID251 - seeded
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from penstock.errors import Conflict
 from penstock.eventstore.storage import Storage, open_storage
 from penstock.kv import Client
 from penstock.sink.consuming.datafiles import FileOptions
+from penstock.sink.layout import METADATA_PATH
+from penstock.sink.metadatafile import decode_checkpoint
 from penstock.tables import Catalog
 from penstock.testing.capture import CaptureProcess
 from penstock.testing.command import ServiceProcess, penstock
@@ -48,7 +51,6 @@ class Source:
     """Tables under change: two writers of rows, and one of schemas that writes rows too."""
 
     def __init__(self, client: Client) -> None:
-        self.client = client
         self.db = Catalog(client)
         self.db.create_database("shop")
         for name in ("large", "orders", "scratch-0"):
@@ -59,34 +61,47 @@ class Source:
             self.tables.table(name)
         rows = [{"id": number, "name": "from before"} for number in range(LARGE)]
         self.tables.table("large").insert(rows)
-        self.ddls = 0
+        self._steps = {
+            self._write_large: threading.Semaphore(0),
+            self._write_orders: threading.Semaphore(0),
+            self._change_schema: threading.Semaphore(0),
+        }
+
+    def allow_more(self) -> None:
+        """One of every change of schemas, and rows for as long as these take."""
+        for step, allowed in self._steps.items():
+            allowed.release(6 if step == self._change_schema else 50)
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Change rows and schemas from entry to exit; raise what went wrong with that."""
+        """Change what is allowed, from entry to exit; raise what went wrong with that."""
         stopped, failures = threading.Event(), list[BaseException]()
 
-        def repeat(step: Callable[[int, random.Random], None], times: int, pause_s: float) -> None:
+        def repeat(step: Callable[[int, random.Random], None], allowed: threading.Semaphore) -> None:
             drawn = random.Random(f"{SEED}-{step.__name__}")
-            for number in range(1, times + 1):
-                try:
-                    step(number, drawn)
-                except Conflict:
-                    continue  # a schema changed meanwhile
-                except BaseException as error:
-                    failures.append(error)
-                    raise
-                if stopped.wait(pause_s):
+            for number in count(1):
+                allowed.acquire()
+                while not stopped.is_set():
+                    try:
+                        step(number, drawn)
+                        break
+                    except Conflict:
+                        continue  # a schema changed meanwhile
+                    except BaseException as error:
+                        failures.append(error)
+                        raise
+                if stopped.wait(1.0 if step == self._change_schema else 0.1):
                     return
 
-        steps = [(self._write_large, 300, 0.2), (self._write_orders, 300, 0.2), (self._change_schema, 18, 3)]
-        threads = [threading.Thread(target=repeat, args=each) for each in steps]
+        threads = [threading.Thread(target=repeat, args=each) for each in self._steps.items()]
         for thread in threads:
             thread.start()
         try:
             yield
         finally:
             stopped.set()
+            for allowed in self._steps.values():
+                allowed.release()
             for thread in threads:
                 thread.join()
         assert not failures
@@ -126,7 +141,6 @@ class Source:
             case 5:
                 self.db.rename_table(f"shop.scratch-{turn}", f"shop.scratch-{turn + 1}")
                 self.insert(f"scratch-{turn + 1}", number)
-        self.ddls += 1
 
     def insert(self, name: str, number: int) -> None:
         """Two rows that are not there yet."""
@@ -186,46 +200,55 @@ def settings(folder: Path, pd_addr: str, s3: dict[str, str]) -> dict[str, Any]:
     }
 
 
+def checkpoint(storage: Storage) -> int:
+    data = storage.read(METADATA_PATH)
+    return 0 if data is None else decode_checkpoint(data)
+
+
 def test_a_consumer_has_the_rows_of_the_checkpoint_whenever_the_changefeed_is_killed(
     tmp_path: Path, s3_options: dict[str, str]
 ) -> None:
     drawn = random.Random(SEED)
     storage = open_storage("s3://lake/changes", s3_options)
+    config = tmp_path / "penstock.yaml"
+    changefeed = Commands(config)
+
+    def disturb(source: Source) -> None:
+        """Change more, and wait for a few more objects: whatever is going on then is interrupted."""
+        wanted = len(storage.names("")) + drawn.randint(1, 12)
+        source.allow_more()
+        until(lambda: len(storage.names("")) >= wanted, "nothing is written")
+        SYSTEM.pause(drawn.uniform(0, 0.5))
+
     with (
         StoreProcess.start(tmp_path / "store", stores=1) as store,
         Client.connect([store.pd_addr]) as client,
     ):
         source = Source(client)
-        tree = settings(tmp_path, store.pd_addr, s3_options)
-        config = tmp_path / "penstock.yaml"
-        commands = Commands(config)
         follower = Follower(storage, source)
-        reached = 0
         with (
-            CaptureProcess(tmp_path, tree),
+            CaptureProcess(tmp_path, settings(tmp_path, store.pd_addr, s3_options)),
             ServiceProcess(tmp_path / "changefeed.log", "changefeed", "run", "--config", str(config)) as sink,
+            source.changing(),
         ):
             assert sink.ready == {"changefeeds": ["all"]}
-            with source.changing():
-                for _ in range(KILLS):
-                    before = len(storage.names(""))
-                    until(lambda: len(storage.names("")) > before + 2, "nothing is written")  # noqa: B023
-                    SYSTEM.pause(drawn.uniform(0, 6))
-                    sink.kill()
-                    if storage.exists("metadata"):
-                        reached = follower.check()
-                    sink.start()
-                paused = commands("pause", "all")
-                assert paused["state"] == "stopped"
-            after = client.timestamp()
-            assert after > reached
-            (listed,) = commands("list")
-            assert listed["state"] == "stopped"
-            assert commands("resume", "all")["state"] == "normal"
-            until(lambda: commands("query", "all")["checkpoint_ts"] >= after, "it does not catch up")
-            assert follower.check() >= reached
+            disturb(source)  # in the middle of the snapshot
+            for _ in range(KILLS):
+                sink.kill()
+                reached = checkpoint(storage)
+                if reached:
+                    assert follower.check() == reached
+                sink.start()
+                until(lambda: checkpoint(storage) > reached, "it does not go on")  # noqa: B023
+                disturb(source)
+            assert changefeed("pause", "all")["state"] == "stopped"
+            (paused,) = changefeed("list")
+            assert paused["state"] == "stopped"
+            now_ts = client.timestamp()
+            assert changefeed("resume", "all")["state"] == "normal"
+            until(lambda: checkpoint(storage) >= now_ts, "it does not catch up")
+            assert follower.check() >= now_ts > paused["checkpoint_ts"] >= reached
             assert sink.terminate() == 0, sink.log
-            kept = commands("query", "all")
-            assert (kept["state"], kept["error"]) == ("normal", "")
-            assert follower.check() == kept["checkpoint_ts"] >= after
-        assert source.ddls >= 3
+            stopped = changefeed("query", "all")
+            assert (stopped["state"], stopped["error"]) == ("normal", "")
+            assert follower.check() == stopped["checkpoint_ts"], "what was kept is what consumers were told"
