@@ -13,7 +13,7 @@ from penstock.errors import Corrupt
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.storage import Storage
 from penstock.sink import layout
-from penstock.sink.blankfiles import blank_file
+from penstock.sink.blankfiles import blank_file, is_blank
 from penstock.sink.blockevents import DdlEvent
 from penstock.sink.ddlfiles import ddl_files
 from penstock.sink.feedstore import PendingFile
@@ -135,11 +135,10 @@ class TargetFiles:
         rows takes its place, so that it can never arrive. Raises Corrupt when the index names no file, or the
         file is not the one that was to be written.
         """
-        blank = self._blank(pending.data_path)
         size = self._target.size(pending.data_path)
-        if size is None and not self._target.create(pending.data_path, blank):
+        if size is None and not self._target.create(pending.data_path, self._blank(pending.data_path)):
             size = self._target.size(pending.data_path)
-        void = size is None or (size == len(blank) and self._target.read(pending.data_path) == blank)
+        void = size is None or self._is_blank(pending.data_path)
         if not void and pending.nbytes not in {0, size}:
             raise Corrupt(
                 f"object {pending.data_path} at {self._target.url} is not what this changefeed wrote there; "
@@ -179,10 +178,12 @@ class TargetFiles:
 
     def _blank(self, data_path: str) -> bytes:
         """A file without rows that fits the path, whatever the options were when it was given out."""
-        name = layout.parse_file_name(data_path.rpartition("/")[2])
-        assert name is not None, f"{data_path} is no path of ours"
-        schema = self._schema_of(data_path) if name.extension == ".parquet" else None
-        return blank_file(name.extension, schema)
+        extension = _extension(data_path)
+        return blank_file(extension, self._schema_of(data_path) if extension == ".parquet" else None)
+
+    def _is_blank(self, data_path: str) -> bool:
+        with self._target.open(data_path) as file:
+            return is_blank(_extension(data_path), file)
 
     def _schema_of(self, data_path: str) -> SchemaFile | None:
         """What a schema file says of the version of a data file."""
@@ -264,3 +265,9 @@ class TargetFiles:
         name = FileName(owner, number, self._extension)
         digits = self._options.file_index_digit
         return FilePaths(layout.data_path(folder, name, digits), layout.index_path(folder, owner), number)
+
+
+def _extension(data_path: str) -> str:
+    name = layout.parse_file_name(data_path.rpartition("/")[2])
+    assert name is not None, f"{data_path} is no path of ours"
+    return name.extension

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
@@ -379,6 +380,38 @@ def test_a_parquet_file_without_rows_has_the_columns_of_its_table(parameters: st
     world.storage.delete(schema_file)
     paths = world.files.next_file(place)
     assert world.files.repair(pending(paths)) == Position(5)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "earlier"),
+    [
+        ("csv&compression=gzip", gzip.compress(b"", mtime=7)),
+        ("csv&compression=zstd", zstandard.ZstdCompressor(write_checksum=True).compress(b"")),
+        ("parquet", b""),
+    ],
+)
+def test_a_file_without_rows_is_known_whichever_version_of_a_library_made_it(
+    protocol: str, earlier: bytes
+) -> None:
+    world = World(protocol=protocol)
+    paths = world.files.next_file(world.place())
+    if protocol == "parquet":
+        made = io.BytesIO()
+        pq.write_table(pa.table({"id": pa.array([], pa.int64())}), made, store_schema=False)
+        earlier = made.getvalue()
+    world.storage.write(paths.data_path, earlier)
+    assert world.files.repair(replace(pending(paths), nbytes=0 if protocol == "parquet" else 40)) == Position(
+        5
+    )
+
+
+def test_a_parquet_file_with_rows_counts() -> None:
+    world = World(protocol="parquet")
+    paths = world.files.next_file(world.place())
+    made = io.BytesIO()
+    pq.write_table(pa.table({"id": [1]}), made)
+    world.storage.write(paths.data_path, made.getvalue())
+    assert world.files.repair(pending(paths)) == Position(9)
 
 
 def test_a_repair_goes_by_the_format_that_the_file_was_begun_in() -> None:
