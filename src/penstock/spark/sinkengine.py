@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import reduce
-from itertools import count
+from functools import partial, reduce
+from itertools import count, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeVar
 
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
+from penstock.errors import Unavailable
 from penstock.sink.work import Chunk, FileWork, Written
 from penstock.spark.failures import one_line, spark_errors
 from penstock.spark.options import shared_url
@@ -192,8 +193,23 @@ def _encoded(task: int, pieces: Iterable[Piece]) -> "Iterator[pa.RecordBatch]":
 
     numbers = count(task << _PLACE_BITS)
     for piece in pieces:
-        for encoded in encode_part(piece.work.slice, piece.number, piece.work.options):
+        chunks = tried_again(partial(encode_part, piece.work.slice, piece.number, piece.work.options))
+        for encoded in chunks:
             yield chunk_batch(piece.which, piece.number, next(numbers), encoded)
+
+
+def tried_again(work: Callable[[], Iterator[T]]) -> Iterator[T]:
+    """What `work` gives, which is the same each time; once it is begun anew when something is not available.
+
+    A capture that gives a table up has put its rows into objects; who looked there before asks it in vain.
+    """
+    given = 0
+    try:
+        for each in work():
+            yield each
+            given += 1
+    except Unavailable:
+        yield from islice(work(), given, None)
 
 
 def _nbytes(file: FileWork) -> int:
