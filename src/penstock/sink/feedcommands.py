@@ -15,6 +15,19 @@ from penstock.sink.tablefilter import TableFilter
 
 _ENDED = frozenset({FeedState.STOPPED, FeedState.FAILED, FeedState.FINISHED})
 
+_SHAPES = (
+    "protocol",
+    "compression",
+    "terminator",
+    "csv",
+    "use_table_id_as_path",
+    "date_separator",
+    "enable_partition_separator",
+    "file_index_digit",
+    "output_column_id",
+    "column_selectors",
+)  # what consumers go by, for all files of a version
+
 
 async def create_feed(
     feeds: Feeds, feed_id: str, wanted: ChangefeedSettings, *, now_ts: int, clock: Clock = SYSTEM
@@ -85,6 +98,7 @@ async def update_feed(feeds: Feeds, feed_id: str, changes: Mapping[str, Any]) ->
             raise Invalid(f"changefeed {feed_id} is {feed.state}; pause it before it is changed")
         updated = parse_changefeed({**feed.info.settings, **changes}, origin=f"changefeed {feed_id}")
         check_settings(updated)
+        _check_shape(feed, updated)
         finished = feed.status.state is FeedState.FINISHED
         status = feed.status.resumed() if finished and "target_ts" in changes else feed.status
         return Feed(replace(feed.info, settings=dump(updated), stopped=True), status)
@@ -109,6 +123,20 @@ async def _check_target(feeds: Feeds, feed_id: str, wanted: ChangefeedSettings) 
             raise Invalid(
                 f"changefeed {feed.info.id} writes to {other}; give changefeed {feed_id} a place of its own"
             )
+
+
+def _check_shape(feed: Feed, updated: ChangefeedSettings) -> None:
+    """Raise Invalid when a version of a table would have files of two kinds: who reads them goes by one."""
+    before = parse_changefeed(dict(feed.info.settings), origin=f"changefeed {feed.info.id}")
+    if _folder(before) != _folder(updated):
+        return
+    was, is_now = sink_options(before), sink_options(updated)
+    changed = [name for name in _SHAPES if getattr(was, name) != getattr(is_now, name)]
+    if changed:
+        raise Invalid(
+            f"the {changed[0].replace('_', ' ')} of changefeed {feed.info.id} cannot be changed where its"
+            " files are; give it another place with it, by --sink-uri"
+        )
 
 
 def _folder(wanted: ChangefeedSettings) -> str:
