@@ -83,10 +83,11 @@ class FeedWorld:
         self.history = DdlHistory()
         self.databases: dict[str, int] = {}
         self.tables: dict[str, WorldTable] = {}
-        self.resolved: dict[int, int] = {}
+        self.uncaptured: set[int] = set()  # physical tables that nobody captures yet
         self._ids = count(100)
         self._rowids = count(1)
         self._versions: dict[int, list[SchemaVersion]] = {}
+        self._gone: dict[int, int] = {}
         self._moments: list[tuple[int, Tables, dict[str, list[str]]]] = []
         settings = CaptureSettings(
             data=folder,
@@ -121,6 +122,16 @@ class FeedWorld:
     def versions(self, table_id: int, from_ts: int, to_ts: int) -> list[SchemaVersion]:
         """See Schemas."""
         return in_force(self._versions[table_id], from_ts, to_ts)
+
+    @property
+    def physical_ids(self) -> set[int]:
+        """The physical tables that are there now."""
+        return {each for table in self.tables.values() for each in table.info.physical_ids}
+
+    def is_done(self, physical_id: int) -> bool:
+        """Whether a physical table is gone, and all that it had is resolved."""
+        known_ts = min(self.store.rows(physical_id).resolved_ts, self.history.resolved_ts())
+        return physical_id in self._gone and known_ts >= self._gone[physical_id]
 
     def rows_at(self, ts: int) -> Tables:
         """Every table's rows as of a timestamp, in any order."""
@@ -165,12 +176,22 @@ class FeedWorld:
         for (physical_id, _), change in made.items():
             by_table.setdefault(physical_id, []).append(change)
         for physical_id, changes in by_table.items():
+            self.capture(physical_id)
             done = threading.Event()
             if self.store.open_table(physical_id).consume_kv_events(raw(changes), done.set):
                 assert done.wait(_WAIT_S), "the log does not answer"
 
+    def capture(self, physical_id: int) -> None:
+        """Begin to capture a physical table, at the latest with its first rows."""
+        self.uncaptured.discard(physical_id)
+        self.store.open_table(physical_id)
+
+    def give_up(self, physical_id: int) -> None:
+        """Capture a physical table no more, that is gone: what it had is in objects."""
+        self.store.close_table(physical_id)
+
     def resolve(self, physical_ids: Iterable[int] | None = None) -> int:
-        """Everything so far is known, of some physical tables or of all, and of DDLs."""
+        """Everything so far is known, of some physical tables that are captured or of all."""
         ts = self.tick()
         for each in self.store.tables() if physical_ids is None else physical_ids:
             self.store.open_table(each).advance_resolved_ts(ts)
@@ -277,8 +298,9 @@ class FeedWorld:
         known = self.databases[table.database]
         version = SchemaVersion(ts, ts, table.info, table.database)
         for each in table.info.physical_ids:
+            if each not in self._versions:
+                self.uncaptured.add(each)
             self._versions.setdefault(each, []).append(version)
-            self.store.open_table(each)
         job = self._job(ts, action, job_of or table.info.id, query, known)
         self._ddl([*others, described(ts, table.info, known), job])
 
@@ -286,6 +308,8 @@ class FeedWorld:
         return recorded(ts, next(self._ids), int(action), table_id, query, database_id=database_id)
 
     def _ddl(self, changes: list[Change]) -> None:
+        there = self.physical_ids
+        self._gone.update({each: self.ts for each in self._versions if each not in there | self._gone.keys()})
         self.history.consume_kv_events(raw(changes), lambda: None)
         self._note()
 

@@ -44,6 +44,7 @@ class Replica:
     ) -> None:
         self.tables: dict[str, dict[Key, Row]] = {}
         self.shapes: dict[str, TableInfo] = {}
+        self._described: dict[str, int] = {}  # by files without a DDL: of which version; partitions have such
         self._storage = storage
         self._files = files or FileOptions()
         self._survey = survey or Survey()
@@ -91,7 +92,10 @@ class Replica:
             old = ".".join(ddl.renamed_from)
             self.tables[name] = self.tables.pop(old, {})
             self.shapes[name] = self.shapes.pop(old, shape)
-        if ddl.type == Action.CREATE_TABLE and self._exactly_once and name in self.tables:
+        if not ddl.query:
+            self._described[name] = ddl.version
+        known = name in self.tables and self._described.get(name) != ddl.version
+        if ddl.type == Action.CREATE_TABLE and self._exactly_once and known:
             raise BrokenPromise(f"{name} is created at {ddl.version}, but it is there already")
         rows = {} if ddl.type == Action.TRUNCATE_TABLE else self.tables.get(name, {})
         self.tables[name] = _reshaped(rows, self.shapes.get(name, shape), shape)

@@ -45,6 +45,10 @@ class Remote(Storage):
         found = self._objects.get(path)
         return None if found is None else len(found)
 
+    def read_range(self, path: str, start: int, end: int) -> bytes:
+        """See Storage."""
+        return self._objects[path][start:end]
+
     def open(self, path: str) -> pa.NativeFile:
         """See Storage."""
         if path not in self._objects:
@@ -170,6 +174,10 @@ class Shaky(Storage):
     def size(self, path: str) -> int | None:
         """See Storage."""
         return self._look(lambda: self._remote.size(path))
+
+    def open(self, path: str) -> pa.NativeFile:
+        """See Storage."""
+        return self._look(lambda: self._remote.open(path))
 
     def names(self, folder: str, *, after: str = "") -> list[str]:
         """See Storage."""
