@@ -176,8 +176,11 @@ class ManifestState:
 
     @property
     def changed_ts(self) -> int:
-        """No change in the objects, archived ones among them, was committed after it."""
-        return max([self.history_ts, *(each.max_ts for each in self.objects.values())])
+        """No change up to `flushed_ts` was committed after it: of the objects, archived ones among them.
+
+        What is older than `oldest_ts` may have changed without leaving one.
+        """
+        return max([self.history_ts, self.oldest_ts, *(each.max_ts for each in self.objects.values())])
 
     def visible(self, side: Side, ts: int) -> list[ObjectInfo]:
         """The objects of a side that make up the table as of `ts`, by time."""

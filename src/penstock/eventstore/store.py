@@ -213,7 +213,8 @@ class EventStore:
         table = self._owned(table_id)
         with table.flushing:
             if fact not in table.ownership.settle().facts:
-                table.ownership.commit(facts=[fact])
+                state = table.ownership.commit(facts=[fact])
+                table.rows.changed(state.changed_ts)
 
     def merge(self, table_id: int) -> int:
         """Merge a table's objects until none are left to merge; return how many merges that took.

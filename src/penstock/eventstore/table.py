@@ -110,6 +110,11 @@ class TableRows:
         """No change up to a `resolved_ts` that was seen before was committed after it."""
         return self._changed_ts
 
+    def changed(self, ts: int) -> None:
+        """There may be changes up to `ts` that were never held here."""
+        with self._lock:
+            self._changed_ts = max(self._changed_ts, ts)
+
     @property
     def disowned(self) -> bool:
         """Whether the table was given up; nothing is held then."""

@@ -12,6 +12,7 @@ T = TypeVar("T")
 GIVE_UP_S = 30 * 60.0
 _FIRST_WAIT_S = 0.5
 _LAST_WAIT_S = 60.0
+_ERROR_CHARS_MAX = 500
 _HOPELESS = (Corrupt, Fenced, Invalid, StaleRead)
 
 _log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class Trouble:
         """Note a failure: the seconds to wait before the next try. Raises it when there is to be none."""
         now = self._clock.monotonic()
         self._since = now if self._since is None else self._since
-        self.error = f"{type(error).__name__}: {error}"
+        self.error = f"{type(error).__name__}: {_first_line(error)}"
         if isinstance(error, _HOPELESS) or now - self._since >= self._give_up_s:
             raise error
         facts = {"changefeed": self._feed_id, "error": self.error, "attempt": attempt}
@@ -57,3 +58,9 @@ class Trouble:
             except Unavailable as error:
                 await self._clock.sleep(self.met(error, attempt))
                 attempt += 1
+
+
+def _first_line(error: Exception) -> str:
+    """What an exception says, as far as people need it: others than ours may go on with a stack trace."""
+    lines = str(error).strip().splitlines() or [""]
+    return lines[0][:_ERROR_CHARS_MAX]

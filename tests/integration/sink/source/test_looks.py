@@ -6,6 +6,7 @@ import pytest
 
 from penstock.clock import SYSTEM
 from penstock.eventstore.flight import FlightService
+from penstock.eventstore.manifest import BEGUN
 from penstock.eventstore.watermarks import Watermarks
 from penstock.sink import looking
 from penstock.sink.looking import OBJECTS_S
@@ -77,6 +78,19 @@ async def test_the_newest_change_is_known_whatever_happens_to_the_rows(tmp_path:
             world.tick()
             world.resolve()
             assert await source.look([1]) == {1: Look(world.ts, changed)}
+
+
+async def test_history_that_was_never_captured_counts_as_changed(tmp_path: Path) -> None:
+    with SourceWorld(tmp_path, item_table()) as world:
+        changed = world.commit(item("integer", 1, "a"))
+        begun = world.tick(10)
+        world.resolve()
+        async with world.source() as source:
+            assert (await source.look([1]))[1].changed_ts == changed
+            world.store.state_fact(1, {"kind": BEGUN, "ts": begun})
+            assert (await source.look([1]))[1].changed_ts == begun
+        world.flush()
+        assert world.manifest().changed_ts == begun
 
 
 async def test_what_a_capture_that_is_away_left_is_told_by_its_objects(tmp_path: Path) -> None:

@@ -34,3 +34,9 @@ def test_what_cannot_pass_is_raised_at_once(error: Exception) -> None:
     with pytest.raises(type(error)):
         trouble.met(error, 0)
     assert trouble.there
+
+
+def test_an_error_is_told_in_one_line() -> None:
+    trouble = Trouble("feed", clock=ManualClock())
+    trouble.met(RuntimeError("a job failed\n\tat java.lang.Thread.run\nCaused by: a row"), 0)
+    assert trouble.error == "RuntimeError: a job failed"
