@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import os
 import random  # noqa: TID251 - seeded
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,32 +23,29 @@ import pytest
 from penstock.changes.admission import Limit
 from penstock.errors import Unavailable
 from penstock.eventstore.leases import Lease
-from penstock.eventstore.partition import StorageRef
 from penstock.sink import eventsource, filewriting, underway
 from penstock.sink.changefeed import Changefeed
 from penstock.sink.consuming.datafiles import FileOptions
 from penstock.sink.consuming.listing import Survey
-from penstock.sink.engine import EncodeWork
 from penstock.sink.eventsource import EventStoreSource
-from penstock.sink.feedstore import KeptDispatcher, PendingFile
 from penstock.sink.formats.options import CsvOptions
-from penstock.sink.localengine import Hook, LocalEngine, Step
+from penstock.sink.localengine import LocalEngine, Step
 from penstock.sink.metadatafile import decode_checkpoint
 from penstock.sink.options import SinkOptions
 from penstock.sink.positions import Position
 from penstock.sink.sink import StorageSink
 from penstock.sink.startup import FeedOptions
 from penstock.sink.targetfiles import TargetFiles
-from penstock.sink.work import Chunk
-from penstock.testing.feedworld import FeedWorld, WorldTable
+from penstock.testing.feedworkload import FeedWorkload
+from penstock.testing.feedworld import FeedWorld
 from penstock.testing.replica import Replica
+from penstock.testing.shakyfeed import ShakyProgress, SimClock, WeighingEngine
 from penstock.testing.shakyremote import Killed, Process, Remote, Shaky, ShakyRef, Weather
 from penstock.testing.simloop import SimLoop, SimPool
 from penstock.testing.sinkdoubles import MemoryProgress
 
 T = TypeVar("T")
 
-MIDNIGHT_MS = 1_700_006_400_000
 KINDS = ["integer", "integer", "composite", "not clustered", "no key"]
 ACTS = int(os.environ.get("PENSTOCK_ACTS", "30"))
 SEEDS = (
@@ -57,33 +53,6 @@ SEEDS = (
     if os.environ.get("PENSTOCK_SEED")
     else range(1, 1 + int(os.environ.get("PENSTOCK_SEEDS", "20")))
 )
-
-
-class SimClock:
-    """The time of the loop; randomness of the seed."""
-
-    def __init__(self, loop: SimLoop, mix: random.Random) -> None:
-        self._loop = loop
-        self._mix = mix
-        self._start_ms = MIDNIGHT_MS - mix.randint(0, 100_000)
-
-    def wall_ms(self) -> int:
-        return self._start_ms + int(self._loop.time() * 1000)
-
-    def monotonic(self) -> float:
-        return self._loop.time()
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)  # noqa: TID251 - of the simulated loop
-
-    def pause(self, seconds: float) -> None:
-        self._loop.pause(seconds)
-
-    def random(self) -> float:
-        return self._mix.random()
-
-    def unique_id(self) -> str:
-        return f"{self._mix.getrandbits(128):032x}"
 
 
 @dataclass(frozen=True)
@@ -139,71 +108,6 @@ class Plan:
         return FileOptions(protocol=self.options.protocol, csv=self.options.csv)
 
 
-class WeighingEngine(LocalEngine):
-    """Notes the largest payload of a slice, and how much there was more than the quota allows.
-
-    A single slice may always come, however large it is.
-    """
-
-    def __init__(self, target: StorageRef, quota: int, at: Hook) -> None:
-        super().__init__(target, at=at)
-        self._quota = quota
-        self._largest = 0
-        self.excess = 0
-
-    async def encode(self, work: Sequence[EncodeWork]) -> list[list[Chunk]]:
-        made = await super().encode(work)
-        sizes = [sum(chunk.nbytes for chunk in chunks) for chunks in made]
-        self._largest = max([self._largest, *sizes])
-        self.excess = max(self.excess, self.held_bytes - self._quota - self._largest)
-        return made
-
-
-class ShakyProgress:
-    """The database that keeps a changefeed's progress, as one process sees it."""
-
-    def __init__(self, kept: MemoryProgress, weather: Weather, process: Process, clock: SimClock) -> None:
-        self._kept = kept
-        self._weather = weather
-        self._process = process
-        self._clock = clock
-
-    async def checkpoint_ts(self) -> int:
-        return await self._call(self._kept.checkpoint_ts)
-
-    async def keep_checkpoint(self, ts: int) -> None:
-        await self._call(lambda: self._kept.keep_checkpoint(ts))
-
-    async def dispatchers(self) -> list[KeptDispatcher]:
-        return await self._call(self._kept.dispatchers)
-
-    async def change_dispatchers(
-        self, added: Sequence[KeptDispatcher], removed: Any, *, ddl_ts: int | None = None
-    ) -> None:
-        await self._call(lambda: self._kept.change_dispatchers(added, list(removed), ddl_ts=ddl_ts))
-
-    async def ddl_ts(self) -> int:
-        return await self._call(self._kept.ddl_ts)
-
-    async def begin_files(self, files: Sequence[PendingFile]) -> None:
-        await self._call(lambda: self._kept.begin_files(files))
-
-    async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
-        mix = self._process.mix
-        if self._process.dead:
-            raise Killed
-        await self._clock.sleep(mix.random() * 0.02)
-        self._process.step()
-        if self._weather.strikes("progress before", 0.01):
-            raise Unavailable("the database does not answer")
-        made = await call()
-        self._process.step()
-        await self._clock.sleep(mix.random() * 0.02)
-        if self._weather.strikes("progress after", 0.01):
-            raise Unavailable("the answer of the database is lost")
-        return made
-
-
 class Simulation:
     """One run."""
 
@@ -215,13 +119,20 @@ class Simulation:
         self.weather = Weather(self.mix)
         self.plan = Plan.of(self.mix, ShakyRef("memory:///remote", storage=self.remote))
         self.world = FeedWorld(folder, self.clock.wall_ms)
+        self.workload = FeedWorkload(
+            self.world,
+            self.mix,
+            kinds=self.plan.kinds,
+            commit_rows_max=self.plan.commit_rows_max,
+            # Where ids are paths, nothing tells readers of databases.
+            drops_databases=not self.plan.options.use_table_id_as_path,
+        )
         self.replica: Replica | None = None
         self.checkpoint_ts = 0
         self.process: Process | None = None
         self.running: asyncio.Task[None] | None = None
         self.engine: LocalEngine | None = None
         self.engines: list[WeighingEngine] = []
-        self.names = 0
 
     def run(self) -> None:
         try:
@@ -231,8 +142,8 @@ class Simulation:
             self.loop.close()
 
     async def _run(self) -> None:
-        self._set_up()
-        self._capture(1.0)
+        self.workload.set_up(rows=self.plan.snapshot)
+        self.workload.capture(1.0)
         begin_ts = self.world.resolve_ddls()
         self.world.resolve()
         begin = Position(begin_ts, b"") if self.plan.snapshot else Position(begin_ts)
@@ -241,160 +152,9 @@ class Simulation:
         self._start()
         for _ in range(ACTS):
             await self.clock.sleep(self.mix.random() * self.mix.choice([0.05, 1.0, 4.0]))
-            self._act()
+            self.workload.act()
             await self._disturb()
         await self._finish()
-
-    def _set_up(self) -> None:
-        world, mix = self.world, self.mix
-        for name in ("shop", "shop2"):
-            world.create_database(name)
-        for number in range(mix.randint(2, 5)):
-            world.create_table(f"shop.t{number}", mix.choice(self.plan.kinds), mix.choice([0, 0, 0, 2]))
-        self._capture(1.0)
-        self.names = 10
-        if not self.plan.snapshot:
-            return
-        for table in list(world.tables.values()):
-            for _ in range(mix.randint(0, 3)):
-                self._change_rows(table, mix.randint(1, 15))
-        world.resolve_ddls()
-        world.resolve()
-        for each in sorted(world.store.tables()):
-            if mix.random() < 0.8:
-                world.flush(each)
-
-    # What happens in the database
-
-    def _act(self) -> None:
-        mix, world = self.mix, self.world
-        what = mix.random()
-        tables = list(world.tables.values())
-        if what < 0.55 and tables:
-            self._transaction(tables)
-        elif what < 0.62 and tables:
-            self._change_rows(mix.choice(tables), self.plan.commit_rows_max)
-        elif what < 0.8:
-            for _ in range(mix.choice([1, 1, 1, 4])):
-                self._ddl()
-                if mix.random() < 0.5 and world.tables:
-                    self._transaction(list(world.tables.values()))
-        if mix.random() < 0.7:
-            world.resolve_ddls()
-        self._capture(0.6)
-        ids = sorted(world.store.tables())
-        chosen = ids if mix.random() < 0.5 else mix.sample(ids, mix.randint(0, len(ids)))
-        world.resolve(chosen)
-        if chosen and mix.random() < 0.2:
-            world.resolve_ddls()
-            world.flush(mix.choice(chosen))
-
-    def _capture(self, chance: float) -> None:
-        """Captures find tables some time after they were made, and leave those that are gone."""
-        there = self.world.physical_ids
-        for each in sorted(self.world.uncaptured):
-            if each in there and self.mix.random() < chance:
-                self.world.capture(each)
-        for each in sorted(self.world.store.tables()):
-            if self.world.is_done(each) and self.mix.random() < chance / 2:
-                self.world.give_up(each)
-
-    def _transaction(self, tables: list[WorldTable]) -> None:
-        chosen = self.mix.sample(tables, min(len(tables), self.mix.choice([1, 1, 2])))
-        self.world.commit(*(self._changes(each, self.mix.randint(1, 6)) for each in chosen))
-
-    def _change_rows(self, table: WorldTable, rows: int) -> None:
-        self.world.commit(self._changes(table, rows))
-
-    def _changes(self, table: WorldTable, rows: int) -> tuple[WorldTable, list[Any], list[dict[str, Any]]]:
-        mix = self.mix
-        there = list(table.rows)
-        touched = mix.sample(there, min(len(there), rows * mix.choice([0, 1, 1, 2]) // 2))
-        leaving, coming = [], []
-        taken = {held.row["id"] for held in table.rows.values()}
-        clustered = table.info.primary_key and table.info.handle_kind.name != "ROWID"
-        free = (number for number in iter(lambda: mix.randint(1, 10**6), None) if number not in taken)
-        if not clustered and len(touched) > 1 and mix.random() < 0.3:  # two rows change keys
-            one, two, *touched = touched
-            if one[0] == two[0]:
-                ids = table.rows[one].row["id"], table.rows[two].row["id"]
-                coming += [
-                    {**table.rows[at].row, "id": number, "_at": at}
-                    for at, number in zip((two, one), ids, strict=True)
-                ]
-        for at in touched:
-            row = dict(table.rows[at].row)
-            what = mix.random()
-            if what < 0.3:
-                leaving.append(at)
-                if not clustered and mix.random() < 0.3:  # and comes again as another row
-                    coming.append({**row, "name": "again"})
-                continue
-            row["name"] = "x" * mix.randint(0, 30) + str(mix.randint(0, 10**6))
-            if what < 0.45:  # its key changes
-                row["id"] = next(free)
-                taken.add(row["id"])
-                moved = table.place(row, at[1] if isinstance(at[1], int) else 0)
-                if clustered or moved[0] != at[0]:
-                    leaving.append(at)
-                    coming.append({**row, "_at": moved})
-                    continue
-            coming.append({**row, "_at": at})
-        for _ in range(rows - len(touched)):
-            row = {column.name: self._value(column.name) for column in table.info.stored_columns}
-            row["id"] = next(free)
-            taken.add(row["id"])
-            if "part" in row:
-                row["part"] = f"p{row['id'] % 3}"
-            coming.append(row)
-        if not leaving and not coming:
-            return self._changes(table, 1)
-        return table, leaving, coming
-
-    def _value(self, column: str) -> Any:
-        if column == "name":
-            return "n" * self.mix.randint(0, 40)
-        return self.mix.choice([None, self.mix.randint(-5, 5)])
-
-    def _ddl(self) -> None:
-        mix, world = self.mix, self.world
-        what = mix.random()
-        tables = list(world.tables.values())
-        self.names += 1
-        if what < 0.15 or not tables:
-            name = mix.choice([*world.databases, "shop"])
-            if name not in world.databases:
-                world.create_database(name)
-            world.create_table(f"{name}.t{self.names}", mix.choice(self.plan.kinds), mix.choice([0, 0, 2]))
-            return
-        table = mix.choice(tables)
-        extra = [each.name for each in table.info.stored_columns if each.name.startswith("c")]
-        if what < 0.4:
-            name = f"c{mix.randint(1, 3)}"
-            if name not in extra:
-                world.add_column(table, name, mix.choice(["int", "int default 7", "bigint"]))
-        elif what < 0.5 and extra:
-            world.drop_column(table, mix.choice(extra))
-        elif what < 0.6:
-            size = table.info.column("name").type.flen + 10
-            world.modify_column(table, "name", f"varchar({size})")
-        elif what < 0.7:
-            world.truncate_table(table)
-        elif what < 0.82:
-            world.rename_table(table, f"{mix.choice(list(world.databases))}.t{self.names}")
-        elif what < 0.87:
-            world.drop_table(table)
-        elif what < 0.95:
-            name, kind = table.name, mix.choice(self.plan.kinds)
-            world.drop_table(table)
-            world.create_table(name, kind, mix.choice([0, 2]))
-        elif len(world.databases) > 1 and not self.plan.options.use_table_id_as_path:
-            # Where ids are paths, nothing tells readers of databases.
-            name = mix.choice(list(world.databases))
-            world.drop_database(name)
-            if mix.random() < 0.5:
-                world.create_database(name)
-                world.create_table(f"{name}.t{self.names}", mix.choice(self.plan.kinds))
 
     # What goes wrong
 
@@ -546,7 +306,7 @@ class Simulation:
 
     async def _finish(self) -> None:
         self.weather.calm()
-        self._capture(1.0)
+        self.workload.capture(1.0)
         self.world.resolve_ddls()
         end_ts = self.world.resolve()
         end_ts = min(end_ts, self.world.history.resolved_ts())
