@@ -79,7 +79,7 @@ class FeedWorld:
     def __init__(self, folder: Path, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
         self.ts = compose_ts(now_ms())
-        self.storage = StorageRef(f"memory:///{folder.name}")
+        self.storage = StorageRef(f"memory://{folder}")
         self.history = DdlHistory()
         self.databases: dict[str, int] = {}
         self.tables: dict[str, WorldTable] = {}
