@@ -28,12 +28,12 @@ from penstock.changes.admission import Limit
 from penstock.eventstore.partition import Partition, StorageRef, TableView
 from penstock.eventstore.storage import Storage
 from penstock.settings import Settings, SparkSettings
-from penstock.sink.engine import EncodeWork, Engine
-from penstock.sink.options import SinkOptions, parse_sink_uri
+from penstock.sink.files.options import SinkOptions, parse_sink_uri
+from penstock.sink.files.targetfiles import TargetFiles
+from penstock.sink.pipeline.engine import EncodeWork, Engine
+from penstock.sink.pipeline.storagesink import StorageSink
 from penstock.sink.positions import Position
-from penstock.sink.sink import StorageSink
-from penstock.sink.slicing import SliceRange, plan_slice
-from penstock.sink.targetfiles import TargetFiles
+from penstock.sink.source.slicing import SliceRange, plan_slice
 from penstock.sink.work import Chunk, DispatcherSpec, DmlEvent, FileWork, Slice, Written
 from penstock.spark.session import build_session
 from penstock.spark.sinkengine import SparkEngine

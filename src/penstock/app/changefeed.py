@@ -78,7 +78,7 @@ def query(name: Name, config: Config = None, pd: Pd = None) -> None:
 def pause(name: Name, config: Config = None, pd: Pd = None) -> None:
     """Stop a changefeed where it is; nothing is lost, and `resume` goes on from there."""
     from penstock.app import feedcalls
-    from penstock.sink.feedcommands import pause_feed
+    from penstock.sink.feeds.feedcommands import pause_feed
 
     feed = feedcalls.call(feedcalls.load(config, pd), lambda feeds, _: pause_feed(feeds, name))
     feedcalls.print_json(feedcalls.summary(feed))
@@ -88,7 +88,7 @@ def pause(name: Name, config: Config = None, pd: Pd = None) -> None:
 def resume(name: Name, config: Config = None, pd: Pd = None) -> None:
     """Let a changefeed go on that was paused or has failed."""
     from penstock.app import feedcalls
-    from penstock.sink.feedcommands import resume_feed
+    from penstock.sink.feeds.feedcommands import resume_feed
 
     feed = feedcalls.call(feedcalls.load(config, pd), lambda feeds, _: resume_feed(feeds, name))
     feedcalls.print_json(feedcalls.summary(feed))

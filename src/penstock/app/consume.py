@@ -28,8 +28,8 @@ from penstock.sink.consuming.progress import Progress
 from penstock.sink.consuming.reader import Delivery, DirectoryReader, TableChanges
 from penstock.sink.consuming.replaying import Replayer
 from penstock.sink.consuming.statefile import StateFile
-from penstock.sink.options import SinkOptions, parse_sink_uri
-from penstock.sink.sinkuri import split_uri
+from penstock.sink.files.options import SinkOptions, parse_sink_uri
+from penstock.sink.files.sinkuri import split_uri
 from penstock.tables import Catalog
 
 __all__ = ["ConsumeOptions", "Into", "consume"]

@@ -11,11 +11,11 @@ from penstock.clock import SYSTEM, physical_ms
 from penstock.errors import Invalid
 from penstock.kv import AsyncClient
 from penstock.settings import Settings, parse_changefeed
-from penstock.sink.clusterhistory import ClusterHistory
-from penstock.sink.feedcommands import create_feed, dump, update_feed
-from penstock.sink.feeds import Feed
-from penstock.sink.kvfeedstore import Feeds
-from penstock.sink.sinkuri import mask_uri
+from penstock.sink.feeds.feed import Feed
+from penstock.sink.feeds.feedcommands import create_feed, dump, update_feed
+from penstock.sink.feeds.kvfeedstore import Feeds
+from penstock.sink.files.sinkuri import mask_uri
+from penstock.sink.source.clusterhistory import ClusterHistory
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from penstock.clock import SYSTEM
 from penstock.eventloop import shared_loop
 from penstock.kv import AsyncClient
 from penstock.settings import Settings
-from penstock.sink.kvfeedstore import Feeds
-from penstock.sink.runner import FeedRunner, OpenEngine, create_configured
+from penstock.sink.feeds.kvfeedstore import Feeds
+from penstock.sink.feeds.runner import FeedRunner, OpenEngine, create_configured
 from penstock.spark.executorsettings import for_executors
 from penstock.spark.session import build_session
 from penstock.spark.sinkengine import spark_engines

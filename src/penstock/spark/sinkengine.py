@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from penstock.eventstore.partition import StorageRef
-    from penstock.sink.engine import EncodeWork
-    from penstock.sink.options import SinkOptions
+    from penstock.sink.files.options import SinkOptions
+    from penstock.sink.pipeline.engine import EncodeWork
 
 T = TypeVar("T")
 
@@ -189,7 +189,7 @@ class Piece:
 
 
 def _encoded(task: int, pieces: Iterable[Piece]) -> "Iterator[pa.RecordBatch]":
-    from penstock.sink.encoding import encode_part
+    from penstock.sink.formats.encoding import encode_part
 
     numbers = count(task << _PLACE_BITS)
     for piece in pieces:

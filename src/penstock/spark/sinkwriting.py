@@ -6,7 +6,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from penstock.eventstore.partition import StorageRef
-from penstock.sink.filewriting import write_files
+from penstock.sink.formats.filewriting import write_files
 from penstock.sink.work import FileWork, Written
 
 INFLIGHT_BYTES_MAX = 256 * 1024 * 1024

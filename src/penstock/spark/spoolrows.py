@@ -9,7 +9,7 @@ from penstock.sink.positions import Position
 from penstock.sink.work import Chunk, FileWork, Written
 
 if TYPE_CHECKING:
-    from penstock.sink.encoding import Encoded
+    from penstock.sink.formats.encoding import Encoded
 
 DESCRIPTORS = (
     "which",

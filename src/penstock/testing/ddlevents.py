@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.sink.blockevents import DdlEvent, Scope, TableChange
+from penstock.sink.dispatch.blockevents import DdlEvent, Scope, TableChange
 from penstock.tables.jobs import Action
 from penstock.testing.itemtables import item_table
 

@@ -3,7 +3,7 @@
 import asyncio
 
 from penstock.clock import SYSTEM, Clock
-from penstock.sink.localengine import LocalEngine, Step
+from penstock.sink.pipeline.localengine import LocalEngine, Step
 
 
 class EngineFaults:

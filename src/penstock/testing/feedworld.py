@@ -21,7 +21,7 @@ from penstock.eventstore.reading import Reader
 from penstock.eventstore.schemaversion import SchemaVersion, in_force
 from penstock.eventstore.store import EventStore
 from penstock.settings import CaptureSettings
-from penstock.sink.ddlhistory import DdlHistory
+from penstock.sink.source.ddlhistory import DdlHistory
 from penstock.tables import alter, keys, records
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.defaults import origin_cell

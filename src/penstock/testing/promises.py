@@ -8,8 +8,8 @@ from penstock.eventstore.storage import Storage
 from penstock.sink.consuming.changerows import ChangeRows
 from penstock.sink.consuming.datafiles import DataFiles, FileOptions
 from penstock.sink.consuming.listing import Listing, Root, Stretch, Survey
-from penstock.sink.filenumbers import number_in_index
-from penstock.sink.schemafile import SchemaFile, check_named
+from penstock.sink.files.filenumbers import number_in_index
+from penstock.sink.files.schemafile import SchemaFile, check_named
 from penstock.tables.schema import TableInfo
 
 __all__ = ["BrokenPromise", "check_files"]

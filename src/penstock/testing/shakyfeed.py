@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from penstock.errors import Unavailable
 from penstock.eventstore.partition import StorageRef
-from penstock.sink.engine import EncodeWork
-from penstock.sink.feedstore import KeptDispatcher, PendingFile
-from penstock.sink.localengine import Hook, LocalEngine
+from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
+from penstock.sink.pipeline.engine import EncodeWork
+from penstock.sink.pipeline.localengine import Hook, LocalEngine
 from penstock.sink.work import Chunk
 from penstock.testing.shakyremote import Killed, Process, Weather
 from penstock.testing.simloop import SimLoop

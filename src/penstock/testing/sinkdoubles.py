@@ -7,10 +7,10 @@ from dataclasses import replace
 from penstock.changes.admission import Limit
 from penstock.errors import StaleRead
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.sink.blockevents import DdlEvent
-from penstock.sink.feedstore import KeptDispatcher, PendingFile
+from penstock.sink.dispatch.blockevents import DdlEvent
+from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
 from penstock.sink.positions import Position
-from penstock.sink.source import Look
+from penstock.sink.source.feedsource import Look
 from penstock.sink.work import DispatcherSpec, Slice
 
 __all__ = ["MemoryProgress", "ScriptedSource", "no_fault"]

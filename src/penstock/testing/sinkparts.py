@@ -9,14 +9,14 @@ from penstock.clock import SYSTEM, Clock
 from penstock.errors import Unavailable
 from penstock.eventstore.partition import StorageRef
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.sink.blockevents import DdlEvent
-from penstock.sink.engine import EncodeWork
-from penstock.sink.feedstore import KeptDispatcher, PendingFile
-from penstock.sink.layout import Folder
-from penstock.sink.options import SinkOptions
+from penstock.sink.dispatch.blockevents import DdlEvent
+from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
+from penstock.sink.files.layout import Folder
+from penstock.sink.files.options import SinkOptions
+from penstock.sink.files.targetfiles import FilePaths, Place, TargetFiles
+from penstock.sink.pipeline.engine import EncodeWork
+from penstock.sink.pipeline.storagesink import StorageSink
 from penstock.sink.positions import Position
-from penstock.sink.sink import StorageSink
-from penstock.sink.targetfiles import FilePaths, Place, TargetFiles
 from penstock.sink.work import Chunk, DispatcherSpec, DmlEvent, FileWork, Slice, Written
 from penstock.tables.schema import TableInfo
 

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from penstock.sink.blockevents import DdlEvent
-from penstock.sink.feedstore import PendingFile, ProgressStore
+from penstock.sink.dispatch.blockevents import DdlEvent
+from penstock.sink.feeds.feedstore import PendingFile, ProgressStore
 from penstock.sink.positions import Position
 from penstock.sink.work import DispatcherSpec, DmlEvent, Slice
 from penstock.testing.sinkdoubles import Fault, no_fault

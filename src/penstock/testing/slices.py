@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from penstock.changes import plan_changes
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.sink.encoding import Encoded, encode_part, plan_options
+from penstock.sink.formats.encoding import Encoded, encode_part, plan_options
 from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.formats.rowchanges import DELETE, INSERT, UPDATE, RowChanges
 from penstock.sink.positions import Position

@@ -8,8 +8,8 @@ from typing import Any
 from penstock.clock import compose_ts
 from penstock.eventstore.flightreader import FlightReader
 from penstock.eventstore.leases import Lease
-from penstock.sink.ddlhistory import DdlHistory
-from penstock.sink.eventsource import EventStoreSource
+from penstock.sink.source.ddlhistory import DdlHistory
+from penstock.sink.source.eventsource import EventStoreSource
 from penstock.tables.schema import TableInfo
 from penstock.testing.metaevents import database, described
 from penstock.testing.rawbatches import raw

@@ -13,9 +13,9 @@ from penstock import eventloop
 from penstock.kv import AsyncClient, Client
 from penstock.settings import parse_changefeed
 from penstock.sink.consuming.datafiles import FileOptions
-from penstock.sink.feedcommands import create_feed
-from penstock.sink.kvfeedstore import Feeds
-from penstock.sink.options import SinkOptions, sink_options
+from penstock.sink.feeds.feedcommands import create_feed
+from penstock.sink.feeds.kvfeedstore import Feeds
+from penstock.sink.files.options import SinkOptions, sink_options
 from penstock.tables import Catalog
 from penstock.testing.capture import CaptureProcess
 from penstock.testing.command import penstock

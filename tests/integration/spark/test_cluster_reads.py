@@ -23,11 +23,11 @@ from penstock.eventstore.capture import Capture
 from penstock.eventstore.partition import StorageRef
 from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings
-from penstock.sink.encoding import encode_part
-from penstock.sink.engine import EncodeWork
-from penstock.sink.eventsource import EventStoreSource
+from penstock.sink.formats.encoding import encode_part
 from penstock.sink.formats.options import EncoderOptions
+from penstock.sink.pipeline.engine import EncodeWork
 from penstock.sink.positions import Position
+from penstock.sink.source.eventsource import EventStoreSource
 from penstock.sink.work import DispatcherSpec, FileWork
 from penstock.spark import register
 from penstock.spark.failures import as_penstock_error

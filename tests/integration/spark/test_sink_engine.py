@@ -12,11 +12,11 @@ from penstock.changes.admission import Limit
 from penstock.errors import Unavailable
 from penstock.eventstore.flightreader import FlightReader
 from penstock.eventstore.partition import StorageRef
-from penstock.sink.encoding import encode_part
-from penstock.sink.engine import EncodeWork
+from penstock.sink.formats.encoding import encode_part
 from penstock.sink.formats.options import EncoderOptions
+from penstock.sink.pipeline.engine import EncodeWork
 from penstock.sink.positions import Position
-from penstock.sink.slicing import SliceRange, plan_slice
+from penstock.sink.source.slicing import SliceRange, plan_slice
 from penstock.sink.work import Chunk, DispatcherSpec, FileWork, Slice
 from penstock.spark.sinkengine import SparkEngine
 from penstock.testing.itemtables import item, item_table

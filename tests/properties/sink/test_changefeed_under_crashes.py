@@ -16,11 +16,11 @@ from penstock import eventloop
 from penstock.changes.admission import Limit
 from penstock.clock import SYSTEM
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.sink.blockevents import DdlEvent, Scope
-from penstock.sink.changefeed import Changefeed
+from penstock.sink.dispatch.blockevents import DdlEvent, Scope
+from penstock.sink.dispatch.changefeed import Changefeed
+from penstock.sink.dispatch.startup import FeedOptions
+from penstock.sink.dispatch.tablefilter import TableFilter
 from penstock.sink.positions import Position
-from penstock.sink.startup import FeedOptions
-from penstock.sink.tablefilter import TableFilter
 from penstock.sink.work import Slice
 from penstock.testing.ddlevents import (
     alter_table,

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.sink.encoding import Encoded
+from penstock.sink.formats.encoding import Encoded
 from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.positions import Position
 from penstock.testing.itemtables import item, item_table

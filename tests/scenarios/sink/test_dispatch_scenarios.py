@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.sink.barrier import Barrier
-from penstock.sink.dispatcher import Dispatcher, Drain, Horizon, Read, State
+from penstock.sink.dispatch.barrier import Barrier
+from penstock.sink.dispatch.dispatcher import Dispatcher, Drain, Horizon, Read, State
 from penstock.sink.positions import Position
 from penstock.sink.work import DispatcherSpec, DmlEvent, Slice
 from penstock.testing.ddlevents import table_schema

@@ -23,19 +23,21 @@ import pytest
 from penstock.changes.admission import Limit
 from penstock.errors import Unavailable
 from penstock.eventstore.leases import Lease
-from penstock.sink import eventsource, filewriting, underway
-from penstock.sink.changefeed import Changefeed
 from penstock.sink.consuming.datafiles import FileOptions
 from penstock.sink.consuming.listing import Survey
-from penstock.sink.eventsource import EventStoreSource
+from penstock.sink.dispatch.changefeed import Changefeed
+from penstock.sink.dispatch.startup import FeedOptions
+from penstock.sink.files.metadatafile import decode_checkpoint
+from penstock.sink.files.options import SinkOptions
+from penstock.sink.files.targetfiles import TargetFiles
+from penstock.sink.formats import filewriting
 from penstock.sink.formats.options import CsvOptions
-from penstock.sink.localengine import LocalEngine, Step
-from penstock.sink.metadatafile import decode_checkpoint
-from penstock.sink.options import SinkOptions
+from penstock.sink.pipeline import underway
+from penstock.sink.pipeline.localengine import LocalEngine, Step
+from penstock.sink.pipeline.storagesink import StorageSink
 from penstock.sink.positions import Position
-from penstock.sink.sink import StorageSink
-from penstock.sink.startup import FeedOptions
-from penstock.sink.targetfiles import TargetFiles
+from penstock.sink.source import eventsource
+from penstock.sink.source.eventsource import EventStoreSource
 from penstock.testing.feedworkload import FeedWorkload
 from penstock.testing.feedworld import FeedWorld
 from penstock.testing.replica import Replica

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from penstock.errors import Invalid
-from penstock.sink import layout
-from penstock.sink.layout import DateSeparator, Folder, SchemaPath
+from penstock.sink.files import layout
+from penstock.sink.files.layout import DateSeparator, Folder, SchemaPath
 
 Root = str
 """A table's part of the directory: `<schema>/<table>` or its id; a database's: `<schema>`."""

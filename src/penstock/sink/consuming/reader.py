@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from penstock.errors import Corrupt, Invalid
 from penstock.eventstore.storage import Storage
-from penstock.sink import layout
 from penstock.sink.consuming.changerows import ChangeRows
 from penstock.sink.consuming.datafiles import DataFiles, FileOptions
 from penstock.sink.consuming.listing import Listing, SchemaFound, Stretch, Survey, name_root
@@ -14,8 +13,9 @@ from penstock.sink.consuming.planning import DataStep, SchemaStep, plan
 from penstock.sink.consuming.progress import Mark, Progress
 from penstock.sink.consuming.renames import Name, old_name
 from penstock.sink.consuming.repetition import Repetition
-from penstock.sink.metadatafile import decode_checkpoint
-from penstock.sink.schemafile import SchemaFile, check_named
+from penstock.sink.files import layout
+from penstock.sink.files.metadatafile import decode_checkpoint
+from penstock.sink.files.schemafile import SchemaFile, check_named
 from penstock.tables.jobs import Action
 from penstock.tables.schema import TableInfo
 

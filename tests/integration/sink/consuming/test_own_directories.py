@@ -8,14 +8,14 @@ import pytest
 
 from penstock.eventloop import shared_loop
 from penstock.eventstore.partition import StorageRef
-from penstock.sink.blockevents import DdlEvent, TableChange
 from penstock.sink.consuming.datafiles import FileOptions
 from penstock.sink.consuming.listing import Survey
+from penstock.sink.dispatch.blockevents import DdlEvent, TableChange
+from penstock.sink.files.options import SinkOptions
+from penstock.sink.files.targetfiles import TargetFiles
 from penstock.sink.formats.options import CsvOptions
-from penstock.sink.localengine import LocalEngine
-from penstock.sink.options import SinkOptions
-from penstock.sink.sink import StorageSink
-from penstock.sink.targetfiles import TargetFiles
+from penstock.sink.pipeline.localengine import LocalEngine
+from penstock.sink.pipeline.storagesink import StorageSink
 from penstock.sink.work import DmlEvent
 from penstock.tables import alter
 from penstock.testing.itemtables import item, item_table

@@ -12,11 +12,11 @@ from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.storage import open_storage
 from penstock.sink.consuming.changerows import row_dicts
 from penstock.sink.consuming.datafiles import DataFiles, FileOptions
+from penstock.sink.files.schemafile import SchemaFile
 from penstock.sink.formats.encoders import encoder_of, extension_of, header_of
 from penstock.sink.formats.options import CsvOptions, EncoderOptions
 from penstock.sink.formats.parquetrows import parquet_file
 from penstock.sink.formats.rowchanges import RowChanges
-from penstock.sink.schemafile import SchemaFile
 from penstock.tables.arrow import arrow_schema
 from penstock.testing.everytype import EVERY_CELL, EVERY_TYPE
 

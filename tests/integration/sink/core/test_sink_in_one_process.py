@@ -11,11 +11,11 @@ import pytest
 
 from penstock.errors import Unavailable
 from penstock.eventstore.partition import StorageRef
-from penstock.sink.blockevents import DdlEvent, TableChange
-from penstock.sink.localengine import LocalEngine
-from penstock.sink.options import SinkOptions
-from penstock.sink.sink import StorageSink
-from penstock.sink.targetfiles import TargetFiles
+from penstock.sink.dispatch.blockevents import DdlEvent, TableChange
+from penstock.sink.files.options import SinkOptions
+from penstock.sink.files.targetfiles import TargetFiles
+from penstock.sink.pipeline.localengine import LocalEngine
+from penstock.sink.pipeline.storagesink import StorageSink
 from penstock.testing.enginefaults import EngineFaults, lose_everything
 from penstock.testing.itemtables import item, item_table
 from penstock.testing.manual_clock import ManualClock

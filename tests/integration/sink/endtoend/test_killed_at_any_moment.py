@@ -21,8 +21,8 @@ from penstock.errors import Conflict
 from penstock.eventstore.storage import Storage, open_storage
 from penstock.kv import Client
 from penstock.sink.consuming.datafiles import FileOptions
-from penstock.sink.layout import METADATA_PATH
-from penstock.sink.metadatafile import decode_checkpoint
+from penstock.sink.files.layout import METADATA_PATH
+from penstock.sink.files.metadatafile import decode_checkpoint
 from penstock.tables import Catalog
 from penstock.testing.capture import CaptureProcess
 from penstock.testing.command import ServiceProcess, penstock

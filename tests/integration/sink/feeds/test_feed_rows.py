@@ -9,9 +9,9 @@ import pytest
 
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.kv import AsyncClient
-from penstock.sink.feeds import Feed, FeedInfo, FeedState
-from penstock.sink.feedstore import KeptDispatcher, PendingFile
-from penstock.sink.kvfeedstore import Feeds
+from penstock.sink.feeds.feed import Feed, FeedInfo, FeedState
+from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
+from penstock.sink.feeds.kvfeedstore import Feeds
 from penstock.sink.positions import Position
 from penstock.sink.work import DispatcherSpec
 from penstock.testing.store import StoreProcess

@@ -7,11 +7,11 @@ import pytest
 
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.storage import open_storage
-from penstock.sink.blankfiles import blank_file
 from penstock.sink.consuming.datafiles import DataFiles, FileOptions
+from penstock.sink.files.blankfiles import blank_file
+from penstock.sink.files.schemafile import SchemaFile
 from penstock.sink.formats.options import CsvOptions
 from penstock.sink.formats.parquetrows import ParquetRows
-from penstock.sink.schemafile import SchemaFile
 from penstock.testing.everytype import EVERY_TYPE
 
 

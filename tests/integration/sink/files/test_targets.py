@@ -13,15 +13,15 @@ from penstock.clock import compose_ts
 from penstock.errors import PenstockError
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.storage import Storage
-from penstock.sink.blockevents import DdlEvent, Scope, TableChange
-from penstock.sink.cleanup import Cleanup
-from penstock.sink.feedstore import PendingFile
-from penstock.sink.layout import parse_data_path, parse_index_path, parse_schema_path
-from penstock.sink.metadatafile import decode_checkpoint
-from penstock.sink.options import SinkOptions, parse_sink_uri
+from penstock.sink.dispatch.blockevents import DdlEvent, Scope, TableChange
+from penstock.sink.feeds.feedstore import PendingFile
+from penstock.sink.files.cleanup import Cleanup
+from penstock.sink.files.layout import parse_data_path, parse_index_path, parse_schema_path
+from penstock.sink.files.metadatafile import decode_checkpoint
+from penstock.sink.files.options import SinkOptions, parse_sink_uri
+from penstock.sink.files.schemafile import SchemaFile, check_named
+from penstock.sink.files.targetfiles import FilePaths, TargetFiles
 from penstock.sink.positions import Position
-from penstock.sink.schemafile import SchemaFile, check_named
-from penstock.sink.targetfiles import FilePaths, TargetFiles
 from penstock.sink.work import DispatcherSpec
 from penstock.tables.define import define_table
 from penstock.testing.manual_clock import ManualClock

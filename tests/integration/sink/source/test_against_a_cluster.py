@@ -15,9 +15,9 @@ from penstock.eventstore.capture import Capture
 from penstock.kv import Client
 from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings, StoreSettings
-from penstock.sink.blockevents import DdlEvent, Scope
-from penstock.sink.eventsource import EventStoreSource
+from penstock.sink.dispatch.blockevents import DdlEvent, Scope
 from penstock.sink.positions import Position
+from penstock.sink.source.eventsource import EventStoreSource
 from penstock.sink.work import DispatcherSpec
 from penstock.store.cluster import Cluster
 from penstock.tables import Catalog

@@ -8,8 +8,8 @@ from pathlib import Path
 from penstock.app import feedcalls
 from penstock.kv.pd import PdClient
 from penstock.settings import Settings, StoreSettings
-from penstock.sink.clusterhistory import ClusterHistory
-from penstock.sink.eventsource import EventStoreSource
+from penstock.sink.source.clusterhistory import ClusterHistory
+from penstock.sink.source.eventsource import EventStoreSource
 from penstock.store.cluster import Cluster
 
 COLLECTOR = "gc_worker"  # who collects, up to what it is answered

@@ -8,9 +8,9 @@ from penstock.clock import SYSTEM
 from penstock.eventstore.flight import FlightService
 from penstock.eventstore.manifest import BEGUN
 from penstock.eventstore.watermarks import Watermarks
-from penstock.sink import looking
-from penstock.sink.looking import OBJECTS_S
-from penstock.sink.source import Look
+from penstock.sink.source import looking
+from penstock.sink.source.feedsource import Look
+from penstock.sink.source.looking import OBJECTS_S
 from penstock.tables.keys import encode_handle
 from penstock.testing.itemtables import item, item_table
 from penstock.testing.metaevents import a_table, described, gone

@@ -17,9 +17,9 @@ from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore.flight import FlightService
 from penstock.eventstore.flightaccess import FlightAccess
 from penstock.eventstore.snapshot import read_snapshot
-from penstock.sink import slicing
-from penstock.sink.eventsource import EventStoreSource
 from penstock.sink.positions import Position
+from penstock.sink.source import slicing
+from penstock.sink.source.eventsource import EventStoreSource
 from penstock.sink.work import DispatcherSpec, Slice
 from penstock.tables.alter import add_column
 from penstock.tables.keys import encode_handle

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.sink.drain import DrainMarker
-from penstock.sink.filetasks import FileTask
-from penstock.sink.ledger import EncodeJob, Ledger
+from penstock.sink.pipeline.drain import DrainMarker
+from penstock.sink.pipeline.filetasks import FileTask
+from penstock.sink.pipeline.ledger import EncodeJob, Ledger
+from penstock.sink.pipeline.sinkmetrics import SinkMetrics
 from penstock.sink.positions import Position
-from penstock.sink.sinkmetrics import SinkMetrics
 from penstock.sink.work import Chunk
 from penstock.testing.manual_clock import ManualClock
 from penstock.testing.sinkparts import SCHEMA, Watched, dispatcher, sink_options, slice_of

@@ -13,8 +13,8 @@ import pytest
 from penstock.errors import Corrupt, Invalid
 from penstock.sink.consuming import canaljson, csvfiles
 from penstock.sink.consuming.changerows import ChangeRows, row_dicts
+from penstock.sink.files.schemafile import SchemaFile
 from penstock.sink.formats.options import CsvOptions
-from penstock.sink.schemafile import SchemaFile
 from penstock.tables.schema import TableInfo
 from penstock.testing.ticdcfiles import canal_line, column
 

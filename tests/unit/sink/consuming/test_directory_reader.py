@@ -9,13 +9,13 @@ import pytest
 
 from penstock.errors import Corrupt, Invalid
 from penstock.eventstore.storage import open_storage
-from penstock.sink.blankfiles import blank_file
 from penstock.sink.consuming.changerows import row_dicts
 from penstock.sink.consuming.datafiles import FileOptions
 from penstock.sink.consuming.listing import Survey
 from penstock.sink.consuming.progress import Progress
 from penstock.sink.consuming.reader import Ddl, Delivery, DirectoryReader
-from penstock.sink.schemafile import SchemaFile
+from penstock.sink.files.blankfiles import blank_file
+from penstock.sink.files.schemafile import SchemaFile
 from penstock.testing.ticdcfiles import TicdcDirectory, canal_line, column
 
 ORDERS = [column("id", "BIGINT", pk=True), column("note", "VARCHAR", ColumnPrecision="20")]

@@ -4,11 +4,11 @@ from dataclasses import replace
 from itertools import count
 
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.sink.buffers import Buffers
-from penstock.sink.drain import DrainMarker
-from penstock.sink.filetasks import FileTask, Reason
+from penstock.sink.pipeline.buffers import Buffers
+from penstock.sink.pipeline.drain import DrainMarker
+from penstock.sink.pipeline.filetasks import FileTask, Reason
+from penstock.sink.pipeline.ratios import Ratios
 from penstock.sink.positions import Position
-from penstock.sink.ratios import Ratios
 from penstock.sink.work import Chunk, DmlEvent
 from penstock.testing.sinkparts import SCHEMA, dispatcher, slice_of
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from penstock.errors import Unavailable
-from penstock.sink.drain import DrainMarker
+from penstock.sink.pipeline.drain import DrainMarker
 from penstock.testing.sinkparts import dispatcher
 
 

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from penstock.sink.ledger import Ledger
-from penstock.sink.sink import StorageSink
-from penstock.sink.sinkmetrics import SinkMetrics
-from penstock.sink.targetfiles import TargetFiles
+from penstock.sink.files.targetfiles import TargetFiles
+from penstock.sink.pipeline.ledger import Ledger
+from penstock.sink.pipeline.sinkmetrics import SinkMetrics
+from penstock.sink.pipeline.storagesink import StorageSink
 from penstock.sink.work import Chunk
 from penstock.testing.manual_clock import ManualClock
 from penstock.testing.sinkparts import (

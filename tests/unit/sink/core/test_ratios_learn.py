@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.sink import ratios as module
-from penstock.sink.ratios import Ratios
+from penstock.sink.pipeline import ratios as module
+from penstock.sink.pipeline.ratios import Ratios
 
 
 def test_before_anything_is_known_a_byte_is_a_byte() -> None:

@@ -1,7 +1,7 @@
 """Queues by dispatcher before encoding."""
 
-from penstock.sink.drain import DrainMarker
-from penstock.sink.shards import Batch, Shards
+from penstock.sink.pipeline.drain import DrainMarker
+from penstock.sink.pipeline.shards import Batch, Shards
 from penstock.sink.work import DmlEvent
 from penstock.testing.sinkparts import dispatcher, slice_of
 

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from penstock.errors import Unavailable
-from penstock.sink.blockevents import DdlEvent
+from penstock.sink.dispatch.blockevents import DdlEvent
 from penstock.testing.manual_clock import ManualClock
 from penstock.testing.sinkparts import SinkWorld, refused
 

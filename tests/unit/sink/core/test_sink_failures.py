@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from penstock.errors import Fenced, Unavailable
-from penstock.sink.blockevents import DdlEvent
+from penstock.sink.dispatch.blockevents import DdlEvent
 from penstock.testing.manual_clock import ManualClock
 from penstock.testing.sinkparts import RowlessEngine, SinkWorld, dispatcher, refused
 

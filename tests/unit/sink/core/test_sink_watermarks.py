@@ -4,9 +4,9 @@ from typing import Any
 
 from prometheus_client import REGISTRY
 
-from penstock.sink.ledger import Ledger
+from penstock.sink.pipeline.ledger import Ledger
+from penstock.sink.pipeline.sinkmetrics import SinkMetrics
 from penstock.sink.positions import Position
-from penstock.sink.sinkmetrics import SinkMetrics
 from penstock.sink.work import Chunk
 from penstock.testing.manual_clock import ManualClock
 from penstock.testing.sinkparts import RowlessEngine, SinkWorld, Watched, sink_options, slice_of

@@ -1,7 +1,7 @@
 """The spool: bytes and items, watermarks, quota."""
 
+from penstock.sink.pipeline.spool import Spool
 from penstock.sink.positions import Position
-from penstock.sink.spool import Spool
 from penstock.sink.work import Chunk, DmlEvent
 from penstock.testing.sinkparts import slice_of
 

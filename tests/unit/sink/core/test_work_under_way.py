@@ -7,7 +7,7 @@ import pytest
 
 from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
-from penstock.sink.underway import Pulse, Signal, Threads, Underway
+from penstock.sink.pipeline.underway import Pulse, Signal, Threads, Underway
 from penstock.testing.manual_clock import ManualClock
 
 

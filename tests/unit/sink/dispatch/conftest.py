@@ -10,10 +10,10 @@ import pytest
 from penstock.changes.admission import Limit
 from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
-from penstock.sink.changefeed import Changefeed
+from penstock.sink.dispatch.changefeed import Changefeed
+from penstock.sink.dispatch.startup import FeedOptions
+from penstock.sink.dispatch.tablefilter import TableFilter
 from penstock.sink.positions import Position
-from penstock.sink.startup import FeedOptions
-from penstock.sink.tablefilter import TableFilter
 from penstock.testing.sinkdoubles import MemoryProgress, ScriptedSource
 from penstock.testing.sinkrecorder import RecordingSink, RemoteDouble
 

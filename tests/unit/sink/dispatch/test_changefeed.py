@@ -3,7 +3,7 @@ import asyncio
 import pytest
 from prometheus_client import REGISTRY
 
-from penstock.sink.feeds import FeedState
+from penstock.sink.feeds.feed import FeedState
 from penstock.sink.positions import Position
 from penstock.testing.ddlevents import (
     alter_table,

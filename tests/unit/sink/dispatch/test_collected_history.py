@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import StaleRead
-from penstock.sink.feeds import FeedState
+from penstock.sink.feeds.feed import FeedState
 from penstock.testing.ddlevents import create_table, table_schema
 from penstock.testing.sinkdoubles import ScriptedSource
 

@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.sink.dispatcher import Dispatcher, Drain, Horizon, Read, State
+from penstock.sink.dispatch.dispatcher import Dispatcher, Drain, Horizon, Read, State
 from penstock.sink.positions import Position
 from penstock.sink.work import DispatcherSpec, Slice
 from penstock.testing.ddlevents import table_schema

@@ -1,7 +1,7 @@
 """Those that have nothing to do cost nothing, however many they are."""
 
-from penstock.sink import feedlife
-from penstock.sink.dispatcher import Dispatcher
+from penstock.sink.dispatch import feedlife
+from penstock.sink.dispatch.dispatcher import Dispatcher
 from penstock.testing.ddlevents import alter_table, table_schema
 
 IDLE, BUSY = 10_000, 10

@@ -1,7 +1,7 @@
-from penstock.sink.blockevents import DdlEvent
-from penstock.sink.pendingddls import Block, CarriedTables, PendingDdls, blocks
+from penstock.sink.dispatch.blockevents import DdlEvent
+from penstock.sink.dispatch.pendingddls import Block, CarriedTables, PendingDdls, blocks
+from penstock.sink.dispatch.tablefilter import TableFilter
 from penstock.sink.positions import Position
-from penstock.sink.tablefilter import TableFilter
 from penstock.testing.ddlevents import (
     alter_table,
     create_table,

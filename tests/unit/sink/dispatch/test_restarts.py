@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import Corrupt, Fenced, Invalid, StaleRead, Unavailable
-from penstock.sink.feeds import FeedState
+from penstock.sink.feeds.feed import FeedState
 from penstock.sink.positions import Position
 from penstock.testing.ddlevents import alter_table, create_table, drop_table, table_schema, truncate_table
 

@@ -1,8 +1,8 @@
 import pytest
 
 from penstock.errors import Invalid
-from penstock.sink.blockevents import TableChange
-from penstock.sink.tablefilter import TableFilter
+from penstock.sink.dispatch.blockevents import TableChange
+from penstock.sink.dispatch.tablefilter import TableFilter
 from penstock.testing.ddlevents import (
     alter_table,
     create_database,

@@ -1,7 +1,7 @@
 import pytest
 
 from penstock.errors import Fenced, Invalid, Unavailable
-from penstock.sink.trouble import Trouble
+from penstock.sink.dispatch.trouble import Trouble
 from penstock.testing.manual_clock import ManualClock
 
 

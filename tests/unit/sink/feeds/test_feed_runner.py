@@ -8,9 +8,9 @@ import pytest
 from penstock.clock import SYSTEM
 from penstock.errors import Invalid, Unavailable
 from penstock.settings import Settings
-from penstock.sink import runner
-from penstock.sink.feeds import Feed, FeedInfo, FeedState, FeedStatus
-from penstock.sink.runner import FeedRunner
+from penstock.sink.feeds import runner
+from penstock.sink.feeds.feed import Feed, FeedInfo, FeedState, FeedStatus
+from penstock.sink.feeds.runner import FeedRunner
 
 
 class Quick:

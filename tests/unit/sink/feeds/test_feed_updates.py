@@ -7,8 +7,8 @@ import pytest
 
 from penstock.errors import Invalid
 from penstock.settings import parse_changefeed
-from penstock.sink.feedcommands import dump, update_feed
-from penstock.sink.feeds import Feed, FeedInfo, FeedStatus
+from penstock.sink.feeds.feed import Feed, FeedInfo, FeedStatus
+from penstock.sink.feeds.feedcommands import dump, update_feed
 
 PLACE = "file:///out"
 SELECTED = [{"tables": ["shop.*"], "columns": ["id"]}]

@@ -10,8 +10,8 @@ import pytest
 from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import Unavailable
 from penstock.eventstore.storage import open_storage
-from penstock.sink.cleanup import Cleanup, expired, remove_empty_directories
-from penstock.sink.options import parse_sink_uri
+from penstock.sink.files.cleanup import Cleanup, expired, remove_empty_directories
+from penstock.sink.files.options import parse_sink_uri
 from penstock.testing.manual_clock import ManualClock
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import Invalid
-from penstock.sink.cron import CronSpec
+from penstock.sink.files.cron import CronSpec
 
 
 def next_of(spec: str, after: str) -> str:

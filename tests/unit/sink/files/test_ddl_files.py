@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.sink.blockevents import DdlEvent, Scope, TableChange
-from penstock.sink.ddlfiles import ddl_files
-from penstock.sink.options import SinkOptions, parse_sink_uri
-from penstock.sink.selectors import ColumnSelector
+from penstock.sink.dispatch.blockevents import DdlEvent, Scope, TableChange
+from penstock.sink.files.ddlfiles import ddl_files
+from penstock.sink.files.options import SinkOptions, parse_sink_uri
+from penstock.sink.files.selectors import ColumnSelector
 from penstock.tables.define import define_table
 
 URI = "memory:///?protocol=canal-json"

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.sink import layout
-from penstock.sink.layout import (
+from penstock.sink.files import layout
+from penstock.sink.files.layout import (
     DataPath,
     FileName,
     Folder,

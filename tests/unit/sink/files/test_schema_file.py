@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from penstock.errors import Corrupt
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.sink import gojson
-from penstock.sink.layout import SchemaPath
-from penstock.sink.schemacolumns import SchemaColumn
-from penstock.sink.schemafile import Choice, SchemaFile, check_named, choose_version
+from penstock.sink.files import gojson
+from penstock.sink.files.layout import SchemaPath
+from penstock.sink.files.schemacolumns import SchemaColumn
+from penstock.sink.files.schemafile import Choice, SchemaFile, check_named, choose_version
 from penstock.tables.columns import ColumnInfo, SchemaState
 from penstock.tables.define import define_table
 from penstock.tables.fieldtypes import NO_FLAGS, UNSPECIFIED, ColumnFlag, FieldType, Tp

@@ -10,9 +10,9 @@ import pytest
 from penstock.errors import Invalid
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.settings import ChangefeedSettings
+from penstock.sink.files.options import SinkOptions, parse_sink_uri, sink_options
+from penstock.sink.files.sinkuri import mask_uri
 from penstock.sink.formats.options import CsvOptions
-from penstock.sink.options import SinkOptions, parse_sink_uri, sink_options
-from penstock.sink.sinkuri import mask_uri
 from penstock.tables.define import define_table
 
 SECRET = "hunter2hunter2"

@@ -17,14 +17,14 @@ import zstandard
 from penstock.errors import Corrupt, Unavailable
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.storage import Storage, open_storage
-from penstock.sink.blockevents import DdlEvent, TableChange
-from penstock.sink.feedstore import PendingFile
-from penstock.sink.filenumbers import last_number, number_in_index
-from penstock.sink.metadatafile import decode_checkpoint, encode_checkpoint
-from penstock.sink.options import parse_sink_uri
+from penstock.sink.dispatch.blockevents import DdlEvent, TableChange
+from penstock.sink.feeds.feedstore import PendingFile
+from penstock.sink.files.filenumbers import last_number, number_in_index
+from penstock.sink.files.metadatafile import decode_checkpoint, encode_checkpoint
+from penstock.sink.files.options import parse_sink_uri
+from penstock.sink.files.schemafile import SchemaFile
+from penstock.sink.files.targetfiles import FilePaths, Place, TargetFiles
 from penstock.sink.positions import Position
-from penstock.sink.schemafile import SchemaFile
-from penstock.sink.targetfiles import FilePaths, Place, TargetFiles
 from penstock.sink.work import DispatcherSpec
 from penstock.tables.define import define_table
 from penstock.testing.manual_clock import ManualClock

@@ -6,8 +6,8 @@ import pytest
 
 from penstock.clock import compose_ts
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.sink.encoding import extension, file_header
 from penstock.sink.formats.encoders import encoder_of
+from penstock.sink.formats.encoding import extension, file_header
 from penstock.sink.formats.options import CsvOptions, EncoderOptions
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.sink.encoding import Encoded
 from penstock.sink.formats import partrows
+from penstock.sink.formats.encoding import Encoded
 from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.positions import Position
 from penstock.sink.work import DispatcherSpec

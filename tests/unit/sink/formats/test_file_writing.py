@@ -7,7 +7,7 @@ import pytest
 from penstock.errors import Unavailable
 from penstock.eventstore.partition import StorageRef
 from penstock.eventstore.storage import Storage
-from penstock.sink.filewriting import write_files
+from penstock.sink.formats.filewriting import write_files
 from penstock.sink.positions import Position
 from penstock.sink.work import Chunk, FileWork, Written
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import Invalid
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.sink.rowfilter import RowFilter
+from penstock.sink.formats.rowfilter import RowFilter
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.define import define_table
 

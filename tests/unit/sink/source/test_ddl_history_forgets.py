@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import StaleRead
-from penstock.sink.ddlhistory import DdlHistory
+from penstock.sink.source.ddlhistory import DdlHistory
 from penstock.testing.metaevents import a_table, database, described, gone, partitioned
 from penstock.testing.rawbatches import Change, raw
 

@@ -1,0 +1,1 @@
+"""Dispatchers, their barrier, and the changefeed that drives them."""

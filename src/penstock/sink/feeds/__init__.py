@@ -1,0 +1,1 @@
+"""Changefeeds as they are kept, managed and run."""

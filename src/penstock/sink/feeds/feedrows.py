@@ -1,0 +1,159 @@
+"""The rows that changefeeds have in the key-value store, and the transactions that change them."""
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from penstock.errors import Conflict, Corrupt, Invalid, Unavailable, Undetermined
+from penstock.kv import AsyncClient, AsyncTransaction
+from penstock.sink.feeds.feed import Feed, FeedInfo, FeedStatus
+from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
+from penstock.sink.positions import Position
+from penstock.sink.work import DispatcherSpec
+
+PREFIX = b"penstock/changefeed/"
+_ATTEMPTS = 10
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class FeedKeys:
+    """The keys of one changefeed."""
+
+    root: bytes
+
+    @classmethod
+    def of(cls, feed_id: str) -> "FeedKeys":
+        """Those of a changefeed by its id."""
+        return cls(PREFIX + feed_id.encode() + b"/")
+
+    @property
+    def info(self) -> bytes:
+        """What was asked for."""
+        return self.root + b"info"
+
+    @property
+    def status(self) -> bytes:
+        """How far it has come."""
+        return self.root + b"status"
+
+    @property
+    def lease(self) -> bytes:
+        """Who runs it."""
+        return self.root + b"lease"
+
+    @property
+    def dispatchers(self) -> bytes:
+        """What the keys of its dispatchers begin with."""
+        return self.root + b"dispatcher/"
+
+    def dispatcher(self, dispatcher_id: str) -> bytes:
+        """One dispatcher."""
+        return self.dispatchers + dispatcher_id.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Who runs a changefeed, and until when; each new run has a greater epoch."""
+
+    owner: str = ""
+    epoch: int = 0
+    expires_ms: int = 0
+
+    def write(self) -> bytes:
+        """The row's value."""
+        return json.dumps({"owner": self.owner, "epoch": self.epoch, "expires_ms": self.expires_ms}).encode()
+
+    @classmethod
+    def read(cls, data: bytes | None) -> "Lease":
+        """A lease from its row; nobody's when there is none."""
+        if data is None:
+            return cls()
+        try:
+            tree = json.loads(data)
+            return cls(str(tree["owner"]), int(tree["epoch"]), int(tree["expires_ms"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise Corrupt("the lease of a changefeed is damaged; remove the changefeed") from error
+
+
+async def get_feed(txn: AsyncTransaction, feed_id: str) -> Feed:
+    """A changefeed as a transaction sees it; raise Invalid when there is none of that name."""
+    keys = FeedKeys.of(feed_id)
+    rows = await txn.batch_get([keys.info, keys.status])
+    if keys.info not in rows:
+        raise Invalid(f"there is no changefeed {feed_id}; `penstock changefeed list` shows those there are")
+    return feed_of(feed_id, rows[keys.info], rows.get(keys.status))
+
+
+def feed_of(feed_id: str, info: bytes, status: bytes | None) -> Feed:
+    """A changefeed from its two rows."""
+    known = FeedInfo.from_json(feed_id, info)
+    if status is None:
+        raise Corrupt(f"changefeed {feed_id} has no status; remove it and create it again")
+    return Feed(known, FeedStatus.from_json(feed_id, status))
+
+
+async def committed(client: AsyncClient, work: Callable[[AsyncTransaction], Awaitable[T]]) -> T:
+    """Run a transaction until it commits; all of ours may be repeated."""
+    problem: Exception | None = None
+    for _ in range(_ATTEMPTS):
+        try:
+            async with client.begin() as txn:
+                return await work(txn)
+        except (Conflict, Undetermined) as error:
+            problem = error
+    raise Unavailable("changefeeds are changed by others all the time; try again") from problem
+
+
+def write_dispatcher(kept: KeptDispatcher) -> bytes:
+    """A dispatcher's row."""
+    spec, pending = kept.spec, kept.pending
+    tree: dict[str, Any] = {
+        "table_id": spec.table_id,
+        "id": spec.id,
+        "handle_from": spec.handle_from.hex(),
+        "handle_to": spec.handle_to.hex(),
+        "begin": kept.begin.to_json(),
+    }
+    if pending is not None:
+        tree["pending"] = {
+            "data_path": pending.data_path,
+            "index_path": pending.index_path,
+            "start": pending.start.to_json(),
+            "end": pending.end.to_json(),
+            "nbytes": pending.nbytes,
+        }
+    return json.dumps(tree).encode()
+
+
+def read_dispatcher(data: bytes) -> KeptDispatcher:
+    """A dispatcher from its row."""
+    try:
+        tree = json.loads(data)
+        spec = DispatcherSpec(
+            tree["id"],
+            int(tree["table_id"]),
+            bytes.fromhex(tree["handle_from"]),
+            bytes.fromhex(tree["handle_to"]),
+        )
+        pending = tree.get("pending")
+        return KeptDispatcher(
+            spec,
+            Position.from_json(tree["begin"]),
+            None if pending is None else _read_pending(spec.id, pending),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise Corrupt("a dispatcher of a changefeed is damaged; create the changefeed again") from error
+
+
+def _read_pending(dispatcher_id: str, tree: dict[str, Any]) -> PendingFile:
+    return PendingFile(
+        dispatcher_id,
+        tree["data_path"],
+        tree["index_path"],
+        Position.from_json(tree["start"]),
+        Position.from_json(tree["end"]),
+        int(tree["nbytes"]),
+    )

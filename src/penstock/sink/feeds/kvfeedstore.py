@@ -1,0 +1,94 @@
+"""Changefeeds as rows in the key-value store: what the commands read and change."""
+
+from collections.abc import Callable
+
+from penstock.clock import physical_ms
+from penstock.errors import Invalid, Unavailable
+from penstock.kv import AsyncClient, AsyncTransaction
+from penstock.sink.feeds.feed import Feed, FeedInfo, FeedStatus, check_feed_id
+from penstock.sink.feeds.feedrows import PREFIX, FeedKeys, Lease, committed, feed_of, get_feed
+from penstock.sink.feeds.feedrun import FeedRun
+
+
+class Feeds:
+    """All changefeeds of a cluster: what the commands do. Every method raises Unavailable."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def create(self, info: FeedInfo) -> None:
+        """Add one; raise Invalid when there is one of that name."""
+        check_feed_id(info.id)
+        keys = FeedKeys.of(info.id)
+
+        async def create(txn: AsyncTransaction) -> None:
+            there = await txn.get(keys.info)
+            if there not in {None, info.to_json()}:  # the same: an earlier attempt of this very call
+                raise Invalid(
+                    f"there is a changefeed {info.id} already; remove it first, or take another name"
+                )
+            await txn.put(keys.info, info.to_json())
+            await txn.put(keys.status, FeedStatus.of_new(info).to_json())
+
+        await committed(self._client, create)
+
+    async def list(self) -> list[Feed]:
+        """Every changefeed, by name."""
+        async with self._client.begin() as txn:
+            rows = {key: value async for key, value in txn.scan(PREFIX, PREFIX + b"\xff")}
+        names = [
+            key.removeprefix(PREFIX)[: -len(b"/info")].decode() for key in rows if key.endswith(b"/info")
+        ]
+        return [
+            feed_of(name, rows[FeedKeys.of(name).info], rows.get(FeedKeys.of(name).status)) for name in names
+        ]
+
+    async def get(self, feed_id: str) -> Feed:
+        """One of them; raise Invalid when there is none of that name."""
+        async with self._client.begin() as txn:
+            return await get_feed(txn, feed_id)
+
+    async def change(self, feed_id: str, edit: Callable[[Feed], Feed]) -> Feed:
+        """Change one in a transaction; what `edit` raises is raised, and nothing is changed."""
+        keys = FeedKeys.of(feed_id)
+
+        async def change(txn: AsyncTransaction) -> Feed:
+            feed = await get_feed(txn, feed_id)
+            edited = edit(feed)
+            await txn.put(keys.info, edited.info.to_json())
+            if edited.status != feed.status:
+                await txn.put(keys.status, edited.status.to_json())
+            return edited
+
+        return await committed(self._client, change)
+
+    async def remove(self, feed_id: str) -> Feed:
+        """Forget one and everything of it but its files; who runs it is fenced."""
+        keys = FeedKeys.of(feed_id)
+
+        async def remove(txn: AsyncTransaction) -> Feed:
+            feed = await get_feed(txn, feed_id)
+            async for key, _ in txn.scan(keys.root, keys.root + b"\xff"):
+                await txn.delete(key)
+            return feed
+
+        return await committed(self._client, remove)
+
+    async def acquire(self, feed_id: str, owner: str, *, ttl_s: float) -> "FeedRun":
+        """Become the one that runs it.
+
+        Raises Unavailable while somebody else is, Invalid when there is no such changefeed.
+        """
+        keys = FeedKeys.of(feed_id)
+
+        async def acquire(txn: AsyncTransaction) -> int:
+            await get_feed(txn, feed_id)
+            lease = Lease.read(await txn.get(keys.lease))
+            now_ms = physical_ms(await txn.start_ts)
+            if lease.owner not in {"", owner} and lease.expires_ms > now_ms:
+                raise Unavailable(f"changefeed {feed_id} is run by {lease.owner}; wait until that one stops")
+            taken = Lease(owner, lease.epoch + 1, now_ms + int(ttl_s * 1000))
+            await txn.put(keys.lease, taken.write())
+            return taken.epoch
+
+        return FeedRun(self._client, feed_id, owner, await committed(self._client, acquire), ttl_s=ttl_s)

@@ -1,0 +1,103 @@
+"""Data files that are old enough go: which they are, and the job that removes them by a cron spec."""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from penstock.clock import SYSTEM, Clock, physical_ms
+from penstock.errors import PenstockError
+from penstock.eventstore.paths import STAGING
+from penstock.eventstore.storage import Storage
+from penstock.sink.files.layout import NUMBER_DIGITS_MIN
+from penstock.sink.files.options import SinkOptions
+
+_log = logging.getLogger(__name__)
+
+_THREADS = 16
+_NAP_S = 600.0  # how long the wall clock is trusted to go on as it does
+_DATED = re.compile(
+    r"/(?P<date>\d{4}-\d{2}-\d{2})"
+    rf"/(?:CDC(?:_[0-9A-Za-z-]+_)?\d{{{NUMBER_DIGITS_MIN},}}\.[a-z.]+|meta/CDC(?:_[0-9A-Za-z-]+)?\.index)$",
+    re.ASCII,
+)
+
+
+def expired(paths: Iterable[str], checkpoint_ts: int, days: int) -> list[str]:
+    """The data and index files whose date is more than `days` before that of the checkpoint, in UTC.
+
+    Everything else stays: schema files have no date, and a table may have a name that looks like one.
+    """
+    checkpoint = datetime.fromtimestamp(physical_ms(checkpoint_ts) / 1000, UTC)
+    oldest_kept = (checkpoint - timedelta(days=days)).strftime("%Y-%m-%d")
+    return [path for path in paths if (found := _DATED.search(path)) and found["date"] < oldest_kept]
+
+
+class Cleanup:
+    """Removes files that have expired, whenever the cron spec of the options comes round.
+
+    A run that fails is logged and left to the next one; runs never overlap.
+    """
+
+    def __init__(
+        self,
+        target: Storage,
+        options: SinkOptions,
+        checkpoint_ts: Callable[[], int],
+        *,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._target = target
+        self._options = options
+        self._checkpoint_ts = checkpoint_ts
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Clean up for ever; return at once when files do not expire."""
+        if not self._options.file_expiration_days:
+            return
+        while True:
+            await self._sleep_until(self._options.file_cleanup_cron_spec.next_ms(self._clock.wall_ms()))
+            try:
+                removed = await asyncio.to_thread(self.clean)
+            except PenstockError as error:
+                _log.warning("expired files could not all be removed", extra={"error": str(error)})
+            else:
+                _log.info("removed expired files", extra={"files": removed})
+
+    def clean(self) -> int:
+        """Remove what has expired, and local directories that are empty then; return the number of files."""
+        days = self._options.file_expiration_days
+        paths = expired(self._target.names(""), self._checkpoint_ts(), days)
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="penstock-cleanup") as pool:
+            for _ in pool.map(self._target.delete, paths):
+                pass
+        url = urlsplit(self._options.target.url)
+        if url.scheme == "file":
+            remove_empty_directories(Path(unquote(url.netloc + url.path)))
+        return len(paths)
+
+    async def _sleep_until(self, wall_ms: int) -> None:
+        while (left_ms := wall_ms - self._clock.wall_ms()) > 0:
+            await self._clock.sleep(min(left_ms / 1000, _NAP_S))
+
+
+def remove_empty_directories(root: Path) -> int:
+    """Remove the directories below `root` that hold nothing but such directories; return how many.
+
+    One that somebody writes into stays; whoever was about to write the first file there has to try again.
+    """
+    staging = root / STAGING.rstrip("/")
+    folders = [path for path in root.rglob("*") if path.is_dir() and path != staging]
+    removed = 0
+    for folder in sorted(folders, key=lambda path: len(path.parts), reverse=True):
+        try:
+            folder.rmdir()
+        except OSError:  # it is not empty, or gone already
+            continue
+        removed += 1
+    return removed

@@ -1,0 +1,120 @@
+"""An engine in this process: what Spark does on executors, for simulations and tests."""
+
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Literal
+
+from penstock.errors import Invalid
+from penstock.eventstore.partition import StorageRef
+from penstock.sink.formats.encoding import encode_part
+from penstock.sink.formats.filewriting import write_files
+from penstock.sink.pipeline.engine import EncodeWork
+from penstock.sink.pipeline.underway import Threads
+from penstock.sink.work import Chunk, FileWork, Written
+
+Step = Literal["encode", "write", "written", "release"]
+Hook = Callable[[Step], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class _Segment:
+    """The payloads of an encode job, by the numbers of its chunks, and how to make them again."""
+
+    work: tuple[EncodeWork, ...]
+    payloads: list[bytes] | None
+
+
+class LocalEngine:
+    """Encodes and writes in threads; payloads stay in memory until their segment is released.
+
+    `at` is awaited before each step, and once more when files are on the remote and nobody knows it yet
+    (`written`): it may take time, fail, or never return. `lose` takes payloads away as a lost executor does.
+    """
+
+    def __init__(self, target: StorageRef, *, at: Hook | None = None, threads: int = 8) -> None:
+        self._target = target
+        self._at = at
+        self._writers = threads
+        self._threads = Threads(threads, "penstock-engine")
+        self._segments: dict[int, _Segment] = {}
+        self._numbers = count(1)
+        self._encoding_again = threading.Lock()
+
+    @property
+    def segments(self) -> tuple[int, ...]:
+        """Those that are held."""
+        return tuple(self._segments)
+
+    @property
+    def held_bytes(self) -> int:
+        """Payloads in memory."""
+        kept = (segment.payloads or () for segment in self._segments.values())
+        return sum(len(payload) for payloads in kept for payload in payloads)
+
+    def lose(self, segment: int) -> None:
+        """Take the payloads away; they are encoded again when somebody needs them."""
+        self._segments[segment].payloads = None
+
+    async def encode(self, work: Sequence[EncodeWork]) -> list[list[Chunk]]:
+        """See Engine."""
+        await self._reach("encode")
+        number = next(self._numbers)
+        chunks, payloads = await self._threads.call(_encode, number, work)
+        if payloads:
+            self._segments[number] = _Segment(tuple(work), payloads)
+        return chunks
+
+    async def write(self, files: Sequence[FileWork]) -> list[Written]:
+        """See Engine."""
+        await self._reach("write")
+        written = await self._threads.call(
+            write_files, files, self._payloads, self._target, threads=self._writers
+        )
+        await self._reach("written")
+        return written
+
+    def _payloads(self, file: FileWork) -> Iterator[bytes]:
+        for chunk in file.chunks:
+            yield self._held(chunk.segment)[chunk.number]
+
+    def _held(self, number: int) -> list[bytes]:
+        segment = self._segments.get(number)
+        if segment is None:
+            raise Invalid(
+                f"segment {number} of the spool was released; its chunks cannot be written any more"
+            )
+        with self._encoding_again:
+            if segment.payloads is None:
+                segment.payloads = _encode(number, segment.work)[1]
+            return segment.payloads
+
+    async def release(self, segment: int) -> None:
+        """See Engine."""
+        await self._reach("release")
+        self._segments.pop(segment, None)
+
+    async def close(self) -> None:
+        """See Engine."""
+        self._segments.clear()
+        self._threads.close()
+
+    async def _reach(self, step: Step) -> None:
+        if self._at is not None:
+            await self._at(step)
+
+
+def _encode(segment: int, work: Sequence[EncodeWork]) -> tuple[list[list[Chunk]], list[bytes]]:
+    chunks: list[list[Chunk]] = []
+    payloads: list[bytes] = []
+    for each in work:
+        chunks.append([])
+        for part in range(len(each.slice.parts)):
+            for encoded in encode_part(each.slice, part, each.options):
+                nbytes = len(encoded.payload)
+                chunks[-1].append(
+                    Chunk(segment, len(payloads), encoded.start, encoded.end, encoded.rows, nbytes)
+                )
+                payloads.append(encoded.payload)
+    return chunks, payloads

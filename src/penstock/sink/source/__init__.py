@@ -1,0 +1,1 @@
+"""Where changefeeds read: changes out of the event store, and the DDLs between them."""

@@ -1,0 +1,234 @@
+"""The DDLs of a cluster by their commit timestamps, fed by a subscription of its meta keys.
+
+The versions of a table's description say when it changed, exactly as they do for its rows. What the change is
+called, and its statement, are in the job, which is recorded with it or later: the history waits for that for
+a while of the cluster's time, and then goes by what has changed.
+"""
+
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from penstock.clock import physical_ms
+from penstock.errors import StaleRead, Unavailable
+from penstock.eventstore.metachanges import DatabaseDescribed, TableDescribed, read_description, read_job
+from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.sink.dispatch.blockevents import DdlEvent, Scope, TableChange
+from penstock.sink.source.ddlchanges import changed_ids, kind_of, paired
+from penstock.sink.source.ddljobs import DdlJobs
+from penstock.sink.source.seentables import SeenTables
+from penstock.tables.jobs import Action
+from penstock.tables.schema import DatabaseInfo
+
+JOB_WAIT_MS = 60_000
+
+
+@dataclass(slots=True)
+class _Described:
+    """What one transaction says of tables and databases."""
+
+    tables: dict[int, TableDescribed] = field(default_factory=dict)
+    databases: dict[int, DatabaseInfo | None] = field(default_factory=dict)
+
+    def add(self, said: TableDescribed | DatabaseDescribed) -> None:
+        if isinstance(said, DatabaseDescribed):
+            self.databases[said.database_id] = said.database
+        elif said.table is not None or said.table_id not in self.tables:
+            # A move to another database removes the description there and writes it here, at once.
+            self.tables[said.table_id] = said
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """One DDL before its job is known; `ids` lead to that."""
+
+    ids: frozenset[int]
+    action: int
+    database: str
+    tables: tuple[TableChange, ...]
+    scope: Scope = Scope.TABLES
+
+
+class DdlHistory:
+    """Every DDL, complete up to `resolved_ts`. Thread-safe; implements MetaHistory.
+
+    Feeding it the same change again changes nothing. What is older than the cluster's own history may be
+    missing, or come as the creation of what was there.
+    """
+
+    def __init__(self, *, job_wait_ms: int = JOB_WAIT_MS) -> None:
+        self._job_wait_ms = job_wait_ms
+        self._lock = threading.Lock()
+        self._forgotten_ts = 0  # what was in force before it is not known any more
+        self._fed_ts = 0  # every change up to it was taken
+        self._settled_ts = 0  # every DDL up to it is among the events
+        self._unsettled: dict[int, _Described] = {}
+        self._jobs = DdlJobs()
+        self._tables = SeenTables()
+        self._databases: set[int] = set()
+        self._names: dict[int, str] = {}
+        self._events: list[DdlEvent] = []
+
+    def consume_kv_events(self, raw: pa.RecordBatch, finish: Callable[[], None]) -> bool:
+        """Take changes of meta keys. Always False: they are read again from the store at a restart."""
+        del finish
+        columns = (raw.column(name).to_pylist() for name in ("key", "commit_ts", "value"))
+        with self._lock:
+            for key, commit_ts, value in zip(*columns, strict=True):
+                if commit_ts > self._fed_ts:
+                    self._take(key, commit_ts, value)
+        return False
+
+    def _take(self, key: bytes, commit_ts: int, value: bytes | None) -> None:
+        said = read_description(key, value)
+        if said is None:
+            job = read_job(key, value)
+            if job is not None:
+                self._jobs.add(job, commit_ts)
+            return
+        self._unsettled.setdefault(commit_ts, _Described()).add(said)
+        if isinstance(said, DatabaseDescribed) and said.database is not None:
+            self._names[said.database_id] = said.database.name
+
+    def advance_resolved_ts(self, ts: int) -> None:
+        """Every change up to `ts` has been taken."""
+        with self._lock:
+            if ts > self._fed_ts:
+                self._fed_ts = ts
+                self._settle()
+
+    def resolved_ts(self) -> int:
+        """DDLs up to it are known, with their statements."""
+        return self._settled_ts
+
+    def ddls(self, from_ts: int, to_ts: int) -> list[DdlEvent]:
+        """The DDLs in (from_ts, to_ts], in order; raise Unavailable when they are not all known yet."""
+        with self._lock:
+            self._check_kept(from_ts)
+            self._check(to_ts)
+            first, end = (bisect_right(self._events, ts, key=_commit_ts) for ts in (from_ts, to_ts))
+            return self._events[first:end]
+
+    def tables(self, at_ts: int) -> list[SchemaVersion]:
+        """The tables that are there at a timestamp, by id; neither views nor sequences.
+
+        Raises Unavailable when that is not known yet.
+        """
+        with self._lock:
+            self._check_kept(at_ts)
+            self._check(at_ts)
+            return self._tables.at(at_ts)
+
+    def schema_of(self, physical_id: int, ts: int) -> SchemaVersion:
+        """The table whose part a physical table is at `ts`; before the first that is known, that one.
+
+        Raises Unavailable when that is not known yet, or there is none.
+        """
+        with self._lock:
+            self._check(ts)
+            found = self._tables.of_physical(physical_id, ts)
+        if found is None:
+            raise Unavailable(f"table {physical_id} has no schema up to {ts}; wait for it")
+        return found
+
+    def forget(self, upto_ts: int) -> None:
+        """Give back what only those need who ask for what was before `upto_ts`."""
+        with self._lock:
+            upto_ts = min(upto_ts, self._settled_ts)
+            if upto_ts > self._forgotten_ts:
+                self._forgotten_ts = upto_ts
+                del self._events[: bisect_right(self._events, upto_ts, key=_commit_ts)]
+                self._tables.forget(upto_ts)
+
+    @property
+    def kept_count(self) -> int:
+        """DDLs and versions of tables that are kept."""
+        return len(self._events) + len(self._tables)
+
+    def _check_kept(self, ts: int) -> None:
+        if ts < self._forgotten_ts:
+            raise StaleRead("schemas", ts, oldest_ts=self._forgotten_ts)
+
+    def gone_ts(self, physical_id: int) -> int | None:
+        """Up to when it is known that a physical table is not there any more; None: it is, or never was."""
+        with self._lock:
+            known = self._tables.of_physical(physical_id, self._settled_ts)
+            there = self._tables.at(self._settled_ts)
+            is_there = any(physical_id in each.table.physical_ids for each in there)
+            return None if known is None or is_there else self._settled_ts
+
+    def _check(self, ts: int) -> None:
+        if ts > self._settled_ts:
+            raise Unavailable(f"DDLs are known up to {self._settled_ts}, not {ts}; wait")
+
+    def _settle(self) -> None:
+        """Enter what is complete, in order, up to the first change whose job is still to come."""
+        for commit_ts in sorted(ts for ts in self._unsettled if ts <= self._fed_ts):
+            changes = list(self._changes(commit_ts, self._unsettled[commit_ts]))
+            events = [self._event(commit_ts, change) for change in changes]
+            if None in events and not self._is_overdue(commit_ts):
+                self._settled_ts = max(self._settled_ts, commit_ts - 1)
+                return
+            self._enter(commit_ts, changes)
+            del self._unsettled[commit_ts]
+            self._events += [event or _without_job(commit_ts, change)
+                             for event, change in zip(events, changes, strict=True)]  # fmt: skip
+        self._settled_ts = self._fed_ts
+        self._jobs.forget(self._settled_ts)
+
+    def _is_overdue(self, commit_ts: int) -> bool:
+        return physical_ms(self._fed_ts) - physical_ms(commit_ts) >= self._job_wait_ms
+
+    def _enter(self, commit_ts: int, changes: list[_Change]) -> None:
+        for change in changes:
+            self._tables.enter(commit_ts, change.tables)
+            if change.scope is Scope.DATABASE:
+                self._databases ^= change.ids
+
+    def _changes(self, commit_ts: int, described: _Described) -> Iterator[_Change]:
+        left = paired(self._tables.changes(commit_ts, described.tables.values(), self._names))
+        for database_id, info in sorted(described.databases.items()):
+            if (info is not None) == (database_id in self._databases):
+                continue  # its charset may have changed, or it is on its way out
+            name = self._names.get(database_id, "")
+            inside: tuple[TableChange, ...] = ()
+            if info is None:
+                inside = tuple(each for each in left if each.after is None and _database(each) == name)
+                left = tuple(each for each in left if each not in inside)
+            action = Action.DROP_SCHEMA if info is None else Action.CREATE_SCHEMA
+            yield _Change(frozenset({database_id}), action, name, inside, Scope.DATABASE)
+        if left:
+            yield _Change(frozenset(changed_ids(left)), kind_of(left), _database(left[0]), left)
+
+    def _event(self, commit_ts: int, change: _Change) -> DdlEvent | None:
+        """The DDL with its job; None when that is not known."""
+        job = self._jobs.find(change.ids, commit_ts, self._fed_ts)
+        return None if job is None else _as_event(commit_ts, change, job.type, job.query)
+
+
+def _without_job(commit_ts: int, change: _Change) -> DdlEvent:
+    return _as_event(commit_ts, change, int(change.action), "")
+
+
+def _as_event(commit_ts: int, change: _Change, action: int, query: str) -> DdlEvent:
+    return DdlEvent(
+        commit_ts=commit_ts,
+        type=action,
+        query=query,
+        database=change.database,
+        tables=change.tables,
+        scope=change.scope,
+    )
+
+
+def _database(change: TableChange) -> str:
+    known = change.after or change.before
+    assert known is not None, "a change is of something"
+    return known.database
+
+
+def _commit_ts(event: DdlEvent) -> int:
+    return event.commit_ts

@@ -1,0 +1,234 @@
+"""A changefeed's source over the event store: objects on storage, rows of captures, DDLs of the cluster."""
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Self, TypeVar
+
+from penstock.changes.admission import Limit
+from penstock.clock import SYSTEM, Clock
+from penstock.errors import Unavailable
+from penstock.eventstore.flightreader import FlightReader
+from penstock.eventstore.leases import Lease
+from penstock.eventstore.owners import live_captures
+from penstock.eventstore.partition import Partition, StorageRef, TableView
+from penstock.eventstore.schemareading import MetaSubscription
+from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.watermarks import Watermarks
+from penstock.kv.clusterref import ClusterRef
+from penstock.settings import Settings, TlsSettings
+from penstock.sink.dispatch.blockevents import DdlEvent
+from penstock.sink.positions import Position
+from penstock.sink.source.captures import CaptureReader, Captures
+from penstock.sink.source.clusterhistory import ClusterHistory
+from penstock.sink.source.ddlhistory import DdlHistory
+from penstock.sink.source.feedsource import Look
+from penstock.sink.source.historyholds import TTL_S, HoldPlan
+from penstock.sink.source.looking import TableLooks
+from penstock.sink.source.slicing import SliceRange, is_snapshot, plan_slice
+from penstock.sink.source.tablecuts import table_cuts
+from penstock.sink.work import DispatcherSpec, Slice
+
+T = TypeVar("T")
+
+_PLANNING_THREADS = 16
+_ASKING_THREADS = 16
+_LOOK_AGAIN_S = 0.5
+
+
+class EventStoreSource:
+    """Implements FeedSource. Open it with `open`; for one event loop.
+
+    Planning and asking have threads of their own: slices that wait for a capture that is away do not keep
+    the other tables from being looked at.
+    """
+
+    def __init__(
+        self,
+        feed_id: str,
+        storage: StorageRef,
+        *,
+        now: Callable[[], int],
+        leases: Callable[[], Sequence[Lease]],
+        connect: Callable[[str], CaptureReader],
+        history: DdlHistory,
+        subscription: MetaSubscription | None = None,
+        cluster: ClusterHistory | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._holder = f"changefeed-{feed_id}"
+        self._storage = storage
+        self._now = now
+        self._history = history
+        self._subscription = subscription
+        self._cluster = cluster
+        self._clock = clock
+        self._planning = ThreadPoolExecutor(_PLANNING_THREADS, thread_name_prefix="penstock-slices")
+        self._asking = ThreadPoolExecutor(_ASKING_THREADS, thread_name_prefix="penstock-captures")
+        self._captures = Captures(leases, connect, self._asking, clock=clock)
+        self._looks = TableLooks(self._captures, storage, self._asking, gone_ts=history.gone_ts, clock=clock)
+        self._looking = asyncio.Lock()
+        self._looked_at: float | None = None
+        self._holds = HoldPlan()
+
+    @classmethod
+    async def open(
+        cls,
+        settings: Settings,
+        feed_id: str,
+        *,
+        flight_tls: TlsSettings | None = None,
+        clock: Clock = SYSTEM,
+    ) -> Self:
+        """Connect to the cluster, and begin to follow its DDLs. The event store is `settings.capture`'s.
+
+        Raises Unavailable when somebody does not answer, Invalid when a setting cannot work.
+        """
+        token = await asyncio.to_thread(settings.capture.read_flight_token)
+        client = await asyncio.to_thread(ClusterRef.of(settings).client)
+        history = DdlHistory()
+        cluster = await ClusterHistory.connect(settings, feed_id, clock=clock)
+        try:
+            subscription = await MetaSubscription.begin(settings, history, clock=clock)
+        except BaseException:
+            await cluster.close()
+            raise
+        return cls(
+            feed_id,
+            StorageRef(settings.capture.storage, settings.capture.storage_options),
+            now=client.timestamp,
+            leases=partial(live_captures, client),
+            connect=partial(FlightReader, tls=flight_tls, token=token),
+            history=history,
+            subscription=subscription,
+            cluster=cluster,
+            clock=clock,
+        )
+
+    def ddl_resolved_ts(self) -> int:
+        """See FeedSource. Raises what ended the subscription of schemas."""
+        if self._subscription is not None and self._subscription.failure is not None:
+            raise self._subscription.failure
+        return self._history.resolved_ts()
+
+    def ddls(self, from_ts: int, to_ts: int) -> list[DdlEvent]:
+        """See FeedSource."""
+        return self._history.ddls(from_ts, to_ts)
+
+    def tables(self, at_ts: int) -> list[SchemaVersion]:
+        """See FeedSource."""
+        return self._history.tables(at_ts)
+
+    async def now_ts(self) -> int:
+        """See FeedSource."""
+        return await asyncio.to_thread(self._now)
+
+    async def look(self, table_ids: Collection[int]) -> dict[int, Look]:
+        """See FeedSource. Raises Invalid when a capture refuses the token."""
+        async with self._looking:
+            found = await asyncio.to_thread(self._looks.look, table_ids)
+            self._looked_at = self._clock.monotonic()
+            return found
+
+    async def next_slice(
+        self,
+        dispatcher: DispatcherSpec,
+        start: Position,
+        upto_ts: int,
+        limit: Limit,
+        *,
+        begin: Position | None = None,
+    ) -> Slice | None:
+        """See FeedSource. Unavailable also says when nobody captures the table."""
+        wanted = SliceRange(dispatcher, start, upto_ts, limit, snapshot=is_snapshot(start, begin))
+        if upto_ts < wanted.schema_ts:
+            return None
+        schema = self._history.schema_of(dispatcher.table_id, wanted.schema_ts)
+        return await self._read(schema, dispatcher.table_id, lambda view: plan_slice(view, schema, wanted))
+
+    async def cuts(self, table_id: int, at_ts: int, rows: int) -> list[bytes]:
+        """See FeedSource."""
+        schema = self._history.schema_of(table_id, at_ts)
+        return await self._read(schema, table_id, lambda view: table_cuts(view.partitions[0], at_ts, rows))
+
+    async def _read(self, schema: SchemaVersion, table_id: int, work: Callable[[TableView], T]) -> T:
+        """Do some planning with whoever has the newest rows of a table; again, if that was another one."""
+        if self._captures.owner(table_id) is None:
+            await self._find_owners()
+        try:
+            return await self._plan(work, schema, table_id)
+        except Unavailable:
+            await self._find_owners()
+        try:
+            return await self._plan(work, schema, table_id)
+        except Unavailable as error:
+            if await asyncio.to_thread(self._is_captured, table_id):
+                raise
+            raise Unavailable(
+                f"table {schema.name} is not captured: no capture has it and {self._storage.url} has nothing"
+                " of it; start a capture whose capture.tables name it"
+            ) from error
+
+    async def _plan(self, work: Callable[[TableView], T], schema: SchemaVersion, table_id: int) -> T:
+        partition = Partition(self._storage, table_id, self._captures.owner(table_id))
+        view = TableView(schema.name, (partition,))
+        return await asyncio.get_running_loop().run_in_executor(self._planning, work, view)
+
+    async def _find_owners(self) -> None:
+        async with self._looking:
+            now = self._clock.monotonic()
+            if self._looked_at is None or now >= self._looked_at + _LOOK_AGAIN_S:
+                await asyncio.to_thread(self._captures.progress)
+                self._looked_at = now
+
+    def _is_captured(self, table_id: int) -> bool:
+        if self._captures.owner(table_id) is not None:
+            return True
+        return Partition(self._storage, table_id).state().manifest.seq > 0
+
+    async def hold(self, table_ids: Collection[int], ts: int) -> None:
+        """See FeedSource. Holds outlive the changefeed by a day, and are written as seldom as that allows.
+
+        DDLs up to `ts` are not asked for again.
+        """
+        if self._cluster is not None and ts > 0:
+            await self._cluster.hold(ts)
+        self._history.forget(ts)
+        now = self._clock.monotonic()
+        due = self._holds.due(table_ids, ts, now) if ts > 0 else []
+        watermarks = Watermarks(await asyncio.to_thread(self._storage.open), self._clock)
+
+        def keep(table_id: int) -> None:
+            watermarks.hold(table_id, self._holder, ts, ttl_s=TTL_S)
+            self._holds.wrote(table_id, ts, now)
+
+        await self._each(keep, due)
+
+    async def release(self, table_ids: Collection[int]) -> None:
+        """See FeedSource."""
+        watermarks = Watermarks(await asyncio.to_thread(self._storage.open), self._clock)
+        self._holds.forget(table_ids)
+        await self._each(lambda table_id: watermarks.release(table_id, self._holder), table_ids)
+        if self._cluster is not None and self._holds.empty:
+            await self._cluster.release()
+
+    async def _each(self, work: Callable[[int], None], table_ids: Collection[int]) -> None:
+        """Do something for every table; raise the first failure when all are done."""
+        loop = asyncio.get_running_loop()
+        running = [loop.run_in_executor(self._asking, work, each) for each in table_ids]
+        for failure in await asyncio.gather(*running, return_exceptions=True):
+            if isinstance(failure, BaseException):
+                raise failure
+
+    async def close(self) -> None:
+        """See FeedSource. Holds stay, for the next run."""
+        if self._subscription is not None:
+            await self._subscription.close()
+        if self._cluster is not None:
+            await self._cluster.close()
+        for pool in (self._planning, self._asking):
+            pool.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._captures.close)
+        for pool in (self._planning, self._asking):
+            await asyncio.to_thread(pool.shutdown)

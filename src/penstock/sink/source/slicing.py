@@ -1,0 +1,171 @@
+"""The next slice of a dispatcher: how far it goes within a limit, and the parts that are read for it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from penstock.changes import ChangesPartition, plan_changes
+from penstock.changes.admission import Limit
+from penstock.changes.collecting import open_range
+from penstock.changes.counting import ChangeCounts
+from penstock.changes.options import ChangeOptions
+from penstock.changes.snapshotcut import admitted_handle
+from penstock.eventstore.objectscan import HandleRange
+from penstock.eventstore.partition import PartitionState, TableView
+from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.sink.formats.encoding import plan_options
+from penstock.sink.positions import Position
+from penstock.sink.work import DispatcherSpec, Slice
+
+PART_ROWS = 256 * 1024
+"""About how many rows are encoded one after the other; parts are encoded beside each other."""
+PART_BYTES = 16 * 1024 * 1024
+"""About how many bytes of objects a part of a snapshot has: its rows are sorted in memory."""
+_PART = Limit(PART_ROWS, PART_BYTES)
+_EVERYTHING = 1 << 62  # rows
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRange:
+    """What is asked for: changes of a dispatcher after `start`, up to `upto_ts`, as many as are allowed."""
+
+    dispatcher: DispatcherSpec
+    start: Position
+    upto_ts: int
+    limit: Limit
+    snapshot: bool  # whether `start` is inside a snapshot, or before it
+
+    @property
+    def schema_ts(self) -> int:
+        """When the schema of what follows is in force."""
+        return self.start.ts if self.start.handle is not None else self.start.ts + 1
+
+
+def is_snapshot(start: Position, begin: Position | None) -> bool:
+    """Whether a start is inside the snapshot that a dispatcher began with."""
+    if start.handle is None:
+        return False
+    began = begin is not None and begin.handle is not None and begin.ts == start.ts
+    return began or start.handle == b""
+
+
+def plan_slice(view: TableView, schema: SchemaVersion, wanted: SliceRange) -> Slice | None:
+    """The next slice of a physical table; None when there is nothing up to `upto_ts`.
+
+    Blocks. Raises what reading raises: StaleRead, Unavailable, Corrupt.
+    """
+    return _SlicePlan(view, schema, wanted).next()
+
+
+@dataclass(frozen=True)
+class _SlicePlan:
+    view: TableView
+    schema: SchemaVersion
+    wanted: SliceRange
+
+    def next(self) -> Slice | None:
+        if not self.wanted.snapshot:
+            return self._tail(self.wanted.start)
+        return self._snapshot() or self._tail(Position(self.wanted.start.ts))
+
+    def _snapshot(self) -> Slice | None:
+        """Rows of the snapshot from the start on; None when there are no more."""
+        ts, dispatcher = self.wanted.start.ts, self.wanted.dispatcher
+        assert self.wanted.start.handle is not None
+        low = max(self.wanted.start.handle, dispatcher.handle_from)
+        states = open_range(self.view, 0, ts)
+        high = _cut(states, ts, low, dispatcher.handle_to, self.wanted.limit)
+        whole = [part.within(low, high) for part in self._planned(0, ts, _EVERYTHING)]
+        parts = [part for part in whole if part is not None]
+        if not parts:
+            return None
+        inside = HandleRange(low=low, high=high)
+        rows, nbytes = _summed([_weight(parts, self.wanted.limit), *_unflushed(states, ts, inside)])
+        if not _PART.allows(rows, nbytes):
+            bounds = [low, *_cuts(states, ts, low, high), high]
+            divided = [part.within(*each) for each in pairwise(bounds) for part in parts]
+            parts = [part for part in divided if part is not None]
+        end = Position(ts) if high == dispatcher.handle_to else Position(ts, high)
+        return self._slice(end, parts, rows, nbytes)
+
+    def _tail(self, start: Position) -> Slice | None:
+        """Changes after a start, of whole commits; the first goes on where the start is inside of it."""
+        from_ts = max(1, start.ts if start.handle is None else start.ts - 1)  # 0 would be a snapshot
+        upto_ts, dispatcher = self.wanted.upto_ts, self.wanted.dispatcher
+        if upto_ts <= from_ts:
+            return None
+        states = open_range(self.view, from_ts, upto_ts)
+        handles = HandleRange(low=dispatcher.handle_from, high=dispatcher.handle_to)
+        counts = ChangeCounts(states, from_ts, upto_ts, handles)
+        if not counts.any():
+            return None
+        end_ts = counts.admitted_ts(self.wanted.limit)
+        rows, nbytes = counts.weigh(end_ts)
+        parts: list[ChangesPartition] = []
+        if start.handle is not None:
+            parts += self._parts(from_ts, start.ts, rows, low=max(start.handle, dispatcher.handle_from))
+        if end_ts > max(start.ts, from_ts):
+            parts += self._parts(max(start.ts, from_ts), end_ts, rows, low=dispatcher.handle_from)
+        return self._slice(Position(end_ts), parts, rows, nbytes)
+
+    def _parts(self, from_ts: int, to_ts: int, rows: int, *, low: bytes) -> Iterator[ChangesPartition]:
+        """The changes in (from_ts, to_ts] of the dispatcher's rows from `low` on."""
+        if rows > PART_ROWS:
+            planned = self._planned(from_ts, to_ts, PART_ROWS)
+        else:
+            options = ChangeOptions(**plan_options(self.schema))
+            planned = [
+                ChangesPartition(table=self.view, from_ts=from_ts, to_ts=to_ts, options=options, rows=rows)
+            ]
+        for each in planned:
+            inside = each.within(low, self.wanted.dispatcher.handle_to)
+            if inside is not None:
+                yield inside
+
+    def _planned(self, from_ts: int, to_ts: int, partition_rows: int) -> list[ChangesPartition]:
+        options = plan_options(self.schema)
+        return plan_changes(self.view, from_ts, to_ts, partition_rows=partition_rows, **options)
+
+    def _slice(self, end: Position, parts: Sequence[ChangesPartition], rows: int, nbytes: int) -> Slice:
+        return Slice(
+            dispatcher=self.wanted.dispatcher,
+            schema=self.schema,
+            start=self.wanted.start,
+            end=end,
+            parts=tuple(parts),
+            rows=rows,
+            nbytes=nbytes,
+        )
+
+
+def _cut(states: Sequence[PartitionState], ts: int, low: bytes, high: bytes, limit: Limit) -> bytes:
+    """Where to cut the rows of a snapshot in [low, high); `high` when all of them are allowed."""
+    cut = admitted_handle(states, ts, low, limit)
+    return high if cut is None or (high and cut >= high) else cut
+
+
+def _cuts(states: Sequence[PartitionState], ts: int, low: bytes, high: bytes) -> Iterator[bytes]:
+    """Where to divide these rows."""
+    while (low := _cut(states, ts, low, high, _PART)) != high:
+        yield low
+
+
+def _unflushed(states: Sequence[PartitionState], ts: int, handles: HandleRange) -> Iterator[tuple[int, int]]:
+    """About how many rows of a snapshot, and bytes of them, are in no object yet."""
+    for state in states:
+        if state.flushed_ts < ts:
+            yield ChangeCounts([state], state.flushed_ts, ts, handles).weigh(ts)
+
+
+def _summed(weights: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    return sum(rows for rows, _ in weights), sum(nbytes for _, nbytes in weights)
+
+
+def _weight(parts: Sequence[ChangesPartition], limit: Limit) -> tuple[int, int]:
+    """About how many rows, and bytes of them, parts of a snapshot have: objects are counted as a whole."""
+    pieces = [piece for part in parts if part.snapshot is not None for piece in part.snapshot.pieces]
+    rows, nbytes = sum(piece.rows for piece in pieces), sum(piece.size_bytes for piece in pieces)
+    return (
+        max(1, rows if limit.rows is None else min(rows, limit.rows)),
+        max(1, nbytes if limit.nbytes is None else min(nbytes, limit.nbytes)),
+    )
