@@ -25,8 +25,14 @@ SCHEMA = SchemaVersion(1, 1, TableInfo(1, "items", ()), "shop")
 
 def sink_options(**changes: object) -> SinkOptions:
     """Small options: files of 1000 bytes, a spool of 10,000."""
-    given = {"file_size": 1000, "spool_disk_quota": 10_000, "worker_count": 4, **changes}
-    return SinkOptions(target=StorageRef("memory://"), protocol="canal-json", **given)  # type: ignore[arg-type] # by name
+    given = {
+        "protocol": "canal-json",
+        "file_size": 1000,
+        "spool_disk_quota": 10_000,
+        "worker_count": 4,
+        **changes,
+    }
+    return SinkOptions(target=StorageRef("memory://"), **given)  # type: ignore[arg-type] # by name
 
 
 def dispatcher(number: int) -> DispatcherSpec:

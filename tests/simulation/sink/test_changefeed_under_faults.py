@@ -333,8 +333,7 @@ class Simulation:
         await asyncio.wait([self.running])
         self._check(files=True)
         for engine in self.engines:
-            allowed = self.plan.options.spool_disk_quota  # how large rows become is estimated
-            assert engine.excess <= allowed, f"{engine.excess} bytes more than the spool may hold"
+            assert not engine.excess, f"{engine.excess} bytes more than the spool may hold"
 
 
 def _differences(found: list[str], expected: list[str]) -> str:

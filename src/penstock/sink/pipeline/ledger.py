@@ -17,6 +17,9 @@ from penstock.sink.work import Chunk, DmlEvent
 
 _ENCODE_JOB_BYTES = 256 * 1024 * 1024
 
+_FIRST_CHUNK_RATIO = {"canal-json": 10.0, "debezium": 10.0, "csv": 5.0, "parquet": 1.0}
+"""Until it is known: objects, which slices are estimated by, are compressed columns."""
+
 
 @dataclass(frozen=True, slots=True)
 class EncodeJob:
@@ -43,7 +46,8 @@ class Ledger:
         self.shards = Shards(options.worker_count)
         self.spool = Spool(options.spool_disk_quota)
         self._file_ratios = Ratios(options.file_size)  # bytes of a file to bytes of its chunks
-        self._chunk_ratios = Ratios(options.file_size)  # bytes of chunks to those that their slice estimates
+        # bytes of chunks to those that their slice estimates
+        self._chunk_ratios = Ratios(options.file_size, first=_FIRST_CHUNK_RATIO[options.protocol])
         self.buffers = Buffers(options.file_size, options.flush_interval_s, self._file_ratios)
         self._job_bytes = min(_ENCODE_JOB_BYTES, max(options.spool_disk_quota // 4, 1))
         self._metrics = metrics

@@ -23,7 +23,7 @@ class Script:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        options = sink_options(file_size=100, spool_disk_quota=1000, flush_interval_s=5.0)
+        options = sink_options(protocol="parquet", file_size=100, spool_disk_quota=1000, flush_interval_s=5.0)
         self.told: list[str] = []
         self.ledger = Ledger(options, SinkMetrics("scenario"), self._freed, self.clock)
         self.ts = 0
