@@ -116,8 +116,8 @@ def remove(name: Name, config: Config = None, pd: Pd = None) -> None:
     """Forget a changefeed; its files stay."""
     from penstock.app import feedcalls
 
-    feed = feedcalls.remove(feedcalls.load(config, pd), name)
-    feedcalls.print_json(feedcalls.summary(feed))
+    feedcalls.remove(feedcalls.load(config, pd), name)
+    feedcalls.print_json({"id": name, "state": "removed"})
 
 
 @app.command()

@@ -66,19 +66,18 @@ def update(loaded: Settings, name: str, options: dict[str, Any]) -> Feed:
     return call(loaded, lambda feeds, _: update_feed(feeds, name, changes))
 
 
-def remove(loaded: Settings, name: str) -> Feed:
+def remove(loaded: Settings, name: str) -> None:
     """Forget a changefeed, and let the cluster collect what it would have needed."""
 
-    async def work(feeds: Feeds, _client: AsyncClient) -> Feed:
-        removed = await feeds.remove(name)
+    async def work(feeds: Feeds, _client: AsyncClient) -> None:
+        await feeds.remove(name)
         history = await ClusterHistory.connect(loaded, name)
         try:
             await history.release()
         finally:
             await history.close()
-        return removed
 
-    return call(loaded, work)
+    call(loaded, work)
 
 
 def summary(feed: Feed) -> dict[str, Any]:

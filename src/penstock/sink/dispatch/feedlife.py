@@ -250,7 +250,12 @@ class FeedLife:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            await self._close(serving)
+
+    async def _close(self, serving: "asyncio.Task[None]") -> None:
         try:
             await self._sink.close()
         except Exception as error:  # noqa: BLE001 - what it did not write is read again

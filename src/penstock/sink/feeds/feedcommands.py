@@ -118,7 +118,10 @@ async def _check_target(feeds: Feeds, feed_id: str, wanted: ChangefeedSettings) 
     """Raise Invalid when another changefeed writes to the same place, above or below it."""
     mine = _folder(wanted)
     for feed in await feeds.list():
-        other = _folder(parse_changefeed(dict(feed.info.settings), origin=f"changefeed {feed.info.id}"))
+        try:
+            other = _folder(parse_changefeed(dict(feed.info.settings), origin=f"changefeed {feed.info.id}"))
+        except Invalid:  # it cannot run either
+            continue
         if feed.info.id != feed_id and (mine.startswith(other) or other.startswith(mine)):
             raise Invalid(
                 f"changefeed {feed.info.id} writes to {other}; give changefeed {feed_id} a place of its own"

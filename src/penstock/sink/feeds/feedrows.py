@@ -12,7 +12,8 @@ from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
 from penstock.sink.positions import Position
 from penstock.sink.work import DispatcherSpec
 
-PREFIX = b"penstock/changefeed/"
+_PREFIX = b"penstock/changefeed/"
+INFOS, STATUSES = _PREFIX + b"info/", _PREFIX + b"status/"
 _ATTEMPTS = 10
 
 T = TypeVar("T")
@@ -20,34 +21,29 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class FeedKeys:
-    """The keys of one changefeed."""
+    """The keys of one changefeed. Those of a kind are together: listing changefeeds reads no dispatchers."""
 
-    root: bytes
-
-    @classmethod
-    def of(cls, feed_id: str) -> "FeedKeys":
-        """Those of a changefeed by its id."""
-        return cls(PREFIX + feed_id.encode() + b"/")
+    feed_id: str
 
     @property
     def info(self) -> bytes:
         """What was asked for."""
-        return self.root + b"info"
+        return INFOS + self.feed_id.encode()
 
     @property
     def status(self) -> bytes:
         """How far it has come."""
-        return self.root + b"status"
+        return STATUSES + self.feed_id.encode()
 
     @property
     def lease(self) -> bytes:
         """Who runs it."""
-        return self.root + b"lease"
+        return _PREFIX + b"lease/" + self.feed_id.encode()
 
     @property
     def dispatchers(self) -> bytes:
         """What the keys of its dispatchers begin with."""
-        return self.root + b"dispatcher/"
+        return _PREFIX + b"dispatcher/" + self.feed_id.encode() + b"/"
 
     def dispatcher(self, dispatcher_id: str) -> bytes:
         """One dispatcher."""
@@ -80,11 +76,16 @@ class Lease:
 
 async def get_feed(txn: AsyncTransaction, feed_id: str) -> Feed:
     """A changefeed as a transaction sees it; raise Invalid when there is none of that name."""
-    keys = FeedKeys.of(feed_id)
-    rows = await txn.batch_get([keys.info, keys.status])
-    if keys.info not in rows:
+    info = await require_feed(txn, feed_id)
+    return feed_of(feed_id, info, await txn.get(FeedKeys(feed_id).status))
+
+
+async def require_feed(txn: AsyncTransaction, feed_id: str) -> bytes:
+    """The row of a changefeed; raise Invalid when there is none of that name."""
+    info = await txn.get(FeedKeys(feed_id).info)
+    if info is None:
         raise Invalid(f"there is no changefeed {feed_id}; `penstock changefeed list` shows those there are")
-    return feed_of(feed_id, rows[keys.info], rows.get(keys.status))
+    return info
 
 
 def feed_of(feed_id: str, info: bytes, status: bytes | None) -> Feed:

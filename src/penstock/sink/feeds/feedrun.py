@@ -32,7 +32,7 @@ class FeedRun:
         self._owner = owner
         self._epoch = epoch
         self._ttl_ms = int(ttl_s * 1000)
-        self._keys = FeedKeys.of(feed_id)
+        self._keys = FeedKeys(feed_id)
         self._one_at_a_time = asyncio.Lock()  # every write has the lease in it: two of ours would conflict
 
     async def feed(self) -> Feed:

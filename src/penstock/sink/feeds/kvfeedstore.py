@@ -1,13 +1,26 @@
 """Changefeeds as rows in the key-value store: what the commands read and change."""
 
+import logging
 from collections.abc import Callable
 
 from penstock.clock import physical_ms
-from penstock.errors import Invalid, Unavailable
+from penstock.errors import Corrupt, Invalid, Unavailable
 from penstock.kv import AsyncClient, AsyncTransaction
 from penstock.sink.feeds.feed import Feed, FeedInfo, FeedStatus, check_feed_id
-from penstock.sink.feeds.feedrows import PREFIX, FeedKeys, Lease, committed, feed_of, get_feed
+from penstock.sink.feeds.feedrows import (
+    INFOS,
+    STATUSES,
+    FeedKeys,
+    Lease,
+    committed,
+    feed_of,
+    get_feed,
+    require_feed,
+)
 from penstock.sink.feeds.feedrun import FeedRun
+from penstock.tables.keys import prefix_end
+
+_log = logging.getLogger(__name__)
 
 
 class Feeds:
@@ -19,7 +32,7 @@ class Feeds:
     async def create(self, info: FeedInfo) -> None:
         """Add one; raise Invalid when there is one of that name."""
         check_feed_id(info.id)
-        keys = FeedKeys.of(info.id)
+        keys = FeedKeys(info.id)
 
         async def create(txn: AsyncTransaction) -> None:
             there = await txn.get(keys.info)
@@ -33,15 +46,20 @@ class Feeds:
         await committed(self._client, create)
 
     async def list(self) -> list[Feed]:
-        """Every changefeed, by name."""
+        """Every changefeed, by name. One whose rows are damaged is left out and logged: it can be removed."""
         async with self._client.begin() as txn:
-            rows = {key: value async for key, value in txn.scan(PREFIX, PREFIX + b"\xff")}
-        names = [
-            key.removeprefix(PREFIX)[: -len(b"/info")].decode() for key in rows if key.endswith(b"/info")
-        ]
-        return [
-            feed_of(name, rows[FeedKeys.of(name).info], rows.get(FeedKeys.of(name).status)) for name in names
-        ]
+            rows = {
+                key: value
+                for prefix in (INFOS, STATUSES)
+                async for key, value in txn.scan(prefix, prefix_end(prefix))
+            }
+        found = []
+        for name in (key.removeprefix(INFOS).decode() for key in rows if key.startswith(INFOS)):
+            try:
+                found.append(feed_of(name, rows[FeedKeys(name).info], rows.get(FeedKeys(name).status)))
+            except Corrupt as error:
+                _log.error("a changefeed is left out", extra={"changefeed": name, "error": str(error)})
+        return found
 
     async def get(self, feed_id: str) -> Feed:
         """One of them; raise Invalid when there is none of that name."""
@@ -50,7 +68,7 @@ class Feeds:
 
     async def change(self, feed_id: str, edit: Callable[[Feed], Feed]) -> Feed:
         """Change one in a transaction; what `edit` raises is raised, and nothing is changed."""
-        keys = FeedKeys.of(feed_id)
+        keys = FeedKeys(feed_id)
 
         async def change(txn: AsyncTransaction) -> Feed:
             feed = await get_feed(txn, feed_id)
@@ -62,24 +80,25 @@ class Feeds:
 
         return await committed(self._client, change)
 
-    async def remove(self, feed_id: str) -> Feed:
-        """Forget one and everything of it but its files; who runs it is fenced."""
-        keys = FeedKeys.of(feed_id)
+    async def remove(self, feed_id: str) -> None:
+        """Forget one, damaged or not, and everything of it but its files; who runs it is fenced."""
+        keys = FeedKeys(feed_id)
 
-        async def remove(txn: AsyncTransaction) -> Feed:
-            feed = await get_feed(txn, feed_id)
-            async for key, _ in txn.scan(keys.root, keys.root + b"\xff"):
+        async def remove(txn: AsyncTransaction) -> None:
+            await require_feed(txn, feed_id)
+            for key in (keys.info, keys.status, keys.lease):
                 await txn.delete(key)
-            return feed
+            async for key, _ in txn.scan(keys.dispatchers, prefix_end(keys.dispatchers)):
+                await txn.delete(key)
 
-        return await committed(self._client, remove)
+        await committed(self._client, remove)
 
     async def acquire(self, feed_id: str, owner: str, *, ttl_s: float) -> "FeedRun":
         """Become the one that runs it.
 
         Raises Unavailable while somebody else is, Invalid when there is no such changefeed.
         """
-        keys = FeedKeys.of(feed_id)
+        keys = FeedKeys(feed_id)
 
         async def acquire(txn: AsyncTransaction) -> int:
             await get_feed(txn, feed_id)

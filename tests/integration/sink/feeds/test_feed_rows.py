@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.errors import Fenced, Invalid, Unavailable
+from penstock.errors import Corrupt, Fenced, Invalid, Unavailable
 from penstock.kv import AsyncClient
 from penstock.sink.feeds.feed import Feed, FeedInfo, FeedState
+from penstock.sink.feeds.feedrows import FeedKeys
 from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
 from penstock.sink.feeds.kvfeedstore import Feeds
 from penstock.sink.positions import Position
@@ -192,3 +193,20 @@ async def test_many_files_may_begin_at_the_same_time(store: StoreProcess) -> Non
 
         await asyncio.gather(*map(write, dispatchers))
         assert {each.pending.start.ts for each in await run.dispatchers()} == {104}
+
+
+async def test_a_damaged_changefeed_hides_no_other_and_can_be_removed(store: StoreProcess) -> None:
+    async with await AsyncClient.connect([store.pd_addr]) as client:
+        feeds = Feeds(client)
+        await feeds.create(info("sound"))
+        await feeds.create(info("damaged"))
+        async with client.begin() as txn:
+            await txn.put(FeedKeys("damaged").status, b"{")
+        with pytest.raises(Corrupt, match="the status of changefeed damaged is damaged"):
+            await feeds.get("damaged")
+        names = [each.info.id for each in await feeds.list()]
+        assert "sound" in names
+        assert "damaged" not in names
+        await feeds.remove("damaged")
+        with pytest.raises(Invalid, match="there is no changefeed damaged"):
+            await feeds.remove("damaged")
