@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from penstock import arrowmemory
 from penstock.changes import collect_changes
 from penstock.eventstore import paths
 from penstock.eventstore.manifest import Kind, ObjectInfo, Removal
@@ -453,6 +454,7 @@ def measure_memory(folder: Path, to_ts: int) -> None:
 
 
 def main() -> None:
+    arrowmemory.prepare()  # for the processes whose memory is measured, as in every process of ours
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("changes", nargs="?", type=int, default=5_000_000)
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from penstock import __version__, logs
+from penstock import __version__, arrowmemory, logs
 from penstock.app import changefeed
 from penstock.errors import PenstockError
 
@@ -158,6 +158,7 @@ def demo(seconds: Annotated[float, typer.Option(help="How long the workload runs
 
 def main() -> None:
     """Run the command line; an error is one line on standard error and exit code 2."""
+    arrowmemory.prepare()
     try:
         app()
     except PenstockError as error:

@@ -1,12 +1,10 @@
 """What changed in a table between two timestamps."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Unpack
-
-import pyarrow as pa
 
 from penstock.changes.handle import Batches, ChangesHandle
 from penstock.changes.options import ChangeOptions, Columns, Wishes, check_columns
@@ -40,20 +38,7 @@ def collect_changes(table: TableView, from_ts: int, to_ts: int, **wishes: Unpack
     Unavailable when the range is not complete yet.
     """
     options = ChangeOptions(**wishes)
-    return ChangesHandle(_given_back(collect(table, ChangesRange(from_ts, to_ts), options)))
-
-
-def _given_back(batches: Batches) -> Batches:
-    """Batches, with what the allocator keeps returned after each.
-
-    Threads free what others have read, and the allocator keeps that for those until it is asked: a long range
-    would hold half as much again. Parts of a plan are short, and fetch the memory again for nothing.
-    """
-    with closing(batches):
-        for batch in batches:
-            yield batch
-            del batch
-            pa.default_memory_pool().release_unused()
+    return ChangesHandle(collect(table, ChangesRange(from_ts, to_ts), options))
 
 
 @dataclass(frozen=True, slots=True)
