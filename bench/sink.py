@@ -1,9 +1,9 @@
 """The storage sink, against Spark's own writers and against itself: `python bench/sink.py [changes]`.
 
-One run measures, on one session: a table's changes to files in each format, against `DataFrame.write` of the
-same changes; and a thousand dispatchers before a remote that takes 200 ms for every request, with dispatchers
-that go on when their events are in the spool, against such that wait until they are on the remote. There rows
-are encoded beforehand, so that the remote is what everybody waits for.
+One run measures, on one session: the changes of four tables to files in each format, against
+`DataFrame.write` of the same changes; and a thousand dispatchers before a remote that takes 200 ms for every
+request, with dispatchers that go on when their events are in the spool, against such that wait until they are
+on the remote. There rows are encoded beforehand, so that the remote is what everybody waits for.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import reduce
 from itertools import count
 from pathlib import Path
 
@@ -41,6 +42,7 @@ from penstock.testing.sinkparts import KeptInMemory
 from spark import load, named
 
 SLICE = Limit(nbytes=64 * 1024 * 1024)
+TABLES = 4
 DISPATCHERS = 1000
 REQUEST_S = 0.2
 FILE_BYTES = 256 * 1024
@@ -71,24 +73,27 @@ class Feeding:
         self.flushed_bytes += piece.nbytes
 
 
-def to_files(spark: SparkSession, table: Source, to_ts: int, uri: str) -> int:
-    """All changes of the table through the sink; returns the bytes of the files."""
+def to_files(spark: SparkSession, tables: Sequence[Source], to_ts: int, uri: str) -> int:
+    """All changes of the tables through the sink, a dispatcher each; returns the bytes of the files."""
 
-    view = TableView("bench.mixed", (Partition(table.storage, MIXED),))
-
-    async def run() -> None:
-        options = parse_sink_uri(uri)
-        feeding = Feeding(SparkEngine(spark, options.target), options, options.target.open())
-        serving = asyncio.create_task(feeding.sink.run())
-        dispatcher = DispatcherSpec.of("bench", MIXED)
+    async def dispatch(feeding: Feeding, table: Source) -> None:
+        table_id = table.schema.table.id
+        view = TableView(table.schema.name, (Partition(table.storage, table_id),))
+        dispatcher = DispatcherSpec.of("bench", table_id)
         position = Position(START)
         while position.ts < to_ts:
             wanted = SliceRange(dispatcher, position, to_ts, SLICE, snapshot=False)
             piece = await asyncio.to_thread(plan_slice, view, table.schema, wanted)
             if piece is None:
-                break
+                return
             await feeding.send(piece)
             position = piece.end
+
+    async def run() -> None:
+        options = parse_sink_uri(uri)
+        feeding = Feeding(SparkEngine(spark, options.target), options, options.target.open())
+        serving = asyncio.create_task(feeding.sink.run())
+        await asyncio.gather(*(dispatch(feeding, table) for table in tables))
         await feeding.sink.close()
         await serving
 
@@ -102,22 +107,25 @@ def size_of(folder: Path) -> int:
 
 def measure_formats(spark: SparkSession, folder: Path, changes: int) -> None:
     storage = StorageRef(f"file://{folder}/objects")
-    table = named(storage, MIXED, "mixed", folder)
-    to_ts = write_mixed(table, changes)
-    table.commit(to_ts)
-    feed = load(spark, storage, "mixed", readChangeFeed="true", startingVersion=START)
+    tables = [named(storage, MIXED + number, f"mixed{number}", folder) for number in range(TABLES)]
+    for table in tables:
+        to_ts = write_mixed(table, changes // TABLES)
+        table.commit(to_ts)
+    feeds = [
+        load(spark, storage, f"mixed{number}", readChangeFeed="true", startingVersion=START)
+        for number in range(TABLES)
+    ]
+    feed = reduce(lambda one, other: one.unionAll(other), feeds)
     for protocol, plain in (("canal-json", "json"), ("csv", "csv"), ("parquet", "parquet")):
         ours_s, plain_s, nbytes = [], [], 0
-        for attempt in range(3):
-            out = folder / f"{protocol}-{attempt}"
-            took, nbytes = seconds(
-                lambda uri=f"file://{out}?protocol={protocol}": to_files(spark, table, to_ts, uri)
-            )
+        for attempt in range(4):
+            out, theirs = folder / f"{protocol}-{attempt}", folder / f"plain-{plain}-{attempt}"
+            uri = f"file://{out}?protocol={protocol}"
+            took, nbytes = seconds(lambda uri=uri: to_files(spark, tables, to_ts, uri))
             ours_s.append(took)
-            shutil.rmtree(out)
-            theirs = str(folder / f"{plain}-{attempt}")
-            took, _ = seconds(lambda path=theirs, format_=plain: feed.write.format(format_).save(path) or 0)
+            took, _ = seconds(lambda path=theirs, kind=plain: feed.write.format(kind).save(str(path)) or 0)
             plain_s.append(took)
+            shutil.rmtree(out)
             shutil.rmtree(theirs)
         detail = f"{changes / min(ours_s):12,.0f} changes/s, {nbytes / min(ours_s) / 1e6:7.1f} MB/s to files"
         show(f"{protocol} / DataFrame.write.{plain}", min(plain_s) / min(ours_s), ">= 0.50", detail)
