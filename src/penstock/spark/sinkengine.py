@@ -92,6 +92,7 @@ class SparkEngine:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
             await asyncio.wait([running])
+            running.exception()  # the caller has gone: a failure is told to nobody
             raise
 
     def _in_pool(self, job: Callable[[], T]) -> T:
