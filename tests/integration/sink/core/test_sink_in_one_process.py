@@ -105,7 +105,7 @@ async def test_payloads_that_are_lost_are_encoded_again_the_same(tmp_path: Path,
     for world in (whole, losing):
         async with world:
             world.send_all()
-            await world.until(lambda: sum("woken" in each for each in world.told) == 4)  # noqa: B023
+            await world.until(lambda: sum("woken" in each for each in world.told) == 4)  # noqa: B023 - awaited at once
             if world is losing:
                 lose_everything(world.local)
                 assert world.local.held_bytes == 0

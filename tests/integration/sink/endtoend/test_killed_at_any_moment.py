@@ -239,7 +239,7 @@ def test_a_consumer_has_the_rows_of_the_checkpoint_whenever_the_changefeed_is_ki
                 if reached:
                     assert follower.check() == reached
                 sink.start()
-                until(lambda: checkpoint(storage) > reached, "it does not go on")  # noqa: B023
+                until(lambda: checkpoint(storage) > reached, "it does not go on")  # noqa: B023 - awaited at once
                 disturb(source)
             assert changefeed("pause", "all")["state"] == "stopped"
             (paused,) = changefeed("list")

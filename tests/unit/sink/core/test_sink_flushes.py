@@ -46,11 +46,11 @@ async def test_no_row_waits_longer_than_the_interval_before_its_file_is_begun() 
                 if step % (number + 1) == 0:
                     event = world.add(number, step, 10 + number)
                     arrived[event.name] = clock.monotonic()
-            await world.until(lambda: all(f"{name} woken" in world.told for name in arrived))  # noqa: B023
+            await world.until(lambda: all(f"{name} woken" in world.told for name in arrived))  # noqa: B023 - awaited at once
             await world.turns()  # a sleep that begins after the clock was moved would end too late
             clock.advance(0.25)
             overdue = [name for name, at in arrived.items() if clock.monotonic() - at >= 2.0]
-            await world.until(lambda: all(f"{name} flushed" in world.told for name in overdue))  # noqa: B023
+            await world.until(lambda: all(f"{name} flushed" in world.told for name in overdue))  # noqa: B023 - awaited at once
             arrived = {name: at for name, at in arrived.items() if name not in overdue}
             world.told[:] = [each for each in world.told if each.split()[0] in arrived]
 

@@ -120,7 +120,7 @@ async def test_a_segment_that_one_quiet_dispatcher_holds_does_not_fill_the_spool
             world.add(100 + ts, ts, 1)
             world.add(2, ts, 999)
             world.engine.encoding.open()
-            await world.until(lambda: f"d2@{ts} flushed" in world.told or not world.engine.writing.waiting)  # noqa: B023
+            await world.until(lambda: f"d2@{ts} flushed" in world.told or not world.engine.writing.waiting)  # noqa: B023 - awaited at once
             await world.settled()
         await world.until(lambda: "d2@29 woken" in world.told)
         assert world.sink._ledger.spool.retained_bytes <= 10_000

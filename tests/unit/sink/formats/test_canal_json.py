@@ -25,7 +25,7 @@ TYPES = '"mysqlType":{"id":"bigint","name":"varchar","n":"int"},'
 def lines(
     table: TableInfo, *changes: tuple[int, Row | None, Row | None], known: bool = True, **options: object
 ) -> list[str]:
-    chosen = EncoderOptions(encoded_at_ms=99, **options)  # type: ignore[arg-type]
+    chosen = EncoderOptions(encoded_at_ms=99, **options)
     encoder = encoder_of(SchemaVersion(0, 1, table, "shop"), chosen)
     made = row_changes(table, changes)
     if not known:

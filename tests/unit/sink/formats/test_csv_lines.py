@@ -20,7 +20,7 @@ ONE, TWO = {"id": 1, "name": 'say "a,b"', "n": 2.5}, {"id": 1, "name": None, "n"
 
 
 def payload(table: TableInfo, *changes: tuple[int, Row | None, Row | None], **csv: object) -> str:
-    options = EncoderOptions(protocol="csv", csv=CsvOptions(**csv))  # type: ignore[arg-type]
+    options = EncoderOptions(protocol="csv", csv=CsvOptions(**csv))
     encoder = encoder_of(SchemaVersion(0, 1, table, "shop"), options)
     return encoder.payload([encoder.encode(row_changes(table, changes))]).decode()
 
