@@ -9,6 +9,7 @@ from penstock.settings import (
     CaptureSettings,
     ChangefeedSettings,
     ColumnSelectorSettings,
+    JobsSettings,
     KvSettings,
     PoolSettings,
     PullerSettings,
@@ -34,6 +35,7 @@ TABLES = {
     "changefeeds": ChangefeedSettings,
     "changefeeds.column_selectors": ColumnSelectorSettings,
     "changefeeds.row_filters": RowFilterSettings,
+    "jobs": JobsSettings,
 }
 
 

@@ -1,0 +1,1 @@
+"""What jobs can feed: each module a consumer that a user could have written."""

@@ -1,0 +1,174 @@
+"""The seam between iterations and those who consume changes: what a consumer is, and what it is given.
+
+A consumer is a class that anybody may write, named in a job's spec by a short name or as `module:Class`:
+
+    class Printer(Consumer):
+        def consume(self, data: DataRetriever) -> None:
+            while True:
+                inserts, deletes, no_more_data = data.next()
+                ...
+                if no_more_data:
+                    return
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from penstock.clock import SYSTEM, Clock
+from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.jobs.jobid import JobId, JobKey
+from penstock.jobs.spec import ConsumerInfo
+from penstock.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from penstock.kv import Transaction
+
+
+class DataType(IntEnum):
+    """What the changes of an iteration are."""
+
+    SNAPSHOT = 0
+    """All rows of the table: they take the place of whatever the target has. There are no deletes."""
+    TAIL = 1
+    """What changed since the last iteration."""
+
+
+class Retrieved(NamedTuple):
+    """Some changes, each side by `_commit_ts`; smaller ones come first, and of equal ones the deletes.
+
+    `inserts` has the columns and `_commit_ts`, also for rows that were there before. `deletes` has the
+    primary key (`_handle`, where there is none) and `_commit_ts`. Either may have no rows.
+    """
+
+    inserts: pa.RecordBatch
+    deletes: pa.RecordBatch
+    no_more_data: bool
+
+
+class DataRetriever(Protocol):
+    """The changes of one iteration for one consumer; used from its thread.
+
+    The same changes come again, in the same order, when the iteration has to be repeated: until the
+    watermark is `to_ts`, nothing of it counts. All batches have the schema of the table at `to_ts`: what was
+    added later reads as its default in older rows, what was dropped is left out.
+    """
+
+    @property
+    def data_type(self) -> DataType:
+        """What the changes are."""
+
+    @property
+    def from_ts(self) -> int:
+        """They begin after it."""
+
+    @property
+    def to_ts(self) -> int:
+        """They end with it; the watermark of a target that has them all."""
+
+    @property
+    def schema(self) -> SchemaVersion:
+        """The table at `to_ts`, with all its columns."""
+
+    @property
+    def columns(self) -> pa.Schema:
+        """Those of `inserts`, without `_commit_ts`; the primary key's come first."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns that identify a row: the primary key, or `_handle`."""
+
+    @property
+    def large(self) -> bool:
+        """Whether there are so many changes that executors should have them: see `dataframe`."""
+
+    def next(self) -> Retrieved:
+        """The next changes; raise what keeps them from being read, and Aborted once the job is canceled."""
+
+    def dataframe(self) -> "DataFrame":
+        """All changes as one DataFrame instead, shared with those who ask for it too; it is persisted.
+
+        One row for each key that changed: its columns as they are at `to_ts`, `_commit_ts`, and `_deleted`,
+        true where only the key's columns count.
+        """
+
+    def update_watermark(self, txn: "Transaction") -> None:
+        """Write the watermark into the log, as part of a transaction with the consumer's own rows.
+
+        Raises Fenced when the job is not this iteration's any more: roll back. Once it was called, the
+        iteration writes nothing more for this job; a consumer that does not call it need not.
+        """
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """What a consumer knows of its job."""
+
+    id: JobId
+    key: JobKey
+    account: str
+    info: ConsumerInfo
+    settings: Settings
+    scratch: Path
+    """A directory of its own for the time of an iteration, made when it is first used."""
+    spark: "Callable[[], SparkSession]" = field(repr=False)
+    """The session, for consumers that work on executors; raises Invalid where there is none."""
+    clock: Clock = SYSTEM
+
+    @property
+    def owner(self) -> str:
+        """What the target keeps beside the watermark, so that it knows whose it is."""
+        return self.key.owner
+
+
+class Consumer(ABC):
+    """Carries the changes of one job into its target. Made for each iteration, used by one thread.
+
+    Exactly once: `consume` returns when every change is durable in the target. A target with transactions
+    keeps the watermark itself, in the same transaction as the rows, and compares before it sets: a commit
+    whose `from_ts` is not what the target has raises Fenced and changes nothing (an iteration that was given
+    up may still be writing). Before each iteration `committed_ts` is asked, and the log follows it.
+
+    Invalid says that somebody has to repair the job: the iteration is not tried again. Whatever else is
+    raised is tried again with all of its changes.
+    """
+
+    def __init__(self, job: JobContext) -> None:
+        """Check the options; raise Invalid for one that is missing, unknown or wrong. No I/O."""
+        self.job = job
+
+    @abstractmethod
+    def consume(self, data: DataRetriever) -> None:
+        """Apply all changes. A SNAPSHOT replaces whatever the target has, also of an attempt that failed."""
+
+    def committed_ts(self) -> int | None:
+        """The watermark that the target has of this very job; 0: none of it. None: the log alone knows."""
+        return None
+
+    def check(self, schema: SchemaVersion) -> None:
+        """Raise Invalid when a table like this cannot be carried: said when the job is registered."""
+        del schema
+
+    def close(self) -> None:
+        """Let go of what is open."""
+        return
+
+
+class Comparable(Protocol):
+    """What a consumer has whose target can be compared with its source, and mended."""
+
+    def expected(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """What the target should have of these rows of the source: the key's columns, then others."""
+
+    def present(self) -> Iterator[pa.RecordBatch]:
+        """What the target has, in the same columns, at its watermark."""
+
+    def mend(self, upserts: pa.Table, deletes: pa.Table) -> None:
+        """Put rows of the source in (all columns), and take keys out, in one commit at the same watermark."""

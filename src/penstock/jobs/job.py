@@ -1,0 +1,88 @@
+"""A job as it is in the log: one row. Pure values."""
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from penstock.jobs.jobid import JobId, JobKey
+from penstock.jobs.spec import JobSpec
+
+PERMANENT = 10_000
+"""Error codes from here on need somebody to repair the job; 1 to 9999 are tried again."""
+
+
+class JobState(IntEnum):
+    """What becomes of a job's latest iteration."""
+
+    PENDING = 1
+    RUNNING = 2
+    COMPLETED = 3
+    ERROR = 4
+    CANCELED = 5
+
+
+class ErrorCode(IntEnum):
+    """Why an iteration failed."""
+
+    OK = 0
+    TEMPORARY = 1
+    """Anything that may pass: the source, the target or the consumer itself."""
+    CUT_OFF = 2
+    """The consumer was too slow for its siblings and goes on alone in an iteration of its own."""
+    REFUSED = PERMANENT
+    """The consumer or its target says that it cannot work like this."""
+    SCHEMA = PERMANENT + 1
+    """The source has a schema that the target cannot take."""
+    TABLE_GONE = PERMANENT + 2
+    """The source was dropped or truncated: its table id is another one now."""
+    TARGET_DIFFERS = PERMANENT + 3
+    """The target is not what the job left: behind the log, or another job's."""
+
+    @property
+    def permanent(self) -> bool:
+        """Whether it needs somebody to repair the job."""
+        return self >= PERMANENT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus:
+    """A job's latest iteration.
+
+    `lsn` counts the changes that runners make: who changes a row must know it, so a stale writer changes
+    nothing. A new spec leaves it alone, unless it interrupts. `runner` is the epoch of the lease under which
+    the iteration was begun. `start_at` and `end_at` are wall time in milliseconds, 0 for not yet.
+    """
+
+    lsn: int = 0
+    runner: int = 0
+    from_ts: int = 0
+    to_ts: int = 0
+    start_at: int = 0
+    end_at: int = 0
+    error_code: int = 0
+    error_msg: str = ""
+    failures: int = 0
+    """How often in a row it has failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One row of the log. `watermark` is the end of the last successful iteration; 0: there was none yet."""
+
+    key: JobKey
+    id: JobId
+    account: str
+    spec: JobSpec
+    state: JobState
+    watermark: int
+    status: JobStatus
+    create_at: int
+    drop_at: int | None = None
+
+    @property
+    def live(self) -> bool:
+        """Whether it is not dropped."""
+        return self.drop_at is None
+
+    def with_status(self, **changes: int | str) -> "Job":
+        """The job with some of its status changed, and the change counted."""
+        return replace(self, status=replace(self.status, lsn=self.status.lsn + 1, **changes))  # type: ignore[arg-type] # the fields' own types

@@ -1,0 +1,69 @@
+"""Where jobs read: how far tables have come, what they look like, and their changes."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.changes.admission import Limit
+from penstock.changes.handle import ChangesHandle
+from penstock.eventstore.partition import TableView
+from penstock.eventstore.schemaversion import SchemaVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How far a table can be read, and up to where it certainly has no change that is not older."""
+
+    readable_ts: int
+    changed_ts: int
+    oldest_ts: int = 0
+    """History before it may be gone: whether the table changed since then is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """A range that can be read, with its end fixed. Small, and can be pickled when the view can."""
+
+    view: TableView
+    from_ts: int
+    to_ts: int
+    schema: SchemaVersion
+    """The table at `to_ts`."""
+    rows: int
+    """About how many changes there are."""
+    nbytes: int
+    """About how many bytes."""
+
+    @property
+    def snapshot(self) -> bool:
+        """Whether it is all rows at `to_ts`."""
+        return self.from_ts == 0
+
+
+class JobSource(Protocol):
+    """The changes of tables by their (logical) ids. Thread-safe; every method may raise Unavailable."""
+
+    async def now_ts(self) -> int:
+        """A timestamp of the database."""
+
+    async def look(self, table_ids: Collection[int]) -> dict[int, Look]:
+        """How far tables have come, in few calls for many; those not captured yet are left out."""
+
+    def gone(self, table_id: int) -> str | None:
+        """What became of a table that is not there any more, as one sentence with the remedy; None: it is."""
+
+    def scan(self, table_id: int, from_ts: int, to_ts: int, limit: Limit) -> Scan:
+        """Fix a range: as much of it as the limit allows, at least one commit; from_ts = 0 has no limit.
+
+        Blocks. Raises StaleRead when history from `from_ts` on is gone, Unavailable when the range is not
+        complete yet or nobody has the table.
+        """
+
+    def open(self, scan: Scan, columns: Collection[str] | None) -> ChangesHandle:
+        """Read it, coalesced; `columns` beside those of the primary key, None: all. Blocks."""
+
+    async def hold(self, needed: Mapping[int, int]) -> None:
+        """Keep the history of tables after their timestamps, in place of what was held before."""
+
+    async def close(self) -> None:
+        """End."""

@@ -1,0 +1,139 @@
+"""Settings: frozen values, checked when they are made.
+
+One YAML file, with ${NAME} and ${NAME:-default} taken from the environment. A wrong value is
+refused with its key, the value and what is allowed.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError, field_validator
+
+from penstock.errors import Invalid
+from penstock.settings.capture import CaptureSettings, PullerSettings, UpkeepSettings
+from penstock.settings.changefeed import ChangefeedSettings, ColumnSelectorSettings, RowFilterSettings
+from penstock.settings.frozen import Frozen
+from penstock.settings.jobs import JobsSettings
+from penstock.settings.kv import KvSettings
+from penstock.settings.spark import PoolSettings, SparkSettings
+from penstock.settings.store import StoreSettings
+from penstock.settings.tls import ServerTlsSettings, TlsSettings
+
+__all__ = [
+    "CaptureSettings",
+    "ChangefeedSettings",
+    "ColumnSelectorSettings",
+    "JobsSettings",
+    "KvSettings",
+    "PoolSettings",
+    "PullerSettings",
+    "RowFilterSettings",
+    "ServerTlsSettings",
+    "Settings",
+    "SparkSettings",
+    "StoreSettings",
+    "TlsSettings",
+    "UpkeepSettings",
+    "expand",
+    "load",
+    "parse",
+    "parse_changefeed",
+]
+
+_VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
+_SECRET_KEYS = ("password", "secret", "token", "key_path", "storage_options", "spark.conf", ".sink")
+_FEED_NAME = re.compile(r"(?!.{129})[A-Za-z0-9]+(-[A-Za-z0-9]+)*")
+
+
+class Settings(Frozen):
+    """Everything penstock.yaml may say."""
+
+    pd_addrs: tuple[str, ...] = ("127.0.0.1:2379",)
+    tls: TlsSettings | None = None
+    kv: KvSettings = KvSettings()
+    store: StoreSettings = StoreSettings()
+    puller: PullerSettings = PullerSettings()
+    capture: CaptureSettings = CaptureSettings()
+    spark: SparkSettings = SparkSettings()
+    changefeeds: dict[str, ChangefeedSettings] = Field({})
+    jobs: JobsSettings = JobsSettings()
+
+    @field_validator("changefeeds")
+    @classmethod
+    def _feeds_have_plain_names(cls, feeds: dict[str, ChangefeedSettings]) -> dict[str, ChangefeedSettings]:
+        for name in feeds:
+            if not _FEED_NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is no name; use letters, digits and single hyphens, at most 128")
+        return feeds
+
+
+def load(path: Path) -> Settings:
+    """Read a settings file; raise Invalid with the key, the value and what is allowed."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise Invalid(f"settings file {path} cannot be read ({error.strerror}); check --config") from error
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        at = f" at line {where.line + 1}" if where else ""
+        raise Invalid(f"settings file {path} is not valid YAML{at}; mend its syntax") from error
+    return parse(expand(tree or {}), origin=str(path))
+
+
+def parse(tree: Any, *, origin: str = "settings") -> Settings:
+    """Check a parsed tree; raise Invalid naming the first wrong key."""
+    if not isinstance(tree, dict):
+        raise Invalid(f"{origin} must be a mapping of keys to values, not a {type(tree).__name__}")
+    try:
+        return Settings.model_validate(tree)
+    except ValidationError as error:
+        raise Invalid(f"{origin}: {_describe(error)}") from None
+
+
+def parse_changefeed(tree: Any, *, origin: str) -> ChangefeedSettings:
+    """Check the section of one changefeed; raise Invalid naming the first wrong key."""
+    try:
+        return ChangefeedSettings.model_validate(tree)
+    except ValidationError as error:
+        raise Invalid(f"{origin}: {_describe(error, within='changefeeds.')}") from None
+
+
+def expand(tree: Any) -> Any:
+    """Replace ${NAME} and ${NAME:-default} in every string; raise Invalid when NAME is not set."""
+    if isinstance(tree, dict):
+        return {key: expand(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [expand(value) for value in tree]
+    if isinstance(tree, str):
+        return _VARIABLE.sub(_variable, tree)
+    return tree
+
+
+def _variable(match: re.Match[str]) -> str:
+    name, default = match["name"], match["default"]
+    value = os.environ.get(name, default)
+    if value is None:
+        raise Invalid(
+            f"settings use ${{{name}}}, which is not set; export {name} or write ${{{name}:-default}}"
+        )
+    return value
+
+
+def _describe(error: ValidationError, *, within: str = "") -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"]) or "settings"
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {key!r}; see docs/configuration.md for the keys there are"
+    return f"{key} = {_shown(within + key, first['input'])} is refused: {first['msg']}"
+
+
+def _shown(key: str, value: Any) -> str:
+    """A refused value; nothing that is a secret, or may hold one."""
+    if any(word in key for word in _SECRET_KEYS):
+        return "***"
+    return "{...}" if isinstance(value, dict | BaseModel) else repr(value)
