@@ -1,0 +1,102 @@
+"""Options of consumers: texts in, a checked value out, and messages that show no value."""
+
+from typing import Literal
+
+import pytest
+from pydantic import Field, SecretStr, model_validator
+
+from penstock.consumers.options import ByteSize, ConsumerOptions, Names, Properties, Seconds, revealed
+from penstock.errors import Invalid
+from penstock.jobs.spec import ConsumerInfo
+
+
+class _Options(ConsumerOptions):
+    dsn: SecretStr
+    table: str = "rows"
+    wait: Seconds = Field(5.0, gt=0)
+    size: ByteSize = 1024
+    columns: Names = ()
+    format: Literal["json", "arrow"] = "json"
+    create: bool = True
+    storage: Properties = Field(default_factory=dict, repr=False)
+
+    @model_validator(mode="after")
+    def _fit(self) -> "_Options":
+        if not self.create and self.table == "rows":
+            raise ValueError("name the table when it is not to be created")
+        return self
+
+
+class _Bare(ConsumerOptions):
+    pass
+
+
+def _parse(**given: str) -> _Options:
+    options = {name.replace("__", "."): value for name, value in given.items()}
+    return _Options.parse(ConsumerInfo(consumer="db", options=options))
+
+
+def test_texts_become_values() -> None:
+    found = _parse(
+        dsn="secret", wait="1m30s", size="8MiB", columns="a, b,,c", format="arrow", create="false", table="t"
+    )
+    assert (found.wait, found.size, found.columns) == (90, 8 << 20, ("a", "b", "c"))
+    assert (found.format, found.create, found.table) == ("arrow", False, "t")
+    assert found.dsn.get_secret_value() == "secret"
+
+
+def test_a_group_collects_what_begins_with_its_name() -> None:
+    found = _parse(dsn="x", storage__region="eu", storage__a__b="2")
+    assert revealed(found.storage) == {"region": "eu", "a.b": "2"}
+
+
+def test_what_is_empty_takes_its_default() -> None:
+    assert _parse(dsn="x", table="", storage__region="") == _parse(dsn="x")
+
+
+def test_an_unknown_option_is_named_with_those_that_exist() -> None:
+    with pytest.raises(
+        Invalid,
+        match=r"consumer db has no option tabel; did you mean table\? there are dsn, table, .*storage\.\*",
+    ):
+        _parse(dsn="x", tabel="hush")
+
+
+@pytest.mark.parametrize("option", ["storage", "storage__", "dsn__a", "other__a"])
+def test_a_dot_belongs_to_groups_alone(option: str) -> None:
+    with pytest.raises(Invalid, match="has no option"):
+        _parse(**{"dsn": "x", option: "1"})
+
+
+def test_a_missing_option_is_named() -> None:
+    with pytest.raises(Invalid, match=r"^consumer db needs the option dsn$"):
+        _parse(dsn="")
+
+
+def test_a_consumer_without_options_says_so() -> None:
+    with pytest.raises(Invalid, match=r"consumer db has no option a; it takes none$"):
+        _Bare.parse(ConsumerInfo(consumer="db", options={"a": "1"}))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("wait", "option wait of consumer db: write a duration such as"),
+        ("size", "option size of consumer db: write a size such as"),
+        ("format", "option format of consumer db: Input should be 'json' or 'arrow'"),
+        ("create", "option create of consumer db: Input should be a valid boolean"),
+    ],
+)
+def test_a_wrong_value_is_not_shown(option: str, message: str) -> None:
+    with pytest.raises(Invalid, match=message) as caught:
+        _parse(**{"dsn": "x", option: "hush-hush"})
+    assert "hush" not in str(caught.value)
+
+
+def test_options_that_do_not_fit_together_are_refused() -> None:
+    with pytest.raises(Invalid, match=r"^the options of consumer db: name the table"):
+        _parse(dsn="x", create="false")
+
+
+def test_secrets_are_not_printed() -> None:
+    assert "hush" not in repr(_parse(dsn="hush", storage__key="hush"))
