@@ -162,13 +162,20 @@ class Consumer(ABC):
 
 
 class Comparable(Protocol):
-    """What a consumer has whose target can be compared with its source, and mended."""
+    """What a consumer has whose target can be compared with its source, and mended, also while it is written.
+
+    `at_ts` is the watermark at which both are compared: what `committed_ts` said, or the log where that says
+    nothing. Whoever finds that the target has another one by now raises Fenced, and has changed nothing.
+    """
 
     def expected(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """What the target should have of these rows of the source: the key's columns, then others."""
 
-    def present(self) -> Iterator[pa.RecordBatch]:
-        """What the target has, in the same columns, at its watermark."""
+    def present(self, at_ts: int) -> Iterator[pa.RecordBatch]:
+        """What the target has, in the same columns, all of it as of one moment at which it is at `at_ts`."""
 
-    def mend(self, upserts: pa.Table, deletes: pa.Table) -> None:
-        """Put rows of the source in (all columns), and take keys out, in one commit at the same watermark."""
+    def mend(self, upserts: pa.Table, deletes: pa.Table, at_ts: int) -> None:
+        """Put rows of the source in (all columns), and take keys out, in one commit; the watermark stays.
+
+        No key is in both. A key that is taken out goes with every row that the target has of it.
+        """
