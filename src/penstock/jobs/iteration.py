@@ -9,6 +9,7 @@ from penstock.jobs.job import Job
 class Iteration:
     """Changes of a table in (from_ts, to_ts] for jobs whose watermark is from_ts; 0: all rows at to_ts.
 
+    The watermark in the log, and in the target, may be older: then nothing has changed up to `from_ts`.
     `to_ts` is as far as is wanted: caps may end it earlier, for all of its jobs alike.
     """
 

@@ -62,6 +62,9 @@ class JobStatus:
     error_msg: str = ""
     failures: int = 0
     """How often in a row it has failed."""
+    target_ts: int = 0
+    """What the target has for certain: the end of the last iteration that succeeded. The watermark is ahead of
+    it where nothing has changed since."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
