@@ -62,9 +62,10 @@ class JobStatus:
     error_msg: str = ""
     failures: int = 0
     """How often in a row it has failed."""
-    target_ts: int = 0
-    """What the target has for certain: the end of the last iteration that succeeded. The watermark is ahead of
-    it where nothing has changed since."""
+    committed_ts: int = 0
+    """What the target was last brought to. The watermark goes beyond it while there are no changes."""
+    resync_ts: int = 0
+    """What the target has up to here does not count any more: it is to be filled anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

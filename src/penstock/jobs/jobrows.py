@@ -1,0 +1,165 @@
+"""The rows of `iscp_log`: jobs to keys and values of the key-value store, and back. No I/O."""
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, fields
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from penstock.clock import TS_MAX
+from penstock.errors import Corrupt, PenstockError, show_key
+from penstock.jobs.job import Job, JobState, JobStatus
+from penstock.jobs.jobid import JobId, JobKey
+from penstock.jobs.spec import JobSpec
+from penstock.tables.codec import datums
+from penstock.tables.keys import decode_record_key, record_key, record_prefix, record_range
+from penstock.tables.records import (
+    checked_datum,
+    handle_of,
+    key_part,
+    read_record,
+    row_of,
+    to_record,
+    value_of,
+)
+from penstock.tables.schema import TableInfo
+
+DATABASE, TABLE = "penstock", "iscp_log"
+LOG_NAME = f"{DATABASE}.{TABLE}"
+
+COLUMNS = (
+    ("account_id", "int unsigned not null"),
+    ("table_id", "bigint unsigned not null"),
+    ("job_name", "varchar(128) not null"),
+    ("job_id", "bigint unsigned not null"),
+    ("job_spec", "json not null"),
+    ("job_state", "tinyint not null"),
+    ("watermark", "varchar(20) not null"),
+    ("job_status", "json not null"),
+    ("create_at", "timestamp(3) not null"),
+    ("drop_at", "timestamp(3) null"),
+)
+PRIMARY_KEY = ("account_id", "table_id", "job_name", "job_id")
+
+_SOURCE = "source"  # in job_spec, beside the spec itself: how people called the table and its account
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+_STATUS_TYPES = {field.name: str if field.type in {str, "str"} else int for field in fields(JobStatus)}
+
+_log = logging.getLogger(__name__)
+
+
+class JobRows:
+    """Jobs in the encoding of the log's table, whose schema is `table`."""
+
+    def __init__(self, table: TableInfo) -> None:
+        self.table = table
+        self.range = record_range(table.id)
+        """Keys of all rows: the first, and the first after them."""
+
+    def key(self, key: JobKey) -> bytes:
+        """The key of a job's row."""
+        columns = zip(self.table.primary_key, _primary_key(key), strict=True)
+        handle = handle_of(self.table, {column.id: checked_datum(column, value) for column, value in columns})
+        return record_key(self.table.id, handle)
+
+    def prefix(self, account_id: int, table_id: int, job_name: str) -> bytes:
+        """What the keys of all jobs begin with that have or had this name on the table."""
+        index, columns = self.table.primary_index, self.table.primary_key
+        assert index is not None, "the log has a primary key of several columns"
+        named = dict(zip(columns, (account_id, table_id, job_name), strict=False))
+        record = {column.id: checked_datum(column, value) for column, value in named.items()}
+        parts = (key_part(self.table, part, record) for part in index.columns[: len(named)])
+        return record_prefix(self.table.id) + b"".join(parts)
+
+    def value(self, job: Job) -> bytes:
+        """The value of a job's row."""
+        row = dict(zip(PRIMARY_KEY, _primary_key(job.key), strict=True))
+        row |= {
+            "job_spec": {**job.spec.dump(), _SOURCE: _source(job)},
+            "job_state": int(job.state),
+            "watermark": str(job.watermark),
+            "job_status": asdict(job.status),
+            "create_at": _moment(job.create_at),
+            "drop_at": None if job.drop_at is None else _moment(job.drop_at),
+        }
+        return value_of(self.table, to_record(self.table, row, start_ts=0))
+
+    def job_key(self, key: bytes) -> JobKey:
+        """Whose row a key is; raise Corrupt when it is no key of the log."""
+        _, handle = decode_record_key(key)
+        parts = datums.decode_all(handle) if isinstance(handle, bytes) else []
+        match [datum.value for datum in parts]:
+            case [int(account_id), int(table_id), bytes(name), int(job_id)]:
+                return JobKey(account_id, table_id, name.decode(errors="replace"), job_id)
+        raise Corrupt(f"{show_key(key)} is no key of {LOG_NAME}; keep the store for inspection")
+
+    def job(self, key: bytes, value: bytes) -> Job:
+        """The job of a row; raise Corrupt when it is damaged."""
+        named = self.job_key(key)
+        try:
+            return _job(named, row_of(self.table, read_record(self.table, key, value)))
+        except (PenstockError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise Corrupt(
+                f"the row of job {named.owner} in {LOG_NAME} is damaged; unregister the job"
+            ) from error
+
+    def jobs(self, rows: Iterable[tuple[bytes, bytes]]) -> Iterator[Job]:
+        """The jobs of rows. One that is damaged is left out and logged: the others do not suffer from it."""
+        for key, value in rows:
+            try:
+                yield self.job(key, value)
+            except Corrupt as error:
+                _log.error("a job is left out", extra={"error": str(error)})
+
+    def damaged(self, rows: Iterable[tuple[bytes, bytes]]) -> Iterator[JobKey]:
+        """The keys of those that are damaged."""
+        for key, value in rows:
+            try:
+                self.job(key, value)
+            except Corrupt:
+                yield self.job_key(key)
+
+
+def _job(key: JobKey, row: Mapping[str, Any]) -> Job:
+    tree = json.loads(row["job_spec"])
+    source = tree.pop(_SOURCE)
+    watermark = int(row["watermark"])
+    if not 0 <= watermark <= TS_MAX:
+        raise ValueError("no timestamp")
+    return Job(
+        key=key,
+        id=JobId(source["database"], source["table"], key.job_name),
+        account=str(source["account"]),
+        spec=JobSpec.parse(tree),
+        state=JobState(row["job_state"]),
+        watermark=watermark,
+        status=_status(json.loads(row["job_status"])),
+        create_at=_ms(row["create_at"]),
+        drop_at=None if row["drop_at"] is None else _ms(row["drop_at"]),
+    )
+
+
+def _status(tree: Mapping[str, Any]) -> JobStatus:
+    """What is known of a status; a newer version of this program may have written more."""
+    known = {name: tree[name] for name in _STATUS_TYPES if name in tree}
+    if not all(type(value) is _STATUS_TYPES[name] for name, value in known.items()):
+        raise TypeError("not of the field's type")
+    return JobStatus(**known)
+
+
+def _source(job: Job) -> dict[str, str]:
+    return {"database": job.id.database, "table": job.id.table, "account": job.account}
+
+
+def _primary_key(key: JobKey) -> tuple[int, int, str, int]:
+    return key.account_id, key.table_id, key.job_name, key.job_id
+
+
+def _moment(ms: int) -> datetime:
+    return _EPOCH + ms * _MILLISECOND
+
+
+def _ms(moment: datetime) -> int:
+    return (moment - _EPOCH) // _MILLISECOND
