@@ -137,7 +137,7 @@ class Jobs:
         names = _names(self.log.catalog.schema(txn.start_ts))
         found = [
             _called(job, names)
-            for job in self.log.read(txn)
+            for job in self.log.seen_by(txn)
             if (dropped or job.live) and state in {None, job.state} and self._account in {None, job.account}
         ]
         return sorted(found, key=lambda job: (job.id, job.key))
@@ -162,7 +162,7 @@ class Jobs:
         names = _names(self.log.catalog.schema(txn.start_ts))
         found = [
             job
-            for job in self.log.read(txn)
+            for job in self.log.seen_by(txn)
             if job.live
             and job.key.table_id not in names
             and _folded(job.id) == _folded(job_id)

@@ -5,7 +5,7 @@ seen; when the row has another one, is dropped or gone, the writer is stale: it 
 The row is locked as it is read, so that this holds at the commit too, in transactions of either kind.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -75,7 +75,15 @@ class JobLog:
         pages = self.client.snapshot(ts).scan_pages(*rows.range)
         return ts, [job for page in pages for job in rows.jobs(page)]
 
-    def read(self, txn: Transaction) -> list[Job]:
+    def read(self, keys: Iterable[JobKey]) -> list[Job]:
+        """The jobs of these keys that there are now, also those dropped."""
+        ts = self.client.timestamp()
+        rows = self.rows(ts)
+        if rows is None:
+            return []
+        return list(rows.jobs(self.client.snapshot(ts).batch_get(rows.key(key) for key in keys).items()))
+
+    def seen_by(self, txn: Transaction) -> list[Job]:
         """Every job as a transaction sees it."""
         rows = self.rows(txn.start_ts)
         return [] if rows is None else list(rows.jobs(txn.scan(*rows.range)))
