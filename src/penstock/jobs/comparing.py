@@ -84,9 +84,9 @@ class Comparison:
         self._names = schema.names
         self._schema = pa.schema([pa.field(each.name, each.type) for each in schema])
         self._keys = schema.names[:keys]
-        key_fields = [self._schema.field(name) for name in self._keys]
+        self.key_schema = pa.schema([self._schema.field(name) for name in self._keys])
         hashes = pa.schema(_HASH_FIELDS)
-        kept = pa.schema([*key_fields, *_HASH_FIELDS])
+        kept = pa.schema([*self.key_schema, *_HASH_FIELDS])
         self._expected = HashParts(hashes, folder / "expected.arrow", buffer_bytes=buffer_bytes)
         self._present = HashParts(kept, folder / "present.arrow", buffer_bytes=buffer_bytes)
 
@@ -119,8 +119,7 @@ class Comparison:
 
     def key_hashes(self, rows: pa.RecordBatch) -> Hashes:
         """The hashes by which rows that have the key's columns are known, as in `PartDifferences.put`."""
-        keys = pa.schema([self._schema.field(name) for name in self._keys])
-        return hashes_of(rows.select(self._keys).cast(keys), self._keys)
+        return hashes_of(rows.select(self._keys).cast(self.key_schema), self._keys)
 
     def _shaped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         try:

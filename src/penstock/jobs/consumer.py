@@ -169,7 +169,10 @@ class Comparable(Protocol):
     """
 
     def expected(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """What the target should have of these rows of the source: the key's columns, then others."""
+        """What the target should have of these rows of the source: the key's columns, then others.
+
+        Keys have the names and values of the source, and perhaps a type that these are cast to.
+        """
 
     def present(self, at_ts: int) -> Iterator[pa.RecordBatch]:
         """What the target has, in the same columns, all of it as of one moment at which it is at `at_ts`."""
