@@ -28,6 +28,8 @@ class ErrorCode(IntEnum):
     """Anything that may pass: the source, the target or the consumer itself."""
     CUT_OFF = 2
     """The consumer was too slow for its siblings and goes on alone in an iteration of its own."""
+    TRIGGER = 3
+    """Its own trigger failed, so that nobody knows when it should run."""
     REFUSED = PERMANENT
     """The consumer or its target says that it cannot work like this."""
     SCHEMA = PERMANENT + 1

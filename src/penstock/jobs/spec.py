@@ -1,5 +1,6 @@
 """What a job is to do: when it runs, and what with the changes. In the log it is JSON."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -9,6 +10,7 @@ from penstock.errors import Invalid
 from penstock.jobs.durations import parse_duration
 
 DEFAULT, GREEDY, PERIODIC = "default", "greedy", "periodic"
+_TRIGGER = re.compile(r"[\w.-]+(:[\w.]+)?")
 
 
 class _Spec(BaseModel):
@@ -37,16 +39,16 @@ class TriggerSpec(_Spec):
     """When iterations begin. A change takes effect after the current iteration."""
 
     job_type: str | None = None
-    """default, greedy, periodic, or module:function of a trigger of one's own."""
+    """default, greedy, periodic, or a trigger of one's own: module:function, or an entry point's name."""
     schedule: Schedule = Schedule()
     paused: bool | None = None
     """Whether no iteration begins."""
 
     @field_validator("job_type")
     @classmethod
-    def _is_known(cls, job_type: str | None) -> str | None:
-        if job_type not in {None, DEFAULT, GREEDY, PERIODIC} and ":" not in str(job_type):
-            raise ValueError("write default, greedy, periodic or module:function")
+    def _is_a_name(cls, job_type: str | None) -> str | None:
+        if job_type is not None and not _TRIGGER.fullmatch(job_type):
+            raise ValueError("write default, greedy, periodic, module:function or the name of a trigger")
         return job_type
 
 
