@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import pyarrow as pa
+from pydantic import BaseModel
 
 from penstock.clock import SYSTEM, Clock
 from penstock.eventstore.schemaversion import SchemaVersion
@@ -139,6 +140,10 @@ class Consumer(ABC):
     Invalid says that somebody has to repair the job: the iteration is not tried again. Whatever else is
     raised is tried again with all of its changes.
     """
+
+    options_type: ClassVar[type[BaseModel] | None] = None
+    """What the options are read into: values of its fields are shown to people, unless they are SecretStr.
+    Without it no value of an option is shown."""
 
     def __init__(self, job: JobContext) -> None:
         """Check the options; raise Invalid for one that is missing, unknown or wrong. No I/O."""
