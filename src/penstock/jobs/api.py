@@ -67,10 +67,7 @@ class Jobs:
             raise Invalid(f"{job_id.table_name} has no rows to follow; name a table")
         if not spec.consumer:
             raise Invalid(f"the spec of job {job_id} names no consumer; say which one")
-        if any(job.live for job in self._named(txn, source)):
-            return False
-        self.log.add(txn, _new_job(source, spec, at=_now_ms(txn)))
-        return True
+        return self.log.add(txn, _new_job(source, spec, at=_now_ms(txn))) is not None
 
     def unregister_job(self, txn: Transaction, job_id: JobId) -> bool:
         """Drop a job; False when there is none. Its row stays for a day; its target is left as it is."""
@@ -114,7 +111,9 @@ class Jobs:
             return self._change(txn, job, resynced)
         at = _now_ms(txn)
         self._change(txn, job, dropped(at=at))
-        return self.log.add(txn, _new_job(source, job.spec, at=at))
+        added = self.log.add(txn, _new_job(source, job.spec, at=at))
+        assert added is not None, "a job of the table that there is would have been found first"
+        return added
 
     def get_job(self, job_id: JobId, *, txn: Transaction | None = None) -> Job:
         """A job as it is now, or as a transaction sees it; raise Invalid when there is none."""
@@ -152,7 +151,7 @@ class Jobs:
         """The live job of that name."""
         source = self._source(txn, job_id)
         if source is not None:
-            for job in self._named(txn, source):
+            for job in self.log.named(txn, source.account_id, source.table_id, source.id.job):
                 if job.live:
                     return replace(job, id=source.id)
         return self._stranded(txn, job_id)
@@ -169,9 +168,6 @@ class Jobs:
             and self._account in {None, job.account}
         ]
         return max(found, key=lambda job: (job.create_at, job.key), default=None)
-
-    def _named(self, txn: Transaction, source: _Source) -> list[Job]:
-        return self.log.named(txn, source.account_id, source.table_id, source.id.job)
 
     def _source(self, txn: Transaction, job_id: JobId) -> _Source | None:
         """Where a job's name leads to, if there is such a table."""

@@ -93,17 +93,20 @@ class JobLog:
         rows = self.rows(txn.start_ts)
         return [] if rows is None else list(rows.jobs(_named(txn, rows, account_id, table_id, name)))
 
-    def add(self, txn: Transaction, job: Job) -> Job:
+    def add(self, txn: Transaction, job: Job) -> Job | None:
         """Write a new job, with an id that no job of its name on its table has had before; return it so.
 
-        Raises Conflict when another transaction was faster.
+        None, with nothing changed, when there is a live one of that name. Raises Conflict when another
+        transaction was faster.
         """
         key = job.key
         rows = self.rows(txn.start_ts) or self.ensure()  # the table may be younger than the transaction
-        there = _named(txn, rows, key.account_id, key.table_id, key.job_name)
-        ids = [rows.job_key(each).job_id for each, _ in there]
-        ids.append(int(txn.get(_collected_key(key)) or 0))
-        added = replace(job, key=replace(key, job_id=max(ids) + 1))
+        there = dict(rows.read(_named(txn, rows, key.account_id, key.table_id, key.job_name)))
+        if any(each is not None and each.live for each in there.values()):
+            return None
+        collected = int(txn.get(_collected_key(key)) or 0)
+        highest = max((each.job_id for each in there), default=0)
+        added = replace(job, key=replace(key, job_id=max(collected, highest) + 1))
         place = rows.key(added.key)
         if txn.get_for_update(place) is not None:
             raise Conflict(
@@ -153,7 +156,8 @@ class JobLog:
         rows = self.rows(txn.start_ts)
         if rows is None:
             return False
-        damaged = list(rows.damaged(_named(txn, rows, account_id, table_id, name)))
+        there = rows.read(_named(txn, rows, account_id, table_id, name))
+        damaged = [key for key, job in there if job is None]
         self._remove(damaged, txn)
         return bool(damaged)
 
@@ -168,8 +172,7 @@ class JobLog:
         values = txn.lock_keys(places, return_values=True)
         found: list[Job | None] = []
         for change, place in zip(changes, places, strict=True):
-            value = values[place]
-            job = None if value is None else next(rows.jobs([(place, value)]), None)
+            job = next(rows.jobs([(place, values[place])]), None)
             made = _next(job, change, tried.get(change.key))
             found.append(made)
             if made is not None and made != job:

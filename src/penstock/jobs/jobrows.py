@@ -3,12 +3,12 @@
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from penstock.clock import TS_MAX
-from penstock.errors import Corrupt, PenstockError, show_key
+from penstock.errors import Corrupt, Invalid, PenstockError, show_key
 from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
 from penstock.jobs.spec import JobSpec
@@ -77,49 +77,49 @@ class JobRows:
         """The value of a job's row."""
         row = dict(zip(PRIMARY_KEY, _primary_key(job.key), strict=True))
         row |= {
-            "job_spec": {**job.spec.dump(), _SOURCE: _source(job)},
+            "job_spec": {**job.spec.model_dump(mode="json", exclude_defaults=True), _SOURCE: _source(job)},
             "job_state": int(job.state),
             "watermark": str(job.watermark),
-            "job_status": asdict(job.status),
+            "job_status": {name: value for name in _STATUS_TYPES if (value := getattr(job.status, name))},
             "create_at": _moment(job.create_at),
             "drop_at": None if job.drop_at is None else _moment(job.drop_at),
         }
         return value_of(self.table, to_record(self.table, row, start_ts=0))
 
-    def job_key(self, key: bytes) -> JobKey:
-        """Whose row a key is; raise Corrupt when it is no key of the log."""
+    def read(self, rows: Iterable[tuple[bytes, bytes | None]]) -> Iterator[tuple[JobKey, Job | None]]:
+        """Whose rows these are, and the jobs; None where there is no value, or it is damaged.
+
+        What is damaged is logged: the others do not suffer from it.
+        """
+        for key, value in rows:
+            try:
+                named = self._job_key(key)
+            except (Corrupt, Invalid):
+                _log.error("a key of the job log is damaged", extra={"key": show_key(key)})
+                continue
+            yield named, None if value is None else self._job(named, key, value)
+
+    def jobs(self, rows: Iterable[tuple[bytes, bytes | None]]) -> Iterator[Job]:
+        """The jobs of those that are sound."""
+        return (job for _, job in self.read(rows) if job is not None)
+
+    def _job_key(self, key: bytes) -> JobKey:
         _, handle = decode_record_key(key)
         parts = datums.decode_all(handle) if isinstance(handle, bytes) else []
         match [datum.value for datum in parts]:
             case [int(account_id), int(table_id), bytes(name), int(job_id)]:
                 return JobKey(account_id, table_id, name.decode(errors="replace"), job_id)
-        raise Corrupt(f"{show_key(key)} is no key of {LOG_NAME}; keep the store for inspection")
+        raise Corrupt(f"{show_key(key)} is no key of {LOG_NAME}")
 
-    def job(self, key: bytes, value: bytes) -> Job:
-        """The job of a row; raise Corrupt when it is damaged."""
-        named = self.job_key(key)
+    def _job(self, named: JobKey, key: bytes, value: bytes) -> Job | None:
         try:
             return _job(named, row_of(self.table, read_record(self.table, key, value)))
         except (PenstockError, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise Corrupt(
-                f"the row of job {named.owner} in {LOG_NAME} is damaged; unregister the job"
-            ) from error
-
-    def jobs(self, rows: Iterable[tuple[bytes, bytes]]) -> Iterator[Job]:
-        """The jobs of rows. One that is damaged is left out and logged: the others do not suffer from it."""
-        for key, value in rows:
-            try:
-                yield self.job(key, value)
-            except Corrupt as error:
-                _log.error("a job is left out", extra={"error": str(error)})
-
-    def damaged(self, rows: Iterable[tuple[bytes, bytes]]) -> Iterator[JobKey]:
-        """The keys of those that are damaged."""
-        for key, value in rows:
-            try:
-                self.job(key, value)
-            except Corrupt:
-                yield self.job_key(key)
+            facts = {"job": named.owner, "error": type(error).__name__}  # its text may show a value
+            _log.error(
+                "the row of a job is damaged; the job is left out until it is unregistered", extra=facts
+            )
+            return None
 
 
 def _job(key: JobKey, row: Mapping[str, Any]) -> Job:
@@ -142,7 +142,7 @@ def _job(key: JobKey, row: Mapping[str, Any]) -> Job:
 
 
 def _status(tree: Mapping[str, Any]) -> JobStatus:
-    """What is known of a status; a newer version of this program may have written more."""
+    """A status without its zeros; a newer version of this program may have written more."""
     known = {name: tree[name] for name in _STATUS_TYPES if name in tree}
     if not all(type(value) is _STATUS_TYPES[name] for name, value in known.items()):
         raise TypeError("not of the field's type")
