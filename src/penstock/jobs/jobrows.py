@@ -143,7 +143,7 @@ def _job(key: JobKey, row: Mapping[str, Any]) -> Job:
 
 def _status(tree: Mapping[str, Any]) -> JobStatus:
     """A status without its zeros; a newer version of this program may have written more."""
-    known = {name: tree[name] for name in _STATUS_TYPES if name in tree}
+    known = {name: value for name, value in tree.items() if name in _STATUS_TYPES}
     if not all(type(value) is _STATUS_TYPES[name] for name, value in known.items()):
         raise TypeError("not of the field's type")
     return JobStatus(**known)
