@@ -418,3 +418,94 @@ SINK_ERRORS_TOTAL = Counter(
     "Failures by where: encode, place, begin, write, release, ddl, checkpoint, sweep.",
     ["changefeed", "stage"],
 )
+
+# Jobs: the runner.
+JOBS_RUNNER = Gauge("penstock_jobs_runner", "1 while this process is the one that runs jobs.")
+JOBS_TAKEOVERS_TOTAL = Counter(
+    "penstock_jobs_takeovers_total", "How often this process became the one that runs jobs."
+)
+JOBS_JOBS = Gauge(
+    "penstock_jobs_jobs", "Jobs by the state of their last iteration; paused ones apart.", ["state"]
+)
+JOBS_WATERMARK_LAG_SECONDS = Gauge(
+    "penstock_jobs_watermark_lag_seconds", "How far a job's watermark is behind the database's time.", ["job"]
+)
+JOBS_TICK_SECONDS = Histogram(
+    "penstock_jobs_tick_seconds",
+    "Looking for jobs that are due: full (at all tables) or part (at those that cannot wait).",
+    ["scope"],
+    buckets=_SECONDS,
+)
+JOBS_SUBMITTED_TOTAL = Counter(
+    "penstock_jobs_submitted_total",
+    "Iterations handed to the scheduler, by rule: first, shared, lagging, own.",
+    ["rule"],
+)
+JOBS_REFUSED_ITERATIONS_TOTAL = Counter(
+    "penstock_jobs_refused_iterations_total", "Iterations for which the scheduler's queue had no room."
+)
+JOBS_RAISED_WATERMARKS_TOTAL = Counter(
+    "penstock_jobs_raised_watermarks_total", "Watermarks raised in memory because the table had no changes."
+)
+JOBS_LOOK_FAILURES_TOTAL = Counter(
+    "penstock_jobs_look_failures_total", "Looks at tables that failed, so that their jobs waited."
+)
+JOBS_TRIGGER_FAULTS_TOTAL = Counter(
+    "penstock_jobs_trigger_faults_total", "Custom triggers that gave no answer."
+)
+JOBS_ADOPTED_TOTAL = Counter("penstock_jobs_adopted_total", "Rows of the log taken over from another runner.")
+JOBS_LOG_REPLAYS_TOTAL = Counter(
+    "penstock_jobs_log_replays_total", "How often the whole log was read again because history was gone."
+)
+JOBS_FLUSHED_WATERMARKS_TOTAL = Counter(
+    "penstock_jobs_flushed_watermarks_total", "Watermarks that had only moved in memory, written to the log."
+)
+JOBS_COLLECTED_TOTAL = Counter(
+    "penstock_jobs_collected_total", "Rows of jobs dropped long ago, removed from the log."
+)
+
+# Jobs: the scheduler and its iterations.
+JOBS_QUEUED_ITERATIONS = Gauge(
+    "penstock_jobs_queued_iterations", "Iterations that wait for a worker, or to be tried again."
+)
+JOBS_RUNNING_ITERATIONS = Gauge("penstock_jobs_running_iterations", "Iterations that are executed.")
+JOBS_QUEUE_WAIT_SECONDS = Histogram(
+    "penstock_jobs_queue_wait_seconds",
+    "From when an iteration was handed over, or was due again, until a worker took it.",
+    buckets=_SECONDS,
+)
+JOBS_ITERATION_SECONDS = Histogram(
+    "penstock_jobs_iteration_seconds",
+    "How long an iteration had its worker, in one try.",
+    buckets=exponential(0.002, 2, 24),
+)
+JOBS_ENDINGS_TOTAL = Counter(
+    "penstock_jobs_endings_total",
+    "Ends of jobs' tries: completed, followed (the target had come further), canceled, fenced, resynced, retried,"
+    " failed, permanent.",
+    ["how"],
+)
+JOBS_SCANS_TOTAL = Counter(
+    "penstock_jobs_scans_total",
+    "Reads of a table's changes: batches (one for all consumers), frame (one for all, on executors).",
+    ["kind"],
+)
+JOBS_DETACHED_TOTAL = Counter(
+    "penstock_jobs_detached_total", "Consumers that others stopped waiting for: they go on from disk."
+)
+JOBS_CUT_OFF_TOTAL = Counter(
+    "penstock_jobs_cut_off_total", "Consumers that needed more disk than they may have, and catch up alone."
+)
+JOBS_SPOOL_BYTES = Gauge("penstock_jobs_spool_bytes", "Changes on disk for consumers that were detached.")
+JOBS_ABANDONED_CONSUMERS = Gauge(
+    "penstock_jobs_abandoned_consumers", "Consumers that were canceled and go on all the same."
+)
+JOBS_USAGE_ROWS_TOTAL = Counter(
+    "penstock_jobs_usage_rows_total", "Changes given to consumers, by account.", ["account"]
+)
+JOBS_USAGE_BYTES_TOTAL = Counter("penstock_jobs_usage_bytes_total", "Bytes of them, by account.", ["account"])
+JOBS_USAGE_TASK_SECONDS_TOTAL = Counter(
+    "penstock_jobs_usage_task_seconds_total",
+    "Time that consumers worked, and their readers, by account.",
+    ["account"],
+)

@@ -6,7 +6,7 @@ way, and how long a failed job rests.
 """
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from penstock.jobs.iteration import Iteration
 from penstock.jobs.job import ErrorCode, Job, JobState
@@ -16,8 +16,6 @@ from penstock.jobs.tablejobs import TableJobs, Wanted
 from penstock.jobs.transitions import BUSY
 from penstock.jobs.triggers import Why
 
-_REST_MAX_S = 60.0
-
 
 class JobBoard:
     """Every job, by its key and by its table.
@@ -26,10 +24,13 @@ class JobBoard:
     falls only when that in the log has fallen (a re-sync).
     """
 
-    def __init__(self, *, interval_s: float, backoff_s: float) -> None:
-        """Tables are looked at every `interval_s`: so long others wait for a job that is behind."""
+    def __init__(self, *, interval_s: float, rest_s: Callable[[int], float]) -> None:
+        """Tables are looked at every `interval_s`: so long others wait for a job that is behind.
+
+        `rest_s` says how long a job rests after so many failures in a row.
+        """
         self._interval_s = interval_s
-        self._backoff_s = backoff_s
+        self._rest_s = rest_s
         self._standings: dict[JobKey, Standing] = {}
         self._tables: dict[int, TableJobs] = {}
         self._rests: list[tuple[float, JobKey]] = []
@@ -219,8 +220,7 @@ class JobBoard:
             self._rest(standing, max(1, standing.job.status.failures), now)
 
     def _rest(self, standing: Standing, failures: int, now: float) -> None:
-        """Twice as long after each failure in a row."""
-        standing.rests_until = now + min(_REST_MAX_S, self._backoff_s * 2.0 ** min(failures - 1, 16))
+        standing.rests_until = now + self._rest_s(failures)
         heapq.heappush(self._rests, (standing.rests_until, standing.job.key))
 
     def wake(self, now: float) -> None:
@@ -236,6 +236,16 @@ class JobBoard:
     def wakes_at(self) -> float | None:
         """When the next one has rested."""
         return self._rests[0][0] if self._rests else None
+
+    @property
+    def pressing(self) -> bool:
+        """Whether some tables are urgent, or iterations are to be ended."""
+        return bool(self._urgent or self._canceled)
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether rows are to be adopted or read again."""
+        return bool(self._doubted or self._orphaned)
 
     def take_urgent(self) -> set[int]:
         """Tables to look at before their time: something has become of their jobs."""

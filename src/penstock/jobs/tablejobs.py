@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.jobs.dirty import Quiet, Run, judge
 from penstock.jobs.job import ErrorCode
@@ -17,6 +18,14 @@ class Wanted:
 
     candidate: Candidate
     to_ts: int
+
+
+class Plan(NamedTuple):
+    """What becomes of the jobs that are due."""
+
+    wanted: list[Wanted]
+    raised: int
+    """How many watermarks were raised because there were no changes."""
 
 
 class TableJobs:
@@ -59,31 +68,33 @@ class TableJobs:
         self._jobs.pop(key, None)
         self._fast.discard(key)
 
-    def plan(self, look: Look, *, now_ts: int | None, now: float, fast: bool = False) -> list[Wanted]:
-        """Raise the watermarks of jobs whose table has no changes, and return the iterations of the others.
+    def plan(self, look: Look, *, now_ts: int | None, now: float, fast: bool = False) -> Plan:
+        """Raise the watermarks of jobs whose table has no changes, and find the iterations of the others.
 
         Whoever has caught up by being raised is looked at again at once, together with the others. With
         `fast` only those are looked at that cannot wait, and new ones.
         """
+        raised = 0
         for _ in range(2 * len(self) + 1):  # each round raises a job to the others, or to now
-            wanted, raised = self._round(look, now_ts, now, fast=fast)
-            if not raised:
+            plan = self._round(look, now_ts, now, fast=fast)
+            raised += plan.raised
+            if not plan.raised:
                 break
-        return wanted
+        return Plan(plan.wanted, raised)
 
-    def _round(self, look: Look, now_ts: int | None, now: float, *, fast: bool) -> tuple[list[Wanted], bool]:
-        wanted, raised = [], False
+    def _round(self, look: Look, now_ts: int | None, now: float, *, fast: bool) -> Plan:
+        wanted, raised = [], 0
         for candidate in self._candidates(now_ts, now, fast=fast):
             match judge(candidate, look):
                 case Run(to_ts):
                     wanted.append(Wanted(candidate, to_ts))
                 case Quiet(to_ts):
-                    raised = True
+                    raised += len(candidate.jobs)
                     for each in candidate.jobs:
                         each.watermark = to_ts
                 case None:
                     pass
-        return wanted, raised
+        return Plan(wanted, raised)
 
     def _candidates(self, now_ts: int | None, now: float, *, fast: bool) -> tuple[Candidate, ...]:
         waiting = self._waiting_since
