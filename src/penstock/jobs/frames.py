@@ -1,0 +1,31 @@
+"""The seam to Spark: the changes of an iteration as one DataFrame, for consumers that work on executors."""
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.jobs.source import Scan
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame as DataFrame  # noqa: PLC0414 - the only place that names Spark's types
+    from pyspark.sql import SparkSession as SparkSession  # noqa: PLC0414 - likewise
+
+
+class SharedFrame(Protocol):
+    """The changes of a range, persisted; for any number of threads."""
+
+    @property
+    def dataframe(self) -> "DataFrame":
+        """One row for each key that changed, as DataRetriever has it."""
+
+    def release(self) -> None:
+        """Let go of what is persisted. Nobody uses the DataFrame any more."""
+
+
+class Frames(Protocol):
+    """Makes them. Thread-safe."""
+
+    def open(self, scan: Scan, columns: Collection[str] | None) -> SharedFrame:
+        """Read a range on executors; `columns` beside those of the key, None: all. Blocks.
+
+        Jobs run in the scheduler pool of the calling thread. Raises Unavailable when Spark fails.
+        """

@@ -1,0 +1,35 @@
+"""Changes on their way to consumers: in one schema, in order, and the same for all of them."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """What one `next` of a consumer gives, with the columns of all of them. `last`: nothing follows."""
+
+    inserts: pa.RecordBatch
+    deletes: pa.RecordBatch
+    last: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Of both sides."""
+        return int(self.inserts.num_rows + self.deletes.num_rows)
+
+    @property
+    def nbytes(self) -> int:
+        """About as much memory."""
+        return int(self.inserts.nbytes + self.deletes.nbytes)
+
+
+def closed(pieces: Iterable[Piece], nothing: Piece) -> Iterator[Piece]:
+    """The pieces, of which the last says that it is; `nothing`, if there are none."""
+    held: Piece | None = None
+    for piece in pieces:
+        if held is not None:
+            yield held
+        held = piece
+    yield replace(held or nothing, last=True)

@@ -1,0 +1,239 @@
+"""Runs iterations: a bounded queue, a pool of workers, retries, and cancellation at any point."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from penstock import metrics
+from penstock.clock import SYSTEM, Clock
+from penstock.jobs.attempt import Attempt
+from penstock.jobs.execution import Executor
+from penstock.jobs.iteration import Iteration
+from penstock.jobs.job import Job
+from penstock.jobs.jobid import JobKey
+from penstock.jobs.queueing import FairQueue, Waiting
+from penstock.jobs.retrying import Retrying
+from penstock.settings import JobsSettings
+
+_log = logging.getLogger(__name__)
+
+USAGE_INTERVAL_S = 10.0
+"""How often what accounts have used is kept."""
+CLOSE_S = 30.0
+"""How long workers may take to end."""
+
+OnEnd = Callable[[str, JobKey, Job | None], None]
+"""Told of each job of an iteration, once, when it leaves: the iteration's id, the job, and its row then."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    waiting: Waiting
+    attempt: Attempt
+
+
+class Scheduler:
+    """Iterations in, ends of jobs out. `submit` and `cancel` never block; for any thread.
+
+    A job of an iteration that was accepted leaves exactly once: when it has completed, has failed for good,
+    was canceled, or is somebody else's. What failed for now is tried again after a while, without the
+    siblings that have succeeded.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        settings: JobsSettings,
+        *,
+        on_end: OnEnd,
+        weights: Mapping[str, int] | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._executor = executor
+        self._on_end = on_end
+        self._clock = clock
+        self._retrying = Retrying.of(settings)
+        self._changed = threading.Condition()
+        self._queue = FairQueue(settings.queue_max, weights)
+        self._running: dict[int, _Running] = {}
+        self._jobs: dict[JobKey, str] = {}  # those that have not left, and their iterations
+        self._given_up: list[Job] = []  # canceled while they waited; not written yet
+        self._closing = False
+        self._workers = [
+            threading.Thread(target=self._work, name=f"penstock-jobs-{number}", daemon=True)
+            for number in range(settings.workers)
+        ]
+        self._clerk = threading.Thread(target=self._keep, name="penstock-jobs-clerk", daemon=True)
+
+    @property
+    def queued(self) -> int:
+        """Iterations that wait."""
+        with self._changed:
+            return len(self._queue)
+
+    @property
+    def running(self) -> int:
+        """Iterations that are executed."""
+        with self._changed:
+            return len(self._running)
+
+    def start(self) -> None:
+        """Begin to work; raise Invalid when the directory for scratch files cannot be used."""
+        self._executor.open()
+        for thread in (*self._workers, self._clerk):
+            thread.start()
+
+    def submit(self, iteration: Iteration) -> bool:
+        """Let an iteration wait for a worker; False, and nothing happens, when too many wait already.
+
+        Its jobs are as their rows were last written. None of them may be in another iteration.
+        """
+        assert iteration.from_ts < iteration.to_ts, "an iteration has a range"
+        with self._changed:
+            known = [job.key for job in iteration.jobs if job.key in self._jobs]
+            assert not known, "a job is in one iteration at a time"
+            if self._closing or not self._queue.offer(iteration, self._clock.monotonic()):
+                return False
+            self._jobs |= {job.key: iteration.id for job in iteration.jobs}
+            self._tell()
+            return True
+
+    def cancel(self, key: JobKey) -> bool:
+        """Let a job leave, whether it waits or runs, without its siblings; False when it is not here."""
+        with self._changed:
+            if key not in self._jobs:
+                return False
+            self._cancel(key)
+            self._tell()
+            return True
+
+    async def close(self) -> None:
+        """Cancel everything, and wait a while for what runs to end. No job is here afterwards."""
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        with self._changed:
+            self._closing = True
+            for key in list(self._jobs):
+                self._cancel(key)
+            self._tell()
+        deadline = self._clock.monotonic() + CLOSE_S
+        for thread in (*self._workers, self._clerk):
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - self._clock.monotonic()))
+        with self._changed:
+            left = list(self._jobs)
+        for key in left:
+            self._leave(key, None)
+        self._executor.close()
+
+    def _cancel(self, key: JobKey) -> None:
+        removed = self._queue.remove(key)
+        if removed is not None:
+            self._given_up.append(removed[1])
+        for running in self._running.values():
+            if any(job.key == key for job in running.waiting.iteration.jobs):
+                running.attempt.cancel(key)
+
+    def _tell(self) -> None:
+        metrics.JOBS_QUEUED_ITERATIONS.set(len(self._queue))
+        metrics.JOBS_RUNNING_ITERATIONS.set(len(self._running))
+        self._changed.notify_all()
+
+    def _work(self) -> None:
+        while (running := self._next()) is not None:
+            began = self._clock.monotonic()
+            try:
+                again = running.attempt.run()
+            except Exception:  # noqa: BLE001 - our own mistake; the other iterations go on
+                facts = {"iteration": running.waiting.iteration.id}
+                _log.exception("an iteration ended in an unforeseen way", extra=facts)
+                again = []
+            seconds = self._clock.monotonic() - began
+            metrics.JOBS_ITERATION_SECONDS.observe(seconds)
+            self._done(running, again, seconds)
+
+    def _next(self) -> _Running | None:
+        """Wait for an iteration; None when it is time to end."""
+        with self._changed:
+            while not self._closing:
+                taken = self._queue.take()
+                if taken is not None:
+                    metrics.JOBS_QUEUE_WAIT_SECONDS.observe(self._clock.monotonic() - taken.since)
+                    last = self._retrying.last(taken.failures)
+                    running = _Running(
+                        taken, self._executor.attempt(taken.iteration, last=last, on_end=self._leave)
+                    )
+                    self._running[taken.number] = running
+                    self._tell()
+                    return running
+                self._changed.wait()
+        return None
+
+    def _done(self, running: _Running, again: list[Job], seconds: float) -> None:
+        """A worker is free: let what failed for now wait, unless nobody wants it any more."""
+        waiting, iteration = running.waiting, running.waiting.iteration
+        with self._changed:
+            del self._running[waiting.number]
+            self._queue.done(iteration.account, seconds)
+            unwanted = {job.key for job in again} if self._closing else running.attempt.canceled
+            self._given_up += [job for job in again if job.key in unwanted]
+            left = tuple(job for job in again if job.key not in unwanted)
+            if left:
+                failures = waiting.failures + 1
+                wait_s = self._retrying.wait_s(failures, self._clock.random())
+                self._queue.retry(
+                    replace(waiting, iteration=replace(iteration, jobs=left), failures=failures),
+                    self._clock.monotonic() + wait_s,
+                )
+            expected = {job.key for job in again}
+            lost = [
+                job.key
+                for job in iteration.jobs
+                if job.key not in expected and self._jobs.get(job.key) == iteration.id
+            ]
+            self._tell()
+        for key in lost:
+            self._leave(key, None)
+
+    def _leave(self, key: JobKey, row: Job | None) -> None:
+        with self._changed:
+            iteration_id = self._jobs.pop(key, None)
+        if iteration_id is None:
+            return
+        try:
+            self._on_end(iteration_id, key, row)
+        except Exception:  # noqa: BLE001 - whatever it was, the job has left
+            _log.exception("the end of a job was not taken", extra={"job": key.owner})
+
+    def _keep(self) -> None:
+        """What is done beside iterations: retries that are due, jobs canceled while they waited, usage."""
+        usage_at = self._clock.monotonic() + USAGE_INTERVAL_S
+        while True:
+            with self._changed:
+                given_up = self._wait_for_duties(usage_at)
+                if given_up is None:
+                    return
+            if given_up:
+                rows = self._executor.cancel(given_up)
+                for job, row in zip(given_up, rows, strict=True):
+                    self._leave(job.key, row)
+            if self._clock.monotonic() >= usage_at:
+                self._executor.usage.flush()
+                usage_at = self._clock.monotonic() + USAGE_INTERVAL_S
+
+    def _wait_for_duties(self, usage_at: float) -> list[Job] | None:
+        """Jobs to write as canceled, or none when it is time to keep the usage; None: nothing is left."""
+        while not self._given_up:
+            if self._closing and not self._running:
+                return None
+            now = self._clock.monotonic()
+            if now >= usage_at:
+                break
+            due = self._queue.ripen(now)
+            self._changed.notify_all()
+            self._changed.wait(min(usage_at, due or usage_at) - now)
+        given_up, self._given_up = self._given_up, []
+        return given_up

@@ -1,0 +1,133 @@
+"""What accounts have used: for metrics, and kept in the key-value store so that it can be charged."""
+
+import json
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock import metrics
+from penstock.clock import SYSTEM, Clock
+from penstock.errors import Conflict, Corrupt, PenstockError, Undetermined
+from penstock.kv import Client
+
+_log = logging.getLogger(__name__)
+
+PREFIX = b"penstock/jobs/usage/"
+_ATTEMPTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Changes that consumers were given, and the time that they and their readers worked."""
+
+    rows: int = 0
+    nbytes: int = 0
+    task_seconds: float = 0.0
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            self.rows + other.rows, self.nbytes + other.nbytes, self.task_seconds + other.task_seconds
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What the store has of an account. `addition` is the last one, which is not made twice."""
+
+    usage: Usage = Usage()
+    addition: str = ""
+
+    def write(self) -> bytes:
+        used = self.usage
+        tree = {"rows": used.rows, "bytes": used.nbytes, "task_seconds": round(used.task_seconds, 6)}
+        return json.dumps({**tree, "addition": self.addition}).encode()
+
+    @classmethod
+    def read(cls, value: bytes) -> "_Kept":
+        try:
+            tree = json.loads(value)
+            usage = Usage(int(tree["rows"]), int(tree["bytes"]), float(tree["task_seconds"]))
+            return cls(usage, str(tree["addition"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise Corrupt("the usage of an account is damaged in the store; remove its row") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Addition:
+    id: str
+    usage: Usage
+
+
+class UsageMeter:
+    """Counts by account; `flush` adds what was counted to what the store has. Thread-safe.
+
+    A process that is killed loses what it has counted since its last flush. Without a client nothing is kept.
+    """
+
+    def __init__(self, client: Client | None = None, *, clock: Clock = SYSTEM) -> None:
+        self._client = client
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._counted: dict[str, Usage] = {}
+        self._flushing = threading.Lock()
+        self._unsure: dict[str, _Addition] = {}  # additions that may have been made
+
+    def add(self, account: str, usage: Usage) -> None:
+        """Count what an account has used."""
+        metrics.JOBS_USAGE_ROWS_TOTAL.labels(account).inc(usage.rows)
+        metrics.JOBS_USAGE_BYTES_TOTAL.labels(account).inc(usage.nbytes)
+        metrics.JOBS_USAGE_TASK_SECONDS_TOTAL.labels(account).inc(usage.task_seconds)
+        if self._client is not None:
+            with self._lock:
+                self._counted[account] = self._counted.get(account, Usage()) + usage
+
+    def flush(self) -> None:
+        """Add to the store what was counted; what the store does not take now is kept for the next time."""
+        with self._flushing:
+            with self._lock:
+                counted, self._counted = self._counted, {}
+            for account in {*counted, *self._unsure}:
+                self._flush(account, counted.get(account, Usage()))
+
+    def _flush(self, account: str, counted: Usage) -> None:
+        before = self._unsure.pop(account, None)
+        additions = [] if before is None else [before]
+        if counted != Usage():
+            additions.append(_Addition(self._clock.unique_id(), counted))
+        for position, addition in enumerate(additions):
+            try:
+                self._add(account, addition)
+            except PenstockError as error:
+                _log.warning(
+                    "the usage of an account could not be kept",
+                    extra={"account": account, "error": str(error)},
+                )
+                left = additions[position:]
+                # One addition is repeated as it is, for it may have been made; the others are counted again.
+                self._unsure[account] = left[0]
+                with self._lock:
+                    for each in left[1:]:
+                        self._counted[account] = self._counted.get(account, Usage()) + each.usage
+                return
+
+    def _add(self, account: str, addition: _Addition) -> None:
+        assert self._client is not None, "nothing is counted without a client"
+        key = PREFIX + account.encode()
+        for _ in range(_ATTEMPTS):
+            try:
+                with self._client.begin() as txn:
+                    value = txn.get(key)
+                    kept = _Kept() if value is None else _Kept.read(value)
+                    if kept.addition != addition.id:
+                        txn.put(key, _Kept(kept.usage + addition.usage, addition.id).write())
+            except (Conflict, Undetermined):
+                continue
+            return
+        raise Undetermined(f"the usage of account {account} is changed by others all the time")
+
+
+def read_usage(client: Client) -> Mapping[str, Usage]:
+    """What every account has used, as far as it is kept; raise Corrupt when a row is damaged."""
+    rows = client.snapshot(client.timestamp()).iter(PREFIX, PREFIX + b"\xff")
+    return {key.removeprefix(PREFIX).decode(): _Kept.read(value).usage for key, value in rows}
