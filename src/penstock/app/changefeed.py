@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock import logs
+from penstock.app.answering import load, print_json
 
 __all__ = ["app"]
 
@@ -49,8 +50,8 @@ def create(
     from penstock.app import feedcalls
 
     given = _given(sink_uri=sink_uri, tables=table, start=_start(start), target_ts=target_ts)
-    feed = feedcalls.create(feedcalls.load(config, pd), name, given)
-    feedcalls.print_json(feedcalls.everything(feed))
+    feed = feedcalls.create(load(config, pd), name, given)
+    print_json(feedcalls.everything(feed))
 
 
 @app.command("list")
@@ -58,9 +59,9 @@ def list_(config: Config = None, pd: Pd = None, as_json: AsJson = False) -> None
     """List changefeeds, with how far each has come."""
     from penstock.app import feedcalls
 
-    found = feedcalls.call(feedcalls.load(config, pd), lambda feeds, _: feeds.list())
+    found = feedcalls.call(load(config, pd), lambda feeds, _: feeds.list())
     if as_json or not sys.stdout.isatty():
-        feedcalls.print_json([feedcalls.summary(feed) for feed in found])
+        print_json([feedcalls.summary(feed) for feed in found])
     else:
         feedcalls.print_table(found)
 
@@ -70,8 +71,8 @@ def query(name: Name, config: Config = None, pd: Pd = None) -> None:
     """Show everything that is known of a changefeed, without its secrets."""
     from penstock.app import feedcalls
 
-    feed = feedcalls.call(feedcalls.load(config, pd), lambda feeds, _: feeds.get(name))
-    feedcalls.print_json(feedcalls.everything(feed))
+    feed = feedcalls.call(load(config, pd), lambda feeds, _: feeds.get(name))
+    print_json(feedcalls.everything(feed))
 
 
 @app.command()
@@ -80,8 +81,8 @@ def pause(name: Name, config: Config = None, pd: Pd = None) -> None:
     from penstock.app import feedcalls
     from penstock.sink.feeds.feedcommands import pause_feed
 
-    feed = feedcalls.call(feedcalls.load(config, pd), lambda feeds, _: pause_feed(feeds, name))
-    feedcalls.print_json(feedcalls.summary(feed))
+    feed = feedcalls.call(load(config, pd), lambda feeds, _: pause_feed(feeds, name))
+    print_json(feedcalls.summary(feed))
 
 
 @app.command()
@@ -90,8 +91,8 @@ def resume(name: Name, config: Config = None, pd: Pd = None) -> None:
     from penstock.app import feedcalls
     from penstock.sink.feeds.feedcommands import resume_feed
 
-    feed = feedcalls.call(feedcalls.load(config, pd), lambda feeds, _: resume_feed(feeds, name))
-    feedcalls.print_json(feedcalls.summary(feed))
+    feed = feedcalls.call(load(config, pd), lambda feeds, _: resume_feed(feeds, name))
+    print_json(feedcalls.summary(feed))
 
 
 @app.command()
@@ -107,8 +108,8 @@ def update(
     from penstock.app import feedcalls
 
     given = _given(sink_uri=sink_uri, tables=table, target_ts=target_ts)
-    feed = feedcalls.update(feedcalls.load(config, pd), name, given)
-    feedcalls.print_json(feedcalls.everything(feed))
+    feed = feedcalls.update(load(config, pd), name, given)
+    print_json(feedcalls.everything(feed))
 
 
 @app.command()
@@ -116,8 +117,8 @@ def remove(name: Name, config: Config = None, pd: Pd = None) -> None:
     """Forget a changefeed; its files stay."""
     from penstock.app import feedcalls
 
-    feedcalls.remove(feedcalls.load(config, pd), name)
-    feedcalls.print_json({"id": name, "state": "removed"})
+    feedcalls.remove(load(config, pd), name)
+    print_json({"id": name, "state": "removed"})
 
 
 @app.command()

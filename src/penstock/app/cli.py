@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__, arrowmemory, logs
-from penstock.app import changefeed
+from penstock.app import changefeed, job
 from penstock.errors import PenstockError
 
 __all__ = ["main"]
@@ -22,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(changefeed.app, name="changefeed")
+app.add_typer(job.app, name="job")
 
 
 class LogFormat(StrEnum):

@@ -1,12 +1,10 @@
 """What the commands of `penstock changefeed` do, and what they show of changefeeds."""
 
-import json
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, TypeVar
 
-from penstock import eventloop, settings
+from penstock import eventloop
+from penstock.app.answering import shown_ms
 from penstock.clock import SYSTEM, physical_ms
 from penstock.errors import Invalid
 from penstock.kv import AsyncClient
@@ -20,12 +18,6 @@ from penstock.sink.source.clusterhistory import ClusterHistory
 T = TypeVar("T")
 
 _HIDDEN = {"sink": "***", "storage_options": "***"}
-
-
-def load(config: Path | None, pd: list[str] | None) -> Settings:
-    """The settings that a command works with: of a file, or the defaults; placement drivers may be given."""
-    loaded = settings.load(config) if config is not None else Settings()
-    return loaded.model_copy(update={"pd_addrs": tuple(pd)}) if pd else loaded
 
 
 def call(loaded: Settings, work: Callable[[Feeds, AsyncClient], Awaitable[T]]) -> T:
@@ -83,12 +75,11 @@ def remove(loaded: Settings, name: str) -> None:
 def summary(feed: Feed) -> dict[str, Any]:
     """How a changefeed does."""
     checkpoint_ms = physical_ms(feed.status.checkpoint_ts)
-    checkpoint_at = datetime.fromtimestamp(checkpoint_ms / 1000, UTC)
     return {
         "id": feed.info.id,
         "state": feed.state.value,
         "checkpoint_ts": feed.status.checkpoint_ts,
-        "checkpoint_time": checkpoint_at.isoformat(timespec="milliseconds"),
+        "checkpoint_time": shown_ms(checkpoint_ms),
         "lag_s": max(0, round((SYSTEM.wall_ms() - checkpoint_ms) / 1000)),
         "error": feed.status.error,
     }
@@ -104,11 +95,6 @@ def everything(feed: Feed) -> dict[str, Any]:
         "ddl_ts": feed.status.ddl_ts,
         "settings": {**kept, "sink_uri": mask_uri(str(feed.info.settings["sink_uri"]))},
     }
-
-
-def print_json(tree: Any) -> None:
-    """One value, for people and machines."""
-    print(json.dumps(tree, indent=2))
 
 
 def print_table(found: list[Feed]) -> None:

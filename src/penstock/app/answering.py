@@ -1,0 +1,27 @@
+"""What commands that answer have in common: their settings, and how they say things."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from penstock import settings
+from penstock.settings import Settings
+
+__all__ = ["load", "print_json", "shown_ms"]
+
+
+def load(config: Path | None, pd: list[str] | None) -> Settings:
+    """The settings that a command works with: of a file, or the defaults; placement drivers may be given."""
+    loaded = settings.load(config) if config is not None else Settings()
+    return loaded.model_copy(update={"pd_addrs": tuple(pd)}) if pd else loaded
+
+
+def print_json(tree: Any) -> None:
+    """One value, for people and machines."""
+    print(json.dumps(tree, indent=2))
+
+
+def shown_ms(at: int) -> str:
+    """A moment, given in milliseconds since the epoch."""
+    return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,239 @@
+"""`penstock job`: what follows tables, from its registration to its repair."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock import logs
+from penstock.app.answering import load, print_json
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Keep indexes, tables and databases up to date with a table.", no_args_is_help=True)
+
+Name = Annotated[
+    str, typer.Argument(metavar="JOB", help="The job, as database.table/job.", show_default=False)
+]
+Config = Annotated[Path | None, typer.Option(help="Settings file (YAML).")]
+Pd = Annotated[list[str] | None, typer.Option(help="Address of a placement driver; may be repeated.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Consumer = Annotated[
+    str | None,
+    typer.Option(
+        help="fulltext, vector, delta, iceberg, parquet, postgres, kv, webhook, or module:Class of your own."
+    ),
+]
+Options = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        metavar="NAME=VALUE",
+        help="What the consumer wants to know; may be repeated. ${NAME} is taken from the environment.",
+    ),
+]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option("--column", help="Column that the job gets beside the primary key; may be repeated."),
+]
+Trigger = Annotated[
+    str | None, typer.Option(help="When it runs: default, greedy, periodic, or module:function.")
+]
+Interval = Annotated[
+    str | None, typer.Option(help="Of periodic jobs: how far the watermark may fall behind, as in 10s.")
+]
+Share = Annotated[
+    bool | None,
+    typer.Option("--share/--no-share", help="Whether it shares scans with other jobs of its table."),
+]
+Priority = Annotated[int | None, typer.Option(help="Which of those that wait runs first, -128 to 127.")]
+RowsMax = Annotated[int | None, typer.Option(help="Changes that one iteration takes.")]
+BytesMax = Annotated[int | None, typer.Option(help="Bytes that one iteration takes.")]
+Span = Annotated[str | None, typer.Option(help="Time that one iteration covers, as in 30m.")]
+SpecFile = Annotated[
+    Path | None,
+    typer.Option("--spec", help="File with the job's spec (YAML); options given here come first."),
+]
+
+
+@app.callback()
+def _root(context: typer.Context) -> None:
+    """What a command answers is all that it says, unless somebody asks for more."""
+    asked = context.parent.params if context.parent is not None else {}
+    if asked.get("log_level") is None and context.invoked_subcommand != "run":
+        logs.configure(style=asked["log_format"].value, level="WARNING")
+
+
+@app.command()
+def register(
+    name: Name,
+    consumer: Consumer = None,
+    option: Options = None,
+    column: Columns = None,
+    trigger: Trigger = None,
+    interval: Interval = None,
+    share: Share = None,
+    priority: Priority = None,
+    rows_max: RowsMax = None,
+    bytes_max: BytesMax = None,
+    span: Span = None,
+    spec: SpecFile = None,
+    config: Config = None,
+    pd: Pd = None,
+) -> None:
+    """Register a job: it begins with all rows of its table, then follows its changes."""
+    from penstock.app import jobcalls, jobviews
+    from penstock.jobs.jobid import JobId
+
+    loaded, job_id = load(config, pd), JobId.parse(name)
+    given = _spec(
+        consumer=consumer,
+        options=jobcalls.parsed_options(option or []),
+        columns=column,
+        job_type=trigger,
+        interval=interval,
+        share=share,
+        priority=priority,
+        rows_max=rows_max,
+        bytes_max=bytes_max,
+        span=span,
+    )
+    with jobcalls.connected(loaded) as jobs:
+        job = jobcalls.register(jobs, loaded, job_id, jobcalls.spec_of(spec, given))
+        print_json(jobviews.everything(job, now_ts=jobs.log.client.timestamp()))
+
+
+@app.command()
+def unregister(name: Name, config: Config = None, pd: Pd = None) -> None:
+    """Forget a job; its target stays as it is."""
+    from penstock.app import jobcalls
+    from penstock.jobs.jobid import JobId
+
+    job_id = JobId.parse(name)
+    with jobcalls.connected(load(config, pd)) as jobs:
+        jobcalls.unregister(jobs, job_id)
+    print_json({"job": str(job_id), "state": "unregistered"})
+
+
+@app.command()
+def update(
+    name: Name,
+    option: Options = None,
+    column: Columns = None,
+    trigger: Trigger = None,
+    interval: Interval = None,
+    share: Share = None,
+    priority: Priority = None,
+    rows_max: RowsMax = None,
+    bytes_max: BytesMax = None,
+    span: Span = None,
+    spec: SpecFile = None,
+    interrupt: Annotated[
+        bool,
+        typer.Option(
+            "--interrupt", help="End the iteration that is queued or running, so that it counts now."
+        ),
+    ] = False,
+    config: Config = None,
+    pd: Pd = None,
+) -> None:
+    """Change a job: what is not given stays. Takes effect with its next iteration."""
+    from penstock.app import jobcalls, jobviews
+    from penstock.jobs.jobid import JobId
+
+    loaded, job_id = load(config, pd), JobId.parse(name)
+    given = _spec(
+        options=jobcalls.parsed_options(option or []),
+        columns=column,
+        job_type=trigger,
+        interval=interval,
+        share=share,
+        priority=priority,
+        rows_max=rows_max,
+        bytes_max=bytes_max,
+        span=span,
+    )
+    with jobcalls.connected(loaded) as jobs:
+        job = jobcalls.update(jobs, loaded, job_id, jobcalls.spec_of(spec, given), interrupt=interrupt)
+        print_json(jobviews.everything(job, now_ts=jobs.log.client.timestamp()))
+
+
+@app.command("list")
+def list_(
+    state: Annotated[
+        str | None, typer.Option(help="Only those that are pending, running, completed, error or canceled.")
+    ] = None,
+    config: Config = None,
+    pd: Pd = None,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs, with how far each has come."""
+    from penstock.app import jobcalls, jobviews
+
+    wanted = jobcalls.parsed_state(state)
+    with jobcalls.connected(load(config, pd)) as jobs:
+        now_ts = jobs.log.client.timestamp()
+        rows = [jobviews.summary(job, now_ts=now_ts) for job in jobs.get_jobs(wanted)]
+    if as_json or not sys.stdout.isatty():
+        print_json(rows)
+    else:
+        jobviews.print_jobs(rows)
+
+
+@app.command()
+def pause(name: Name, config: Config = None, pd: Pd = None) -> None:
+    """Begin no more iterations of a job; one that runs comes to its end."""
+    from penstock.app import jobcalls, jobviews
+    from penstock.jobs.jobid import JobId
+
+    job_id = JobId.parse(name)
+    with jobcalls.connected(load(config, pd)) as jobs:
+        job = jobcalls.committed(jobs, lambda txn: jobs.pause_job(txn, job_id))
+        print_json(jobviews.summary(job, now_ts=jobs.log.client.timestamp()))
+
+
+@app.command()
+def resume(name: Name, config: Config = None, pd: Pd = None) -> None:
+    """Let a job go on that is paused, or was stopped by an error."""
+    from penstock.app import jobcalls, jobviews
+    from penstock.jobs.jobid import JobId
+
+    job_id = JobId.parse(name)
+    with jobcalls.connected(load(config, pd)) as jobs:
+        job = jobcalls.committed(jobs, lambda txn: jobs.resume_job(txn, job_id))
+        print_json(jobviews.summary(job, now_ts=jobs.log.client.timestamp()))
+
+
+@app.command()
+def usage(config: Config = None, pd: Pd = None, as_json: AsJson = False) -> None:
+    """Show what each account has used: changes, bytes and seconds of work."""
+    from penstock.app import jobcalls, jobviews
+    from penstock.jobs.usage import read_usage
+
+    with jobcalls.connected(load(config, pd)) as jobs:
+        rows = jobviews.used(read_usage(jobs.log.client))
+    if as_json or not sys.stdout.isatty():
+        print_json(rows)
+    else:
+        jobviews.print_rows(rows)
+
+
+def _spec(
+    *,
+    consumer: str | None = None,
+    options: dict[str, str],
+    columns: list[str] | None,
+    job_type: str | None,
+    interval: str | None,
+    share: bool | None,
+    **detail: Any,
+) -> dict[str, Any]:
+    """The tree of a spec with what was given."""
+    return {
+        "trigger": {"job_type": job_type, "schedule": {"interval": interval, "share": share}},
+        "detail": {
+            "consumer": {"consumer": consumer, "columns": columns or None, "options": options},
+            **detail,
+        },
+    }

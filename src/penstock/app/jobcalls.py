@@ -1,0 +1,143 @@
+"""What the commands of `penstock job` do."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from penstock import settings as files
+from penstock.clock import SYSTEM
+from penstock.errors import Invalid
+from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.jobs.api import Jobs
+from penstock.jobs.checking import check_spec
+from penstock.jobs.job import Job, JobState
+from penstock.jobs.jobid import JobId
+from penstock.jobs.spec import JobSpec, UpdateOptions
+from penstock.kv import Client, Transaction
+from penstock.settings import Settings
+from penstock.tables.conflicts import retried
+
+__all__ = [
+    "committed",
+    "connected",
+    "parsed_options",
+    "parsed_state",
+    "register",
+    "spec_of",
+    "unregister",
+    "update",
+]
+
+T = TypeVar("T")
+
+
+@contextmanager
+def connected(loaded: Settings) -> Iterator[Jobs]:
+    """The jobs of a cluster."""
+    with Client.connect(loaded.pd_addrs, tls=loaded.tls, settings=loaded.kv) as client:
+        yield Jobs(client)
+
+
+def committed(jobs: Jobs, work: Callable[[Transaction], T]) -> T:
+    """Run a transaction, again when another one was faster."""
+
+    def attempt() -> T:
+        with jobs.log.client.begin() as txn:
+            return work(txn)
+
+    return retried(attempt, clock=SYSTEM)
+
+
+def spec_of(path: Path | None, given: dict[str, Any]) -> JobSpec:
+    """A spec: what a file says, and over it what was given as options; raise Invalid for a wrong part."""
+    origin = "the job's options" if path is None else str(path)
+    stated = JobSpec() if path is None else JobSpec.parse(_read(path), origin=origin)
+    return stated.merged(JobSpec.parse(given, origin="the job's options"))
+
+
+def _read(path: Path) -> Any:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Invalid(f"spec file {path} cannot be read ({error.strerror}); check --spec") from error
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        at = f" at line {where.line + 1}" if where else ""
+        raise Invalid(f"spec file {path} is not valid YAML{at}; mend its syntax") from None
+    if tree is not None and not isinstance(tree, dict):
+        raise Invalid(f"spec file {path} must be a mapping of keys to values, not a {type(tree).__name__}")
+    return files.expand(tree or {})
+
+
+def parsed_options(pairs: list[str]) -> dict[str, str]:
+    """Options given as name=value; raise Invalid for one that is not, without showing it."""
+    found: dict[str, str] = {}
+    for place, pair in enumerate(pairs, 1):
+        name, equals, value = pair.partition("=")
+        if not (name and equals):
+            raise Invalid(f"--option number {place} is not name=value; write --option uri=/data/index")
+        if name in found:
+            raise Invalid(f"--option {name} is given twice; give it once")
+        found[name] = value
+    return {name: str(files.expand(value)) for name, value in found.items()}
+
+
+def parsed_state(name: str | None) -> JobState | None:
+    """A state by its name; raise Invalid when there is none."""
+    known = {state.name.lower(): state for state in JobState}
+    if name is not None and name not in known:
+        raise Invalid(f"there is no state {name!r}; there are {', '.join(known)}")
+    return None if name is None else known[name]
+
+
+def register(jobs: Jobs, loaded: Settings, job_id: JobId, spec: JobSpec) -> Job:
+    """Add a job after everything was checked; raise Invalid when it cannot work, or is there already."""
+    check_spec(job_id, spec, _schema(jobs, job_id), loaded)
+
+    def work(txn: Transaction) -> Job:
+        if not jobs.register_job(txn, job_id, spec):
+            raise Invalid(f"there is a job {job_id} already; `penstock job update {job_id}` changes it")
+        return jobs.get_job(job_id, txn=txn)
+
+    return committed(jobs, work)
+
+
+def update(jobs: Jobs, loaded: Settings, job_id: JobId, spec: JobSpec, *, interrupt: bool) -> Job:
+    """Change a job's spec after it was checked; other columns mean that its target is filled anew."""
+    if spec == JobSpec() and not interrupt:
+        raise Invalid(f"nothing of job {job_id} is to be changed; give an option, or --spec")
+
+    def work(txn: Transaction) -> Job:
+        before = jobs.get_job(job_id, txn=txn)
+        merged = before.spec.merged(spec)
+        if merged.consumer != before.spec.consumer:
+            raise Invalid(
+                f"job {job_id} has the consumer {before.spec.consumer}, which cannot be changed; register"
+                " another job"
+            )
+        check_spec(job_id, merged, _schema(jobs, before.id), loaded)
+        changed = jobs.update_job_spec(txn, job_id, spec, UpdateOptions(interrupt=interrupt))
+        if _columns(merged) != _columns(before.spec):
+            changed = jobs.rebuild_job(txn, job_id)
+        return changed
+
+    return committed(jobs, work)
+
+
+def unregister(jobs: Jobs, job_id: JobId) -> None:
+    """Drop a job; raise Invalid when there is none."""
+    if not committed(jobs, lambda txn: jobs.unregister_job(txn, job_id)):
+        raise Invalid(f"there is no job {job_id}; `penstock job list` shows those there are")
+
+
+def _schema(jobs: Jobs, job_id: JobId) -> SchemaVersion:
+    """The table of a job as it is now; raise Invalid when there is none."""
+    table = jobs.log.catalog.table_info(job_id.table_name)
+    return SchemaVersion(since_ts=0, version=0, table=table, database=job_id.database)
+
+
+def _columns(spec: JobSpec) -> tuple[str, ...] | None:
+    return spec.detail.consumer.columns

@@ -1,0 +1,164 @@
+"""What people are shown of jobs: never a secret, never a row's value."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import SecretStr
+
+from penstock.app.answering import shown_ms
+from penstock.clock import physical_ms
+from penstock.errors import Invalid
+from penstock.jobs.consumers import find_consumer
+from penstock.jobs.job import Job
+from penstock.jobs.usage import Usage
+from penstock.jobs.verifying import VerifyReport
+from penstock.sink.files.sinkuri import is_secret, mask_uri
+
+__all__ = ["everything", "print_facts", "print_jobs", "print_rows", "reported", "summary", "used"]
+
+_MASK = "***"
+
+
+def summary(job: Job, *, now_ts: int) -> dict[str, Any]:
+    """How a job does."""
+    return {
+        "job": str(job.id),
+        "consumer": job.spec.consumer,
+        "trigger": job.spec.job_type,
+        "state": "paused" if job.spec.paused and not job.status.error_code else job.state.name.lower(),
+        "watermark": job.watermark,
+        "watermark_time": shown_ts(job.watermark),
+        "lag_s": lag_s(job.watermark, now_ts),
+        "error_code": job.status.error_code,
+        "error": job.status.error_msg,
+    }
+
+
+def everything(job: Job, *, now_ts: int) -> dict[str, Any]:
+    """All that the log has of a job, without its secrets."""
+    status = job.status
+    return {
+        **summary(job, now_ts=now_ts),
+        "paused": job.spec.paused,
+        "failures": status.failures,
+        "account": job.account,
+        "table_id": job.key.table_id,
+        "job_id": job.key.job_id,
+        "created": shown_ms(job.create_at),
+        "iteration": {
+            "from_ts": status.from_ts,
+            "to_ts": status.to_ts,
+            "started": shown_ms(status.start_at) if status.start_at else None,
+            "ended": shown_ms(status.end_at) if status.end_at else None,
+        },
+        "spec": _spec(job),
+    }
+
+
+def reported(report: VerifyReport) -> dict[str, Any]:
+    """What a comparison found."""
+    counts = report.counts
+    return {
+        "job": str(report.job),
+        "same": report.same,
+        "at_ts": report.at_ts,
+        "at_time": shown_ts(report.at_ts),
+        "source_rows": report.source_rows,
+        "target_rows": report.target_rows,
+        "missing": counts.missing,
+        "different": counts.different,
+        "extra": counts.extra,
+        "duplicates": counts.duplicates,
+        "digests_of_keys": report.samples,
+    }
+
+
+def shown_ts(ts: int) -> str | None:
+    """When a timestamp was; None for none."""
+    return shown_ms(physical_ms(ts)) if ts else None
+
+
+def lag_s(ts: int, now_ts: int) -> float | None:
+    """How far a timestamp is behind another, in seconds; None for none."""
+    return max(0.0, round((physical_ms(now_ts) - physical_ms(ts)) / 1000, 3)) if ts else None
+
+
+def _spec(job: Job) -> dict[str, Any]:
+    tree = job.spec.dump()
+    consumer = tree.get("detail", {}).get("consumer", {})
+    if "options" in consumer:
+        public = _public_options(job.spec.consumer)
+        consumer["options"] = {
+            name: _shown(value) if name in public and not is_secret(name) else _MASK
+            for name, value in consumer["options"].items()
+        }
+    return tree
+
+
+def _public_options(name: str) -> set[str]:
+    """Options whose values may be shown: what the consumer declares and does not keep as a secret."""
+    try:
+        declared = find_consumer(name).options_type
+    except Invalid:  # it is not installed here
+        return set()
+    fields = declared.model_fields if declared is not None else {}
+    return {option for option, field in fields.items() if SecretStr.__name__ not in str(field.annotation)}
+
+
+def _shown(value: str) -> str:
+    return mask_uri(value) if "://" in value else value
+
+
+def used(usage: Mapping[str, Usage]) -> list[dict[str, Any]]:
+    """What accounts have used."""
+    return [
+        {
+            "account": account,
+            "rows": each.rows,
+            "bytes": each.nbytes,
+            "task_seconds": round(each.task_seconds, 3),
+        }
+        for account, each in sorted(usage.items())
+    ]
+
+
+def print_jobs(rows: list[dict[str, Any]]) -> None:
+    """Jobs on a terminal."""
+    hidden = {"watermark", "error_code"}
+    print_rows([{name: row[name] for name in row if name not in hidden} for row in rows])
+
+
+def print_rows(rows: list[dict[str, Any]]) -> None:
+    """Things of one kind on a terminal, a line for each."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*(_heading(name) for name in (rows[0] if rows else {})))
+    for row in rows:
+        table.add_row(*map(_told, row.values()))
+    Console().print(table if rows else "none")
+
+
+def print_facts(facts: dict[str, Any]) -> None:
+    """One thing on a terminal, a line for each fact."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None)
+    for name, value in facts.items():
+        table.add_row(_heading(name), _told(value))
+    Console().print(table)
+
+
+def _heading(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _told(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, dict):
+        return ", ".join(f"{_heading(name)} {_told(each)}" for name, each in value.items() if _told(each))
+    if isinstance(value, list):
+        return ", ".join(map(_told, value))
+    return str(value)
