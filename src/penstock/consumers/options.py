@@ -8,7 +8,8 @@
 
     options = PostgresOptions.parse(job.info)
 
-A field that is a dict takes all options that begin with its name and a dot: `storage.region`.
+A field that is a dict takes all options that begin with its name and a dot: `storage.region`. A name that
+pydantic has itself is given as an alias: `schema_name: str = Field("public", alias="schema")`.
 """
 
 import difflib
@@ -77,9 +78,10 @@ class ConsumerOptions(BaseModel):
     def parse(cls, info: ConsumerInfo) -> Self:
         """Check what a job says; raise Invalid naming the option, never its value, and those that exist."""
         tree: dict[str, Any] = {}
+        groups = cls._groups()
         for option, value in info.options.items():
             name, dot, rest = option.partition(".")
-            if (name not in cls.model_fields) or bool(dot and rest) != cls._is_group(name):
+            if name not in groups or bool(dot and rest) != groups[name]:
                 raise cls._unknown(info, option)
             if not value:
                 continue
@@ -95,11 +97,15 @@ class ConsumerOptions(BaseModel):
     @classmethod
     def names(cls) -> list[str]:
         """The options that exist, groups as `name.*`."""
-        return [f"{name}.*" if cls._is_group(name) else name for name in cls.model_fields]
+        return [f"{name}.*" if is_group else name for name, is_group in cls._groups().items()]
 
     @classmethod
-    def _is_group(cls, name: str) -> bool:
-        return get_origin(cls.model_fields[name].annotation) is dict
+    def _groups(cls) -> dict[str, bool]:
+        """The options by name, or by alias where the name is taken in pydantic; whether they are groups."""
+        return {
+            field.alias or name: get_origin(field.annotation) is dict
+            for name, field in cls.model_fields.items()
+        }
 
     @classmethod
     def _unknown(cls, info: ConsumerInfo, option: str) -> Invalid:

@@ -18,6 +18,7 @@ class _Options(ConsumerOptions):
     columns: Names = ()
     format: Literal["json", "arrow"] = "json"
     create: bool = True
+    schema_name: str = Field("public", alias="schema")
     storage: Properties = Field(default_factory=dict, repr=False)
 
     @model_validator(mode="after")
@@ -48,6 +49,12 @@ def test_texts_become_values() -> None:
 def test_a_group_collects_what_begins_with_its_name() -> None:
     found = _parse(dsn="x", storage__region="eu", storage__a__b="2")
     assert revealed(found.storage) == {"region": "eu", "a.b": "2"}
+
+
+def test_an_option_may_have_a_name_that_pydantic_has_itself() -> None:
+    assert _parse(dsn="x", schema="app").schema_name == "app"
+    with pytest.raises(Invalid, match="has no option schema_name; did you mean"):
+        _parse(dsn="x", schema_name="app")
 
 
 def test_what_is_empty_takes_its_default() -> None:

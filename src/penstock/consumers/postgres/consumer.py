@@ -1,0 +1,236 @@
+"""The consumer: rows and watermark in one transaction of PostgreSQL."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import psycopg
+import pyarrow as pa
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from pydantic import Field, SecretStr
+
+from penstock.consumers.options import ConsumerOptions
+from penstock.consumers.postgres import comparing
+from penstock.consumers.postgres.columns import TargetColumn, check_name, target_columns
+from penstock.consumers.postgres.evolution import Act, Evolution, evolved
+from penstock.consumers.postgres.failures import connecting, told
+from penstock.consumers.postgres.targettable import TargetTable
+from penstock.consumers.postgres.watermarks import NAME, Mark, Watermarks
+from penstock.errors import Fenced, Invalid, Unavailable
+from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext
+from penstock.jobs.jobcolumns import chosen_columns, key_names
+from penstock.jobs.netchanges import every, gather
+from penstock.tables.arrow import arrow_type
+from penstock.tables.defaults import origin_cell
+from penstock.tables.values import from_cell
+
+_DEFAULTS = {"application_name": "penstock", "connect_timeout": "10"}
+# A role's own limits are for queries; a first sync takes as long as it takes.
+_PATIENT = "SET LOCAL statement_timeout = 0; SET LOCAL idle_in_transaction_session_timeout = 0"
+_HEAD_BYTES = 40  # with what comes behind it, a name stays below 63
+_LOCK_TRIES = 60
+_LOCK_MS = 2_000
+_LOCK_PAUSE_S = 0.5
+
+Cursor = psycopg.Cursor[Any]
+
+
+class PostgresOptions(ConsumerOptions):
+    """Where the target is."""
+
+    dsn: SecretStr
+    """How to connect: postgresql://user@host/database, or host=… dbname=…; libpq's password file counts."""
+    table: str | None = None
+    """The target; without it, it is called as the source."""
+    schema_name: str = Field("public", alias="schema")
+    """Where the target is."""
+    nul: Literal["refuse", "replace"] = "refuse"
+    """The character U+0000 in texts, which PostgreSQL does not take: stop the job, or write U+FFFD."""
+
+
+class Postgres(Consumer):
+    """Keeps a table of PostgreSQL equal to its source. The table is made, and changed, as the source is.
+
+    Readers see each iteration whole or not at all, the first one too; the target's own indexes, views and
+    grants stay, unless an incompatible change of the source makes it necessary to rebuild it.
+    """
+
+    def __init__(self, job: JobContext) -> None:
+        super().__init__(job)
+        options = PostgresOptions.parse(job.info)
+        self._conninfo = _conninfo(options.dsn)
+        self._schema, self._target = options.schema_name, options.table or job.id.table
+        check_name("schema", self._schema)
+        check_name("table", self._target)
+        if self._target == NAME:
+            raise Invalid(f"table {NAME} is where watermarks are kept; choose another with option table")
+        self._name = f"{self._schema}.{self._target}"
+        self._nul = options.nul
+        self._table = TargetTable(self._schema, self._target, nul=options.nul)
+        self._marks = Watermarks(self._schema, self._target, owner=job.owner, job=str(job.id))
+        self._connection: psycopg.Connection[Any] | None = None
+        self._compared: list[TargetColumn] | None = None
+
+    def committed_ts(self) -> int:
+        """See Consumer."""
+        with self._transaction() as cursor:
+            return self._marks.committed_ts(cursor)
+
+    def check(self, schema: SchemaVersion) -> None:
+        """See Consumer."""
+        columns = chosen_columns(schema.table, self.job.info.columns)
+        target_columns(schema, columns, key_names(schema.table))
+
+    def consume(self, data: DataRetriever) -> None:
+        """See Consumer."""
+        wanted = target_columns(data.schema, data.columns, data.keys)
+        if data.data_type is DataType.SNAPSHOT:
+            self._replace(data, wanted)
+        else:
+            self._follow(data, wanted)
+
+    def _replace(self, data: DataRetriever, wanted: Sequence[TargetColumn]) -> None:
+        """A first sync: everything in one transaction, so that nothing is left of one that failed."""
+        with self._transaction() as cursor:
+            mark = self._marks.claim(cursor)
+        evolution = _possible(mark, wanted) if mark.columns else None
+        rows = (batch.inserts for batch in every(data))
+        seen_id = data.schema.table.max_column_id
+        with self._transaction() as cursor:
+            if evolution is not None:
+                self._table.stage_upserts(cursor, wanted, rows)
+                self._marks.replace(cursor, mark.attempt, data.to_ts, evolution.columns, seen_id)
+                self._evolve(cursor, evolution, data.schema)
+                self._table.delete_others(cursor, wanted)
+                self._table.upsert(cursor, evolution.columns, changed=True)
+                return
+            fresh = self._fresh()
+            fresh.create(cursor, wanted)
+            fresh.load(cursor, wanted, rows)
+            fresh.add_key(cursor, wanted)
+            self._marks.replace(cursor, mark.attempt, data.to_ts, wanted, seen_id)
+            if mark.columns:
+                self._lock(cursor)
+                self._table.drop(cursor)
+            fresh.rename(cursor, self._target)
+
+    def _fresh(self) -> TargetTable:
+        """A table under a name of its own: an iteration that was given up may still hold that of another."""
+        head = self._target.encode()[:_HEAD_BYTES].decode(errors="ignore")
+        return TargetTable(self._schema, f"{head}_{self.job.clock.unique_id()[:12]}", nul=self._nul)
+
+    def _lock(self, cursor: Cursor) -> None:
+        """Wait for those who use the target; in between let those in who come, or nobody could read."""
+        for _ in range(_LOCK_TRIES):
+            cursor.execute(f"SAVEPOINT waiting; SET LOCAL lock_timeout = {_LOCK_MS}")
+            try:
+                self._table.lock(cursor)
+            except psycopg.errors.LockNotAvailable:
+                cursor.execute("ROLLBACK TO SAVEPOINT waiting")
+                self.job.clock.pause(_LOCK_PAUSE_S)
+            else:
+                return
+        raise Unavailable(f"table {self._name} is always in use; its columns could not be changed")
+
+    def _follow(self, data: DataRetriever, wanted: Sequence[TargetColumn]) -> None:
+        net = gather(data, self.job.scratch)
+        seen_id = data.schema.table.max_column_id
+        with self._transaction() as cursor:
+            mark = self._marks.advance(cursor, data.from_ts, data.to_ts)
+            evolution = evolved(mark.columns, mark.seen_id, wanted)
+            self._evolve(cursor, evolution, data.schema)
+            if (mark.columns, mark.seen_id) != (list(evolution.columns), seen_id):
+                self._marks.keep(cursor, data.to_ts, evolution.columns, seen_id)
+            self._apply(cursor, evolution.columns, net.upserts, net.deletes)
+
+    def _apply(
+        self, cursor: Cursor, columns: Sequence[TargetColumn], upserts: pa.Table, deletes: pa.Table
+    ) -> None:
+        given = [column for column in columns if not column.gone]
+        if deletes.num_rows:
+            self._table.stage_deletes(cursor, given, deletes.to_batches())
+            self._table.delete(cursor, given)
+        if upserts.num_rows:
+            self._table.stage_upserts(cursor, given, upserts.to_batches())
+            self._table.upsert(cursor, columns, changed=False)
+
+    def _evolve(self, cursor: Cursor, evolution: Evolution, schema: SchemaVersion) -> None:
+        if evolution.alterations:
+            self._lock(cursor)
+        for change in evolution.alterations:
+            self._table.alter(
+                cursor, change, _default(schema, change.column.name) if change.act is Act.ADD else None
+            )
+
+    def expected(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """See Comparable."""
+        return comparing.of_source(self._known_columns(), rows, nul=self._nul)
+
+    def present(self, at_ts: int) -> Iterator[pa.RecordBatch]:
+        """See Comparable."""
+        with self._transaction("REPEATABLE READ READ ONLY") as cursor:
+            if self._marks.committed_ts(cursor) != at_ts:
+                raise Fenced(f"table {self._name} is not at {at_ts} any more")
+            columns = self._compared = self._marks.columns(cursor)
+            yield from comparing.of_target(cursor, self._schema, self._target, columns)
+
+    def mend(self, upserts: pa.Table, deletes: pa.Table, at_ts: int) -> None:
+        """See Comparable."""
+        with self._transaction() as cursor:
+            mark = self._marks.advance(cursor, at_ts, at_ts)
+            self._apply(cursor, mark.columns, upserts, deletes)
+
+    def _known_columns(self) -> list[TargetColumn]:
+        if self._compared is None:
+            with self._transaction() as cursor:
+                self._compared = self._marks.columns(cursor)
+        return self._compared
+
+    def close(self) -> None:
+        """See Consumer."""
+        if self._connection is not None:
+            self._connection.close()
+
+    @contextmanager
+    def _transaction(self, isolation: str = "READ COMMITTED") -> Iterator[Cursor]:
+        """A transaction: committed at the end, rolled back when something is raised."""
+        connection = self._connected()
+        with told(f"table {self._name}"), connection.transaction(), connection.cursor() as cursor:
+            cursor.execute(f"SET TRANSACTION ISOLATION LEVEL {isolation}; {_PATIENT}")
+            yield cursor
+
+    def _connected(self) -> psycopg.Connection[Any]:
+        if self._connection is None or self._connection.closed:
+            try:
+                self._connection = psycopg.connect(self._conninfo, autocommit=True, prepare_threshold=None)
+            except psycopg.Error as error:
+                raise connecting(error) from None
+        return self._connection
+
+
+def _conninfo(dsn: SecretStr) -> str:
+    try:
+        given = conninfo_to_dict(dsn.get_secret_value())
+    except psycopg.Error:
+        raise Invalid(
+            "option dsn of consumer postgres is no connection string;"
+            " write postgresql://user@host/database or host=… dbname=…"
+        ) from None
+    return make_conninfo("", **{**_DEFAULTS, **given, "client_encoding": "utf8"})
+
+
+def _possible(mark: Mark, wanted: Sequence[TargetColumn]) -> Evolution | None:
+    """How the target can get its columns; None where it has to be made anew: all of its rows come again."""
+    try:
+        return evolved(mark.columns, mark.seen_id, wanted)
+    except Invalid:
+        return None
+
+
+def _default(schema: SchemaVersion, name: str) -> pa.Array:
+    """What a column that was added reads as in the rows from before."""
+    column = schema.table.column(name)
+    value = from_cell(column.type, origin_cell(column))
+    kind = arrow_type(column.type)
+    return pa.array([str(value) if value is not None and pa.types.is_string(kind) else value], kind)
