@@ -18,8 +18,8 @@ _log = logging.getLogger(__name__)
 class JobRunner:
     """Runs the jobs of a cluster whenever nobody else does, until it is cancelled.
 
-    Any number of processes may have one: the others stand by. Whatever ends a tenure but a cancellation is told
-    and followed by the next attempt to take over: all that counts is in the log and in the targets.
+    Any number of processes may have one: the others stand by. Whatever ends a tenure, except that it is
+    cancelled, is told and followed by another try: all that counts is in the log and in the targets.
     """
 
     def __init__(

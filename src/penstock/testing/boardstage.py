@@ -1,0 +1,273 @@
+"""A board of jobs with a log, tables and a scheduler of which only the decisions are there: for tests.
+
+Times are seconds, of the database and of the wall alike. Jobs are named `a`, or `a@2` on table 2.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from penstock.clock import compose_ts, physical_ms
+from penstock.jobs.iteration import Iteration
+from penstock.jobs.job import ErrorCode, Job, JobState, JobStatus
+from penstock.jobs.jobboard import JobBoard
+from penstock.jobs.jobid import JobId, JobKey
+from penstock.jobs.source import Look
+from penstock.jobs.spec import JobSpec
+from penstock.jobs.tablejobs import Wanted
+from penstock.jobs.transitions import (
+    Transition,
+    adopted,
+    completed,
+    dropped,
+    failed,
+    flushed,
+    resumed,
+    resynced,
+    started,
+    updated,
+)
+
+__all__ = ["INTERVAL_S", "BoardStage", "seconds", "spec_of", "ts_of"]
+
+INTERVAL_S = 10.0
+
+
+def ts_of(second: float) -> int:
+    """The timestamp of a second."""
+    return compose_ts(round(second * 1000))
+
+
+def seconds(ts: int | None) -> str:
+    """A timestamp as a second; `now` for none."""
+    return "now" if ts is None else f"{physical_ms(ts) / 1000:g}"
+
+
+def spec_of(words: Sequence[str]) -> JobSpec:
+    """A spec of words: own, greedy, 30s, 30s+share, ask, ask+share, paused, going; none: default."""
+    trigger: dict[str, object] = {}
+    for word in words:
+        if word in {"greedy", "default"}:
+            trigger["job_type"] = word
+        elif word == "own":
+            trigger["schedule"] = {"share": False}
+        elif word in {"paused", "going"}:
+            trigger["paused"] = word == "paused"
+        elif word[0].isdigit():
+            interval, _, share = word.partition("+")
+            trigger |= {"job_type": "periodic", "schedule": {"interval": interval, "share": bool(share)}}
+        elif word.startswith("ask"):
+            trigger |= {"job_type": "tests:trigger", "schedule": {"share": word.endswith("+share")}}
+    return JobSpec.parse({"trigger": trigger})
+
+
+class BoardStage:
+    """Plays log, tables, scheduler and targets for a board, and checks what it decides.
+
+    What the log has reaches the board by `deliver`, newest rows alone, as by its feed.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.board = JobBoard(interval_s=INTERVAL_S, rest_s=lambda failures: min(60.0, 2.0 ** (failures - 1)))
+        self.rows: dict[str, Job] = {}
+        self.commits: dict[int, list[int]] = defaultdict(list)
+        self.oldest: dict[int, int] = {}
+        self.targets: dict[str, int] = defaultdict(int)
+        self.running: dict[str, Iteration] = {}
+        self._epoch = 1
+        self._news: dict[str, Job] = {}
+        self._iterations = 0
+
+    # What people and tables do.
+
+    def commit(self, table_id: int = 1) -> None:
+        """A change of a table, now."""
+        self.commits[table_id].append(ts_of(self.now))
+
+    def register(self, name: str, spec: JobSpec | None = None, *, watermark: int = 0) -> None:
+        """A new job; one of the same name is dropped before."""
+        old = self.rows.get(name)
+        if old is not None:
+            self.drop(name)
+        job, _, table = name.partition("@")
+        table_id = int(table or 1)
+        key = JobKey(1, table_id, job, 1 if old is None else old.key.job_id + 1)
+        self.targets[name] = watermark
+        self._write(
+            name,
+            Job(
+                key=key,
+                id=JobId("shop", f"t{table_id}", job),
+                account="a",
+                spec=spec or JobSpec(),
+                state=JobState.COMPLETED,
+                watermark=watermark,
+                status=JobStatus(committed_ts=watermark),
+                create_at=1,
+            ),
+        )
+
+    def update(self, name: str, spec: JobSpec, *, interrupt: bool = False) -> None:
+        """Give a job a new spec."""
+        self._change(name, updated(spec, interrupt=interrupt, at=1))
+
+    def resume(self, name: str) -> None:
+        """Let a job go on that is paused or has failed for good."""
+        self._change(name, resumed)
+
+    def resync(self, name: str) -> None:
+        """Let a job begin with nothing again."""
+        if self._change(name, resynced):
+            self.targets[name] = 0
+
+    def drop(self, name: str) -> None:
+        """Unregister a job."""
+        if self._change(name, dropped(at=1)):
+            self.deliver()
+
+    # What the runner does.
+
+    def deliver(self) -> None:
+        """Tell the board what was committed since the last time."""
+        news, self._news = self._news, {}
+        self.board.apply(news.values())
+
+    def look(self, table_id: int) -> Look:
+        """How far a table has come: it can be read up to now."""
+        changed_ts = max(self.commits[table_id], default=0)
+        return Look(ts_of(self.now), changed_ts, self.oldest.get(table_id, 0))
+
+    def settle(self) -> None:
+        """Adopt and read again, as the runner does before it looks at tables; end what is canceled."""
+        for key in self.board.take_canceled():
+            for name, iteration in list(self.running.items()):
+                if any(job.key == key for job in iteration.jobs) and self._of(name, iteration).key == key:
+                    self.end(name, None)
+        orphaned = self.board.take_orphaned()
+        self.board.doubt(job.key for job in orphaned)
+        names = {row.key: name for name, row in self.rows.items()}
+        adopt = adopted(self._epoch)
+        written = [job.key for job in orphaned if self._change(names[job.key], adopt, lsn=job.status.lsn)]
+        self.board.settle([job.key for job in orphaned], [self.rows[names[key]] for key in written])
+        doubted = self.board.take_doubted()
+        self.board.settle(doubted, [self.rows[names[key]] for key in doubted])
+
+    def tick(self, *, fast: bool = False, tables: Sequence[int] | None = None) -> list[str]:
+        """Look at tables, by default at all; return the iterations that begin."""
+        self.board.wake(self.now)
+        self.settle()
+        urgent = self.board.take_urgent()
+        told = []
+        for table_id in sorted(self.board.tables if tables is None else tables):
+            table = self.board.tables.get(table_id)
+            if table is not None and (not fast or table.fast or table_id in urgent):
+                plan = table.plan(
+                    self.look(table_id),
+                    now_ts=ts_of(self.now),
+                    now=self.now,
+                    fast=fast and table_id not in urgent,
+                )
+                told += [self._begin(each) for each in plan.wanted]
+        return told
+
+    def hurry(self) -> list[str]:
+        """Look at the tables that are urgent."""
+        self.board.wake(self.now)
+        self.settle()
+        urgent = self.board.take_urgent()
+        self.board.hurry(urgent)
+        return self.tick(tables=sorted(urgent))
+
+    def flush(self) -> None:
+        """Write watermarks that only moved in memory."""
+        names = {row.key: name for name, row in self.rows.items()}
+        for job, watermark in self.board.unflushed():
+            self._change(names[job.key], flushed(watermark), lsn=job.status.lsn)
+
+    def _begin(self, wanted: Wanted) -> str:
+        candidate = wanted.candidate
+        self._iterations += 1
+        jobs = tuple(each.job for each in candidate.jobs)
+        iteration = Iteration(
+            id=f"i{self._iterations}",
+            table_id=jobs[0].key.table_id,
+            from_ts=candidate.from_ts,
+            to_ts=wanted.to_ts,
+            jobs=jobs,
+        )
+        names = []
+        for each in candidate.jobs:
+            name = _name(each.job)
+            names.append(name)
+            assert self.running.get(name) is None, f"{name} would be in two iterations"
+            assert each.watermark == candidate.from_ts < wanted.to_ts <= ts_of(self.now)
+            missed = [
+                at for at in self.commits[iteration.table_id] if each.job.watermark < at <= candidate.from_ts
+            ]
+            assert not missed, f"{name} would skip changes"
+            self.running[name] = iteration
+            begin = started(iteration.from_ts, iteration.to_ts, runner=self._epoch, at=1)
+            self._change(name, begin, lsn=each.job.status.lsn)
+        self.board.begin(wanted, iteration)
+        span = f"{seconds(iteration.from_ts)}..{seconds(iteration.to_ts)}"
+        return f"{candidate.why.value} {span} {' '.join(names)}"
+
+    # What becomes of an iteration.
+
+    def end(self, name: str, second: float | None = -1) -> None:
+        """A job's iteration is done up to a second, by default all of it; None: nobody knows."""
+        iteration = self.running[name]
+        if second is None:
+            self._leave(name, None)
+            return
+        to_ts = iteration.to_ts if second < 0 else ts_of(second)
+        if self._finish(name, completed(to_ts, at=1)):
+            self.targets[name] = to_ts
+
+    def fail(self, name: str, code: ErrorCode = ErrorCode.TEMPORARY) -> None:
+        """A job's iteration fails."""
+        self._finish(name, failed(code, "it failed", at=1))
+
+    def _finish(self, name: str, transition: Transition) -> bool:
+        """Write the end of an iteration, if the row is still as the iteration has left it."""
+        job = self._of(name, self.running[name])
+        fits = self.rows[name].key == job.key
+        done = fits and self._change(name, transition, lsn=job.status.lsn + 1)
+        self._leave(name, self.rows[name] if done else None)
+        return done
+
+    def _leave(self, name: str, row: Job | None) -> None:
+        iteration = self.running.pop(name)
+        self.board.end(iteration.id, self._of(name, iteration).key, row, now=self.now)
+
+    def _of(self, name: str, iteration: Iteration) -> Job:
+        return next(job for job in iteration.jobs if _name(job) == name)
+
+    # The log.
+
+    def _change(self, name: str, transition: Transition, lsn: int | None = None) -> bool:
+        """Change a row as the log does; whether it was changed."""
+        row = self.rows[name]
+        if not row.live or lsn not in {None, row.status.lsn}:
+            return False
+        self._write(name, transition(row))
+        return True
+
+    def _write(self, name: str, row: Job) -> None:
+        self.rows[name] = row
+        self._news[f"{name}/{row.key.job_id}"] = row
+
+    def restart(self) -> None:
+        """Another runner takes over: it has nothing but the log, and every row is adopted."""
+        self._epoch += 1
+        fresh = BoardStage()
+        self.board, self.running, self._news = fresh.board, {}, {}
+        for name, row in self.rows.items():
+            if row.live:
+                self.rows[name] = adopted(self._epoch)(row)
+        self.board.replace(list(self.rows.values()))
+
+
+def _name(job: Job) -> str:
+    table_id = job.key.table_id
+    return job.key.job_name if table_id == 1 else f"{job.key.job_name}@{table_id}"
