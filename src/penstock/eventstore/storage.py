@@ -5,6 +5,7 @@ reason that may pass raises Unavailable; what it was to write may or may not be 
 settings that storage refuses raise Invalid.
 """
 
+import fcntl
 import io
 import os
 import shutil
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -24,6 +25,9 @@ from obstore.store import LocalStore, ObjectStore, from_url
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.paths import STAGING
+
+if TYPE_CHECKING:
+    from obstore import UpdateVersion
 
 _SCHEMES = ("file", "s3", "gs", "az", "memory")
 _RETRIES: dict[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds=10)}
@@ -97,6 +101,28 @@ class Storage:
         """Write or replace an object from memory, or from a local file in bounded memory."""
         with self._failures("write", path):
             obstore.put(self._store, path, data, chunk_size=_UPLOAD_PART_BYTES, max_concurrency=4)
+
+    def swap(self, path: str, data: bytes, *, seen: bytes | None) -> bool:
+        """Write an object if its content is still what was seen (None: if there is none).
+
+        Return whether the object has the new content by this call. Contents that differ in every version
+        make that certain, also when the answer to a first try was lost.
+        """
+        if seen is None:
+            return self.create(path, data) or self.read(path) == data
+        with self._failures("replace", path):
+            try:
+                there = obstore.get(self._store, path)
+            except FileNotFoundError:
+                return False
+            if there.bytes().to_bytes() != seen:
+                return False
+            known = {name: there.meta[name] for name in ("e_tag", "version") if there.meta[name] is not None}
+            try:
+                obstore.put(self._store, path, data, mode=cast("UpdateVersion", known), use_multipart=False)
+            except (exceptions.PreconditionError, exceptions.NotFoundError):
+                return self.read(path) == data
+            return True
 
     def names(self, folder: str, *, after: str = "") -> list[str]:
         """List the objects in a folder whose paths are above `after`, in order of their paths."""
@@ -200,6 +226,23 @@ class LocalStorage(Storage):
             target = self._prepare(path)
             staged.replace(target)
             sync_folder(target.parent)
+
+    def swap(self, path: str, data: bytes, *, seen: bytes | None) -> bool:
+        if seen is None:
+            return super().swap(path, data, seen=None)
+        with self._failures("replace", path), self._locked():
+            if self.read(path) != seen:
+                return False
+            self.write(path, data)
+            return True
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One at a time, of all processes that have the directory."""
+        self._make_folder(self._folder / STAGING)
+        with (self._folder / STAGING / "lock").open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     @contextmanager
     def _staged(self, data: bytes | Path) -> Iterator[Path]:

@@ -1,0 +1,90 @@
+"""One attempt to commit: the files that it writes, and those that earlier ones left.
+
+New files go to a folder that is named by the watermark on top of which they are put. What is there already,
+and does not belong to the copy, is of attempts on top of the same version that came to nothing: some were
+killed, others may still be writing. As soon as this one has committed, none of them can any more, and their
+files go. Nothing is removed that was not there before the commit: whoever starts on top of it writes later.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Self
+
+from penstock.consumers.lake.lakefiles import DataFile, FileWriter, Written
+from penstock.consumers.lake.laketable import LakeTable, Marks, Overtaken, Staging, Version
+from penstock.errors import Fenced, PenstockError, Unavailable
+
+__all__ = ["Attempt"]
+
+_log = logging.getLogger(__name__)
+
+
+class Attempt:
+    """A context that removes what was written when it comes to nothing."""
+
+    def __init__(self, table: LakeTable, base: Version | None, staging: Staging, name: str) -> None:
+        self.store = staging.open_store()
+        self.there: list[DataFile] = table.files(base) if base else []
+        """The files of the copy."""
+        self.written: list[Written] = []
+        self.spread = False
+        """Whether executors write: tasks that are tried again leave files of which only storage knows."""
+        self._table = table
+        self._base = base
+        self._staging = staging
+        self._folder = f"{table.folder}/{base.marks.watermark if base else 0}"
+        self._name = name
+        known = {each.path for each in self.there}
+        self._strays = [path for path in self.store.names(self._folder) if path not in known]
+        self._decided = False
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The folder of new files, and how their names begin."""
+        return self._folder, self._name
+
+    def writer(self) -> FileWriter:
+        """Writes files that belong to the attempt."""
+        schema = self._staging.file_schema
+        return FileWriter(self.store, schema, folder=self._folder, name=self._name, written=self.written)
+
+    def commit(self, marks: Marks, removed: Sequence[DataFile]) -> None:
+        """Commit; raise Fenced when an iteration of a job was faster, Unavailable when somebody else was."""
+        base, place = self._base, self._table.place
+        try:
+            self._decided = True
+            self._staging.commit(marks, self.written, removed)
+        except Overtaken as error:
+            self._decided = False
+            now = self._table.look()
+            if (now and now.marks) != (base and base.marks):
+                raise Fenced(f"{place} was changed by another iteration of a job") from error
+            raise Unavailable(f"{place} was changed by somebody else meanwhile; try again") from error
+        self._remove(self._strays)
+
+    def _mine(self) -> list[str]:
+        return [
+            path for path in self.store.names(self._folder) if path.startswith(f"{self._folder}/{self._name}")
+        ]
+
+    def _remove(self, paths: Iterable[str]) -> None:
+        """Delete files of nothing; that this fails must neither undo what is done nor hide an error."""
+        try:
+            for path in paths:
+                self.store.delete(path)
+        except PenstockError as error:
+            _log.warning("files that belong to nothing are left at %s: %s", self._table.place, error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        """Remove what was written in vain, unless it is not known whether it was."""
+        if not self._decided:
+            self._remove(self._mine())
+        elif kind is None and self.spread:
+            known = {each.path for each in self.written}
+            self._remove(path for path in self._mine() if path not in known)
