@@ -85,12 +85,12 @@ class JobLog:
 
     def seen_by(self, txn: Transaction) -> list[Job]:
         """Every job as a transaction sees it."""
-        rows = self.rows(txn.start_ts)
+        rows = self._rows_in(txn)
         return [] if rows is None else list(rows.jobs(txn.scan(*rows.range)))
 
     def named(self, txn: Transaction, account_id: int, table_id: int, name: str) -> list[Job]:
         """The jobs that have or had this name on the table, by their ids."""
-        rows = self.rows(txn.start_ts)
+        rows = self._rows_in(txn)
         return [] if rows is None else list(rows.jobs(_named(txn, rows, account_id, table_id, name)))
 
     def add(self, txn: Transaction, job: Job) -> Job | None:
@@ -100,7 +100,7 @@ class JobLog:
         transaction was faster.
         """
         key = job.key
-        rows = self.rows(txn.start_ts) or self.ensure()  # the table may be younger than the transaction
+        rows = self._rows_in(txn) or self.ensure()
         there = dict(rows.read(_named(txn, rows, key.account_id, key.table_id, key.job_name)))
         if any(each is not None and each.live for each in there.values()):
             return None
@@ -153,7 +153,7 @@ class JobLog:
 
     def scrub(self, txn: Transaction, account_id: int, table_id: int, name: str) -> bool:
         """Remove the rows of this name that are damaged; whether there were any."""
-        rows = self.rows(txn.start_ts)
+        rows = self._rows_in(txn)
         if rows is None:
             return False
         there = rows.read(_named(txn, rows, account_id, table_id, name))
@@ -161,11 +161,15 @@ class JobLog:
         self._remove(damaged, txn)
         return bool(damaged)
 
+    def _rows_in(self, txn: Transaction) -> JobRows | None:
+        """How rows are written in a transaction, which may be older than the table."""
+        return self.rows(txn.start_ts) or self.rows()
+
     def _apply(
         self, changes: Sequence[_Change], tried: dict[JobKey, Job], txn: Transaction
     ) -> list[Job | None]:
         """Make changes in a transaction. `tried` has what an earlier attempt wrote, and is filled."""
-        rows = self.rows(txn.start_ts)
+        rows = self._rows_in(txn)
         if rows is None:
             return [None] * len(changes)
         places = [rows.key(change.key) for change in changes]
@@ -183,7 +187,7 @@ class JobLog:
 
     def _remove(self, keys: Sequence[JobKey], txn: Transaction) -> None:
         """Remove rows; what is left of them is the highest id that a name had."""
-        rows = self.rows(txn.start_ts)
+        rows = self._rows_in(txn)
         if rows is None:
             return
         highest: dict[bytes, int] = {}

@@ -1,0 +1,451 @@
+"""What people do with jobs, in transactions of a real store."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from penstock.clock import physical_ms
+from penstock.errors import Conflict, Fenced, Invalid
+from penstock.jobs.api import Jobs
+from penstock.jobs.job import ErrorCode, Job, JobState, JobStatus
+from penstock.jobs.jobid import JobId, JobKey
+from penstock.jobs.jobrows import LOG_NAME
+from penstock.jobs.spec import JobSpec, UpdateOptions
+from penstock.jobs.transitions import completed, failed, flushed, started
+from penstock.kv import Client
+from penstock.tables import Catalog
+from penstock.testing.store import StoreProcess
+
+SEARCH = JobId("shop", "orders", "search")
+SECRET = "pa55word"
+SPEC = JobSpec.parse(
+    {
+        "trigger": {"job_type": "periodic", "schedule": {"interval": "10s", "share": True}},
+        "detail": {"priority": 3, "consumer": {"consumer": "postgres", "options": {"dsn": SECRET, "t": "x"}}},
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    data = tmp_path_factory.mktemp("jobs") / "store"
+    with StoreProcess.start(data, stores=1) as store, Client.connect([store.pd_addr]) as connected:
+        yield connected
+
+
+@pytest.fixture
+def db(client: Client) -> Iterator[Catalog]:
+    catalog = Catalog(client)
+    catalog.create_database("shop")
+    catalog.create_table("shop.orders", [("id", "bigint primary key"), ("note", "text")])
+    yield catalog
+    for database in catalog.databases():
+        catalog.drop_database(database.name)
+    for account in catalog.accounts():
+        if account.id:
+            catalog.drop_account(account.name)
+
+
+@pytest.fixture
+def jobs(client: Client, db: Catalog) -> Jobs:
+    return Jobs(client, catalog=db)
+
+
+def register(jobs: Jobs, job_id: JobId = SEARCH, spec: JobSpec = SPEC) -> bool:
+    with jobs.log.client.begin() as txn:
+        return jobs.register_job(txn, job_id, spec)
+
+
+def unregister(jobs: Jobs, job_id: JobId = SEARCH) -> bool:
+    with jobs.log.client.begin() as txn:
+        return jobs.unregister_job(txn, job_id)
+
+
+def written(jobs: Jobs, job: Job, *steps: object) -> Job:
+    for step in steps:
+        (after,) = jobs.log.transact([(job, step)])
+        assert after is not None
+        job = after
+    return job
+
+
+def test_a_new_job_is_ready_for_its_first_iteration(jobs: Jobs, client: Client, db: Catalog) -> None:
+    assert register(jobs)
+    job = jobs.get_job(SEARCH)
+    assert job == Job(
+        key=JobKey(0, db.table_info("shop.orders").id, "search", 1),
+        id=SEARCH,
+        account="sys",
+        spec=SPEC,
+        state=JobState.COMPLETED,
+        watermark=0,
+        status=JobStatus(),
+        create_at=job.create_at,
+    )
+    assert 0 <= physical_ms(client.timestamp()) - job.create_at < 60_000
+    assert jobs.get_job_status(SEARCH) == JobStatus()
+
+
+def test_the_log_is_a_table_like_any_other(jobs: Jobs, db: Catalog) -> None:
+    register(jobs)
+    (row,) = db.table(LOG_NAME).to_arrow().to_pylist()
+    assert (row["account_id"], row["job_name"], row["job_id"], row["watermark"]) == (0, "search", 1, "0")
+    assert (row["job_state"], row["drop_at"]) == (3, None)
+    assert db.table(LOG_NAME).get((0, row["table_id"], "search", 1))["job_spec"] == row["job_spec"]
+
+
+def test_a_name_is_one_jobs_until_that_is_unregistered(jobs: Jobs) -> None:
+    for job_id in (1, 2, 3):
+        assert register(jobs)
+        assert not register(jobs), "there is one"
+        assert jobs.get_job(SEARCH).key.job_id == job_id
+        assert unregister(jobs)
+        assert not unregister(jobs), "there is none"
+        with pytest.raises(Invalid, match=r"no job shop\.orders/search; `penstock job list`"):
+            jobs.get_job(SEARCH)
+    assert jobs.get_jobs() == []
+    assert [job.key.job_id for job in jobs.get_jobs(dropped=True)] == [1, 2, 3]
+
+
+def test_an_id_is_not_given_again_when_its_job_was_collected(jobs: Jobs) -> None:
+    register(jobs)
+    unregister(jobs)
+    assert jobs.log.collect(86_400) == 0, "a day has not passed"
+    assert jobs.log.collect(0) == 1
+    assert jobs.get_jobs(dropped=True) == []
+    register(jobs)
+    assert jobs.get_job(SEARCH).key.job_id == 2, "a target may still know the first"
+
+
+def test_a_dropped_job_is_collected_after_its_time_and_no_sooner(jobs: Jobs, client: Client) -> None:
+    register(jobs)
+    unregister(jobs)
+    (job,) = jobs.get_jobs(dropped=True)
+    assert job.drop_at is not None
+    age_s = (physical_ms(client.timestamp()) - job.drop_at) / 1000
+    assert jobs.log.collect(age_s + 60) == 0
+    while physical_ms(client.timestamp()) <= job.drop_at:
+        pass
+    assert jobs.log.collect(0.001) == 1
+
+
+def test_nothing_happens_in_a_transaction_that_is_rolled_back(jobs: Jobs, client: Client) -> None:
+    with client.begin() as txn:
+        assert jobs.register_job(txn, SEARCH, SPEC)
+        assert not jobs.register_job(txn, SEARCH, SPEC), "it is there for the transaction itself"
+        assert jobs.get_job(SEARCH, txn=txn).key.job_id == 1
+        txn.rollback()
+    assert jobs.get_jobs() == []
+    register(jobs)
+    with client.begin() as txn:
+        assert jobs.unregister_job(txn, SEARCH)
+        assert jobs.get_jobs(txn=txn) == []
+        txn.rollback()
+    assert [job.id for job in jobs.get_jobs()] == [SEARCH]
+
+
+def test_a_job_is_registered_together_with_rows(jobs: Jobs, db: Catalog) -> None:
+    orders = db.table("shop.orders")
+    with db.begin() as txn:
+        orders.insert([{"id": 1}], txn=txn)
+        jobs.register_job(txn, SEARCH, SPEC)
+        assert orders.get(1) is None
+        assert jobs.get_jobs() == []
+    assert orders.get(1) is not None
+    assert len(jobs.get_jobs()) == 1
+
+
+def test_a_transaction_may_be_older_than_the_log(jobs: Jobs, client: Client) -> None:
+    with client.begin() as txn:
+        assert txn.start_ts
+        jobs.log.ensure()
+        assert jobs.register_job(txn, SEARCH, SPEC)
+    assert len(jobs.get_jobs()) == 1
+
+
+@pytest.mark.parametrize("pessimistic", [False, True])
+def test_one_of_two_who_register_at_once_has_to_run_again(
+    jobs: Jobs, client: Client, pessimistic: bool
+) -> None:
+    slower = client.begin(pessimistic=pessimistic)
+    assert slower.start_ts
+    assert register(jobs)
+    with pytest.raises(Conflict), slower:
+        jobs.register_job(slower, SEARCH, SPEC)
+    assert not register(jobs)
+    assert [job.key.job_id for job in jobs.get_jobs(dropped=True)] == [1]
+
+
+@pytest.mark.parametrize("pessimistic", [False, True])
+def test_an_update_that_meets_a_drop_has_to_run_again(jobs: Jobs, client: Client, pessimistic: bool) -> None:
+    register(jobs)
+    slower = client.begin(pessimistic=pessimistic)
+    assert slower.start_ts
+    unregister(jobs)
+    with pytest.raises(Conflict), slower:
+        jobs.pause_job(slower, SEARCH)
+    (job,) = jobs.get_jobs(dropped=True)
+    assert not job.live
+    assert not job.spec.paused
+
+
+@pytest.mark.parametrize("pessimistic", [False, True])
+def test_a_stale_writer_changes_nothing_and_neither_do_its_rows(
+    jobs: Jobs, client: Client, db: Catalog, pessimistic: bool
+) -> None:
+    register(jobs)
+    job = jobs.get_job(SEARCH)
+    slower = client.begin(pessimistic=pessimistic)
+    assert slower.start_ts
+    newer = written(jobs, job, started(0, 10, runner=2, at=1))
+    db.table("shop.orders").insert([{"id": 1}], txn=slower)
+    with pytest.raises((Fenced, Conflict)), slower:
+        jobs.log.change(slower, job.key, job.status.lsn, completed(10, at=2))
+    assert jobs.get_job(SEARCH) == newer
+    assert db.table("shop.orders").get(1) is None
+    with pytest.raises(Fenced), client.begin(pessimistic=pessimistic) as txn:
+        jobs.log.change(txn, job.key, job.status.lsn, completed(10, at=2))
+
+
+def test_rows_and_the_watermark_become_visible_together(jobs: Jobs, client: Client, db: Catalog) -> None:
+    register(jobs)
+    job = written(jobs, jobs.get_job(SEARCH), started(0, 10, runner=1, at=1))
+    with client.begin() as txn:
+        db.table("shop.orders").insert([{"id": 1}], txn=txn)
+        jobs.log.change(txn, job.key, job.status.lsn, completed(10, at=2))
+        assert jobs.get_job(SEARCH).watermark == 0
+    assert jobs.get_job(SEARCH).watermark == 10
+    assert db.table("shop.orders").get(1) is not None
+
+
+def test_a_flush_keeps_the_drop_that_came_first(jobs: Jobs) -> None:
+    register(jobs)
+    job = written(jobs, jobs.get_job(SEARCH), completed(10, at=1))
+    unregister(jobs)
+    assert jobs.log.flush_watermarks([(job, 20)]) == [None]
+    (dropped,) = jobs.get_jobs(dropped=True)
+    assert (dropped.live, dropped.watermark) == (False, 10)
+
+
+def test_a_flush_keeps_the_status_and_the_spec_that_came_meanwhile(jobs: Jobs, client: Client) -> None:
+    register(jobs)
+    job = written(
+        jobs, jobs.get_job(SEARCH), started(0, 10, runner=4, at=1), completed(10, at=2), failed(1, "no", at=3)
+    )
+    with client.begin() as txn:
+        jobs.pause_job(txn, SEARCH)
+    (flushed_job,) = jobs.log.flush_watermarks([(job, 20)])
+    now = jobs.get_job(SEARCH)
+    assert now == flushed_job
+    assert (now.watermark, now.status, now.spec.paused) == (20, job.status, True)
+
+
+def test_a_writer_that_is_slower_than_another_applies_its_change_to_what_is_there(
+    jobs: Jobs, client: Client
+) -> None:
+    register(jobs)
+    job = written(jobs, jobs.get_job(SEARCH), completed(10, at=1))
+    meddled = []
+
+    def update_meanwhile(row: Job) -> Job:
+        if not meddled:
+            meddled.append(1)
+            with client.begin() as txn:
+                jobs.update_job_spec(txn, SEARCH, JobSpec.parse({"detail": {"priority": 9}}))
+        return flushed(20)(row)
+
+    assert written(jobs, job, update_meanwhile).spec.priority == 9
+    assert (jobs.get_job(SEARCH).watermark, jobs.get_job(SEARCH).spec.priority) == (20, 9)
+
+
+def test_empty_fields_of_a_new_spec_keep_their_values(jobs: Jobs, client: Client) -> None:
+    register(jobs)
+    newer = {"trigger": {"job_type": "greedy"}, "detail": {"consumer": {"options": {"t": "y"}}}}
+    with client.begin() as txn:
+        jobs.update_job_spec(txn, SEARCH, JobSpec.parse(newer))
+    spec = jobs.get_job(SEARCH).spec
+    assert (spec.job_type, spec.interval_s, spec.priority, spec.consumer) == ("greedy", 10, 3, "postgres")
+    assert spec.detail.consumer.options == {"dsn": SECRET, "t": "y"}
+
+
+@pytest.mark.parametrize("interrupt", [False, True])
+def test_an_update_ends_the_iteration_under_way_when_it_is_to(
+    jobs: Jobs, client: Client, interrupt: bool
+) -> None:
+    register(jobs)
+    job = written(jobs, jobs.get_job(SEARCH), started(0, 10, runner=1, at=1))
+    with client.begin() as txn:
+        newer = JobSpec.parse({"detail": {"priority": 9}})
+        jobs.update_job_spec(txn, SEARCH, newer, UpdateOptions(interrupt=interrupt))
+    assert jobs.get_job(SEARCH).state is (JobState.CANCELED if interrupt else JobState.RUNNING)
+    (ended,) = jobs.log.transact([(job, completed(10, at=2))])
+    assert (ended is None) == interrupt
+    assert jobs.get_job(SEARCH).watermark == (0 if interrupt else 10)
+    assert jobs.get_job(SEARCH).spec.priority == 9, "the end of an iteration keeps the newer spec"
+
+
+def test_jobs_are_found_by_their_state(jobs: Jobs) -> None:
+    ids = {state: JobId("shop", "orders", state.name) for state in (JobState.COMPLETED, JobState.RUNNING)}
+    for job_id in ids.values():
+        register(jobs, job_id)
+    running = jobs.get_job(ids[JobState.RUNNING])
+    written(jobs, running, started(0, 10, runner=1, at=1))
+    assert [job.id for job in jobs.get_jobs()] == sorted(ids.values())
+    assert [job.id for job in jobs.get_jobs(JobState.RUNNING)] == [ids[JobState.RUNNING]]
+    assert jobs.get_jobs(JobState.ERROR) == []
+
+
+def test_a_job_goes_on_when_it_is_resumed(jobs: Jobs, client: Client) -> None:
+    register(jobs)
+    with client.begin() as txn:
+        assert jobs.pause_job(txn, SEARCH).spec.paused
+    job = written(jobs, jobs.get_job(SEARCH), failed(ErrorCode.REFUSED, "no", at=1))
+    assert job.state is JobState.ERROR
+    with client.begin() as txn:
+        jobs.resume_job(txn, SEARCH)
+    now = jobs.get_job(SEARCH)
+    assert (now.spec.paused, now.state, now.status.error_msg) == (False, JobState.COMPLETED, "")
+
+
+def test_a_job_is_rebuilt_from_nothing(jobs: Jobs, client: Client) -> None:
+    register(jobs)
+    job = written(jobs, jobs.get_job(SEARCH), completed(10, at=1), failed(ErrorCode.TARGET_DIFFERS, "", at=1))
+    with client.begin() as txn:
+        jobs.rebuild_job(txn, SEARCH)
+    now = jobs.get_job(SEARCH)
+    assert (now.key, now.watermark, now.state, now.status.resync_ts) == (job.key, 0, JobState.COMPLETED, 10)
+
+
+def test_a_job_of_a_truncated_table_is_found_and_rebuilt_for_the_new_one(
+    jobs: Jobs, client: Client, db: Catalog
+) -> None:
+    register(jobs)
+    old = written(jobs, jobs.get_job(SEARCH), completed(10, at=1))
+    truncated = db.truncate_table("shop.orders")
+    assert jobs.get_job(SEARCH).key == old.key
+    with client.begin() as txn:
+        jobs.rebuild_job(txn, SEARCH)
+    now = jobs.get_job(SEARCH)
+    assert (now.key.table_id, now.key.job_id, now.watermark, now.spec) == (truncated.id, 1, 0, SPEC)
+    assert [job.key for job in jobs.get_jobs(dropped=True) if not job.live] == [old.key]
+
+
+def test_a_job_of_a_dropped_table_can_only_be_unregistered(jobs: Jobs, client: Client, db: Catalog) -> None:
+    register(jobs)
+    db.drop_table("shop.orders")
+    with pytest.raises(Invalid, match=r"the table of job shop\.orders/search is gone"), client.begin() as txn:
+        jobs.rebuild_job(txn, SEARCH)
+    with pytest.raises(Invalid, match="no table"):
+        register(jobs)
+    assert [job.id for job in jobs.get_jobs()] == [SEARCH]
+    assert unregister(jobs)
+    assert not unregister(jobs)
+
+
+def test_a_job_follows_its_table_to_another_name(jobs: Jobs, db: Catalog) -> None:
+    register(jobs)
+    db.rename_table("shop.orders", "shop.Bestellungen")
+    db.create_table("shop.orders", [("id", "bigint primary key")])
+    renamed = JobId("shop", "Bestellungen", "search")
+    assert jobs.get_job(JobId("SHOP", "bestellungen", "search")).id == renamed
+    assert [job.id for job in jobs.get_jobs()] == [renamed]
+    assert not unregister(jobs), "the new table of the old name has no such job"
+    assert register(jobs)
+    assert [job.id for job in jobs.get_jobs()] == [renamed, SEARCH]
+
+
+def test_an_account_sees_and_changes_its_own_jobs_only(jobs: Jobs, client: Client, db: Catalog) -> None:
+    db.create_account("acme")
+    db.create_database("theirs", account="acme")
+    db.create_table("theirs.orders", [("id", "bigint primary key")])
+    job_id = JobId("theirs", "orders", "search")
+    acme, beta = Jobs(client, account="acme"), Jobs(client, account="sys")
+    assert register(acme, job_id)
+    register(jobs)
+    assert acme.get_job(job_id).account == "acme"
+    assert acme.get_job(job_id).key.account_id > 0
+    assert [job.id for job in acme.get_jobs()] == [job_id]
+    assert [job.id for job in beta.get_jobs()] == [SEARCH]
+    assert [job.id for job in jobs.get_jobs()] == [SEARCH, job_id]
+    for refused in (lambda: register(beta, job_id), lambda: unregister(beta, job_id)):
+        with pytest.raises(Invalid, match="belongs to another account than sys"):
+            refused()
+
+
+@pytest.mark.parametrize(
+    ("job_id", "spec", "message"),
+    [
+        (JobId("shop", "nothing", "j"), SPEC, "no table 'shop.nothing'; there are orders"),
+        (JobId("nowhere", "orders", "j"), SPEC, "no database 'nowhere'"),
+        (SEARCH, JobSpec(), "names no consumer"),
+        (JobId("penstock", "iscp_log", "j"), SPEC, "cannot follow penstock.iscp_log"),
+    ],
+)
+def test_what_cannot_be_a_job_is_refused(jobs: Jobs, job_id: JobId, spec: JobSpec, message: str) -> None:
+    jobs.log.ensure()
+    with pytest.raises(Invalid, match=message):
+        register(jobs, job_id, spec)
+    assert jobs.get_jobs() == []
+
+
+def test_a_damaged_row_blocks_nothing_and_can_be_unregistered(
+    jobs: Jobs, client: Client, db: Catalog, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = JobId("shop", "orders", "other")
+    register(jobs)
+    register(jobs, other)
+    key = jobs.get_job(SEARCH).key
+    db.table(LOG_NAME).update(
+        [{"account_id": 0, "table_id": key.table_id, "job_name": "search", "job_id": 1, "job_spec": [SECRET]}]
+    )
+    assert [job.id for job in jobs.get_jobs()] == [other]
+    _, rows = jobs.log.read_all()
+    assert jobs.log.transact([(row, completed(10, at=1)) for row in rows]) != [None]
+    with pytest.raises(Invalid, match="no job"), client.begin() as txn:
+        jobs.pause_job(txn, SEARCH)
+    assert unregister(jobs)
+    assert not unregister(jobs)
+    assert register(jobs)
+    assert jobs.get_job(SEARCH).key.job_id == 2
+    assert "the row of a job is damaged" in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_many_who_register_at_once_make_one_job_and_one_log(client: Client, db: Catalog) -> None:
+    def attempt(_: int) -> bool:
+        mine = Jobs(client)
+        while True:
+            try:
+                return register(mine)
+            except Conflict:
+                continue
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sorted(threads.map(attempt, range(8))) == [False] * 7 + [True]
+    assert [job.key.job_id for job in Jobs(client).get_jobs(dropped=True)] == [1]
+
+
+def test_a_thousand_jobs_are_read_and_taken_over_in_few_transactions(jobs: Jobs, client: Client) -> None:
+    register(jobs)
+    job = jobs.get_job(SEARCH)
+    rows = jobs.log.ensure()
+    with client.begin() as txn:
+        for number in range(1000):
+            key = JobKey(0, job.key.table_id, f"j{number}", 1)
+            txn.put(rows.key(key), rows.value(Job(**{**_fields(job), "key": key})))
+    _, read = jobs.log.read_all()
+    assert len(read) == 1001
+    stale, fresh = read[0], read[1:]
+    written(jobs, stale, completed(5, at=1))
+    began = client.timestamp()
+    taken = jobs.log.transact([(each, started(0, 9, runner=3, at=1)) for each in [stale, *fresh]])
+    assert taken[0] is None
+    assert None not in taken[1:]
+    now = {each.key: each for each in jobs.log.read_all()[1]}
+    assert all(now[each.key] == each for each in taken if each is not None)
+    assert physical_ms(client.timestamp()) - physical_ms(began) < 20_000
+
+
+def _fields(job: Job) -> dict[str, object]:
+    return {name: getattr(job, name) for name in Job.__slots__}
