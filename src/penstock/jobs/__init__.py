@@ -1,1 +1,44 @@
 """Change propagation: jobs that keep indexes, tables and other databases up to date with a table."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.jobs.api import Jobs
+    from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext, Retrieved
+    from penstock.jobs.job import ErrorCode, Job, JobState, JobStatus
+    from penstock.jobs.jobid import JobId
+    from penstock.jobs.spec import ConsumerInfo, JobSpec, UpdateOptions
+
+__all__ = [
+    "Consumer",
+    "ConsumerInfo",
+    "DataRetriever",
+    "DataType",
+    "ErrorCode",
+    "Job",
+    "JobContext",
+    "JobId",
+    "JobSpec",
+    "JobState",
+    "JobStatus",
+    "Jobs",
+    "Retrieved",
+    "UpdateOptions",
+]
+
+# Who only names a job, or writes a consumer, needs no client of the cluster.
+_MODULES = {
+    "api": ("Jobs",),
+    "consumer": ("Consumer", "DataRetriever", "DataType", "JobContext", "Retrieved"),
+    "job": ("ErrorCode", "Job", "JobState", "JobStatus"),
+    "jobid": ("JobId",),
+    "spec": ("ConsumerInfo", "JobSpec", "UpdateOptions"),
+}
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

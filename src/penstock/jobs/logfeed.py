@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -83,7 +83,7 @@ class LogFeed:
         self._settings = settings
         self._clock = clock
 
-    async def follow(self, ts: int) -> AsyncIterator[LogChange]:
+    async def follow(self, ts: int) -> AsyncGenerator[LogChange, None]:
         """What is committed after `ts`, until it is closed. A store that does not answer is waited for."""
         async with self._connected() as puller:
             rows = await self._patiently(partial(self._log.rows, ts))

@@ -2,18 +2,22 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
 from penstock.clock import physical_ms
-from penstock.errors import Conflict, Fenced, Invalid
+from penstock.errors import Conflict, Fenced, Invalid, Undetermined
 from penstock.jobs.api import Jobs
 from penstock.jobs.job import ErrorCode, Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
+from penstock.jobs.joblog import JobLog
 from penstock.jobs.jobrows import LOG_NAME
 from penstock.jobs.spec import JobSpec, UpdateOptions
-from penstock.jobs.transitions import completed, failed, flushed, started
-from penstock.kv import Client
+from penstock.jobs.transitions import adopted, completed, failed, flushed, started
+from penstock.kv import Client, Transaction
 from penstock.tables import Catalog
 from penstock.testing.store import StoreProcess
 
@@ -426,26 +430,91 @@ def test_many_who_register_at_once_make_one_job_and_one_log(client: Client, db: 
     assert [job.key.job_id for job in Jobs(client).get_jobs(dropped=True)] == [1]
 
 
+class Counting:
+    """A client that counts the transactions it begins; the first `lost` commits are made and not answered."""
+
+    def __init__(self, client: Client, *, lost: int = 0) -> None:
+        self._client = client
+        self._lost = lost
+        self.begun = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    @contextmanager
+    def begin(self) -> Iterator[Transaction]:
+        self.begun += 1
+        with self._client.begin() as txn:
+            yield txn
+        if self._lost:
+            self._lost -= 1
+            raise Undetermined("nobody answers")
+
+
 def test_a_thousand_jobs_are_read_and_taken_over_in_few_transactions(jobs: Jobs, client: Client) -> None:
     register(jobs)
     job = jobs.get_job(SEARCH)
     rows = jobs.log.ensure()
     with client.begin() as txn:
         for number in range(1000):
-            key = JobKey(0, job.key.table_id, f"j{number}", 1)
-            txn.put(rows.key(key), rows.value(Job(**{**_fields(job), "key": key})))
+            key = replace(job.key, job_name=f"j{number}")
+            txn.put(rows.key(key), rows.value(replace(job, key=key)))
     _, read = jobs.log.read_all()
     assert len(read) == 1001
-    stale, fresh = read[0], read[1:]
-    written(jobs, stale, completed(5, at=1))
-    began = client.timestamp()
-    taken = jobs.log.transact([(each, started(0, 9, runner=3, at=1)) for each in [stale, *fresh]])
-    assert taken[0] is None
+    written(jobs, read[0], completed(5, at=1))
+    counting = Counting(client)
+    taken = JobLog(cast("Client", counting)).transact([(each, adopted(3)) for each in read])
+    assert counting.begun == 4
+    assert taken[0] is None, "one that is stale does not hold up the others"
     assert None not in taken[1:]
     now = {each.key: each for each in jobs.log.read_all()[1]}
     assert all(now[each.key] == each for each in taken if each is not None)
-    assert physical_ms(client.timestamp()) - physical_ms(began) < 20_000
 
 
-def _fields(job: Job) -> dict[str, object]:
-    return {name: getattr(job, name) for name in Job.__slots__}
+@pytest.mark.parametrize("meddle", [False, True])
+def test_a_change_whose_commit_was_not_answered_is_found_again(
+    jobs: Jobs, client: Client, meddle: bool
+) -> None:
+    register(jobs)
+    job = jobs.get_job(SEARCH)
+    attempts = []
+
+    def start(row: Job) -> Job:
+        attempts.append(row)
+        return started(0, 10, runner=1, at=1)(row)
+
+    class Meddled(Counting):
+        @contextmanager
+        def begin(self) -> Iterator[Transaction]:
+            if meddle and self.begun == 1:
+                with client.begin() as txn:
+                    jobs.pause_job(txn, SEARCH)
+            with super().begin() as txn:
+                yield txn
+
+    lossy = Meddled(client, lost=1)
+    (found,) = JobLog(cast("Client", lossy)).transact([(job, start)])
+    assert lossy.begun == 2
+    assert attempts == [job], "it is not made twice"
+    assert found == jobs.get_job(SEARCH)
+    assert (found.state, found.status.lsn, found.spec.paused) == (JobState.RUNNING, 1, meddle)
+
+
+def test_who_was_faster_while_a_commit_was_not_answered_is_not_overwritten(
+    jobs: Jobs, client: Client
+) -> None:
+    register(jobs)
+    job = jobs.get_job(SEARCH)
+    others = []
+
+    class Overtaken(Counting):
+        @contextmanager
+        def begin(self) -> Iterator[Transaction]:
+            if self.begun == 1:
+                others.append(written(jobs, jobs.get_job(SEARCH), adopted(2)))
+            with super().begin() as txn:
+                yield txn
+
+    log = JobLog(cast("Client", Overtaken(client, lost=1)))
+    assert log.transact([(job, started(0, 10, runner=1, at=1))]) == [None]
+    assert [jobs.get_job(SEARCH)] == others
