@@ -14,7 +14,7 @@ from penstock.consumers.lake.copymanifest import MANIFEST, CopyManifest, Retired
 from penstock.consumers.lake.lakeconsumer import LakeConsumer
 from penstock.consumers.lake.lakefiles import DataFile, FileStore, Written, check_only_attempts, read_rows
 from penstock.consumers.lake.lakeoptions import LakeOptions
-from penstock.consumers.lake.lakeschema import Dialect, key_columns, without_durations
+from penstock.consumers.lake.lakeschema import Dialect, key_columns, parquet_type
 from penstock.consumers.lake.laketable import Marks, Overtaken, Version
 from penstock.errors import Invalid, PenstockError
 from penstock.eventstore.partition import StorageRef
@@ -57,7 +57,7 @@ def live_files(uri: str, storage: dict[str, str] | None = None) -> tuple[int, li
 class ParquetTable:
     """A directory with a manifest. Implements LakeTable."""
 
-    dialect = Dialect(without_durations)
+    dialect = Dialect(parquet_type)
     folder = "data"
 
     def __init__(self, ref: StorageRef, history_s: float, clock: Clock) -> None:

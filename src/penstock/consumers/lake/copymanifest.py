@@ -37,7 +37,7 @@ _TYPES = {
         pa.timestamp("us", tz="UTC"),
         pa.string(),
         pa.binary(),
-        pa.list_(pa.float32()),
+        pa.list_(pa.field("element", pa.float32())),
     )
 }
 

@@ -25,7 +25,7 @@ class LakeOptions(ConsumerOptions):
     def _as_url(cls, uri: str) -> str:
         if "?" in uri or "@" in uri.partition("://")[2].partition("/")[0]:
             raise ValueError("give credentials and settings as storage.*, not in the URI")
-        return uri.rstrip("/") if "://" in uri else f"file://{Path(uri).absolute()}"
+        return uri.rstrip("/") if "://" in uri else Path(uri).absolute().as_uri()
 
     @property
     def place(self) -> StorageRef:

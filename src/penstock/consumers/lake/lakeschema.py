@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from penstock.eventstore.sides import HANDLE
 from penstock.jobs.errorcodes import SchemaRefused
+from penstock.jobs.schemachanges import fits
 from penstock.tables.decoding.decoder import origin_scalar
 from penstock.tables.schema import TableInfo
 
@@ -22,22 +23,6 @@ COLUMN_ID, KEY_PLACE = b"penstock.column", b"penstock.key"
 HANDLE_ID = 0
 _REMEDY = "make the copy anew with `penstock job repair --rebuild`"
 
-_Widens = Callable[[pa.DataType, pa.DataType], bool]
-
-
-def widens(old: pa.DataType, new: pa.DataType) -> bool:
-    """Whether every value of one type is a value of the other."""
-    if old == new:
-        return True
-    kinds = pa.types
-    if kinds.is_signed_integer(old):
-        if kinds.is_signed_integer(new):
-            return bool(new.bit_width > old.bit_width)
-        return bool(kinds.is_decimal(new)) and new.precision - new.scale >= len(str(1 << (old.bit_width - 1)))
-    if kinds.is_decimal(old) and kinds.is_decimal(new):
-        return bool(new.scale >= old.scale and new.precision - new.scale >= old.precision - old.scale)
-    return bool(kinds.is_float32(old) and kinds.is_float64(new))
-
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
@@ -45,14 +30,16 @@ class Dialect:
 
     stored: Callable[[pa.DataType], pa.DataType]
     """The type in which values of a type of the source are kept."""
-    widens: _Widens = field(default=lambda _old, _new: False)
+    widens: Callable[[pa.DataType, pa.DataType], bool] = field(default=lambda _old, _new: False)
     """Whether a column takes another type without its files being written again."""
     renames: bool = False
     """Whether one takes another name like that."""
 
 
-def without_durations(kind: pa.DataType) -> pa.DataType:
-    """Times of day may be negative, or longer than a day, which no format has: they are microseconds."""
+def parquet_type(kind: pa.DataType) -> pa.DataType:
+    """The type that every format has. Times may be negative, or longer than a day: they are microseconds."""
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field("element", kind.value_type))  # what the formats call it
     return pa.int64() if pa.types.is_duration(kind) else kind
 
 
@@ -126,42 +113,39 @@ def evolve(there: pa.Schema, last_id: int, wanted: Columns) -> Evolution:
 
     `last_id` is the source's greatest column id of which the copy knew: a greater one was added since.
     """
-    by_id = {column_id(each): each for each in there}
-    taken = set(wanted.schema.names)
-    fields: dict[str, tuple[pa.Field, _Source]] = {}
+    _check_key(there, wanted.schema)
+    before = {column_id(each): each for each in there}
+    names = {each.name.lower() for each in there}
+    found: dict[int, tuple[pa.Field, _Source]] = {}
     rewrites = False
     for new in wanted.schema:
-        old = by_id.get(column_id(new))
+        old = before.get(column_id(new))
         if old is None:
             _check_new(new, last_id)
             origin = wanted.origin(new.name)
-            fields[new.name] = (new, origin)
-            rewrites |= origin.is_valid or new.name in there.names
+            found[column_id(new)] = (new, origin)
+            rewrites |= origin.is_valid or new.name.lower() in names
         else:
-            kept = _kept_type(old, new)
-            fields[new.name] = (new.with_type(kept), old.name)
-            rewrites |= kept != old.type and not wanted.dialect.widens(old.type, kept)
+            kind = _kept_type(old, new)
+            found[column_id(new)] = (new.with_type(kind), old.name)
+            rewrites |= kind != old.type and not wanted.dialect.widens(old.type, kind)
             rewrites |= old.name != new.name and not wanted.dialect.renames
-    _check_key(there, wanted.schema)
-    merged = _in_order(there, fields, {column_id(each) for each in wanted.schema}, taken)
+    merged = _in_order(there, found)
     schema = pa.schema([each for each, _ in merged])
-    return Evolution(
-        schema, tuple(source for _, source in merged), rewrites, not schema.equals(there, check_metadata=True)
-    )
+    changes = not schema.equals(there, check_metadata=True)
+    return Evolution(schema, tuple(source for _, source in merged), rewrites, changes)
 
 
-def _in_order(
-    there: pa.Schema, fields: dict[str, tuple[pa.Field, _Source]], wanted_ids: set[int], taken: set[str]
-) -> list[tuple[pa.Field, _Source]]:
+def _in_order(there: pa.Schema, found: dict[int, tuple[pa.Field, _Source]]) -> list[tuple[pa.Field, _Source]]:
     """Columns that are there keep their places; those dropped stay, unless another has their name now."""
-    names = {column_id(each): name for name, (each, _) in fields.items()}
-    found: list[tuple[pa.Field, _Source]] = []
+    taken = {each.name.lower() for each, _ in found.values()}
+    places: list[tuple[pa.Field, _Source]] = []
     for old in there:
-        if column_id(old) in wanted_ids:
-            found.append(fields.pop(names[column_id(old)]))
-        elif old.name not in taken:
-            found.append((old, old.name))
-    return [*found, *fields.values()]
+        if column_id(old) in found:
+            places.append(found.pop(column_id(old)))
+        elif old.name.lower() not in taken:
+            places.append((old, old.name))
+    return [*places, *found.values()]
 
 
 def _check_new(new: pa.Field, last_id: int) -> None:
@@ -172,9 +156,9 @@ def _check_new(new: pa.Field, last_id: int) -> None:
 
 
 def _kept_type(old: pa.Field, new: pa.Field) -> pa.DataType:
-    if widens(new.type, old.type):
+    if fits(new.type, old.type):
         return old.type
-    if widens(old.type, new.type):
+    if fits(old.type, new.type):
         return new.type
     raise SchemaRefused(
         f"column {new.name} is {new.type} now, which {old.type}, as the copy has it, cannot become; {_REMEDY}"
