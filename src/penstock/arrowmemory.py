@@ -9,7 +9,7 @@ import os
 
 ENVIRONMENT = {
     "ARROW_DEFAULT_MEMORY_POOL": "jemalloc",
-    "JE_ARROW_MALLOC_CONF": "dirty_decay_ms:100,muzzy_decay_ms:100",
+    "JE_ARROW_MALLOC_CONF": "dirty_decay_ms:5000,muzzy_decay_ms:5000",
 }
 """What Arrow reads when it is first imported."""
 
