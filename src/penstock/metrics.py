@@ -500,6 +500,12 @@ JOBS_SPOOL_BYTES = Gauge("penstock_jobs_spool_bytes", "Changes on disk for consu
 JOBS_ABANDONED_CONSUMERS = Gauge(
     "penstock_jobs_abandoned_consumers", "Consumers that were canceled and go on all the same."
 )
+JOBS_INDEX_UPKEEP_SECONDS = Histogram(
+    "penstock_jobs_index_upkeep_seconds",
+    "Care of search indexes: measure, train, fold, merge, compact, clean.",
+    ["step"],
+    buckets=exponential(0.002, 2, 24),
+)
 JOBS_USAGE_ROWS_TOTAL = Counter(
     "penstock_jobs_usage_rows_total", "Changes given to consumers, by account.", ["account"]
 )

@@ -1,0 +1,253 @@
+"""A Lance dataset whose rows and watermark are committed together, and that two writers cannot both change.
+
+Every change replaces the marker row (see marker), which is alone in its fragment. Lance refuses one of
+two commits that remove the same fragment, so whoever still writes after its iteration was given up loses:
+its commit meets another marker and raises Fenced. Compactions and indexes leave the marker alone; a change
+that meets one of them is made again on top of it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import lance
+import pyarrow as pa
+from lance.commit import CommitConflictError
+from lance.dataset import LanceDataset, LanceOperation, Transaction
+from lance.fragment import FragmentMetadata, write_fragments
+
+from penstock.consumers.indexes.marker import MARKER, Marker
+from penstock.errors import Corrupt, Fenced, Unavailable
+
+__all__ = ["LanceTable", "Rows", "Standing"]
+
+SERVING = "penstock-serving"
+"""A tag on the last complete version while the next is built: what searches read, and nobody removes."""
+_ATTEMPTS = 5
+_VERSIONS_BACK = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A version of the dataset and its marker."""
+
+    dataset: LanceDataset
+    marker: Marker
+    marker_fragment: int
+
+    @property
+    def version(self) -> int:
+        """Which one."""
+        return self.dataset.version
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return self.dataset.count_rows() - 1
+
+    def keeps(self, other: "Standing") -> bool:
+        """Whether another version has the same rows for the same owner."""
+        return _identity(self.marker) == _identity(other.marker)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A change: fragments that were written, and the keys whose rows go first, each key once."""
+
+    fragments: Sequence[FragmentMetadata]
+    removed: pa.Table
+
+
+class LanceTable:
+    """The dataset at a URI. Blocking; used by one thread, beside other processes."""
+
+    def __init__(self, uri: str, storage: Mapping[str, str], owner: str) -> None:
+        self.uri = uri
+        self.owner = owner
+        self._storage = dict(storage)
+
+    @property
+    def storage(self) -> dict[str, str]:
+        """Options of the storage, secrets among them."""
+        return self._storage
+
+    def latest(self) -> Standing | None:
+        """The newest version; None when there is no dataset. Raises Corrupt when it has no marker."""
+        return self._open(None)
+
+    def serving(self) -> tuple[Standing, bool] | None:
+        """The newest complete version of this owner, and whether it is the newest of all; None: none yet.
+
+        It is not while the next one is built.
+        """
+        found = self.latest()
+        if found is None:
+            return None
+        if found.marker.of(self.owner):
+            return found, True
+        tagged = self._open(SERVING) if SERVING in found.dataset.tags.list() else None
+        return (tagged, False) if tagged and tagged.marker.of(self.owner) else None
+
+    def at(self, ts: int) -> Standing:
+        """The newest version with this watermark; raise Fenced when it is gone."""
+        found = self.latest()
+        for _ in range(_VERSIONS_BACK):
+            if found is None or found.version == 1 or found.marker.of(self.owner) <= ts:
+                break
+            found = self._open(found.version - 1)
+        if found is None or found.marker.of(self.owner) != ts:
+            raise Fenced(f"the index at {self.uri} has no version at {ts} any more; begin again")
+        return found
+
+    def replace(
+        self,
+        before: Standing | None,
+        schema: pa.Schema,
+        fragments: Sequence[FragmentMetadata],
+        marker: Marker,
+    ) -> Standing:
+        """Put rows in the place of everything; raise Fenced when the marker is not as it was `before`.
+
+        Indexes go with the old rows. The version of before stays what is served until this one is complete.
+        """
+        if before is not None and before.marker.of(self.owner):
+            _tag(before)
+        alone = self._write_marker(schema, marker, mode="create" if before is None else "overwrite")
+        operation = LanceOperation.Overwrite(schema, [*fragments, *alone])
+        base = before
+        for _ in range(_ATTEMPTS):
+            # An Overwrite that may not be retried is never rebased: it is a compare-and-set of the version.
+            transaction = Transaction(base.version if base else 0, operation)
+            try:
+                return self._committed(transaction, base)
+            except CommitConflictError:
+                base = self._unchanged(before)
+            except OSError as error:
+                if before is None and "already exists" in str(error):
+                    raise self._fenced() from error
+                raise
+        raise Unavailable(f"the index at {self.uri} is changed by others all the time; try again")
+
+    def change(self, before: Standing, rows: Rows | None, mark: Callable[[Marker, int], Marker]) -> Standing:
+        """Take rows out, put rows in, and replace the marker by `mark` of it and of how many keys were there.
+
+        Raises Fenced, and changes nothing, when owner or watermark are not as they were `before`.
+        """
+        base = before
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._changed(base, rows, mark)
+            except CommitConflictError:
+                found = self._unchanged(before)
+                assert found is not None
+                base = found
+        raise Unavailable(f"the index at {self.uri} is changed by others all the time; try again")
+
+    def retire_tag(self, standing: Standing) -> None:
+        """Let the version go that was served while this one was built."""
+        if SERVING in standing.dataset.tags.list():
+            standing.dataset.tags.delete(SERVING)
+
+    def write(self, rows: pa.Table | pa.RecordBatchReader, *, mode: str = "append") -> list[FragmentMetadata]:
+        """Write rows that nobody sees until they are committed."""
+        return written(rows, self.uri, self._storage, mode=mode)
+
+    def _changed(self, base: Standing, rows: Rows | None, mark: Callable[[Marker, int], Marker]) -> Standing:
+        base = self._isolated(base)
+        removed, updated, gone = _deleted(base.dataset, rows.removed) if rows else ([], [], 0)
+        marker = self._write_marker(base.dataset.schema, mark(base.marker, gone), mode="append")
+        operation = LanceOperation.Update(
+            removed_fragment_ids=[*removed, base.marker_fragment],
+            updated_fragments=updated,
+            new_fragments=[*(rows.fragments if rows else ()), *marker],
+        )
+        return self._committed(Transaction(base.version, operation), base)
+
+    def _committed(self, transaction: Transaction, base: Standing | None) -> Standing:
+        where = base.dataset if base else self.uri
+        dataset = LanceDataset.commit(
+            where, transaction, storage_options=self._storage or None, max_retries=0
+        )
+        return self._standing(dataset)
+
+    def _unchanged(self, before: Standing | None) -> Standing | None:
+        found = self.latest()
+        if before is None or found is None or not found.keeps(before):
+            raise self._fenced()
+        return found
+
+    def _fenced(self) -> Fenced:
+        return Fenced(
+            f"the index at {self.uri} was changed by another writer; this one's changes are left out"
+        )
+
+    def _isolated(self, base: Standing) -> Standing:
+        """The same rows with the marker alone in its fragment: somebody's compaction may have moved it."""
+        fragment = base.dataset.get_fragment(base.marker_fragment)
+        assert fragment is not None
+        if fragment.metadata.physical_rows == 1:
+            return base
+        rest = fragment.delete(f"{MARKER} IS NOT NULL")
+        operation = LanceOperation.Update(
+            removed_fragment_ids=[] if rest else [base.marker_fragment],
+            updated_fragments=[rest] if rest else [],
+            new_fragments=self._write_marker(base.dataset.schema, base.marker, mode="append"),
+        )
+        return self._committed(Transaction(base.version, operation), base)
+
+    def _write_marker(self, schema: pa.Schema, marker: Marker, *, mode: str) -> list[FragmentMetadata]:
+        cells = [
+            pa.array([marker.dump()]) if each.name == MARKER else pa.nulls(1, each.type) for each in schema
+        ]
+        return self.write(pa.Table.from_arrays(cells, schema=schema), mode=mode)
+
+    def _open(self, version: int | str | None) -> Standing | None:
+        try:
+            dataset = lance.dataset(self.uri, version=version, storage_options=self._storage or None)
+        except ValueError as error:
+            if "was not found" in str(error):
+                return None
+            raise
+        return self._standing(dataset)
+
+    def _standing(self, dataset: LanceDataset) -> Standing:
+        fragments = dataset.get_fragments()
+        # Nearly always alone in one of the newest fragments; else every one of them is looked through.
+        likely = [each for each in reversed(fragments) if each.metadata.physical_rows == 1]
+        for fragment in [*likely, *fragments]:
+            texts = fragment.to_table(columns=[MARKER], filter=f"{MARKER} IS NOT NULL").column(MARKER)
+            if len(texts):
+                return Standing(dataset, Marker.parse(texts[0].as_py()), fragment.fragment_id)
+        raise Corrupt(f"the dataset at {self.uri} has no marker row: it is none of Penstock's; name another")
+
+
+def written(
+    rows: pa.Table | pa.RecordBatchReader, uri: str, storage: Mapping[str, str], *, mode: str
+) -> list[FragmentMetadata]:
+    """Write rows as fragments of a dataset, without committing them; on executors too."""
+    if isinstance(rows, pa.Table) and not rows.num_rows:
+        return []
+    return write_fragments(rows, uri, mode=mode, storage_options=dict(storage) or None)
+
+
+def _identity(marker: Marker) -> tuple[Any, ...]:
+    return marker.owner, marker.watermark, marker.complete
+
+
+def _deleted(dataset: LanceDataset, keys: pa.Table) -> tuple[list[int], list[FragmentMetadata], int]:
+    """What removing the rows of some keys makes of the fragments: those without rows, those with fewer."""
+    if not keys.num_rows:
+        return [], [], 0
+    merge = dataset.merge_insert(keys.column_names).when_matched_delete()
+    transaction, counts = merge.execute_uncommitted(keys)
+    operation = transaction.operation
+    assert isinstance(operation, LanceOperation.Update)
+    return operation.removed_fragment_ids, operation.updated_fragments, counts["num_deleted_rows"]
+
+
+def _tag(standing: Standing) -> None:
+    tags = standing.dataset.tags
+    if SERVING in tags.list():
+        tags.update(SERVING, standing.version)
+    else:
+        tags.create(SERVING, standing.version)
