@@ -49,6 +49,7 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     _version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
@@ -61,7 +62,8 @@ def _root(
         typer.Option(help="The least important lines to show; info, or warning for commands that answer."),
     ] = None,
 ) -> None:
-    logs.configure(style=log_format.value, level=(log_level or LogLevel.INFO).value.upper())
+    usual = LogLevel.WARNING if context.invoked_subcommand == "search" else LogLevel.INFO
+    logs.configure(style=log_format.value, level=(log_level or usual).value.upper())
 
 
 @app.command()
@@ -146,6 +148,47 @@ def consume(
         time_zone=time_zone,
     )
     asyncio.run(consume_(options))
+
+
+@app.command()
+def search(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB", help="The job of the index, as database.table/job.", show_default=False
+        ),
+    ],
+    words: Annotated[str | None, typer.Argument(help="What texts should say.", show_default=False)] = None,
+    vector: Annotated[
+        str | None, typer.Option(help="What rows should be near to: numbers with commas, or @FILE.")
+    ] = None,
+    k: Annotated[int, typer.Option("-k", "--k", help="How many rows.")] = 10,
+    where: Annotated[
+        str | None, typer.Option("--filter", help="SQL condition that rows have to meet, as in price < 100.")
+    ] = None,
+    column: Annotated[
+        list[str] | None, typer.Option(help="Column to show; may be repeated. All by default.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Only rows that have all of the words.")] = False,
+    config: Annotated[Path | None, typer.Option(help="Settings file (YAML).")] = None,
+    pd: Annotated[
+        list[str] | None, typer.Option(help="Address of a placement driver; may be repeated.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Ask the fulltext or vector index of a job; the answer says how fresh it is."""
+    from penstock.app import searching
+    from penstock.app.answering import load, print_json
+    from penstock.jobs.jobid import JobId
+
+    options = searching.SearchOptions(
+        words=words, vector=vector, k=k, where=where, columns=tuple(column) if column else None, every=every
+    )
+    answer = searching.found(load(config, pd), JobId.parse(name), options)
+    if as_json or not sys.stdout.isatty():
+        print_json(answer)
+    else:
+        searching.print_found(answer)
 
 
 @app.command()

@@ -102,7 +102,11 @@ def _public_options(name: str) -> set[str]:
     except Invalid:  # it is not installed here
         return set()
     fields = declared.model_fields if declared is not None else {}
-    return {option for option, field in fields.items() if SecretStr.__name__ not in str(field.annotation)}
+    return {
+        field.alias or option
+        for option, field in fields.items()
+        if SecretStr.__name__ not in str(field.annotation)
+    }
 
 
 def _shown(value: str) -> str:
