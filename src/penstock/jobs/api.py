@@ -40,9 +40,10 @@ class _Source(NamedTuple):
 class Jobs:
     """The jobs of a cluster, or of one account; for any number of threads.
 
-    A job belongs to its table: it is found by the name that the table has now. When its table was dropped or
-    truncated it is found by the name under which it was registered. Every method raises Unavailable, and
-    Invalid when the database belongs to another account.
+    A job belongs to its table, and is found by the name that the table has now. One whose table was dropped
+    or truncated is stranded: it is found by the name under which it was registered, unless the table that
+    has the name now has such a job too. Every method raises Unavailable, and Invalid when the database
+    belongs to another account.
     """
 
     def __init__(
@@ -59,7 +60,8 @@ class Jobs:
     def register_job(self, txn: Transaction, job_id: JobId, spec: JobSpec) -> bool:
         """Add a job; False, with nothing changed, when there is one of that name.
 
-        Raises Invalid when there is no such table, or the spec names no consumer.
+        It takes the place of those that are stranded. Raises Invalid when there is no such table, or the spec
+        names no consumer.
         """
         source = self._source(txn, job_id)
         if source is None:
@@ -67,7 +69,12 @@ class Jobs:
             raise Invalid(f"{job_id.table_name} has no rows to follow; name a table")
         if not spec.consumer:
             raise Invalid(f"the spec of job {job_id} names no consumer; say which one")
-        return self.log.add(txn, _new_job(source, spec, at=_now_ms(txn))) is not None
+        at = _now_ms(txn)
+        if self.log.add(txn, _new_job(source, spec, at=at)) is None:
+            return False
+        for job in self._stranded(txn, job_id):
+            self._change(txn, job, dropped(at=at))
+        return True
 
     def unregister_job(self, txn: Transaction, job_id: JobId) -> bool:
         """Drop a job; False when there is none. Its row stays for a day; its target is left as it is."""
@@ -109,11 +116,8 @@ class Jobs:
             raise Invalid(f"the table of job {job_id} is gone; unregister the job")
         if source.table_id == job.key.table_id:
             return self._change(txn, job, resynced)
-        at = _now_ms(txn)
-        self._change(txn, job, dropped(at=at))
-        added = self.log.add(txn, _new_job(source, job.spec, at=at))
-        assert added is not None, "a job of the table that there is would have been found first"
-        return added
+        self.register_job(txn, job_id, job.spec)
+        return self._get(txn, job_id)
 
     def get_job(self, job_id: JobId, *, txn: Transaction | None = None) -> Job:
         """A job as it is now, or as a transaction sees it; raise Invalid when there is none."""
@@ -154,20 +158,23 @@ class Jobs:
             for job in self.log.named(txn, source.account_id, source.table_id, source.id.job):
                 if job.live:
                     return replace(job, id=source.id)
-        return self._stranded(txn, job_id)
+        return next(iter(self._stranded(txn, job_id)), None)
 
-    def _stranded(self, txn: Transaction, job_id: JobId) -> Job | None:
-        """The youngest live job that was registered under that name, and whose table is gone."""
+    def _stranded(self, txn: Transaction, job_id: JobId) -> list[Job]:
+        """The live jobs that were registered under that name, and whose table is gone; the youngest first."""
         names = _names(self.log.catalog.schema(txn.start_ts))
+        places = {
+            (key.account_id, key.table_id)
+            for key in self.log.keys(txn)
+            if key.job_name == job_id.job and key.table_id not in names
+        }
         found = [
             job
-            for job in self.log.seen_by(txn)
-            if job.live
-            and job.key.table_id not in names
-            and _folded(job.id) == _folded(job_id)
-            and self._account in {None, job.account}
+            for account_id, table_id in places
+            for job in self.log.named(txn, account_id, table_id, job_id.job)
+            if job.live and _folded(job.id) == _folded(job_id) and self._account in {None, job.account}
         ]
-        return max(found, key=lambda job: (job.create_at, job.key), default=None)
+        return sorted(found, key=lambda job: (job.create_at, job.key), reverse=True)
 
     def _source(self, txn: Transaction, job_id: JobId) -> _Source | None:
         """Where a job's name leads to, if there is such a table."""

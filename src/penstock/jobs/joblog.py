@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from penstock.clock import SYSTEM, Clock, physical_ms
-from penstock.errors import Aborted, Conflict, Fenced, Invalid, Undetermined
+from penstock.errors import Aborted, Conflict, Fenced, Invalid, Unavailable, Undetermined
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.jobrows import COLUMNS, DATABASE, LOG_NAME, PRIMARY_KEY, TABLE, JobRows
@@ -24,6 +24,7 @@ from penstock.tables.keys import prefix_end
 T = TypeVar("T")
 
 _CHUNK_ROWS = 256  # changed by one transaction: a conflict repeats no more than these
+_ATTEMPTS = 5
 _COLLECTED = "penstock/jobs/collected"
 
 
@@ -49,15 +50,18 @@ class JobLog:
 
     def ensure(self) -> JobRows:
         """Make the table if it is not there; return how its rows are written."""
-        while (found := self.rows()) is None:
+        problem: Exception | None = None
+        for _ in range(_ATTEMPTS):
+            found = self.rows()
+            if found is not None:
+                return found
             try:
                 if DATABASE not in self.catalog.schema().databases:
                     self.catalog.create_database(DATABASE)
                 self.catalog.create_table(LOG_NAME, COLUMNS, primary_key=PRIMARY_KEY)
-            except Invalid:
-                if self.rows() is None and DATABASE not in self.catalog.schema().databases:
-                    raise  # nobody else was faster
-        return found
+            except Invalid as error:  # somebody else may have been faster
+                problem = error
+        raise Unavailable(f"{LOG_NAME} cannot be made; try again") from problem
 
     def rows(self, at_ts: int | None = None) -> JobRows | None:
         """How rows are written as of a timestamp, by default now; None: there is no table."""
@@ -87,6 +91,13 @@ class JobLog:
         """Every job as a transaction sees it."""
         rows = self._rows_in(txn)
         return [] if rows is None else list(rows.jobs(txn.scan(*rows.range)))
+
+    def keys(self, txn: Transaction) -> list[JobKey]:
+        """The keys of all rows that a transaction sees, whatever is in them."""
+        rows = self._rows_in(txn)
+        if rows is None:
+            return []
+        return [key for key, _ in rows.read((key, None) for key, _ in txn.scan(*rows.range, key_only=True))]
 
     def named(self, txn: Transaction, account_id: int, table_id: int, name: str) -> list[Job]:
         """The jobs that have or had this name on the table, by their ids."""

@@ -335,6 +335,20 @@ def test_a_job_of_a_truncated_table_is_found_and_rebuilt_for_the_new_one(
     assert [job.key for job in jobs.get_jobs(dropped=True) if not job.live] == [old.key]
 
 
+def test_a_job_that_is_registered_again_takes_the_place_of_those_that_are_stranded(
+    jobs: Jobs, db: Catalog
+) -> None:
+    other = JobId("shop", "orders", "other")
+    register(jobs)
+    register(jobs, other)
+    db.truncate_table("shop.orders")
+    assert register(jobs)
+    assert not register(jobs)
+    assert sorted(job.id for job in jobs.get_jobs()) == [other, SEARCH]
+    assert jobs.get_job(SEARCH).key.table_id == db.table_info("shop.orders").id
+    assert jobs.get_job(other).key.table_id != db.table_info("shop.orders").id
+
+
 def test_a_job_of_a_dropped_table_can_only_be_unregistered(jobs: Jobs, client: Client, db: Catalog) -> None:
     register(jobs)
     db.drop_table("shop.orders")
