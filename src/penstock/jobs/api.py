@@ -60,8 +60,7 @@ class Jobs:
     def register_job(self, txn: Transaction, job_id: JobId, spec: JobSpec) -> bool:
         """Add a job; False, with nothing changed, when there is one of that name.
 
-        It takes the place of those that are stranded. Raises Invalid when there is no such table, or the spec
-        names no consumer.
+        Raises Invalid when there is no such table, or the spec names no consumer.
         """
         source = self._source(txn, job_id)
         if source is None:
@@ -69,21 +68,22 @@ class Jobs:
             raise Invalid(f"{job_id.table_name} has no rows to follow; name a table")
         if not spec.consumer:
             raise Invalid(f"the spec of job {job_id} names no consumer; say which one")
-        at = _now_ms(txn)
-        if self.log.add(txn, _new_job(source, spec, at=at)) is None:
-            return False
-        for job in self._stranded(txn, job_id):
-            self._change(txn, job, dropped(at=at))
-        return True
+        return self.log.add(txn, _new_job(source, spec, at=_now_ms(txn))) is not None
 
     def unregister_job(self, txn: Transaction, job_id: JobId) -> bool:
-        """Drop a job; False when there is none. Its row stays for a day; its target is left as it is."""
-        job = self._find(txn, job_id)
-        if job is not None:
-            self._change(txn, job, dropped(at=_now_ms(txn)))
-            return True
+        """Drop a job, and those of its name that are stranded; False when there is none.
+
+        Rows stay for a day, targets for good.
+        """
         source = self._source(txn, job_id)
-        return source is not None and self.log.scrub(txn, source.account_id, source.table_id, job_id.job)
+        found = self._stranded(txn, job_id)
+        if source is not None:
+            found += self._of(txn, source)
+        for job in found:
+            self._change(txn, job, dropped(at=_now_ms(txn)))
+        if found or source is None:
+            return bool(found)
+        return self.log.scrub(txn, source.account_id, source.table_id, job_id.job)
 
     def update_job_spec(
         self, txn: Transaction, job_id: JobId, spec: JobSpec, options: UpdateOptions | None = None
@@ -116,6 +116,7 @@ class Jobs:
             raise Invalid(f"the table of job {job_id} is gone; unregister the job")
         if source.table_id == job.key.table_id:
             return self._change(txn, job, resynced)
+        self.unregister_job(txn, job_id)
         self.register_job(txn, job_id, job.spec)
         return self._get(txn, job_id)
 
@@ -154,11 +155,13 @@ class Jobs:
     def _find(self, txn: Transaction, job_id: JobId) -> Job | None:
         """The live job of that name."""
         source = self._source(txn, job_id)
-        if source is not None:
-            for job in self.log.named(txn, source.account_id, source.table_id, source.id.job):
-                if job.live:
-                    return replace(job, id=source.id)
-        return next(iter(self._stranded(txn, job_id)), None)
+        found = [] if source is None else self._of(txn, source)
+        return next(iter(found or self._stranded(txn, job_id)), None)
+
+    def _of(self, txn: Transaction, source: _Source) -> list[Job]:
+        """The live job of that table, if there is one."""
+        named = self.log.named(txn, source.account_id, source.table_id, source.id.job)
+        return [replace(job, id=source.id) for job in named if job.live]
 
     def _stranded(self, txn: Transaction, job_id: JobId) -> list[Job]:
         """The live jobs that were registered under that name, and whose table is gone; the youngest first."""

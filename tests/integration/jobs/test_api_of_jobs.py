@@ -335,7 +335,7 @@ def test_a_job_of_a_truncated_table_is_found_and_rebuilt_for_the_new_one(
     assert [job.key for job in jobs.get_jobs(dropped=True) if not job.live] == [old.key]
 
 
-def test_a_job_that_is_registered_again_takes_the_place_of_those_that_are_stranded(
+def test_a_job_is_unregistered_together_with_those_of_its_name_that_are_stranded(
     jobs: Jobs, db: Catalog
 ) -> None:
     other = JobId("shop", "orders", "other")
@@ -344,9 +344,11 @@ def test_a_job_that_is_registered_again_takes_the_place_of_those_that_are_strand
     db.truncate_table("shop.orders")
     assert register(jobs)
     assert not register(jobs)
-    assert sorted(job.id for job in jobs.get_jobs()) == [other, SEARCH]
+    assert [job.id for job in jobs.get_jobs()] == [other, SEARCH, SEARCH]
     assert jobs.get_job(SEARCH).key.table_id == db.table_info("shop.orders").id
-    assert jobs.get_job(other).key.table_id != db.table_info("shop.orders").id
+    assert unregister(jobs)
+    assert not unregister(jobs)
+    assert [job.id for job in jobs.get_jobs()] == [other]
 
 
 def test_a_job_of_a_dropped_table_can_only_be_unregistered(jobs: Jobs, client: Client, db: Catalog) -> None:
