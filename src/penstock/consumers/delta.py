@@ -1,7 +1,7 @@
 """A copy of a table as a Delta table: rows and watermark in one commit of its log.
 
 The watermark is an application transaction of the Delta log, so two writers of one job conflict by the
-format's own rules. Whose the table is stands in the metadata of its columns, which a commit replaces with rows.
+format's own rules. Whose the table is stands in the metadata of its columns, which a whole commit replaces.
 """
 
 import math
@@ -163,6 +163,9 @@ class DeltaCopy:
             raise Fenced(f"{self.place} was changed by another iteration of a job")
         return table
 
+    def close(self) -> None:
+        """See LakeTable."""
+
     def maintain(self) -> None:
         """See LakeTable. Only what commits have removed goes; nothing is known of other files."""
         with self.failures():
@@ -201,7 +204,7 @@ class DeltaStaging:
     def commit(self, marks: Marks, written: Sequence[Written], removed: Sequence[DataFile]) -> None:
         """See Staging."""
         now_ms = self._copy.clock.wall_ms()
-        added: list[AddAction | RemoveAction] = [
+        added = [
             AddAction(
                 path=each.path,
                 size=each.nbytes,
@@ -225,7 +228,9 @@ class DeltaStaging:
                 self._create(marks, added, properties)
             elif self._whole:
                 schema = Schema.from_arrow(_with_owner(self._schema, marks))
-                self._table.create_write_transaction(added, "overwrite", schema, commit_properties=properties)
+                self._table.create_write_transaction(
+                    [*added], "overwrite", schema, commit_properties=properties
+                )
             else:
                 gone = [
                     RemoveAction(each.path, data_change=True, deletion_timestamp=now_ms) for each in removed
@@ -234,9 +239,7 @@ class DeltaStaging:
                     [*added, *gone], "append", self._table.schema(), commit_properties=properties
                 )
 
-    def _create(
-        self, marks: Marks, added: list[AddAction | RemoveAction], properties: CommitProperties
-    ) -> None:
+    def _create(self, marks: Marks, added: list[AddAction], properties: CommitProperties) -> None:
         try:
             create_table_with_add_actions(
                 self._copy.place,

@@ -115,6 +115,9 @@ class ParquetTable:
             raise Overtaken(f"{MANIFEST} at {self.place} is another one by now")
         self._remove([each.path for each in due])
 
+    def close(self) -> None:
+        """See LakeTable."""
+
     def maintain(self) -> None:
         """See LakeTable. Files that a manifest retired go with the commits; here go those of nobody."""
         version = self.look()

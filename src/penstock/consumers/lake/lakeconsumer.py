@@ -74,6 +74,11 @@ class LakeConsumer(Consumer):
         else:
             self._advance(self._mine(base, data.from_ts), data, columns, marks)
 
+    def close(self) -> None:
+        """See Consumer."""
+        if "table" in self.__dict__:  # it was used
+            self.table.close()
+
     def expected(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """See Comparable."""
         stored = self.table.dialect.stored

@@ -91,3 +91,6 @@ class LakeTable(Protocol):
 
     def maintain(self) -> None:
         """Let go of what was replaced long ago. Called after commits, now and then."""
+
+    def close(self) -> None:
+        """Let go of what is open."""
