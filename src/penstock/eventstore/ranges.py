@@ -36,7 +36,7 @@ class Part:
 class TableProgress:
     """How far a table has come in the capture that owns it.
 
-    No change up to `readable_ts` was committed after `changed_ts`.
+    No change up to `readable_ts` was committed after `changed_ts`, and none after `oldest_ts` is gone.
     """
 
     table_id: int
@@ -44,6 +44,7 @@ class TableProgress:
     resolved_ts: int
     flushed_ts: int
     changed_ts: int = TS_MAX
+    oldest_ts: int = 0
 
 
 class RangeReader(Protocol):

@@ -39,7 +39,10 @@ class Reader:
         """See RangeReader."""
         rows = self._store.rows(table_id)
         readable_ts = self._store.readable_ts(table_id)  # first: it is what `changed_ts` has to cover
-        return TableProgress(table_id, readable_ts, rows.resolved_ts, rows.flushed_ts, rows.changed_ts)
+        oldest_ts = self._store.ownership(table_id).state.oldest_ts
+        return TableProgress(
+            table_id, readable_ts, rows.resolved_ts, rows.flushed_ts, rows.changed_ts, oldest_ts
+        )
 
     def parts(self, wanted: ReadRange) -> list[Part]:
         """See RangeReader."""

@@ -196,7 +196,7 @@ class EventStoreSource:
             await self._cluster.hold(ts)
         self._history.forget(ts)
         now = self._clock.monotonic()
-        due = self._holds.due(table_ids, ts, now) if ts > 0 else []
+        due = self._holds.due(dict.fromkeys(table_ids, ts), now) if ts > 0 else []
         watermarks = Watermarks(await asyncio.to_thread(self._storage.open), self._clock)
 
         def keep(table_id: int) -> None:

@@ -15,11 +15,13 @@ from penstock.sink.work import DispatcherSpec, Slice
 class Look:
     """How far a physical table can be read, and up to where it certainly has no change that is not older.
 
-    `changed_ts` is at least the newest commit among its changes up to `readable_ts`.
+    `changed_ts` is at least the newest commit among its changes up to `readable_ts`; changes up to
+    `oldest_ts` may be gone.
     """
 
     readable_ts: int
     changed_ts: int
+    oldest_ts: int = 0
 
 
 class FeedSource(Protocol):

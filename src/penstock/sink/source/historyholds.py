@@ -1,16 +1,16 @@
-"""What a changefeed still needs of its tables' history, kept on storage for as long as it may be away.
+"""What a reader still needs of its tables' history, kept on storage for as long as it may be away.
 
 A hold that is older than need be keeps a little more than is needed. So it is written anew only when it would
 run out, or when it has fallen far behind: ten thousand tables are not ten thousand writes for every step.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.clock import physical_ms
 
 TTL_S = 86_400.0
-"""How long after its last sign of life a changefeed finds the history that it needs."""
+"""How long after its last sign of life a reader finds the history that it needs."""
 BEHIND_MS = 30 * 60 * 1000
 """How far a hold may fall behind what is needed."""
 RENEWED_MAX = 256
@@ -35,12 +35,20 @@ class HoldPlan:
         """Whether nothing is held."""
         return not self._held
 
-    def due(self, table_ids: Collection[int], ts: int, now: float) -> list[int]:
-        """The tables whose hold at `ts` is to be written: new and lowered ones, and the oldest others."""
-        new = [each for each in table_ids if each not in self._held or ts < self._held[each].ts]
+    @property
+    def tables(self) -> frozenset[int]:
+        """Those for which something is held."""
+        return frozenset(self._held)
+
+    def due(self, needed: Mapping[int, int], now: float) -> list[int]:
+        """The tables whose hold at what is needed is to be written: new and lowered ones, the oldest others.
+
+        `needed` has the timestamp after which history is needed, by table.
+        """
+        new = [each for each, ts in needed.items() if each not in self._held or ts < self._held[each].ts]
         old = [
             each
-            for each in table_ids
+            for each, ts in needed.items()
             if each in self._held and ts >= self._held[each].ts and self._stale(each, ts, now)
         ]
         old.sort(key=lambda each: self._held[each].at)

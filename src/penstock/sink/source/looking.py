@@ -85,7 +85,7 @@ class TableLooks:
         manifest = Partition(self._storage, table_id).state().manifest
         if not manifest.flushed_ts:
             return None
-        return Look(manifest.flushed_ts, min(manifest.flushed_ts, manifest.changed_ts))
+        return Look(manifest.flushed_ts, min(manifest.flushed_ts, manifest.changed_ts), manifest.oldest_ts)
 
     def _is_missed(self, table_id: int) -> bool:
         return self._clock.monotonic() >= self._objects[table_id].since + MISSED_S
@@ -94,10 +94,10 @@ class TableLooks:
         if not self._objects[table_id].told:
             self._objects[table_id].told = True
             _log.warning(
-                "a table of the changefeed is not captured; start a capture whose capture.tables name it",
+                "a table is not captured; start a capture whose capture.tables name it",
                 extra={"table_id": table_id},
             )
 
 
 def _of_capture(progress: TableProgress) -> Look:
-    return Look(progress.readable_ts, min(progress.readable_ts, progress.changed_ts))
+    return Look(progress.readable_ts, min(progress.readable_ts, progress.changed_ts), progress.oldest_ts)
