@@ -14,10 +14,11 @@ from penstock.jobs.api import Jobs
 from penstock.jobs.job import ErrorCode, Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
 from penstock.jobs.joblog import JobLog
-from penstock.jobs.jobrows import LOG_NAME
+from penstock.jobs.jobrows import LOG_NAME, PRIMARY_KEY
 from penstock.jobs.spec import JobSpec, UpdateOptions
 from penstock.jobs.transitions import adopted, completed, failed, flushed, started
 from penstock.kv import Client, Transaction
+from penstock.settings import JobsSettings
 from penstock.tables import Catalog
 from penstock.testing.store import StoreProcess
 
@@ -64,6 +65,11 @@ def register(jobs: Jobs, job_id: JobId = SEARCH, spec: JobSpec = SPEC) -> bool:
 def unregister(jobs: Jobs, job_id: JobId = SEARCH) -> bool:
     with jobs.log.client.begin() as txn:
         return jobs.unregister_job(txn, job_id)
+
+
+def damage(db: Catalog, key: JobKey) -> None:
+    place = {name: getattr(key, name) for name in PRIMARY_KEY}
+    assert db.table(LOG_NAME).update([{**place, "job_spec": [SECRET]}]) == 1
 
 
 def written(jobs: Jobs, job: Job, *steps: object) -> Job:
@@ -122,16 +128,30 @@ def test_an_id_is_not_given_again_when_its_job_was_collected(jobs: Jobs) -> None
     assert jobs.get_job(SEARCH).key.job_id == 2, "a target may still know the first"
 
 
-def test_a_dropped_job_is_collected_after_its_time_and_no_sooner(jobs: Jobs, client: Client) -> None:
+def test_a_dropped_job_is_collected_after_a_day_and_no_sooner(jobs: Jobs, client: Client) -> None:
     register(jobs)
-    unregister(jobs)
-    (job,) = jobs.get_jobs(dropped=True)
-    assert job.drop_at is not None
-    age_s = (physical_ms(client.timestamp()) - job.drop_at) / 1000
-    assert jobs.log.collect(age_s + 60) == 0
-    while physical_ms(client.timestamp()) <= job.drop_at:
-        pass
-    assert jobs.log.collect(0.001) == 1
+    job, rows, hour_ms = jobs.get_job(SEARCH), jobs.log.ensure(), 3_600_000
+    now_ms = physical_ms(client.timestamp())
+    with client.begin() as txn:
+        for hours in (1, 23, 25, 1000):
+            key = replace(job.key, job_name=f"h{hours}")
+            dropped = replace(job, key=key, drop_at=now_ms - hours * hour_ms)
+            txn.put(rows.key(key), rows.value(dropped))
+    assert jobs.log.collect(JobsSettings().dropped_ttl_s) == 2
+    left = [each.key.job_name for each in jobs.get_jobs(dropped=True)]
+    assert left == ["h1", "h23", "search"], "a job that is not dropped is never collected"
+
+
+def test_an_id_is_not_given_again_in_whatever_order_rows_go(jobs: Jobs, client: Client, db: Catalog) -> None:
+    for _ in range(2):
+        register(jobs)
+        unregister(jobs)
+    register(jobs)
+    damage(db, jobs.get_job(SEARCH).key)
+    assert unregister(jobs), "the third row goes first"
+    assert jobs.log.collect(0) == 2
+    register(jobs)
+    assert jobs.get_job(SEARCH).key.job_id == 4
 
 
 def test_nothing_happens_in_a_transaction_that_is_rolled_back(jobs: Jobs, client: Client) -> None:
@@ -415,10 +435,7 @@ def test_a_damaged_row_blocks_nothing_and_can_be_unregistered(
     other = JobId("shop", "orders", "other")
     register(jobs)
     register(jobs, other)
-    key = jobs.get_job(SEARCH).key
-    db.table(LOG_NAME).update(
-        [{"account_id": 0, "table_id": key.table_id, "job_name": "search", "job_id": 1, "job_spec": [SECRET]}]
-    )
+    damage(db, jobs.get_job(SEARCH).key)
     assert [job.id for job in jobs.get_jobs()] == [other]
     _, rows = jobs.log.read_all()
     assert jobs.log.transact([(row, completed(10, at=1)) for row in rows]) != [None]
