@@ -1,7 +1,7 @@
 """Which of the iterations that wait runs next: fair between accounts, then by priority, then by age. Pure."""
 
 from bisect import insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.jobs.iteration import Iteration
@@ -109,8 +109,8 @@ class FairQueue:
             if each.idle and each.served <= self._passed:
                 del self._accounts[name]
 
-    def remove(self, key: JobKey) -> tuple[str, Job] | None:
-        """Take one job out, and its iteration's id; the others of the iteration go on waiting."""
+    def remove(self, key: JobKey) -> Job | None:
+        """Take one job out; the others of its iteration go on waiting. None: it does not wait."""
         number = self._numbers.get(key)
         if number is None:
             return None
@@ -130,14 +130,7 @@ class FairQueue:
         else:
             del self._later[number]
             self._parked = [each for each in self._parked if each[1] != number]
-        return iteration.id, removed
-
-    def drain(self) -> Iterator[tuple[str, Job]]:
-        """Take every job out, with the id of its iteration."""
-        for key in list(self._numbers):
-            removed = self.remove(key)
-            assert removed is not None, "a job that is known waits"
-            yield removed
+        return removed
 
     def _admit(self, waiting: Waiting) -> None:
         name = waiting.iteration.account

@@ -24,6 +24,6 @@ class Retrying:
         return failures + 1 >= self.attempts
 
     def wait_s(self, failures: int, chance: float) -> float:
-        """How long to wait after so many failed tries; `chance` in [0, 1) spreads those that failed at once."""
+        """How long to wait after so many failed tries; `chance`, in [0, 1), spreads those of one moment."""
         longest = min(self.backoff_s * 2.0 ** min(failures - 1, 32), WAIT_MAX_S)
         return longest * (1 + chance) / 2

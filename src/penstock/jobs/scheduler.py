@@ -132,7 +132,7 @@ class Scheduler:
     def _cancel(self, key: JobKey) -> None:
         removed = self._queue.remove(key)
         if removed is not None:
-            self._given_up.append(removed[1])
+            self._given_up.append(removed)
         for running in self._running.values():
             if any(job.key == key for job in running.waiting.iteration.jobs):
                 running.attempt.cancel(key)

@@ -1,0 +1,107 @@
+"""A table, a log and targets in memory around the real execution of iterations."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import Invalid
+from penstock.jobs.consumer import Consumer, DataRetriever
+from penstock.jobs.execution import Executor
+from penstock.jobs.iteration import Iteration
+from penstock.jobs.job import Job
+from penstock.jobs.jobid import JobKey
+from penstock.jobs.usage import Usage, UsageMeter
+from penstock.settings import JobsSettings, Settings
+from penstock.testing.itemtables import item, item_table
+from penstock.testing.jobdoubles import MemoryLog, WorldSource, iteration_of
+from penstock.testing.tableworld import TableWorld
+from penstock.testing.versions import Row
+
+__all__ = ["Bench", "all_rows", "item_bench"]
+
+
+@dataclass
+class Bench:
+    """A table, a log and consumers by name; `ends` is what was told of each job."""
+
+    world: TableWorld
+    source: WorldSource
+    folder: Path
+    log: MemoryLog = field(default_factory=MemoryLog)
+    consumers: dict[str, type[Consumer]] = field(default_factory=dict)
+    ends: dict[str, Job | None] = field(default_factory=dict)
+    used: dict[str, Usage] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def executor(self) -> Iterator[Executor]:
+        settings = Settings(jobs=JobsSettings(data=self.folder / "jobs", **self.settings))
+        bench = self
+
+        class Meter(UsageMeter):
+            def add(self, account: str, usage: Usage) -> None:
+                bench.used[account] = bench.used.get(account, Usage()) + usage
+
+        made = Executor(
+            self.log,
+            self.source,
+            settings,
+            find=self._find,
+            usage=Meter(),
+            **{"grace_s": 0.2, **self.options},
+        )
+        made.open()
+        try:
+            yield made
+        finally:
+            made.close()
+
+    def _find(self, name: str) -> type[Consumer]:
+        if name not in self.consumers:
+            raise Invalid(f"there is no consumer {name!r}")
+        return self.consumers[name]
+
+    def ended(self, key: JobKey, row: Job | None) -> None:
+        assert key.job_name not in self.ends, "a job leaves once"
+        self.ends[key.job_name] = row
+
+    def run(self, *jobs: Job, from_ts: int = 0, to_ts: int = 0, last: bool = False) -> list[Job]:
+        """Try an iteration; the jobs that are to be tried again."""
+        self.log.rows |= {job.key: job for job in jobs}
+        return self.repeat(
+            iteration_of(*jobs, from_ts=from_ts, to_ts=to_ts or self.world.resolve()), last=last
+        )
+
+    def repeat(self, iteration: Iteration, *, last: bool = False) -> list[Job]:
+        self.ends = {}
+        with self.executor() as executor:
+            return executor.attempt(iteration, last=last, on_end=self.ended).run()
+
+    def end(self, name: str) -> Job:
+        row = self.ends[name]
+        assert row is not None
+        assert row == self.log.row(name)
+        return row
+
+
+@contextmanager
+def item_bench(folder: Path) -> Iterator[Bench]:
+    """One with a table of five items."""
+    with TableWorld(folder / "world", item_table()) as world:
+        for number in range(5):
+            world.commit(item("integer", number, f"first {number}"))
+        world.resolve()
+        yield Bench(world, WorldSource(world), folder)
+
+
+def all_rows(data: DataRetriever) -> list[Row]:
+    """Everything that a consumer is given, inserts before deletes in each batch."""
+    rows: list[Row] = []
+    while True:
+        inserts, deletes, no_more_data = data.next()
+        rows += inserts.to_pylist() + deletes.to_pylist()
+        if no_more_data:
+            return rows

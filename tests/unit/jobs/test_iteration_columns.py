@@ -1,0 +1,77 @@
+"""What consumers get of a table whose schema changes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.tables.define import define_table
+from penstock.testing.itemtables import item, item_table
+from penstock.testing.iterationbench import Bench
+from penstock.testing.jobdoubles import (
+    Copy,
+    WorldSource,
+    job_row,
+)
+from penstock.testing.tableworld import TableWorld
+
+
+def test_each_job_gets_its_own_columns_and_the_scan_reads_their_union(tmp_path: Path) -> None:
+    columns = [("id", "bigint primary key"), ("a", "int"), ("b", "int"), ("c", "int"), ("d", "int")]
+    with TableWorld(tmp_path / "world", replace(define_table("items", columns), id=1)) as world:
+        world.commit({"id": 1, "a": 10, "b": 20, "c": 30, "d": 40})
+        world.resolve()
+        left, right = Copy(), Copy()
+        bench = Bench(
+            world,
+            WorldSource(world),
+            tmp_path,
+            consumers={"left": left.consumer(), "right": right.consumer()},
+        )
+        bench.run(
+            job_row("l", detail={"consumer": {"consumer": "left", "columns": ["B", "a"]}}),
+            job_row("r", detail={"consumer": {"consumer": "right", "columns": ["c", "missing"]}}),
+        )
+        assert [sorted(names or ()) for _, names in bench.source.opens] == [["a", "b", "c"]]
+        assert left.columns == ["id", "a", "b"]
+        assert left.rows == {(1,): {"id": 1, "a": 10, "b": 20}}
+        assert right.rows == {(1,): {"id": 1, "c": 30}}
+
+
+def test_changes_under_several_schemas_come_in_the_last(tmp_path: Path) -> None:
+    columns = [("id", "bigint primary key"), ("name", "varchar(9)"), ("old", "int")]
+    with TableWorld(tmp_path / "world", replace(define_table("items", columns), id=1)) as world:
+        copy = Copy()
+        bench = Bench(world, WorldSource(world), tmp_path, consumers={"copy": copy.consumer()})
+        world.commit({"id": 1, "name": "one", "old": 1})
+        bench.run(job_row("j"))
+        world.commit({"id": 2, "name": "two", "old": 2})
+        table = world.versions.table
+        (new,) = define_table("items", [("new", "int")]).columns
+        new = replace(new, id=9, offset=2, origin_default=7)
+        renamed = replace(table.columns[1], name="title")
+        world.alter(replace(table, columns=(table.columns[0], renamed, new)))
+        world.commit({"id": 3, "title": "three", "new": 3})
+        bench.run(bench.end("j"), from_ts=copy.ts)
+        assert copy.columns == ["id", "title", "new"]
+        changed = {key: row for key, row in copy.rows.items() if key != (1,)}
+        assert changed == {
+            (2,): {"id": 2, "title": "two", "new": 7},
+            (3,): {"id": 3, "title": "three", "new": 3},
+        }
+
+
+def test_renamed_columns_are_read_by_both_names_where_jobs_choose_columns(tmp_path: Path) -> None:
+    with TableWorld(tmp_path / "world", item_table()) as world:
+        copy = Copy()
+        bench = Bench(world, WorldSource(world), tmp_path, consumers={"copy": copy.consumer()})
+        job = job_row("j", detail={"consumer": {"consumer": "copy", "columns": ["title"]}})
+        world.commit(item("integer", 1, "one"))
+        bench.run(job)
+        world.commit(item("integer", 2, "two"))
+        table = world.versions.table
+        world.alter(replace(table, columns=(table.columns[0], replace(table.columns[1], name="title"))))
+        world.commit({"id": 3, "title": "three"})
+        bench.run(bench.end("j"), from_ts=copy.ts)
+        assert [copy.rows[key] for key in ((2,), (3,))] == [
+            {"id": 2, "title": "two"},
+            {"id": 3, "title": "three"},
+        ]

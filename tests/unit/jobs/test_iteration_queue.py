@@ -1,0 +1,172 @@
+"""Which iteration is next."""
+
+import pytest
+
+from penstock.jobs.iteration import Iteration
+from penstock.jobs.queueing import FairQueue, Waiting
+from penstock.testing.jobdoubles import iteration_of, job_row
+
+
+def _iteration(name: str, account: str = "sys", *, priority: int = 0) -> Iteration:
+    return iteration_of(job_row(name, account=account, detail={"priority": priority}), to_ts=10)
+
+
+def _order(queue: FairQueue, seconds: float = 1.0) -> list[str]:
+    """What a single worker runs, one after the other."""
+    order = []
+    while (taken := queue.take()) is not None:
+        order.append(taken.iteration.jobs[0].key.job_name)
+        queue.done(taken.iteration.account, seconds)
+    return order
+
+
+def test_it_is_first_in_first_out_among_equals() -> None:
+    queue = FairQueue(10)
+    for name in ("a", "b", "c"):
+        assert queue.offer(_iteration(name))
+    assert _order(queue) == ["a", "b", "c"]
+
+
+def test_a_higher_priority_goes_first_within_an_account() -> None:
+    queue = FairQueue(10)
+    for name, priority in (("low", -1), ("old", 0), ("high", 5), ("young", 0)):
+        queue.offer(_iteration(name, priority=priority))
+    assert _order(queue) == ["high", "old", "young", "low"]
+
+
+def test_a_full_queue_refuses_and_keeps_nothing_of_what_it_refused() -> None:
+    queue = FairQueue(2)
+    assert queue.offer(_iteration("a"))
+    assert queue.offer(_iteration("b"))
+    assert not queue.offer(_iteration("c"))
+    assert queue.remove(_iteration("c").jobs[0].key) is None
+    assert len(queue) == 2
+    queue.take()
+    assert queue.offer(_iteration("c"))
+
+
+def test_a_thousand_iterations_of_one_account_do_not_keep_anothers_only_one_waiting() -> None:
+    queue = FairQueue(2000)
+    for number in range(1000):
+        queue.offer(_iteration(f"many{number}", "many"))
+    for _ in range(3):
+        taken = queue.take()
+        assert taken is not None
+        queue.done("many", 1.0)
+    queue.offer(_iteration("only", "few"))
+    assert "only" in _order(queue)[:2]
+
+
+def test_priority_does_not_overtake_another_account() -> None:
+    queue = FairQueue(100)
+    for number in range(10):
+        queue.offer(_iteration(f"loud{number}", "loud", priority=100))
+        queue.offer(_iteration(f"quiet{number}", "quiet", priority=-100))
+    order = _order(queue)
+    assert sum(name.startswith("quiet") for name in order[:10]) == 5
+
+
+def test_accounts_get_workers_by_their_weights() -> None:
+    queue = FairQueue(100, {"big": 3})
+    for number in range(20):
+        queue.offer(_iteration(f"big{number}", "big"))
+        queue.offer(_iteration(f"small{number}", "small"))
+    running = [queue.take() for _ in range(8)]
+    accounts = [each.iteration.account for each in running if each is not None]
+    assert (accounts.count("big"), accounts.count("small")) == (6, 2)
+
+
+def test_accounts_get_time_by_their_weights_when_there_is_one_worker() -> None:
+    queue = FairQueue(200, {"big": 3})
+    for number in range(40):
+        queue.offer(_iteration(f"big{number}", "big"))
+        queue.offer(_iteration(f"small{number}", "small"))
+    order = _order(queue)[:40]
+    assert sum(name.startswith("big") for name in order) == 30
+
+
+def test_an_account_with_long_iterations_gets_fewer_of_them() -> None:
+    queue = FairQueue(200)
+    for number in range(40):
+        queue.offer(_iteration(f"long{number}", "long"))
+        queue.offer(_iteration(f"short{number}", "short"))
+    spent = {"long": 0.0, "short": 0.0}
+    for _ in range(30):
+        taken = queue.take()
+        assert taken is not None
+        seconds = 9.0 if taken.iteration.account == "long" else 1.0
+        spent[taken.iteration.account] += seconds
+        queue.done(taken.iteration.account, seconds)
+    assert abs(spent["long"] - spent["short"]) <= 9
+
+
+def test_who_comes_after_a_long_rest_has_saved_nothing() -> None:
+    queue = FairQueue(200)
+    queue.offer(_iteration("first", "rested"))
+    assert _order(queue) == ["first"]
+    for number in range(50):
+        queue.offer(_iteration(f"busy{number}", "busy"))
+    for _ in range(40):
+        queue.take()
+        queue.done("busy", 1.0)
+    for number in range(10):
+        queue.offer(_iteration(f"rested{number}", "rested"))
+    order = _order(queue)[:10]
+    assert sum(name.startswith("busy") for name in order) == 5
+
+
+def test_a_retry_waits_for_its_time_and_comes_at_its_old_place() -> None:
+    queue = FairQueue(10)
+    queue.offer(_iteration("a"))
+    queue.offer(_iteration("b"))
+    taken = queue.take()
+    assert taken is not None
+    queue.done("sys", 1.0)
+    queue.retry(Waiting(taken.number, taken.iteration, failures=1), at=50.0)
+    assert queue.ripen(49.0) == 50.0
+    assert len(queue) == 2
+    assert queue.ripen(50.0) is None
+    again = queue.take()
+    assert again is not None
+    assert (again.iteration, again.failures, again.since) == (taken.iteration, 1, 50.0)
+
+
+def test_what_waits_to_be_tried_again_counts_for_the_bound() -> None:
+    queue = FairQueue(1)
+    queue.offer(_iteration("a"))
+    taken = queue.take()
+    assert taken is not None
+    queue.retry(taken, at=5.0)
+    assert not queue.offer(_iteration("b"))
+
+
+@pytest.mark.parametrize("parked", [False, True])
+def test_a_job_is_taken_out_without_its_siblings(parked: bool) -> None:
+    queue = FairQueue(10)
+    kept, gone = job_row("kept", detail={"priority": -3}), job_row("gone", detail={"priority": 3})
+    queue.offer(iteration_of(kept, gone, to_ts=10))
+    if parked:
+        taken = queue.take()
+        assert taken is not None
+        queue.retry(taken, at=1.0)
+    assert queue.remove(gone.key) == gone
+    assert queue.remove(gone.key) is None
+    queue.ripen(2.0)
+    queue.offer(_iteration("other"))
+    assert _order(queue) == ["other", "kept"]  # by the priority of who is left
+
+
+@pytest.mark.parametrize("parked", [False, True])
+def test_an_iteration_without_jobs_is_gone(parked: bool) -> None:
+    queue = FairQueue(1)
+    job = job_row("only")
+    queue.offer(iteration_of(job, to_ts=10))
+    if parked:
+        taken = queue.take()
+        assert taken is not None
+        queue.retry(taken, at=1.0)
+    queue.remove(job.key)
+    assert len(queue) == 0
+    assert queue.ripen(2.0) is None
+    assert queue.take() is None
+    assert queue.offer(iteration_of(job, to_ts=10))
