@@ -74,6 +74,8 @@ class BoardStage:
         self.oldest: dict[int, int] = {}
         self.targets: dict[str, int] = defaultdict(int)
         self.running: dict[str, Iteration] = {}
+        self._begun: dict[str, Job | None] = {}  # as the iteration wrote it; None: it was stale already
+        self._past: dict[JobKey, Job] = {}  # dropped, and another has the name now
         self._epoch = 1
         self._news: dict[str, Job] = {}
         self._iterations = 0
@@ -89,6 +91,7 @@ class BoardStage:
         old = self.rows.get(name)
         if old is not None:
             self.drop(name)
+            self._past[old.key] = self.rows[name]
         job, _, table = name.partition("@")
         table_id = int(table or 1)
         key = JobKey(1, table_id, job, 1 if old is None else old.key.job_id + 1)
@@ -150,7 +153,9 @@ class BoardStage:
         written = [job.key for job in orphaned if self._change(names[job.key], adopt, lsn=job.status.lsn)]
         self.board.settle([job.key for job in orphaned], [self.rows[names[key]] for key in written])
         doubted = self.board.take_doubted()
-        self.board.settle(doubted, [self.rows[names[key]] for key in doubted])
+        self.board.settle(
+            doubted, [self.rows[names[key]] if key in names else self._past[key] for key in doubted]
+        )
 
     def tick(self, *, fast: bool = False, tables: Sequence[int] | None = None) -> list[str]:
         """Look at tables, by default at all; return the iterations that begin."""
@@ -207,7 +212,9 @@ class BoardStage:
             assert not missed, f"{name} would skip changes"
             self.running[name] = iteration
             begin = started(iteration.from_ts, iteration.to_ts, runner=self._epoch, at=1)
-            self._change(name, begin, lsn=each.job.status.lsn)
+            fresh = self.rows[name].key == each.job.key
+            done = fresh and self._change(name, begin, lsn=each.job.status.lsn)
+            self._begun[name] = self.rows[name] if done else None
         self.board.begin(wanted, iteration)
         span = f"{seconds(iteration.from_ts)}..{seconds(iteration.to_ts)}"
         return f"{candidate.why.value} {span} {' '.join(names)}"
@@ -230,9 +237,9 @@ class BoardStage:
 
     def _finish(self, name: str, transition: Transition) -> bool:
         """Write the end of an iteration, if the row is still as the iteration has left it."""
-        job = self._of(name, self.running[name])
-        fits = self.rows[name].key == job.key
-        done = fits and self._change(name, transition, lsn=job.status.lsn + 1)
+        job = self._begun[name]
+        fits = job is not None and self.rows[name].key == job.key
+        done = job is not None and fits and self._change(name, transition, lsn=job.status.lsn)
         self._leave(name, self.rows[name] if done else None)
         return done
 
