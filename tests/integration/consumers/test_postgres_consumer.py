@@ -8,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psycopg
 import pyarrow as pa
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from penstock.clock import SystemClock
 from penstock.consumers.postgres import Postgres
 from penstock.errors import Fenced, Invalid, Unavailable
+from penstock.jobs.comparing import Comparison, Counts
 from penstock.tables import alter
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo
@@ -522,41 +524,82 @@ def test_a_password_that_is_wrong_is_said_without_it(tmp_path: Path, dsn: str) -
     assert "hush" not in str(caught.value)
 
 
-def test_a_target_is_compared_and_mended(job: Job, target: psycopg.Connection[Any]) -> None:
-    table = alter.add_column(EVERY_TYPE, "direction", "vector(2)")
-    source = SourceModel(table)
-    source.commit({**EVERY_CELL, "direction": [0.1, -0.0], "single": 0.1, "real_": -0.0})
-    source.commit(dict.fromkeys(EVERY_CELL) | {"id": 1, "direction": None})
+KEYED = {
+    "every type": alter.add_column(EVERY_TYPE, "direction", "vector(2)"),
+    "numbers": define_table(
+        "items",
+        [("a", "bigint unsigned"), ("b", "decimal(9,2)"), ("c", "bit(9)"), ("v", "float")],
+        primary_key=["c", "a", "b"],
+    ),
+    "texts": define_table(
+        "items", [("a", "varchar(9)"), ("b", "varbinary(9)"), ("v", "json")], primary_key=["b", "a"]
+    ),
+    "times": define_table(
+        "items", [("a", "datetime(3)"), ("b", "timestamp"), ("v", "time")], primary_key=["a", "b"]
+    ),
+    "no key": define_table("items", [("name", "varchar(20)"), ("v", "double")]),
+}
+
+
+def compared(consumer: Postgres, data: Any, folder: Path) -> tuple[Counts, pa.Table, pa.Table]:
+    """How a target differs from a snapshot; the rows it should get, and the keys that have to go first."""
+    shape = consumer.expected(pa.RecordBatch.from_pylist([], data.columns)).schema
+    rows = [inserts.select(data.columns.names) for inserts, _ in data.batches]
+    counts, put, removed = Counts(), [], [pa.schema(list(shape)[: len(data.keys)]).empty_table()]
+    with Comparison(shape, len(data.keys), folder) as comparison:
+        comparison.find(consumer.present(data.to_ts))
+        comparison.expect(map(consumer.expected, rows))
+        for part in comparison.differences():
+            counts += part.counts
+            removed.append(part.removed)
+            put += [each.filter(pa.array(np.isin(comparison.key_hashes(each), part.put))) for each in rows]
+    return counts, pa.Table.from_batches(put, data.columns), pa.concat_tables(removed)
+
+
+@pytest.mark.parametrize("kind", KEYED)
+def test_a_target_is_compared_and_mended(
+    job: Job, target: psycopg.Connection[Any], tmp_path: Path, kind: str
+) -> None:
+    source = SourceModel(replace(KEYED[kind], id=1))
     source.churn(random.Random(3), commits=30)
-    ts = source.ts
-    job.consume(source.retriever(0, ts))
+    if kind == "every type":
+        source.commit({**EVERY_CELL, "direction": [0.1, -0.0], "single": 0.1, "real_": -0.0})
+        source.commit(dict.fromkeys(EVERY_CELL) | {"id": 1000, "direction": None})
+    data = source.retriever(0, source.ts)
+    job.consume(data)
     consumer = Postgres(job.context)
-    everything = pa.Table.from_batches([each for each, _ in source.retriever(0, ts).batches]).drop_columns(
-        ["_commit_ts"]
-    )
+    assert compared(consumer, data.again(), tmp_path / "files")[0] == Counts()
+    some = "ctid = (SELECT max(ctid) FROM items)"
+    if kind == "every type":
+        target.execute("UPDATE items SET real_ = 0 WHERE id = -5; DELETE FROM items WHERE id = 1000")
+        target.execute("INSERT INTO items (id) VALUES (10000)")
+        wanted = Counts(missing=1, different=1, extra=1)
+    else:
+        value = "'[9]'" if kind == "texts" else "'9 days'" if kind == "times" else "1e9"
+        target.execute(f"DELETE FROM items WHERE {some}")
+        target.execute(f"UPDATE items SET v = {value} WHERE {some}")
+        wanted = Counts(missing=1, different=1)
+    counts, put, removed = compared(consumer, data.again(), tmp_path / "files")
+    assert counts == wanted
+    for at_ts in (source.ts - 1, source.ts + 1):
+        with pytest.raises(Fenced):
+            list(consumer.present(at_ts))
+        with pytest.raises(Fenced):
+            consumer.mend(put, removed, at_ts)
+    consumer.mend(data.columns.empty_table(), removed, source.ts)
+    consumer.mend(put, removed.slice(0, 0), source.ts)
+    assert compared(consumer, data.again(), tmp_path / "files")[0] == Counts()
+    assert consumer.committed_ts() == source.ts
+    consumer.close()
 
-    def differences() -> list[Any]:
-        wanted = pa.Table.from_batches([consumer.expected(each) for each in everything.to_batches()])
-        found = pa.Table.from_batches(list(consumer.present(ts)), wanted.schema)
-        return [
-            (one, other)
-            for one, other in zip(
-                wanted.sort_by("id").to_pylist(), found.sort_by("id").to_pylist(), strict=False
-            )
-            if one != other
-        ] + [wanted.num_rows - found.num_rows] * (wanted.num_rows != found.num_rows)
 
-    assert differences() == []
-    target.execute("UPDATE items SET real_ = 0, doc = '[]' WHERE id = -5; DELETE FROM items WHERE id = 1")
-    target.execute("INSERT INTO items (id) VALUES (10000)")
-    assert differences() != []
-    with pytest.raises(Fenced):
-        list(consumer.present(ts + 1))
-    with pytest.raises(Fenced):
-        consumer.mend(everything, pa.table({"id": [10_000]}), ts - 1)
-    consumer.mend(everything, pa.table({"id": [10_000]}), ts)
-    assert differences() == []
-    assert consumer.committed_ts() == ts
+def test_a_target_with_other_columns_than_wanted_is_not_compared(job: Job) -> None:
+    source = SourceModel(ITEMS)
+    first = source.commit(item(1))
+    job.consume(source.retriever(0, first, columns=["name"]))
+    consumer = Postgres(job.context)
+    with pytest.raises(Invalid, match="other columns than its job wants now; rebuild it"):
+        consumer.expected(pa.RecordBatch.from_pylist([], source.retriever(0, first).columns))
     consumer.close()
 
 

@@ -1,9 +1,11 @@
-"""Source and target in the same texts, so that rows can be compared.
+"""Source and target in the same form, so that rows can be compared. Keys have the values of the source.
 
-Values have one form here: moments with microseconds in UTC, spans in microseconds, bytes and vectors in
-hexadecimal digits, documents with their keys in order and their numbers without needless digits.
+Other values are texts of one form: moments with microseconds in UTC, spans in microseconds, numbers with a
+floating point, bytes and vectors in hexadecimal digits, documents with their keys in order and their numbers
+without needless digits.
 """
 
+import binascii
 import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,8 +21,9 @@ from pyarrow import csv
 
 from penstock.consumers.postgres.columns import TargetColumn
 from penstock.consumers.postgres.copytext import cells, moments, storable
+from penstock.errors import Invalid
 from penstock.sink.formats.escaping import hex_cells
-from penstock.sink.formats.joining import as_binary
+from penstock.sink.formats.joining import as_binary, content, of_content
 
 _BLOCK_BYTES = 4 << 20
 _EXACT = Context(prec=2000)
@@ -40,11 +43,15 @@ _FORMS = {
 
 
 def of_source(columns: Sequence[TargetColumn], rows: pa.RecordBatch, *, nul: str) -> pa.RecordBatch:
-    """What the target should have of rows of the source."""
+    """What the target should have of rows of the source; raise Invalid when it has other columns."""
     compared = _compared(columns)
-    return pa.RecordBatch.from_arrays(
-        [_form(column, rows.column(column.name), nul) for column in compared], schema=_schema(compared)
-    )
+    if {column.name for column in compared} != set(rows.schema.names):
+        raise Invalid("the target has other columns than its job wants now; rebuild it")
+    found = [
+        rows.column(column.name) if column.key else _form(column, rows.column(column.name), nul)
+        for column in compared
+    ]
+    return pa.RecordBatch.from_arrays(found, [column.name for column in compared])
 
 
 def of_target(
@@ -65,10 +72,6 @@ def of_target(
 
 def _compared(columns: Sequence[TargetColumn]) -> list[TargetColumn]:
     return sorted((column for column in columns if not column.gone), key=lambda column: not column.key)
-
-
-def _schema(columns: Sequence[TargetColumn]) -> pa.Schema:
-    return pa.schema([pa.field(column.name, pa.string()) for column in columns])
 
 
 def _blocks(copy: Iterable[Any]) -> Iterator[bytes]:
@@ -98,11 +101,37 @@ def _parsed(columns: Sequence[TargetColumn], block: bytes) -> pa.RecordBatch:
         ),
     ).combine_chunks()
     (batch,) = table.to_batches()
-    found = [
-        _documents(values) if column.type == "jsonb" else values
-        for column, values in zip(columns, batch.columns, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(found, schema=_schema(columns))
+    found = [_value(column, texts) for column, texts in zip(columns, batch.columns, strict=True)]
+    return pa.RecordBatch.from_arrays(found, [column.name for column in columns])
+
+
+def _value(column: TargetColumn, texts: pa.Array) -> pa.Array:
+    """What the target's text stands for: a key's value, in a type that can be cast to the source's."""
+    if column.type == "jsonb":
+        return _documents(texts)
+    if not column.key:
+        return texts
+    if column.type == "bytea":
+        return _unhexed(texts)
+    if column.type in {"real", "double precision"}:
+        return _floats(texts, 4 if column.type == "real" else 8)
+    if column.type == "timestamptz":
+        return texts.cast(pa.timestamp("us")).cast(pa.timestamp("us", tz="UTC"))
+    if column.type == "interval":
+        return texts.cast(pa.int64()).cast(pa.duration("us"))
+    if column.type.startswith("bit"):
+        return pa.array([str(int(digits, 2)) for digits in texts.to_pylist()], pa.string())
+    return texts
+
+
+def _unhexed(texts: pa.Array) -> pa.Array:
+    held, bounds = content(texts)
+    return of_content(np.frombuffer(binascii.unhexlify(held.data), np.uint8), bounds // 2, texts)
+
+
+def _floats(texts: pa.Array, width: int) -> pa.Array:
+    held, _ = content(texts)
+    return pa.array(np.frombuffer(binascii.unhexlify(held.data), f">f{width}").astype(f"=f{width}"))
 
 
 def _form(column: TargetColumn, values: pa.Array, nul: str) -> pa.Array:

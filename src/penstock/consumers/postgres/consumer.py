@@ -56,6 +56,8 @@ class Postgres(Consumer):
     grants stay, unless an incompatible change of the source makes it necessary to rebuild it.
     """
 
+    options_type = PostgresOptions
+
     def __init__(self, job: JobContext) -> None:
         super().__init__(job)
         options = PostgresOptions.parse(job.info)
@@ -74,6 +76,7 @@ class Postgres(Consumer):
 
     def committed_ts(self) -> int:
         """See Consumer."""
+        self._compared = None  # whoever asks where the target is compares it next
         with self._transaction() as cursor:
             return self._marks.committed_ts(cursor)
 
