@@ -96,12 +96,6 @@ class Attempt:
     def _begin(self, jobs: Sequence[Job]) -> list[Job]:
         """Write that the jobs run; those whose rows were as they were seen."""
         iteration, at = self.iteration, self._clock.wall_ms()
-        gone = self._tools.reading.source.gone(iteration.table_id)
-        if gone is not None:
-            ending = self._try.stopped(TableGone(gone), at=at, by_source=False)
-            for job in jobs:
-                self._write(job, ending, None)
-            return []
         begins = [
             (job, started(iteration.from_ts, iteration.to_ts, runner=job.status.runner, at=at))
             for job in jobs
@@ -117,7 +111,21 @@ class Attempt:
         for job, row in zip(jobs, rows, strict=True):
             if row is None:
                 self._leave(job.key, None, How.FENCED)
-        return [row for row in rows if row is not None]
+        begun = [row for row in rows if row is not None]
+        return begun if self._check_table(begun) else []
+
+    def _check_table(self, jobs: Sequence[Job]) -> bool:
+        """Whether there is a table to read; else that is how the jobs end."""
+        try:
+            gone = self._tools.reading.source.gone(self.iteration.table_id)
+            if gone is None:
+                return True
+            raise TableGone(gone)
+        except PenstockError as error:
+            ending = self._try.stopped(error, at=self._clock.wall_ms(), by_source=True)
+        for job in jobs:
+            self._write(job, ending, None)
+        return False
 
     def _start(self, jobs: Sequence[Job], shared: SharedRange, folder: Path) -> None:
         runs = {

@@ -151,7 +151,12 @@ class ConsumerRun:
             except Invalid as error:
                 raise SchemaRefused(str(error)) from error
             data = self._retriever = JobRetriever(
-                self.job, found.from_ts, self._shared, self._workshop.log, self._workshop.clock
+                self.job,
+                found.from_ts,
+                self._shared,
+                self._workshop.log,
+                self._workshop.clock,
+                enter_pool=self._spark,
             )
             self._check_canceled()
             consumer.consume(data)

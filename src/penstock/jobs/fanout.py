@@ -76,8 +76,9 @@ class Lane(Generic[T]):
 class FanOut(Generic[T]):
     """Lanes by name. One thread reads: `give`, `end` or `fail`; each consumer has its own to `take`.
 
-    Others wait for a lane for at most `patience_s`, all in all. Memory is bounded by `pieces_max` pieces, one
-    for each consumer and one for the reader; each spool by `spool_bytes`: whoever needs more is cut off.
+    Others wait for a lane for at most `patience_s`, all in all. At most `pieces_max` pieces are in memory,
+    beside those in the hands of the reader and of consumers; each spool has at most `spool_bytes`: whoever
+    needs more is cut off.
     """
 
     def __init__(

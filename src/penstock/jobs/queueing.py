@@ -66,13 +66,14 @@ class FairQueue:
     def __len__(self) -> int:
         return len(self._ready) + len(self._later)
 
-    def offer(self, iteration: Iteration, now: float = 0.0) -> bool:
-        """Let an iteration wait, with all of its jobs; False when too many wait already."""
+    def offer(self, iteration: Iteration, now: float = 0.0) -> Waiting | None:
+        """Let an iteration wait, with all of its jobs; None when too many wait already."""
         if len(self) >= self._waiting_max:
-            return False
+            return None
         self._last_number += 1
-        self._admit(Waiting(self._last_number, iteration, now))
-        return True
+        waiting = Waiting(self._last_number, iteration, now)
+        self._admit(waiting)
+        return waiting
 
     def retry(self, waiting: Waiting, at: float) -> None:
         """Let an iteration that was taken wait once more, from `at` on at its old place."""

@@ -1,5 +1,6 @@
 """What a consumer is given: the changes of its iteration, in its own columns."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
@@ -32,12 +33,22 @@ class WatermarkLog(Protocol):
 class JobRetriever:
     """Implements DataRetriever for one try of a job; `job` is its row as it was begun."""
 
-    def __init__(self, job: Job, from_ts: int, shared: SharedRange, log: WatermarkLog, clock: Clock) -> None:
+    def __init__(
+        self,
+        job: Job,
+        from_ts: int,
+        shared: SharedRange,
+        log: WatermarkLog,
+        clock: Clock,
+        *,
+        enter_pool: Callable[[], object],
+    ) -> None:
         self._job = job
         self._from_ts = from_ts
         self._shared = shared
         self._log = log
         self._clock = clock
+        self._enter_pool = enter_pool
         self._scan = shared.scan()
         self._columns = chosen_columns(self._scan.schema.table, job.spec.detail.consumer.columns)
         self._keys = key_names(self._scan.schema.table)
@@ -107,6 +118,7 @@ class JobRetriever:
     def dataframe(self) -> "DataFrame":
         """See DataRetriever."""
         try:
+            self._enter_pool()
             frame = self._shared.frame().dataframe
         except Exception as error:
             self.failure = error

@@ -5,6 +5,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from penstock import metrics
 from penstock.clock import SYSTEM, Clock
@@ -55,11 +56,13 @@ class Scheduler:
         self._on_end = on_end
         self._clock = clock
         self._retrying = Retrying.of(settings)
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._ready = threading.Condition(self._lock)  # an iteration waits, or it is time to end
+        self._duties = threading.Condition(self._lock)  # something for the clerk
         self._queue = FairQueue(settings.queue_max, weights)
         self._running: dict[int, _Running] = {}
-        self._jobs: dict[JobKey, str] = {}  # those that have not left, and their iterations
-        self._given_up: list[Job] = []  # canceled while they waited; not written yet
+        self._jobs: dict[JobKey, Waiting] = {}  # those that have not left, and what they came with
+        self._given_up: list[tuple[int, Job]] = []  # canceled while they waited; not written yet
         self._closing = False
         self._workers = [
             threading.Thread(target=self._work, name=f"penstock-jobs-{number}", daemon=True)
@@ -70,13 +73,13 @@ class Scheduler:
     @property
     def queued(self) -> int:
         """Iterations that wait."""
-        with self._changed:
+        with self._lock:
             return len(self._queue)
 
     @property
     def running(self) -> int:
         """Iterations that are executed."""
-        with self._changed:
+        with self._lock:
             return len(self._running)
 
     def start(self) -> None:
@@ -91,22 +94,23 @@ class Scheduler:
         Its jobs are as their rows were last written. None of them may be in another iteration.
         """
         assert iteration.from_ts < iteration.to_ts, "an iteration has a range"
-        with self._changed:
+        with self._lock:
             known = [job.key for job in iteration.jobs if job.key in self._jobs]
             assert not known, "a job is in one iteration at a time"
-            if self._closing or not self._queue.offer(iteration, self._clock.monotonic()):
+            waiting = None if self._closing else self._queue.offer(iteration, self._clock.monotonic())
+            if waiting is None:
                 return False
-            self._jobs |= {job.key: iteration.id for job in iteration.jobs}
-            self._tell()
+            self._jobs |= {job.key: waiting for job in iteration.jobs}
+            self._ready.notify()
+            self._count()
             return True
 
     def cancel(self, key: JobKey) -> bool:
         """Let a job leave, whether it waits or runs, without its siblings; False when it is not here."""
-        with self._changed:
+        with self._lock:
             if key not in self._jobs:
                 return False
             self._cancel(key)
-            self._tell()
             return True
 
     async def close(self) -> None:
@@ -114,33 +118,35 @@ class Scheduler:
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
-        with self._changed:
+        with self._lock:
             self._closing = True
             for key in list(self._jobs):
                 self._cancel(key)
-            self._tell()
+            self._ready.notify_all()
+            self._duties.notify()
         deadline = self._clock.monotonic() + CLOSE_S
         for thread in (*self._workers, self._clerk):
             if thread.ident is not None:
                 thread.join(max(0.0, deadline - self._clock.monotonic()))
-        with self._changed:
-            left = list(self._jobs)
-        for key in left:
-            self._leave(key, None)
+        with self._lock:
+            left = list(self._jobs.items())
+        for key, waiting in left:
+            self._leave(waiting.number, key, None)
         self._executor.close()
 
     def _cancel(self, key: JobKey) -> None:
         removed = self._queue.remove(key)
         if removed is not None:
-            self._given_up.append(removed)
+            self._given_up.append((self._jobs[key].number, removed))
+            self._duties.notify()
+            self._count()
         for running in self._running.values():
             if any(job.key == key for job in running.waiting.iteration.jobs):
                 running.attempt.cancel(key)
 
-    def _tell(self) -> None:
+    def _count(self) -> None:
         metrics.JOBS_QUEUED_ITERATIONS.set(len(self._queue))
         metrics.JOBS_RUNNING_ITERATIONS.set(len(self._running))
-        self._changed.notify_all()
 
     def _work(self) -> None:
         while (running := self._next()) is not None:
@@ -157,29 +163,30 @@ class Scheduler:
 
     def _next(self) -> _Running | None:
         """Wait for an iteration; None when it is time to end."""
-        with self._changed:
+        with self._lock:
             while not self._closing:
                 taken = self._queue.take()
                 if taken is not None:
                     metrics.JOBS_QUEUE_WAIT_SECONDS.observe(self._clock.monotonic() - taken.since)
                     last = self._retrying.last(taken.failures)
+                    leave = partial(self._leave, taken.number)
                     running = _Running(
-                        taken, self._executor.attempt(taken.iteration, last=last, on_end=self._leave)
+                        taken, self._executor.attempt(taken.iteration, last=last, on_end=leave)
                     )
                     self._running[taken.number] = running
-                    self._tell()
+                    self._count()
                     return running
-                self._changed.wait()
+                self._ready.wait()
         return None
 
     def _done(self, running: _Running, again: list[Job], seconds: float) -> None:
         """A worker is free: let what failed for now wait, unless nobody wants it any more."""
         waiting, iteration = running.waiting, running.waiting.iteration
-        with self._changed:
+        with self._lock:
             del self._running[waiting.number]
             self._queue.done(iteration.account, seconds)
             unwanted = {job.key for job in again} if self._closing else running.attempt.canceled
-            self._given_up += [job for job in again if job.key in unwanted]
+            self._given_up += [(waiting.number, job) for job in again if job.key in unwanted]
             left = tuple(job for job in again if job.key not in unwanted)
             if left:
                 failures = waiting.failures + 1
@@ -188,52 +195,50 @@ class Scheduler:
                     replace(waiting, iteration=replace(iteration, jobs=left), failures=failures),
                     self._clock.monotonic() + wait_s,
                 )
-            expected = {job.key for job in again}
-            lost = [
-                job.key
-                for job in iteration.jobs
-                if job.key not in expected and self._jobs.get(job.key) == iteration.id
-            ]
-            self._tell()
+            lost = {job.key for job in iteration.jobs} - {job.key for job in again}
+            self._duties.notify()
+            self._count()
         for key in lost:
-            self._leave(key, None)
+            self._leave(waiting.number, key, None)  # most have left before
 
-    def _leave(self, key: JobKey, row: Job | None) -> None:
-        with self._changed:
-            iteration_id = self._jobs.pop(key, None)
-        if iteration_id is None:
-            return
+    def _leave(self, number: int, key: JobKey, row: Job | None) -> None:
+        """Let a job leave, if it is still here with the iteration of that number."""
+        with self._lock:
+            found = self._jobs.get(key)
+            if found is None or found.number != number:
+                return
+            del self._jobs[key]
         try:
-            self._on_end(iteration_id, key, row)
+            self._on_end(found.iteration.id, key, row)
         except Exception:  # noqa: BLE001 - whatever it was, the job has left
             _log.exception("the end of a job was not taken", extra={"job": key.owner})
 
     def _keep(self) -> None:
         """What is done beside iterations: retries that are due, jobs canceled while they waited, usage."""
         usage_at = self._clock.monotonic() + USAGE_INTERVAL_S
-        while True:
-            with self._changed:
-                given_up = self._wait_for_duties(usage_at)
-                if given_up is None:
-                    return
-            if given_up:
-                rows = self._executor.cancel(given_up)
-                for job, row in zip(given_up, rows, strict=True):
-                    self._leave(job.key, row)
-            if self._clock.monotonic() >= usage_at:
-                self._executor.usage.flush()
-                usage_at = self._clock.monotonic() + USAGE_INTERVAL_S
+        while (given_up := self._wait_for_duties(usage_at)) is not None:
+            try:
+                rows = self._executor.cancel([job for _, job in given_up]) if given_up else []
+                if self._clock.monotonic() >= usage_at:
+                    usage_at = self._clock.monotonic() + USAGE_INTERVAL_S
+                    self._executor.usage.flush()
+            except Exception:  # noqa: BLE001 - our own mistake; retries go on
+                _log.exception("canceled jobs, or what accounts used, could not be written")
+                rows = [None] * len(given_up)
+            for (number, job), row in zip(given_up, rows, strict=True):
+                self._leave(number, job.key, row)
 
-    def _wait_for_duties(self, usage_at: float) -> list[Job] | None:
+    def _wait_for_duties(self, usage_at: float) -> list[tuple[int, Job]] | None:
         """Jobs to write as canceled, or none when it is time to keep the usage; None: nothing is left."""
-        while not self._given_up:
-            if self._closing and not self._running:
-                return None
-            now = self._clock.monotonic()
-            if now >= usage_at:
-                break
-            due = self._queue.ripen(now)
-            self._changed.notify_all()
-            self._changed.wait(min(usage_at, due or usage_at) - now)
-        given_up, self._given_up = self._given_up, []
-        return given_up
+        with self._lock:
+            while not self._given_up:
+                if self._closing and not self._running:
+                    return None
+                now = self._clock.monotonic()
+                if now >= usage_at:
+                    break
+                due = self._queue.ripen(now)
+                self._ready.notify(len(self._queue))
+                self._duties.wait(min(usage_at, due or usage_at) - now)
+            given_up, self._given_up = self._given_up, []
+            return given_up

@@ -1,5 +1,6 @@
 """The changes of an iteration, read once for all of its jobs, when the first of them asks."""
 
+import logging
 import shutil
 import threading
 from collections.abc import Callable, Iterable
@@ -13,6 +14,7 @@ from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.jobs.caps import caps_of
 from penstock.jobs.diskspool import DiskSpool
+from penstock.jobs.errorcodes import failure_of
 from penstock.jobs.fanout import FanOut
 from penstock.jobs.frames import Frames, SharedFrame
 from penstock.jobs.inorder import in_order
@@ -24,6 +26,8 @@ from penstock.jobs.pieces import Piece, closed
 from penstock.jobs.projecting import PieceProjection
 from penstock.jobs.source import JobSource, Scan
 from penstock.settings import JobsSettings
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -128,7 +132,10 @@ class SharedRange:
         for job in self._jobs:
             self._fanout.close(job.key)
         if self._frame.made is not None:
-            self._frame.made.release()
+            try:
+                self._frame.made.release()
+            except Exception as error:  # noqa: BLE001 - Spark lets go of it by itself when it ends
+                _log.warning("a DataFrame could not be released", extra={"error": failure_of(error).message})
         if self._reader is None:
             return True
         self._reader.join(wait_s)

@@ -2,16 +2,19 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from penstock import eventloop
+from penstock.clock import SYSTEM
 from penstock.errors import Invalid
 from penstock.jobs.consumer import Consumer, DataRetriever
 from penstock.jobs.execution import Executor
 from penstock.jobs.iteration import Iteration
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobKey
+from penstock.jobs.scheduler import Scheduler
 from penstock.jobs.usage import Usage, UsageMeter
 from penstock.settings import JobsSettings, Settings
 from penstock.testing.itemtables import item, item_table
@@ -38,26 +41,49 @@ class Bench:
 
     @contextmanager
     def executor(self) -> Iterator[Executor]:
-        settings = Settings(jobs=JobsSettings(data=self.folder / "jobs", **self.settings))
+        """What executes iterations, open."""
+        made = self._executor()
+        made.open()
+        try:
+            yield made
+        finally:
+            made.close()
+
+    @contextmanager
+    def scheduler(self, **weights: int) -> Iterator[Scheduler]:
+        """What schedules them, started; it ends quickly."""
+        made = Scheduler(
+            self._executor(), self._settings.jobs, on_end=self._left, weights=weights, clock=SYSTEM
+        )
+        made.start()
+        try:
+            yield made
+        finally:
+            eventloop.run(made.close())
+
+    def iteration(self, *jobs: Job, from_ts: int = 0) -> Iteration:
+        """One of jobs that are in the log from now on, up to now; their names make it unique."""
+        self.log.rows |= {job.key: job for job in jobs}
+        made = iteration_of(*jobs, from_ts=from_ts, to_ts=self.world.ts)
+        return replace(made, id="+".join(job.key.job_name for job in jobs))
+
+    @property
+    def _settings(self) -> Settings:
+        return Settings(jobs=JobsSettings(data=self.folder / "jobs", **self.settings))
+
+    def _executor(self) -> Executor:
         bench = self
 
         class Meter(UsageMeter):
             def add(self, account: str, usage: Usage) -> None:
                 bench.used[account] = bench.used.get(account, Usage()) + usage
 
-        made = Executor(
-            self.log,
-            self.source,
-            settings,
-            find=self._find,
-            usage=Meter(),
-            **{"grace_s": 0.2, **self.options},
-        )
-        made.open()
-        try:
-            yield made
-        finally:
-            made.close()
+        options = {"grace_s": 0.2, "usage": Meter(), **self.options}
+        return Executor(self.log, self.source, self._settings, find=self._find, **options)
+
+    def _left(self, iteration_id: str, key: JobKey, row: Job | None) -> None:
+        assert key.job_name in iteration_id, "a job leaves the iteration that it was in"
+        self.ended(key, row)
 
     def _find(self, name: str) -> type[Consumer]:
         if name not in self.consumers:
@@ -65,6 +91,7 @@ class Bench:
         return self.consumers[name]
 
     def ended(self, key: JobKey, row: Job | None) -> None:
+        """A job leaves."""
         assert key.job_name not in self.ends, "a job leaves once"
         self.ends[key.job_name] = row
 
@@ -76,11 +103,13 @@ class Bench:
         )
 
     def repeat(self, iteration: Iteration, *, last: bool = False) -> list[Job]:
+        """Try it once more, with rows as they are given."""
         self.ends = {}
         with self.executor() as executor:
             return executor.attempt(iteration, last=last, on_end=self.ended).run()
 
     def end(self, name: str) -> Job:
+        """The row that a job has left with; it is what the log has."""
         row = self.ends[name]
         assert row is not None
         assert row == self.log.row(name)
