@@ -110,7 +110,7 @@ def last_changes(
     parts = min(_PARTS_MAX, -(-needed // memory_bytes))
     for part in range(parts):
         places, mine = zip(*(_part(each, keys, part, parts) for each in rows), strict=True)
-        last = _last(*mine, keys)
+        last = _last(mine[0], mine[1], keys)
         ended, begun = last[last < mine[0].num_rows], last[last >= mine[0].num_rows] - mine[0].num_rows
         for mask, where, chosen in zip(masks, places, (ended, begun), strict=True):
             mask[where[chosen]] = True

@@ -48,8 +48,8 @@ class SourceWorld(ServedWorld):
             "feed",
             self.storage,
             now=lambda: self.ts,
-            leases=self._leases,
-            connect=lambda addr: _Counting(addr, self.asked),
+            leases=self.leases,
+            connect=self.connect,
             history=self.history(),
         )
         try:
@@ -57,7 +57,12 @@ class SourceWorld(ServedWorld):
         finally:
             await made.close()
 
-    def _leases(self) -> Sequence[Lease]:
+    def connect(self, addr: str) -> FlightReader:
+        """A reader of a capture, whose questions are noted in `asked`."""
+        return _Counting(addr, self.asked)
+
+    def leases(self) -> Sequence[Lease]:
+        """Those of the captures in `addrs`."""
         return [Lease(f"capture-{at}", "data", addr, 0) for at, addr in enumerate(self.addrs)]
 
 
