@@ -15,6 +15,7 @@ _log = logging.getLogger(__name__)
 
 PREFIX = b"penstock/jobs/usage/"
 _ATTEMPTS = 10
+_ADDITIONS = 8  # that are remembered: as many runners may have made one whose answer got lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +34,22 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What the store has of an account. `addition` is the last one, which is not made twice."""
+    """What the store has of an account. `additions` are the last ones, by all runners: none is made twice."""
 
     usage: Usage = Usage()
-    addition: str = ""
+    additions: tuple[str, ...] = ()
 
     def write(self) -> bytes:
         used = self.usage
         tree = {"rows": used.rows, "bytes": used.nbytes, "task_seconds": round(used.task_seconds, 6)}
-        return json.dumps({**tree, "addition": self.addition}).encode()
+        return json.dumps({**tree, "additions": self.additions}).encode()
 
     @classmethod
     def read(cls, value: bytes) -> "_Kept":
         try:
             tree = json.loads(value)
             usage = Usage(int(tree["rows"]), int(tree["bytes"]), float(tree["task_seconds"]))
-            return cls(usage, str(tree["addition"]))
+            return cls(usage, tuple(map(str, tree["additions"])))
         except (ValueError, KeyError, TypeError) as error:
             raise Corrupt("the usage of an account is damaged in the store; remove its row") from error
 
@@ -119,8 +120,9 @@ class UsageMeter:
                 with self._client.begin() as txn:
                     value = txn.get(key)
                     kept = _Kept() if value is None else _Kept.read(value)
-                    if kept.addition != addition.id:
-                        txn.put(key, _Kept(kept.usage + addition.usage, addition.id).write())
+                    if addition.id not in kept.additions:
+                        additions = (*kept.additions, addition.id)[-_ADDITIONS:]
+                        txn.put(key, _Kept(kept.usage + addition.usage, additions).write())
             except (Conflict, Undetermined):
                 continue
             return
