@@ -17,7 +17,7 @@ from penstock.consumers.indexes.earlier import Earlier
 from penstock.consumers.indexes.keeper import IndexKeeper, IndexKind
 from penstock.consumers.indexes.marker import ROWS_ONLY, Marker
 from penstock.consumers.indexes.question import Question
-from penstock.consumers.indexes.table import LanceTable, Rows, Standing
+from penstock.consumers.indexes.table import LANCE_FAILURES, LanceTable, Rows, Standing
 from penstock.consumers.indexes.upkeep import Limits
 from penstock.consumers.indexes.writing import FragmentTask, RowMaker, write_on_executors
 from penstock.consumers.lake.lakeschema import shaped
@@ -118,15 +118,20 @@ class IndexConsumer(Consumer):
             mode="create" if before is None else "overwrite",
             storage=self.table.storage,
         )
-        if data.large:
-            fragments = write_on_executors(data.dataframe(), task)
-        else:
-            fragments = task.write(batch.inserts for batch in every(data))
+        try:
+            if data.large:
+                fragments = write_on_executors(data.dataframe(), task)
+            else:
+                fragments = task.write(batch.inserts for batch in every(data))
+        except LANCE_FAILURES as error:
+            self.table.check_absent(before, error)
+            raise
         marker = Marker(
             owner=self.job.owner,
             watermark=data.to_ts,
             recipe=layout.maker.recipe,
             last_id=data.schema.table.max_column_id,
+            attempt=self.job.clock.unique_id(),
             complete=False,
         )
         return self.table.replace(before, layout.schema, fragments, marker)

@@ -64,6 +64,10 @@ def hashed(texts: pa.Array, dimension: int) -> pa.FixedSizeListArray:
     signs = np.where(mine & np.uint64(1), 1.0, -1.0) * (mine != 0)
     sums = np.bincount(places, signs, len(texts) * dimension).reshape(len(texts), dimension)
     lengths = np.linalg.norm(sums, axis=1)
+    if not lengths.all():  # words that took each other away count without their signs
+        counts = np.bincount(places, np.abs(signs), len(texts) * dimension).reshape(len(texts), dimension)
+        sums = np.where(lengths[:, None], sums, counts)
+        lengths = np.linalg.norm(sums, axis=1)
     made = (sums / np.where(lengths, lengths, 1)[:, None]).astype(np.float32)
     return _fixed(made, lengths == 0)
 

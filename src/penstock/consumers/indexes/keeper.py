@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from lance.commit import CommitConflictError
 from lance.dataset import LanceDataset
 
-from penstock.consumers.indexes.table import LanceTable, Standing
+from penstock.consumers.indexes.table import LANCE_FAILURES, LanceTable, Standing
 from penstock.consumers.indexes.upkeep import Condition, Fragment, Limits, Step, next_steps, to_compact
 from penstock.errors import Fenced
 from penstock.metrics import JOBS_INDEX_UPKEEP_SECONDS
@@ -18,7 +18,6 @@ __all__ = ["INDEX", "IndexKeeper", "IndexKind"]
 
 INDEX = "penstock"
 """What the index is called in the dataset."""
-_FAILURES = (OSError, ValueError, RuntimeError)  # what Lance raises
 os.environ.setdefault("LANCE_INCLUDE_VECTOR_CENTROIDS", "false")  # else statistics carry all centroids
 _log = logging.getLogger(__name__)
 
@@ -62,7 +61,7 @@ class IndexKeeper:
             self._keep(standing)
         except (CommitConflictError, Fenced):
             _log.info("an index was changed while it was taken care of", extra=facts)
-        except _FAILURES as error:
+        except LANCE_FAILURES as error:
             _log.warning("care of an index failed", extra=facts | {"error": type(error).__name__})
 
     def _keep(self, standing: Standing) -> None:
@@ -96,6 +95,7 @@ class IndexKeeper:
                     excluded_fragment_ids=others, target_rows_per_fragment=self.limits.fragment_rows
                 )
             case Step.CLEAN:
+                self.table.retire_tag(standing)  # a build may have been killed just before it did that
                 kept = timedelta(seconds=self.retain_s)
                 dataset.cleanup_old_versions(kept, error_if_tagged_old_versions=False)
                 return self._noted(standing, cleaned_version=standing.version)
@@ -152,7 +152,7 @@ def _statistics(dataset: LanceDataset) -> dict[str, Any]:
     """What Lance says of the index; nothing when there is none."""
     if all(each.name != INDEX for each in dataset.describe_indices()):
         return {}
-    return dataset.index_statistics(INDEX)
+    return dataset.stats.index_stats(INDEX)
 
 
 def _largest_share(index: dict[str, Any]) -> float:

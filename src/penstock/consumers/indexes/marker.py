@@ -26,6 +26,8 @@ class Marker:
     """How rows were made of those of the source; another one makes other rows."""
     last_id: int
     """The greatest id of a column that the source had."""
+    attempt: str = ""
+    """Which build made the dataset, a unique id."""
     complete: bool = True
     """False while indexes of a first build are still missing."""
     trained_rows: int = 0

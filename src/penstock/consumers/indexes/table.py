@@ -12,17 +12,18 @@ from typing import Any
 
 import lance
 import pyarrow as pa
-from lance.commit import CommitConflictError
 from lance.dataset import LanceDataset, LanceOperation, Transaction
 from lance.fragment import FragmentMetadata, write_fragments
 
 from penstock.consumers.indexes.marker import MARKER, Marker
 from penstock.errors import Corrupt, Fenced, Unavailable
 
-__all__ = ["LanceTable", "Rows", "Standing"]
+__all__ = ["LANCE_FAILURES", "LanceTable", "Rows", "Standing"]
 
 SERVING = "penstock-serving"
 """A tag on the last complete version while the next is built: what searches read, and nobody removes."""
+LANCE_FAILURES = (OSError, ValueError, RuntimeError)
+"""What Lance raises: a conflict of commits is an OSError."""
 _ATTEMPTS = 5
 _VERSIONS_BACK = 200
 
@@ -110,23 +111,34 @@ class LanceTable:
 
         Indexes go with the old rows. The version of before stays what is served until this one is complete.
         """
-        if before is not None and before.marker.of(self.owner):
-            _tag(before)
-        alone = self._write_marker(schema, marker, mode="create" if before is None else "overwrite")
-        operation = LanceOperation.Overwrite(schema, [*fragments, *alone])
-        base = before
+        base = before and self._unchanged(before)
+        if base is not None and base.marker.of(self.owner):
+            _tag(base)
         for _ in range(_ATTEMPTS):
-            # An Overwrite that may not be retried is never rebased: it is a compare-and-set of the version.
-            transaction = Transaction(base.version if base else 0, operation)
             try:
-                return self._committed(transaction, base)
-            except CommitConflictError:
-                base = self._unchanged(before)
-            except OSError as error:
-                if before is None and "already exists" in str(error):
-                    raise self._fenced() from error
-                raise
-        raise Unavailable(f"the index at {self.uri} is changed by others all the time; try again")
+                return self._replaced(base, schema, fragments, marker)
+            except LANCE_FAILURES as error:
+                self.check_absent(before, error)
+                base = self._newer(before, base, error)
+        raise self._busy()
+
+    def check_absent(self, before: Standing | None, error: Exception) -> None:
+        """Raise Fenced when a first build failed because somebody else's is there by now."""
+        if before is None and self.latest() is not None:
+            raise self._fenced() from error
+
+    def _replaced(
+        self, base: Standing | None, schema: pa.Schema, fragments: Sequence[FragmentMetadata], marker: Marker
+    ) -> Standing:
+        alone = self._write_marker(schema, marker, mode="create" if base is None else "overwrite")
+        # An Overwrite that may not be retried is never rebased: it is a compare-and-set of the version. Yet
+        # the number may be free again because newer versions were made, and then removed for their age.
+        operation = LanceOperation.Overwrite(schema, [*fragments, *alone])
+        made = self._committed(Transaction(base.version if base else 0, operation))
+        newest = self.latest()
+        if newest is None or newest.version < made.version or newest.marker.attempt != marker.attempt:
+            raise self._fenced()
+        return newest
 
     def change(self, before: Standing, rows: Rows | None, mark: Callable[[Marker, int], Marker]) -> Standing:
         """Take rows out, put rows in, and replace the marker by `mark` of it and of how many keys were there.
@@ -137,15 +149,14 @@ class LanceTable:
         for _ in range(_ATTEMPTS):
             try:
                 return self._changed(base, rows, mark)
-            except CommitConflictError:
-                found = self._unchanged(before)
-                assert found is not None
-                base = found
-        raise Unavailable(f"the index at {self.uri} is changed by others all the time; try again")
+            except LANCE_FAILURES as error:
+                base = self._newer(before, base, error)
+        raise self._busy()
 
     def retire_tag(self, standing: Standing) -> None:
         """Let the version go that was served while this one was built."""
-        if SERVING in standing.dataset.tags.list():
+        tagged = standing.dataset.tags.list().get(SERVING)
+        if tagged and tagged["version"] < standing.version:
             standing.dataset.tags.delete(SERVING)
 
     def write(self, rows: pa.Table | pa.RecordBatchReader, *, mode: str = "append") -> list[FragmentMetadata]:
@@ -161,20 +172,32 @@ class LanceTable:
             updated_fragments=updated,
             new_fragments=[*(rows.fragments if rows else ()), *marker],
         )
-        return self._committed(Transaction(base.version, operation), base)
+        return self._committed(Transaction(base.version, operation))
 
-    def _committed(self, transaction: Transaction, base: Standing | None) -> Standing:
-        where = base.dataset if base else self.uri
+    def _committed(self, transaction: Transaction) -> Standing:
+        """Commit. The version that was read is opened again for it: were it gone, so might be the versions
+        after it, and what is not there conflicts with nothing.
+        """
         dataset = LanceDataset.commit(
-            where, transaction, storage_options=self._storage or None, max_retries=0
+            self.uri, transaction, storage_options=self._storage or None, max_retries=0
         )
         return self._standing(dataset)
 
-    def _unchanged(self, before: Standing | None) -> Standing | None:
+    def _unchanged(self, before: Standing) -> Standing:
         found = self.latest()
-        if before is None or found is None or not found.keeps(before):
+        if found is None or not found.keeps(before):
             raise self._fenced()
         return found
+
+    def _newer(self, before: Standing | None, base: Standing | None, error: Exception) -> Standing:
+        """The same rows in a newer version: why a commit failed. Raises the error when there is none."""
+        found = self._unchanged(before) if before else None
+        if found is None or base is None or found.version == base.version:
+            raise error
+        return found
+
+    def _busy(self) -> Unavailable:
+        return Unavailable(f"the index at {self.uri} is changed by others all the time; try again")
 
     def _fenced(self) -> Fenced:
         return Fenced(
@@ -193,7 +216,7 @@ class LanceTable:
             updated_fragments=[rest] if rest else [],
             new_fragments=self._write_marker(base.dataset.schema, base.marker, mode="append"),
         )
-        return self._committed(Transaction(base.version, operation), base)
+        return self._committed(Transaction(base.version, operation))
 
     def _write_marker(self, schema: pa.Schema, marker: Marker, *, mode: str) -> list[FragmentMetadata]:
         cells = [
