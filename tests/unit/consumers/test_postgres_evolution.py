@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.consumers.postgres.columns import TargetColumn, from_json, postgres_type, to_json
-from penstock.consumers.postgres.evolution import evolved, is_wider
+from penstock.consumers.evolution import TargetColumn, evolved, to_json
+from penstock.consumers.postgres.columns import is_wider, known_columns, postgres_type
 from penstock.errors import Corrupt, Invalid
 from penstock.tables.typetext import parse_definition
 
@@ -17,7 +17,7 @@ def column(number: int, name: str, kind: str = "text", *, gone: bool = False) ->
 def shown(
     known: list[TargetColumn], wanted: list[TargetColumn], *, seen_id: int = 3
 ) -> tuple[list[str], list[str]]:
-    found = evolved([KEY, *known], seen_id, [KEY, *wanted])
+    found = evolved([KEY, *known], seen_id, [KEY, *wanted], is_wider)
     acts = [
         " ".join(filter(None, [each.act.value, each.was, each.column.name])) for each in found.alterations
     ]
@@ -75,11 +75,11 @@ def test_what_rows_do_not_allow_is_refused_with_the_remedy(
 
 def test_another_key_is_refused() -> None:
     with pytest.raises(Invalid, match="another primary key now; rebuild"):
-        evolved([KEY], 3, [TargetColumn(2, "b", "bigint", key=True)])
+        evolved([KEY], 3, [TargetColumn(2, "b", "bigint", key=True)], is_wider)
 
 
 def test_a_renamed_key_is_the_same_key() -> None:
-    assert len(evolved([KEY], 3, [TargetColumn(1, "number", "bigint", key=True)]).alterations) == 2
+    assert len(evolved([KEY], 3, [TargetColumn(1, "number", "bigint", key=True)], is_wider).alterations) == 2
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_each_type_of_the_source_has_one_in_postgres(definition: str, kind: str)
 
 def test_columns_are_kept_as_json() -> None:
     columns = [KEY, column(2, "a", gone=True)]
-    assert from_json(to_json(columns)) == columns
+    assert known_columns(to_json(columns)) == columns
 
 
 @pytest.mark.parametrize(
@@ -137,4 +137,4 @@ def test_columns_are_kept_as_json() -> None:
 )
 def test_damaged_columns_are_not_taken(tree: object) -> None:
     with pytest.raises(Corrupt, match="rebuild the target"):
-        from_json(tree)
+        known_columns(tree)

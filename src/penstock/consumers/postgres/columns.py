@@ -1,19 +1,16 @@
 """The columns of a target: which type of PostgreSQL each column of the source has there. Pure."""
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from penstock.consumers.evolution import HANDLE_ID, TargetColumn, from_json
 from penstock.errors import Corrupt, Invalid
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import HANDLE
 from penstock.tables.fieldtypes import INTEGER_BITS, FieldType, Tp
-
-HANDLE_ID = 0
-"""The id of `_handle` among columns; those of the source begin with 1."""
 
 _NAME_BYTES = 63
 _SYSTEM = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
@@ -49,20 +46,13 @@ _FIXED = {
     Tp.JSON: "jsonb",
     Tp.VECTOR_FLOAT32: "real[]",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class TargetColumn:
-    """A column of the target. `id` is that of the source's column: it outlives the name.
-
-    One that is `gone` at the source stays, and is NULL in rows that are written from then on.
-    """
-
-    id: int
-    name: str
-    type: str
-    key: bool = False
-    gone: bool = False
+_WIDER = {
+    "smallint": ("integer", "bigint", "numeric(20)"),
+    "integer": ("bigint", "numeric(20)"),
+    "bigint": ("numeric(20)",),
+    "real": ("double precision",),
+}
+_NUMERIC = re.compile(r"numeric\((\d+)(?:,(\d+))?\)")
 
 
 def postgres_type(kind: FieldType) -> str:
@@ -106,20 +96,21 @@ def check_name(what: str, name: str) -> None:
         raise Invalid(f"{what} {name!r} is no name for PostgreSQL, which takes 1 to {_NAME_BYTES} bytes")
 
 
-def to_json(columns: Iterable[TargetColumn]) -> list[dict[str, Any]]:
-    """As the target keeps them beside the watermark."""
-    return [asdict(column) for column in columns]
+def is_wider(old: str, new: str) -> bool:
+    """Whether every value of a type is one of the other type, and stays the same."""
+    if new in _WIDER.get(old, ()):
+        return True
+    before, after = _NUMERIC.fullmatch(old), _NUMERIC.fullmatch(new)
+    if not (before and after):
+        return False
+    digits, scale = int(before[1]), int(before[2] or 0)
+    more_digits, more_scale = int(after[1]), int(after[2] or 0)
+    return more_scale >= scale and more_digits - more_scale >= digits - scale
 
 
-def from_json(trees: Any) -> list[TargetColumn]:
-    """What `to_json` made; raise Corrupt when it is something else."""
-    try:
-        found = [
-            TargetColumn(int(tree["id"]), tree["name"], tree["type"], bool(tree["key"]), bool(tree["gone"]))
-            for tree in trees
-        ]
-    except (KeyError, TypeError, ValueError):
-        raise Corrupt("the columns kept beside the watermark are damaged; rebuild the target") from None
+def known_columns(trees: Any) -> list[TargetColumn]:
+    """The columns that a target keeps; raise Corrupt when they are damaged."""
+    found = from_json(trees)
     if not all(_KNOWN.fullmatch(column.type) for column in found):
         raise Corrupt("a column kept beside the watermark has an unknown type; rebuild the target")
     return found

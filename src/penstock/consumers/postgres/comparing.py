@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from psycopg import sql
 from pyarrow import csv
 
-from penstock.consumers.postgres.columns import TargetColumn
+from penstock.consumers.evolution import TargetColumn
 from penstock.consumers.postgres.copytext import cells, moments, storable
 from penstock.errors import Invalid
 from penstock.sink.formats.escaping import hex_cells

@@ -9,10 +9,10 @@ import pyarrow as pa
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import Field, SecretStr
 
+from penstock.consumers.evolution import Act, Evolution, TargetColumn, evolved
 from penstock.consumers.options import ConsumerOptions
 from penstock.consumers.postgres import comparing
-from penstock.consumers.postgres.columns import TargetColumn, check_name, target_columns
-from penstock.consumers.postgres.evolution import Act, Evolution, evolved
+from penstock.consumers.postgres.columns import check_name, is_wider, target_columns
 from penstock.consumers.postgres.failures import connecting, told
 from penstock.consumers.postgres.targettable import TargetTable
 from penstock.consumers.postgres.watermarks import NAME, Mark, Watermarks
@@ -141,7 +141,7 @@ class Postgres(Consumer):
         seen_id = data.schema.table.max_column_id
         with self._transaction() as cursor:
             mark = self._marks.advance(cursor, data.from_ts, data.to_ts)
-            evolution = evolved(mark.columns, mark.seen_id, wanted)
+            evolution = evolved(mark.columns, mark.seen_id, wanted, is_wider)
             self._evolve(cursor, evolution, data.schema)
             if (mark.columns, mark.seen_id) != (list(evolution.columns), seen_id):
                 self._marks.keep(cursor, data.to_ts, evolution.columns, seen_id)
@@ -226,7 +226,7 @@ def _conninfo(dsn: SecretStr) -> str:
 def _possible(mark: Mark, wanted: Sequence[TargetColumn]) -> Evolution | None:
     """How the target can get its columns; None where it has to be made anew: all of its rows come again."""
     try:
-        return evolved(mark.columns, mark.seen_id, wanted)
+        return evolved(mark.columns, mark.seen_id, wanted, is_wider)
     except Invalid:
         return None
 

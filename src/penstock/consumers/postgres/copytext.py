@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.consumers.postgres.columns import TargetColumn
+from penstock.consumers.evolution import TargetColumn
 from penstock.errors import Invalid
 from penstock.sink.formats.escaping import Substitution, hex_cells
 from penstock.sink.formats.joining import Lines, as_binary, content

@@ -7,9 +7,8 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from penstock.consumers.postgres.columns import TargetColumn
+from penstock.consumers.evolution import Act, Alteration, TargetColumn
 from penstock.consumers.postgres.copytext import copy_text, literal
-from penstock.consumers.postgres.evolution import Act, Alteration
 
 _UPSERTS = sql.Identifier("pg_temp", "penstock_upserts")
 _DELETES = sql.Identifier("pg_temp", "penstock_deletes")

@@ -19,7 +19,8 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from penstock.consumers.postgres.columns import TargetColumn, from_json, to_json
+from penstock.consumers.evolution import TargetColumn, to_json
+from penstock.consumers.postgres.columns import known_columns
 from penstock.errors import Fenced, Invalid
 
 NAME = "penstock_watermarks"
@@ -86,7 +87,7 @@ class Watermarks:
         found = self._one(cursor, query, *self._mine) if self._exists(cursor, NAME) else None
         if found is None:
             raise Invalid(f"table {self._name} was never synced by this job")
-        return from_json(found[0])
+        return known_columns(found[0])
 
     def claim(self, cursor: psycopg.Cursor[Any]) -> Mark:
         """Begin a first sync: from now on none that was begun before can commit.
@@ -108,7 +109,7 @@ class Watermarks:
         found = self._one(cursor, _CLAIM, self._owner, self._job, self._target)
         assert found is not None
         attempt, columns, seen_id = found
-        return Mark(from_json(columns) if exists else [], int(seen_id), int(attempt))
+        return Mark(known_columns(columns) if exists else [], int(seen_id), int(attempt))
 
     def replace(
         self,
@@ -133,7 +134,7 @@ class Watermarks:
         )
         if found is None:
             raise Fenced(f"table {self._name} is not at {from_ts} any more")
-        return Mark(from_json(found[0]), int(found[1]))
+        return Mark(known_columns(found[0]), int(found[1]))
 
     def keep(
         self, cursor: psycopg.Cursor[Any], ts: int, columns: Sequence[TargetColumn], seen_id: int

@@ -1,25 +1,52 @@
 """What becomes of a target's columns when those of its source have changed. Pure.
 
 Columns are known by their ids: one that was renamed keeps its values, and one that was dropped and added
-again under its old name begins anew.
+again under its old name begins anew. A target keeps what it has of them beside its watermark.
 """
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from typing import Any
 
-from penstock.consumers.postgres.columns import TargetColumn
-from penstock.errors import Invalid
+from penstock.errors import Corrupt, Invalid
 
-_REMEDY = "rebuild the target with `penstock job repair --rebuild`"
-_WIDER = {
-    "smallint": ("integer", "bigint", "numeric(20)"),
-    "integer": ("bigint", "numeric(20)"),
-    "bigint": ("numeric(20)",),
-    "real": ("double precision",),
-}
-_NUMERIC = re.compile(r"numeric\((\d+)(?:,(\d+))?\)")
+HANDLE_ID = 0
+"""The id of `_handle` among columns; those of the source begin with 1."""
+
+REBUILD = "rebuild the target with `penstock job repair --rebuild`"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetColumn:
+    """A column of the target, with its type there. `id` is that of the source's column: it outlives the name.
+
+    One that is `gone` at the source stays, and is NULL in rows that are written from then on.
+    """
+
+    id: int
+    name: str
+    type: str
+    key: bool = False
+    gone: bool = False
+
+
+def to_json(columns: Iterable[TargetColumn]) -> list[dict[str, Any]]:
+    """As a target keeps them."""
+    return [asdict(column) for column in columns]
+
+
+def from_json(trees: Any) -> list[TargetColumn]:
+    """What `to_json` made; raise Corrupt when it is something else."""
+    try:
+        return [
+            TargetColumn(
+                int(tree["id"]), str(tree["name"]), str(tree["type"]), bool(tree["key"]), bool(tree["gone"])
+            )
+            for tree in trees
+        ]
+    except (KeyError, TypeError, ValueError):
+        raise Corrupt(f"the columns kept beside the watermark are damaged; {REBUILD}") from None
 
 
 class Act(Enum):
@@ -48,17 +75,23 @@ class Evolution:
     columns: tuple[TargetColumn, ...]
 
 
-def evolved(known: Sequence[TargetColumn], seen_id: int, wanted: Sequence[TargetColumn]) -> Evolution:
+def evolved(
+    known: Sequence[TargetColumn],
+    seen_id: int,
+    wanted: Sequence[TargetColumn],
+    is_wider: Callable[[str, str], bool],
+) -> Evolution:
     """How a target with `known` columns gets `wanted` ones; raise Invalid when its rows do not allow that.
 
     `seen_id` is the greatest id of the source's columns when the target was last written. A column that is
-    wanted now and is older was left out until now: the target's rows do not have its values.
+    wanted now and is older was left out until now: the target's rows do not have its values. `is_wider` tells
+    whether every value of a type is one of another, and stays the same.
     """
     if [column.id for column in known if column.key] != [column.id for column in wanted if column.key]:
-        raise Invalid(f"the source has another primary key now; {_REMEDY}")
+        raise Invalid(f"the source has another primary key now; {REBUILD}")
     by_id = {column.id: column for column in known}
     for column in wanted:
-        _check(by_id.get(column.id), column, seen_id)
+        _check(by_id.get(column.id), column, seen_id, is_wider)
     ids, names = {column.id for column in wanted}, {column.name for column in wanted}
     left = [column for column in known if column.id not in ids]
     return Evolution(
@@ -72,15 +105,17 @@ def evolved(known: Sequence[TargetColumn], seen_id: int, wanted: Sequence[Target
     )
 
 
-def _check(known: TargetColumn | None, wanted: TargetColumn, seen_id: int) -> None:
+def _check(
+    known: TargetColumn | None, wanted: TargetColumn, seen_id: int, is_wider: Callable[[str, str], bool]
+) -> None:
     if known is None:
         if wanted.id <= seen_id:
-            raise Invalid(f"column {wanted.name} was left out until now; {_REMEDY}")
+            raise Invalid(f"column {wanted.name} was left out until now; {REBUILD}")
     elif known.gone:
-        raise Invalid(f"column {wanted.name} was left out for a while; {_REMEDY}")
+        raise Invalid(f"column {wanted.name} was left out for a while; {REBUILD}")
     elif known.type != wanted.type and not is_wider(known.type, wanted.type):
         raise Invalid(
-            f"column {wanted.name} is {known.type} in the target and needs {wanted.type} now; {_REMEDY}"
+            f"column {wanted.name} is {known.type} in the target and needs {wanted.type} now; {REBUILD}"
         )
 
 
@@ -92,15 +127,3 @@ def _renames(by_id: dict[int, TargetColumn], wanted: Sequence[TargetColumn]) -> 
         *(Alteration(Act.RENAME, each, by_id[each.id].name) for each in aside),
         *(Alteration(Act.RENAME, each, held.name) for each, held in zip(renamed, aside, strict=True)),
     ]
-
-
-def is_wider(old: str, new: str) -> bool:
-    """Whether every value of a type is one of the other type, and stays the same."""
-    if new in _WIDER.get(old, ()):
-        return True
-    before, after = _NUMERIC.fullmatch(old), _NUMERIC.fullmatch(new)
-    if not (before and after):
-        return False
-    digits, scale = int(before[1]), int(before[2] or 0)
-    more_digits, more_scale = int(after[1]), int(after[2] or 0)
-    return more_scale >= scale and more_digits - more_scale >= digits - scale
