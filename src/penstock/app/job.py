@@ -206,6 +206,46 @@ def resume(name: Name, config: Config = None, pd: Pd = None) -> None:
 
 
 @app.command()
+def verify(name: Name, config: Config = None, pd: Pd = None) -> None:
+    """Compare a job's target with its source, at the target's watermark; exit code 1 when they differ."""
+    from penstock.app import jobviews, targetcalls
+    from penstock.jobs.jobid import JobId
+
+    report = targetcalls.verify(load(config, pd), JobId.parse(name))
+    print_json(jobviews.reported(report))
+    if not report.same:
+        raise typer.Exit(1)
+
+
+@app.command()
+def repair(
+    name: Name,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Fill the target anew, without a comparison.")
+    ] = False,
+    config: Config = None,
+    pd: Pd = None,
+) -> None:
+    """Mend what differs in a job's target, and let the job go on; also after TRUNCATE of its table."""
+    from penstock.app import targetcalls
+    from penstock.jobs.jobid import JobId
+
+    print_json(targetcalls.repair(load(config, pd), JobId.parse(name), rebuild=rebuild))
+
+
+@app.command()
+def run(config: Annotated[Path, typer.Option(help="Settings file (YAML).")]) -> None:
+    """Run jobs in the foreground, until SIGTERM or SIGINT.
+
+    Several processes may run: one works, the others stand by. Prints a line of JSON when ready.
+    """
+    from penstock import settings
+    from penstock.app.jobservice import serve
+
+    serve(settings.load(config))
+
+
+@app.command()
 def usage(config: Config = None, pd: Pd = None, as_json: AsJson = False) -> None:
     """Show what each account has used: changes, bytes and seconds of work."""
     from penstock.app import jobcalls, jobviews

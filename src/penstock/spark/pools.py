@@ -24,6 +24,11 @@ def allocation_file(pools: Mapping[str, "PoolSettings"]) -> str:
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
 
 
+def enter_pool(spark: "SparkSession", account: str) -> None:
+    """Run all jobs that this thread starts from now on in the account's pool."""
+    spark.sparkContext.setLocalProperty(_POOL, account)
+
+
 @contextmanager
 def in_pool(spark: "SparkSession", account: str) -> Iterator[None]:
     """Run the jobs that this thread starts inside the block in the account's pool."""

@@ -1,0 +1,77 @@
+"""`penstock job run`: the jobs of a cluster in the foreground."""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+
+from penstock.app.signals import run_until_signalled
+from penstock.clock import SYSTEM
+from penstock.jobs.eventsource import EventStoreJobSource
+from penstock.jobs.execution import Executor
+from penstock.jobs.joblog import JobLog
+from penstock.jobs.lease import Lease
+from penstock.jobs.logfeed import LogFeed
+from penstock.jobs.runner import JobRunner
+from penstock.jobs.runnerparts import OnEnd
+from penstock.jobs.scheduler import Scheduler
+from penstock.jobs.source import JobSource
+from penstock.jobs.usage import UsageMeter
+from penstock.kv import AsyncClient, Client
+from penstock.settings import Settings
+from penstock.spark.executorsettings import for_executors
+from penstock.spark.latesession import LateSession
+
+__all__ = ["serve"]
+
+
+def serve(settings: Settings) -> None:
+    """Run jobs until SIGTERM or SIGINT; iterations that are under way then are canceled.
+
+    Prints one line of JSON when it is ready. Spark is started when the first iteration needs it.
+    """
+    shared = for_executors(settings)
+    session = LateSession(shared, app_name="penstock-jobs")
+    try:
+        run_until_signalled(_run(shared, session))
+    finally:
+        session.stop()
+
+
+async def _run(settings: Settings, session: LateSession) -> None:
+    owner = f"{socket.gethostname()}-{os.getpid()}-{SYSTEM.unique_id()[:8]}"
+    async with await AsyncClient.connect(settings.pd_addrs, tls=settings.tls, settings=settings.kv) as client:
+        log = JobLog(Client(client))
+        await asyncio.to_thread(log.ensure)
+        async with await EventStoreJobSource.connect(
+            settings, client, flight_tls=settings.capture.flight_client_tls
+        ) as source:
+            runner = JobRunner(
+                settings.jobs,
+                acquire=lambda: Lease.acquire(client, owner, ttl_s=settings.jobs.lease_ttl_s),
+                log=log,
+                feed=LogFeed(log, settings),
+                source=source,
+                open_scheduler=lambda on_end: _scheduler(settings, log, source, session, on_end),
+            )
+            _, jobs = await asyncio.to_thread(log.read_all)
+            with contextlib.suppress(BrokenPipeError):  # nobody has to read it
+                print(json.dumps({"runner": owner, "jobs": sum(job.live for job in jobs)}), flush=True)
+            await runner.run()
+
+
+def _scheduler(
+    settings: Settings, log: JobLog, source: JobSource, session: LateSession, on_end: OnEnd
+) -> Scheduler:
+    executor = Executor(
+        log,
+        source,
+        settings,
+        spark=session,
+        usage=UsageMeter(log.client),
+    )
+    weights = {name: pool.weight for name, pool in settings.spark.pools.items()}
+    scheduler = Scheduler(executor, settings.jobs, on_end=on_end, weights=weights)
+    scheduler.start()
+    return scheduler

@@ -1,0 +1,37 @@
+"""A Spark session that is built when it is first needed: most processes that run jobs never need one."""
+
+import threading
+from typing import TYPE_CHECKING
+
+from penstock.settings import Settings
+from penstock.spark.pools import enter_pool
+from penstock.spark.session import build_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class LateSession:
+    """The session of this process, for any number of threads. It is built once."""
+
+    def __init__(self, settings: Settings, *, app_name: str) -> None:
+        self._settings = settings
+        self._app_name = app_name
+        self._lock = threading.Lock()
+        self._spark: SparkSession | None = None
+
+    def __call__(self, account: str) -> "SparkSession":
+        """The session, with the account's pool for what this thread runs; raises as `build_session` does."""
+        with self._lock:
+            if self._spark is None:
+                self._spark = build_session(self._settings, app_name=self._app_name)
+            spark = self._spark
+        enter_pool(spark, account)
+        return spark
+
+    def stop(self) -> None:
+        """End the session, if there is one."""
+        with self._lock:
+            if self._spark is not None:
+                self._spark.stop()
+                self._spark = None
