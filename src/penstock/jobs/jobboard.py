@@ -39,6 +39,7 @@ class JobBoard:
         self._doubted: set[JobKey] = set()
         self._orphaned: set[JobKey] = set()
         self._canceled: set[JobKey] = set()
+        self._leaving: dict[JobKey, Iteration] = {}  # of rows that are gone; one may come again meanwhile
 
     def __iter__(self) -> Iterator[Standing]:
         """The jobs that are live."""
@@ -77,10 +78,11 @@ class JobBoard:
             if standing is not None:
                 if standing.iteration is not None:
                     self._canceled.add(key)
+                    self._leaving[key] = standing.iteration
                 self._leave(standing)
 
     def _add(self, row: Job) -> None:
-        standing = Standing(row, Rule.of(row.spec), row.watermark)
+        standing = Standing(row, Rule.of(row.spec), row.watermark, self._leaving.get(row.key))
         self._standings[row.key] = standing
         if row.live:
             self._enter(standing)
@@ -190,6 +192,7 @@ class JobBoard:
         What it left over (a capped range), or what waits for it, goes on at once; what failed rests first.
         """
         standing = self._standings.get(key)
+        self._leaving.pop(key, None)
         if standing is None or standing.iteration is None or standing.iteration.id != iteration_id:
             return
         iteration, standing.iteration = standing.iteration, None
