@@ -1,10 +1,14 @@
-"""Write the tables of docs/configuration.md from the settings: `python tools/document_settings.py`."""
+"""Write tables of docs/configuration.md and docs/jobs.md from the code: `tools/document_settings.py`."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
+from penstock.jobs.consumers import find_consumer
 from penstock.settings import (
     CaptureSettings,
     ChangefeedSettings,
@@ -21,8 +25,8 @@ from penstock.settings import (
     UpkeepSettings,
 )
 
-PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
-TABLES = {
+DOCS = Path(__file__).parent.parent / "docs"
+SETTINGS: dict[str, type[BaseModel]] = {
     "tls": TlsSettings,
     "kv": KvSettings,
     "store": StoreSettings,
@@ -37,34 +41,62 @@ TABLES = {
     "changefeeds.row_filters": RowFilterSettings,
     "jobs": JobsSettings,
 }
+CONSUMERS = ("fulltext", "vector", "delta", "iceberg", "parquet", "postgres", "kv", "webhook")
 
 
-def table(model: type[BaseModel]) -> str:
+def option_types() -> dict[str, type[BaseModel]]:
+    """What the options of each consumer are read into."""
+    found = {f"consumer {name}": find_consumer(name).options_type for name in CONSUMERS}
+    return {section: model for section, model in found.items() if model is not None}
+
+
+def table(model: type[BaseModel], key: str) -> str:
     """The rows of one section: key, default, meaning."""
-    rows = ["| key | default | meaning |", "|---|---|---|"]
+    rows = [f"| {key} | default | meaning |", "|---|---|---|"]
     for name, field in model.model_fields.items():
-        default = "none" if field.default is None else str(field.default).lower()
-        if isinstance(field.default, BaseModel):
-            default = "see below"
-        if field.is_required():
-            default = "required"
-        rows.append(f"| `{name}` | `{default}` | {field.description} |")
+        shown = field.alias or name
+        if key == "option" and get_origin(field.annotation) is dict:
+            shown = f"{shown}.*"
+        value = option_default(field) if key == "option" else default(field)
+        rows.append(f"| `{shown}` | `{value}` | {field.description} |")
     return "\n".join(rows)
 
 
-def render(page: str) -> str:
+def default(field: FieldInfo) -> str:
+    """What a field is when nothing is said."""
+    if field.is_required():
+        return "required"
+    if isinstance(field.default, BaseModel):
+        return "see below"
+    return "none" if field.default is None else str(field.default).lower()
+
+
+def option_default(field: FieldInfo) -> str:
+    """What an option is when it is not given; as people write it."""
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True, validated_data={})
+    if value in (None, (), {}):
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def render(page: str, tables: Mapping[str, type[BaseModel]], key: str) -> str:
     """Return the page with every table made anew."""
-    for section, model in TABLES.items():
-        head, _, rest = page.partition(f"<!-- {section} -->\n")
+    for section, model in tables.items():
+        head, found, rest = page.partition(f"<!-- {section} -->\n")
+        assert found, f"the page has no place for {section}"
         _, _, tail = rest.partition("\n<!-- end -->")
-        page = f"{head}<!-- {section} -->\n{table(model)}\n<!-- end -->{tail}"
+        page = f"{head}{found}{table(model, key)}\n<!-- end -->{tail}"
     return page
 
 
 if __name__ == "__main__":
-    written = render(PAGE.read_text())
-    if "--check" in sys.argv:
-        sys.exit(
-            "run 'make docs': docs/configuration.md is out of date" if written != PAGE.read_text() else 0
-        )
-    PAGE.write_text(written)
+    pages = {"configuration.md": (SETTINGS, "key"), "jobs.md": (option_types(), "option")}
+    for name, (tables, key) in pages.items():
+        before = (DOCS / name).read_text()
+        written = render(before, tables, key)
+        if "--check" not in sys.argv:
+            (DOCS / name).write_text(written)
+        elif written != before:
+            sys.exit(f"run 'make docs': docs/{name} is out of date")
