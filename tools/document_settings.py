@@ -41,7 +41,7 @@ SETTINGS: dict[str, type[BaseModel]] = {
     "changefeeds.row_filters": RowFilterSettings,
     "jobs": JobsSettings,
 }
-CONSUMERS = ("fulltext", "vector", "delta", "iceberg", "parquet", "postgres", "kv", "webhook")
+CONSUMERS = ("fulltext", "vector", "delta", "iceberg", "parquet", "postgres", "kv")
 
 
 def option_types() -> dict[str, type[BaseModel]]:
