@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from penstock.jobs.iteration import Iteration
 from penstock.jobs.job import ErrorCode, Job, JobState
 from penstock.jobs.jobid import JobKey
-from penstock.jobs.standing import Rule, Standing
+from penstock.jobs.standing import Standing
 from penstock.jobs.tablejobs import TableJobs, Wanted
 from penstock.jobs.transitions import BUSY
 from penstock.jobs.triggers import Why
@@ -82,7 +82,7 @@ class JobBoard:
                 self._leave(standing)
 
     def _add(self, row: Job) -> None:
-        standing = Standing(row, Rule.of(row.spec), row.watermark, self._leaving.get(row.key))
+        standing = Standing(row, row.watermark, self._leaving.get(row.key))
         self._standings[row.key] = standing
         if row.live:
             self._enter(standing)
@@ -90,7 +90,8 @@ class JobBoard:
             self._urgent.add(row.key.table_id)
 
     def _update(self, standing: Standing, row: Job) -> None:
-        known, standing.job = standing.job, row
+        known = standing.job
+        standing.follow(row)
         lowered = row.status.lsn > known.status.lsn and row.watermark < known.watermark
         standing.watermark = row.watermark if lowered else max(standing.watermark, row.watermark)
         if standing.iteration is not None and (lowered or not row.live or row.state is JobState.CANCELED):
@@ -98,10 +99,10 @@ class JobBoard:
         if not row.live:
             self._leave(standing)
             return
-        if row.spec != known.spec:
-            standing.rule = Rule.of(row.spec)
+        respecified = row.spec != known.spec
+        if respecified:
             self._enter(standing)
-        if row.spec != known.spec or lowered or known.state is JobState.ERROR:
+        if respecified or lowered or known.state is JobState.ERROR:
             standing.rests_until = None
             self._urgent.add(row.key.table_id)
         self._check_owner(standing)

@@ -1,6 +1,6 @@
 """A job in the memory of the runner: its row, how far it has come, and what it is busy with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.jobs.iteration import Iteration
@@ -49,11 +49,10 @@ class Standing:
     """One job. The board changes it; triggers only read it.
 
     Invariant: the table has no change in (job.watermark, watermark], so that an iteration from `watermark`
-    skips none.
+    skips none. What follows from the row alone is kept beside it: every look at a table asks for it.
     """
 
     job: Job
-    rule: Rule
     watermark: int
     iteration: Iteration | None = None
     """What it takes part in and has not ended for it yet; there is never a second one."""
@@ -69,6 +68,23 @@ class Standing:
     """Its iteration brings it to where others are: they go on together as soon as it ends."""
     stumbles: int = 0
     """How often in a row nobody knows how its iteration ended."""
+    rule: Rule = field(init=False)
+    takes_part: bool = field(init=False)
+    """Whether it is there for others: not dropped, paused, or stopped by an error."""
+    sound: bool = field(init=False)
+    """Whether its last iteration did not fail: only for such a one do others wait."""
+    _waits: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.follow(self.job)
+
+    def follow(self, row: Job) -> None:
+        """Take over a row."""
+        self.job = row
+        self.rule = Rule.of(row.spec)
+        self.takes_part = row.live and row.state is not JobState.ERROR and not row.spec.paused
+        self.sound = not row.status.failures
+        self._waits = self.takes_part and row.state in RUNNABLE
 
     @property
     def busy(self) -> bool:
@@ -76,22 +92,6 @@ class Standing:
         return self.iteration is not None or self.unsure
 
     @property
-    def takes_part(self) -> bool:
-        """Whether it is there for others: not dropped, paused, or stopped by an error."""
-        return self.job.live and self.job.state is not JobState.ERROR and not self.job.spec.paused
-
-    @property
     def idle(self) -> bool:
         """Whether an iteration may begin."""
-        return (
-            self.iteration is None
-            and not self.unsure
-            and self.rests_until is None
-            and self.job.state in RUNNABLE
-            and self.takes_part
-        )
-
-    @property
-    def sound(self) -> bool:
-        """Whether its last iteration did not fail: only for such a one do others wait."""
-        return not self.job.status.failures
+        return self._waits and self.iteration is None and self.rests_until is None and not self.unsure

@@ -1,6 +1,6 @@
 """The live jobs of one table: which iterations should run now. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from penstock.jobs.job import ErrorCode
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.source import Look
 from penstock.jobs.standing import Group, Standing
-from penstock.jobs.triggers import Candidate, select
+from penstock.jobs.triggers import Candidate, Selection, select
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,27 +76,14 @@ class TableJobs:
         """
         raised = 0
         for _ in range(2 * len(self) + 1):  # each round raises a job to the others, or to now
-            plan = self._round(look, now_ts, now, fast=fast)
+            selection = self._select(now_ts, now, fast=fast)
+            plan = _sifted(selection.candidates, look)
             raised += plan.raised
-            if not plan.raised:
+            if not plan.raised or (not plan.wanted and not selection.open):
                 break
         return Plan(plan.wanted, raised)
 
-    def _round(self, look: Look, now_ts: int | None, now: float, *, fast: bool) -> Plan:
-        wanted, raised = [], 0
-        for candidate in self._candidates(now_ts, now, fast=fast):
-            match judge(candidate, look):
-                case Run(to_ts):
-                    wanted.append(Wanted(candidate, to_ts))
-                case Quiet(to_ts):
-                    raised += len(candidate.jobs)
-                    for each in candidate.jobs:
-                        each.watermark = to_ts
-                case None:
-                    pass
-        return Plan(wanted, raised)
-
-    def _candidates(self, now_ts: int | None, now: float, *, fast: bool) -> tuple[Candidate, ...]:
+    def _select(self, now_ts: int | None, now: float, *, fast: bool) -> Selection:
         waiting = self._waiting_since
         impatient = [group for group, since in waiting.items() if now - since >= self._interval_s]
         fast_s = self._interval_s if fast else 0
@@ -107,7 +94,7 @@ class TableJobs:
                 del waiting[group]
         for group in selection.held:
             waiting.setdefault(group, now)
-        return selection.candidates
+        return selection
 
     def needed_ts(self) -> int | None:
         """After when the table's history is still needed: by what is in the log, which is what a restart has.
@@ -123,3 +110,19 @@ class TableJobs:
             elif each.iteration is not None:
                 needed.append(each.iteration.to_ts)
         return min(needed, default=None)
+
+
+def _sifted(candidates: Iterable[Candidate], look: Look) -> Plan:
+    """Raise the watermarks of those without changes."""
+    wanted, raised = [], 0
+    for candidate in candidates:
+        match judge(candidate, look):
+            case Run(to_ts):
+                wanted.append(Wanted(candidate, to_ts))
+            case Quiet(to_ts):
+                raised += len(candidate.jobs)
+                for each in candidate.jobs:
+                    each.watermark = to_ts
+            case None:
+                pass
+    return Plan(wanted, raised)

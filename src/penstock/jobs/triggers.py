@@ -46,6 +46,11 @@ class Selection:
     candidates: tuple[Candidate, ...]
     held: tuple[Group, ...] = ()
 
+    @property
+    def open(self) -> bool:
+        """Whether others may have something to do once a lagging job has caught up."""
+        return bool(self.held) or any(each.why is Why.LAGGING for each in self.candidates)
+
 
 def select(
     jobs: Iterable[Standing], *, now_ts: int | None, impatient: Collection[Group] = (), fast_s: float = 0

@@ -18,7 +18,7 @@ from penstock.jobs.iteration import Iteration
 from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
 from penstock.jobs.spec import JobSpec
-from penstock.jobs.standing import Rule, Standing
+from penstock.jobs.standing import Standing
 from penstock.jobs.triggers import Candidate, select
 
 NOW_S = 1000
@@ -49,7 +49,7 @@ def standing(text: str, turn: int = 0) -> Standing:
         create_at=1,
         drop_at=1 if "dropped" in words else None,
     )
-    it = Standing(job, Rule.of(job.spec), job.watermark, turn=turn)
+    it = Standing(job, job.watermark, turn=turn)
     it.wanted = any(word.startswith("ask!") for word in words)
     it.rests_until = 1.0 if "rests" in words else None
     if "busy" in words:
