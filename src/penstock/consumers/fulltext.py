@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from lance.dataset import LanceDataset
 from lance.query import FullTextOperator, MatchQuery
 from pydantic import Field, field_validator
@@ -16,7 +15,7 @@ from penstock.consumers.indexes.earlier import Earlier
 from penstock.consumers.indexes.keeper import INDEX
 from penstock.consumers.indexes.question import Question
 from penstock.consumers.indexes.table import Standing
-from penstock.consumers.indexes.tokenizing import PARSERS, Tokenizer
+from penstock.consumers.indexes.tokenizing import PARSERS, Tokenizer, joined_texts
 from penstock.consumers.options import Names
 from penstock.errors import Invalid
 from penstock.jobs.consumer import JobContext
@@ -82,11 +81,8 @@ class TermsMaker:
     def made(self, rows: pa.RecordBatch, earlier: Earlier | None) -> pa.RecordBatch:
         """See RowMaker."""
         del earlier
-        texts = [rows.column(name) for name in self.columns]
-        joined = (
-            texts[0] if len(texts) == 1 else pc.binary_join_element_wise(*texts, " ", null_handling="skip")
-        )
-        return rows.append_column(TERMS, self.tokenizer.terms(joined))
+        texts = joined_texts([rows.column(name) for name in self.columns])
+        return rows.append_column(TERMS, self.tokenizer.terms(texts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from lance.dataset import LanceDataset
 from pydantic import Field, model_validator
 
@@ -16,6 +15,7 @@ from penstock.consumers.indexes.embedding import HASHING, Embedding, vectors_of
 from penstock.consumers.indexes.nearest import VECTOR, NearestIndex
 from penstock.consumers.indexes.question import Question
 from penstock.consumers.indexes.table import Standing
+from penstock.consumers.indexes.tokenizing import joined_texts
 from penstock.consumers.indexes.upkeep import Limits
 from penstock.consumers.options import Names
 from penstock.errors import Invalid
@@ -105,7 +105,7 @@ class VectorMaker:
         return full.filter(vectors.is_valid()).drop_columns(list(self.replaced))
 
     def _embedded(self, rows: pa.RecordBatch, hashes: pa.Array, earlier: Earlier | None) -> pa.Array:
-        texts = self._texts(rows)
+        texts = joined_texts([rows.column(name) for name in self.columns])
         kind = self.derived.field(VECTOR).type
         places = np.full(len(rows), -1)
         known = pa.array([], kind)
@@ -118,15 +118,6 @@ class VectorMaker:
         made = Embedding(self.embedding, self.dimension)(texts.take(pa.array(fresh)))
         places[fresh] = len(known) + np.arange(len(fresh))
         return pa.concat_arrays([known, made]).take(pa.array(places, mask=places < 0))
-
-    def _texts(self, rows: pa.RecordBatch) -> pa.Array:
-        """What is embedded: the columns' texts, a line for each; null when all of them are."""
-        texts = [rows.column(name) for name in self.columns]
-        if len(texts) == 1:
-            return texts[0]
-        joined = pc.binary_join_element_wise(*texts, "\n", null_handling="skip")
-        present = np.any([each.is_valid().to_numpy(zero_copy_only=False) for each in texts], axis=0)
-        return pc.if_else(pa.array(present), joined, None)
 
 
 def _taken(dataset: LanceDataset, places: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:

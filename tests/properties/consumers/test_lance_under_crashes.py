@@ -1,7 +1,7 @@
 """Indexes on Lance against a table as a dict.
 
-Commits fail before and after they count, iterations are repeated, overtaken and given up, strangers compact the
-dataset and remove its old versions, columns come and go. Whatever happens, the index is the source at the
+Commits fail before and after they count, iterations are repeated, overtaken and given up, strangers compact
+the dataset and remove its old versions, columns come and go. Whatever happens, the index is the source at the
 watermark that it says it has, and finds exactly the rows that have a word.
 """
 

@@ -16,7 +16,18 @@ from penstock.tables.schema import TableInfo
 
 __all__ = ["RESERVED", "Layout", "follow_schema", "from_source", "key_names_of", "keys_of"]
 
-RESERVED = frozenset({MARKER, "_rowid", "_rowaddr", "_rowoffset", "_score", "_distance"})
+RESERVED = frozenset(
+    {
+        MARKER,
+        "_distance",
+        "_row_created_at_version",
+        "_row_last_updated_at_version",
+        "_rowaddr",
+        "_rowid",
+        "_rowoffset",
+        "_score",
+    }
+)
 """Names that Lance or the marker has."""
 
 

@@ -234,7 +234,7 @@ class LanceTable:
         return self._standing(dataset)
 
     def _standing(self, dataset: LanceDataset) -> Standing:
-        fragments = dataset.get_fragments()
+        fragments = dataset.get_fragments() if MARKER in dataset.schema.names else []
         # Nearly always alone in one of the newest fragments; else every one of them is looked through.
         likely = [each for each in reversed(fragments) if each.metadata.physical_rows == 1]
         for fragment in [*likely, *fragments]:

@@ -5,16 +5,17 @@ Terms are kept as one text with single spaces between them, so that the index on
 
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import Invalid
 
-__all__ = ["PARSERS", "Tokenizer", "load_function"]
+__all__ = ["PARSERS", "Tokenizer", "joined_texts", "load_function"]
 
 Parser = Callable[[pa.Array], pa.Array]
 """Texts to terms: a text for each, with spaces between the terms, or a list of texts. NULL stays NULL."""
@@ -75,6 +76,8 @@ class Tokenizer:
         made = self._parse()(pc.utf8_lower(plain) if self.lower else plain)
         if isinstance(made, pa.ChunkedArray):
             made = made.combine_chunks()
+        if isinstance(made, pa.NullArray):
+            made = made.cast(pa.string())
         if not isinstance(made, pa.Array) or len(made) != len(texts):
             raise Invalid(f"parser {self.parser} must give an Arrow array with something for each text")
         if pa.types.is_list(made.type) or pa.types.is_large_list(made.type):
@@ -92,6 +95,15 @@ class Tokenizer:
             return partial(ngrams, size=self.ngram)
         function: Parser = load_function(self.parser, f"parser; there are {', '.join(PARSERS)}")
         return function
+
+
+def joined_texts(columns: Sequence[pa.Array]) -> pa.Array:
+    """The texts of some columns as one, a line for each that has one; null where none has."""
+    if len(columns) == 1:
+        return columns[0]
+    texts = pc.binary_join_element_wise(*columns, "\n", null_handling="replace", null_replacement="")
+    present = np.any([each.is_valid().to_numpy(zero_copy_only=False) for each in columns], axis=0)
+    return pc.if_else(pa.array(present), pc.utf8_trim(texts, "\n"), None)
 
 
 def load_function(name: str, what: str) -> Callable[..., pa.Array]:
