@@ -9,7 +9,7 @@ from penstock.app.answering import shown_ms
 from penstock.clock import physical_ms
 from penstock.errors import Invalid
 from penstock.jobs.consumers import find_consumer
-from penstock.jobs.job import Job
+from penstock.jobs.job import Job, JobState
 from penstock.jobs.usage import Usage
 from penstock.jobs.verifying import VerifyReport
 from penstock.sink.files.sinkuri import is_secret, mask_uri
@@ -25,7 +25,7 @@ def summary(job: Job, *, now_ts: int) -> dict[str, Any]:
         "job": str(job.id),
         "consumer": job.spec.consumer,
         "trigger": job.spec.job_type,
-        "state": "paused" if job.spec.paused and not job.status.error_code else job.state.name.lower(),
+        "state": _state(job),
         "watermark": job.watermark,
         "watermark_time": shown_ts(job.watermark),
         "lag_s": lag_s(job.watermark, now_ts),
@@ -71,6 +71,12 @@ def reported(report: VerifyReport) -> dict[str, Any]:
         "duplicates": counts.duplicates,
         "digests_of_keys": report.samples,
     }
+
+
+def _state(job: Job) -> str:
+    """A pause is what keeps a job back, unless it runs still or would not run anyway."""
+    waits = job.state in {JobState.COMPLETED, JobState.CANCELED}
+    return "paused" if job.spec.paused and waits else job.state.name.lower()
 
 
 def shown_ts(ts: int) -> str | None:
@@ -136,10 +142,11 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
     """Things of one kind on a terminal, a line for each."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(*(_heading(name) for name in (rows[0] if rows else {})))
     for row in rows:
-        table.add_row(*map(_told, row.values()))
+        table.add_row(*(Text(_told(value)) for value in row.values()))
     Console().print(table if rows else "none")
 
 
@@ -147,10 +154,11 @@ def print_facts(facts: dict[str, Any]) -> None:
     """One thing on a terminal, a line for each fact."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(show_header=False, box=None)
     for name, value in facts.items():
-        table.add_row(_heading(name), _told(value))
+        table.add_row(_heading(name), Text(_told(value)))
     Console().print(table)
 
 

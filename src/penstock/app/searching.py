@@ -91,11 +91,12 @@ def print_found(answer: dict[str, Any]) -> None:
     """Rows on a terminal, with how fresh they are below."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     rows = answer["rows"]
     table = Table(*(rows[0] if rows else ()))
     for row in rows:
-        table.add_row(*(_cut(str(cell)) for cell in row.values()))
+        table.add_row(*(Text(_cut(str(cell))) for cell in row.values()))
     console = Console()
     console.print(table if rows else "nothing found")
     building = "" if answer["complete"] else "; the index is built anew meanwhile"
