@@ -47,7 +47,7 @@ class ChangesPartition:
             rows = self.snapshot.read()
             return ChangesHandle(as_batches(rows, self.schema, self.options, complete_ts=self.to_ts))
         wanted = ChangesRange(self.from_ts, self.to_ts, self.handle_from, self.handle_to)
-        return ChangesHandle(collect(self.table, wanted, self.options))
+        return ChangesHandle(collect(self.table, wanted, self.options, checked=True))  # by the plan
 
     def within(self, low: bytes, high: bytes) -> "ChangesPartition | None":
         """The part as far as its rows are in [low, high) (b"": no bound); None when none can be."""

@@ -177,6 +177,20 @@ def test_what_is_not_flushed_is_in_parts_of_its_own(make: MakeWorld) -> None:
     assert [sum(each.data.num_rows for each in part.collect()) for part in parts] == [1, 1]
 
 
+def test_a_part_from_before_a_column_was_added_comes_without_it(make: MakeWorld) -> None:
+    world = make()
+    world.commit(item("integer", 1, "a"))
+    world.flush()
+    world.alter(add_column(world.versions.table, "size", "int"))
+    world.commit(item("integer", 2, "b", size=5))
+    world.resolve()
+    parts = plan_changes(world.view(), START, world.ts, columns=["id", "size"])
+    assert [batch.data.schema.names for batch in read(world, parts)] == [
+        ["id", "_commit_ts"],
+        ["id", "size", "_commit_ts"],
+    ]
+
+
 def test_every_part_ends_with_what_is_done_and_complete(make: MakeWorld) -> None:
     world = make(large_txn_bytes=3000)
     for number in range(30):
