@@ -8,7 +8,7 @@ A key may have changed in many batches. Its last change counts: the greatest `_c
 memory: rows beyond some MiB go to a file, which is then mapped.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,18 +73,36 @@ def gather(data: DataRetriever, scratch: Path, *, memory_bytes: int = SPOOL_BYTE
     A SNAPSHOT has each key once: its rows are only collected, and a consumer that can take them batch by
     batch (`every`) needs no disk for them. Raises what `next` raises.
     """
-    begun = with_commit_ts(data.columns)
-    ended = pa.schema([begun.field(name) for name in (*data.keys, COMMIT_TS)])
+    return net_of(
+        ((inserts, deletes) for inserts, deletes, _ in every(data)),
+        data.columns,
+        data.keys,
+        scratch,
+        distinct=data.data_type is DataType.SNAPSHOT,
+        memory_bytes=memory_bytes,
+    )
+
+
+def net_of(
+    changes: Iterable[tuple[pa.RecordBatch, pa.RecordBatch]],
+    columns: pa.Schema,
+    keys: Sequence[str],
+    scratch: Path,
+    *,
+    distinct: bool = False,
+    memory_bytes: int = SPOOL_BYTES,
+) -> NetChanges:
+    """What inserts, with `columns` and `_commit_ts`, and deletes come to; `distinct`: no key is there twice."""
+    begun = with_commit_ts(columns)
+    ended = pa.schema([begun.field(name) for name in (*keys, COMMIT_TS)])
     upserts = RowSpool(begun, scratch / "upserts.arrow", memory_bytes=memory_bytes)
     deletes = RowSpool(ended, scratch / "deletes.arrow", memory_bytes=memory_bytes)
     try:
-        for inserts, gone, _ in every(data):
+        for inserts, gone in changes:
             upserts.add(inserts)
             deletes.add(gone)
-        found = NetChanges(data.keys, upserts.finish(), deletes.finish())
-        if data.data_type is DataType.SNAPSHOT:
-            return found
-        return _last_of_each(found, scratch, memory_bytes)
+        found = NetChanges(tuple(keys), upserts.finish(), deletes.finish())
+        return found if distinct else _last_of_each(found, scratch, memory_bytes)
     finally:
         upserts.discard()
         deletes.discard()

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.eventstore.flight import FlightService
+from penstock.eventstore.flightreader import FlightReader
 from penstock.eventstore.namemarks import NameMarks
 from penstock.tables.schema import TableInfo
 from penstock.testing.tableworld import NAME, TableWorld
@@ -28,6 +29,10 @@ class ServedWorld(TableWorld):
         """Stop serving, and stop without a flush."""
         self.flight.close()
         super().close()
+
+    def flight_rows(self) -> FlightReader:
+        """A reader of the newest rows, for readers in other processes."""
+        return FlightReader(self.flight.addr)
 
     def options(self, **more: Any) -> dict[str, str]:
         """What a read with Spark needs to find everything, and `more`."""
