@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from penstock import eventloop
-from penstock.clock import SYSTEM
 from penstock.errors import Invalid
 from penstock.jobs.consumer import Consumer, DataRetriever
 from penstock.jobs.execution import Executor
 from penstock.jobs.iteration import Iteration
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobKey
-from penstock.jobs.scheduler import Scheduler
+from penstock.jobs.scheduler import OnEnd, Scheduler
 from penstock.jobs.usage import Usage, UsageMeter
 from penstock.settings import JobsSettings, Settings
 from penstock.testing.itemtables import item, item_table
@@ -50,11 +49,9 @@ class Bench:
             made.close()
 
     @contextmanager
-    def scheduler(self, **weights: int) -> Iterator[Scheduler]:
+    def scheduler(self, *, on_end: OnEnd | None = None) -> Iterator[Scheduler]:
         """What schedules them, started; it ends quickly."""
-        made = Scheduler(
-            self._executor(), self._settings.jobs, on_end=self._left, weights=weights, clock=SYSTEM
-        )
+        made = Scheduler(self._executor(), self._settings.jobs, on_end=on_end or self._left)
         made.start()
         try:
             yield made
