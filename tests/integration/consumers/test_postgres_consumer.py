@@ -545,8 +545,9 @@ def compared(consumer: Postgres, data: Any, folder: Path) -> tuple[Counts, pa.Ta
     """How a target differs from a snapshot; the rows it should get, and the keys that have to go first."""
     shape = consumer.expected(pa.RecordBatch.from_pylist([], data.columns)).schema
     rows = [inserts.select(data.columns.names) for inserts, _ in data.batches]
-    counts, put, removed = Counts(), [], [pa.schema(list(shape)[: len(data.keys)]).empty_table()]
+    counts, put, removed = Counts(), [], []
     with Comparison(shape, len(data.keys), folder) as comparison:
+        removed.append(comparison.key_schema.empty_table())
         comparison.find(consumer.present(data.to_ts))
         comparison.expect(map(consumer.expected, rows))
         for part in comparison.differences():
