@@ -1,0 +1,172 @@
+"""How fresh a target is, what it lacks and why."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.clock import compose_ts
+from penstock.errors import Invalid, Unavailable
+from penstock.jobs.freshness import Reason, freshness_of
+from penstock.jobs.freshnessdesk import FreshnessDesk
+from penstock.jobs.job import ErrorCode, Job, JobState
+from penstock.jobs.jobid import JobId
+from penstock.jobs.source import Look
+from penstock.jobs.spec import JobSpec
+from penstock.jobs.transitions import completed, dropped, failed, pending, started
+from penstock.settings import JobsSettings
+from penstock.testing.itemtables import item
+from penstock.testing.iterationbench import Bench, item_bench
+from penstock.testing.jobdoubles import WorldSource, job_row
+from penstock.testing.manual_clock import ManualClock
+
+
+def ts(second: float) -> int:
+    return compose_ts(round(second * 1000))
+
+
+JOB = job_row("j", watermark=ts(100), committed_ts=ts(100))
+PAUSED = JobSpec.parse({"trigger": {"paused": True}})
+
+
+@pytest.mark.parametrize(
+    ("job", "look", "reason"),
+    [
+        (JOB, Look(ts(200), ts(100)), None),
+        (JOB, Look(ts(200), ts(101)), Reason.WAITING),
+        (JOB, Look(ts(200), ts(90), ts(150)), Reason.WAITING),
+        (JOB, Look(ts(5000), ts(101)), Reason.CATCHING_UP),
+        (JOB, None, Reason.NOT_CAPTURED),
+        (pending(JOB.watermark, ts(200), runner=1)(JOB), Look(ts(200), ts(150)), Reason.QUEUED),
+        (started(JOB.watermark, ts(200), runner=1, at=1)(JOB), Look(ts(200), ts(150)), Reason.RUNNING),
+        (failed(ErrorCode.TEMPORARY, "no", at=1)(JOB), Look(ts(200), ts(150)), Reason.RETRYING),
+        (failed(ErrorCode.REFUSED, "never", at=1)(JOB), Look(ts(200), ts(150)), Reason.ERROR),
+        (failed(ErrorCode.REFUSED, "never", at=1)(JOB), Look(ts(200), ts(50)), None),
+        (replace(JOB, spec=PAUSED), Look(ts(200), ts(150)), Reason.PAUSED),
+        (dropped(at=1)(JOB), Look(ts(200), ts(50)), Reason.DROPPED),
+        (job_row("new"), Look(ts(200), 0), Reason.NEVER_SYNCED),
+    ],
+)
+def test_the_reason_says_what_is_between_the_target_and_the_source(
+    job: Job, look: Look | None, reason: Reason | None
+) -> None:
+    found = freshness_of(job, look, now_ts=ts(201), span_s=1800)
+    assert found.reason is reason
+    assert found.complete == (reason is None)
+
+
+def test_a_quiet_table_keeps_its_target_fresh_though_the_watermark_in_the_log_is_old() -> None:
+    found = freshness_of(JOB, Look(ts(9000), ts(100)), now_ts=ts(9001), span_s=1800)
+    assert found.covers(ts(9000))
+    assert found.lag_s == pytest.approx(1.0)
+    assert str(found) == "complete, 1.0 s behind the database"
+
+
+def test_a_target_that_lacks_changes_is_as_old_as_its_watermark_and_says_why() -> None:
+    job = failed(ErrorCode.REFUSED, "the disk is full", at=1)(JOB)
+    found = freshness_of(job, Look(ts(200), ts(150)), now_ts=ts(201), span_s=1800)
+    assert not found.covers(ts(101))
+    assert str(found) == "lacks changes of the last 101.0 s: error (the disk is full)"
+
+
+def test_nobody_running_jobs_is_a_reason() -> None:
+    found = freshness_of(JOB, Look(ts(200), ts(150)), now_ts=ts(201), span_s=1800, attended=False)
+    assert found.reason is Reason.NO_RUNNER
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with item_bench(tmp_path) as made:
+        yield made
+
+
+class ExactSource(WorldSource):
+    """Knows when its table changed last."""
+
+    changed_ts = 0
+
+    async def look(self, table_ids: Collection[int]) -> dict[int, Look]:
+        return {each: Look(self.world.ts, self.changed_ts) for each in table_ids}
+
+
+class SwiftClock(ManualClock):
+    """Sleeping takes no time of ours."""
+
+    async def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+        await super().sleep(0)
+
+
+class Asked:
+    """A desk for one job, whose row the test changes."""
+
+    def __init__(self, bench: Bench, job: Job) -> None:
+        self.job = job
+        self.source = ExactSource(bench.world)
+        self.reads = 0
+        self.desk = FreshnessDesk(self.read, self.source, JobsSettings(), clock=SwiftClock())
+
+    def read(self, job_id: JobId) -> Job:
+        assert job_id == self.job.id
+        self.reads += 1
+        return self.job
+
+
+async def test_coverage_counts_the_changes_that_are_missing_and_dates_the_oldest(bench: Bench) -> None:
+    asked = Asked(bench, job_row("j", watermark=bench.world.ts))
+    first_ts = bench.world.commit(item("integer", 1, "changed"))
+    bench.world.commit(item("integer", 2, "changed"), delete=[(3,)])
+    asked.source.changed_ts = bench.world.resolve()
+    found = await asked.desk.coverage(asked.job.id)
+    assert found.oldest_ts == first_ts
+    assert found.missing >= 3
+    assert 0 < found.share < 1
+    assert found.freshness.reason is Reason.WAITING
+
+
+async def test_coverage_is_whole_when_nothing_is_missing_and_nothing_before_the_first_sync(
+    bench: Bench,
+) -> None:
+    asked = Asked(bench, job_row("j", watermark=bench.world.ts))
+    asked.source.changed_ts = bench.world.resolve()
+    assert (await asked.desk.coverage(asked.job.id)).share == 1
+    asked.job = job_row("j")
+    found = await asked.desk.coverage(asked.job.id)
+    assert (found.share, found.missing) == (0, found.rows)
+    assert found.rows > 0
+
+
+async def test_waiting_ends_when_the_watermark_is_there(bench: Bench) -> None:
+    asked = Asked(bench, job_row("j", watermark=bench.world.ts))
+    wanted_ts = bench.world.commit(item("integer", 1, "changed"))
+    asked.source.changed_ts = bench.world.resolve()
+    before = asked.job
+
+    def read(_: JobId) -> Job:
+        asked.reads += 1
+        return before if asked.reads < 3 else completed(wanted_ts, at=1)(before)
+
+    desk = FreshnessDesk(read, asked.source, JobsSettings(), clock=SwiftClock())
+    assert (await desk.wait_for(asked.job.id, wanted_ts)).covers(wanted_ts)
+    assert asked.reads == 3
+
+
+async def test_waiting_gives_up_with_the_reason(bench: Bench) -> None:
+    asked = Asked(bench, job_row("j", watermark=bench.world.ts))
+    wanted_ts = bench.world.commit(item("integer", 1, "changed"))
+    asked.source.changed_ts = bench.world.resolve()
+    with pytest.raises(Unavailable, match=r"after 3 s: lacks changes .*: waiting"):
+        await asked.desk.wait_for(asked.job.id, wanted_ts, timeout_s=3)
+
+
+@pytest.mark.parametrize("state", ["paused", "error"])
+async def test_waiting_for_a_job_that_does_not_go_on_is_refused_at_once(bench: Bench, state: str) -> None:
+    row = job_row("j", watermark=bench.world.ts)
+    stopped = replace(row, spec=PAUSED) if state == "paused" else replace(row, state=JobState.ERROR)
+    asked = Asked(bench, stopped)
+    wanted_ts = bench.world.commit(item("integer", 1, "changed"))
+    asked.source.changed_ts = bench.world.resolve()
+    with pytest.raises(Invalid, match=f"{state}.*penstock job resume"):
+        await asked.desk.wait_for(asked.job.id, wanted_ts)
+    assert asked.reads == 1
