@@ -21,6 +21,8 @@ from penstock.jobs.usage import UsageMeter
 from penstock.kv import AsyncClient, Client
 from penstock.settings import Settings
 from penstock.spark.executorsettings import for_executors
+from penstock.spark.jobframes import SparkFrames
+from penstock.spark.jobframes import SparkFrames
 from penstock.spark.latesession import LateSession
 
 __all__ = ["serve"]
@@ -68,6 +70,8 @@ def _scheduler(
         log,
         source,
         settings,
+        frames=SparkFrames(session.current),
+        frames=SparkFrames(session.get),
         spark=session,
         usage=UsageMeter(log.client),
     )

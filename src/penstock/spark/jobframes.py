@@ -12,10 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyspark import StorageLevel
-from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
-
-from penstock.errors import Unavailable
+from penstock.errors import PenstockError, Unavailable
 from penstock.spark.failures import first_line, one_line, spark_errors
 
 if TYPE_CHECKING:
@@ -59,6 +56,8 @@ class SparkFrames:
 
         Raises SchemaRefused when the table had another key in the range.
         """
+        from pyspark import StorageLevel  # here: most processes that run jobs never need Spark
+
         from penstock.jobs.jobcolumns import chosen_columns
         from penstock.jobs.netrows import net_schema
         from penstock.spark.sparkschema import spark_schema
@@ -117,6 +116,8 @@ def _planned(spark: "SparkSession", scan: "Scan", columns: Collection[str] | Non
 
 
 def _frame(spark: "SparkSession", plan: _Plan, wanted: _Wanted, declared: "StructType") -> "DataFrame":
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
     from penstock.jobs.jobcolumns import key_names
 
     keys = key_names(wanted.schema.table)
@@ -191,8 +192,6 @@ def _scratch() -> Iterator[Path]:
 @contextmanager
 def _spark_fails() -> Iterator[None]:
     """What Spark throws for reasons of its own may pass."""
-    from penstock.errors import PenstockError
-
     try:
         with spark_errors():
             yield

@@ -22,12 +22,16 @@ class LateSession:
 
     def __call__(self, account: str) -> "SparkSession":
         """The session, with the account's pool for what this thread runs; raises as `build_session` does."""
+        spark = self.get()
+        enter_pool(spark, account)
+        return spark
+
+    def get(self) -> "SparkSession":
+        """The session; raises as `build_session` does."""
         with self._lock:
             if self._spark is None:
                 self._spark = build_session(self._settings, app_name=self._app_name)
-            spark = self._spark
-        enter_pool(spark, account)
-        return spark
+            return self._spark
 
     def stop(self) -> None:
         """End the session, if there is one."""
