@@ -81,7 +81,9 @@ class ConsumerRun:
         """What it has used so far."""
         seconds = self._workshop.clock.monotonic() - self._began
         found = self._retriever
-        return Usage(0, 0, seconds) if found is None else Usage(found.rows, found.nbytes, seconds)
+        if found is None:
+            return Usage(task_seconds=seconds)
+        return Usage(found.rows, found.nbytes, seconds - found.waited_s)
 
     def start(self) -> None:
         """Begin to work."""

@@ -57,6 +57,8 @@ class JobRetriever:
         self._ended: str = ""
         self.rows = 0
         self.nbytes = 0
+        self.waited_s = 0.0
+        """How long the consumer has waited for changes: that is no work of its own."""
         self.failure: Exception | None = None
         """What kept changes from being read: it counts, whatever the consumer makes of it."""
         self.written: Job | None = None
@@ -101,11 +103,14 @@ class JobRetriever:
         """See DataRetriever. Once there is no more data, it says so again."""
         if self._nothing is not None:
             return self._nothing
+        asked_at = self._clock.monotonic()
         try:
             piece = self._shared.take(self._job.key)
         except Exception as error:
             self.failure = error
             raise
+        finally:
+            self.waited_s += self._clock.monotonic() - asked_at
         assert piece is not None, "the last piece says that it is"
         self.rows += piece.rows
         inserts = piece.inserts.select(self._names)
