@@ -59,12 +59,13 @@ class TargetSchema:
             if place is None:
                 made = change.create_table(self._database, definition(self._table, wanted))
                 mark = replace(mark, table_id=made.id, columns=tuple(wanted), seen_id=held.seen_id)
-            elif self._create and _possible(held, wanted) is None:
+            elif not self._create:
+                _check_target(self._name, place.table, wanted)
+                mark = replace(mark, table_id=place.table.id, columns=tuple(wanted))
+            elif _possible(held, wanted) is None:
                 change.drop_table(self._name)
             else:
-                _check_target(self._name, place.table, wanted)
-                known = held.columns if self._create else tuple(wanted)
-                mark = replace(mark, table_id=place.table.id, columns=known, seen_id=held.seen_id)
+                mark = replace(mark, table_id=held.table_id, columns=held.columns, seen_id=held.seen_id)
             self._marks.put(txn, mark)
         return mark
 
