@@ -33,7 +33,7 @@ T = TypeVar("T")
 HOLDER = "jobs"
 """In whose name history is held: that of all runners, of which one works at a time."""
 _ASKING_THREADS = 16
-_LOOK_AGAIN_S = 0.5
+_SETTLE_S = 0.02
 
 
 class EventStoreJobSource:
@@ -97,6 +97,15 @@ class EventStoreJobSource:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    async def settle(self, timeout_s: float) -> bool:
+        """Wait until the cluster's tables are known, which they are not at once; False: it took too long."""
+        deadline = self._clock.monotonic() + timeout_s
+        while not self._tables.now(())[0]:
+            if self._clock.monotonic() >= deadline:
+                return False
+            await self._clock.sleep(_SETTLE_S)
+        return True
+
     async def now_ts(self) -> int:
         """See JobSource."""
         return await self._now()
@@ -131,9 +140,15 @@ class EventStoreJobSource:
         Raises TableGone when the table is.
         """
         schema = self._tables.at(table_id, to_ts)
-        if from_ts:
-            return self._tried(schema, lambda: scan_tail(self._view(schema), from_ts, to_ts, limit))
-        return self._tried(schema, lambda: scan_snapshot(self._view(schema), to_ts))
+
+        def fixed() -> Scan:
+            view = self._view_of(schema.name, schema.table.physical_ids)
+            if not from_ts:
+                return scan_snapshot(view, to_ts)
+            partitioned = schema.table.physical_ids != (table_id,)
+            return scan_tail(view, from_ts, to_ts, limit, partitioned=partitioned)
+
+        return self._tried(schema, fixed)
 
     def open(self, scan: Scan, columns: Collection[str] | None) -> ChangesHandle:
         """See JobSource. Deletes of rows that come back in the same commit are left out.
@@ -150,21 +165,19 @@ class EventStoreJobSource:
 
         return self._tried(scan.schema, opened)
 
-    def _view(self, schema: SchemaVersion) -> TableView:
-        return self._view_of(schema.name, schema.table.physical_ids)
-
     def _view_of(self, name: str, physical_ids: Iterable[int]) -> TableView:
         partitions = (Partition(self._storage, each, self._captures.owner(each)) for each in physical_ids)
         return TableView(name, tuple(partitions))
 
     def _tried(self, schema: SchemaVersion, work: Callable[[], T]) -> T:
         """Do something with whoever has the newest rows of a table; again, if that was another one."""
+        began = self._clock.monotonic()
         if any(self._captures.owner(each) is None for each in schema.table.physical_ids):
-            self._find_owners()
+            self._find_owners(began)
         try:
             return work()
         except Unavailable:
-            self._find_owners()
+            self._find_owners(self._clock.monotonic())
         try:
             return work()
         except Unavailable as error:
@@ -175,12 +188,12 @@ class EventStoreJobSource:
                 " of it; start a capture whose capture.tables name it"
             ) from error
 
-    def _find_owners(self) -> None:
+    def _find_owners(self, since: float) -> None:
+        """See who has which table, unless somebody has after `since`."""
         with self._finding:
-            now = self._clock.monotonic()
-            if self._found_at is None or now >= self._found_at + _LOOK_AGAIN_S:
+            if self._found_at is None or self._found_at <= since:
+                self._found_at = self._clock.monotonic()
                 self._captures.progress()
-                self._found_at = now
 
     def _is_captured(self, physical_id: int) -> bool:
         if self._captures.owner(physical_id) is not None:

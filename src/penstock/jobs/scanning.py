@@ -37,13 +37,13 @@ def _snapshot_size(state: PartitionState, ts: int) -> tuple[int, int]:
     return rows, nbytes
 
 
-def scan_tail(view: TableView, from_ts: int, to_ts: int, limit: Limit) -> Scan:
+def scan_tail(view: TableView, from_ts: int, to_ts: int, limit: Limit, *, partitioned: bool = False) -> Scan:
     """Changes in (from_ts, to_ts], as many as the limit allows: whole commits, and at least one.
 
-    It also ends before a partition is added. Raises as reading them does, and StaleRead when rows went
-    without a delete, with their partition.
+    That of a partitioned table also ends before a partition is added. Raises as reading them does, and
+    StaleRead when rows went without a delete, with their partition.
     """
-    if len(view.partitions) > 1:
+    if partitioned:
         view, to_ts = _one_set(view, from_ts, to_ts)
     states = open_range(view, from_ts, to_ts)
     counts = ChangeCounts(states, from_ts, to_ts)
