@@ -3,16 +3,19 @@
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from penstock import settings
-from penstock.settings import Settings
+if TYPE_CHECKING:
+    from penstock.settings import Settings
 
 __all__ = ["load", "print_json", "shown_ms"]
 
 
-def load(config: Path | None, pd: list[str] | None) -> Settings:
+def load(config: Path | None, pd: list[str] | None) -> "Settings":
     """The settings that a command works with: of a file, or the defaults; placement drivers may be given."""
+    from penstock import settings
+    from penstock.settings import Settings
+
     loaded = settings.load(config) if config is not None else Settings()
     return loaded.model_copy(update={"pd_addrs": tuple(pd)}) if pd else loaded
 

@@ -101,7 +101,7 @@ def register(
     )
     with jobcalls.connected(loaded) as jobs:
         job = jobcalls.register(jobs, loaded, job_id, jobcalls.spec_of(spec, given))
-        print_json(jobviews.everything(job, now_ts=jobs.log.client.timestamp()))
+        print_json(jobviews.everything(job))
 
 
 @app.command()
@@ -156,7 +156,7 @@ def update(
     )
     with jobcalls.connected(loaded) as jobs:
         job = jobcalls.update(jobs, loaded, job_id, jobcalls.spec_of(spec, given), interrupt=interrupt)
-        print_json(jobviews.everything(job, now_ts=jobs.log.client.timestamp()))
+        print_json(jobviews.everything(job))
 
 
 @app.command("list")
@@ -169,16 +169,36 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List jobs, with how far each has come."""
-    from penstock.app import jobcalls, jobviews
+    from penstock.app import freshcalls, jobcalls, jobviews
 
-    wanted = jobcalls.parsed_state(state)
-    with jobcalls.connected(load(config, pd)) as jobs:
-        now_ts = jobs.log.client.timestamp()
-        rows = [jobviews.summary(job, now_ts=now_ts) for job in jobs.get_jobs(wanted)]
+    rows = freshcalls.listed(load(config, pd), jobcalls.parsed_state(state))
     if as_json or not sys.stdout.isatty():
         print_json(rows)
     else:
         jobviews.print_jobs(rows)
+
+
+@app.command()
+def status(
+    name: Name,
+    wait_for: Annotated[
+        str | None,
+        typer.Option(help="Wait until the target has everything up to a timestamp, or up to now."),
+    ] = None,
+    timeout: Annotated[str, typer.Option(help="How long to wait, as in 30s.")] = "60s",
+    config: Config = None,
+    pd: Pd = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show everything that is known of a job: how fresh its target is, what it lacks and why."""
+    from penstock.app import freshcalls, jobviews
+    from penstock.jobs.jobid import JobId
+
+    facts = freshcalls.status(load(config, pd), JobId.parse(name), wait_for=wait_for, timeout=timeout)
+    if as_json or not sys.stdout.isatty():
+        print_json(facts)
+    else:
+        jobviews.print_facts(facts)
 
 
 @app.command()
@@ -190,7 +210,7 @@ def pause(name: Name, config: Config = None, pd: Pd = None) -> None:
     job_id = JobId.parse(name)
     with jobcalls.connected(load(config, pd)) as jobs:
         job = jobcalls.committed(jobs, lambda txn: jobs.pause_job(txn, job_id))
-        print_json(jobviews.summary(job, now_ts=jobs.log.client.timestamp()))
+        print_json(jobviews.summary(job))
 
 
 @app.command()
@@ -202,7 +222,7 @@ def resume(name: Name, config: Config = None, pd: Pd = None) -> None:
     job_id = JobId.parse(name)
     with jobcalls.connected(load(config, pd)) as jobs:
         job = jobcalls.committed(jobs, lambda txn: jobs.resume_job(txn, job_id))
-        print_json(jobviews.summary(job, now_ts=jobs.log.client.timestamp()))
+        print_json(jobviews.summary(job))
 
 
 @app.command()

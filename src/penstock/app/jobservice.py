@@ -22,7 +22,6 @@ from penstock.kv import AsyncClient, Client
 from penstock.settings import Settings
 from penstock.spark.executorsettings import for_executors
 from penstock.spark.jobframes import SparkFrames
-from penstock.spark.jobframes import SparkFrames
 from penstock.spark.latesession import LateSession
 
 __all__ = ["serve"]
@@ -70,7 +69,6 @@ def _scheduler(
         log,
         source,
         settings,
-        frames=SparkFrames(session.current),
         frames=SparkFrames(session.get),
         spark=session,
         usage=UsageMeter(log.client),

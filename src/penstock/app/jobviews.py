@@ -9,6 +9,7 @@ from penstock.app.answering import shown_ms
 from penstock.clock import physical_ms
 from penstock.errors import Invalid
 from penstock.jobs.consumers import find_consumer
+from penstock.jobs.freshness import Freshness
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.usage import Usage
 from penstock.jobs.verifying import VerifyReport
@@ -19,26 +20,29 @@ __all__ = ["everything", "print_facts", "print_jobs", "print_rows", "reported", 
 _MASK = "***"
 
 
-def summary(job: Job, *, now_ts: int) -> dict[str, Any]:
-    """How a job does."""
+def summary(job: Job, freshness: Freshness | None = None) -> dict[str, Any]:
+    """How a job does; how fresh its target is, by a look at its table, or else as the log has it."""
+    watermark = job.watermark if freshness is None else freshness.watermark
+    fresh: dict[str, Any] = {"watermark": watermark, "watermark_time": shown_ts(watermark)}
+    if freshness is not None:
+        fresh["lag_s"] = round(freshness.lag_s, 3) if watermark else None
+        fresh["lacks"] = None if freshness.reason is None else freshness.reason.value
     return {
         "job": str(job.id),
         "consumer": job.spec.consumer,
         "trigger": job.spec.job_type,
         "state": _state(job),
-        "watermark": job.watermark,
-        "watermark_time": shown_ts(job.watermark),
-        "lag_s": lag_s(job.watermark, now_ts),
+        **fresh,
         "error_code": job.status.error_code,
         "error": job.status.error_msg,
     }
 
 
-def everything(job: Job, *, now_ts: int) -> dict[str, Any]:
+def everything(job: Job, freshness: Freshness | None = None) -> dict[str, Any]:
     """All that the log has of a job, without its secrets."""
     status = job.status
     return {
-        **summary(job, now_ts=now_ts),
+        **summary(job, freshness),
         "paused": job.spec.paused,
         "failures": status.failures,
         "account": job.account,
@@ -82,11 +86,6 @@ def _state(job: Job) -> str:
 def shown_ts(ts: int) -> str | None:
     """When a timestamp was; None for none."""
     return shown_ms(physical_ms(ts)) if ts else None
-
-
-def lag_s(ts: int, now_ts: int) -> float | None:
-    """How far a timestamp is behind another, in seconds; None for none."""
-    return max(0.0, round((physical_ms(now_ts) - physical_ms(ts)) / 1000, 3)) if ts else None
 
 
 def _spec(job: Job) -> dict[str, Any]:

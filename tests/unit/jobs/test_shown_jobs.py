@@ -11,6 +11,7 @@ from penstock.clock import compose_ts
 from penstock.consumers.options import Properties
 from penstock.errors import Invalid
 from penstock.jobs.consumer import Consumer, DataRetriever
+from penstock.jobs.freshness import Freshness, freshness_of
 from penstock.jobs.job import ErrorCode, Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
 from penstock.jobs.spec import JobSpec
@@ -58,8 +59,12 @@ def a_job(consumer: str, options: dict[str, str], **more: Any) -> Job:
     return Job(**{**facts, **more})
 
 
+def fresh(job: Job) -> Freshness:
+    return freshness_of(job, None, now_ts=NOW, span_s=1800)
+
+
 def shown(job: Job) -> dict[str, str]:
-    tree = jobviews.everything(job, now_ts=NOW)
+    tree = jobviews.everything(job, fresh(job))
     assert SECRET not in json.dumps(tree)
     options: dict[str, str] = tree["spec"]["detail"]["consumer"]["options"]
     return options
@@ -86,8 +91,14 @@ def test_only_options_that_a_consumer_declares_as_no_secrets_are_shown() -> None
 
 
 def test_a_job_shows_how_it_does() -> None:
-    failed = JobStatus(error_code=ErrorCode.TEMPORARY, error_msg="no route", failures=2, start_at=5, end_at=9)
-    tree = jobviews.everything(a_job("kv", {}, status=failed), now_ts=NOW)
+    job = a_job(
+        "kv",
+        {},
+        status=JobStatus(
+            error_code=ErrorCode.TEMPORARY, error_msg="no route", failures=2, start_at=5, end_at=9
+        ),
+    )
+    tree = jobviews.everything(job, fresh(job))
     assert (tree["state"], tree["lag_s"], tree["error_code"], tree["error"]) == (
         "completed",
         10.0,
@@ -96,7 +107,8 @@ def test_a_job_shows_how_it_does() -> None:
     )
     assert (tree["failures"], tree["table_id"], tree["job_id"]) == (2, 7, 3)
     assert tree["iteration"]["started"] == "1970-01-01T00:00:00.005+00:00"
-    new = jobviews.summary(a_job("kv", {}, watermark=0), now_ts=NOW)
+    job = a_job("kv", {}, watermark=0)
+    new = jobviews.summary(job, fresh(job))
     assert (new["watermark_time"], new["lag_s"]) == (None, None)
 
 
@@ -111,12 +123,12 @@ def test_a_job_shows_how_it_does() -> None:
 )
 def test_a_pause_is_said_where_nothing_else_matters_more(state: JobState, paused: bool, said: str) -> None:
     job = a_job("kv", {}, state=state, trigger={"paused": paused})
-    assert jobviews.summary(job, now_ts=NOW)["state"] == said
+    assert jobviews.summary(job)["state"] == said
 
 
 def test_a_terminal_shows_tables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    jobviews.print_jobs([jobviews.summary(a_job("kv", {}), now_ts=NOW)])
+    jobviews.print_jobs([jobviews.summary(a_job("kv", {}))])
     jobviews.print_jobs([])
     jobviews.print_facts({"lag_s": None, "iteration": {"from_ts": 1, "ended": None}, "jobs": ["a", "[b]"]})
     searching.print_found(
