@@ -27,6 +27,7 @@ from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext
 from penstock.jobs.jobcolumns import chosen_columns, key_names
 from penstock.jobs.netchanges import every, gather
+from penstock.spark.failures import spark_errors
 from penstock.tables.schema import TableInfo
 
 __all__ = ["IndexConsumer", "IndexOptions"]
@@ -142,7 +143,8 @@ class IndexConsumer(Consumer):
         if data.large:
             frame = data.dataframe()
             fragments = write_on_executors(frame.where(f"NOT {_DELETED}"), task)
-            removed = frame.select(*data.keys).toArrow()
+            with spark_errors():
+                removed = frame.select(*data.keys).toArrow()
         else:
             net = gather(data, self._scratch())
             fragments, removed = task.write(net.upserts.to_batches()), net.changed_keys

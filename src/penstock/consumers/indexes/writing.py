@@ -11,6 +11,7 @@ from lance.fragment import FragmentMetadata
 from penstock.consumers.indexes.earlier import Earlier
 from penstock.consumers.indexes.table import written
 from penstock.consumers.lake.lakeschema import shaped
+from penstock.spark.failures import one_line, spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -76,16 +77,19 @@ class FragmentTask:
         return written(pa.Table.from_batches(rows, self.schema), self.uri, self.storage, mode=self.mode)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same on an executor: a description of each fragment. Files of a try that is given up stay
-        unknown, until Lance removes them.
+        """The same on an executor: a description of each fragment.
+
+        Files of a try that is given up stay unknown, until Lance removes them.
         """
-        texts = [json.dumps(each.to_json()) for each in self.write(batches)]
+        with one_line():
+            texts = [json.dumps(each.to_json()) for each in self.write(batches)]
         yield pa.record_batch({_FRAGMENT: pa.array(texts, pa.string())})
 
 
 def write_on_executors(rows: "DataFrame", task: FragmentTask) -> list[FragmentMetadata]:
     """Let executors write rows; the driver gets descriptions of fragments only."""
-    made = rows.select(*task.columns.names).mapInArrow(task, f"{_FRAGMENT} string").toArrow()
+    with spark_errors():
+        made = rows.select(*task.columns.names).mapInArrow(task, f"{_FRAGMENT} string").toArrow()
     return [FragmentMetadata.from_json(text) for text in made.column(_FRAGMENT).to_pylist()]
 
 
