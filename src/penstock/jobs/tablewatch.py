@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import PenstockError
@@ -165,7 +166,7 @@ class TableWatch:
         """Submit as many as there is room for, the most urgent first; whether a first one was among them."""
         room, first = True, False
         for each in wanted:
-            jobs = tuple(standing.job for standing in each.candidate.jobs)
+            jobs = tuple(self._ours(standing.job) for standing in each.candidate.jobs)
             iteration = Iteration(
                 id=self._clock.unique_id(),
                 table_id=jobs[0].key.table_id,
@@ -182,6 +183,10 @@ class TableWatch:
             first = first or iteration.first
             JOBS_SUBMITTED_TOTAL.labels(each.candidate.why.value).inc()
         return first
+
+    def _ours(self, job: Job) -> Job:
+        """The job as it is begun: under this lease, also one that was registered under it."""
+        return replace(job, status=replace(job.status, runner=self._lease.epoch))
 
 
 def _question(standing: Standing, look: Look, now_ts: int) -> Question:

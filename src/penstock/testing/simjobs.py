@@ -155,9 +155,10 @@ class SimScheduler:
     async def _execute(self, iteration: Iteration) -> None:
         chance = self._cluster.chance
         async with self._workers:
-            begin = started(iteration.from_ts, iteration.to_ts, runner=1, at=1)
+            span = iteration.from_ts, iteration.to_ts
             jobs = []
             for job in iteration.jobs:
+                begin = started(*span, runner=job.status.runner, at=1)
                 row = await self._write(job, canceled(at=1) if job.key in self._canceled else begin)
                 if row is None or job.key in self._canceled:
                     self._leave(iteration, job.key, row)
