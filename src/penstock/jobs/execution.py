@@ -14,10 +14,11 @@ from penstock.jobs.ending import Try
 from penstock.jobs.frames import Frames
 from penstock.jobs.iteration import Iteration
 from penstock.jobs.job import Job
+from penstock.jobs.jobid import JobKey
 from penstock.jobs.scratch import Scratch
 from penstock.jobs.sharedrange import Reading
 from penstock.jobs.source import JobSource
-from penstock.jobs.transitions import canceled
+from penstock.jobs.transitions import canceled, pending
 from penstock.jobs.usage import UsageMeter
 from penstock.settings import Settings
 
@@ -64,6 +65,23 @@ class Executor:
     def attempt(self, iteration: Iteration, *, last: bool, on_end: OnEnd) -> Attempt:
         """A try at an iteration, which does not begin yet; `last`: what fails is not tried again."""
         return Attempt(self._tools, Try(iteration, last), on_end)
+
+    def announce(self, iterations: Sequence[Iteration]) -> dict[JobKey, Job] | None:
+        """Write that iterations wait for a worker; the rows of the jobs that nobody else has taken meanwhile.
+
+        None: the log does not answer.
+        """
+        waits = [
+            (job, pending(each.from_ts, each.to_ts, runner=job.status.runner))
+            for each in iterations
+            for job in each.jobs
+        ]
+        try:
+            rows = self._tools.log.transact(waits)
+        except PenstockError as error:
+            _log.warning("that iterations wait cannot be written", extra={"error": str(error)})
+            return None
+        return {row.key: row for row in rows if row is not None}
 
     def cancel(self, jobs: Sequence[Job]) -> list[Job | None]:
         """Write that jobs that waited are canceled; what their rows are now, None where that is not known."""

@@ -16,13 +16,14 @@ QUANTUM_S = 0.01
 class Waiting:
     """An iteration that waits. `number` is its age: smaller came earlier; `failures` its tries so far.
 
-    `since` is when it could have run first.
+    `since` is when it could have run first; `announced`: the log says that it waits.
     """
 
     number: int
     iteration: Iteration
     since: float = 0.0
     failures: int = 0
+    announced: bool = False
 
     @property
     def place(self) -> tuple[int, int]:
@@ -58,7 +59,7 @@ class FairQueue:
         self._accounts: dict[str, _Account] = {}
         self._ready: dict[int, Waiting] = {}
         self._parked: list[tuple[float, int]] = []  # when, and which, in order
-        self._later: dict[int, Waiting] = {}
+        self._later: dict[int, Waiting] = {}  # those that take no part now: parked, or held
         self._numbers: dict[JobKey, int] = {}
         self._last_number = 0
         self._passed = 0.0  # what the account that was served least had at the last choice
@@ -87,6 +88,32 @@ class FairQueue:
             at, number = self._parked.pop(0)
             self._admit(replace(self._later.pop(number), since=at))
         return self._parked[0][0] if self._parked else None
+
+    def hold_silent(self, before: float) -> list[Waiting]:
+        """Those that wait since then without the log saying so; they are not taken until `announce`."""
+        found = [each for each in self._ready.values() if not each.announced and each.since <= before]
+        for waiting in found:
+            self._withdraw(waiting)
+            self._later[waiting.number] = waiting
+        return found
+
+    def announce(self, number: int, rows: Mapping[JobKey, Job] | None) -> None:
+        """Let one that was held take part again, with its jobs as the log has them now.
+
+        Jobs without a row are taken out. None: the log does not say, and nothing changes.
+        """
+        waiting = self._later.pop(number, None)
+        if waiting is None:
+            return  # all of its jobs were removed
+        if rows is not None:
+            jobs = waiting.iteration.jobs
+            for job in jobs:
+                if job.key not in rows:
+                    del self._numbers[job.key]
+            known = tuple(rows[job.key] for job in jobs if job.key in rows)
+            waiting = replace(waiting, announced=True, iteration=replace(waiting.iteration, jobs=known))
+        if waiting.iteration.jobs:
+            self._admit(waiting)
 
     def take(self) -> Waiting | None:
         """The next to run; say `done` when it has."""
@@ -121,9 +148,7 @@ class FairQueue:
         left = replace(iteration, jobs=tuple(job for job in iteration.jobs if job.key != key))
         del self._numbers[key]
         if number in self._ready:
-            account = self._accounts[iteration.account]
-            account.places.remove(waiting.place)
-            del self._ready[number]
+            self._withdraw(waiting)
             if left.jobs:
                 self._admit(replace(waiting, iteration=left))
         elif left.jobs:
@@ -143,6 +168,10 @@ class FairQueue:
         insort(account.places, waiting.place)
         self._ready[waiting.number] = waiting
         self._remember(waiting)
+
+    def _withdraw(self, waiting: Waiting) -> None:
+        self._accounts[waiting.iteration.account].places.remove(waiting.place)
+        del self._ready[waiting.number]
 
     def _remember(self, waiting: Waiting) -> None:
         for job in waiting.iteration.jobs:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 
 USAGE_INTERVAL_S = 10.0
 """How often what accounts have used is kept."""
+ANNOUNCED_S = 0.25
+"""Iterations that have waited so long are `pending` in the log; the others run at once."""
 CLOSE_S = 30.0
 """How long workers may take to end."""
 
@@ -33,6 +35,14 @@ OnEnd = Callable[[str, JobKey, Job | None], None]
 class _Running:
     waiting: Waiting
     attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class _Duties:
+    """Jobs that were canceled while they waited, and iterations that wait without the log saying so."""
+
+    given_up: Sequence[tuple[int, Job]]
+    silent: Sequence[Waiting]
 
 
 class Scheduler:
@@ -192,7 +202,9 @@ class Scheduler:
                 failures = waiting.failures + 1
                 wait_s = self._retrying.wait_s(failures, self._clock.random())
                 self._queue.retry(
-                    replace(waiting, iteration=replace(iteration, jobs=left), failures=failures),
+                    replace(
+                        waiting, iteration=replace(iteration, jobs=left), failures=failures, announced=True
+                    ),
                     self._clock.monotonic() + wait_s,
                 )
             lost = {job.key for job in iteration.jobs} - {job.key for job in again}
@@ -214,31 +226,54 @@ class Scheduler:
             _log.exception("the end of a job was not taken", extra={"job": key.owner})
 
     def _keep(self) -> None:
-        """What is done beside iterations: retries that are due, jobs canceled while they waited, usage."""
+        """What is done beside iterations: retries that are due, rows of jobs that wait or are canceled."""
         usage_at = self._clock.monotonic() + USAGE_INTERVAL_S
-        while (given_up := self._wait_for_duties(usage_at)) is not None:
+        while (duties := self._wait_for_duties(usage_at)) is not None:
             try:
-                rows = self._executor.cancel([job for _, job in given_up]) if given_up else []
+                self._announce(duties.silent)
+                self._write_canceled(duties.given_up)
                 if self._clock.monotonic() >= usage_at:
                     usage_at = self._clock.monotonic() + USAGE_INTERVAL_S
                     self._executor.usage.flush()
             except Exception:  # noqa: BLE001 - our own mistake; retries go on
-                _log.exception("canceled jobs, or what accounts used, could not be written")
-                rows = [None] * len(given_up)
-            for (number, job), row in zip(given_up, rows, strict=True):
-                self._leave(number, job.key, row)
+                _log.exception("what the scheduler does beside iterations failed")
 
-    def _wait_for_duties(self, usage_at: float) -> list[tuple[int, Job]] | None:
-        """Jobs to write as canceled, or none when it is time to keep the usage; None: nothing is left."""
+    def _wait_for_duties(self, usage_at: float) -> _Duties | None:
+        """What there is to write, perhaps nothing; None: nothing is left, and nothing comes any more."""
         with self._lock:
-            while not self._given_up:
-                if self._closing and not self._running:
-                    return None
+            while True:
                 now = self._clock.monotonic()
-                if now >= usage_at:
-                    break
                 due = self._queue.ripen(now)
                 self._ready.notify(len(self._queue))
-                self._duties.wait(min(usage_at, due or usage_at) - now)
-            given_up, self._given_up = self._given_up, []
-            return given_up
+                silent = [] if self._closing else self._queue.hold_silent(now - ANNOUNCED_S)
+                if self._given_up or silent or now >= usage_at:
+                    given_up, self._given_up = self._given_up, []
+                    return _Duties(given_up, silent)
+                if self._closing and not self._running:
+                    return None
+                look_at = now + ANNOUNCED_S if len(self._queue) else usage_at
+                self._duties.wait(min(usage_at, look_at, due or usage_at) - now)
+
+    def _announce(self, silent: Sequence[Waiting]) -> None:
+        """Write that iterations wait, and let them go on waiting."""
+        if not silent:
+            return
+        rows = self._executor.announce([each.iteration for each in silent])
+        with self._lock:
+            for each in silent:
+                self._queue.announce(each.number, rows)
+            # Who was canceled meanwhile has another row by now.
+            self._given_up = [(number, (rows or {}).get(job.key, job)) for number, job in self._given_up]
+            self._ready.notify(len(silent))
+        if rows is not None:
+            lost = [
+                (each.number, job) for each in silent for job in each.iteration.jobs if job.key not in rows
+            ]
+            for number, job in lost:
+                self._leave(number, job.key, None)
+
+    def _write_canceled(self, given_up: Sequence[tuple[int, Job]]) -> None:
+        if given_up:
+            rows = self._executor.cancel([job for _, job in given_up])
+            for (number, job), row in zip(given_up, rows, strict=True):
+                self._leave(number, job.key, row)

@@ -83,6 +83,13 @@ class QueueMachine(RuleBasedStateMachine):
             for job in waiting.iteration.jobs:
                 self.ready[job.key] = waiting.iteration
 
+    @rule(known=st.booleans())
+    def announce(self, known: bool) -> None:
+        for held in self.queue.hold_silent(self.now):
+            rows = {job.key: job for job in held.iteration.jobs}
+            self.queue.announce(held.number, rows if known else None)
+        assert not known or self.queue.hold_silent(self.now) == []
+
     @precondition(lambda self: self.ready or self.parked)
     @rule(which=st.integers(0, 100))
     def remove(self, which: int) -> None:

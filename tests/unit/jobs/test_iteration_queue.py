@@ -1,5 +1,7 @@
 """Which iteration is next."""
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.jobs.iteration import Iteration
@@ -154,6 +156,56 @@ def test_a_job_is_taken_out_without_its_siblings(parked: bool) -> None:
     queue.ripen(2.0)
     queue.offer(_iteration("other"))
     assert _order(queue) == ["other", "kept"]  # by the priority of who is left
+
+
+def test_what_waits_for_long_is_held_while_the_log_is_told() -> None:
+    queue = FairQueue(10)
+    old, young = job_row("old"), job_row("young")
+    queue.offer(iteration_of(old, to_ts=10), now=1.0)
+    queue.offer(iteration_of(young, to_ts=10), now=5.0)
+    (held,) = queue.hold_silent(before=2.0)
+    assert held.iteration.jobs == (old,)
+    assert len(queue) == 2
+    assert queue.hold_silent(before=2.0) == []
+    written = old.with_status(from_ts=0)
+    queue.announce(held.number, {old.key: written})
+    assert queue.hold_silent(before=2.0) == []  # it is known
+    assert queue.take() == replace(held, iteration=iteration_of(written, to_ts=10), announced=True)
+
+
+def test_nobody_takes_what_is_held() -> None:
+    queue = FairQueue(10)
+    queue.offer(_iteration("a"), now=1.0)
+    (held,) = queue.hold_silent(before=2.0)
+    assert queue.take() is None
+    queue.announce(held.number, None)  # the log does not answer: as before
+    assert queue.take() == held
+
+
+def test_who_is_lost_while_it_is_held_is_taken_out() -> None:
+    queue = FairQueue(10)
+    jobs = [job_row(name) for name in ("stale", "removed", "kept")]
+    queue.offer(iteration_of(*jobs, to_ts=10), now=1.0)
+    (held,) = queue.hold_silent(before=2.0)
+    assert queue.remove(jobs[1].key) == jobs[1]
+    queue.announce(held.number, {job.key: job for job in jobs[1:]})
+    taken = queue.take()
+    assert taken is not None
+    assert taken.iteration.jobs == (jobs[2],)
+    assert queue.offer(iteration_of(jobs[0], to_ts=10))  # it is not here any more
+
+
+def test_nothing_is_left_of_an_iteration_whose_jobs_are_all_lost() -> None:
+    queue = FairQueue(1)
+    for lost in ({}, "removed"):
+        job = job_row("a")
+        queue.offer(iteration_of(job, to_ts=10), now=1.0)
+        (held,) = queue.hold_silent(before=2.0)
+        if lost == "removed":
+            queue.remove(job.key)
+        queue.announce(held.number, {})
+        assert len(queue) == 0
+        assert queue.take() is None
 
 
 @pytest.mark.parametrize("parked", [False, True])

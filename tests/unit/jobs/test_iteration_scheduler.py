@@ -172,6 +172,74 @@ def test_a_job_that_waits_is_canceled_without_its_siblings(bench: Bench) -> None
     assert gate.begun == ["running", "kept"]
 
 
+def test_what_waits_for_a_worker_is_pending_in_the_log(bench: Bench) -> None:
+    gate = Gated()
+    bench.settings["workers"] = 1
+    bench.consumers = {"copy": consumer_of(gate.consume)}
+    with bench.scheduler() as scheduler:
+        scheduler.submit(bench.iteration(job_row("running")))
+        until(lambda: gate.begun == ["running"])
+        waiting = bench.iteration(*(job_row(name) for name in ("a", "b", "c", "stale")))
+        scheduler.submit(waiting)
+        bench.log.touch("stale", lambda job: job.with_status(runner=9))
+        until(lambda: bench.log.row("a").state is JobState.PENDING)
+        assert bench.log.row("a").status.to_ts == bench.world.ts
+        until(lambda: "stale" in bench.ends)
+        assert bench.ends["stale"] is None
+        scheduler.cancel(waiting.jobs[1].key)
+        until(lambda: "b" in bench.ends)
+        assert bench.end("b").state is JobState.CANCELED
+        gate.let(3)
+        until(lambda: len(bench.ends) == 5)
+    assert bench.log.states("running") == [JobState.RUNNING, JobState.COMPLETED]  # it waited for nothing
+    assert bench.log.states("a") == [JobState.PENDING, JobState.RUNNING, JobState.COMPLETED]
+    assert bench.end("c").watermark == bench.world.ts
+
+
+def test_who_is_canceled_while_the_log_is_told_that_it_waits_is_canceled_there_too(bench: Bench) -> None:
+    gate, reached, go_on = Gated(), threading.Event(), threading.Event()
+    bench.settings["workers"] = 1
+    bench.consumers = {"copy": consumer_of(gate.consume)}
+    with bench.scheduler() as scheduler:
+        scheduler.submit(bench.iteration(job_row("running")))
+        until(lambda: gate.begun == ["running"])
+
+        def slowly(_step: str) -> None:
+            reached.set()
+            assert go_on.wait(20)
+
+        bench.log.fault = slowly
+        waiting = bench.iteration(job_row("j"))
+        scheduler.submit(waiting)
+        assert reached.wait(20)
+        scheduler.cancel(waiting.jobs[0].key)
+        go_on.set()
+        until(lambda: "j" in bench.ends)
+        assert bench.end("j").state is JobState.CANCELED
+        gate.let(1)
+
+
+def test_a_log_that_is_away_does_not_keep_what_waits_from_its_turn(bench: Bench) -> None:
+    gate, told = Gated(), threading.Event()
+    bench.settings["workers"] = 1
+    bench.consumers = {"copy": consumer_of(gate.consume)}
+    with bench.scheduler() as scheduler:
+        scheduler.submit(bench.iteration(job_row("running")))
+        until(lambda: gate.begun == ["running"])
+
+        def away(_step: str) -> None:
+            told.set()
+            raise Unavailable("the store is away")
+
+        bench.log.fault = away
+        scheduler.submit(bench.iteration(job_row("j")))
+        assert told.wait(20)
+        bench.log.fault = lambda _step: None
+        gate.let(2)
+        until(lambda: len(bench.ends) == 2)
+    assert bench.end("j").watermark == bench.world.ts
+
+
 def test_a_job_that_runs_is_canceled_and_may_begin_anew(bench: Bench) -> None:
     copy, reached, go_on = Copy(), threading.Event(), threading.Event()
 
