@@ -1,0 +1,92 @@
+"""Iterations whose consumers take their changes as a DataFrame, beside one that takes batches."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.jobs.consumer import Consumer, DataRetriever, DataType
+from penstock.jobs.netchanges import gather
+from penstock.spark import jobframes
+from penstock.spark.jobframes import SparkFrames
+from penstock.spark.pools import enter_pool
+from penstock.testing.jobworld import job_world
+
+COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)"), ("size", "int")]
+
+Rows = dict[int, dict[str, Any]]
+
+
+def framed(rows: Rows, large: list[bool]) -> type[Consumer]:
+    class Framed(Consumer):
+        def consume(self, data: DataRetriever) -> None:
+            large.append(data.large)
+            assert self.job.spark() is not None
+            changes = data.dataframe().toArrow().to_pylist()
+            if data.data_type is DataType.SNAPSHOT:
+                rows.clear()
+            for row in changes:
+                rows.pop(row["id"], None)
+                if not row["_deleted"]:
+                    rows[row["id"]] = {name: row[name] for name in data.columns.names}
+
+    return Framed
+
+
+def batched(rows: Rows) -> type[Consumer]:
+    class Batched(Consumer):
+        def consume(self, data: DataRetriever) -> None:
+            if data.data_type is DataType.SNAPSHOT:
+                rows.clear()
+            net = gather(data, self.job.scratch)
+            for row in net.changed_keys.to_pylist():
+                rows.pop(row["id"], None)
+            for row in net.upserts.select(data.columns.names).to_pylist():
+                rows[row["id"]] = row
+
+    return Batched
+
+
+def in_pool(spark: SparkSession) -> Callable[[str], SparkSession]:
+    def session(account: str) -> SparkSession:
+        enter_pool(spark, account)
+        return spark
+
+    return session
+
+
+async def test_consumers_of_frames_and_of_batches_end_with_the_same_rows(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobframes, "LOCAL_ROWS", 0)
+    frames: list[Rows] = [{}, {}]
+    batches: Rows = {}
+    large: list[bool] = []
+    consumers = {"a": framed(frames[0], large), "b": framed(frames[1], large), "c": batched(batches)}
+    async with job_world(tmp_path, jobs={"spark_rows": 1}) as world:
+        await world.create("shop.items", COLUMNS)
+        await world.insert("shop.items", *({"id": each, "name": "a", "size": each} for each in range(50)))
+        shared = {"job_type": "default"}
+        await world.register("shop.items/a", consumer="a", trigger=shared)
+        await world.register("shop.items/b", consumer="b", trigger=shared, columns=["size"])
+        await world.register("shop.items/c", consumer="c", trigger=shared)
+        running = world.running(
+            find=consumers.__getitem__, frames=SparkFrames(lambda: spark), spark=in_pool(spark)
+        )
+        async with running:
+            await world.until(lambda: len(frames[0]) == len(frames[1]) == len(batches) == 50)
+            await world.upsert("shop.items", {"id": 1, "name": "b", "size": 7})
+            await world.delete("shop.items", 2, 3)
+            await world.upsert("shop.items", {"id": 1, "name": "c", "size": 8})
+            await world.until(
+                lambda: all(each.get(1, {}).get("size") == 8 for each in (*frames, batches)), "rows differ"
+            )
+            wanted = {row["id"]: row for row in (await world.rows("shop.items")).to_pylist()}
+            assert frames[0] == batches == wanted
+            assert frames[1] == {key: {"id": key, "size": row["size"]} for key, row in wanted.items()}
+            assert all(large)
+        for name in "abc":
+            assert (await world.job(f"shop.items/{name}")).status.error_code == 0
+    assert not spark.sparkContext._jsc.getPersistentRDDs(), "a frame was not released"
