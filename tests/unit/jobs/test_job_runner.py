@@ -187,16 +187,19 @@ def test_watermarks_that_moved_in_memory_are_written_each_hour_and_nothing_else_
     simulated(body)
 
 
-def test_dropped_jobs_are_collected_after_a_day() -> None:
+def test_dropped_jobs_are_collected_when_they_have_been_so_for_a_day() -> None:
+    assert JobsSettings().dropped_ttl_s == 86_400
+    assert JobsSettings().collect_interval_s == 3600
+
     async def body(cluster: SimCluster) -> None:
         job = cluster.log.register(1, "a", spec_of([]))
         cluster.log.drop(job.key)
-        await sleep(cluster, 86_000)
+        await sleep(cluster, 860)
         assert job.key in cluster.log.rows
-        await sleep(cluster, 5000)
+        await sleep(cluster, 50)
         assert job.key not in cluster.log.rows
 
-    simulated(body, interval_s=600)
+    simulated(body, dropped_ttl_s=864, collect_interval_s=36)
 
 
 def test_history_is_held_as_far_as_the_log_needs_it() -> None:
