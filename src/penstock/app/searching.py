@@ -6,9 +6,11 @@ from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from penstock.app import jobcalls
+from penstock import eventloop
+from penstock.app.jobreading import JobReading, reading
 from penstock.app.jobviews import shown_ts
-from penstock.consumers.search import SearchResult, search
+from penstock.clock import physical_ms
+from penstock.consumers.search import search
 from penstock.errors import Invalid
 from penstock.jobs.jobid import JobId
 from penstock.settings import Settings
@@ -33,9 +35,10 @@ class SearchOptions:
 def found(loaded: Settings, job_id: JobId, options: SearchOptions) -> dict[str, Any]:
     """Ask the index of a job; raise Invalid when that cannot be, Unavailable while it is not built."""
     vector = None if options.vector is None else parsed_vector(options.vector)
-    with jobcalls.connected(loaded) as jobs:
+    with reading(loaded) as opened:
+        job = opened.jobs.get_job(job_id)
         result = search(
-            jobs.get_job(job_id),
+            job,
             options.words,
             vector=vector,
             k=options.k,
@@ -44,7 +47,24 @@ def found(loaded: Settings, job_id: JobId, options: SearchOptions) -> dict[str, 
             every=options.every,
             settings=loaded,
         )
-    return _shown(job_id, result)
+        now_ts = eventloop.run(opened.client.timestamp())
+        watermark = _watermark(opened, job.key.table_id, result.watermark)
+    return {
+        "job": str(job_id),
+        "watermark": watermark,
+        "watermark_time": shown_ts(watermark),
+        "lag_s": max(0.0, (physical_ms(now_ts) - physical_ms(watermark)) / 1000),
+        "complete": result.complete,
+        "rows": [{name: _plain(cell) for name, cell in row.items()} for row in result.rows.to_pylist()],
+    }
+
+
+def _watermark(opened: JobReading, table_id: int, watermark: int) -> int:
+    """Up to when rows have everything: that of the index, and on as far as its table has not changed."""
+    look = opened.looks([table_id]).get(table_id)
+    return (
+        max(watermark, look.readable_ts) if look is not None and look.changed_ts <= watermark else watermark
+    )
 
 
 def parsed_vector(text: str) -> list[float]:
@@ -63,17 +83,6 @@ def parsed_vector(text: str) -> list[float]:
     if not vector:
         raise Invalid("--vector is empty; write 0.1,0.2,0.3 or @file.json")
     return vector
-
-
-def _shown(job_id: JobId, result: SearchResult) -> dict[str, Any]:
-    return {
-        "job": str(job_id),
-        "watermark": result.watermark,
-        "watermark_time": shown_ts(result.watermark),
-        "lag_s": round(result.lag_s, 3),
-        "complete": result.complete,
-        "rows": [{name: _plain(cell) for name, cell in row.items()} for row in result.rows.to_pylist()],
-    }
 
 
 def _plain(cell: Any) -> Any:
