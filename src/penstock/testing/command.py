@@ -60,6 +60,11 @@ class ServiceProcess:
         """What it wrote to standard error, in all its lives."""
         return self._log.read_text()
 
+    @property
+    def pid(self) -> int:
+        assert self._child is not None, "the process was not started"
+        return self._child.pid
+
     def kill(self) -> None:
         """End the process at once, as a crash would."""
         self._end(signal.SIGKILL)
