@@ -8,9 +8,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock import __version__
+from penstock.changes.admission import Limit
 from penstock.clock import SYSTEM
 from penstock.errors import Invalid
+from penstock.jobs.scanning import scan_tail
+from penstock.spark import jobframes
 from penstock.spark.failures import spark_errors
+from penstock.spark.jobframes import SparkFrames
+from penstock.testing.itemtables import item, item_table
+from penstock.testing.servedworld import ServedWorld
 from penstock.testing.sparkcluster import SparkCluster, is_alive
 
 DEADLINE_S = 120
@@ -47,6 +53,22 @@ def test_the_package_is_shipped_to_executors_that_do_not_have_it(
 def test_reads_are_planned_with_the_package_that_is_shipped(cluster_spark: SparkSession):
     with pytest.raises(Invalid, match="unknown option 'tabel'; did you mean table"), spark_errors():
         cluster_spark.read.format("penstock").option("tabel", "a.b").load()
+
+
+def test_frames_of_jobs_are_read_by_executors_alone(
+    cluster_spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(jobframes, "LOCAL_ROWS", 0)
+    with ServedWorld(tmp_path, item_table()) as world:
+        start = world.commit(*(item("integer", each, "a") for each in range(20)))
+        world.commit(item("integer", 1, "b"), delete=[(2,)])
+        world.flush()
+        world.commit(item("integer", 1, "c"))  # in another part: it is with the capture
+        scan = scan_tail(world.view(world.flight_rows()), start, world.resolve(), Limit())
+        frame = SparkFrames(lambda: cluster_spark).open(scan, None)
+        found = {row["id"]: (row["name"], row["_deleted"]) for row in frame.dataframe.collect()}
+        assert found == {1: ("c", False), 2: (None, True)}
+        frame.release()
 
 
 def test_a_job_survives_the_death_of_an_executor(
