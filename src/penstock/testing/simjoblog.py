@@ -17,17 +17,20 @@ from penstock.jobs.transitions import Transition, dropped, flushed
 
 __all__ = ["Chance", "SimFeed", "SimJobLog", "SimLease", "SimLeases"]
 
-AHEAD_MS = 3_600_000
-"""The database's time is this far ahead of the wall's: nothing may compare the two."""
-
 
 class Chance:
-    """What goes wrong, and how long things take. `calm` ends all trouble."""
+    """What goes wrong, and how long things take. `calm` ends all trouble.
 
-    def __init__(self, mix: random.Random, clock: Clock, *, trouble: float) -> None:
+    The database's time is `ahead_ms` ahead of the wall's: nothing may compare the two.
+    """
+
+    def __init__(
+        self, mix: random.Random, clock: Clock, *, trouble: float, ahead_ms: int = 3_600_000
+    ) -> None:
         self.mix = mix
         self.clock = clock
         self.trouble = trouble
+        self.ahead_ms = ahead_ms
 
     def calm(self) -> None:
         """From now on nothing fails."""
@@ -43,7 +46,7 @@ class Chance:
 
     def now_ts(self) -> int:
         """The database's time."""
-        return compose_ts(self.clock.wall_ms() + AHEAD_MS)
+        return compose_ts(self.clock.wall_ms() + self.ahead_ms)
 
 
 class SimJobLog:

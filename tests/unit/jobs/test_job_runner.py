@@ -19,19 +19,19 @@ from penstock.jobs.transitions import pending, resumed, updated
 from penstock.settings import JobsSettings
 from penstock.testing.boardstage import spec_of
 from penstock.testing.shakyfeed import SimClock
-from penstock.testing.simjoblog import AHEAD_MS, Chance
+from penstock.testing.simjoblog import Chance
 from penstock.testing.simjobs import SimCluster
 from penstock.testing.simloop import SimLoop
 
 Body = Callable[[SimCluster], Coroutine[Any, Any, None]]
 
 
-def simulated(body: Body, **settings: Any) -> None:
+def simulated(body: Body, *, ahead_ms: int = 3_600_000, **settings: Any) -> None:
     mix = random.Random(7)
     loop = SimLoop()
 
     async def run() -> None:
-        chance = Chance(mix, SimClock(loop, mix), trouble=0)
+        chance = Chance(mix, SimClock(loop, mix), trouble=0, ahead_ms=ahead_ms)
         cluster = SimCluster(chance, JobsSettings(**settings))
         cluster.slowness_s = 0.1
         process = cluster.start()
@@ -119,6 +119,21 @@ def test_a_table_that_is_not_captured_yet_is_waited_for() -> None:
         assert complete(cluster, job)
 
     simulated(body)
+
+
+@pytest.mark.parametrize("ahead_ms", [-3_600_000, 0, 86_400_000])
+def test_the_clock_of_the_wall_decides_nothing(ahead_ms: int) -> None:
+    async def body(cluster: SimCluster) -> None:
+        cluster.tables.commit(1)
+        jobs = [cluster.log.register(1, words[0], spec_of(words[1:])) for words in (["a"], ["b", "30s"])]
+        await sleep(cluster, 15)
+        cluster.tables.commit(1)
+        await sleep(cluster, 12)
+        assert [complete(cluster, job) for job in jobs] == [True, False]
+        await sleep(cluster, 25)
+        assert [complete(cluster, job) for job in jobs] == [True, True]
+
+    simulated(body, ahead_ms=ahead_ms)
 
 
 def test_quiet_tables_cost_one_look_for_all_of_them() -> None:
@@ -336,7 +351,7 @@ def test_a_custom_trigger_says_when(monkeypatch: pytest.MonkeyPatch) -> None:
         assert complete(cluster, job)
         assert asked[0].job == job.id
         assert all(each.watermark for each in asked)  # a new job begins without being asked
-        assert asked[0].now_ts >= compose_ts(cluster.chance.clock.wall_ms() + AHEAD_MS - 60_000)
+        assert asked[0].now_ts >= compose_ts(physical_ms(cluster.chance.now_ts()) - 60_000)
 
     simulated(body)
 
