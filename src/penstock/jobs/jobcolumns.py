@@ -8,6 +8,9 @@ from penstock.eventstore.sides import COMMIT_TS, HANDLE, side_schema
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.schema import TableInfo
 
+DELETED = "_deleted"
+"""Of rows that may be deletes: whether it is one, so that only the key's columns count."""
+
 
 def key_names(table: TableInfo) -> tuple[str, ...]:
     """The columns that identify a row: those of the primary key in its order, or `_handle`."""

@@ -9,12 +9,9 @@ import pyarrow.compute as pc
 from penstock.changes.batches import ChangeBatch
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
-from penstock.jobs.jobcolumns import key_names, with_commit_ts
+from penstock.jobs.jobcolumns import DELETED, key_names, with_commit_ts
 from penstock.jobs.netchanges import NetChanges, net_of
 from penstock.jobs.projecting import PieceProjection
-
-DELETED = "_deleted"
-"""Whether a row is gone: of its columns only the key's count."""
 
 
 def net_schema(columns: pa.Schema) -> pa.Schema:

@@ -11,7 +11,7 @@ from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.jobs.consumer import DataType, Retrieved
 from penstock.jobs.job import Job
-from penstock.jobs.jobcolumns import chosen_columns, key_names, with_commit_ts
+from penstock.jobs.jobcolumns import DELETED, chosen_columns, key_names, with_commit_ts
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.sharedrange import SharedRange
 from penstock.jobs.transitions import Transition, completed
@@ -19,8 +19,6 @@ from penstock.kv import Transaction
 
 if TYPE_CHECKING:
     from penstock.jobs.frames import DataFrame
-
-DELETED = "_deleted"
 
 
 class WatermarkLog(Protocol):

@@ -25,7 +25,7 @@ from penstock.errors import Invalid
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, HANDLE
 from penstock.jobs.consumer import DataType, JobContext, Retrieved
-from penstock.jobs.jobcolumns import chosen_columns, key_names, with_commit_ts
+from penstock.jobs.jobcolumns import DELETED, chosen_columns, key_names, with_commit_ts
 from penstock.jobs.jobid import JobId, JobKey
 from penstock.jobs.spec import ConsumerInfo
 from penstock.settings import Settings
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ListRetriever", "SourceModel", "job_context", "rows_by_key"]
 
-DELETED = "_deleted"
 START = compose_ts(1_700_000_000_000)
 
 
