@@ -4,55 +4,12 @@ Columns that were added flow into the target; those that were dropped stay there
 then on. A type may become a wider one of its kind. Whatever else changes stops the job, with what to do.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import pyarrow as pa
 
 from penstock.jobs.errorcodes import SchemaRefused
 from penstock.tables.schema import TableInfo
 
 _REMEDY = "fill the target anew with `penstock job repair --rebuild`"
-
-
-@dataclass(frozen=True, slots=True)
-class SchemaChange:
-    """What a target has to change to take a source's rows."""
-
-    added: tuple[pa.Field, ...] = ()
-    """Columns that the target lacks."""
-    widened: tuple[pa.Field, ...] = ()
-    """Columns that become of a wider type."""
-    dropped: tuple[str, ...] = ()
-    """Columns that the source has no more: NULL from now on."""
-
-    def __bool__(self) -> bool:
-        return bool(self.added or self.widened)
-
-
-def compare(target: pa.Schema, wanted: pa.Schema, keys: Sequence[str] = ()) -> SchemaChange:
-    """What to change in a target with some columns, so that it takes rows with those wanted.
-
-    Names are the same whatever their case. Raises SchemaRefused when a column's new type is not a wider one,
-    or the target has no column of the key's.
-    """
-    present = {each.name.lower(): each for each in target}
-    for key in keys:
-        if key.lower() not in present:
-            raise SchemaRefused(f"the target has no column {key}, which is part of the key now; {_REMEDY}")
-    added, widened = [], []
-    for field in wanted:
-        before = present.pop(field.name.lower(), None)
-        if before is None:
-            added.append(field)
-        elif before.type != field.type and not fits(field.type, before.type):
-            if not fits(before.type, field.type):
-                raise SchemaRefused(
-                    f"column {field.name} became {field.type}, which the target's {before.type} cannot;"
-                    f" {_REMEDY}"
-                )
-            widened.append(field)
-    return SchemaChange(tuple(added), tuple(widened), tuple(each.name for each in present.values()))
 
 
 def fits(narrow: pa.DataType, wide: pa.DataType) -> bool:

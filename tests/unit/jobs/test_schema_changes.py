@@ -1,34 +1,15 @@
-"""What a target does about a schema that changed."""
+"""What may become of the columns and the key of a source."""
 
 import pyarrow as pa
 import pytest
 
 from penstock.jobs.errorcodes import SchemaRefused
-from penstock.jobs.schemachanges import SchemaChange, check_keys, compare
+from penstock.jobs.schemachanges import check_keys, fits
 from penstock.tables.define import define_table
-
-_TARGET = pa.schema([("id", pa.int32()), ("name", pa.string()), ("price", pa.decimal128(10, 2))])
-
-
-def test_nothing_is_to_be_done_for_the_same_columns() -> None:
-    change = compare(_TARGET, _TARGET, ["id"])
-    assert change == SchemaChange()
-    assert not change
-
-
-def test_added_columns_flow_and_dropped_ones_are_named() -> None:
-    wanted = pa.schema([("id", pa.int32()), ("note", pa.string())])
-    change = compare(_TARGET, wanted, ["id"])
-    assert [field.name for field in change.added] == ["note"]
-    assert change.dropped == ("name", "price")
-
-
-def test_names_are_the_same_whatever_their_case() -> None:
-    assert not compare(_TARGET, pa.schema([("ID", pa.int32()), ("Name", pa.string())]), ["Id"])
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
+    ("narrow", "wide"),
     [
         (pa.int8(), pa.int64()),
         (pa.float32(), pa.float64()),
@@ -36,10 +17,10 @@ def test_names_are_the_same_whatever_their_case() -> None:
         (pa.decimal128(10, 2), pa.decimal128(12, 4)),
     ],
 )
-def test_a_type_may_become_a_wider_one(before: pa.DataType, after: pa.DataType) -> None:
-    change = compare(pa.schema([("x", before)]), pa.schema([("x", after)]))
-    assert change.widened == (pa.field("x", after),)
-    assert not compare(pa.schema([("x", after)]), pa.schema([("x", before)]))  # a target that is wide enough
+def test_a_type_may_become_a_wider_one_and_not_go_back(narrow: pa.DataType, wide: pa.DataType) -> None:
+    assert fits(narrow, wide)
+    assert fits(narrow, narrow)
+    assert not fits(wide, narrow)
 
 
 @pytest.mark.parametrize(
@@ -48,25 +29,18 @@ def test_a_type_may_become_a_wider_one(before: pa.DataType, after: pa.DataType) 
         (pa.int32(), pa.string()),
         (pa.string(), pa.int32()),
         (pa.string(), pa.binary()),
+        (pa.int32(), pa.float64()),
         (pa.decimal128(10, 2), pa.decimal128(11, 4)),
         (pa.timestamp("us"), pa.timestamp("us", tz="UTC")),
         (pa.int64(), pa.decimal128(20, 0)),
     ],
 )
-def test_any_other_change_of_a_type_stops_the_job_and_says_what_to_do(
-    before: pa.DataType, after: pa.DataType
-) -> None:
-    with pytest.raises(SchemaRefused, match=r"column x .* repair --rebuild"):
-        compare(pa.schema([("x", before)]), pa.schema([("x", after)]))
+def test_a_type_does_not_become_one_of_another_kind(before: pa.DataType, after: pa.DataType) -> None:
+    assert not fits(before, after)
 
 
-def test_a_key_that_the_target_lacks_stops_the_job() -> None:
-    with pytest.raises(SchemaRefused, match="key"):
-        compare(_TARGET, _TARGET, ["part", "id"])
-
-
-def test_another_primary_key_is_told() -> None:
+def test_another_primary_key_is_told_with_what_to_do() -> None:
     keyed = define_table("items", [("id", "bigint primary key"), ("name", "varchar(9)")])
     check_keys(keyed, keyed)
-    with pytest.raises(SchemaRefused, match="primary key"):
+    with pytest.raises(SchemaRefused, match=r"primary key .* repair --rebuild"):
         check_keys(define_table("items", [("id", "bigint"), ("name", "varchar(9)")]), keyed)
