@@ -22,7 +22,7 @@ from penstock.consumers.lake.lakefiles import DataFile, FileStore, Written, chec
 from penstock.consumers.lake.lakeoptions import LakeOptions
 from penstock.consumers.lake.lakeschema import COLUMN_ID, Dialect, key_columns, parquet_type
 from penstock.consumers.lake.laketable import Marks, Overtaken, Version
-from penstock.errors import Fenced, Invalid, Unavailable
+from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.partition import StorageRef
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.jobs.consumer import JobContext
@@ -37,6 +37,8 @@ _REFUSED = frozenset(" ,;{}()\n\t=")
 
 class Delta(LakeConsumer):
     """Keeps a copy as a Delta table. Options: uri, storage.*, history."""
+
+    options_type = LakeOptions
 
     def __init__(self, job: JobContext) -> None:
         super().__init__(job)
@@ -160,7 +162,7 @@ class DeltaCopy:
                 return table
             table.update_incremental()
         if self.version_of(table).marks != base.marks:
-            raise Fenced(f"{self.place} was changed by another iteration of a job")
+            raise Overtaken(f"the Delta table at {self.place} has a newer commit")
         return table
 
     def close(self) -> None:

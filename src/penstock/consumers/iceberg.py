@@ -23,7 +23,8 @@ from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.table import Table, Transaction
 
 from penstock.clock import Clock
-from penstock.consumers.lake.icebergentries import bounds_of, entry_of, expire
+from penstock.consumers.lake.icebergcommits import Overwrite, strict_transaction
+from penstock.consumers.lake.icebergentries import SNAPSHOTS_MAX, bounds_of, entry_of, expire
 from penstock.consumers.lake.icebergfiles import IcebergFiles
 from penstock.consumers.lake.icebergschema import (
     copied_columns,
@@ -39,7 +40,7 @@ from penstock.consumers.lake.lakefiles import DataFile, Written
 from penstock.consumers.lake.lakeschema import Dialect, key_columns, shaped
 from penstock.consumers.lake.laketable import Marks, Overtaken, Version
 from penstock.consumers.options import ConsumerOptions, Properties, Seconds, revealed
-from penstock.errors import Invalid, PenstockError, Unavailable
+from penstock.errors import Invalid, PenstockError
 from penstock.jobs.consumer import JobContext
 
 __all__ = ["Iceberg"]
@@ -51,7 +52,6 @@ _NEW_TABLE = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
 }
-_NO_RETRIES = {"commit.retry.num-retries": "0"}
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class IcebergOptions(ConsumerOptions):
     catalog: Properties = Field({}, repr=False)
     """What pyiceberg has to know: catalog.type, catalog.uri, catalog.warehouse, catalog.s3.endpoint, ..."""
     history: Seconds = Field(86_400, ge=0)
-    """How long old snapshots stay, while there are at most a thousand."""
+    """How long old snapshots stay, while there are not more than some hundred."""
 
     @field_validator("table")
     @classmethod
@@ -76,6 +76,8 @@ class IcebergOptions(ConsumerOptions):
 
 class Iceberg(LakeConsumer):
     """Keeps a copy as an Iceberg table. Options: table, catalog.*, history."""
+
+    options_type = IcebergOptions
 
     def __init__(self, job: JobContext) -> None:
         super().__init__(job)
@@ -133,7 +135,9 @@ class IcebergCopy:
             watermark=int(found[_WATERMARK]),
             column_id=int(found[_COLUMN_ID]),
         )
-        return Version(marks=marks, schema=copied_columns(table.schema(), found[_NUMBERING]), origin=table)
+        schema = copied_columns(table.schema(), found[_NUMBERING])
+        crowded = len(table.snapshots()) > SNAPSHOTS_MAX
+        return Version(marks=marks, schema=schema, origin=table, crowded=crowded)
 
     def files(self, version: Version) -> list[DataFile]:
         """See LakeTable."""
@@ -164,8 +168,9 @@ class IcebergCopy:
         """See LakeTable."""
         if base is not None:
             table: Table = base.origin
-            transaction = _strict(table).transaction()
-            follow(transaction, base.schema, schema)
+            transaction = strict_transaction(table)
+            if not schema.equals(base.schema, check_metadata=True):
+                follow(transaction, base.schema, schema)
             return IcebergStaging(self, transaction, table.io.properties, base, schema, whole=whole)
         self.catalog.create_namespace_if_not_exists(self.name.rpartition(".")[0])
         try:
@@ -173,7 +178,7 @@ class IcebergCopy:
                 self.name, new_schema(schema), properties=_NEW_TABLE
             )
         except TableAlreadyExistsError as error:
-            raise Unavailable(f"{self.place} has just been made; try again") from error
+            raise Overtaken(f"{self.place} has just been made") from error
         return IcebergStaging(self, creation, self.catalog.properties, None, schema, whole=True)
 
     def maintain(self) -> None:
@@ -219,7 +224,7 @@ class IcebergStaging:
         store = self.open_store()
         summary = {_JOB: marks.job, _WATERMARK: str(marks.watermark)}
         try:
-            with self._transaction.update_snapshot(snapshot_properties=summary).overwrite() as snapshot:
+            with Overwrite.begin(self._transaction, store.io, summary) as snapshot:
                 for file in gone:
                     snapshot.delete_data_file(file.origin.file)
                 for each in written:
@@ -239,15 +244,3 @@ class IcebergStaging:
 
 def _files_of(table: Table) -> IcebergFiles:
     return IcebergFiles(table.io.properties, table.location())
-
-
-def _strict(table: Table) -> Table:
-    """The table, with commits that are made on top of its very snapshot or not at all.
-
-    The library would put a commit that came second on top of the first. What it is told here is known to this
-    object alone: commits hold what they change, not all properties.
-    """
-    table.metadata = table.metadata.model_copy(
-        update={"properties": {**table.metadata.properties, **_NO_RETRIES}}
-    )
-    return table

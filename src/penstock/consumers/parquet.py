@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 class ParquetCopy(LakeConsumer):
     """Keeps a copy as Parquet files and a manifest. Options: uri, storage.*, history."""
 
+    options_type = LakeOptions
+
     def __init__(self, job: JobContext) -> None:
         super().__init__(job)
         self.options = LakeOptions.parse(job.info)

@@ -1,5 +1,6 @@
 """Storage: the same promises for every kind."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,39 @@ def test_what_is_not_there_reads_as_none_and_deletes_in_silence(storage: Storage
     assert storage.read("x") is None
     with pytest.raises(Unavailable, match="object x is not at"):
         storage.open("x")
+
+
+def test_a_swap_needs_the_content_that_was_seen(storage: Storage) -> None:
+    assert storage.swap("a/m", b"one", seen=None)
+    assert not storage.swap("a/m", b"two", seen=None)
+    assert not storage.swap("a/m", b"two", seen=b"other")
+    assert storage.read("a/m") == b"one"
+    assert storage.swap("a/m", b"two", seen=b"one")
+    assert not storage.swap("a/m", b"three", seen=b"one")
+    assert storage.read("a/m") == b"two"
+    assert not storage.swap("a/gone", b"x", seen=b"was there")
+    assert not storage.exists("a/gone")
+
+
+def test_of_racing_swaps_one_wins_each_time(storage: Storage) -> None:
+    storage.write("m", b"0")
+    won: list[int] = []
+
+    def race(me: int) -> None:
+        for _ in range(20):
+            seen = storage.read("m")
+            assert seen is not None
+            count = int(seen.split(b" ")[0])
+            if storage.swap("m", b"%d by %d" % (count + 1, me), seen=seen):
+                won.append(count + 1)
+
+    racers = [threading.Thread(target=race, args=(me,)) for me in range(4)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    assert sorted(won) == list(range(1, len(won) + 1))
+    assert (storage.read("m") or b"").startswith(b"%d by" % len(won))
 
 
 def test_a_local_write_leaves_nothing_staged(tmp_path: Path) -> None:

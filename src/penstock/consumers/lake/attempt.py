@@ -7,12 +7,15 @@ files go. Nothing is removed that was not there before the commit: whoever start
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
+import pyarrow as pa
+
 from penstock.consumers.lake.lakefiles import DataFile, FileWriter, Written
-from penstock.consumers.lake.laketable import LakeTable, Marks, Overtaken, Staging, Version
+from penstock.consumers.lake.laketable import LakeTable, Marks, Overtaken, Version
 from penstock.errors import Fenced, PenstockError, Unavailable
 
 __all__ = ["Attempt"]
@@ -21,18 +24,24 @@ _log = logging.getLogger(__name__)
 
 
 class Attempt:
-    """A context that removes what was written when it comes to nothing."""
+    """A context that removes what was written when it comes to nothing.
 
-    def __init__(self, table: LakeTable, base: Version | None, staging: Staging, name: str) -> None:
-        self.store = staging.open_store()
+    Raises Fenced when an iteration of a job was faster, Unavailable when somebody else was.
+    """
+
+    def __init__(
+        self, table: LakeTable, base: Version | None, schema: pa.Schema, *, whole: bool, name: str
+    ) -> None:
+        self._table = table
+        self._base = base
+        with self._overtaken():
+            self.staging = table.stage(base, schema, whole=whole)
+        self.store = self.staging.open_store()
         self.there: list[DataFile] = table.files(base) if base else []
         """The files of the copy."""
         self.written: list[Written] = []
         self.spread = False
         """Whether executors write: tasks that are tried again leave files of which only storage knows."""
-        self._table = table
-        self._base = base
-        self._staging = staging
         self._folder = f"{table.folder}/{base.marks.watermark if base else 0}"
         self._name = name
         known = {each.path for each in self.there}
@@ -46,22 +55,28 @@ class Attempt:
 
     def writer(self) -> FileWriter:
         """Writes files that belong to the attempt."""
-        schema = self._staging.file_schema
+        schema = self.staging.file_schema
         return FileWriter(self.store, schema, folder=self._folder, name=self._name, written=self.written)
 
     def commit(self, marks: Marks, removed: Sequence[DataFile]) -> None:
-        """Commit; raise Fenced when an iteration of a job was faster, Unavailable when somebody else was."""
-        base, place = self._base, self._table.place
+        """Commit, and remove what earlier attempts left."""
+        self._decided = True
+        with self._overtaken():
+            self.staging.commit(marks, self.written, removed)
+        self._remove(self._strays)
+
+    @contextmanager
+    def _overtaken(self) -> Iterator[None]:
         try:
-            self._decided = True
-            self._staging.commit(marks, self.written, removed)
+            yield
         except Overtaken as error:
             self._decided = False
-            now = self._table.look()
+            now, base = self._table.look(), self._base
             if (now and now.marks) != (base and base.marks):
-                raise Fenced(f"{place} was changed by another iteration of a job") from error
-            raise Unavailable(f"{place} was changed by somebody else meanwhile; try again") from error
-        self._remove(self._strays)
+                raise Fenced(f"{self._table.place} was changed by another iteration of a job") from error
+            raise Unavailable(
+                f"{self._table.place} was changed by somebody else meanwhile; try again"
+            ) from error
 
     def _mine(self) -> list[str]:
         return [

@@ -20,10 +20,11 @@ from pyiceberg.types import NestedField, PrimitiveType
 
 from penstock.consumers.lake.lakefiles import Written
 
-__all__ = ["bounds_of", "entry_of", "expire"]
+__all__ = ["SNAPSHOTS_MAX", "bounds_of", "entry_of", "expire"]
 
-SNAPSHOTS_MAX = 1000
-"""Snapshots that a table keeps, however young: each is in the file that every commit writes."""
+SNAPSHOTS_MAX = 500
+"""Snapshots that a table has at most, however young: all of them are in the file that each commit writes."""
+_SNAPSHOTS_KEPT = 400
 
 
 def entry_of(written: Written, location: str, metadata: TableMetadata) -> Entry:
@@ -77,7 +78,8 @@ def expire(table: Table, before_ms: int) -> list[str]:
     if set(table.refs()) != {"main"} or len(lineage) != len(table.snapshots()):
         return []
     kept = max(1, sum(each.timestamp_ms >= before_ms for each in lineage))
-    kept = min(kept, SNAPSHOTS_MAX)
+    if len(lineage) > SNAPSHOTS_MAX:
+        kept = min(kept, _SNAPSHOTS_KEPT)
     expired = lineage[kept:]
     if not expired:
         return []

@@ -17,7 +17,7 @@ class IcebergFiles:
     """Implements FileStore. Paths are relative to the location; those that are not are taken as they are."""
 
     def __init__(self, properties: Mapping[str, str], location: str) -> None:
-        self._io = PyArrowFileIO(dict(properties))
+        self.io = PyArrowFileIO(dict(properties))
         self._root = location.rstrip("/")
 
     def relative(self, location: str) -> str:
@@ -30,19 +30,19 @@ class IcebergFiles:
 
     def write(self, path: str, data: bytes) -> None:
         """See FileStore."""
-        with self._failures("write", path), self._io.new_output(self.absolute(path)).create() as file:
+        with self._failures("write", path), self.io.new_output(self.absolute(path)).create() as file:
             file.write(data)
 
     def open(self, path: str) -> pa.NativeFile:
         """See FileStore."""
         with self._failures("open", path):
-            return cast("pa.NativeFile", self._io.new_input(self.absolute(path)).open())
+            return cast("pa.NativeFile", self.io.new_input(self.absolute(path)).open())
 
     def names(self, folder: str) -> list[str]:
         """See FileStore."""
-        scheme, netloc, root = PyArrowFileIO.parse_location(self._root, self._io.properties)
+        scheme, netloc, root = PyArrowFileIO.parse_location(self._root, self.io.properties)
         with self._failures("list", folder):
-            system = self._io.fs_by_scheme(scheme, netloc)
+            system = self.io.fs_by_scheme(scheme, netloc)
             below = FileSelector(f"{root}/{folder.rstrip('/')}", recursive=True, allow_not_found=True)
             found = system.get_file_info(below)
         return sorted(each.path.removeprefix(f"{root}/") for each in found if each.type is FileType.File)
@@ -51,7 +51,7 @@ class IcebergFiles:
         """See FileStore."""
         with self._failures("delete", path):
             try:
-                self._io.delete(self.absolute(path))
+                self.io.delete(self.absolute(path))
             except FileNotFoundError:
                 return
 

@@ -17,7 +17,7 @@ from penstock.consumers.lake.executors import WriteTask, write_on_executors
 from penstock.consumers.lake.keyorder import KeySet, OrderedRows
 from penstock.consumers.lake.lakefiles import FileWriter, with_bounds
 from penstock.consumers.lake.lakeschema import Columns, Evolution, evolve, key_columns, shaped
-from penstock.consumers.lake.laketable import LakeTable, Marks, Staging, Version
+from penstock.consumers.lake.laketable import LakeTable, Marks, Version
 from penstock.consumers.lake.merging import merge, plan
 from penstock.errors import Fenced, Invalid
 from penstock.eventstore.schemaversion import SchemaVersion
@@ -102,10 +102,10 @@ class LakeConsumer(Consumer):
     def _replace(self, base: Version | None, data: DataRetriever, columns: Columns, marks: Marks) -> None:
         if base is not None:
             self._check_replaceable(base.marks)
-        staging = self.table.stage(base, columns.schema, whole=True)
-        with self._attempt(base, staging) as attempt:
+        with self._attempt(base, columns.schema, whole=True) as attempt:
             if data.large:
                 attempt.spread = True
+                staging = attempt.staging
                 task = WriteTask(staging.open_store, columns.schema, staging.file_schema, *attempt.names)
                 attempt.written += write_on_executors(data.dataframe(), data.keys, task)
             else:
@@ -144,7 +144,7 @@ class LakeConsumer(Consumer):
         evolution = evolve(base.schema, base.marks.column_id, columns)
         changes = gather(data, self.job.scratch)
         self._change(base, evolution, changes.upserts, changes.deletes, marks)
-        if _stretch(base.marks.watermark) != _stretch(marks.watermark):
+        if base.crowded or _stretch(base.marks.watermark) != _stretch(marks.watermark):
             self.table.maintain()
 
     def _change(
@@ -155,8 +155,7 @@ class LakeConsumer(Consumer):
         coming = _key_rows(upserts, schema)
         ordered = OrderedRows(upserts, coming)
         changed = KeySet(pa.concat_tables([coming, _key_rows(deletes, schema)]))
-        staging = self.table.stage(base, schema, whole=evolution.rewrites)
-        with self._attempt(base, staging) as attempt:
+        with self._attempt(base, schema, whole=evolution.rewrites) as attempt:
             files = with_bounds(attempt.store, attempt.there, key_columns(base.schema)[0])
             groups = plan(files, changed, ordered, every=evolution.rewrites)
             merge(
@@ -170,8 +169,8 @@ class LakeConsumer(Consumer):
             )
             attempt.commit(marks, [file for group in groups for file in group.files])
 
-    def _attempt(self, base: Version | None, staging: Staging) -> "Attempt":
-        return Attempt(self.table, base, staging, self.job.clock.unique_id()[:12])
+    def _attempt(self, base: Version | None, schema: pa.Schema, *, whole: bool) -> Attempt:
+        return Attempt(self.table, base, schema, whole=whole, name=self.job.clock.unique_id()[:12])
 
 
 def _key_rows(rows: pa.Table, schema: pa.Schema) -> pa.Table:

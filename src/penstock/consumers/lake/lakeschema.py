@@ -156,13 +156,20 @@ def _check_new(new: pa.Field, last_id: int) -> None:
 
 
 def _kept_type(old: pa.Field, new: pa.Field) -> pa.DataType:
-    if fits(new.type, old.type):
+    if _fits(new.type, old.type):
         return old.type
-    if fits(old.type, new.type):
+    if _fits(old.type, new.type):
         return new.type
     raise SchemaRefused(
         f"column {new.name} is {new.type} now, which {old.type}, as the copy has it, cannot become; {_REMEDY}"
     )
+
+
+def _fits(narrow: pa.DataType, wide: pa.DataType) -> bool:
+    """As `fits`; a number without a sign that outgrows 64 bits becomes a decimal, and its values stay."""
+    if pa.types.is_integer(narrow) and pa.types.is_decimal(wide):
+        return bool(wide.precision - wide.scale >= len(str(1 << (narrow.bit_width - 1))))
+    return fits(narrow, wide)
 
 
 def _check_key(there: pa.Schema, wanted: pa.Schema) -> None:

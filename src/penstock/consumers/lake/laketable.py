@@ -38,6 +38,8 @@ class Version:
     schema: pa.Schema
     origin: Any = field(repr=False)
     """What the format knows it by."""
+    crowded: bool = False
+    """Whether there are so many old versions that it is time for `maintain`."""
 
 
 class Staging(Protocol):
@@ -86,7 +88,8 @@ class LakeTable(Protocol):
     def stage(self, base: Version | None, schema: pa.Schema, *, whole: bool) -> Staging:
         """Prepare a commit; `whole`: none of the files that are there stays.
 
-        Unless it is whole, columns may have come, or changed as the dialect can, and nothing else.
+        Unless it is whole, columns may have come, or changed as the dialect can, and nothing else. Raises
+        Overtaken like `commit`.
         """
 
     def maintain(self) -> None:
