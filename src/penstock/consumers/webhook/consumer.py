@@ -1,0 +1,154 @@
+"""The consumer: an iteration is a row of requests, of which the last one says so.
+
+Each request has
+
+    Idempotency-Key     owner:from_ts:to_ts:sequence: the same when it is sent again
+    Penstock-Job        the owner: account/table/job name/job id
+    Penstock-Source     database.table, percent-encoded
+    Penstock-Kind       snapshot: all rows, in place of whatever there is; tail: what has changed
+    Penstock-From-Ts    the changes begin after it
+    Penstock-To-Ts      and end with it
+    Penstock-Sequence   0, 1, 2, … within the iteration
+    Penstock-Last       true in the last one
+    Penstock-Signature  see `signing`, where a secret is given
+
+A server that wants each change exactly once keeps what comes until the last request, applies it together with
+`to_ts`, answers 409 when `from_ts` is not the `to_ts` that it has, and tells that one at `watermark_url`.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from functools import partial
+from itertools import count
+from typing import Literal
+from urllib.parse import quote
+
+from pydantic import Field, SecretStr
+
+import penstock
+from penstock.consumers.options import ByteSize, ConsumerOptions, Properties, Seconds, revealed
+from penstock.consumers.webhook import signing
+from penstock.consumers.webhook.bodies import Body, bodies
+from penstock.consumers.webhook.sending import Address, Sender
+from penstock.errors import Invalid
+from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext
+
+_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_VALUE = re.compile(r"[\x20-\x7e]*")
+_OURS = re.compile(
+    r"penstock-.*|idempotency-key|host|content-(length|type)|transfer-encoding|connection", re.IGNORECASE
+)
+
+
+class WebhookOptions(ConsumerOptions):
+    """Where changes go, and how."""
+
+    url: SecretStr
+    """Where changes are posted. Only the server's name is shown: the rest may be a secret."""
+    format: Literal["json", "arrow"] = "json"
+    """Lines of JSON, or a stream of Arrow with `_commit_ts` and `_deleted`."""
+    secret: SecretStr | None = None
+    """What requests are signed with."""
+    watermark_url: SecretStr | None = None
+    """Where the server tells the last to_ts that it has applied, as {"to_ts": "…"}, or 404 for none."""
+    request_bytes: ByteSize = Field(1 << 20, ge=1024, le=256 << 20)
+    """How large a body may be; a larger change goes alone."""
+    timeout: Seconds = Field(30.0, gt=0, le=3600)
+    """How long one request may take."""
+    attempts: int = Field(5, ge=1, le=100)
+    """How often a request is sent before the iteration is left to be repeated."""
+    ca_path: str | None = None
+    """Certificates that are trusted instead of the system's."""
+    headers: Properties = Field(default_factory=dict, repr=False)
+    """More headers, such as headers.Authorization."""
+
+
+class Webhook(Consumer):
+    """Posts changes to a server: at least once on the wire, with what is needed to drop repetitions."""
+
+    options_type = WebhookOptions
+
+    def __init__(self, job: JobContext) -> None:
+        super().__init__(job)
+        self._options = WebhookOptions.parse(job.info)
+        self._more = _checked(revealed(self._options.headers))
+        self._target = self._sender("url", self._options.url)
+        told = self._options.watermark_url
+        self._told = None if told is None else self._sender("watermark_url", told)
+
+    def _sender(self, option: str, url: SecretStr) -> Sender:
+        options = self._options
+        return Sender(
+            Address.parse(option, url.get_secret_value()),
+            timeout_s=options.timeout,
+            attempts=options.attempts,
+            ca_path=options.ca_path,
+            clock=self.job.clock,
+        )
+
+    def committed_ts(self) -> int | None:
+        """See Consumer."""
+        if self._told is None:
+            return None
+        headers = {"Penstock-Job": self.job.owner, "Accept": "application/json"}
+        text = self._told.send("GET", partial(self._signed, headers, b""), None, missing=b'{"to_ts": 0}')
+        try:
+            found = int(json.loads(text)["to_ts"])
+        except (KeyError, TypeError, ValueError):
+            found = -1
+        if found < 0:
+            raise Invalid('the server at watermark_url does not answer {"to_ts": "…"}; mend it')
+        return found
+
+    def consume(self, data: DataRetriever) -> None:
+        """See Consumer."""
+        changes = bodies(data, self._options.format, self._options.request_bytes)
+        for sequence, body, last in _with_last(changes):
+            headers = {
+                "Idempotency-Key": f"{self.job.owner}:{data.from_ts}:{data.to_ts}:{sequence}",
+                "Penstock-Job": self.job.owner,
+                "Penstock-Source": quote(data.schema.name),
+                "Penstock-Kind": "snapshot" if data.data_type is DataType.SNAPSHOT else "tail",
+                "Penstock-From-Ts": str(data.from_ts),
+                "Penstock-To-Ts": str(data.to_ts),
+                "Penstock-Sequence": str(sequence),
+                "Penstock-Last": "true" if last else "false",
+                "Content-Type": body.content_type,
+            }
+            self._target.send("POST", partial(self._signed, headers, body.content), body.content)
+
+    def _signed(self, headers: dict[str, str], body: bytes) -> dict[str, str]:
+        found = {**headers, "User-Agent": f"penstock/{penstock.__version__}", **self._more}
+        secret = self._options.secret
+        if secret is not None:
+            at_s = self.job.clock.wall_ms() // 1000
+            found[signing.HEADER] = signing.signature(secret.get_secret_value(), headers, body, at_s=at_s)
+        return found
+
+    def close(self) -> None:
+        """See Consumer."""
+        self._target.close()
+        if self._told is not None:
+            self._told.close()
+
+
+def _with_last(found: Iterator[Body]) -> Iterator[tuple[int, Body, bool]]:
+    """Bodies with their numbers, and whether nothing follows."""
+    numbers = count()
+    held = next(found)
+    for body in found:
+        yield next(numbers), held, False
+        held = body
+    yield next(numbers), held, True
+
+
+def _checked(headers: dict[str, str]) -> dict[str, str]:
+    for name, value in headers.items():
+        if not _NAME.fullmatch(name) or _OURS.fullmatch(name):
+            raise Invalid(f"option headers.{name} of consumer webhook: no header of that name can be given")
+        if not _VALUE.fullmatch(value):
+            raise Invalid(
+                f"option headers.{name} of consumer webhook has characters that headers cannot have"
+            )
+    return headers
