@@ -1,7 +1,6 @@
 """Fulltext search: an inverted index with BM25 ranking over the words of text columns, on Lance."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -10,6 +9,7 @@ from lance.dataset import LanceDataset
 from lance.query import FullTextOperator, MatchQuery
 from pydantic import Field, field_validator
 
+from penstock.consumers.indexes.columns import named
 from penstock.consumers.indexes.consumer import IndexConsumer, IndexOptions
 from penstock.consumers.indexes.earlier import Earlier
 from penstock.consumers.indexes.keeper import INDEX
@@ -58,14 +58,14 @@ class FulltextOptions(IndexOptions):
 class TermsMaker:
     """Puts the terms of a row's texts beside its columns."""
 
-    columns: Sequence[str]
+    columns: tuple[str, ...]
     tokenizer: Tokenizer
     replaced: ClassVar[tuple[str, ...]] = ()
 
     @property
     def recipe(self) -> str:
         """See RowMaker."""
-        return json.dumps({"columns": list(self.columns), **asdict(self.tokenizer)})
+        return json.dumps({"columns": self.columns, **asdict(self.tokenizer)})
 
     @classmethod
     def parse(cls, recipe: str) -> "TermsMaker":
@@ -133,14 +133,13 @@ class Fulltext(IndexConsumer):
 
     def maker(self, table: TableInfo, columns: pa.Schema) -> TermsMaker:
         """See IndexConsumer."""
-        for name in self._own.text_columns:
-            if name not in columns.names:
-                raise Invalid(f"table {table.name} gives the job no column {name}; mend option text_columns")
+        names = named(self._own.text_columns, columns, table.name)
+        for name in names:
             if not pa.types.is_string(columns.field(name).type):
                 raise Invalid(f"column {name} of table {table.name} has no text; mend option text_columns")
         tokenizer = Tokenizer(self._own.parser, self._own.lower, self._own.ngram)
         tokenizer.terms(pa.array([], pa.string()))
-        return TermsMaker(self._own.text_columns, tokenizer)
+        return TermsMaker(names, tokenizer)
 
     def known_maker(self, recipe: str) -> TermsMaker:
         """See IndexConsumer."""

@@ -9,6 +9,7 @@ import pyarrow as pa
 from lance.dataset import LanceDataset
 from pydantic import Field, model_validator
 
+from penstock.consumers.indexes.columns import named
 from penstock.consumers.indexes.consumer import IndexConsumer, IndexOptions
 from penstock.consumers.indexes.earlier import Earlier
 from penstock.consumers.indexes.embedding import HASHING, Embedding, vectors_of
@@ -150,11 +151,9 @@ class Vector(IndexConsumer):
     def maker(self, table: TableInfo, columns: pa.Schema) -> VectorMaker:
         """See IndexConsumer."""
         own = self._own
-        names = own.text_columns or (str(own.vector_column),)
-        for name in names:
-            if name not in columns.names:
-                raise Invalid(f"table {table.name} gives the job no column {name}; mend its options")
-            if own.text_columns and not pa.types.is_string(columns.field(name).type):
+        names = named(own.text_columns or [str(own.vector_column)], columns, table.name)
+        for name in names if own.text_columns else ():
+            if not pa.types.is_string(columns.field(name).type):
                 raise Invalid(f"column {name} of table {table.name} has no text; mend option text_columns")
         embedding = own.embedding if own.text_columns else None
         maker = VectorMaker(names, self._dimension(table, names[0]), embedding)

@@ -14,7 +14,7 @@ from penstock.consumers.lake.lakeschema import COLUMN_ID, Columns, Dialect, Evol
 from penstock.errors import Invalid
 from penstock.tables.schema import TableInfo
 
-__all__ = ["RESERVED", "Layout", "follow_schema", "from_source", "key_names_of", "keys_of"]
+__all__ = ["RESERVED", "Layout", "follow_schema", "from_source", "key_names_of", "keys_of", "named"]
 
 RESERVED = frozenset(
     {
@@ -67,6 +67,15 @@ class Layout:
     def schema(self) -> pa.Schema:
         """A new dataset."""
         return pa.schema([*self.columns.schema, *self.maker.derived, pa.field(MARKER, pa.string())])
+
+
+def named(names: Sequence[str], columns: pa.Schema, table: str) -> tuple[str, ...]:
+    """Columns as the table calls them, whatever their case; raise Invalid when the job does not get one."""
+    there = {name.lower(): name for name in columns.names}
+    for name in names:
+        if name.lower() not in there:
+            raise Invalid(f"table {table} gives the job no column {name}; mend the job's options or columns")
+    return tuple(there[name.lower()] for name in names)
 
 
 def from_source(schema: pa.Schema) -> pa.Schema:

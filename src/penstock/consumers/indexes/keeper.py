@@ -84,8 +84,8 @@ class IndexKeeper:
             case Step.FOLD:
                 dataset.optimize.optimize_indices(index_names=[INDEX], num_indices_to_merge=0)
             case Step.MERGE:
-                segments = _statistics(dataset)["num_segments"]
-                dataset.optimize.optimize_indices(index_names=[INDEX], num_indices_to_merge=segments)
+                folded = _statistics(dataset)["num_segments"] - 1
+                dataset.optimize.optimize_indices(index_names=[INDEX], num_indices_to_merge=folded)
             case Step.COMPACT:
                 chosen = to_compact(_fragments(standing), self.limits)
                 others = [

@@ -26,7 +26,7 @@ class Step(StrEnum):
     FOLD = "fold"
     """Add the rows that it lacks, as a segment of its own."""
     MERGE = "merge"
-    """Make one segment of all."""
+    """Make one segment of all that were folded in; what was trained stays."""
     CLEAN = "clean"
     """Remove versions that are older than they have to be kept."""
 
