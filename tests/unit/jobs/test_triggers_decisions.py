@@ -17,9 +17,9 @@ from penstock.clock import compose_ts
 from penstock.jobs.iteration import Iteration
 from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
-from penstock.jobs.spec import JobSpec
 from penstock.jobs.standing import Standing
 from penstock.jobs.triggers import Candidate, select
+from penstock.testing.boardstage import seconds, spec_of
 
 NOW_S = 1000
 
@@ -27,22 +27,11 @@ NOW_S = 1000
 def standing(text: str, turn: int = 0) -> Standing:
     head, *words = text.split()
     name, _, watermark = head.partition(":")
-    trigger: dict[str, object] = {}
-    for word in words:
-        if word in {"greedy", "own", "paused"}:
-            trigger |= {"greedy": {"job_type": "greedy"}, "own": {"schedule": {"share": False}}}.get(
-                word, {"paused": True}
-            )
-        elif word[0].isdigit():
-            interval, _, share = word.partition("+")
-            trigger |= {"job_type": "periodic", "schedule": {"interval": interval, "share": bool(share)}}
-        elif word.startswith("ask"):
-            trigger |= {"job_type": "tests:trigger", "schedule": {"share": word.endswith("+share")}}
     job = Job(
         key=JobKey(1, 1, name, 1),
         id=JobId("shop", "orders", name),
         account="a",
-        spec=JobSpec.parse({"trigger": trigger}),
+        spec=spec_of(words),
         state=JobState.ERROR if "error" in words else JobState.COMPLETED,
         watermark=compose_ts(int(watermark) * 1000),
         status=JobStatus(failures=1 if {"failing", "rests"} & set(words) else 0),
@@ -57,10 +46,6 @@ def standing(text: str, turn: int = 0) -> Standing:
             id="i", table_id=1, from_ts=job.watermark, to_ts=job.watermark + 1, jobs=(job,)
         )
     return it
-
-
-def seconds(ts: int | None) -> str:
-    return "now" if ts is None else str((ts >> 18) // 1000)
 
 
 def written(candidate: Candidate) -> str:
