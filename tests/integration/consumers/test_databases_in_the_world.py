@@ -1,0 +1,74 @@
+"""Jobs into databases as people run them: a captured table, the runner, and three targets at once."""
+
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from penstock.consumers.kv import KvTable
+from penstock.consumers.postgres import Postgres
+from penstock.jobs.verifying import Verifier
+from penstock.kv.clusterref import ClusterRef
+from penstock.testing.jobworld import JobWorld, job_world
+from penstock.testing.postgres import shared_server
+from penstock.testing.retrievers import job_context
+from penstock.testing.webhookreceiver import WebhookReceiver
+
+
+def _postgres_rows(dsn: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(dsn) as connection:
+        return connection.execute("SELECT id, name FROM items ORDER BY id").fetchall()
+
+
+async def _settled(world: JobWorld, ts: int) -> None:
+    for name in ("pg", "copy", "hook"):
+        await world.caught_up(f"shop.items/{name}", ts)
+
+
+async def test_targets_follow_their_source_and_are_verified(tmp_path: Path) -> None:
+    dsn = shared_server().new_database()
+    async with job_world(tmp_path) as world:
+        with WebhookReceiver() as server:
+            await world.create("shop.items", [("id", "int primary key"), ("name", "varchar(64)")])
+            await world.create("copies.other", [("id", "bigint primary key")])
+            await world.insert("shop.items", *({"id": number, "name": "a"} for number in range(50)))
+            hook = {"url": server.url, "watermark_url": server.url}
+            await world.register("shop.items/pg", consumer="postgres", options={"dsn": dsn})
+            await world.register("shop.items/copy", consumer="kv", options={"table": "copies.items"})
+            await world.register("shop.items/hook", consumer="webhook", options=hook)
+            async with world.running():
+                await world.upsert("shop.items", {"id": 3, "name": "b"}, {"id": 99, "name": "c"})
+                await _settled(world, await world.delete("shop.items", 7))
+                await world.do(
+                    world.db.add_column, "shop.items", "stock", "varchar(9) not null default 'old'"
+                )
+                await world.upsert("shop.items", {"id": 4, "name": "d", "stock": "new"})
+                await _settled(world, await world.delete("shop.items", 8))
+                rows = (await world.rows("shop.items")).to_pylist()
+                wanted = [(row["id"], row["name"]) for row in rows]
+                assert await world.do(_postgres_rows, dsn) == wanted
+                assert (await world.rows("copies.items")).to_pylist() == rows
+                assert sorted((row["id"], row["name"]) for row in server.rows.values()) == wanted
+                await _verified(world, tmp_path, "pg", Postgres, {"dsn": dsn})
+                await _verified(world, tmp_path, "copy", KvTable, {"table": "copies.items"})
+            await world.do(ClusterRef.of(world.settings).close)
+
+
+async def _verified(world: JobWorld, folder: Path, name: str, kind: Any, options: dict[str, str]) -> None:
+    job = await world.job(f"shop.items/{name}")
+    context = job_context(
+        folder,
+        job.spec.consumer,
+        options,
+        settings=world.settings,
+        job=name,
+        job_id=job.key.job_id,
+        table_id=job.key.table_id,
+    )
+    consumer = kind(context)
+    verifier = Verifier(
+        job, consumer, world.source, folder / name, log_ts=lambda: job.watermark, same_ts=lambda ts: ts
+    )
+    report = await world.do(verifier.verify)
+    consumer.close()
+    assert (report.counts.total, report.source_rows, report.target_rows) == (0, 49, 49)
