@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -23,14 +23,11 @@ from penstock.jobs.verifying import Verifier
 from penstock.tables.schema import TableInfo
 from penstock.testing.retrievers import ListRetriever, SourceModel, job_context
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 __all__ = ["IndexWorld"]
 
 
 class IndexWorld:
-    """A source, and a job that keeps an index of it below a folder."""
+    """A source, and a job that keeps an index of it below a folder; `spark` is a session, for large ranges."""
 
     def __init__(
         self,
@@ -39,7 +36,7 @@ class IndexWorld:
         table: TableInfo,
         options: Mapping[str, str],
         *,
-        spark: "SparkSession | None" = None,
+        spark: Any = None,
         clock: Clock = SYSTEM,
     ) -> None:
         self.folder = folder
