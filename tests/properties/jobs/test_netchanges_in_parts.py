@@ -1,6 +1,7 @@
 """Net changes of parts, one after the other, come to the net changes of all of it."""
 
 import random  # noqa: TID251 - seeded by hypothesis
+from itertools import pairwise
 
 import pyarrow as pa
 from hypothesis import given, settings
@@ -21,7 +22,7 @@ def test_the_last_rows_of_parts_are_those_of_the_whole(tmp_path_factory, kind, s
     bounds = [start, *(model.churn(mix, commits=4) for _ in range(parts))]
     frames = [
         model.retriever(low, high, ends_of_updates=mix.random() < 0.5).net()
-        for low, high in zip(bounds, bounds[1:], strict=False)
+        for low, high in pairwise(bounds)
     ]
     mix.shuffle(frames)
     batches = [batch for frame in frames for batch in frame.to_batches(max_chunksize=3)]
