@@ -92,7 +92,7 @@ def net_of(
     distinct: bool = False,
     memory_bytes: int = SPOOL_BYTES,
 ) -> NetChanges:
-    """What inserts, with `columns` and `_commit_ts`, and deletes come to; `distinct`: no key is there twice."""
+    """What inserts (`columns` and `_commit_ts`) and deletes come to; `distinct`: no key is there twice."""
     begun = with_commit_ts(columns)
     ended = pa.schema([begun.field(name) for name in (*keys, COMMIT_TS)])
     upserts = RowSpool(begun, scratch / "upserts.arrow", memory_bytes=memory_bytes)
