@@ -92,9 +92,11 @@ class JobBoard:
     def _update(self, standing: Standing, row: Job) -> None:
         known = standing.job
         standing.follow(row)
-        lowered = row.status.lsn > known.status.lsn and row.watermark < known.watermark
+        news = row.status.lsn > known.status.lsn  # else at most its spec is new, or it is an echo
+        lowered = news and row.watermark < known.watermark
         standing.watermark = row.watermark if lowered else max(standing.watermark, row.watermark)
-        if standing.iteration is not None and (lowered or not row.live or row.state is JobState.CANCELED):
+        canceled = lowered or (news and row.state is JobState.CANCELED) or not row.live
+        if canceled and standing.iteration is not None:
             self._canceled.add(row.key)
         if not row.live:
             self._leave(standing)
