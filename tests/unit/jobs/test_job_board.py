@@ -25,10 +25,11 @@ def stage() -> BoardStage:
 
 def test_the_echo_of_a_cancellation_does_not_cancel_the_next_iteration(stage: BoardStage) -> None:
     stage.update("a", spec_of(["own"]), interrupt=True)
+    canceled = stage.rows["a"]
     stage.end("a")  # is refused, before the board hears why
     stage.now = 22.0
     assert stage.hurry() == ["own 10..22 a"]  # the row was read again
-    stage.deliver()
+    stage.board.apply([canceled])
     assert not stage.board.take_canceled()
 
 
