@@ -15,6 +15,7 @@ import pytest
 from penstock.consumers.kv import KvTable
 from penstock.errors import Conflict, Fenced, Invalid, Unavailable
 from penstock.jobs.comparing import Comparison, Counts
+from penstock.jobs.jobid import JobId
 from penstock.kv import Client
 from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings
@@ -350,6 +351,15 @@ def test_a_target_of_another_job_is_refused_and_one_of_the_same_name_taken_over(
     assert rows(db, copies, "id") == [(1,), (2,)]
     with pytest.raises(Fenced):
         earlier.consume(source.retriever(first, source.ts))
+
+
+def test_a_job_whose_source_was_renamed_keeps_its_target(job: Job, db: Catalog, copies: str) -> None:
+    source = SourceModel(ITEMS)
+    first = source.commit(item(1))
+    job.consume(source.retriever(0, first))
+    job.context = replace(job.context, id=JobId("shop", "things", "job"))
+    job.consume(source.retriever(0, source.commit(item(2))))
+    assert rows(db, copies, "id") == [(1,), (2,)]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from penstock.clock import SystemClock
 from penstock.consumers.postgres import Postgres
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.jobs.comparing import Comparison, Counts
+from penstock.jobs.jobid import JobId
 from penstock.tables import alter
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo
@@ -297,6 +298,20 @@ def test_a_table_of_another_job_is_refused_and_one_of_the_same_name_taken_over(
     with pytest.raises(Fenced):
         earlier.consume(source.retriever(first, source.ts))
     assert earlier.committed_ts() == 0
+
+
+def test_a_job_whose_source_was_renamed_keeps_its_target(job: Job, target: psycopg.Connection[Any]) -> None:
+    source = SourceModel(ITEMS)
+    first = source.commit(item(1))
+    job.consume(source.retriever(0, first))
+    job.context = replace(
+        job.context,
+        id=JobId("shop", "things", "job"),
+        info=job.context.info.model_copy(update={"options": {**job.context.info.options, "table": "items"}}),
+    )
+    job.consume(source.retriever(0, source.commit(item(2))))
+    assert rows(target, "id") == [(1,), (2,)]
+    assert rows(target, "job", "penstock_watermarks") == [("shop.things/job",)]
 
 
 def test_a_target_that_was_dropped_has_no_watermark(job: Job, target: psycopg.Connection[Any]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from penstock.consumers.evolution import REBUILD, Act, Evolution, TargetColumn, evolved
 from penstock.consumers.kv.columns import added_text, definition, is_wider
 from penstock.consumers.kv.marks import Mark, Marks
-from penstock.errors import Invalid
+from penstock.errors import Conflict, Invalid
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.jobs.consumer import JobContext
 from penstock.kv import Client, Transaction
@@ -16,6 +16,8 @@ from penstock.tables.ddl import SchemaChange
 from penstock.tables.jobs import Action
 from penstock.tables.snapshot import Place, SchemaSnapshot, split_name
 from penstock.tables.statements import quote
+
+_STEPS_MAX = 4
 
 
 class TargetSchema:
@@ -43,10 +45,11 @@ class TargetSchema:
 
     def claim(self, wanted: Sequence[TargetColumn]) -> Mark:
         """Begin a first sync: whatever was begun before cannot write any more. Make the target if need be."""
-        while True:
+        for _ in range(_STEPS_MAX):
             mark = retried(lambda: self._claimed(wanted), clock=self._job.clock)
             if mark.table_id:
                 return mark
+        raise Conflict(f"others keep changing table {self._name}; begin the first sync again")
 
     def _claimed(self, wanted: Sequence[TargetColumn]) -> Mark:
         """One step: the target is made, taken, or dropped because it has to be made anew."""
@@ -80,7 +83,7 @@ class TargetSchema:
         if place.table.id == self._job.key.table_id:
             raise Invalid(f"table {self._name} is the source itself; choose another with option table")
         if held.table_id == place.table.id:
-            if held.job != self._marks.fresh.job:
+            if held.owner != self._job.owner and held.job != self._marks.fresh.job:
                 raise Invalid(
                     f"table {self._name} belongs to job {held.job}; choose another with option table"
                 )

@@ -162,6 +162,8 @@ def _document(text: str) -> str:
 
 def _number(text: str) -> dict[str, str]:
     """A number without needless digits, told from a text that looks like one: no document has such a key."""
+    if text.isdecimal():
+        return {"\0": text}
     return {"\0": format(Decimal(text).normalize(_EXACT), "f")}
 
 

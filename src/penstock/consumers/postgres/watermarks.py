@@ -41,6 +41,7 @@ INSERT INTO {marks} AS m (owner, job, target, ts, attempt, columns, seen_id)
 VALUES (%s, %s, %s, 0, 1, '[]', 0)
 ON CONFLICT (target) DO UPDATE SET
     owner = EXCLUDED.owner,
+    job = EXCLUDED.job,
     ts = CASE WHEN m.owner = EXCLUDED.owner THEN m.ts ELSE 0 END,
     attempt = m.attempt + 1,
     updated_at = now()
@@ -103,7 +104,7 @@ class Watermarks:
             raise Invalid(
                 f"table {self._name} was not made by Penstock; drop it, or choose another with option table"
             )
-        if holder is not None and self._job != holder[1]:
+        if holder is not None and self._owner != holder[0] and self._job != holder[1]:
             raise Invalid(f"table {self._name} belongs to job {holder[1]}; choose another with option table")
         self._run(cursor, "DELETE FROM {marks} WHERE owner = %s AND target <> %s", *self._mine)
         found = self._one(cursor, _CLAIM, self._owner, self._job, self._target)
