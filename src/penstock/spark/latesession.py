@@ -1,5 +1,6 @@
 """A Spark session that is built when it is first needed: most processes that run jobs never need one."""
 
+import logging
 import threading
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,8 @@ from penstock.spark.session import build_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_log = logging.getLogger(__name__)
 
 
 class LateSession:
@@ -30,6 +33,7 @@ class LateSession:
         """The session; raises as `build_session` does."""
         with self._lock:
             if self._spark is None:
+                _log.info("starting Spark", extra={"master": self._settings.spark.master})
                 self._spark = build_session(self._settings, app_name=self._app_name)
             return self._spark
 

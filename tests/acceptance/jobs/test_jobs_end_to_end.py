@@ -9,12 +9,14 @@ from typing import Any
 import lance
 import psycopg
 import pytest
+import yaml
 
 from penstock.kv import Client
 from penstock.tables import Catalog
 from penstock.testing.capture import CaptureProcess
 from penstock.testing.command import ServiceProcess
 from penstock.testing.postgres import PostgresServer
+from penstock.testing.spark import SMALL
 from penstock.testing.store import StoreProcess
 
 pytestmark = pytest.mark.timeout(300)
@@ -25,6 +27,7 @@ COLUMNS = [
     ("body", "text"),
     ("price", "decimal(9,2)"),
     ("place", "vector(4)"),
+    ("note", "varchar(20) default 'none'"),
 ]
 WORDS = ("river", "dam", "turbine", "valve", "gate", "water")
 
@@ -41,6 +44,30 @@ def item(number: int, title: str | None = None) -> dict[str, Any]:
     }
 
 
+OWN = '''
+import json
+from penstock.jobs import Consumer, DataType
+
+
+class Lines(Consumer):
+    """A line for each iteration."""
+
+    def consume(self, data):
+        upserts, deletes, done = [], [], False
+        while not done:
+            inserts, gone, done = data.next()
+            assert inserts.schema.names == ["id", "title", "_commit_ts"]
+            upserts += inserts.column("id").to_pylist()
+            deletes += gone.column("id").to_pylist()
+        with open(self.job.info.options["path"], "w" if data.data_type is DataType.SNAPSHOT else "a") as file:
+            print(json.dumps({"upserts": upserts, "deletes": deletes}), file=file)
+
+
+def whenever(context):
+    return context.changed is not False
+'''
+
+
 class World:
     """A store with a table, and where the targets are."""
 
@@ -54,7 +81,7 @@ class World:
         self.db.create_table("shop.items", COLUMNS)
         self.db.create_database("copies")
         self.items.insert([item(number) for number in range(200)])
-        self.settings = {
+        self.settings: dict[str, Any] = {
             "pd_addrs": [store.pd_addr],
             "capture": {
                 "tables": ["shop.*"],
@@ -62,8 +89,13 @@ class World:
                 "storage": f"file://{folder}/events",
                 "flight_addr": "127.0.0.1:0",
             },
-            "jobs": {"data": str(folder / "jobs"), "interval_s": 0.5},
+            "jobs": {"data": str(folder / "jobs"), "interval_s": 0.5, "lease_ttl_s": 5},
         }
+
+        self.runner = self.service("jobs.log", self.config)
+
+    def service(self, log: str, config: Path) -> ServiceProcess:
+        return ServiceProcess(self.folder / log, "job", "run", "--config", str(config))
 
     @property
     def items(self) -> Any:
@@ -90,9 +122,28 @@ class World:
             "kv": ["table=copies.items"],
         }
 
+    def with_spark(self) -> Path:
+        """Settings with which even small iterations are done by executors."""
+        config = self.folder / "spark.yaml"
+        spark = {"master": "local[2]", "driver_memory": "1g", "conf": SMALL}
+        jobs = {**self.settings["jobs"], "spark_rows": 1}
+        config.write_text(yaml.safe_dump({**self.settings, "jobs": jobs, "spark": spark}))
+        return config
+
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def own_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A module of the user's, for commands in this process and for the runner's."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "ownjobs.py").write_text(OWN)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(folder)
+        patched.setenv("PYTHONPATH", str(folder))
+        yield
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, own_code: None) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("jobs")
     with (
         StoreProcess.start(folder / "store", stores=1) as store,
@@ -100,11 +151,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         PostgresServer() as server,
     ):
         made = World(folder, store, client, server.new_database())
-        with (
-            CaptureProcess(folder, made.settings),
-            ServiceProcess(folder / "jobs.log", "job", "run", "--config", str(made.config)) as runner,
-        ):
-            assert runner.ready["jobs"] == 0
+        with CaptureProcess(folder, made.settings), made.runner:
+            assert made.runner.ready["jobs"] == 0
             yield made
 
 
@@ -218,9 +266,67 @@ def test_a_truncated_table_is_told_and_rebuilt_with_one_command(
     assert sorted(row["id"] for row in found["rows"]) == list(range(7)), "nothing of before is left"
 
 
-def test_what_was_used_is_counted_and_jobs_end(world: World, ask: Callable[..., Any]) -> None:
+def test_columns_come_and_go_and_change_their_types(world: World, ask: Callable[..., Any], run: Run) -> None:
+    world.db.add_column("shop.items", "stock", "int default 5")
+    world.items.insert([{**item(100), "stock": 9}])
+    world.db.drop_column("shop.items", "note")
+    world.items.update([{"id": 1, "title": "without its note"}])
     for kind in world.jobs:
-        assert ask("job", "unregister", name(kind))["state"] == "unregistered"
+        assert wait(ask, kind)["error"] == "", kind
+        same(ask, kind, 8)
+    world.db.drop_column("shop.items", "stock")
+    world.db.add_column("shop.items", "stock", "varchar(20)")
+    world.items.update([{"id": 2, "stock": "many"}])
+    for kind in world.jobs:
+        code, _, err = run("job", "status", name(kind), "--wait-for", "now", "--config", str(world.config))
+        if code:
+            assert "column stock" in err, kind
+            assert "penstock job repair" in err
+            assert ask("job", "repair", name(kind))["action"] == "rebuild"
+    for kind in world.jobs:
+        assert wait(ask, kind)["error"] == "", kind
+        same(ask, kind, 8)
+
+
+def test_consumers_and_triggers_of_ones_own_are_named_by_their_modules(
+    world: World, ask: Callable[..., Any], run: Run
+) -> None:
+    lines = world.folder / "lines.json"
+    given = ["--option", f"path={lines}", "--trigger", "ownjobs:whenever", "--column", "title"]
+    made = ask("job", "register", name("own"), "--consumer", "ownjobs:Lines", *given)
+    assert made["spec"]["detail"]["consumer"]["options"] == {"path": "***"}, "who knows what it is"
+    wait(ask, "own")
+    world.items.delete([0])
+    wait(ask, "own")
+    said = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert sorted(said[0]["upserts"]) == [*range(7), 100]
+    assert [each["deletes"] for each in said[1:]] == [[0]]
+    report = run("job", "verify", name("own"), "--config", str(world.config))
+    assert (report[0], "a target of consumer ownjobs:Lines cannot be compared" in report[2]) == (2, True)
+
+
+def test_another_runner_takes_over_and_works_on_executors(world: World, ask: Callable[..., Any]) -> None:
+    on_executors = ("delta", "fulltext")
+    for kind in [*world.jobs, "own"]:
+        if kind not in on_executors:
+            assert ask("job", "unregister", name(kind))["state"] == "unregistered"
+    with world.service("spark.log", world.with_spark()) as second:
+        world.runner.kill()
+        world.items.insert([item(number) for number in range(200, 260)])
+        for kind in on_executors:
+            assert wait(ask, kind)["error"] == "", kind
+            same(ask, kind, 67)
+        assert ask("job", "repair", "--rebuild", name("fulltext"))["action"] == "rebuild"
+        wait(ask, "fulltext")
+        same(ask, "fulltext", 67)
+        assert second.log.count("starting Spark") == 1
+        assert second.terminate() == 0
+        assert "Traceback" not in second.log
+
+
+def test_what_was_used_is_counted_and_jobs_end(world: World, ask: Callable[..., Any]) -> None:
+    for job in ask("job", "list"):
+        assert ask("job", "unregister", job["job"])["state"] == "unregistered"
     assert ask("job", "list") == []
     (used,) = ask("job", "usage")
     assert used["account"] == "sys"
