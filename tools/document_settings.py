@@ -41,7 +41,7 @@ SETTINGS: dict[str, type[BaseModel]] = {
     "changefeeds.row_filters": RowFilterSettings,
     "jobs": JobsSettings,
 }
-CONSUMERS = ("fulltext", "vector", "delta", "iceberg", "parquet", "postgres", "kv")
+CONSUMERS = ("fulltext", "vector", "delta", "iceberg", "parquet", "postgres", "kv", "webhook")
 
 
 def option_types() -> dict[str, type[BaseModel]]:
