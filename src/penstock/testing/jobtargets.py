@@ -160,6 +160,7 @@ class IcebergTarget:
     @property
     def _catalog(self) -> dict[str, str]:
         return {
+            "name": "test",  # tables of a catalog are known by its name too
             "type": "sql",
             "uri": f"sqlite:///{self.folder}.db",
             "warehouse": f"file://{self.folder}",
@@ -172,7 +173,7 @@ class IcebergTarget:
 
     def read(self) -> Reading | None:
         """See Target."""
-        with load_catalog("test", **self._catalog) as catalog:
+        with load_catalog(**self._catalog) as catalog:
             try:
                 table = catalog.load_table(self.table)
             except NoSuchTableError:
@@ -182,11 +183,17 @@ class IcebergTarget:
 
     def strays(self) -> list[str]:
         """See Target."""
-        with load_catalog("test", **self._catalog) as catalog:
+        with load_catalog(**self._catalog) as catalog:
             table = catalog.load_table(self.table)
-            entries = table.inspect.all_entries().to_pylist()
-            named = {entry["data_file"]["file_path"] for entry in entries}
-            return _others(Path(table.location().removeprefix("file://")) / "data", named, absolute=True)
+            inspect = table.inspect
+            named = {
+                table.metadata_location,
+                *inspect.all_files().column("file_path").to_pylist(),
+                *inspect.all_manifests().column("path").to_pylist(),
+                *(each.manifest_list for each in table.snapshots()),
+                *(each.metadata_file for each in table.metadata.metadata_log),
+            }
+            return _others(Path(table.location().removeprefix("file://")), named, absolute=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +228,7 @@ class ParquetTarget:
         """See Target."""
         manifest = self._manifest() or {"files": (), "retired": ()}
         named = {each["path"] for each in (*manifest["files"], *manifest["retired"])}
-        return _others(self.folder, {*named, "_penstock.json"})
+        return _others(self.folder, {*named, "_penstock.json"}, skip="staging/lock")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,11 @@ tags    a key of two texts
 visits  no primary key
 """
 
+import base64
 import datetime as dt
 import random  # noqa: TID251 - only the type; the caller's seed decides the numbers
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any
@@ -17,7 +18,7 @@ from penstock.clock import SYSTEM, Clock
 from penstock.kv import Transaction
 from penstock.tables import Catalog
 
-__all__ = ["KEYS", "TABLES", "ShopWorkload"]
+__all__ = ["KEYS", "TABLES", "ShopWorkload", "item_of_json"]
 
 TABLES: dict[str, list[tuple[str, str]]] = {
     "shop.items": [
@@ -46,8 +47,22 @@ KEYS: dict[str, tuple[str, ...]] = {
 ADDED = ("stock", "int default 7")
 
 _WORDS = ("river", "dam", "turbine", "valve", "gate", "water", "penstock", "größe")
+_FILL_ROWS = 5_000
 _KINDS = ("a", "b", "Ab", "ä")
 _DAY = dt.datetime(2024, 2, 29, 23, 59, 59)
+
+
+def item_of_json(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An item, or its key, of what stands for it in JSON."""
+    read: dict[str, Callable[[Any], Any]] = {
+        "id": int,
+        "price": Decimal,
+        "seen": dt.datetime.fromisoformat,
+        "data": base64.b64decode,
+    }
+    return {
+        name: value if value is None or name not in read else read[name](value) for name, value in row.items()
+    }
 
 
 class ShopWorkload:
@@ -82,6 +97,12 @@ class ShopWorkload:
         self._committed("shop.items", lambda txn: self._insert_items(txn, rows))
         self._committed("shop.tags", lambda txn: self._insert_tags(txn, rows))
         self._committed("shop.visits", lambda txn: self._insert_visits(txn, rows))
+
+    def fill_items(self, rows: int) -> None:
+        """Many items, some thousands in a transaction."""
+        for start in range(0, rows, _FILL_ROWS):
+            count = min(_FILL_ROWS, rows - start)
+            self._committed("shop.items", lambda txn, count=count: self._insert_items(txn, count))
 
     def add_column(self) -> None:
         """Let items get a column that is 7 in all rows from before; some moments later, while it runs."""
