@@ -295,6 +295,22 @@ def test_only_the_newest_first_sync_writes(job: Job, db: Catalog, copies: str) -
     assert job.committed_ts() == source.ts
 
 
+def test_a_first_sync_that_was_given_up_before_it_began_does_not_begin(
+    job: Job, db: Catalog, copies: str
+) -> None:
+    source = SourceModel(ITEMS)
+    first = source.commit(item(1))
+    given_up = KvTable(job.context)
+    assert given_up.committed_ts() == 0
+    job.consume(source.retriever(0, first))
+    job.consume(source.retriever(first, source.commit(item(1, "b"))))
+    with pytest.raises(Fenced):
+        given_up.consume(source.retriever(0, first))
+    given_up.close()
+    assert rows(db, copies, "name") == [("b",)]
+    assert job.committed_ts() == source.ts
+
+
 def test_a_table_that_is_not_ours_is_refused_unless_it_may_go(
     tmp_path: Path, settings: Settings, db: Catalog, copies: str
 ) -> None:

@@ -270,6 +270,22 @@ def test_only_the_newest_first_sync_commits(job: Job, target: psycopg.Connection
     assert job.committed_ts() == source.ts
 
 
+def test_a_first_sync_that_was_given_up_before_it_began_does_not_begin(
+    job: Job, target: psycopg.Connection[Any]
+) -> None:
+    source = SourceModel(ITEMS)
+    first = source.commit(item(1))
+    given_up = Postgres(job.context)
+    assert given_up.committed_ts() == 0
+    job.consume(source.retriever(0, first))
+    job.consume(source.retriever(first, source.commit(item(1, "b"))))
+    with pytest.raises(Fenced):
+        given_up.consume(source.retriever(0, first))
+    given_up.close()
+    assert rows(target, "name") == [("b",)]
+    assert job.committed_ts() == source.ts
+
+
 def test_a_table_that_is_not_ours_is_refused(job: Job, target: psycopg.Connection[Any]) -> None:
     target.execute("CREATE TABLE items (id bigint); INSERT INTO items VALUES (7)")
     source = SourceModel(ITEMS)

@@ -59,12 +59,14 @@ class KvTable(Consumer):
             raise Invalid(f"database {DATABASE} is Penstock's own; choose another with option table")
         self._marks = Marks(self._name, owner=job.owner, job=str(job.id))
         self._compared: Mark | None = None
+        self._seen_ts: int | None = None
 
     def committed_ts(self) -> int:
         """See Consumer."""
         mark, _ = self._schema().seen()
         self._compared = mark  # whoever asks where the target is compares it next
-        return 0 if mark is None else mark.ts
+        self._seen_ts = 0 if mark is None else mark.ts
+        return self._seen_ts
 
     def check(self, schema: SchemaVersion) -> None:
         """See Consumer."""
@@ -97,7 +99,7 @@ class KvTable(Consumer):
 
     def _replace(self, data: DataRetriever, wanted: Sequence[TargetColumn]) -> None:
         schema = self._schema()
-        mark = schema.claim(wanted)
+        mark = schema.claim(wanted, self._seen_ts)
         attempt = mark.attempt
         columns = schema.evolve(mark, wanted, data.schema, lambda txn: self._marks.claimed(txn, attempt))
         rows = TargetRows(self._catalog, self._name)

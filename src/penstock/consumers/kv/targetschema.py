@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from penstock.consumers.evolution import REBUILD, Act, Evolution, TargetColumn, evolved
 from penstock.consumers.kv.columns import added_text, definition, is_wider
 from penstock.consumers.kv.marks import Mark, Marks
-from penstock.errors import Conflict, Invalid
+from penstock.errors import Conflict, Fenced, Invalid
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.jobs.consumer import JobContext
 from penstock.kv import Client, Transaction
@@ -43,21 +44,29 @@ class TargetSchema:
             return None, ts
         return mark, ts
 
-    def claim(self, wanted: Sequence[TargetColumn]) -> Mark:
-        """Begin a first sync: whatever was begun before cannot write any more. Make the target if need be."""
+    def claim(self, wanted: Sequence[TargetColumn], seen_ts: int | None) -> Mark:
+        """Begin a first sync: whatever was begun before cannot write any more. Make the target if need be.
+
+        Raises Invalid when the target is not ours, Fenced when it is not at `seen_ts` any more, where its
+        iteration has seen it; None: it has not looked.
+        """
         for _ in range(_STEPS_MAX):
-            mark = retried(lambda: self._claimed(wanted), clock=self._job.clock)
+            mark = retried(partial(self._claimed, wanted, seen_ts), clock=self._job.clock)
+            seen_ts = None
             if mark.table_id:
                 return mark
         raise Conflict(f"others keep changing table {self._name}; begin the first sync again")
 
-    def _claimed(self, wanted: Sequence[TargetColumn]) -> Mark:
+    def _claimed(self, wanted: Sequence[TargetColumn], seen_ts: int | None) -> Mark:
         """One step: the target is made, taken, or dropped because it has to be made anew."""
         with self._client.begin() as txn:
             change = SchemaChange(txn)
             place = _find(change.schema, self._name)
             held = self._marks.held(txn) or self._marks.fresh
             self._check_place(place, held)
+            ours = place is not None and (held.owner, held.table_id) == (self._job.owner, place.table.id)
+            if seen_ts not in {None, held.ts if ours else 0}:
+                raise Fenced(f"table {self._name} is not at {seen_ts} any more")
             mark = replace(self._marks.fresh, attempt=held.attempt + 1)
             if place is None:
                 made = change.create_table(self._database, definition(self._table, wanted))

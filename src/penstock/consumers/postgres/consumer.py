@@ -34,6 +34,7 @@ _LOCK_MS = 2_000
 _LOCK_PAUSE_S = 0.5
 
 Cursor = psycopg.Cursor[Any]
+Batches = Iterator[pa.RecordBatch]
 
 
 class PostgresOptions(ConsumerOptions):
@@ -73,12 +74,14 @@ class Postgres(Consumer):
         self._marks = Watermarks(self._schema, self._target, owner=job.owner, job=str(job.id))
         self._connection: psycopg.Connection[Any] | None = None
         self._compared: list[TargetColumn] | None = None
+        self._seen_ts: int | None = None
 
     def committed_ts(self) -> int:
         """See Consumer."""
         self._compared = None  # whoever asks where the target is compares it next
         with self._transaction() as cursor:
-            return self._marks.committed_ts(cursor)
+            self._seen_ts = self._marks.committed_ts(cursor)
+        return self._seen_ts
 
     def check(self, schema: SchemaVersion) -> None:
         """See Consumer."""
@@ -96,27 +99,42 @@ class Postgres(Consumer):
     def _replace(self, data: DataRetriever, wanted: Sequence[TargetColumn]) -> None:
         """A first sync: everything in one transaction, so that nothing is left of one that failed."""
         with self._transaction() as cursor:
-            mark = self._marks.claim(cursor)
-        evolution = _possible(mark, wanted) if mark.columns else None
+            mark = self._marks.claim(cursor, self._seen_ts)
+        fits = mark.columns and _possible(mark, wanted) is not None
         rows = (batch.inserts for batch in every(data))
-        seen_id = data.schema.table.max_column_id
         with self._transaction() as cursor:
-            if evolution is not None:
-                self._table.stage_upserts(cursor, wanted, rows)
-                self._marks.replace(cursor, mark.attempt, data.to_ts, evolution.columns, seen_id)
-                self._evolve(cursor, evolution, data.schema)
-                self._table.delete_others(cursor, wanted)
-                self._table.upsert(cursor, evolution.columns, changed=True)
-                return
-            fresh = self._fresh()
-            fresh.create(cursor, wanted)
-            fresh.load(cursor, wanted, rows)
-            fresh.add_key(cursor, wanted)
-            self._marks.replace(cursor, mark.attempt, data.to_ts, wanted, seen_id)
-            if mark.columns:
-                self._lock(cursor)
-                self._table.drop(cursor)
-            fresh.rename(cursor, self._target)
+            if fits:
+                self._merge(cursor, mark, data, wanted, rows)
+            else:
+                self._make(cursor, mark, data, wanted, rows)
+
+    def _merge(
+        self, cursor: Cursor, mark: Mark, data: DataRetriever, wanted: Sequence[TargetColumn], rows: Batches
+    ) -> None:
+        """Bring what is there to what should be: rows that are so already are not written."""
+        self._table.stage_upserts(cursor, wanted, rows)
+        evolution = _possible(self._marks.claimed(cursor, mark.attempt), wanted)
+        if evolution is None:
+            raise Unavailable(f"table {self._name} was changed meanwhile; the first sync begins again")
+        self._marks.keep(cursor, data.to_ts, evolution.columns, data.schema.table.max_column_id)
+        self._evolve(cursor, evolution, data.schema)
+        self._table.delete_others(cursor, wanted)
+        self._table.upsert(cursor, evolution.columns, changed=True)
+
+    def _make(
+        self, cursor: Cursor, mark: Mark, data: DataRetriever, wanted: Sequence[TargetColumn], rows: Batches
+    ) -> None:
+        """Make the table anew, and put it in the place of one that does not fit."""
+        fresh = self._fresh()
+        fresh.create(cursor, wanted)
+        fresh.load(cursor, wanted, rows)
+        fresh.add_key(cursor, wanted)
+        self._marks.claimed(cursor, mark.attempt)
+        self._marks.keep(cursor, data.to_ts, wanted, data.schema.table.max_column_id)
+        if mark.columns:
+            self._lock(cursor)
+            self._table.drop(cursor)
+        fresh.rename(cursor, self._target)
 
     def _fresh(self) -> TargetTable:
         """A table under a name of its own: an iteration that was given up may still hold that of another."""

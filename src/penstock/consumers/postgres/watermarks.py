@@ -46,6 +46,8 @@ ON CONFLICT (target) DO UPDATE SET
     attempt = m.attempt + 1,
     updated_at = now()
 RETURNING attempt, columns, seen_id"""
+_CLAIMED = """
+SELECT columns, seen_id FROM {marks} WHERE owner = %s AND target = %s AND attempt = %s FOR UPDATE"""
 _SET = """
 UPDATE {marks} SET ts = %s, columns = %s, seen_id = %s, updated_at = now() WHERE owner = %s AND target = %s"""
 _EXISTS = """
@@ -90,15 +92,15 @@ class Watermarks:
             raise Invalid(f"table {self._name} was never synced by this job")
         return known_columns(found[0])
 
-    def claim(self, cursor: psycopg.Cursor[Any]) -> Mark:
+    def claim(self, cursor: psycopg.Cursor[Any], seen_ts: int | None) -> Mark:
         """Begin a first sync: from now on none that was begun before can commit.
 
-        What the target has stays until this one commits. Raises Invalid when the table is not ours.
+        What the target has stays until this one commits. Raises Invalid when the table is not ours, Fenced
+        when it is not at `seen_ts` any more, where its iteration has seen it; None: it has not looked.
         """
         self._ensure(cursor)
-        holder = self._one(
-            cursor, "SELECT owner, job FROM {marks} WHERE target = %s FOR UPDATE", self._target
-        )
+        query = "SELECT owner, job, ts FROM {marks} WHERE target = %s FOR UPDATE"
+        holder = self._one(cursor, query, self._target)
         exists = self._exists(cursor, self._target)
         if holder is None and exists:
             raise Invalid(
@@ -106,24 +108,21 @@ class Watermarks:
             )
         if holder is not None and self._owner != holder[0] and self._job != holder[1]:
             raise Invalid(f"table {self._name} belongs to job {holder[1]}; choose another with option table")
+        here = holder[2] if exists and holder is not None and holder[0] == self._owner else 0
+        if seen_ts not in {None, here}:
+            raise Fenced(f"table {self._name} is not at {seen_ts} any more")
         self._run(cursor, "DELETE FROM {marks} WHERE owner = %s AND target <> %s", *self._mine)
         found = self._one(cursor, _CLAIM, self._owner, self._job, self._target)
         assert found is not None
         attempt, columns, seen_id = found
         return Mark(known_columns(columns) if exists else [], int(seen_id), int(attempt))
 
-    def replace(
-        self,
-        cursor: psycopg.Cursor[Any],
-        attempt: int,
-        ts: int,
-        columns: Sequence[TargetColumn],
-        seen_id: int,
-    ) -> None:
-        """Set what a first sync comes to; raise Fenced when a newer one was begun."""
-        values = (ts, Jsonb(to_json(columns)), seen_id, *self._mine)
-        if self._run(cursor, _SET + " AND attempt = %s", *values, attempt) != 1:
+    def claimed(self, cursor: psycopg.Cursor[Any], attempt: int) -> Mark:
+        """What the target has now, held still; raise Fenced when a newer first sync was begun."""
+        found = self._one(cursor, _CLAIMED, *self._mine, attempt)
+        if found is None:
             raise Fenced(f"a newer first sync of {self._name} was begun")
+        return Mark(known_columns(found[0]), int(found[1]), attempt)
 
     def advance(self, cursor: psycopg.Cursor[Any], from_ts: int, to_ts: int) -> Mark:
         """Move the watermark, and keep others out until the end; raise Fenced when it is not at `from_ts`.
@@ -140,7 +139,7 @@ class Watermarks:
     def keep(
         self, cursor: psycopg.Cursor[Any], ts: int, columns: Sequence[TargetColumn], seen_id: int
     ) -> None:
-        """Set the columns, once the watermark was moved."""
+        """Set all of it, once the row is held."""
         assert self._run(cursor, _SET, ts, Jsonb(to_json(columns)), seen_id, *self._mine) == 1
 
     @property
