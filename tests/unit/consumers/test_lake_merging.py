@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.consumers.lake.filewriting import FileWriter
 from penstock.consumers.lake.keyorder import KeySet, OrderedRows
-from penstock.consumers.lake.lakefiles import DataFile, FileWriter, read_rows, with_bounds
+from penstock.consumers.lake.lakefiles import DataFile, read_rows, with_bounds
 from penstock.consumers.lake.merging import Group, merge, plan
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
@@ -142,10 +143,10 @@ CHANGES = st.lists(
 
 @pytest.fixture
 def tiny_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.consumers.lake.lakefiles.GROUP_BYTES", 32)
+    monkeypatch.setattr("penstock.consumers.lake.filewriting.GROUP_BYTES", 32)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(CHANGES, st.sampled_from([32, 100, 1 << 20]), st.sampled_from([0, 1 << 20]))
 def test_files_hold_what_the_changes_come_to(
     changes: list[tuple[set[int], set[int]]], file_bytes: int, small_bytes: int

@@ -14,7 +14,8 @@ from typing import Self
 
 import pyarrow as pa
 
-from penstock.consumers.lake.lakefiles import DataFile, FileWriter, Written
+from penstock.consumers.lake.filewriting import FileWriter
+from penstock.consumers.lake.lakefiles import DataFile, Written
 from penstock.consumers.lake.laketable import LakeTable, Marks, Overtaken, Version
 from penstock.errors import Fenced, PenstockError, Unavailable
 

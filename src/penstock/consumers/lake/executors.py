@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.consumers.lake.lakefiles import FileStore, FileWriter, Written
+from penstock.consumers.lake.filewriting import FileWriter
+from penstock.consumers.lake.lakefiles import FileStore, Written
 from penstock.consumers.lake.lakeschema import shaped
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ import pyarrow as pa
 from penstock.clock import physical_ms
 from penstock.consumers.lake.attempt import Attempt
 from penstock.consumers.lake.executors import WriteTask, write_on_executors
+from penstock.consumers.lake.filewriting import FileWriter
 from penstock.consumers.lake.keyorder import KeySet, OrderedRows
-from penstock.consumers.lake.lakefiles import FileWriter, with_bounds
+from penstock.consumers.lake.lakefiles import with_bounds
 from penstock.consumers.lake.lakeschema import Columns, Evolution, evolve, key_columns, shaped
 from penstock.consumers.lake.laketable import LakeTable, Marks, Version
 from penstock.consumers.lake.merging import merge, plan

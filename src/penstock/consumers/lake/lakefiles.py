@@ -1,4 +1,4 @@
-"""Parquet files of a copy: what is known of them, where they are kept, how rows become files."""
+"""Parquet files of a copy: what is known of them, where they are kept, and their rows."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -15,20 +15,14 @@ from penstock.errors import Invalid
 from penstock.eventstore.paths import STAGING
 
 __all__ = [
-    "FILE_BYTES",
     "DataFile",
     "FileStore",
-    "FileWriter",
     "Written",
     "check_only_attempts",
     "read_rows",
     "with_bounds",
 ]
 
-FILE_BYTES = 64 << 20
-"""Bytes of rows in memory that make a file; on storage it is some times smaller."""
-GROUP_BYTES = 16 << 20
-"""Bytes of rows in memory that make a row group."""
 _FOOTERS_AT_ONCE = 8
 
 
@@ -83,76 +77,6 @@ class FileStore(Protocol):
 
     def delete(self, path: str) -> None:
         """Remove a file; one that is not there is removed already."""
-
-
-class FileWriter:
-    """Cuts rows into files. `schema` has, beside the columns, what a format wants of its files.
-
-    Names are `folder/name-00000.parquet` and so on: two writers of one folder need two names.
-    """
-
-    def __init__(
-        self,
-        store: FileStore,
-        schema: pa.Schema,
-        *,
-        folder: str,
-        name: str,
-        written: list[Written] | None = None,
-        file_bytes: int = FILE_BYTES,
-    ) -> None:
-        self.written = [] if written is None else written
-        self._store = store
-        self._schema = schema
-        self._prefix = f"{folder}/{name}"
-        self._file_bytes = file_bytes
-        self._number = 0
-        self._begin()
-
-    def _begin(self) -> None:
-        self._held: list[pa.RecordBatch] = []
-        self._held_bytes = self._bytes = 0
-        self._output = pa.BufferOutputStream()
-        self._writer: pq.ParquetWriter | None = None
-
-    def write(self, rows: Sequence[pa.RecordBatch]) -> None:
-        """Add rows; those of one call are no larger than a file should be."""
-        for batch in rows:
-            if batch.num_rows:
-                self._held.append(batch)
-                self._held_bytes += batch.nbytes
-        if self._held_bytes >= GROUP_BYTES:
-            self._write_group()
-        if self._bytes >= self._file_bytes:
-            self.cut()
-
-    def _write_group(self) -> None:
-        if not self._held:
-            return
-        if self._writer is None:
-            self._writer = pq.ParquetWriter(self._output, self._schema, compression="zstd")
-        group = pa.Table.from_batches([_of(each, self._schema) for each in self._held])
-        self._writer.write_table(group, row_group_size=max(1, group.num_rows))
-        self._bytes += self._held_bytes
-        self._held, self._held_bytes = [], 0
-
-    def cut(self) -> None:
-        """End the current file, if it has rows."""
-        self._write_group()
-        if self._writer is None:
-            return
-        self._writer.close()
-        data = self._output.getvalue()
-        path = f"{self._prefix}-{self._number:05}.parquet"
-        self._store.write(path, data.to_pybytes())
-        self.written.append(Written(path, data.size, self._writer.writer.metadata))
-        self._number += 1
-        self._begin()
-
-
-def _of(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Rows under a schema that differs in metadata only."""
-    return pa.RecordBatch.from_arrays(rows.columns, schema=schema)
 
 
 def read_rows(store: FileStore, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

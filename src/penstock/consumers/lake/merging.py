@@ -14,8 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.consumers.lake.filewriting import FILE_BYTES, FileWriter
 from penstock.consumers.lake.keyorder import KeySet, OrderedRows
-from penstock.consumers.lake.lakefiles import FILE_BYTES, DataFile, FileWriter
+from penstock.consumers.lake.lakefiles import DataFile
 
 __all__ = ["Group", "merge", "plan"]
 
