@@ -27,7 +27,7 @@ __all__ = ["IndexWorld"]
 
 
 class IndexWorld:
-    """A source, and a job that keeps an index of it below a folder; `spark` is a session, for large ranges."""
+    """A source, and a job that keeps an index of it below a folder; `spark` is a session for large ranges."""
 
     def __init__(
         self,

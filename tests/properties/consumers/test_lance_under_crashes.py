@@ -198,7 +198,7 @@ class Target(RuleBasedStateMachine):
                 begun.append("stranger")
                 dataset = lance.dataset(self.uri)
                 dataset.optimize.compact_files()
-                dataset.cleanup_old_versions(retain_versions=2, error_if_tagged_old_versions=False)
+                dataset.cleanup_old_versions(retain_versions=4, error_if_tagged_old_versions=False)
 
         if place == "next":
             data.fault = meanwhile

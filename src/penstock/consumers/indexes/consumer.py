@@ -42,7 +42,7 @@ class IndexOptions(ConsumerOptions):
     """The Lance dataset: a path, file://… or s3://…"""
     storage: Properties = Field(default_factory=dict, repr=False)
     """Options of the storage, by Lance's names: storage.region, storage.endpoint, …"""
-    retain: Seconds = Field(3600, gt=0)
+    retain: Seconds = Field(900, gt=0)
     """How long a version can still be read after the next one."""
     retrain_share: float = Field(0.5, gt=0)
     """Changes since the index was made, by the rows of then, after which it is made anew."""
@@ -140,16 +140,23 @@ class IndexConsumer(Consumer):
     def _follow(self, data: DataRetriever, layout: Layout) -> Standing:
         before = self._ready(data.from_ts, layout)
         task = self._changes_of(before, layout.maker, data.columns)
-        if data.large:
-            frame = data.dataframe()
-            fragments = write_on_executors(frame.where(f"NOT {_DELETED}"), task)
-            with spark_errors():
-                removed = frame.select(*data.keys).toArrow()
-        else:
-            net = gather(data, self._scratch())
-            fragments, removed = task.write(net.upserts.to_batches()), net.changed_keys
+        try:
+            fragments, removed = self._written(data, task)
+        except LANCE_FAILURES:
+            self._at(data.from_ts)  # the version that was read may be gone because others went on
+            raise
         last_id = data.schema.table.max_column_id
         return self._commit(before, fragments, removed, watermark=data.to_ts, last_id=last_id)
+
+    def _written(self, data: DataRetriever, task: FragmentTask) -> tuple[list[FragmentMetadata], pa.Table]:
+        """The fragments of rows that changed, and all keys that did."""
+        if not data.large:
+            net = gather(data, self._scratch())
+            return task.write(net.upserts.to_batches()), net.changed_keys
+        frame = data.dataframe()
+        fragments = write_on_executors(frame.where(f"NOT {_DELETED}"), task)
+        with spark_errors():
+            return fragments, frame.select(*data.keys).toArrow()
 
     def _ready(self, from_ts: int, layout: Layout) -> Standing:
         """The version to change, with the columns of the source; raise Fenced when it is at another time."""

@@ -93,7 +93,7 @@ class Limits:
     deleted_rows: int = 1_000
     deleted_share: float = 0.2
     """Deleted rows that may stay in a fragment: so many, or this share of it."""
-    versions: int = 32
+    versions: int = 64
 
     def wants_index(self, rows: int) -> bool:
         """Whether there are enough rows for an index."""
