@@ -481,8 +481,8 @@ JOBS_ITERATION_SECONDS = Histogram(
 )
 JOBS_ENDINGS_TOTAL = Counter(
     "penstock_jobs_endings_total",
-    "Ends of jobs' tries: completed, followed (the target had come further), canceled, fenced, resynced, retried,"
-    " failed, permanent.",
+    "Ends of jobs' tries: completed, followed (the target had come further), canceled, fenced, resynced,"
+    " retried, failed, permanent.",
     ["how"],
 )
 JOBS_SCANS_TOTAL = Counter(

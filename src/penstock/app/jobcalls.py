@@ -63,7 +63,7 @@ def _read(path: Path) -> Any:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise Invalid(f"spec file {path} cannot be read ({error.strerror}); check --spec") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         where = getattr(error, "problem_mark", None)
         at = f" at line {where.line + 1}" if where else ""
         raise Invalid(f"spec file {path} is not valid YAML{at}; mend its syntax") from None

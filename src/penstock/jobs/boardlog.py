@@ -68,7 +68,9 @@ class BoardLog:
         finally:
             self._board.settle(doubted, found)
 
-    async def _adopt(self, rows: Sequence[Job]) -> None:
+    async def _adopt(self, found: Sequence[Job]) -> None:
+        """Take rows over, but for those of a newer runner: this one is fenced, and will hear of it."""
+        rows = [row for row in found if row.status.runner <= self._epoch]
         if rows:
             JOBS_ADOPTED_TOTAL.inc(len(rows))
             await self.write([(row, adopted(self._epoch)) for row in rows])

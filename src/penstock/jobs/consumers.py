@@ -56,9 +56,10 @@ def _load(place: str, name: str) -> object:
         found: object = import_module(module_name)
         for part in path.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # its module is code of somebody else's, and may raise anything
+        why = str(error) if isinstance(error, ImportError | AttributeError) else type(error).__name__
         raise Invalid(
-            f"consumer {name!r} cannot be loaded ({error}); check its module and class, and that the runner's"
+            f"consumer {name!r} cannot be loaded ({why}); check its module and class, and that the runner's"
             " Python has it"
         ) from error
     return found

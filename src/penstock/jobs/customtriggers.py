@@ -90,7 +90,7 @@ def find_trigger(name: str) -> Trigger:
             found = attrgetter(attribute)(import_module(module))
         else:
             found = entry_points(group=ENTRY_POINTS)[name].load()
-    except (ImportError, AttributeError, KeyError) as error:
+    except Exception as error:  # its module is code of somebody else's, and may raise anything
         raise Invalid(
             f"there is no trigger {name!r} ({type(error).__name__}); write default, greedy, periodic,"
             f" module:function, or the name of an entry point in {ENTRY_POINTS}"

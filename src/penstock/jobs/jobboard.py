@@ -61,6 +61,9 @@ class JobBoard:
         """Follow rows that were committed: new jobs, new specs, drops, and echoes of our own writes."""
         for row in rows:
             known = self._standings.get(row.key)
+            if known is not None and known.job.create_at != row.create_at:
+                self.remove([row.key])  # the log was made anew, and with it another job of the same key
+                known = None
             if known is None:
                 self._add(row)
             elif row.status.lsn >= known.job.status.lsn:

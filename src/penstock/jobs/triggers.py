@@ -102,9 +102,10 @@ def _divided(
 
 
 def _first(job: Standing, groups: dict[Group, list[Standing]]) -> Candidate:
+    """One that begins anew never ends before what it had: from there on history may be gone."""
     others = groups.get(job.rule.group, ()) if job.rule.shares else ()
-    to_ts = max((each.watermark for each in others), default=None)
-    return Candidate(0, to_ts, (job,), Why.FIRST)
+    top_ts = max((each.watermark for each in others), default=0)
+    return Candidate(0, top_ts if top_ts > job.job.status.resync_ts else None, (job,), Why.FIRST)
 
 
 def _due(job: Standing, now_ts: int | None) -> bool:
