@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from penstock.testing.jobtargets import Reading, Row
 
-__all__ = ["Merging", "Staging"]
+__all__ = ["Merging", "Receiver", "Staging"]
 
 _JOIN_S = 10.0
 
@@ -37,7 +37,7 @@ class _Change:
         return self.commit_ts, not self.deleted
 
 
-class _Receiver:
+class Receiver:
     """A context: a server on a loopback address. Implements Target."""
 
     form: ClassVar[str]
@@ -106,7 +106,7 @@ class _Receiver:
         return tuple(change.row[name] for name in self._keys)
 
 
-class Staging(_Receiver):
+class Staging(Receiver):
     """Applies whole iterations, each on top of the one before; gets Arrow."""
 
     form = "arrow"
@@ -149,7 +149,7 @@ class Staging(_Receiver):
         return 200
 
 
-class Merging(_Receiver):
+class Merging(Receiver):
     """Applies every change that is newer than what it knows of the row; gets JSON."""
 
     form = "json"
@@ -192,7 +192,7 @@ class Merging(_Receiver):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    receiver: _Receiver
+    receiver: Receiver
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:

@@ -1,0 +1,94 @@
+"""Runners that are killed while they fill targets for the first time, or anew: in the end nothing is missing.
+
+And nothing is left of those who failed: no table, and no file but those that somebody may still be reading.
+PENSTOCK_SEED draws other moments.
+"""
+
+import os
+import random  # noqa: TID251 - seeded
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from penstock.app.targetcalls import repair, verify
+from penstock.clock import SYSTEM
+from penstock.jobs.job import JobState
+from penstock.jobs.jobid import JobId
+from penstock.testing.jobtargets import (
+    DeltaTarget,
+    IcebergTarget,
+    KvTarget,
+    LanceTarget,
+    ParquetTarget,
+    PostgresTarget,
+)
+from penstock.testing.shopworkload import KEYS, item_of_json
+from penstock.testing.shopworld import ShopWorld, shop_world
+from penstock.testing.webhooktargets import Merging, Receiver
+
+pytestmark = pytest.mark.timeout(600)
+
+SEED = os.environ.get("PENSTOCK_SEED", "7")
+ROWS = 20_000
+KILLS = 5
+
+
+def register(world: ShopWorld, servers: ExitStack) -> None:
+    places = world.folder
+    world.register("shop.items/fulltext", LanceTarget(places / "words", {"text_columns": "title,body"}))
+    vectors = {"text_columns": "title", "dimension": "16"}
+    world.register("shop.items/vector", LanceTarget(places / "vectors", vectors))
+    world.register("shop.items/delta", DeltaTarget(places / "delta"))
+    world.register("shop.items/iceberg", IcebergTarget(places / "iceberg"))
+    world.register("shop.items/parquet", ParquetTarget(places / "parquet"))
+    world.register("shop.items/postgres", PostgresTarget(world.dsn, "items"))
+    world.register("shop.items/kv", KvTarget(world.client, world.db, "copies.items"))
+    merging = servers.enter_context(Merging(KEYS["shop.items"], item_of_json))
+    world.register("shop.items/webhook", merging)
+
+
+def kill_within_a_first_sync(world: ShopWorld, mix: random.Random) -> list[str]:
+    """Kill the runner while targets are filled, or filled anew when all are full; return of which jobs."""
+    if all(job.watermark for job in world.rows().values()):
+        for name in world.targets:
+            repair(world.settings, JobId.parse(name), rebuild=True)
+    epoch = world.runners.lease().epoch
+    world.runners.start()
+    world.until(lambda: bool(being_filled(world, epoch)))
+    SYSTEM.pause(mix.choice([0.1, 1.0, 3.0]) * mix.random())
+    world.runners.kill_all()
+    return being_filled(world, epoch)
+
+
+def being_filled(world: ShopWorld, after: int) -> list[str]:
+    """Jobs whose target is filled by a runner that came after an epoch."""
+    busy = {name: job for name, job in world.rows().items() if job.state is JobState.RUNNING}
+    return [name for name, job in busy.items() if not job.watermark and job.status.runner > after]
+
+
+def test_targets_are_filled_completely_and_nothing_is_left_of_attempts_that_were_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PENSTOCK_SEED", raising=False)  # or all runners would draw the same unique ids
+    mix = random.Random(SEED)
+    with ExitStack() as servers, shop_world(tmp_path, seed=SEED) as world:
+        world.workload.fill_items(ROWS)
+        register(world, servers)
+        killed: list[str] = []
+        for _ in range(KILLS):
+            killed += kill_within_a_first_sync(world, mix)
+            world.check()
+        assert len(killed) > KILLS, f"seed {SEED}: nearly nothing was killed"
+        world.runners.start()
+        world.until(world.caught_up)
+        world.runners.kill_all()
+        assert world.check().keys() == world.targets.keys()
+        left = {name: strays for name, target in world.targets.items() if (strays := target.strays())}
+        assert not left, f"seed {SEED}: { {name: len(strays) for name, strays in left.items()} }"
+        scratch = sorted(path.name for path in (tmp_path / "jobs").iterdir())
+        assert len(scratch) == 1, "directories of runners that were killed are left"
+        for name, target in world.targets.items():
+            if not isinstance(target, Receiver):  # what those have is known to nobody else
+                report = verify(world.settings, JobId.parse(name))
+                assert report.same, f"seed {SEED}: {name}: {report.counts}"
