@@ -1,7 +1,6 @@
 """How a stream of rows becomes Parquet files of about one size."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,25 +15,12 @@ GROUP_BYTES = 16 << 20
 """Bytes of rows in memory that make a row group."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Encoded:
-    """A file that is not written yet."""
-
-    data: pa.Buffer = field(repr=False)
-    footer: pq.FileMetaData = field(repr=False)
-    row_bytes: int
-
-    def groups(self) -> Iterable[pa.Table]:
-        file = pq.ParquetFile(pa.BufferReader(self.data))
-        return (file.read_row_group(at) for at in range(file.num_row_groups))
-
-
 class FileWriter:
     """Cuts rows into files. `schema` has, beside the columns, what a format wants of its files.
 
-    The last full file waits for what comes after it: a small rest joins it. Else each time that a file is
-    written again with few rows more, there would be one small file more. Names are
-    `folder/name-00000.parquet` and so on: two writers of one folder need two names.
+    A file that is full ends when there are rows for half of another: else each time that it is written again
+    with few rows more, there would be one small file more. Names are `folder/name-00000.parquet` and so on:
+    two writers of one folder need two names.
     """
 
     def __init__(
@@ -53,12 +39,12 @@ class FileWriter:
         self._prefix = f"{folder}/{name}"
         self._file_bytes = file_bytes or FILE_BYTES
         self._number = 0
-        self._full: _Encoded | None = None
+        self._held: list[pa.RecordBatch] = []
+        self._held_bytes = 0
         self._begin()
 
     def _begin(self) -> None:
-        self._held: list[pa.RecordBatch] = []
-        self._held_bytes = self._bytes = 0
+        self._bytes = 0
         self._output = pa.BufferOutputStream()
         self._writer: pq.ParquetWriter | None = None
 
@@ -68,54 +54,35 @@ class FileWriter:
             if batch.num_rows:
                 self._held.append(batch)
                 self._held_bytes += batch.nbytes
-        if self._held_bytes >= GROUP_BYTES:
+        if self._bytes >= self._file_bytes and self._held_bytes >= self._file_bytes // 2:
+            self._end()
+        if self._bytes < self._file_bytes and self._held_bytes >= GROUP_BYTES:
             self._write_held()
-        if self._bytes >= self._file_bytes:
-            self._put(self._full)
-            self._full = self._ended()
 
     def cut(self) -> None:
         """End the current file: rows that come belong to another stretch of keys."""
         self._write_held()
-        full, rest = self._full, self._ended()
-        self._full = None
-        if full and rest and rest.row_bytes < self._file_bytes // 2:
-            self._put(self._joined(full, rest))
-        else:
-            self._put(full)
-            self._put(rest)
+        self._end()
 
     def _write_held(self) -> None:
-        if self._held:
-            held, self._held = self._held, []
-            rows = [pa.RecordBatch.from_arrays(each.columns, schema=self._schema) for each in held]
-            self._write_group(pa.Table.from_batches(rows))
-            self._bytes += self._held_bytes
-            self._held_bytes = 0
-
-    def _write_group(self, rows: pa.Table) -> None:
+        if not self._held:
+            return
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._output, self._schema, compression="zstd")
+        rows = pa.Table.from_batches(
+            [pa.RecordBatch.from_arrays(each.columns, schema=self._schema) for each in self._held]
+        )
         self._writer.write_table(rows, row_group_size=rows.num_rows)
+        self._bytes += self._held_bytes
+        self._held, self._held_bytes = [], 0
 
-    def _ended(self) -> _Encoded | None:
+    def _end(self) -> None:
         if self._writer is None:
-            return None
-        self._writer.close()
-        ended = _Encoded(self._output.getvalue(), self._writer.writer.metadata, self._bytes)
-        self._begin()
-        return ended
-
-    def _joined(self, full: _Encoded, rest: _Encoded) -> _Encoded | None:
-        for each in (full, rest):
-            for rows in each.groups():
-                self._write_group(rows.cast(self._schema))
-        return self._ended()
-
-    def _put(self, file: _Encoded | None) -> None:
-        if file is None:
             return
+        self._writer.close()
+        data = self._output.getvalue()
         path = f"{self._prefix}-{self._number:05}.parquet"
-        self._store.write(path, file.data.to_pybytes())
-        self.written.append(Written(path, file.data.size, file.footer))
+        self._store.write(path, data.to_pybytes())
+        self.written.append(Written(path, data.size, self._writer.writer.metadata))
         self._number += 1
+        self._begin()
