@@ -1,10 +1,10 @@
-"""What commands say of how fresh jobs are: `penstock job status` and `penstock job list`."""
+"""Commands that say how fresh jobs are: `penstock job register`, `list` and `status`."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from penstock import eventloop
-from penstock.app import jobviews
+from penstock.app import jobcalls, jobviews
 from penstock.app.jobreading import JobReading, reading
 from penstock.errors import Invalid, PenstockError
 from penstock.jobs.durations import parse_duration
@@ -12,9 +12,20 @@ from penstock.jobs.freshness import Freshness, freshness_of
 from penstock.jobs.freshnessdesk import FreshnessDesk
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.jobid import JobId
+from penstock.jobs.spec import JobSpec
 from penstock.settings import Settings
 
-__all__ = ["listed", "status"]
+__all__ = ["listed", "registered", "status"]
+
+
+def registered(loaded: Settings, job_id: JobId, spec: JobSpec) -> dict[str, Any]:
+    """Register a job; all that is known of it then."""
+    with reading(loaded) as opened:
+        job = jobcalls.register(opened.jobs, loaded, job_id, spec)
+        return {
+            **jobviews.everything(job, _freshness(opened, [job])[0]),
+            "captured": bool(opened.looks([job.key.table_id])),
+        }
 
 
 def listed(loaded: Settings, state: JobState | None) -> list[dict[str, Any]]:

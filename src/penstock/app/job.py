@@ -83,7 +83,7 @@ def register(
     pd: Pd = None,
 ) -> None:
     """Register a job: it begins with all rows of its table, then follows its changes."""
-    from penstock.app import jobcalls, jobviews
+    from penstock.app import freshcalls, jobcalls
     from penstock.jobs.jobid import JobId
 
     loaded, job_id = load(config, pd), JobId.parse(name)
@@ -99,9 +99,7 @@ def register(
         bytes_max=bytes_max,
         span=span,
     )
-    with jobcalls.connected(loaded) as jobs:
-        job = jobcalls.register(jobs, loaded, job_id, jobcalls.spec_of(spec, given))
-        print_json(jobviews.everything(job))
+    print_json(freshcalls.registered(loaded, job_id, jobcalls.spec_of(spec, given)))
 
 
 @app.command()

@@ -118,7 +118,7 @@ def update(jobs: Jobs, loaded: Settings, job_id: JobId, spec: JobSpec, *, interr
                 f"job {job_id} has the consumer {before.spec.consumer}, which cannot be changed; register"
                 " another job"
             )
-        check_spec(job_id, merged, _schema(jobs, before.id), loaded)
+        check_spec(job_id, merged, _schema(jobs, before.id), loaded, change=spec)
         changed = jobs.update_job_spec(txn, job_id, spec, UpdateOptions(interrupt=interrupt))
         if _columns(merged) != _columns(before.spec):
             changed = jobs.rebuild_job(txn, job_id)

@@ -11,7 +11,7 @@ from penstock.jobs.consumers import find_consumer
 from penstock.jobs.customtriggers import find_trigger
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobId, JobKey
-from penstock.jobs.spec import DEFAULT, GREEDY, PERIODIC, JobSpec
+from penstock.jobs.spec import DEFAULT, GREEDY, PERIODIC, JobSpec, Schedule
 from penstock.settings import Settings
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.schema import TableInfo
@@ -19,9 +19,20 @@ from penstock.tables.schema import TableInfo
 _BUILT_IN = (DEFAULT, GREEDY, PERIODIC)
 
 
-def check_spec(job_id: JobId, spec: JobSpec, schema: SchemaVersion, settings: Settings) -> None:
-    """Raise Invalid, in one line that says what to do, when a table cannot have such a job."""
-    _check_trigger(job_id, spec)
+def check_spec(
+    job_id: JobId,
+    spec: JobSpec,
+    schema: SchemaVersion,
+    settings: Settings,
+    *,
+    change: JobSpec | None = None,
+) -> None:
+    """Raise Invalid, in one line that says what to do, when a table cannot have such a job.
+
+    `change` is what is new in the spec of a job that is there: what is left of its former trigger does no
+    harm.
+    """
+    _check_trigger(job_id, spec, (change or spec).trigger.schedule)
     _check_columns(job_id, spec, schema.table)
     if not spec.consumer:
         raise Invalid(f"job {job_id} has no consumer; say which one")
@@ -62,8 +73,7 @@ def consumer_of(job: Job, settings: Settings, scratch: Path) -> Consumer:
     return make_consumer(job.id, job.key, job.account, job.spec, settings, scratch)
 
 
-def _check_trigger(job_id: JobId, spec: JobSpec) -> None:
-    schedule = spec.trigger.schedule
+def _check_trigger(job_id: JobId, spec: JobSpec, schedule: Schedule) -> None:
     if spec.job_type not in _BUILT_IN:
         find_trigger(spec.job_type)
     elif schedule.interval is not None and spec.job_type != PERIODIC:

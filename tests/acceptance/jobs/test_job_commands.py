@@ -66,12 +66,12 @@ def test_a_job_from_its_registration_to_its_end(job: Answer, tmp_path: Path) -> 
     assert (made["job"], made["consumer"], made["trigger"]) == (COPY, "postgres", "default")
     assert (made["state"], made["watermark"], made["watermark_time"]) == ("completed", 0, None)
     assert (made["error_code"], made["error"], made["job_id"], made["account"]) == (0, "", 1, "sys")
+    assert (made["lacks"], made["captured"]) == ("no runner", False)
     detail = made["spec"]["detail"]
     assert detail["consumer"]["options"] == {"dsn": "***", "table": "orders_copy"}
     assert (detail["consumer"]["columns"], detail["priority"]) == (["title"], 3)
 
     (listed,) = job("list")
-    assert (listed.pop("lag_s"), listed.pop("lacks")) == (None, "no runner")
     assert listed == {name: made[name] for name in listed}
     assert [each["job"] for each in job("list", "--state", "completed")] == [COPY]
     assert job("list", "--state", "error") == []
@@ -101,6 +101,9 @@ def test_a_job_from_its_registration_to_its_end(job: Answer, tmp_path: Path) -> 
         "nul": "replace",
     }
     assert changed["spec"]["detail"]["priority"] == -1
+
+    hurried = job("update", COPY, "--trigger", "greedy")
+    assert hurried["trigger"] == "greedy", "what is left of its interval does no harm"
 
     assert job("unregister", COPY) == {"job": COPY, "state": "unregistered"}
     assert job("list") == []

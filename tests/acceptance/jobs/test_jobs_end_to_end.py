@@ -186,7 +186,7 @@ def test_a_job_of_every_kind_follows_its_table(world: World, ask: Callable[..., 
     for kind, options in world.jobs.items():
         given = [part for option in options for part in ("--option", option)]
         made = ask("job", "register", name(kind), "--consumer", kind, *given)
-        assert (made["job"], made["watermark"], made["error"]) == (name(kind), 0, "")
+        assert (made["job"], made["watermark"], made["captured"]) == (name(kind), 0, True)
     for kind in world.jobs:
         status = wait(ask, kind)
         assert (status["state"], status["error_code"], status["coverage"]) == ("completed", 0, 1.0), kind
