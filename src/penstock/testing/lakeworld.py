@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,9 +25,6 @@ from penstock.consumers.parquet import ParquetCopy, live_files
 from penstock.eventstore.storage import open_storage
 from penstock.testing.retrievers import job_context, rows_by_key
 from penstock.testing.versions import Snapshot
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 __all__ = ["FORMATS", "Killed", "LakeWorld", "Mortal", "as_copied"]
 
@@ -48,7 +45,8 @@ class LakeWorld:
     url: str = ""
     more: Mapping[str, str] = field(default_factory=dict)
     columns: Sequence[str] | None = None
-    spark: "SparkSession | None" = None
+    spark: Any = None
+    """A session, for large copies."""
     opened: list[LakeConsumer] = field(default_factory=list)
 
     @property

@@ -4,6 +4,9 @@ New files go to a folder that is named by the watermark on top of which they are
 and does not belong to the copy, is of attempts on top of the same version that came to nothing: some were
 killed, others may still be writing. As soon as this one has committed, none of them can any more, and their
 files go. Nothing is removed that was not there before the commit: whoever starts on top of it writes later.
+
+Mends leave the watermark, so it tells nothing of their files: those have a folder of their own, in which
+nothing is removed like that.
 """
 
 import logging
@@ -21,6 +24,8 @@ from penstock.errors import Fenced, PenstockError, Unavailable
 
 __all__ = ["Attempt"]
 
+_MENDS = "mends"
+
 _log = logging.getLogger(__name__)
 
 
@@ -31,7 +36,14 @@ class Attempt:
     """
 
     def __init__(
-        self, table: LakeTable, base: Version | None, schema: pa.Schema, *, whole: bool, name: str
+        self,
+        table: LakeTable,
+        base: Version | None,
+        schema: pa.Schema,
+        *,
+        whole: bool,
+        name: str,
+        mends: bool = False,
     ) -> None:
         self._table = table
         self._base = base
@@ -43,10 +55,11 @@ class Attempt:
         self.written: list[Written] = []
         self.spread = False
         """Whether executors write: tasks that are tried again leave files of which only storage knows."""
-        self._folder = f"{table.folder}/{base.marks.watermark if base else 0}"
+        watermark = base.marks.watermark if base else 0
+        self._folder = f"{table.folder}/{_MENDS if mends else watermark}"
         self._name = name
         known = {each.path for each in self.there}
-        self._strays = [path for path in self.store.names(self._folder) if path not in known]
+        self._strays = [] if mends else [each for each in self.store.names(self._folder) if each not in known]
         self._decided = False
 
     @property
@@ -64,7 +77,8 @@ class Attempt:
         self._decided = True
         with self._overtaken():
             self.staging.commit(marks, self.written, removed)
-        self._remove(self._strays)
+        written = {each.path for each in self.written}
+        self._remove(path for path in self._strays if path not in written)
 
     @contextmanager
     def _overtaken(self) -> Iterator[None]:

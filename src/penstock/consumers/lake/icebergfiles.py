@@ -30,7 +30,10 @@ class IcebergFiles:
 
     def write(self, path: str, data: bytes) -> None:
         """See FileStore."""
-        with self._failures("write", path), self.io.new_output(self.absolute(path)).create() as file:
+        with (
+            self._failures("write", path),
+            self.io.new_output(self.absolute(path)).create(overwrite=True) as file,
+        ):
             file.write(data)
 
     def open(self, path: str) -> pa.NativeFile:

@@ -5,6 +5,7 @@ writers one is fenced, whichever of the two is the one that was given up; and wh
 that was killed is known to be nobody's as soon as somebody else has committed.
 """
 
+import logging
 from abc import abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
@@ -20,7 +21,7 @@ from penstock.consumers.lake.lakefiles import with_bounds
 from penstock.consumers.lake.lakeschema import Columns, Evolution, evolve, key_columns, shaped
 from penstock.consumers.lake.laketable import LakeTable, Marks, Version
 from penstock.consumers.lake.merging import merge, plan
-from penstock.errors import Fenced, Invalid
+from penstock.errors import Fenced, Invalid, PenstockError
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import HANDLE, RESERVED
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType
@@ -30,6 +31,8 @@ from penstock.jobs.netchanges import gather
 __all__ = ["LakeConsumer"]
 
 _MAINTENANCE_MS = 3_600_000
+
+_log = logging.getLogger(__name__)
 
 
 class LakeConsumer(Consumer):
@@ -96,7 +99,7 @@ class LakeConsumer(Consumer):
         """See Comparable."""
         version = self._mine(self.table.look(), at_ts)
         as_it_is = Evolution(version.schema, tuple(version.schema.names), rewrites=False, changes=False)
-        self._change(version, as_it_is, upserts, deletes, version.marks)
+        self._change(version, as_it_is, upserts, deletes, version.marks, mends=True)
 
     # first copies
 
@@ -112,7 +115,7 @@ class LakeConsumer(Consumer):
             else:
                 self._write_first(data, columns, attempt.writer())
             attempt.commit(marks, ())
-        self.table.maintain()
+        self._maintain()
 
     def _check_replaceable(self, there: Marks) -> None:
         """The copy of this job, and of one of its name that was dropped, may be replaced; others may not."""
@@ -146,17 +149,24 @@ class LakeConsumer(Consumer):
         changes = gather(data, self.job.scratch)
         self._change(base, evolution, changes.upserts, changes.deletes, marks)
         if base.crowded or _stretch(base.marks.watermark) != _stretch(marks.watermark):
-            self.table.maintain()
+            self._maintain()
 
     def _change(
-        self, base: Version, evolution: Evolution, upserts: pa.Table, deletes: pa.Table, marks: Marks
+        self,
+        base: Version,
+        evolution: Evolution,
+        upserts: pa.Table,
+        deletes: pa.Table,
+        marks: Marks,
+        *,
+        mends: bool = False,
     ) -> None:
         """Commit rows that come and keys that go, on top of a version."""
         schema, keys = evolution.schema, evolution.keys
         coming = _key_rows(upserts, schema)
         ordered = OrderedRows(upserts, coming)
         changed = KeySet(pa.concat_tables([coming, _key_rows(deletes, schema)]))
-        with self._attempt(base, schema, whole=evolution.rewrites) as attempt:
+        with self._attempt(base, schema, whole=evolution.rewrites, mends=mends) as attempt:
             files = with_bounds(attempt.store, attempt.there, key_columns(base.schema)[0])
             groups = plan(files, changed, ordered, every=evolution.rewrites)
             merge(
@@ -170,8 +180,18 @@ class LakeConsumer(Consumer):
             )
             attempt.commit(marks, [file for group in groups for file in group.files])
 
-    def _attempt(self, base: Version | None, schema: pa.Schema, *, whole: bool) -> Attempt:
-        return Attempt(self.table, base, schema, whole=whole, name=self.job.clock.unique_id()[:12])
+    def _attempt(
+        self, base: Version | None, schema: pa.Schema, *, whole: bool, mends: bool = False
+    ) -> Attempt:
+        name = self.job.clock.unique_id()[:12]
+        return Attempt(self.table, base, schema, whole=whole, name=name, mends=mends)
+
+    def _maintain(self) -> None:
+        """Maintain the table; what is committed is, whether that succeeds or not."""
+        try:
+            self.table.maintain()
+        except PenstockError as error:
+            _log.warning("old files stay for now at %s: %s", self.table.place, error)
 
 
 def _key_rows(rows: pa.Table, schema: pa.Schema) -> pa.Table:
