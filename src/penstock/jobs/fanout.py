@@ -177,6 +177,13 @@ class FanOut(Generic[T]):
         with self._changed:
             self._close(self._lanes[name], reason or Aborted("the job was canceled"))
 
+    def check(self, name: Hashable) -> None:
+        """Raise what a consumer is told that is given nothing more."""
+        with self._changed:
+            closed = self._lanes[name].closed
+            if closed is not None:
+                raise closed
+
     def _close(self, lane: Lane[T], reason: Exception) -> None:
         if lane.closed is None:
             lane.closed = reason

@@ -10,6 +10,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession as SparkSession  # noqa: PLC0414 - likewise
 
 
+def quoted(name: str) -> str:
+    """A column's name as Spark takes it, whatever is in it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 class SharedFrame(Protocol):
     """The changes of a range, persisted; for any number of threads."""
 

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.changes.batches import ChangeBatch
+from penstock.errors import Invalid
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.jobs.jobcolumns import DELETED, key_names, with_commit_ts
@@ -15,7 +16,12 @@ from penstock.jobs.projecting import PieceProjection
 
 
 def net_schema(columns: pa.Schema) -> pa.Schema:
-    """The columns, `_commit_ts` and `_deleted`."""
+    """The columns, `_commit_ts` and `_deleted`; raise Invalid when the table has a column of such a name."""
+    for name in columns.names:
+        if name.lower() in {COMMIT_TS, DELETED}:
+            raise Invalid(
+                f"column {name} has a name that DataFrames of changes need; leave it out with columns"
+            )
     return with_commit_ts(columns).append(pa.field(DELETED, pa.bool_(), nullable=False))
 
 

@@ -10,6 +10,7 @@ from penstock.errors import Fenced, Invalid
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.jobs.consumer import DataType, Retrieved
+from penstock.jobs.frames import quoted
 from penstock.jobs.job import Job
 from penstock.jobs.jobcolumns import DELETED, chosen_columns, key_names, with_commit_ts
 from penstock.jobs.jobid import JobKey
@@ -52,6 +53,7 @@ class JobRetriever:
         self._keys = key_names(self._scan.schema.table)
         self._names = with_commit_ts(self._columns).names
         self._nothing: Retrieved | None = None
+        self._frame: DataFrame | None = None
         self._ended: str = ""
         self.rows = 0
         self.nbytes = 0
@@ -120,15 +122,20 @@ class JobRetriever:
 
     def dataframe(self) -> "DataFrame":
         """See DataRetriever."""
+        if self._frame is None:
+            self._frame = self._taken()
+        return self._frame
+
+    def _taken(self) -> "DataFrame":
         try:
             self._enter_pool()
-            frame = self._shared.frame().dataframe
+            frame = self._shared.frame(self._job.key).dataframe
         except Exception as error:
             self.failure = error
             raise
         self._shared.leave(self._job.key, Invalid("the changes were taken as a DataFrame already"))
         self.rows, self.nbytes = self._scan.rows, self._scan.nbytes
-        return frame.select(*self._columns.names, COMMIT_TS, DELETED)
+        return frame.select(*map(quoted, (*self._columns.names, COMMIT_TS, DELETED)))
 
     def update_watermark(self, txn: Transaction) -> None:
         """See DataRetriever."""

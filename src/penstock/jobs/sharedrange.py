@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from penstock import eventloop, metrics
 from penstock.clock import SYSTEM, Clock
-from penstock.errors import Invalid, StaleRead, Unavailable
+from penstock.errors import Aborted, Invalid, StaleRead, Unavailable
 from penstock.jobs.caps import caps_of
 from penstock.jobs.diskspool import DiskSpool
 from penstock.jobs.errorcodes import failure_of
@@ -83,6 +83,7 @@ class SharedRange:
         self._scan = _Once(self._fix)
         self._frame = _Once(self._open_frame)
         self._failure: Exception | None = None
+        self._finished = False
         self._reader: threading.Thread | None = None
         self._starting = threading.Lock()
         self.read_seconds = 0.0
@@ -110,8 +111,9 @@ class SharedRange:
                 self._reader.start()
         return self._fanout.take(key)
 
-    def frame(self) -> SharedFrame:
-        """The changes on executors. Raises Invalid where there is no Spark."""
+    def frame(self, key: JobKey) -> SharedFrame:
+        """The changes on executors, for a job that has not left. Raises Invalid where there is no Spark."""
+        self._fanout.check(key)
         return self._frame.get()
 
     @property
@@ -131,6 +133,7 @@ class SharedRange:
         """Let go of everything; False when the reader does not end in time."""
         for job in self._jobs:
             self._fanout.close(job.key)
+        self._finished = True
         if self._frame.made is not None:
             try:
                 self._frame.made.release()
@@ -175,7 +178,11 @@ class SharedRange:
         if self._reading.frames is None:
             raise Invalid("there is no Spark here for this consumer; run jobs with a Spark session")
         metrics.JOBS_SCANS_TOTAL.labels("frame").inc()
-        return self._reading.frames.open(self.scan(), self._columns())
+        frame = self._reading.frames.open(self.scan(), self._columns())
+        if self._finished:  # whoever asked was given up meanwhile, and nobody else would let go of it
+            frame.release()
+            raise Aborted("the job was canceled")
+        return frame
 
     def _read(self) -> None:
         began = self._reading.clock.monotonic()

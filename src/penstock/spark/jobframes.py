@@ -118,6 +118,7 @@ def _planned(spark: "SparkSession", scan: "Scan", columns: Collection[str] | Non
 def _frame(spark: "SparkSession", plan: _Plan, wanted: _Wanted, declared: "StructType") -> "DataFrame":
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
+    from penstock.jobs.frames import quoted
     from penstock.jobs.jobcolumns import key_names
 
     keys = key_names(wanted.schema.table)
@@ -143,7 +144,7 @@ def _frame(spark: "SparkSession", plan: _Plan, wanted: _Wanted, declared: "Struc
     frame = spark.range(0, len(shipped), 1, len(shipped)).mapInArrow(read, declared)
     if distinct or len(shipped) == 1:
         return frame
-    by_key = frame.repartition(len(shipped), *(F.col(_quoted(name)) for name in keys))
+    by_key = frame.repartition(len(shipped), *(F.col(quoted(name)) for name in keys))
     return by_key.mapInArrow(last, declared)
 
 
@@ -199,7 +200,3 @@ def _spark_fails() -> Iterator[None]:
         raise
     except Exception as error:
         raise Unavailable(f"Spark failed: {first_line(error)}; it is tried again") from error
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

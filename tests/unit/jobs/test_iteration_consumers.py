@@ -117,7 +117,7 @@ def test_consumers_on_executors_share_one_frame_and_the_others_one_scan(bench: B
     assert again == []
     assert (_scans("frame") - before[0], _scans("batches") - before[1]) == (1, 1)
     assert frames.opened == [None]
-    assert frames.frame.selected == [("id", "name", "_commit_ts", "_deleted")] * 2
+    assert frames.frame.selected == [("`id`", "`name`", "`_commit_ts`", "`_deleted`")] * 2
     assert frames.frame.released == 1
     assert set(pools) == {("shop", "penstock-job-a"), ("shop", "penstock-job-b")}
     assert copy.rows == bench.world.versions.at(bench.world.ts)

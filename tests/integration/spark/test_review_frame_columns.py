@@ -1,0 +1,58 @@
+"""Columns of frames whose names mean something to Spark, or to Penstock."""
+
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from penstock.jobs.consumer import Consumer, DataRetriever
+from penstock.jobs.job import ErrorCode
+from penstock.spark.jobframes import SparkFrames
+from penstock.testing.jobworld import job_world
+
+
+def _framed(rows: list[dict[str, Any]]) -> type[Consumer]:
+    class Framed(Consumer):
+        def consume(self, data: DataRetriever) -> None:
+            rows.extend(data.dataframe().toArrow().to_pylist())
+
+    return Framed
+
+
+async def test_names_with_blanks_and_quotes_are_names(spark: SparkSession, tmp_path: Path) -> None:
+    found: list[dict[str, Any]] = []
+    async with job_world(tmp_path, jobs={"spark_rows": 1}) as world:
+        await world.create(
+            "shop.items",
+            [("item`id", "bigint"), ("price net", "int"), ("a`b", "int"), ("plain", "int")],
+            primary_key=["item`id"],
+        )
+        row = {"item`id": 7, "price net": 1, "a`b": 2, "plain": 3}
+        await world.insert("shop.items", row)
+        await world.register("shop.items/j", consumer="j", columns=["price net", "a`b"])
+        async with world.running(
+            find=lambda _name: _framed(found), frames=SparkFrames(lambda: spark), spark=lambda _account: spark
+        ):
+            await world.until(lambda: bool(found))
+    (read,) = found
+    del read["_commit_ts"]
+    assert read == {"item`id": 7, "price net": 1, "a`b": 2, "_deleted": False}
+
+
+async def test_a_column_that_is_called_as_a_mark_of_frames_is_told(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    found: list[dict[str, Any]] = []
+    async with job_world(tmp_path, jobs={"spark_rows": 1}) as world:
+        await world.create("shop.items", [("id", "bigint primary key"), ("_Deleted", "int"), ("size", "int")])
+        await world.insert("shop.items", {"id": 7, "_Deleted": 1, "size": 2})
+        await world.register("shop.items/all", consumer="j")
+        await world.register("shop.items/some", consumer="j", columns=["size"])
+        async with world.running(
+            find=lambda _name: _framed(found), frames=SparkFrames(lambda: spark), spark=lambda _account: spark
+        ):
+            job = await world.stopped("shop.items/all")
+            await world.until(lambda: bool(found))
+    assert job.status.error_code == ErrorCode.REFUSED
+    assert "_Deleted" in job.status.error_msg
+    assert [(row["id"], row["size"], row["_deleted"]) for row in found] == [(7, 2, False)]

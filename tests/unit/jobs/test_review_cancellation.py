@@ -1,0 +1,74 @@
+"""Consumers on executors that are canceled before they ask for their changes."""
+
+import threading
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import Aborted
+from penstock.jobs.consumer import DataRetriever, JobContext
+from penstock.jobs.job import JobState
+from penstock.jobs.source import Scan
+from penstock.testing.iterationbench import Bench, item_bench
+from penstock.testing.jobdoubles import consumer_of, iteration_of, job_row, until
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with item_bench(tmp_path) as made:
+        yield made
+
+
+class _Frames:
+    """Frames that stay open until they are released."""
+
+    def __init__(self) -> None:
+        self.dataframe = self
+        self.opened = 0
+
+    def open(self, _scan: Scan, _columns: Collection[str] | None) -> "_Frames":
+        self.opened += 1
+        return self
+
+    def select(self, *_names: str) -> "_Frames":
+        return self
+
+    def release(self) -> None:
+        self.opened -= 1
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_who_was_canceled_gets_no_frame(bench: Bench, given_up: bool) -> None:
+    reached, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+    frames, raised = _Frames(), list[BaseException]()
+
+    def late(_job: JobContext, data: DataRetriever) -> None:
+        reached.set()
+        assert go_on.wait(20)
+        try:
+            data.dataframe()
+        except BaseException as error:
+            raised.append(error)
+            raise
+        finally:
+            ended.set()
+
+    bench.options = {"frames": frames, "spark": lambda _account: None, "grace_s": 0.1 if given_up else 20}
+    bench.consumers = {"copy": consumer_of(late)}
+    job = job_row("j")
+    bench.log.rows = {job.key: job}
+    with bench.executor() as executor:
+        attempt = executor.attempt(iteration_of(job, to_ts=bench.world.ts), last=False, on_end=bench.ended)
+        running = threading.Thread(target=attempt.run)
+        running.start()
+        assert reached.wait(20)
+        attempt.cancel(job.key)
+        if given_up:
+            until(lambda: not running.is_alive())
+        go_on.set()
+        assert ended.wait(20)
+        until(lambda: not running.is_alive())
+    assert bench.end("j").state is JobState.CANCELED
+    assert [type(error) for error in raised] == [Aborted]
+    assert frames.opened == 0
