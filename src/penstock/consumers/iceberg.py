@@ -179,7 +179,8 @@ class IcebergCopy:
             )
         except TableAlreadyExistsError as error:
             raise Overtaken(f"{self.place} has just been made") from error
-        return IcebergStaging(self, creation, self.catalog.properties, None, schema, whole=True)
+        properties = creation._table.io.properties  # with what the catalog lends for this very table
+        return IcebergStaging(self, creation, properties, None, schema, whole=True)
 
     def maintain(self) -> None:
         """See LakeTable."""

@@ -98,7 +98,7 @@ class LakeConsumer(Consumer):
     def mend(self, upserts: pa.Table, deletes: pa.Table, at_ts: int) -> None:
         """See Comparable."""
         version = self._mine(self.table.look(), at_ts)
-        as_it_is = Evolution(version.schema, tuple(version.schema.names), rewrites=False, changes=False)
+        as_it_is = Evolution(version.schema, tuple(version.schema.names), rewrites=False)
         self._change(version, as_it_is, upserts, deletes, version.marks, mends=True)
 
     # first copies

@@ -89,8 +89,6 @@ class Evolution:
     sources: tuple[_Source, ...]
     rewrites: bool
     """Whether rows that are there have to be written again for it."""
-    changes: bool
-    """Whether anything changes."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -132,8 +130,7 @@ def evolve(there: pa.Schema, last_id: int, wanted: Columns) -> Evolution:
             rewrites |= old.name != new.name and not wanted.dialect.renames
     merged = _in_order(there, found)
     schema = pa.schema([each for each, _ in merged])
-    changes = not schema.equals(there, check_metadata=True)
-    return Evolution(schema, tuple(source for _, source in merged), rewrites, changes)
+    return Evolution(schema, tuple(source for _, source in merged), rewrites)
 
 
 def _in_order(there: pa.Schema, found: dict[int, tuple[pa.Field, _Source]]) -> list[tuple[pa.Field, _Source]]:
