@@ -169,10 +169,30 @@ class Target(RuleBasedStateMachine):
             with pytest.raises(Fenced):
                 self.consume(again)
 
-    @rule(resync=st.booleans(), place=st.sampled_from(["next", "commit"]))
-    def overtake(self, resync: bool, place: str) -> None:
+    @rule(columns=st.integers(0, 2))
+    def columns_change_and_the_iteration_is_given_up_for_a_shorter_one(self, columns: int) -> None:
+        self.source.churn(self.mix, commits=2)
+        shorter_ts = self.source.ts
+        for _ in range(columns):
+            self.add_a_column()
+        self.source.churn(self.mix, commits=1)
+        data = self.iteration()
+
+        def fault(_: str) -> None:
+            raise Killed
+
+        data.fault = fault
+        with pytest.raises(Killed):
+            self.consume(data)
+        from_ts = self.consumer().committed_ts()
+        self.consume(self.source.retriever(from_ts, shorter_ts))
+
+    @rule(resync=st.booleans(), place=st.sampled_from(["next", "commit"]), columns=st.booleans())
+    def overtake(self, resync: bool, place: str, columns: bool) -> None:
         """An iteration that was given up goes on when another one is through."""
         given_up = self.iteration(resync=resync)
+        if columns:
+            self.add_a_column()
         self.source.churn(self.mix, commits=2)
         newer = self.iteration(resync=resync)
         begun: list[str] = []

@@ -10,7 +10,15 @@ from lance.udf import BatchUDF, batch_udf
 
 from penstock.consumers.indexes.marker import MARKER
 from penstock.consumers.indexes.writing import RowMaker
-from penstock.consumers.lake.lakeschema import COLUMN_ID, Columns, Dialect, Evolution, evolve, key_columns
+from penstock.consumers.lake.lakeschema import (
+    COLUMN_ID,
+    Columns,
+    Dialect,
+    Evolution,
+    column_id,
+    evolve,
+    key_columns,
+)
 from penstock.errors import Invalid
 from penstock.tables.schema import TableInfo
 
@@ -98,15 +106,18 @@ def keys_of(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 def follow_schema(dataset: LanceDataset, last_id: int, wanted: Columns) -> bool:
     """Give a dataset the columns that are wanted; whether anything changed.
 
-    `last_id` is the source's greatest column id when the dataset was last written. Each step is a commit of
-    its own, and the next attempt goes on where one has ended. Raises SchemaRefused when it cannot be done.
+    `last_id` is the source's greatest column id when the dataset was last written: newer columns are left of
+    an attempt that failed, and begin anew. Each step is a commit of its own, and the next attempt goes on
+    where one has ended. Raises SchemaRefused when it cannot be done.
     """
-    there = from_source(dataset.schema)
+    columns = from_source(dataset.schema)
+    left = [each.name for each in columns if column_id(each) > last_id]
+    there = pa.schema([each for each in columns if each.name not in left])
     plan = evolve(there, last_id, wanted)
-    if not plan.changes:
+    if not plan.changes and not left:
         return False
     kept = {source for source in plan.sources if isinstance(source, str)}
-    dropped = [name for name in there.names if name not in kept]
+    dropped = [name for name in columns.names if name not in kept]
     if dropped:
         dataset.drop_columns(dropped)
     _rename(dataset, plan)

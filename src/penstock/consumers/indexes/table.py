@@ -190,10 +190,15 @@ class LanceTable:
         return found
 
     def _newer(self, before: Standing | None, base: Standing | None, error: Exception) -> Standing:
-        """The same rows in a newer version: why a commit failed. Raises the error when there is none."""
+        """The same rows in a newer version: why a commit failed. Raises the error when there is none.
+
+        Fragments were written for the columns that there were, so these have to be the same too.
+        """
         found = self._unchanged(before) if before else None
         if found is None or base is None or found.version == base.version:
             raise error
+        if found.dataset.lance_schema != base.dataset.lance_schema:
+            raise Unavailable(f"the columns of the index at {self.uri} were changed; try again") from error
         return found
 
     def _busy(self) -> Unavailable:
@@ -254,7 +259,7 @@ def written(
 
 
 def _identity(marker: Marker) -> tuple[Any, ...]:
-    return marker.owner, marker.watermark, marker.complete
+    return marker.attempt, marker.owner, marker.watermark, marker.complete
 
 
 def _deleted(dataset: LanceDataset, keys: pa.Table) -> tuple[list[int], list[FragmentMetadata], int]:
