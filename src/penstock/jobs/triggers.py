@@ -148,7 +148,7 @@ def _joined(candidates: Iterable[Candidate]) -> Iterable[Candidate]:
         if not each.jobs[0].rule.shares:
             yield each
             continue
-        same = shared.get((each.from_ts, each.to_ts))
-        jobs = each.jobs if same is None else same.jobs + each.jobs
-        shared[each.from_ts, each.to_ts] = replace(same or each, jobs=jobs)
+        wanted = (each.from_ts, each.to_ts)
+        same = shared.get(wanted)
+        shared[wanted] = each if same is None else replace(same, jobs=same.jobs + each.jobs)
     yield from shared.values()
