@@ -15,6 +15,7 @@ from penstock.clock import physical_ms
 from penstock.consumers.fulltext import Fulltext
 from penstock.consumers.search import search
 from penstock.errors import Corrupt, Fenced, Invalid, Unavailable
+from penstock.jobs.errorcodes import SchemaRefused
 from penstock.tables import alter
 from penstock.tables.define import define_table
 from penstock.testing.everytype import EVERY_TYPE
@@ -273,6 +274,18 @@ def test_a_renamed_column_keeps_its_values(world: IndexWorld) -> None:
     world.source.commit(row)
     world.catch_up()
     assert sorted(world.search("green").rows.column("points").to_pylist()) == [0, 5]
+
+
+def test_a_column_that_became_something_else_stops_the_job(world: IndexWorld) -> None:
+    world.source.commit(doc(1, "green"))
+    world.catch_up()
+    wider = define_table("t", [("stars", "decimal(20,3)")]).columns[0]
+    stars = replace(wider, id=DOCS.column("stars").id, offset=DOCS.column("stars").offset)
+    world.source.alter(replace(DOCS, columns=(*DOCS.columns[:-1], stars)))
+    with pytest.raises(SchemaRefused, match=r"column stars .* repair --rebuild"):
+        world.catch_up()
+    world.catch_up(resync=True)
+    assert world.verifier().verify().same
 
 
 def test_every_type_can_stand_beside_the_text(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from penstock.consumers.lake.lakeschema import (
     key_columns,
 )
 from penstock.errors import Invalid
+from penstock.jobs.errorcodes import SchemaRefused
 from penstock.tables.schema import TableInfo
 
 __all__ = ["RESERVED", "Layout", "follow_schema", "from_source", "key_names_of", "keys_of", "named"]
@@ -114,7 +115,8 @@ def follow_schema(dataset: LanceDataset, last_id: int, wanted: Columns) -> bool:
     left = [each.name for each in columns if column_id(each) > last_id]
     there = pa.schema([each for each in columns if each.name not in left])
     plan = evolve(there, last_id, wanted)
-    if not plan.changes and not left:
+    _check_types(plan, there)
+    if plan.schema.equals(there, check_metadata=True) and not left:
         return False
     kept = {source for source in plan.sources if isinstance(source, str)}
     dropped = [name for name in columns.names if name not in kept]
@@ -123,6 +125,15 @@ def follow_schema(dataset: LanceDataset, last_id: int, wanted: Columns) -> bool:
     _rename(dataset, plan)
     _add(dataset, plan)
     return True
+
+
+def _check_types(plan: Evolution, there: pa.Schema) -> None:
+    for source, to in zip(plan.sources, plan.schema, strict=True):
+        if isinstance(source, str) and there.field(source).type != to.type:
+            raise SchemaRefused(
+                f"column {to.name} is {to.type} now, and {there.field(source).type} in the index;"
+                " make it anew with `penstock job repair --rebuild`"
+            )
 
 
 def _rename(dataset: LanceDataset, plan: Evolution) -> None:
