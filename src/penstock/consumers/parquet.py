@@ -59,7 +59,7 @@ def live_files(uri: str, storage: dict[str, str] | None = None) -> tuple[int, li
 class ParquetTable:
     """A directory with a manifest. Implements LakeTable."""
 
-    dialect = Dialect(parquet_type)
+    dialect = Dialect(parquet_type, adds=False)  # all files have the same columns: readers look at one
     folder = "data"
 
     def __init__(self, ref: StorageRef, history_s: float, clock: Clock) -> None:

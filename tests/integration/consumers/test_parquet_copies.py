@@ -12,6 +12,7 @@ import pytest
 from penstock.consumers.parquet import ParquetCopy, live_files
 from penstock.errors import Corrupt, Invalid
 from penstock.eventstore.storage import open_storage
+from penstock.tables.alter import add_column
 from penstock.testing.itemtables import item_table
 from penstock.testing.lakeworld import LakeWorld
 from penstock.testing.manual_clock import ManualClock
@@ -107,6 +108,16 @@ def test_few_changes_write_few_files(world: LakeWorld, monkeypatch: pytest.Monke
     _, files = live_files(str(folder(world)))
     assert len(files) == len(before) > 4
     assert len(set(data_files(world)) - set(before)) == 1
+
+
+def test_all_files_have_the_same_columns(world: LakeWorld, source: SourceModel) -> None:
+    world.consumer().consume(source.retriever(0, source.ts))
+    source.alter(add_column(source.table, "more", "int"))
+    source.commit({"id": 1_000_000, "name": "far away", "more": 1})
+    world.consumer().consume(source.retriever(world.committed_ts(), source.ts))
+    _, files = live_files(str(folder(world)))
+    schemas = {tuple(pq.read_schema(path.removeprefix("file://")).names) for path in files}
+    assert schemas == {("id", "name", "more")}
 
 
 def test_a_directory_of_somebody_else_is_refused(world: LakeWorld, source: SourceModel) -> None:

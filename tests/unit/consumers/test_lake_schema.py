@@ -66,6 +66,10 @@ def test_an_added_column_without_a_default_needs_no_rewriting() -> None:
     assert how.schema.names == ["id", "small", "name", "more"]
 
 
+def test_an_added_column_is_written_to_all_files_where_readers_look_at_one() -> None:
+    assert evolution(add_column(TABLE, "more", "int"), Dialect(parquet_type, adds=False)).rewrites
+
+
 def test_an_added_column_with_a_default_has_it_in_rows_that_are_there() -> None:
     how = evolution(add_column(TABLE, "more", "int not null default 7"))
     assert how.rewrites

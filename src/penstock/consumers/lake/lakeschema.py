@@ -34,6 +34,8 @@ class Dialect:
     """Whether a column takes another type without its files being written again."""
     renames: bool = False
     """Whether one takes another name like that."""
+    adds: bool = True
+    """Whether one comes like that, and is NULL in rows that are there."""
 
 
 def parquet_type(kind: pa.DataType) -> pa.DataType:
@@ -122,7 +124,7 @@ def evolve(there: pa.Schema, last_id: int, wanted: Columns) -> Evolution:
             _check_new(new, last_id)
             origin = wanted.origin(new.name)
             found[column_id(new)] = (new, origin)
-            rewrites |= origin.is_valid or new.name.lower() in names
+            rewrites |= origin.is_valid or new.name.lower() in names or not wanted.dialect.adds
         else:
             kind = _kept_type(old, new)
             found[column_id(new)] = (new.with_type(kind), old.name)
