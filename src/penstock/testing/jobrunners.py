@@ -17,7 +17,7 @@ from penstock.testing.command import ServiceProcess
 __all__ = ["JobRunners"]
 
 _WAIT_S = 120.0
-_LOOK_S = 0.02
+_LOOK_S = 0.05
 
 
 class JobRunners:

@@ -35,7 +35,7 @@ from penstock.testing.store import StoreProcess
 __all__ = ["ShopWorld", "shop_world"]
 
 _WAIT_S = 180.0
-_LOOK_S = 0.05
+_LOOK_S = 0.1
 _QUICK_STORE = "store: {sync: false, resolved_ts_interval_ms: 100}\n"
 
 
@@ -92,12 +92,13 @@ class ShopWorld:
             for name, job in self.rows().items()
         )
 
-    def check(self) -> dict[str, int]:
-        """Every target is what its source was at the target's watermark; nobody may be writing.
+    def check(self, *names: str) -> dict[str, int]:
+        """Every target, or each of these, is what its source was at the target's watermark.
 
-        Returns the watermarks of the targets that were filled.
+        Nobody may be writing. Returns the watermarks of the targets that were filled.
         """
-        found = {name: reading for name, target in self.targets.items() if (reading := target.read())}
+        asked = {name: self.targets[name] for name in names or self.targets}
+        found = {name: reading for name, target in asked.items() if (reading := target.read())}
         wrong: dict[str, Any] = {}
         for name, reading in found.items():
             table = name.partition("/")[0]

@@ -42,10 +42,11 @@ class Receiver:
 
     form: ClassVar[str]
 
-    def __init__(self, keys: Sequence[str], decode: Decode) -> None:
+    def __init__(self, keys: Sequence[str], decode: Decode, request_bytes: str = "4KiB") -> None:
         self.to_ts = 0
         self._keys = keys
         self._decode = decode
+        self._request_bytes = request_bytes
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -69,7 +70,7 @@ class Receiver:
     @property
     def options(self) -> dict[str, str]:
         """See Target."""
-        return {"url": self._url, "format": self.form, "request_bytes": "4KiB"}
+        return {"url": self._url, "format": self.form, "request_bytes": self._request_bytes}
 
     def strays(self) -> list[str]:
         """See Target."""
@@ -111,8 +112,8 @@ class Staging(Receiver):
 
     form = "arrow"
 
-    def __init__(self, keys: Sequence[str], decode: Decode) -> None:
-        super().__init__(keys, decode)
+    def __init__(self, keys: Sequence[str], decode: Decode, request_bytes: str = "4KiB") -> None:
+        super().__init__(keys, decode, request_bytes)
         self._rows: dict[tuple[Any, ...], Row] = {}
         self._staged: dict[str, dict[int, list[_Change]]] = {}
 
@@ -154,8 +155,8 @@ class Merging(Receiver):
 
     form = "json"
 
-    def __init__(self, keys: Sequence[str], decode: Decode) -> None:
-        super().__init__(keys, decode)
+    def __init__(self, keys: Sequence[str], decode: Decode, request_bytes: str = "4KiB") -> None:
+        super().__init__(keys, decode, request_bytes)
         self._known: dict[tuple[Any, ...], _Change] = {}
         self._first: dict[str, list[_Change]] = {}
         self._first_ts = 0
