@@ -11,6 +11,7 @@ from penstock.jobs.eventsource import EventStoreJobSource
 from penstock.jobs.lease import holder
 from penstock.jobs.source import Look
 from penstock.kv import AsyncClient, Client
+from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings
 
 __all__ = ["JobReading", "reading"]
@@ -57,4 +58,5 @@ def reading(loaded: Settings) -> Iterator[JobReading]:
     try:
         yield found
     finally:
+        ClusterRef.of(loaded).close()  # consumers of tables in the cluster have one of their own
         eventloop.run(context.__aexit__(None, None, None))
