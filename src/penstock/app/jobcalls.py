@@ -119,10 +119,7 @@ def update(jobs: Jobs, loaded: Settings, job_id: JobId, spec: JobSpec, *, interr
                 " another job"
             )
         check_spec(job_id, merged, _schema(jobs, before.id), loaded, change=spec)
-        changed = jobs.update_job_spec(txn, job_id, spec, UpdateOptions(interrupt=interrupt))
-        if _columns(merged) != _columns(before.spec):
-            changed = jobs.rebuild_job(txn, job_id)
-        return changed
+        return jobs.update_job_spec(txn, job_id, spec, UpdateOptions(interrupt=interrupt))
 
     return committed(jobs, work)
 
@@ -137,7 +134,3 @@ def _schema(jobs: Jobs, job_id: JobId) -> SchemaVersion:
     """The table of a job as it is now; raise Invalid when there is none."""
     table = jobs.log.catalog.table_info(job_id.table_name)
     return SchemaVersion(since_ts=0, version=0, table=table, database=job_id.database)
-
-
-def _columns(spec: JobSpec) -> tuple[str, ...] | None:
-    return spec.detail.consumer.columns

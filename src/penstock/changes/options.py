@@ -10,6 +10,7 @@ from penstock.errors import Invalid
 from penstock.eventstore.paths import Side
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD, START_TS, UPDATE, side_schema
 from penstock.eventstore.streams import narrow_old
+from penstock.tables.codec.collations import needs_restored
 from penstock.tables.schema import HandleKind, TableInfo
 
 BATCH_ROWS = 8192
@@ -69,6 +70,7 @@ class Columns:
     data: SideColumns
     tombstone: SideColumns
     keys_move: bool  # a row may get another primary key, since that is not what its handle says
+    keys_vary: bool  # so it may, or at least one that its collation takes for the same
 
     @classmethod
     def of(cls, table: TableInfo, options: ChangeOptions) -> "Columns":
@@ -85,10 +87,12 @@ class Columns:
         needed = [HANDLE] if options.coalesce else []
         old = [OLD] if options.old_rows else []
         flag = [UPDATE] if options.skip_deletes else []
+        keys_move = bool(keys) and table.handle_kind is HandleKind.ROWID
         return cls(
             data=SideColumns.of(data, [*user, *system, COMMIT_TS], needed),
             tombstone=SideColumns.of(tombstone, [*keys, *system, COMMIT_TS, *old], [*needed, *flag]),
-            keys_move=bool(keys) and table.handle_kind is HandleKind.ROWID,
+            keys_move=keys_move,
+            keys_vary=keys_move or any(needs_restored(column.type) for column in table.primary_key),
         )
 
     @property

@@ -54,7 +54,7 @@ class Tail:
         self._replay = options.replay
         # A reader that goes back has rows under keys that only the single changes name.
         self._coalesces = options.coalesce and not (options.replay and columns.keys_move)
-        self._skips = options.skip_deletes and not columns.keys_move
+        self._skips = options.skip_deletes and not columns.keys_vary
         self._nothing = _Net(self._joined("data", []), self._joined("tombstone", []))
 
     def batches(self) -> Iterator[ChangeBatch]:
@@ -86,7 +86,7 @@ class Tail:
         tombstones = self._joined("tombstone", [waiting.tombstones, *self._tombstones.upto(ts)])
         if not self._coalesces:
             return _Net(data, tombstones)
-        net = _Net(*coalesce(data, tombstones, replay=self._replay, keys_move=self._columns.keys_move))
+        net = _Net(*coalesce(data, tombstones, replay=self._replay, keys_move=self._columns.keys_vary))
         gone = data.num_rows + tombstones.num_rows - net.data.num_rows - net.tombstones.num_rows
         metrics.CHANGES_COALESCED_ROWS_TOTAL.inc(gone)
         return net

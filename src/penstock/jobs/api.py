@@ -90,8 +90,8 @@ class Jobs:
     ) -> Job:
         """Give a job another spec, whose empty fields keep the values they have; return it as it is then.
 
-        A new trigger takes effect after the current iteration. With `interrupt` that one is canceled.
-        Raises Invalid when there is no such job.
+        A new trigger takes effect after the current iteration. With `interrupt` that one is canceled; with
+        other columns it is too, and the target is filled anew. Raises Invalid when there is no such job.
         """
         interrupt = options is not None and options.interrupt
         return self._change(txn, self._get(txn, job_id), updated(spec, interrupt=interrupt, at=_now_ms(txn)))

@@ -141,6 +141,12 @@ class JobSpec(_Spec):
         """Who consumes; empty only in a spec that is to be merged."""
         return self.detail.consumer.consumer or ""
 
+    @property
+    def columns(self) -> frozenset[str] | None:
+        """The columns that the consumer gets beside the primary key, in small letters; None: all."""
+        chosen = self.detail.consumer.columns
+        return None if chosen is None else frozenset(name.lower() for name in chosen)
+
 
 class UpdateOptions(_Spec):
     """How a new spec takes effect."""

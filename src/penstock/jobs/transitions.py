@@ -133,10 +133,15 @@ def _cleared(job: Job) -> Job:
 
 
 def updated(spec: JobSpec, *, interrupt: bool, at: int) -> Transition:
-    """Give the job everything that is not empty in a spec; interrupting ends its iteration."""
+    """Give the job everything that is not empty in a spec; interrupting ends its iteration.
+
+    With other columns the job begins with nothing again: its target lacks some of every row.
+    """
 
     def update(job: Job) -> Job:
         changed = replace(job, spec=job.spec.merged(spec))
+        if changed.spec.columns != job.spec.columns:
+            return resynced(changed)
         if not interrupt:
             return changed
         if job.state in BUSY:
