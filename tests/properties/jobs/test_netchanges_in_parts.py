@@ -21,8 +21,7 @@ def test_the_last_rows_of_parts_are_those_of_the_whole(tmp_path_factory, kind, s
     start = model.churn(mix)
     bounds = [start, *(model.churn(mix, commits=4) for _ in range(parts))]
     frames = [
-        model.retriever(low, high, ends_of_updates=mix.random() < 0.5).net()
-        for low, high in pairwise(bounds)
+        model.retriever(low, high, ends_of_updates=mix.random() < 0.5).net() for low, high in pairwise(bounds)
     ]
     mix.shuffle(frames)
     batches = [batch for frame in frames for batch in frame.to_batches(max_chunksize=3)]
