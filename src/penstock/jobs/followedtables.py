@@ -114,8 +114,9 @@ class FollowedTables:
 
     def _never_there(self, table_id: int) -> str | None:
         """What is known of a table that was never heard of: the news of it may be on their way."""
-        asked_ms = self._unknown.setdefault(table_id, self._clock.wall_ms())
-        if physical_ms(self._learned_ts) < asked_ms + UNKNOWN_MS:
+        learned_ms = physical_ms(self._learned_ts)  # the clock of the wall may be behind it
+        asked_ms = self._unknown.setdefault(table_id, max(self._clock.wall_ms(), learned_ms))
+        if learned_ms < asked_ms + UNKNOWN_MS:
             return None
         return (
             f"table {table_id} is not there any more; unregister its jobs with `penstock job unregister`, or"

@@ -209,7 +209,9 @@ class JobBoard:
             self.doubt([key])
             self._doubted.add(key)
             return
-        standing.stumbles = 0
+        # Given up with a row that nobody has touched: its target is somebody else's for now.
+        fenced = row.state is JobState.CANCELED and row.status.to_ts > 0
+        standing.stumbles = standing.stumbles + 1 if fenced else 0
         self._learn(standing, row)
         if standing.job.live:
             self._check_owner(standing)
@@ -217,7 +219,9 @@ class JobBoard:
 
     def _go_on(self, standing: Standing, iteration: Iteration, now: float) -> None:
         job = standing.job
-        if job.status.failures and job.status.error_code != ErrorCode.CUT_OFF:
+        if standing.stumbles:
+            self._rest(standing, standing.stumbles, now)
+        elif job.status.failures and job.status.error_code != ErrorCode.CUT_OFF:
             self._rest(standing, job.status.failures, now)
         elif standing.chasing or job.watermark < iteration.to_ts or job.state is JobState.CANCELED:
             self._urgent.add(job.key.table_id)

@@ -67,7 +67,7 @@ class Standing:
     chasing: bool = False
     """Its iteration brings it to where others are: they go on together as soon as it ends."""
     stumbles: int = 0
-    """How often in a row nobody knows how its iteration ended."""
+    """How often in a row nobody knows how its iteration ended, or its target was somebody else's."""
     rule: Rule = field(init=False)
     takes_part: bool = field(init=False)
     """Whether it is there for others: not dropped, paused, or stopped by an error."""

@@ -17,6 +17,7 @@ from penstock.jobs.tablejobs import Wanted
 from penstock.jobs.transitions import (
     Transition,
     adopted,
+    canceled,
     completed,
     dropped,
     failed,
@@ -234,6 +235,10 @@ class BoardStage:
     def fail(self, name: str, code: ErrorCode = ErrorCode.TEMPORARY) -> None:
         """A job's iteration fails."""
         self._finish(name, failed(code, "it failed", at=1))
+
+    def cancel(self, name: str) -> None:
+        """A job's iteration is given up without its being asked for: the target has fenced it."""
+        self._finish(name, canceled(at=1))
 
     def _finish(self, name: str, transition: Transition) -> bool:
         """Write the end of an iteration, if the row is still as the iteration has left it."""

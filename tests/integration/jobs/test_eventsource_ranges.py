@@ -394,3 +394,16 @@ async def test_nothing_is_let_go_before_it_is_known_where_rows_are(tmp_path: Pat
         async with world.job_source() as source:
             with pytest.raises(Unavailable, match="not known yet"):
                 await source.hold({1: START})
+
+
+async def test_a_wall_clock_that_is_behind_does_not_bury_a_table_whose_news_are_on_their_way(
+    tmp_path: Path,
+) -> None:
+    with JobSourceWorld(tmp_path, item_table()) as world:
+        world.resolve()
+        clock = ManualClock(wall_ms=physical_ms(world.ts) - 3_600_000)
+        async with world.job_source(clock=clock) as source:
+            assert source.gone(5) is None
+            world.ts += UNKNOWN_MS << 18
+            world.known()
+            assert "table 5 is not there any more" in source.gone(5)

@@ -41,6 +41,30 @@ def test_the_iteration_of_a_job_whose_log_was_made_anew_is_ended() -> None:
     assert standing.busy, "the one before has not ended yet"
 
 
+def test_a_job_whose_target_fences_it_again_and_again_rests_longer_each_time() -> None:
+    stage = BoardStage()
+    stage.commit()
+    stage.now = 10
+    stage.register("a")
+    stage.deliver()
+    assert stage.hurry() == ["first 0..10 a"]
+    for rest_s in (1, 2, 4):
+        stage.cancel("a")
+        stage.now += rest_s - 0.1
+        assert stage.hurry() == []
+        stage.now += 0.1
+        assert stage.hurry() == [f"first 0..{stage.now:g} a"]
+    stage.end("a")
+    stage.now += 10
+    stage.commit()
+    (begun,) = stage.tick()
+    assert begun.startswith("shared"), "all of it is forgotten once it has succeeded"
+    stage.cancel("a")
+    stage.now += 1
+    (again,) = stage.hurry()
+    assert again.startswith("shared")
+
+
 class _Log:
     """Takes whatever is written."""
 
