@@ -18,13 +18,21 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 from penstock.clock import Clock
 from penstock.consumers.lake.deltastats import stats_of
 from penstock.consumers.lake.lakeconsumer import LakeConsumer
-from penstock.consumers.lake.lakefiles import DataFile, FileStore, Written, check_only_attempts, read_rows
+from penstock.consumers.lake.lakefiles import (
+    DataFile,
+    FileStore,
+    Written,
+    check_only_attempts,
+    read_rows,
+    remove_half_written,
+)
 from penstock.consumers.lake.lakeoptions import LakeOptions
 from penstock.consumers.lake.lakeschema import COLUMN_ID, Dialect, key_columns, parquet_type
 from penstock.consumers.lake.laketable import Marks, Overtaken, Version
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.partition import StorageRef
 from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.storage import Storage
 from penstock.jobs.consumer import JobContext
 
 __all__ = ["Delta"]
@@ -72,7 +80,7 @@ class DeltaCopy:
         self._history_hours = math.ceil(history_s / 3600)
 
     @cached_property
-    def _storage(self) -> FileStore:
+    def _storage(self) -> Storage:
         return self.ref.open()
 
     def look(self) -> Version | None:
@@ -173,6 +181,7 @@ class DeltaCopy:
         with self.failures():
             table = DeltaTable(self.place, storage_options=dict(self.ref.options))
             table.vacuum(self._history_hours, dry_run=False, enforce_retention_duration=False)
+        remove_half_written(self._storage, self.clock.wall_ms())
 
     @contextmanager
     def failures(self) -> Iterator[None]:

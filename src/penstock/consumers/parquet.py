@@ -12,7 +12,15 @@ import pyarrow as pa
 from penstock.clock import Clock
 from penstock.consumers.lake.copymanifest import MANIFEST, CopyManifest, Retired
 from penstock.consumers.lake.lakeconsumer import LakeConsumer
-from penstock.consumers.lake.lakefiles import DataFile, FileStore, Written, check_only_attempts, read_rows
+from penstock.consumers.lake.lakefiles import (
+    STRAY_MS,
+    DataFile,
+    FileStore,
+    Written,
+    check_only_attempts,
+    read_rows,
+    remove_half_written,
+)
 from penstock.consumers.lake.lakeoptions import LakeOptions
 from penstock.consumers.lake.lakeschema import Dialect, key_columns, parquet_type
 from penstock.consumers.lake.laketable import Marks, Overtaken, Version
@@ -22,9 +30,6 @@ from penstock.eventstore.storage import Storage
 from penstock.jobs.consumer import JobContext
 
 __all__ = ["ParquetCopy", "live_files"]
-
-_STRAY_MS = 86_400_000
-"""How old files are at least that no manifest knows when they are removed: nobody is still writing them."""
 
 _log = logging.getLogger(__name__)
 
@@ -127,9 +132,10 @@ class ParquetTable:
             return
         manifest: CopyManifest = version.origin[0]
         known = {each.path for each in manifest.files} | {each.path for each in manifest.retired}
-        old_ms = self._clock.wall_ms() - self._history_ms - _STRAY_MS
+        old_ms = self._clock.wall_ms() - self._history_ms - STRAY_MS
         listed = self._storage.listed(f"{self.folder}/")
         self._remove([each.path for each in listed if each.path not in known and each.modified_ms < old_ms])
+        remove_half_written(self._storage, self._clock.wall_ms())
 
     def _remove(self, paths: Sequence[str]) -> None:
         try:

@@ -21,6 +21,9 @@ SCHEMA_ROOT = "schema"
 STAGING = "staging/"
 """Where a local directory keeps files that are being written; object storage needs no such place."""
 
+STAGING_LOCK = f"{STAGING}lock"
+"""Who holds it replaces an object there; it is never removed."""
+
 
 def manifest_folder(root: str) -> str:
     """The folder of a manifest log."""

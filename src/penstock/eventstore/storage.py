@@ -24,7 +24,7 @@ from obstore.store import LocalStore, ObjectStore, from_url
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid, Unavailable
-from penstock.eventstore.paths import STAGING
+from penstock.eventstore.paths import STAGING, STAGING_LOCK
 
 if TYPE_CHECKING:
     from obstore import UpdateVersion
@@ -240,7 +240,7 @@ class LocalStorage(Storage):
     def _locked(self) -> Iterator[None]:
         """One at a time, of all processes that have the directory."""
         self._make_folder(self._folder / STAGING)
-        with (self._folder / STAGING / "lock").open("ab") as file:
+        with (self._folder / STAGING_LOCK).open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 

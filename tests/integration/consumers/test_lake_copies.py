@@ -1,5 +1,6 @@
 """What copies promise in every format, each read by a reader of its own."""
 
+import os
 import random  # noqa: TID251 - seeded
 from collections.abc import Iterator
 from dataclasses import replace
@@ -384,3 +385,20 @@ def test_rows_are_known_by_any_kind_of_key(world: LakeWorld, kind: str) -> None:
     for data in model.iterations(random.Random(2), count=5):
         world.consumer().consume(data)
         assert rows_by_key(world.table(), key_names(model.table)) == model.at(data.to_ts)
+
+
+@pytest.mark.parametrize("world", ["delta", "parquet"], indirect=True)
+def test_what_a_killed_writer_has_left_half_written_goes_after_a_day(
+    world: LakeWorld, source: SourceModel
+) -> None:
+    first(world, source)
+    tail(world, source)
+    half, lock = (world.folder / "lake/staging" / name for name in ("0" * 32, "lock"))
+    for path in (half, lock):
+        path.write_bytes(b"PAR1")
+        os.utime(path, (0, 0))
+    fresh = half.with_name("1" * 32)
+    fresh.write_bytes(b"PAR1")
+    world.consumer().table.maintain()
+    assert [path.name for path in sorted(half.parent.iterdir())] == [fresh.name, "lock"]
+    assert world.rows(KEY) == source.at(source.ts)

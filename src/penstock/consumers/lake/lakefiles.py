@@ -12,17 +12,22 @@ import pyarrow.parquet as pq
 from penstock.consumers.lake.keyorder import chunk_rows
 from penstock.consumers.lake.lakeschema import shaped
 from penstock.errors import Invalid
-from penstock.eventstore.paths import STAGING
+from penstock.eventstore.paths import STAGING, STAGING_LOCK
+from penstock.eventstore.storage import Storage
 
 __all__ = [
+    "STRAY_MS",
     "DataFile",
     "FileStore",
     "Written",
     "check_only_attempts",
     "read_rows",
+    "remove_half_written",
     "with_bounds",
 ]
 
+STRAY_MS = 86_400_000
+"""How old files are at least that belong to nothing when they are removed: nobody is still writing them."""
 _FOOTERS_AT_ONCE = 8
 
 
@@ -95,6 +100,13 @@ def check_only_attempts(store: FileStore, folder: str, place: str) -> None:
     ours = re.compile(rf"{STAGING}.*|{folder}/\d+/[0-9a-f]{{12}}-[0-9-]+\.parquet")
     if any(not ours.fullmatch(path) for path in store.names("")):
         raise Invalid(f"{place} has files that are not Penstock's; give an empty place, or remove them")
+
+
+def remove_half_written(storage: Storage, now_ms: int) -> None:
+    """Remove what writers that were killed have left of files in a local directory."""
+    for each in storage.listed(STAGING):
+        if each.path != STAGING_LOCK and each.modified_ms < now_ms - STRAY_MS:
+            storage.delete(each.path)
 
 
 def with_bounds(store: FileStore, files: Sequence[DataFile], key: str) -> list[DataFile]:
