@@ -1,7 +1,10 @@
 """The postgres consumer against a server that the tests start."""
 
 import random  # noqa: TID251 - seeded
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -539,6 +542,40 @@ def test_a_connection_that_breaks_is_temporary_and_nothing_is_half_done(
     consumer.close()
     with psycopg.connect(dsn) as connection:
         assert len(rows(connection)) == 100
+
+
+def test_a_process_that_stands_still_in_the_middle_does_not_hold_its_successor_up(
+    job: Job, target: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = SourceModel(ITEMS)
+    source.commit(item(1))
+    first = source.ts
+    job.consume(source.retriever(0, first))
+    source.commit(item(2))
+    early = source.retriever(first, source.ts)
+    source.commit(item(3), delete=[(1,)])
+    monkeypatch.setattr("penstock.consumers.postgres.consumer._IDLE_MS", 300)
+    holds, goes_on = threading.Event(), threading.Event()
+    zombie = Postgres(job.context)
+    upsert = zombie._table.upsert
+
+    def stand_still(*given: Any, **named: Any) -> None:
+        holds.set()
+        assert goes_on.wait(60)
+        upsert(*given, **named)
+
+    monkeypatch.setattr(zombie._table, "upsert", stand_still)
+    with ThreadPoolExecutor(1) as pool, closing(zombie):
+        writing = pool.submit(zombie.consume, early)
+        try:
+            assert holds.wait(60)
+            job.consume(source.retriever(first, source.ts))
+        finally:
+            goes_on.set()
+        with pytest.raises(Unavailable):
+            writing.result(60)
+    assert rows(target, "id") == [(2,), (3,)]
+    assert job.committed_ts() == source.ts
 
 
 def test_a_server_that_is_away_is_temporary_and_no_secret_is_shown(tmp_path: Path) -> None:

@@ -27,7 +27,9 @@ from penstock.tables.values import from_cell
 
 _DEFAULTS = {"application_name": "penstock", "connect_timeout": "10"}
 # A role's own limits are for queries; a first sync takes as long as it takes.
-_PATIENT = "SET LOCAL statement_timeout = 0; SET LOCAL idle_in_transaction_session_timeout = 0"
+_PATIENT = "SET LOCAL statement_timeout = 0; SET LOCAL idle_in_transaction_session_timeout = {idle_ms}"
+_IDLE_MS = 60_000
+"""After how long the server gives up a process that stands still and holds the target: others wait for it."""
 _HEAD_BYTES = 40  # with what comes behind it, a name stays below 63
 _LOCK_TRIES = 60
 _LOCK_MS = 2_000
@@ -158,6 +160,7 @@ class Postgres(Consumer):
         net = gather(data, self.job.scratch)
         seen_id = data.schema.table.max_column_id
         with self._transaction() as cursor:
+            self._stage(cursor, wanted, net.upserts, net.deletes)
             mark = self._marks.advance(cursor, data.from_ts, data.to_ts)
             evolution = evolved(mark.columns, mark.seen_id, wanted, is_wider)
             self._evolve(cursor, evolution, data.schema)
@@ -165,15 +168,21 @@ class Postgres(Consumer):
                 self._marks.keep(cursor, data.to_ts, evolution.columns, seen_id)
             self._apply(cursor, evolution.columns, net.upserts, net.deletes)
 
+    def _stage(
+        self, cursor: Cursor, columns: Sequence[TargetColumn], upserts: pa.Table, deletes: pa.Table
+    ) -> None:
+        """Bring the changes to the server; the target is not held meanwhile."""
+        if deletes.num_rows:
+            self._table.stage_deletes(cursor, columns, deletes.to_batches())
+        if upserts.num_rows:
+            self._table.stage_upserts(cursor, columns, upserts.to_batches())
+
     def _apply(
         self, cursor: Cursor, columns: Sequence[TargetColumn], upserts: pa.Table, deletes: pa.Table
     ) -> None:
-        given = [column for column in columns if not column.gone]
         if deletes.num_rows:
-            self._table.stage_deletes(cursor, given, deletes.to_batches())
-            self._table.delete(cursor, given)
+            self._table.delete(cursor, columns)
         if upserts.num_rows:
-            self._table.stage_upserts(cursor, given, upserts.to_batches())
             self._table.upsert(cursor, columns, changed=False)
 
     def _evolve(self, cursor: Cursor, evolution: Evolution, schema: SchemaVersion) -> None:
@@ -190,7 +199,7 @@ class Postgres(Consumer):
 
     def present(self, at_ts: int) -> Iterator[pa.RecordBatch]:
         """See Comparable."""
-        with self._transaction("REPEATABLE READ READ ONLY") as cursor:
+        with self._transaction("REPEATABLE READ READ ONLY", idle_ms=0) as cursor:
             if self._marks.committed_ts(cursor) != at_ts:
                 raise Fenced(f"table {self._name} is not at {at_ts} any more")
             columns = self._compared = self._marks.columns(cursor)
@@ -199,8 +208,9 @@ class Postgres(Consumer):
     def mend(self, upserts: pa.Table, deletes: pa.Table, at_ts: int) -> None:
         """See Comparable."""
         with self._transaction() as cursor:
-            mark = self._marks.advance(cursor, at_ts, at_ts)
-            self._apply(cursor, mark.columns, upserts, deletes)
+            columns = self._marks.advance(cursor, at_ts, at_ts).columns
+            self._stage(cursor, [each for each in columns if not each.gone], upserts, deletes)
+            self._apply(cursor, columns, upserts, deletes)
 
     def _known_columns(self) -> list[TargetColumn]:
         if self._compared is None:
@@ -214,11 +224,14 @@ class Postgres(Consumer):
             self._connection.close()
 
     @contextmanager
-    def _transaction(self, isolation: str = "READ COMMITTED") -> Iterator[Cursor]:
+    def _transaction(
+        self, isolation: str = "READ COMMITTED", *, idle_ms: int | None = None
+    ) -> Iterator[Cursor]:
         """A transaction: committed at the end, rolled back when something is raised."""
+        patience = _PATIENT.format(idle_ms=_IDLE_MS if idle_ms is None else idle_ms)
         connection = self._connected()
         with told(f"table {self._name}"), connection.transaction(), connection.cursor() as cursor:
-            cursor.execute(f"SET TRANSACTION ISOLATION LEVEL {isolation}; {_PATIENT}")
+            cursor.execute(f"SET TRANSACTION ISOLATION LEVEL {isolation}; {patience}")
             yield cursor
 
     def _connected(self) -> psycopg.Connection[Any]:
