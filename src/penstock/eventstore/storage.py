@@ -5,6 +5,7 @@ reason that may pass raises Unavailable; what it was to write may or may not be 
 settings that storage refuses raise Invalid.
 """
 
+import errno
 import fcntl
 import io
 import os
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _SCHEMES = ("file", "s3", "gs", "az", "memory")
 _RETRIES: dict[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds=10)}
 _UPLOAD_PART_BYTES = 8 * 1024 * 1024
+_LOCK_WAIT_S, _LOCK_LOOK_S = 10.0, 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,10 +240,17 @@ class LocalStorage(Storage):
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """One at a time, of all processes that have the directory."""
+        """One at a time, of all processes that have the directory.
+
+        Raises BlockingIOError when somebody has it for long: a process that stands still.
+        """
         self._make_folder(self._folder / STAGING)
+        deadline = self._clock.monotonic() + _LOCK_WAIT_S
         with (self._folder / STAGING_LOCK).open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            while not _flocked(file):
+                if self._clock.monotonic() > deadline:
+                    raise BlockingIOError(errno.EAGAIN, "another process holds its lock")
+                self._clock.pause(_LOCK_LOOK_S)
             yield
 
     @contextmanager
@@ -273,6 +282,14 @@ class LocalStorage(Storage):
         self._make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
         sync_folder(folder.parent)
+
+
+def _flocked(file: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Storage: the same promises for every kind."""
 
+import fcntl
 import threading
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.storage import Storage, open_storage
+from penstock.testing.manual_clock import ManualClock
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -80,6 +82,16 @@ def test_of_racing_swaps_one_wins_each_time(storage: Storage) -> None:
         racer.join()
     assert sorted(won) == list(range(1, len(won) + 1))
     assert (storage.read("m") or b"").startswith(b"%d by" % len(won))
+
+
+def test_a_swap_does_not_wait_for_ever_for_a_process_that_stands_still(tmp_path: Path) -> None:
+    storage = open_storage(f"file://{tmp_path}", clock=ManualClock())
+    storage.write("m", b"0")
+    with (tmp_path / "staging/lock").open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(Unavailable, match=r"cannot replace m at .* another process holds its lock"):
+            storage.swap("m", b"1", seen=b"0")
+    assert storage.swap("m", b"1", seen=b"0")
 
 
 def test_a_local_write_leaves_nothing_staged(tmp_path: Path) -> None:
