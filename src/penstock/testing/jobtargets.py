@@ -116,6 +116,11 @@ class LanceTarget:
         rows = table.filter(pa.compute.is_null(table.column("_penstock"))).select(kept)
         return Reading(marker["watermark"], rows.to_pylist())
 
+    def found(self, word: str, column: str) -> list[Any]:
+        """What a search for a word finds, by a column."""
+        hits = lance.dataset(str(self.folder)).to_table(columns=[column], full_text_query=word)
+        return sorted(hits.column(column).to_pylist())
+
     def strays(self) -> list[str]:
         """See Target. Lance itself removes the files of nothing, some days later."""
         return []

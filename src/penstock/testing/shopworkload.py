@@ -18,7 +18,7 @@ from penstock.clock import SYSTEM, Clock
 from penstock.kv import Transaction
 from penstock.tables import Catalog
 
-__all__ = ["KEYS", "TABLES", "ShopWorkload", "item_of_json"]
+__all__ = ["KEYS", "TABLES", "WORDS", "ShopWorkload", "item_of_json"]
 
 TABLES: dict[str, list[tuple[str, str]]] = {
     "shop.items": [
@@ -46,7 +46,7 @@ KEYS: dict[str, tuple[str, ...]] = {
 """What identifies a row, also where it is no key."""
 ADDED = ("stock", "int default 7")
 
-_WORDS = ("river", "dam", "turbine", "valve", "gate", "water", "penstock", "größe")
+WORDS = ("river", "dam", "turbine", "valve", "gate", "water", "penstock", "größe")
 _FILL_ROWS = 5_000
 _KINDS = ("a", "b", "Ab", "ä")
 _DAY = dt.datetime(2024, 2, 29, 23, 59, 59)
@@ -207,7 +207,7 @@ class ShopWorkload:
         return {**row, "stock": mix.choice([None, mix.randint(0, 99)])} if self._added else row
 
     def _text(self, words: int) -> str:
-        return " ".join(self._mix.choices(_WORDS, k=words)) + f" {self._mix.randint(0, 10**6)}"
+        return " ".join(self._mix.choices(WORDS, k=words)) + f" {self._mix.randint(0, 10**6)}"
 
     # tags
 
@@ -240,7 +240,7 @@ class ShopWorkload:
 
     def _new_tag(self) -> tuple[str, str]:
         self._numbers += 1
-        self._tags.append((self._mix.choice(_KINDS), f"{self._mix.choice(_WORDS)}-{self._numbers}"))
+        self._tags.append((self._mix.choice(_KINDS), f"{self._mix.choice(WORDS)}-{self._numbers}"))
         return self._tags[-1]
 
     # visits

@@ -27,9 +27,9 @@ from penstock.settings import Settings
 from penstock.tables import Catalog
 from penstock.testing.capture import CaptureProcess
 from penstock.testing.jobrunners import JobRunners
-from penstock.testing.jobtargets import Row, Target, differences
+from penstock.testing.jobtargets import LanceTarget, Row, Target, differences
 from penstock.testing.postgres import PostgresServer
-from penstock.testing.shopworkload import KEYS, ShopWorkload
+from penstock.testing.shopworkload import KEYS, WORDS, ShopWorkload
 from penstock.testing.store import StoreProcess
 
 __all__ = ["ShopWorld", "shop_world"]
@@ -109,6 +109,18 @@ class ShopWorld:
                 wrong[name] = differ
         assert not wrong, f"seed {self.seed}: {wrong}"
         return {name: reading.ts for name, reading in found.items()}
+
+    def check_search(self, target: LanceTarget) -> None:
+        """A full-text index of items finds the rows that have a word, and no others."""
+        reading = target.read()
+        assert reading is not None, "the index was never filled"
+        rows = self.db.table("shop.items").to_arrow(at_ts=reading.ts).to_pylist()
+        texts = {row["id"]: {*(row["title"] or "").split(), *row["body"].split()} for row in rows}
+        for word in WORDS:
+            having = sorted(number for number, words in texts.items() if word in words)
+            found = target.found(word, "id")
+            assert len(found) == len(having), f"seed {self.seed}: a search finds {len(found)} rows"
+            assert found == having, f"seed {self.seed}: a search finds other rows"
 
 
 def _of_source(row: Row, columns: Collection[str]) -> Row:

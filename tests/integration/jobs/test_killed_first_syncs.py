@@ -34,9 +34,13 @@ ROWS = 12_000
 KILLS = 5
 
 
+def words(world: ShopWorld) -> LanceTarget:
+    return LanceTarget(world.folder / "words", {"text_columns": "title,body"})
+
+
 def register(world: ShopWorld, servers: ExitStack) -> None:
     places = world.folder
-    world.register("shop.items/fulltext", LanceTarget(places / "words", {"text_columns": "title,body"}))
+    world.register("shop.items/fulltext", words(world))
     vectors = {"text_columns": "title", "dimension": "16"}
     world.register("shop.items/vector", LanceTarget(places / "vectors", vectors))
     world.register("shop.items/delta", DeltaTarget(places / "delta"))
@@ -90,6 +94,7 @@ def test_targets_are_filled_completely_and_nothing_is_left_of_attempts_that_were
         assert not left, f"seed {SEED}: { {name: len(strays) for name, strays in left.items()} }"
         scratch = sorted(path.name for path in (tmp_path / "jobs").iterdir())
         assert len(scratch) == 1, "directories of runners that were killed are left"
+        world.check_search(words(world))
         for name, target in world.targets.items():
             if not isinstance(target, Receiver):  # what those have is known to nobody else
                 report = verify(world.settings, JobId.parse(name))

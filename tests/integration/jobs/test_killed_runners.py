@@ -38,10 +38,14 @@ GREEDY: dict[str, Any] = {"job_type": "greedy"}
 OFTEN: dict[str, Any] = {"job_type": "periodic", "schedule": {"interval": "700ms", "share": True}}
 
 
+def words(world: ShopWorld) -> LanceTarget:
+    return LanceTarget(world.folder / "words", {"text_columns": "title,body"})
+
+
 def register(world: ShopWorld, servers: ExitStack) -> None:
     """A job of every kind, and of every trigger."""
     places, dsn = world.folder, world.dsn
-    world.register("shop.items/fulltext", LanceTarget(places / "words", {"text_columns": "title,body"}))
+    world.register("shop.items/fulltext", words(world))
     vectors = {"text_columns": "title", "dimension": "16"}
     world.register("shop.items/vector", LanceTarget(places / "vectors", vectors))
     world.register("shop.items/delta", DeltaTarget(places / "delta"))
@@ -119,6 +123,7 @@ def test_every_target_is_its_source_whoever_was_killed(
         reached = world.check()
         assert reached.keys() == world.targets.keys(), f"seed {SEED}: some targets were never filled"
         assert all(job.state is not JobState.ERROR for job in world.rows().values()), world.told()
+        world.check_search(words(world))
         for name, target in world.targets.items():
             if not isinstance(target, Receiver):  # what those have is known to nobody else
                 report = verify(world.settings, JobId.parse(name))
