@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import PenstockError, Unavailable
+from penstock.spark.arrowmapping import map_in_arrow
 from penstock.spark.failures import first_line, one_line, spark_errors
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def _frame(spark: "SparkSession", plan: _Plan, wanted: _Wanted, declared: "Struc
     if distinct or len(shipped) == 1:
         return frame
     by_key = frame.repartition(len(shipped), *(F.col(quoted(name)) for name in keys))
-    return by_key.mapInArrow(last, declared)
+    return map_in_arrow(by_key, last, declared)
 
 
 def _local(

@@ -180,6 +180,22 @@ def test_every_type_goes_through_executors(spark: SparkSession, tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("on_executors")
+@pytest.mark.usefixtures("on_executors")
+def test_columns_may_have_dots_and_quotes_in_their_names(spark: SparkSession, tmp_path: Path) -> None:
+    table = item_table()
+    names = {"id": "item.id", "name": "item`s name"}
+    table = replace(table, columns=tuple(replace(each, name=names[each.name]) for each in table.columns))
+    with ServedWorld(tmp_path, table) as world:
+        start = world.commit({"item.id": 0, "item`s name": "first"})
+        for number in range(20):
+            world.commit({"item.id": number % 7, "item`s name": f"n{number}"})
+        world.commit(delete=[(3,)])
+        end = world.resolve()
+        world.flush()
+        with opened(spark, scan_of(world, start, end)) as frame:
+            check(world, frame, start, end)
+
+
 def test_partitions_of_a_table_are_one_frame(spark: SparkSession, tmp_path: Path) -> None:
     table = item_table("integer", table_id=9, partitions=(1, 2))
     with ServedWorld(tmp_path, table, partitions=(1, 2)) as world:

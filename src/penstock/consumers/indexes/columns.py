@@ -63,12 +63,18 @@ class Layout:
 
     @classmethod
     def of(cls, table: TableInfo, columns: pa.Schema, keys: Sequence[str], maker: RowMaker) -> "Layout":
-        """The layout; raise Invalid when a column of the source has a name that the index needs."""
+        """The layout; raise Invalid when a column of the source has a name that the index cannot have."""
         kept = pa.schema([each for each in columns if each.name not in maker.replaced])
         taken = sorted((RESERVED | set(maker.derived.names)).intersection(kept.names))
         if taken:
             raise Invalid(
                 f"column {taken[0]} has a name that the index needs; leave it out of the job's columns"
+            )
+        parsed = sorted(name for name in kept.names if "." in name or "`" in name)
+        if parsed:
+            raise Invalid(
+                f"column {parsed[0]} has a dot or a quote in its name, which Lance takes for a path; leave it out"
+                " of the job's columns"
             )
         return cls(Columns(kept, keys, table, _DIALECT), maker)
 

@@ -11,6 +11,8 @@ import pyarrow.parquet as pq
 from penstock.consumers.lake.filewriting import FileWriter
 from penstock.consumers.lake.lakefiles import FileStore, Written
 from penstock.consumers.lake.lakeschema import shaped
+from penstock.jobs.frames import quoted
+from penstock.spark.arrowmapping import map_in_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -57,9 +59,9 @@ def write_on_executors(rows: "DataFrame", keys: Sequence[str], task: WriteTask) 
     """Write rows in files that cover stretches of the key; the driver gets no row."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-    columns = [F.col(f"`{name.replace('`', '``')}`") for name in keys]
+    columns = [F.col(quoted(name)) for name in keys]
     by_key = rows.repartitionByRange(*columns).sortWithinPartitions(*columns)
-    made = by_key.mapInArrow(task.write, "path string, nbytes long, footer binary").toArrow()
+    made = map_in_arrow(by_key, task.write, "path string, nbytes long, footer binary").toArrow()
     return [
         Written(path, nbytes, pq.read_metadata(io.BytesIO(footer)))
         for path, nbytes, footer in zip(*(column.to_pylist() for column in made.columns), strict=True)
