@@ -19,6 +19,7 @@ from penstock.sink.pipeline.storagesink import StorageSink
 from penstock.sink.positions import Position
 from penstock.sink.work import Chunk, DispatcherSpec, DmlEvent, FileWork, Slice, Written
 from penstock.tables.schema import TableInfo
+from penstock.testing.manual_clock import ManualClock
 
 SCHEMA = SchemaVersion(1, 1, TableInfo(1, "items", ()), "shop")
 
@@ -270,6 +271,7 @@ class SinkWorld:
     def __init__(
         self, *, engine: RowlessEngine | None = None, clock: Clock = SYSTEM, **options: object
     ) -> None:
+        self._clock = clock
         self.told: list[str] = []
         self.engine = engine or RowlessEngine()
         self.files = PlainFiles(self.told)
@@ -317,6 +319,19 @@ class SinkWorld:
                 return
             await SYSTEM.sleep(0.001)
         raise AssertionError(f"it did not come to that; told: {self.told[-20:]}")
+
+    async def until_after(self, seconds: float, holds: Callable[[], bool]) -> None:
+        """Let so much time pass, again and again until a condition holds: who waits may not have begun to."""
+        moved = self._clock
+        assert isinstance(moved, ManualClock)
+
+        def later() -> bool:
+            if holds():
+                return True
+            moved.advance(seconds)
+            return False
+
+        await self.until(later)
 
     async def turns(self) -> None:
         """Let everything run that is ready, and what follows from it at once."""

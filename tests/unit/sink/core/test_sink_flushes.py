@@ -33,8 +33,7 @@ async def test_a_quiet_dispatcher_is_written_after_the_interval_of_its_oldest_ro
         await world.until(lambda: {"d1@5 flushed", "d1@6 flushed"} <= set(world.told))
         await world.settled()
         assert "d2@6 flushed" not in world.told
-        clock.advance(3)
-        await world.until(lambda: "d2@6 flushed" in world.told)
+        await world.until_after(3, lambda: "d2@6 flushed" in world.told)
 
 
 async def test_no_row_waits_longer_than_the_interval_before_its_file_is_begun() -> None:
@@ -104,8 +103,7 @@ async def test_each_file_is_counted_by_its_reason() -> None:
         await world.drain(2, 7)
         world.add(3, 5, 300)
         await world.until(lambda: "d3@5 woken" in world.told)
-        clock.advance(5)
-        await world.until(lambda: "d3@5 flushed" in world.told)
+        await world.until_after(5, lambda: "d3@5 flushed" in world.told)
         world.add(4, 5, 400)
     after = counts()
     assert {reason: after[reason] - before[reason] for reason in after} == {
@@ -134,8 +132,7 @@ async def test_the_age_of_the_oldest_event_is_shown_while_the_remote_hangs() -> 
         assert metric("penstock_sink_active_dispatchers") == 1
         world.engine.writing.open()
         await world.until(lambda: "d1@5 flushed" in world.told)
-        clock.advance(1)
-        await world.until(lambda: metric("penstock_sink_oldest_unflushed_age_seconds") == 0)
+        await world.until_after(1, lambda: metric("penstock_sink_oldest_unflushed_age_seconds") == 0)
 
 
 async def test_slow_requests_of_many_dispatchers_overlap() -> None:
@@ -156,11 +153,6 @@ async def test_slow_requests_of_many_dispatchers_overlap() -> None:
 
 async def test_the_newest_checkpoint_is_written_at_most_every_two_seconds() -> None:
     clock = ManualClock()
-
-    def later() -> list[int]:
-        clock.advance(2)  # each time: the writer may not have gone to sleep yet
-        return world.files.checkpoints
-
     async with SinkWorld(clock=clock) as world:
         world.sink.add_checkpoint_ts(10)
         await world.until(lambda: world.files.checkpoints == [10])
@@ -169,13 +161,14 @@ async def test_the_newest_checkpoint_is_written_at_most_every_two_seconds() -> N
         world.sink.add_checkpoint_ts(25)
         await world.settled()
         assert world.files.checkpoints == [10]
-        await world.until(lambda: later() == [10, 30])
+        await world.until_after(2, lambda: world.files.checkpoints == [10, 30])
         world.sink.add_checkpoint_ts(30)
         world.sink.add_checkpoint_ts(5)
+        clock.advance(2)
         await world.settled()
-        assert later() == [10, 30]
+        assert world.files.checkpoints == [10, 30]
         world.sink.add_checkpoint_ts(40)
-        await world.until(lambda: later() == [10, 30, 40])
+        await world.until_after(2, lambda: world.files.checkpoints == [10, 30, 40])
         world.sink.add_checkpoint_ts(50)  # the next moment for it is after the end
     assert world.files.checkpoints == [10, 30, 40, 50]
 
