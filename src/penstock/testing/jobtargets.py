@@ -58,7 +58,10 @@ class Target(Protocol):
         """What it has; None before the first iteration is complete."""
 
     def strays(self) -> list[str]:
-        """What is there and belongs to nothing that readers see, nor to what they could have begun to."""
+        """What is there and belongs to nothing that readers see, nor to what they could have begun to.
+
+        Not what a killed process has half written, of which docs/jobs.md says that it goes later.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +155,7 @@ class DeltaTarget:
         for log in (self.folder / "_delta_log").glob("*.json"):
             actions = map(json.loads, log.read_text().splitlines())
             named |= {each["path"] for action in actions if (each := action.get("add"))}
-        return _others(self.folder, named, skip="_delta_log")
+        return _others(self.folder, named, skip=("_delta_log", "staging/"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,15 +193,8 @@ class IcebergTarget:
         """See Target."""
         with load_catalog(**self._catalog) as catalog:
             table = catalog.load_table(self.table)
-            inspect = table.inspect
-            named = {
-                table.metadata_location,
-                *inspect.all_files().column("file_path").to_pylist(),
-                *inspect.all_manifests().column("path").to_pylist(),
-                *(each.manifest_list for each in table.snapshots()),
-                *(each.metadata_file for each in table.metadata.metadata_log),
-            }
-            return _others(Path(table.location().removeprefix("file://")), named, absolute=True)
+            named = set(table.inspect.all_files().column("file_path").to_pylist())
+            return _others(Path(table.location().removeprefix("file://")) / "data", named, absolute=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +229,7 @@ class ParquetTarget:
         """See Target."""
         manifest = self._manifest() or {"files": (), "retired": ()}
         named = {each["path"] for each in (*manifest["files"], *manifest["retired"])}
-        return _others(self.folder, {*named, "_penstock.json"}, skip="staging/lock")
+        return _others(self.folder, {*named, "_penstock.json"}, skip=("staging/",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +297,9 @@ class KvTarget:
         return sorted(each for each in there - {name} if each.startswith(name))
 
 
-def _others(folder: Path, named: Collection[str], *, skip: str = " ", absolute: bool = False) -> list[str]:
+def _others(
+    folder: Path, named: Collection[str], *, skip: tuple[str, ...] = (), absolute: bool = False
+) -> list[str]:
     """Files below a folder that are not named."""
     files = [each for each in folder.rglob("*") if each.is_file()]
     there = {f"file://{each}" if absolute else str(each.relative_to(folder)) for each in files}

@@ -18,7 +18,7 @@ from penstock.clock import SYSTEM, Clock
 from penstock.kv import Transaction
 from penstock.tables import Catalog
 
-__all__ = ["KEYS", "TABLES", "WORDS", "ShopWorkload", "item_of_json"]
+__all__ = ["ADDED", "ADDED_DEFAULT", "KEYS", "TABLES", "WORDS", "ShopWorkload", "item_of_json"]
 
 TABLES: dict[str, list[tuple[str, str]]] = {
     "shop.items": [
@@ -44,7 +44,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "shop.visits": ("number",),
 }
 """What identifies a row, also where it is no key."""
-ADDED = ("stock", "int default 7")
+ADDED, ADDED_DEFAULT = "stock", 7
+"""The column that comes later, and what it is in rows from before."""
 
 WORDS = ("river", "dam", "turbine", "valve", "gate", "water", "penstock", "größe")
 _FILL_ROWS = 5_000
@@ -117,7 +118,7 @@ class ShopWorkload:
             try:
                 while not stopped.wait(pause_s * self._mix.random()):
                     if self._to_be_added.is_set() and not self._added:
-                        self._db.add_column("shop.items", *ADDED)
+                        self._db.add_column("shop.items", ADDED, f"int default {ADDED_DEFAULT}")
                         self._added = True
                     self.commit()
             except BaseException as error:
@@ -204,7 +205,7 @@ class ShopWorkload:
             "seen": mix.choice([None, _DAY + dt.timedelta(milliseconds=mix.randint(0, 10**9))]),
             "data": mix.choice([None, b"", mix.randbytes(8)]),
         }
-        return {**row, "stock": mix.choice([None, mix.randint(0, 99)])} if self._added else row
+        return {**row, ADDED: mix.choice([None, mix.randint(0, 99)])} if self._added else row
 
     def _text(self, words: int) -> str:
         return " ".join(self._mix.choices(WORDS, k=words)) + f" {self._mix.randint(0, 10**6)}"
