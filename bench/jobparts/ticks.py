@@ -55,7 +55,7 @@ class Looks:
 
 @dataclass
 class Shop:
-    """Tables with jobs; some tables change. `tick_s` is how often the runner looks at all of them."""
+    """Tables with jobs, of which the first some change."""
 
     world: JobWorld
     jobs_each: int
