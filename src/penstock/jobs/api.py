@@ -10,6 +10,7 @@ writes. Conflict, at once or at the commit, says to run it again.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from penstock.clock import SYSTEM, Clock, physical_ms
@@ -115,7 +116,7 @@ class Jobs:
         if source is None:
             raise Invalid(f"the table of job {job_id} is gone; unregister the job")
         if source.table_id == job.key.table_id:
-            return self._change(txn, job, resynced)
+            return self._change(txn, job, partial(resynced, upto_ts=txn.start_ts))
         self.unregister_job(txn, job_id)
         self.register_job(txn, job_id, job.spec)
         return self._get(txn, job_id)

@@ -11,6 +11,7 @@ A dropped job has no next row: the log refuses every transition of one.
 from collections.abc import Callable
 from dataclasses import replace
 
+from penstock.clock import compose_ts
 from penstock.jobs.job import PERMANENT, Job, JobState
 from penstock.jobs.spec import JobSpec, TriggerSpec
 
@@ -104,17 +105,18 @@ def flushed(watermark: int) -> Transition:
     return flush
 
 
-def resynced(job: Job) -> Job:
+def resynced(job: Job, *, upto_ts: int = 0) -> Job:
     """Begin with nothing again: history is gone, or somebody wants the target filled anew.
 
-    An iteration that is under way is refused at its end, and what the target has by then does not count.
+    An iteration that is under way is refused at its end, and what the target has by then does not count:
+    whatever that was to be by the log, and whatever else it may have been up to `upto_ts`.
     """
     status = job.status
     reset = job.with_status(
         from_ts=0,
         to_ts=0,
         committed_ts=0,
-        resync_ts=max(status.resync_ts, status.committed_ts, status.to_ts, job.watermark),
+        resync_ts=max(status.resync_ts, status.committed_ts, status.to_ts, job.watermark, upto_ts),
     )
     return replace(_cleared(_idle(reset, JobState.CANCELED)), watermark=0)
 
@@ -141,7 +143,7 @@ def updated(spec: JobSpec, *, interrupt: bool, at: int) -> Transition:
     def update(job: Job) -> Job:
         changed = replace(job, spec=job.spec.merged(spec))
         if changed.spec.columns != job.spec.columns:
-            return resynced(changed)
+            return resynced(changed, upto_ts=compose_ts(at))
         if not interrupt:
             return changed
         if job.state in BUSY:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 
 from penstock.jobs.jobid import JobId
 from penstock.jobs.spec import JobSpec
@@ -59,3 +60,39 @@ async def test_other_columns_mean_another_target_whoever_asks_for_them(tmp_path:
 
             await world.do(update)
             await world.until(lambda: copy.rows == {(1,): {"id": 1, "name": "one", "size": 1}})
+
+
+def _count(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(f"penstock_jobs_{name}", labels) or 0.0
+
+
+async def test_what_the_runner_does_is_measured(tmp_path: Path) -> None:
+    counted: dict[str, dict[str, str]] = {
+        "takeovers_total": {},
+        "adopted_total": {},
+        "submitted_total": {"rule": "first"},
+        "endings_total": {"how": "completed"},
+        "tick_seconds_count": {"scope": "full"},
+        "queue_wait_seconds_count": {},
+        "iteration_seconds_count": {},
+        "raised_watermarks_total": {},
+        "usage_rows_total": {"account": "sys"},
+        "usage_bytes_total": {"account": "sys"},
+        "usage_task_seconds_total": {"account": "sys"},
+    }
+    before = {name: _count(name, **labels) for name, labels in counted.items()}
+    async with job_world(tmp_path) as world:
+        await world.create(ITEMS, [("id", "bigint primary key"), ("name", "varchar(64)")])
+        await world.insert(ITEMS, {"id": 1, "name": "one"})
+        await world.register(COPY, consumer="copy")
+        async with world.running(find=lambda _name: Copy().consumer()):
+            await world.caught_up(COPY, 1)
+            await world.until(
+                lambda: all(_count(name, **counted[name]) > before[name] for name in counted),
+                "something was not counted",
+            )
+            await world.until(lambda: _count("jobs", state="completed") == 1)
+            assert REGISTRY.get_sample_value("penstock_jobs_watermark_lag_seconds", {"job": COPY}) is not None
+            assert _count("runner") == 1
+        assert _count("runner") == 0
+        assert _count("jobs", state="completed") == 0

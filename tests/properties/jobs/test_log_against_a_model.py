@@ -178,7 +178,7 @@ class Log(RuleBasedStateMachine):
                 committed_ts=0,
                 to_ts=0,
                 failures=0,
-                resync_ts=max(row.resync_ts, row.committed_ts, row.to_ts, row.watermark),
+                resync_ts=max(row.resync_ts, row.committed_ts, row.to_ts, row.watermark, txn.start_ts),
             )
 
         self.change(name, work, undo=undo)

@@ -73,8 +73,8 @@ class Layout:
         parsed = sorted(name for name in kept.names if "." in name or "`" in name)
         if parsed:
             raise Invalid(
-                f"column {parsed[0]} has a dot or a quote in its name, which Lance takes for a path; leave it out"
-                " of the job's columns"
+                f"column {parsed[0]} has a dot or a quote in its name, which Lance takes for a path;"
+                " leave it out of the job's columns"
             )
         return cls(Columns(kept, keys, table, _DIALECT), maker)
 

@@ -1,0 +1,28 @@
+"""Targets that are to be filled anew while an iteration is under way."""
+
+from penstock.clock import compose_ts, physical_ms
+from penstock.jobs.reconciling import Ready, reconcile
+from penstock.jobs.spec import JobSpec
+from penstock.jobs.transitions import resynced, started, updated
+from penstock.testing.boardstage import ts_of
+from penstock.testing.jobdoubles import job_row
+
+
+def _columns(*names: str) -> JobSpec:
+    return JobSpec.parse({"detail": {"consumer": {"columns": list(names)}}})
+
+
+def test_a_first_sync_that_went_further_than_the_log_says_does_not_undo_a_rebuild() -> None:
+    # It was to end with the others, whose history was gone: it went to second 30 instead.
+    running = started(0, ts_of(10), runner=1, at=1)(job_row("a"))
+    assert reconcile(resynced(running, upto_ts=ts_of(40)), 0, ts_of(30)) == Ready(0)
+    other = updated(_columns("size"), interrupt=False, at=physical_ms(ts_of(40)))(running)
+    assert reconcile(other, 0, ts_of(30)) == Ready(0)
+    assert other.status.resync_ts == compose_ts(40_000)
+
+
+def test_the_same_columns_in_another_order_are_no_reason_to_begin_anew() -> None:
+    job = updated(_columns("size", "name"), interrupt=False, at=1)(job_row("a"))
+    done = started(0, ts_of(10), runner=1, at=1)(job)
+    same = updated(_columns("Name", "size"), interrupt=False, at=1)(done)
+    assert (same.state, same.status) == (done.state, done.status)
