@@ -340,7 +340,9 @@ def test_a_job_is_rebuilt_from_nothing(jobs: Jobs, client: Client) -> None:
         at_ts = txn.start_ts
     now = jobs.get_job(SEARCH)
     assert (now.key, now.watermark, now.state) == (job.key, 0, JobState.COMPLETED)
-    assert now.status.resync_ts == at_ts, "whatever an iteration that is under way still commits does not count"
+    assert now.status.resync_ts == at_ts, (
+        "whatever an iteration that is under way still commits does not count"
+    )
 
 
 def test_a_job_of_a_truncated_table_is_found_and_rebuilt_for_the_new_one(
