@@ -46,7 +46,7 @@ def test_a_slow_consumer_detaches_and_ends_at_its_own_speed(bench: Bench) -> Non
 
     bench.consumers = {"quick": quick.consumer(), "slow": slow.consumer(wait)}
     before = REGISTRY.get_sample_value("penstock_jobs_detached_total") or 0.0
-    spooled = REGISTRY.get_sample_value("penstock_jobs_spool_bytes") or 0.0  # spools that other tests left open
+    spooled = REGISTRY.get_sample_value("penstock_jobs_spool_bytes") or 0.0  # others left some
     running = _in_background(lambda: bench.run(job_row("quick", "quick"), job_row("slow", "slow")))
     until(lambda: "quick" in bench.ends)
     assert bench.end("quick").watermark == bench.world.ts  # while the slow one has not begun
