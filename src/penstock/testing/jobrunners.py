@@ -42,10 +42,6 @@ class JobRunners:
         process = ServiceProcess(log, "job", "run", "--config", str(self._config))
         self._starting.append(self._pool.submit(process.start))
 
-    def ready(self, count: int = 1) -> None:
-        """Wait until at least so many are ready; those that are ready by then count."""
-        self._until(lambda: len(self._gathered()) >= count, f"fewer than {count} runners start")
-
     def _gathered(self) -> dict[str, ServiceProcess]:
         for done in [each for each in self._starting if each.done()]:
             self._starting.remove(done)
@@ -62,15 +58,17 @@ class JobRunners:
         """Who has the lease."""
         return eventloop.run(holder(self._client))
 
-    def active(self, *, after: int = 0) -> str:
+    def active(self, *, after: int = 0) -> LeaseRow:
         """Wait for one of them to hold the lease, under an epoch after this one."""
+        found = LeaseRow()
 
         def held() -> bool:
-            lease = self.lease()
-            return lease.epoch > after and lease.owner in self._gathered()
+            nonlocal found
+            found = self.lease()
+            return found.epoch > after and found.owner in self._gathered()
 
         self._until(held, "nobody takes the lease over")
-        return self.lease().owner
+        return found
 
     def kill(self, name: str) -> None:
         """End one at once."""

@@ -94,6 +94,7 @@ def test_targets_are_filled_completely_and_nothing_is_left_of_attempts_that_were
         assert not left, f"seed {SEED}: { {name: len(strays) for name, strays in left.items()} }"
         scratch = sorted(path.name for path in (tmp_path / "jobs").iterdir())
         assert len(scratch) == 1, "directories of runners that were killed are left"
+        assert "Traceback" not in world.runners.logs(), f"seed {SEED}: a runner met what it does not know"
         world.check_search(words(world))
         for name, target in world.targets.items():
             if not isinstance(target, Receiver):  # what those have is known to nobody else
