@@ -33,10 +33,11 @@ from penstock.jobs.runner import JobRunner
 from penstock.jobs.runnerparts import OnEnd
 from penstock.jobs.scheduler import Scheduler
 from penstock.jobs.spec import JobSpec
-from penstock.kv import AsyncClient, Client
+from penstock.kv import AsyncClient, Client, Transaction
 from penstock.settings import Settings, StoreSettings
 from penstock.store.cluster import Cluster
-from penstock.tables import Catalog
+from penstock.tables import Catalog, Table
+from penstock.tables.conflicts import retried
 from penstock.testing.versions import Row
 
 if TYPE_CHECKING:
@@ -88,19 +89,26 @@ class JobWorld:
         return await self.do(lambda: self.db.table_info(name).id)
 
     async def insert(self, name: str, *rows: Row) -> int:
-        """Commit rows; return a timestamp after that."""
-        await self.do(lambda: self.db.table(name).insert(list(rows)))
-        return await self.now_ts()
+        """Commit rows; return the timestamp of that."""
+        return await self.do(self._commit, name, lambda table, txn: table.insert(list(rows), txn=txn))
 
     async def upsert(self, name: str, *rows: Row) -> int:
-        """Put rows in, or in the place of others; return a timestamp after that."""
-        await self.do(lambda: self.db.table(name).upsert(list(rows)))
-        return await self.now_ts()
+        """Put rows in, or in the place of others; return the timestamp of that."""
+        return await self.do(self._commit, name, lambda table, txn: table.upsert(list(rows), txn=txn))
 
     async def delete(self, name: str, *keys: Any) -> int:
-        """Delete rows by their keys; return a timestamp after that."""
-        await self.do(lambda: self.db.table(name).delete(list(keys)))
-        return await self.now_ts()
+        """Delete rows by their keys; return the timestamp of that."""
+        return await self.do(self._commit, name, lambda table, txn: table.delete(list(keys), txn=txn))
+
+    def _commit(self, name: str, write: Callable[[Table, Transaction], object]) -> int:
+        """Of a later time nothing is certain: without changes a watermark moves in memory only."""
+
+        def committed() -> int:
+            with self.db.begin() as txn:
+                write(self.db.table(name), txn)
+            return txn.commit_ts
+
+        return retried(committed, clock=SYSTEM)
 
     async def rows(self, name: str, ts: int | None = None) -> pa.Table:
         """A table as of a timestamp, or now."""
@@ -149,7 +157,7 @@ class JobWorld:
     async def caught_up(self, job: str, ts: int) -> Job:
         """Wait until what a job's target has is complete up to a timestamp.
 
-        Tables without changes only move the watermark in the runner's memory: commit something.
+        Tables without changes only move the watermark in the runner's memory: name the time of a change.
         """
 
         async def holds() -> bool:

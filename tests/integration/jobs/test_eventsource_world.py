@@ -36,10 +36,9 @@ async def test_a_job_carries_a_table_from_its_first_rows_on(tmp_path: Path) -> N
     rows: dict = {}
     async with job_world(tmp_path) as world:
         await world.create("shop.items", COLUMNS)
-        await world.insert("shop.items", *({"id": each, "name": "a"} for each in range(20)))
+        ts = await world.insert("shop.items", *({"id": each, "name": "a"} for each in range(20)))
         await world.register("shop.items/copy", consumer="copy")
         async with world.running(find=lambda _: copying(rows)):
-            ts = await world.now_ts()
             await world.caught_up("shop.items/copy", ts)
             assert rows == await source_rows(world, "shop.items")
             await world.upsert("shop.items", {"id": 1, "name": "b"}, {"id": 30, "name": "c"})

@@ -92,7 +92,8 @@ async def test_what_the_runner_does_is_measured(tmp_path: Path) -> None:
                 "something was not counted",
             )
             await world.until(lambda: _count("jobs", state="completed") == 1)
-            assert REGISTRY.get_sample_value("penstock_jobs_watermark_lag_seconds", {"job": COPY}) is not None
+            lag = "penstock_jobs_watermark_lag_seconds"
+            await world.until(lambda: REGISTRY.get_sample_value(lag, {"job": COPY}) is not None)
             assert _count("runner") == 1
         assert _count("runner") == 0
         assert _count("jobs", state="completed") == 0
