@@ -8,10 +8,10 @@ from penstock.app import jobcalls, jobviews
 from penstock.app.jobreading import JobReading, reading
 from penstock.errors import Invalid, PenstockError
 from penstock.jobs.durations import parse_duration
-from penstock.jobs.freshness import Freshness, freshness_of
-from penstock.jobs.freshnessdesk import FreshnessDesk
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.jobid import JobId
+from penstock.jobs.running.freshness import Freshness, freshness_of
+from penstock.jobs.running.freshnessdesk import FreshnessDesk
 from penstock.jobs.spec import JobSpec
 from penstock.settings import Settings
 

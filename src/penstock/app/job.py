@@ -267,7 +267,7 @@ def run(config: Annotated[Path, typer.Option(help="Settings file (YAML).")]) -> 
 def usage(config: Config = None, pd: Pd = None, as_json: AsJson = False) -> None:
     """Show what each account has used: changes, bytes and seconds of work."""
     from penstock.app import jobcalls, jobviews
-    from penstock.jobs.usage import read_usage
+    from penstock.jobs.scheduling.usage import read_usage
 
     with jobcalls.connected(load(config, pd)) as jobs:
         rows = jobviews.used(read_usage(jobs.log.client))

@@ -11,10 +11,10 @@ from penstock import settings as files
 from penstock.clock import SYSTEM
 from penstock.errors import Invalid
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.jobs.api import Jobs
-from penstock.jobs.checking import check_spec
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.jobid import JobId
+from penstock.jobs.log.api import Jobs
+from penstock.jobs.log.checking import check_spec
 from penstock.jobs.spec import JobSpec, UpdateOptions
 from penstock.kv import Client, Transaction
 from penstock.settings import Settings

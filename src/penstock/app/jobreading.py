@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from penstock import eventloop
 from penstock.clock import physical_ms
-from penstock.jobs.api import Jobs
-from penstock.jobs.eventsource import EventStoreJobSource
-from penstock.jobs.lease import holder
+from penstock.jobs.log.api import Jobs
+from penstock.jobs.log.lease import holder
+from penstock.jobs.reading.eventsource import EventStoreJobSource
 from penstock.jobs.source import Look
 from penstock.kv import AsyncClient, Client
 from penstock.kv.clusterref import ClusterRef

@@ -8,16 +8,16 @@ import socket
 
 from penstock.app.signals import run_until_signalled
 from penstock.clock import SYSTEM
-from penstock.jobs.eventsource import EventStoreJobSource
-from penstock.jobs.execution import Executor
-from penstock.jobs.joblog import JobLog
-from penstock.jobs.lease import Lease
-from penstock.jobs.logfeed import LogFeed
-from penstock.jobs.runner import JobRunner
-from penstock.jobs.runnerparts import OnEnd
-from penstock.jobs.scheduler import Scheduler
+from penstock.jobs.iterations.execution import Executor
+from penstock.jobs.log.joblog import JobLog
+from penstock.jobs.log.lease import Lease
+from penstock.jobs.log.logfeed import LogFeed
+from penstock.jobs.reading.eventsource import EventStoreJobSource
+from penstock.jobs.running.runner import JobRunner
+from penstock.jobs.running.runnerparts import OnEnd
+from penstock.jobs.scheduling.scheduler import Scheduler
+from penstock.jobs.scheduling.usage import UsageMeter
 from penstock.jobs.source import JobSource
-from penstock.jobs.usage import UsageMeter
 from penstock.kv import AsyncClient, Client
 from penstock.settings import Settings
 from penstock.spark.executorsettings import for_executors

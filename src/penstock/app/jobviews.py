@@ -9,10 +9,10 @@ from penstock.app.answering import shown_ms
 from penstock.clock import physical_ms
 from penstock.errors import Invalid
 from penstock.jobs.consumers import find_consumer
-from penstock.jobs.freshness import Freshness
 from penstock.jobs.job import Job, JobState
-from penstock.jobs.usage import Usage
-from penstock.jobs.verifying import VerifyReport
+from penstock.jobs.running.freshness import Freshness
+from penstock.jobs.scheduling.usage import Usage
+from penstock.jobs.verifying.verifying import VerifyReport
 from penstock.sink.files.sinkuri import is_secret, mask_uri
 
 __all__ = ["everything", "print_facts", "print_jobs", "print_rows", "reported", "summary", "used"]

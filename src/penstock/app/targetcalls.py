@@ -5,8 +5,8 @@ from typing import Any
 from penstock.app.jobreading import reading
 from penstock.app.jobviews import reported
 from penstock.jobs.jobid import JobId
-from penstock.jobs.targetcare import TargetCare
-from penstock.jobs.verifying import VerifyReport
+from penstock.jobs.verifying.targetcare import TargetCare
+from penstock.jobs.verifying.verifying import VerifyReport
 from penstock.settings import Settings
 
 __all__ = ["repair", "verify"]

@@ -21,7 +21,7 @@ from penstock.consumers.indexes.upkeep import Limits
 from penstock.consumers.options import Names
 from penstock.errors import Invalid
 from penstock.jobs.consumer import JobContext
-from penstock.jobs.rowdigests import hashes_of
+from penstock.jobs.verifying.rowdigests import hashes_of
 from penstock.tables.fieldtypes import Tp
 from penstock.tables.schema import TableInfo
 

@@ -4,10 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.jobs.api import Jobs
     from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext, Retrieved
     from penstock.jobs.job import ErrorCode, Job, JobState, JobStatus
     from penstock.jobs.jobid import JobId
+    from penstock.jobs.log.api import Jobs
+    from penstock.jobs.running.customtriggers import TriggerContext
     from penstock.jobs.spec import ConsumerInfo, JobSpec, UpdateOptions
 
 __all__ = [
@@ -24,15 +25,17 @@ __all__ = [
     "JobStatus",
     "Jobs",
     "Retrieved",
+    "TriggerContext",
     "UpdateOptions",
 ]
 
 # Who only names a job, or writes a consumer, needs no client of the cluster.
 _MODULES = {
-    "api": ("Jobs",),
+    "log.api": ("Jobs",),
     "consumer": ("Consumer", "DataRetriever", "DataType", "JobContext", "Retrieved"),
     "job": ("ErrorCode", "Job", "JobState", "JobStatus"),
     "jobid": ("JobId",),
+    "running.customtriggers": ("TriggerContext",),
     "spec": ("ConsumerInfo", "JobSpec", "UpdateOptions"),
 }
 

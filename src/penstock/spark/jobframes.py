@@ -60,7 +60,7 @@ class SparkFrames:
         from pyspark import StorageLevel  # here: most processes that run jobs never need Spark
 
         from penstock.jobs.jobcolumns import chosen_columns
-        from penstock.jobs.netrows import net_schema
+        from penstock.jobs.reading.netrows import net_schema
         from penstock.spark.sparkschema import spark_schema
 
         spark = self._session()
@@ -97,8 +97,8 @@ class _Plan:
 def _planned(spark: "SparkSession", scan: "Scan", columns: Collection[str] | None, wanted: _Wanted) -> _Plan:
     from penstock.changes import plan_changes
     from penstock.changes.collecting import open_range, schema_parts
-    from penstock.jobs.scanning import change_wishes
-    from penstock.jobs.schemachanges import check_keys
+    from penstock.jobs.iterations.schemachanges import check_keys
+    from penstock.jobs.reading.scanning import change_wishes
 
     if not scan.snapshot:
         states = open_range(scan.view, scan.from_ts, scan.to_ts)
@@ -119,7 +119,7 @@ def _planned(spark: "SparkSession", scan: "Scan", columns: Collection[str] | Non
 def _frame(spark: "SparkSession", plan: _Plan, wanted: _Wanted, declared: "StructType") -> "DataFrame":
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-    from penstock.jobs.frames import quoted
+    from penstock.jobs.iterations.frames import quoted
     from penstock.jobs.jobcolumns import key_names
 
     keys = key_names(wanted.schema.table)
@@ -136,7 +136,7 @@ def _frame(spark: "SparkSession", plan: _Plan, wanted: _Wanted, declared: "Struc
                     yield from as_declared(_part_rows(shipped[number], wanted, distinct=distinct), declared)
 
     def last(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-        from penstock.jobs.netrows import last_rows
+        from penstock.jobs.reading.netrows import last_rows
         from penstock.spark.sparkschema import as_declared
 
         with one_line(), _scratch() as folder:
@@ -155,7 +155,7 @@ def _local(
     """A frame of few rows, which are read here."""
     import pyarrow as pa
 
-    from penstock.jobs.netrows import last_rows, net_schema
+    from penstock.jobs.reading.netrows import last_rows, net_schema
 
     found = [batch for part in plan.parts for batch in _part_rows(part, wanted, distinct=plan.distinct)]
     if len(plan.parts) > 1 and not plan.distinct:
@@ -179,7 +179,7 @@ def _part_rows(part: "ChangesPartition", wanted: _Wanted, *, distinct: bool) -> 
 
 
 def _read(part: "ChangesPartition", wanted: _Wanted, *, distinct: bool) -> "Iterator[pa.RecordBatch]":
-    from penstock.jobs.netrows import net_rows
+    from penstock.jobs.reading.netrows import net_rows
 
     with part.collect() as handle, _scratch() as folder:
         yield from net_rows(handle, wanted.schema, wanted.columns, folder, distinct=distinct)

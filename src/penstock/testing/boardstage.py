@@ -9,12 +9,8 @@ from collections.abc import Sequence
 from penstock.clock import compose_ts, physical_ms
 from penstock.jobs.iteration import Iteration
 from penstock.jobs.job import ErrorCode, Job, JobState, JobStatus
-from penstock.jobs.jobboard import JobBoard
 from penstock.jobs.jobid import JobId, JobKey
-from penstock.jobs.source import Look
-from penstock.jobs.spec import JobSpec
-from penstock.jobs.tablejobs import Wanted
-from penstock.jobs.transitions import (
+from penstock.jobs.log.transitions import (
     Transition,
     adopted,
     canceled,
@@ -27,6 +23,10 @@ from penstock.jobs.transitions import (
     started,
     updated,
 )
+from penstock.jobs.running.jobboard import JobBoard
+from penstock.jobs.running.tablejobs import Wanted
+from penstock.jobs.source import Look
+from penstock.jobs.spec import JobSpec
 
 __all__ = ["INTERVAL_S", "BoardStage", "seconds", "spec_of", "ts_of"]
 

@@ -19,7 +19,7 @@ from penstock.jobs.consumers import find_consumer
 from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.source import JobSource, Scan
 from penstock.jobs.spec import JobSpec
-from penstock.jobs.verifying import Verifier
+from penstock.jobs.verifying.verifying import Verifier
 from penstock.tables.schema import TableInfo
 from penstock.testing.retrievers import ListRetriever, SourceModel, job_context
 

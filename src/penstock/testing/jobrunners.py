@@ -10,7 +10,7 @@ from typing import Self
 
 from penstock import eventloop
 from penstock.clock import SYSTEM, Clock
-from penstock.jobs.lease import LeaseRow, holder
+from penstock.jobs.log.lease import LeaseRow, holder
 from penstock.kv import AsyncClient
 from penstock.testing.command import ServiceProcess
 

@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 
 from penstock.clock import Clock
 from penstock.errors import PenstockError
-from penstock.jobs.eventsource import EventStoreJobSource
-from penstock.jobs.followedtables import FollowedTables
+from penstock.jobs.reading.eventsource import EventStoreJobSource
+from penstock.jobs.reading.followedtables import FollowedTables
 from penstock.sink.source.ddlhistory import DdlHistory
 from penstock.testing.rawbatches import Change, raw
 from penstock.testing.sourceworld import SourceWorld

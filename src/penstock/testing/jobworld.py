@@ -19,19 +19,19 @@ import pyarrow as pa
 
 from penstock.clock import SYSTEM
 from penstock.eventstore.capture import Capture
-from penstock.jobs.api import Jobs
 from penstock.jobs.consumer import Consumer
 from penstock.jobs.consumers import find_consumer
-from penstock.jobs.eventsource import EventStoreJobSource
-from penstock.jobs.execution import Executor
-from penstock.jobs.frames import Frames
+from penstock.jobs.iterations.execution import Executor
+from penstock.jobs.iterations.frames import Frames
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.jobid import JobId
-from penstock.jobs.lease import Lease
-from penstock.jobs.logfeed import LogFeed
-from penstock.jobs.runner import JobRunner
-from penstock.jobs.runnerparts import OnEnd
-from penstock.jobs.scheduler import Scheduler
+from penstock.jobs.log.api import Jobs
+from penstock.jobs.log.lease import Lease
+from penstock.jobs.log.logfeed import LogFeed
+from penstock.jobs.reading.eventsource import EventStoreJobSource
+from penstock.jobs.running.runner import JobRunner
+from penstock.jobs.running.runnerparts import OnEnd
+from penstock.jobs.scheduling.scheduler import Scheduler
 from penstock.jobs.spec import JobSpec
 from penstock.kv import AsyncClient, Client, Transaction
 from penstock.settings import Settings, StoreSettings
@@ -41,7 +41,7 @@ from penstock.tables.conflicts import retried
 from penstock.testing.versions import Row
 
 if TYPE_CHECKING:
-    from penstock.jobs.frames import SparkSession
+    from penstock.jobs.iterations.frames import SparkSession
 
 __all__ = ["JobWorld", "job_world"]
 

@@ -11,9 +11,9 @@ from penstock.clock import Clock, compose_ts
 from penstock.errors import Fenced, Unavailable
 from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
-from penstock.jobs.logfeed import LogChange
+from penstock.jobs.log.logfeed import LogChange
+from penstock.jobs.log.transitions import Transition, dropped, flushed
 from penstock.jobs.spec import JobSpec
-from penstock.jobs.transitions import Transition, dropped, flushed
 
 __all__ = ["Chance", "SimFeed", "SimJobLog", "SimLease", "SimLeases"]
 

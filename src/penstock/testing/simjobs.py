@@ -16,10 +16,10 @@ from penstock.errors import PenstockError, Unavailable
 from penstock.jobs.iteration import Iteration
 from penstock.jobs.job import ErrorCode, Job
 from penstock.jobs.jobid import JobKey
-from penstock.jobs.runner import JobRunner
-from penstock.jobs.runnerparts import OnEnd
+from penstock.jobs.log.transitions import Transition, canceled, completed, failed, resynced, started
+from penstock.jobs.running.runner import JobRunner
+from penstock.jobs.running.runnerparts import OnEnd
 from penstock.jobs.source import Look, Scan
-from penstock.jobs.transitions import Transition, canceled, completed, failed, resynced, started
 from penstock.settings import JobsSettings
 from penstock.testing.simjoblog import Chance, SimFeed, SimJobLog, SimLease, SimLeases
 

@@ -46,7 +46,8 @@ def item(number: int, title: str | None = None) -> dict[str, Any]:
 
 OWN = '''
 import json
-from penstock.jobs import Consumer, DataType
+from penstock.jobs import Consumer
+from penstock.jobs import DataType
 
 
 class Lines(Consumer):

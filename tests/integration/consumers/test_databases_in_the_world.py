@@ -7,7 +7,7 @@ import psycopg
 
 from penstock.consumers.kv import KvTable
 from penstock.consumers.postgres import Postgres
-from penstock.jobs.verifying import Verifier
+from penstock.jobs.verifying.verifying import Verifier
 from penstock.kv.clusterref import ClusterRef
 from penstock.testing.jobworld import JobWorld, job_world
 from penstock.testing.postgres import shared_server

@@ -14,8 +14,8 @@ import pytest
 
 from penstock.consumers.kv import KvTable
 from penstock.errors import Conflict, Fenced, Invalid, Unavailable
-from penstock.jobs.comparing import Comparison, Counts
 from penstock.jobs.jobid import JobId
+from penstock.jobs.verifying.comparing import Comparison, Counts
 from penstock.kv import Client
 from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock.consumers.lake.lakeconsumer import LakeConsumer
-from penstock.jobs.verifying import Verifier
+from penstock.jobs.verifying.verifying import Verifier
 from penstock.testing.jobworld import JobWorld, job_world
 from penstock.testing.lakeworld import FORMATS, LakeWorld
 from penstock.testing.retrievers import job_context, rows_by_key

@@ -19,8 +19,8 @@ import pytest
 from penstock.clock import SystemClock
 from penstock.consumers.postgres import Postgres
 from penstock.errors import Fenced, Invalid, Unavailable
-from penstock.jobs.comparing import Comparison, Counts
 from penstock.jobs.jobid import JobId
+from penstock.jobs.verifying.comparing import Comparison, Counts
 from penstock.tables import alter
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo

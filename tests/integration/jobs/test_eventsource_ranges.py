@@ -17,11 +17,11 @@ from penstock.eventstore.partition import StorageRef
 from penstock.eventstore.ranges import TableProgress
 from penstock.eventstore.watermarks import Watermarks
 from penstock.jobs.errorcodes import TableGone
-from penstock.jobs.eventsource import HOLDER, EventStoreJobSource
-from penstock.jobs.followedtables import UNKNOWN_MS, FollowedTables
+from penstock.jobs.iterations.projecting import PieceProjection
 from penstock.jobs.jobcolumns import chosen_columns, key_names
-from penstock.jobs.netchanges import net_of
-from penstock.jobs.projecting import PieceProjection
+from penstock.jobs.reading.eventsource import HOLDER, EventStoreJobSource
+from penstock.jobs.reading.followedtables import UNKNOWN_MS, FollowedTables
+from penstock.jobs.reading.netchanges import net_of
 from penstock.jobs.source import Look, Scan
 from penstock.tables.alter import add_column
 from penstock.tables.schema import TableInfo

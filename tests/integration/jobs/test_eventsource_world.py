@@ -5,8 +5,8 @@ from pathlib import Path
 from penstock.changes.admission import Limit
 from penstock.eventstore.watermarks import Watermarks
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType
-from penstock.jobs.eventsource import HOLDER
-from penstock.jobs.netchanges import gather
+from penstock.jobs.reading.eventsource import HOLDER
+from penstock.jobs.reading.netchanges import gather
 from penstock.testing.jobworld import JobWorld, job_world
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.clock import SYSTEM
 from penstock.errors import Corrupt, Fenced, Unavailable
-from penstock.jobs.lease import Lease, LeaseRow, holder
+from penstock.jobs.log.lease import Lease, LeaseRow, holder
 from penstock.kv import AsyncClient
 from penstock.testing.manual_clock import ManualClock
 from penstock.testing.store import StoreProcess

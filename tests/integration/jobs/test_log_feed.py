@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from penstock.clock import SYSTEM
-from penstock.jobs import logfeed
-from penstock.jobs.api import Jobs
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.jobid import JobId, JobKey
-from penstock.jobs.jobrows import LOG_NAME
-from penstock.jobs.logfeed import LatestRows, LogChange, LogFeed
+from penstock.jobs.log import logfeed
+from penstock.jobs.log.api import Jobs
+from penstock.jobs.log.jobrows import LOG_NAME
+from penstock.jobs.log.logfeed import LatestRows, LogChange, LogFeed
+from penstock.jobs.log.transitions import adopted, completed, flushed, started
 from penstock.jobs.spec import JobSpec
-from penstock.jobs.transitions import adopted, completed, flushed, started
 from penstock.kv import Client
 from penstock.settings import KvSettings, Settings
 from penstock.tables import Catalog

@@ -11,7 +11,7 @@ from penstock import __version__
 from penstock.changes.admission import Limit
 from penstock.clock import SYSTEM
 from penstock.errors import Invalid
-from penstock.jobs.scanning import scan_tail
+from penstock.jobs.reading.scanning import scan_tail
 from penstock.spark import jobframes
 from penstock.spark.failures import spark_errors
 from penstock.spark.jobframes import SparkFrames

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock.changes.admission import Limit
 from penstock.errors import StaleRead, Unavailable
 from penstock.jobs.errorcodes import SchemaRefused
-from penstock.jobs.scanning import scan_snapshot, scan_tail
+from penstock.jobs.reading.scanning import scan_snapshot, scan_tail
 from penstock.jobs.source import Scan
 from penstock.spark import jobframes
 from penstock.spark.jobframes import SparkFrames

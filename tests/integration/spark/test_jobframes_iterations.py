@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType
-from penstock.jobs.netchanges import gather
+from penstock.jobs.reading.netchanges import gather
 from penstock.spark import jobframes
 from penstock.spark.jobframes import SparkFrames
 from penstock.spark.pools import enter_pool

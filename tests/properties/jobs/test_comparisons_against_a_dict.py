@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.jobs import comparing
-from penstock.jobs.comparing import Comparison, Counts
+from penstock.jobs.verifying import comparing
+from penstock.jobs.verifying.comparing import Comparison, Counts
 
 SCHEMA = pa.schema(
     [

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from penstock.clock import SYSTEM
 from penstock.errors import Aborted
-from penstock.jobs.diskspool import DiskSpool
 from penstock.jobs.errorcodes import CutOff
-from penstock.jobs.fanout import FanOut
-from penstock.jobs.pieces import Piece
+from penstock.jobs.iterations.diskspool import DiskSpool
+from penstock.jobs.iterations.fanout import FanOut
+from penstock.jobs.iterations.pieces import Piece
 
 PIECES_MAX = 3
 

@@ -19,13 +19,13 @@ from hypothesis.stateful import (
 
 from penstock import eventloop
 from penstock.errors import Fenced, Invalid
-from penstock.jobs import transitions
-from penstock.jobs.api import Jobs
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.jobid import JobId
-from penstock.jobs.joblog import JobLog
+from penstock.jobs.log import transitions
+from penstock.jobs.log.api import Jobs
+from penstock.jobs.log.joblog import JobLog
+from penstock.jobs.log.transitions import Transition
 from penstock.jobs.spec import JobSpec, UpdateOptions
-from penstock.jobs.transitions import Transition
 from penstock.kv import Client, Transaction
 from penstock.settings import StoreSettings
 from penstock.store.cluster import Cluster

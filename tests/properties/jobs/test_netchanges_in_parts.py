@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.jobs.jobcolumns import key_names
-from penstock.jobs.netrows import last_rows, net_schema
+from penstock.jobs.reading.netrows import last_rows, net_schema
 from penstock.testing.itemtables import TABLES, item_table
 from penstock.testing.retrievers import SourceModel
 

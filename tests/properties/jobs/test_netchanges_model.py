@@ -5,7 +5,7 @@ import random  # noqa: TID251 - seeded by hypothesis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.jobs.netchanges import gather
+from penstock.jobs.reading.netchanges import gather
 from penstock.testing.itemtables import TABLES, item_table
 from penstock.testing.retrievers import SourceModel, rows_by_key
 

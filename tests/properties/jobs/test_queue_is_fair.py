@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock.jobs.iteration import Iteration
 from penstock.jobs.jobid import JobKey
-from penstock.jobs.queueing import FairQueue, Waiting
+from penstock.jobs.scheduling.queueing import FairQueue, Waiting
 from penstock.testing.jobdoubles import iteration_of, job_row
 
 WAITING_MAX = 12

@@ -15,13 +15,13 @@ from penstock.changes.batches import ChangeBatch, Hint
 from penstock.changes.handle import ChangesHandle
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.jobs import verifying
 from penstock.jobs.consumer import Consumer, DataRetriever, JobContext
 from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.jobcolumns import chosen_columns, key_names
 from penstock.jobs.source import JobSource, Scan
 from penstock.jobs.spec import JobSpec
-from penstock.jobs.verifying import Verifier
+from penstock.jobs.verifying import verifying
+from penstock.jobs.verifying.verifying import Verifier
 from penstock.tables.define import define_table
 from penstock.testing.retrievers import SourceModel, job_context
 

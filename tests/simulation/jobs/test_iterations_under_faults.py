@@ -18,8 +18,8 @@ from penstock.errors import Unavailable
 from penstock.jobs.iteration import Iteration
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.jobid import JobKey
-from penstock.jobs.scheduler import Scheduler
-from penstock.jobs.transitions import BUSY, adopted
+from penstock.jobs.log.transitions import BUSY, adopted
+from penstock.jobs.scheduling.scheduler import Scheduler
 from penstock.tables.define import define_table
 from penstock.testing.itemtables import item, item_table
 from penstock.testing.iterationbench import Bench

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from penstock.jobs.job import JobState
+from penstock.jobs.log.transitions import resumed, resynced, updated
 from penstock.jobs.spec import JobSpec, TriggerSpec
-from penstock.jobs.transitions import resumed, resynced, updated
 from penstock.settings import JobsSettings
 from penstock.testing.boardstage import spec_of
 from penstock.testing.shakyfeed import SimClock

@@ -10,9 +10,9 @@ from penstock.changes import ChangeBatch, Hint
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.jobs.errorcodes import SchemaRefused
-from penstock.jobs.inorder import in_order, merged
-from penstock.jobs.pieces import Piece
-from penstock.jobs.projecting import PieceProjection, columns_read
+from penstock.jobs.iterations.inorder import in_order, merged
+from penstock.jobs.iterations.pieces import Piece
+from penstock.jobs.iterations.projecting import PieceProjection, columns_read
 from penstock.tables.columns import ColumnInfo
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo

@@ -6,8 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.jobs.diskspool import DiskSpool
-from penstock.jobs.pieces import Piece, closed
+from penstock.jobs.iterations.diskspool import DiskSpool
+from penstock.jobs.iterations.pieces import Piece, closed
 from penstock.testing.jobdoubles import until
 
 

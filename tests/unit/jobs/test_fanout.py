@@ -9,7 +9,7 @@ import pytest
 from penstock.clock import SYSTEM
 from penstock.errors import Aborted, PenstockError, Unavailable
 from penstock.jobs.errorcodes import CutOff
-from penstock.jobs.fanout import FanOut
+from penstock.jobs.iterations.fanout import FanOut
 from penstock.testing.jobdoubles import until
 
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from penstock.errors import Aborted, Corrupt, Fenced, Invalid, KeyExists, StaleRead, Unavailable
-from penstock.jobs.caps import caps_of
-from penstock.jobs.ending import How, Try
 from penstock.jobs.errorcodes import CutOff, SchemaRefused, TableGone, TargetDiffers, failure_of
+from penstock.jobs.iterations.caps import caps_of
+from penstock.jobs.iterations.ending import How, Try
+from penstock.jobs.iterations.reconciling import Ahead, Ready, reconcile
 from penstock.jobs.job import ErrorCode, Job, JobState
-from penstock.jobs.reconciling import Ahead, Ready, reconcile
-from penstock.jobs.retrying import Retrying
-from penstock.jobs.transitions import started
+from penstock.jobs.log.transitions import started
+from penstock.jobs.scheduling.retrying import Retrying
 from penstock.settings import JobsSettings
 from penstock.testing.jobdoubles import iteration_of, job_row
 

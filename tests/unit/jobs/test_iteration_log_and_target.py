@@ -8,8 +8,8 @@ import pytest
 from penstock.errors import Fenced, Unavailable
 from penstock.jobs.consumer import DataRetriever, JobContext
 from penstock.jobs.job import JobState
+from penstock.jobs.log.transitions import canceled, updated
 from penstock.jobs.spec import JobSpec
-from penstock.jobs.transitions import canceled, updated
 from penstock.testing.itemtables import item
 from penstock.testing.iterationbench import Bench, all_rows, item_bench
 from penstock.testing.jobdoubles import (

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.jobs.iteration import Iteration
-from penstock.jobs.queueing import FairQueue, Waiting
+from penstock.jobs.scheduling.queueing import FairQueue, Waiting
 from penstock.testing.jobdoubles import iteration_of, job_row
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from penstock.clock import compose_ts, physical_ms
 from penstock.errors import Unavailable
-from penstock.jobs import customtriggers
-from penstock.jobs.customtriggers import TriggerContext
 from penstock.jobs.job import ErrorCode, Job, JobState
+from penstock.jobs.log.transitions import pending, resumed, updated
+from penstock.jobs.running import customtriggers
+from penstock.jobs.running.customtriggers import TriggerContext
 from penstock.jobs.spec import JobSpec
-from penstock.jobs.transitions import pending, resumed, updated
 from penstock.settings import JobsSettings
 from penstock.testing.boardstage import spec_of
 from penstock.testing.shakyfeed import SimClock

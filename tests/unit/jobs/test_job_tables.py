@@ -6,8 +6,8 @@ import pytest
 
 from penstock.errors import StaleRead
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.jobs.jobtables import JobTables
-from penstock.jobs.partitionsets import partition_range
+from penstock.jobs.reading.jobtables import JobTables
+from penstock.jobs.reading.partitionsets import partition_range
 from penstock.sink.dispatch.blockevents import DdlEvent, TableChange
 from penstock.testing.ddlevents import (
     alter_table,

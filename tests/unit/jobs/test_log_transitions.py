@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.jobs import transitions
 from penstock.jobs.job import ErrorCode, Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
+from penstock.jobs.log import transitions
+from penstock.jobs.log.transitions import Transition
 from penstock.jobs.spec import JobSpec
-from penstock.jobs.transitions import Transition
 
 SPEC = JobSpec.parse({"detail": {"consumer": {"consumer": "delta", "options": {"uri": "file:///t"}}}})
 GREEDY = JobSpec.parse({"trigger": {"job_type": "greedy"}})

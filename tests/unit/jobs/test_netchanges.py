@@ -9,8 +9,8 @@ import pytest
 
 from penstock.errors import Unavailable
 from penstock.jobs.jobcolumns import chosen_columns, key_names, with_commit_ts
-from penstock.jobs.netchanges import every, gather, last_changes
-from penstock.jobs.rowspool import RowSpool
+from penstock.jobs.reading.netchanges import every, gather, last_changes
+from penstock.jobs.reading.rowspool import RowSpool
 from penstock.tables.define import define_table
 from penstock.testing.itemtables import item_table
 from penstock.testing.retrievers import SourceModel

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from penstock.jobs.boardlog import BoardLog
 from penstock.jobs.job import Job, JobState
-from penstock.jobs.jobboard import JobBoard
 from penstock.jobs.jobid import JobKey
-from penstock.jobs.transitions import Transition, adopted, started
+from penstock.jobs.log.transitions import Transition, adopted, started
+from penstock.jobs.running.boardlog import BoardLog
+from penstock.jobs.running.jobboard import JobBoard
 from penstock.testing.boardstage import BoardStage, ts_of
 from penstock.testing.jobdoubles import job_row
 

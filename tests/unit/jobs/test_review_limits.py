@@ -9,10 +9,10 @@ import pytest
 from penstock.app import jobcalls
 from penstock.errors import Invalid
 from penstock.jobs.consumers import find_consumer
-from penstock.jobs.customtriggers import find_trigger
 from penstock.jobs.durations import parse_duration
+from penstock.jobs.running.customtriggers import find_trigger
+from penstock.jobs.running.standing import Rule
 from penstock.jobs.spec import JobSpec
-from penstock.jobs.standing import Rule
 
 AGES = "9" * 400 + "d"
 

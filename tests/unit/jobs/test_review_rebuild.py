@@ -1,9 +1,9 @@
 """Targets that are to be filled anew while an iteration is under way."""
 
 from penstock.clock import compose_ts, physical_ms
-from penstock.jobs.reconciling import Ready, reconcile
+from penstock.jobs.iterations.reconciling import Ready, reconcile
+from penstock.jobs.log.transitions import resynced, started, updated
 from penstock.jobs.spec import JobSpec
-from penstock.jobs.transitions import resynced, started, updated
 from penstock.testing.boardstage import ts_of
 from penstock.testing.jobdoubles import job_row
 

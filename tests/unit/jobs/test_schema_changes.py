@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.jobs.errorcodes import SchemaRefused
-from penstock.jobs.schemachanges import check_keys, fits
+from penstock.jobs.iterations.schemachanges import check_keys, fits
 from penstock.tables.define import define_table
 
 

@@ -17,8 +17,8 @@ from penstock.clock import compose_ts
 from penstock.jobs.iteration import Iteration
 from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
-from penstock.jobs.standing import Standing
-from penstock.jobs.triggers import Candidate, select
+from penstock.jobs.running.standing import Standing
+from penstock.jobs.running.triggers import Candidate, select
 from penstock.testing.boardstage import seconds, spec_of
 
 NOW_S = 1000

@@ -26,7 +26,7 @@ from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext
 from penstock.jobs.jobcolumns import chosen_columns, key_names
-from penstock.jobs.netchanges import every, gather
+from penstock.jobs.reading.netchanges import every, gather
 from penstock.spark.failures import spark_errors
 from penstock.tables.schema import TableInfo
 

@@ -17,8 +17,8 @@ from penstock.errors import Fenced, Invalid
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext
 from penstock.jobs.jobcolumns import chosen_columns, key_names
-from penstock.jobs.jobrows import DATABASE
-from penstock.jobs.netchanges import every, gather
+from penstock.jobs.log.jobrows import DATABASE
+from penstock.jobs.reading.netchanges import every, gather
 from penstock.kv import Client, Transaction
 from penstock.kv.clusterref import ClusterRef
 from penstock.tables import Catalog

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from penstock.consumers.lake.filewriting import FileWriter
 from penstock.consumers.lake.lakefiles import FileStore, Written
 from penstock.consumers.lake.lakeschema import shaped
-from penstock.jobs.frames import quoted
+from penstock.jobs.iterations.frames import quoted
 from penstock.spark.arrowmapping import map_in_arrow
 
 if TYPE_CHECKING:

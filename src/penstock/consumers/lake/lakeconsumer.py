@@ -26,7 +26,7 @@ from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import HANDLE, RESERVED
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType
 from penstock.jobs.jobcolumns import chosen_columns, key_names
-from penstock.jobs.netchanges import gather
+from penstock.jobs.reading.netchanges import gather
 
 __all__ = ["LakeConsumer"]
 

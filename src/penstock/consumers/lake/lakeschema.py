@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from penstock.eventstore.sides import HANDLE
 from penstock.jobs.errorcodes import SchemaRefused
-from penstock.jobs.schemachanges import fits
+from penstock.jobs.iterations.schemachanges import fits
 from penstock.tables.decoding.decoder import origin_scalar
 from penstock.tables.schema import TableInfo
 

@@ -1,0 +1,136 @@
+"""What a slow consumer has not taken yet, on disk: written by one thread and read by another, in order.
+
+Files are divided, so that the space of what was read is given back while more is written.
+"""
+
+import os
+import threading
+from collections import deque
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import pyarrow as pa
+
+from penstock import metrics
+from penstock.jobs.iterations.pieces import Piece
+
+SEGMENT_BYTES = 64 << 20
+
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+@dataclass(slots=True)
+class _Segment:
+    """One file. `unread` are the pieces in it that were not taken yet."""
+
+    path: Path
+    descriptor: int
+    nbytes: int = 0
+    unread: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Where a piece is: both sides, one behind the other."""
+
+    segment: _Segment
+    offset: int
+    inserts_bytes: int
+    deletes_bytes: int
+    last: bool
+
+
+class DiskSpool:
+    """Keeps pieces in a folder of its own. `append` and `take` raise OSError when the disk fails."""
+
+    def __init__(self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self._folder = folder
+        self._segment_bytes = segment_bytes
+        self._entries: deque[_Entry] = deque()
+        self._segments: list[_Segment] = []  # the last one is written
+        self._numbers = count(1)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk."""
+        return sum(each.nbytes for each in tuple(self._segments))
+
+    def append(self, piece: Piece) -> None:
+        """Keep a piece behind the others; nothing is kept once it is closed."""
+        inserts, deletes = _written(piece.inserts), _written(piece.deletes)
+        with self._lock:
+            if self._closed:
+                return
+            segment = self._writable()
+            offset = segment.nbytes
+            for side in (inserts, deletes):
+                _write(segment.descriptor, side, segment.nbytes)
+                segment.nbytes += side.size
+            segment.unread += 1
+            self._entries.append(_Entry(segment, offset, inserts.size, deletes.size, piece.last))
+            metrics.JOBS_SPOOL_BYTES.inc(inserts.size + deletes.size)
+
+    def take(self) -> Piece | None:
+        """The first piece that was not taken yet; None when there is none now."""
+        with self._lock:
+            if not self._entries:
+                return None
+            entry = self._entries.popleft()
+            inserts = _read(entry.segment.descriptor, entry.offset, entry.inserts_bytes)
+            deletes = _read(entry.segment.descriptor, entry.offset + entry.inserts_bytes, entry.deletes_bytes)
+            entry.segment.unread -= 1
+            if not entry.segment.unread and entry.segment is not self._segments[-1]:
+                self._remove(entry.segment)
+            return Piece(inserts, deletes, entry.last)
+
+    @property
+    def empty(self) -> bool:
+        """Whether everything was taken."""
+        return not self._entries
+
+    def close(self) -> None:
+        """Give the disk back. Can be called twice, and from any thread."""
+        with self._lock:
+            self._closed = True
+            self._entries.clear()
+            for segment in list(self._segments):
+                self._remove(segment)
+
+    def _writable(self) -> _Segment:
+        if self._segments and self._segments[-1].nbytes < self._segment_bytes:
+            return self._segments[-1]
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{next(self._numbers):06}.arrow"
+        segment = _Segment(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        read = [each for each in self._segments if not each.unread]
+        self._segments.append(segment)
+        for each in read:
+            self._remove(each)
+        return segment
+
+    def _remove(self, segment: _Segment) -> None:
+        self._segments.remove(segment)
+        os.close(segment.descriptor)
+        segment.path.unlink(missing_ok=True)
+        metrics.JOBS_SPOOL_BYTES.dec(segment.nbytes)
+
+
+def _written(batch: pa.RecordBatch) -> pa.Buffer:
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, batch.schema, options=_OPTIONS) as writer:
+        writer.write_batch(batch)
+    return out.getvalue()
+
+
+def _read(descriptor: int, offset: int, nbytes: int) -> pa.RecordBatch:
+    return pa.ipc.open_stream(os.pread(descriptor, nbytes, offset)).read_next_batch()
+
+
+def _write(descriptor: int, data: pa.Buffer, offset: int) -> None:
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(descriptor, left, offset)
+        left, offset = left[written:], offset + written

@@ -1,0 +1,1 @@
+"""The job log: what people register and runners write, by compare-and-set."""

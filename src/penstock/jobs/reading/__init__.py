@@ -1,0 +1,1 @@
+"""Where jobs read: tables of the event store, and the net effect of their changes."""

@@ -1,0 +1,86 @@
+"""Ranges of a table's changes, with their ends fixed and their sizes known, and how they are read."""
+
+from collections.abc import Collection, Sequence
+
+from penstock.changes.admission import Limit
+from penstock.changes.collecting import open_range, schema_parts
+from penstock.changes.counting import ChangeCounts
+from penstock.changes.options import Wishes
+from penstock.eventstore.partition import PartitionState, TableView
+from penstock.jobs.iterations.projecting import columns_read
+from penstock.jobs.jobcolumns import chosen_columns
+from penstock.jobs.reading.partitionsets import partition_range
+from penstock.jobs.source import Scan
+
+
+def scan_snapshot(view: TableView, ts: int) -> Scan:
+    """All rows at `ts`. Raises as reading them does."""
+    states = open_range(view, 0, ts)
+    sizes = [_snapshot_size(state, ts) for state in states]
+    return Scan(
+        view=view,
+        from_ts=0,
+        to_ts=ts,
+        schema=states[0].schema_at(ts),
+        rows=sum(rows for rows, _ in sizes),
+        nbytes=sum(nbytes for _, nbytes in sizes),
+    )
+
+
+def _snapshot_size(state: PartitionState, ts: int) -> tuple[int, int]:
+    """About how many rows of a partition there are, and bytes: deleted ones count."""
+    objects = state.visible("data", min(ts, state.flushed_ts))
+    rows, nbytes = sum(each.rows for each in objects), sum(each.size_bytes for each in objects)
+    if ts > state.flushed_ts:
+        more, more_bytes = ChangeCounts([state], state.flushed_ts, ts).weigh(ts)
+        rows, nbytes = rows + more, nbytes + more_bytes
+    return rows, nbytes
+
+
+def scan_tail(view: TableView, from_ts: int, to_ts: int, limit: Limit, *, partitioned: bool = False) -> Scan:
+    """Changes in (from_ts, to_ts], as many as the limit allows: whole commits, and at least one.
+
+    That of a partitioned table also ends before a partition is added. Raises as reading them does, and
+    StaleRead when rows went without a delete, with their partition.
+    """
+    if partitioned:
+        view, to_ts = _one_set(view, from_ts, to_ts)
+    states = open_range(view, from_ts, to_ts)
+    counts = ChangeCounts(states, from_ts, to_ts)
+    end_ts = counts.admitted_ts(limit) if counts.any() else to_ts
+    rows, nbytes = counts.weigh(end_ts)
+    schema = states[0].schema_at(end_ts)
+    return Scan(view=view, from_ts=from_ts, to_ts=end_ts, schema=schema, rows=rows, nbytes=nbytes)
+
+
+def _one_set(view: TableView, from_ts: int, to_ts: int) -> tuple[TableView, int]:
+    """The partitions that have all changes from `from_ts` on, and up to when they do."""
+    known = {
+        version.since_ts: version
+        for partition in view.partitions
+        for version in partition.state(from_ts=from_ts).schemas(from_ts - 1, to_ts)
+    }
+    found = partition_range(view.name, known.values(), from_ts, to_ts)
+    inside = tuple(each for each in view.partitions if each.table_id in found.ids)
+    return TableView(view.name, inside), found.to_ts
+
+
+def change_wishes(view: TableView, scan: Scan, columns: Collection[str] | None) -> Wishes:
+    """What to ask of a reader of changes, for those who get columns of the table at the end of the range.
+
+    A row replaces the one that was there. Who has applied a part of it gets what undoes that.
+    """
+    found = Wishes(replay=True, skip_deletes=True)
+    if columns is not None:
+        found["columns"] = _names(view, scan, columns)
+    return found
+
+
+def _names(view: TableView, scan: Scan, columns: Collection[str]) -> Sequence[str]:
+    """What the columns were called, whenever that was; they may have had other names."""
+    wanted: list[str] = chosen_columns(scan.schema.table, columns).names
+    if scan.snapshot or scan.schema.since_ts <= scan.from_ts + 1:
+        return wanted
+    states = open_range(view, scan.from_ts, scan.to_ts)
+    versions = [schema for _, _, schema in schema_parts(states, scan.from_ts, scan.to_ts)]
+    return sorted(columns_read(versions, scan.schema, wanted))

@@ -1,0 +1,1 @@
+"""Comparing targets with their source, and mending them."""

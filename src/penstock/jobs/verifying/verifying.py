@@ -1,0 +1,224 @@
+"""Whether a target is what its source says, and what to do where it is not.
+
+The source is read as of the target's watermark, so that the job may go on meanwhile. When the target moves
+between two steps, everything begins again with the watermark that it has then.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, TypeVar, cast
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.changes.admission import Limit
+from penstock.errors import Fenced, Invalid, Unavailable
+from penstock.eventstore.checksums import Hashes
+from penstock.jobs.consumer import Comparable, Consumer
+from penstock.jobs.job import Job
+from penstock.jobs.jobcolumns import chosen_columns, key_names
+from penstock.jobs.jobid import JobId
+from penstock.jobs.reading.rowspool import RowSpool
+from penstock.jobs.source import JobSource, Scan
+from penstock.jobs.verifying.comparing import SAMPLE_MAX, Comparison, Counts
+
+__all__ = ["Verifier", "VerifyReport"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+_TRIES = 5
+_MEND_ROWS = 50_000
+_MEND_BYTES = 64 << 20
+_MEND_MAX = 5_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """What a comparison found, of a target whose watermark is `at_ts`."""
+
+    job: JobId
+    at_ts: int
+    source_rows: int
+    target_rows: int
+    counts: Counts
+    samples: dict[str, list[str]] = field(repr=False)
+    """Digests of some keys, by how they differ; no values."""
+
+    @property
+    def same(self) -> bool:
+        """Whether the target is f(source at its watermark)."""
+        return not self.counts.total
+
+
+class _Moment(NamedTuple):
+    """At which watermark a target is compared, and the scan of the source as it was then."""
+
+    at_ts: int
+    scan: Scan
+
+
+class _Remedy(NamedTuple):
+    """What has to be done about the differences."""
+
+    put: Hashes
+    removed: pa.Table
+
+
+class Verifier:
+    """Compares one target with its source, and mends it; blocks. Files are below `folder`.
+
+    `log_ts` is asked for the target's watermark where the target does not know it itself; `same_ts` for the
+    newest timestamp at which the source is what it was at one, because there history is surely kept. Every
+    method raises StaleRead when the source cannot be read at the target's watermark any more, Unavailable
+    when the target never stayed where it was for long enough.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        consumer: Consumer,
+        source: JobSource,
+        folder: Path,
+        *,
+        log_ts: Callable[[], int],
+        same_ts: Callable[[int], int],
+    ) -> None:
+        self._job = job
+        if not all(hasattr(consumer, name) for name in ("expected", "present", "mend")):
+            raise Invalid(self._rebuild(f"a target of consumer {job.spec.consumer} cannot be compared"))
+        self._consumer = consumer
+        self._target = cast("Comparable", consumer)
+        self._source = source
+        self._folder = folder
+        self._log_ts = log_ts
+        self._same_ts = same_ts
+
+    def verify(self) -> VerifyReport:
+        """Compare; nothing is changed."""
+        return self._again_when_fenced(self._verify)
+
+    def repair(self) -> VerifyReport:
+        """Compare, and make the target what it should be; the report says what it was before."""
+        return self._again_when_fenced(self._repair)
+
+    def _again_when_fenced(self, work: Callable[[_Moment], T]) -> T:
+        for _ in range(_TRIES):
+            moment = self._moment()
+            try:
+                return work(moment)
+            except Fenced:
+                _log.info(
+                    "the target moved meanwhile; it is compared again", extra={"job": str(self._job.id)}
+                )
+        raise Unavailable(
+            f"the target of job {self._job.id} moved on each time before it was compared; pause the job, and"
+            " try again"
+        )
+
+    def _moment(self) -> _Moment:
+        committed_ts = self._consumer.committed_ts()
+        at_ts = self._log_ts() if committed_ts is None else committed_ts
+        if not at_ts:
+            raise Invalid(
+                f"job {self._job.id} has not finished its first iteration; there is nothing to compare"
+            )
+        return _Moment(at_ts, self._source.scan(self._job.key.table_id, 0, self._same_ts(at_ts), Limit()))
+
+    def _verify(self, moment: _Moment) -> VerifyReport:
+        with self._compared(moment) as comparison:
+            return self._report(moment, comparison)[0]
+
+    def _repair(self, moment: _Moment) -> VerifyReport:
+        with self._compared(moment) as comparison:
+            report, remedy = self._report(moment, comparison)
+            self._mend(remedy, comparison, moment)
+        return report
+
+    def _compared(self, moment: _Moment) -> Comparison:
+        keys = len(key_names(moment.scan.schema.table))
+        shape = self._target.expected(pa.RecordBatch.from_pylist([], self._columns(moment))).schema
+        comparison = Comparison(shape, keys, self._folder)
+        try:
+            comparison.find(self._target.present(moment.at_ts))
+            comparison.expect(map(self._target.expected, self._rows(moment)))
+        except BaseException:
+            comparison.close()
+            raise
+        return comparison
+
+    def _rows(self, moment: _Moment) -> Iterator[pa.RecordBatch]:
+        """The source at the target's watermark, as the consumer gets it."""
+        columns = self._columns(moment)
+        with self._source.open(moment.scan, columns.names) as changes:
+            for batch in changes:
+                yield batch.data.select(columns.names).cast(columns)
+
+    def _columns(self, moment: _Moment) -> pa.Schema:
+        return chosen_columns(moment.scan.schema.table, self._job.spec.detail.consumer.columns)
+
+    def _report(self, moment: _Moment, comparison: Comparison) -> tuple[VerifyReport, _Remedy]:
+        counts, put = Counts(), [np.zeros(0, np.uint64)]
+        samples: dict[str, list[str]] = {}
+        removed = RowSpool(comparison.key_schema, self._folder / "removed.arrow")
+        for part in comparison.differences():
+            counts += part.counts
+            put.append(part.put)
+            for batch in part.removed.to_batches():
+                removed.add(batch)
+            for way, digests in part.samples.items():
+                samples[way] = (samples.get(way, []) + digests)[:SAMPLE_MAX]
+        report = VerifyReport(
+            job=self._job.id,
+            at_ts=moment.at_ts,
+            source_rows=comparison.rows[0],
+            target_rows=comparison.rows[1],
+            counts=counts,
+            samples={way: digests for way, digests in samples.items() if digests},
+        )
+        return report, _Remedy(np.sort(np.concatenate(put)), removed.finish())
+
+    def _mend(self, remedy: _Remedy, comparison: Comparison, moment: _Moment) -> None:
+        """Rows that are in the way go first. Several commits: each leaves the target better than before."""
+        if len(remedy.put) > _MEND_MAX:
+            raise Invalid(
+                self._rebuild(f"{len(remedy.put)} rows of job {self._job.id} are missing or different")
+            )
+        nothing = self._columns(moment).empty_table()
+        for start in range(0, remedy.removed.num_rows, _MEND_ROWS):
+            leaving = remedy.removed.slice(start, _MEND_ROWS).combine_chunks()
+            self._target.mend(nothing, leaving, moment.at_ts)
+        brought = 0
+        for rows in _in_chunks(self._chosen(remedy.put, comparison, moment)):
+            brought += rows.num_rows
+            self._target.mend(rows, comparison.key_schema.empty_table(), moment.at_ts)
+        if brought < len(remedy.put):
+            raise Invalid(self._rebuild(f"rows of job {self._job.id} cannot be found by their keys"))
+
+    def _chosen(self, wanted: Hashes, comparison: Comparison, moment: _Moment) -> Iterator[pa.RecordBatch]:
+        """Rows of the source whose keys have one of these hashes; one more than needed does no harm."""
+        for batch in self._rows(moment) if len(wanted) else ():
+            hashes = comparison.key_hashes(batch)
+            places = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
+            found = wanted[places] == hashes
+            if found.any():
+                yield batch.filter(pa.array(found))
+
+    def _rebuild(self, why: str) -> str:
+        return f"{why}; fill the target anew with `penstock job repair --rebuild {self._job.id}`"
+
+
+def _in_chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if (
+            sum(each.num_rows for each in held) >= _MEND_ROWS
+            or sum(each.nbytes for each in held) >= _MEND_BYTES
+        ):
+            yield pa.Table.from_batches(held)
+            held = []
+    if held:
+        yield pa.Table.from_batches(held)
