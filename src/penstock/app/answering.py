@@ -1,14 +1,13 @@
 """What commands that answer have in common: their settings, and how they say things."""
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.settings import Settings
 
-__all__ = ["load", "print_json", "shown_ms"]
+__all__ = ["load", "print_json"]
 
 
 def load(config: Path | None, pd: list[str] | None) -> "Settings":
@@ -23,8 +22,3 @@ def load(config: Path | None, pd: list[str] | None) -> "Settings":
 def print_json(tree: Any) -> None:
     """One value, for people and machines."""
     print(json.dumps(tree, indent=2))
-
-
-def shown_ms(at: int) -> str:
-    """A moment, given in milliseconds since the epoch."""
-    return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds")

@@ -47,51 +47,61 @@ def create(
     pd: Pd = None,
 ) -> None:
     """Create a changefeed, of the options and what the settings file says under its name."""
-    from penstock.app import feedcalls
+    from penstock.control import feedcalls
+    from penstock.control.deployment import deployed
 
     given = _given(sink_uri=sink_uri, tables=table, start=_start(start), target_ts=target_ts)
-    feed = feedcalls.create(load(config, pd), name, given)
+    with deployed(load(config, pd)) as deployment:
+        feed = feedcalls.create(deployment, name, given)
     print_json(feedcalls.everything(feed))
 
 
 @app.command("list")
 def list_(config: Config = None, pd: Pd = None, as_json: AsJson = False) -> None:
     """List changefeeds, with how far each has come."""
-    from penstock.app import feedcalls
+    from penstock.control import feedcalls
+    from penstock.control.deployment import deployed
 
-    found = feedcalls.call(load(config, pd), lambda feeds, _: feeds.list())
+    with deployed(load(config, pd)) as deployment:
+        found = feedcalls.listed(deployment)
     if as_json or not sys.stdout.isatty():
         print_json([feedcalls.summary(feed) for feed in found])
     else:
-        feedcalls.print_table(found)
+        from penstock.app.printing import print_feeds
+
+        print_feeds(found)
 
 
 @app.command()
 def query(name: Name, config: Config = None, pd: Pd = None) -> None:
     """Show everything that is known of a changefeed, without its secrets."""
-    from penstock.app import feedcalls
+    from penstock.control import feedcalls
+    from penstock.control.deployment import deployed
 
-    feed = feedcalls.call(load(config, pd), lambda feeds, _: feeds.get(name))
+    with deployed(load(config, pd)) as deployment:
+        feed = feedcalls.get(deployment, name)
     print_json(feedcalls.everything(feed))
 
 
 @app.command()
 def pause(name: Name, config: Config = None, pd: Pd = None) -> None:
     """Stop a changefeed where it is; nothing is lost, and `resume` goes on from there."""
-    from penstock.app import feedcalls
-    from penstock.sink.feeds.feedcommands import pause_feed
+    from penstock.control import feedcalls
+    from penstock.control.deployment import deployed
 
-    feed = feedcalls.call(load(config, pd), lambda feeds, _: pause_feed(feeds, name))
+    with deployed(load(config, pd)) as deployment:
+        feed = feedcalls.pause(deployment, name)
     print_json(feedcalls.summary(feed))
 
 
 @app.command()
 def resume(name: Name, config: Config = None, pd: Pd = None) -> None:
     """Let a changefeed go on that was paused or has failed."""
-    from penstock.app import feedcalls
-    from penstock.sink.feeds.feedcommands import resume_feed
+    from penstock.control import feedcalls
+    from penstock.control.deployment import deployed
 
-    feed = feedcalls.call(load(config, pd), lambda feeds, _: resume_feed(feeds, name))
+    with deployed(load(config, pd)) as deployment:
+        feed = feedcalls.resume(deployment, name)
     print_json(feedcalls.summary(feed))
 
 
@@ -105,19 +115,23 @@ def update(
     pd: Pd = None,
 ) -> None:
     """Change a paused changefeed: by the options, or to what the settings file says under its name."""
-    from penstock.app import feedcalls
+    from penstock.control import feedcalls
+    from penstock.control.deployment import deployed
 
     given = _given(sink_uri=sink_uri, tables=table, target_ts=target_ts)
-    feed = feedcalls.update(load(config, pd), name, given)
+    with deployed(load(config, pd)) as deployment:
+        feed = feedcalls.update(deployment, name, given)
     print_json(feedcalls.everything(feed))
 
 
 @app.command()
 def remove(name: Name, config: Config = None, pd: Pd = None) -> None:
     """Forget a changefeed; its files stay."""
-    from penstock.app import feedcalls
+    from penstock.control import feedcalls
+    from penstock.control.deployment import deployed
 
-    feedcalls.remove(load(config, pd), name)
+    with deployed(load(config, pd)) as deployment:
+        feedcalls.remove(deployment, name)
     print_json({"id": name, "state": "removed"})
 
 

@@ -177,18 +177,28 @@ def search(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Ask the fulltext or vector index of a job; the answer says how fresh it is."""
-    from penstock.app import searching
     from penstock.app.answering import load, print_json
+    from penstock.control import searching
+    from penstock.control.deployment import deployed
     from penstock.jobs.jobid import JobId
 
     options = searching.SearchOptions(
-        words=words, vector=vector, k=k, where=where, columns=tuple(column) if column else None, every=every
+        words=words,
+        vector=None if vector is None else searching.parsed_vector(vector),
+        k=k,
+        where=where,
+        columns=tuple(column) if column else None,
+        every=every,
     )
-    answer = searching.found(load(config, pd), JobId.parse(name), options)
+    job_id = JobId.parse(name)
+    with deployed(load(config, pd)) as deployment:
+        answer = searching.found(deployment, job_id, options)
     if as_json or not sys.stdout.isatty():
         print_json(answer)
     else:
-        searching.print_found(answer)
+        from penstock.app.printing import print_found
+
+        print_found(answer)
 
 
 @app.command()

@@ -83,7 +83,8 @@ def register(
     pd: Pd = None,
 ) -> None:
     """Register a job: it begins with all rows of its table, then follows its changes."""
-    from penstock.app import freshcalls, jobcalls
+    from penstock.control import freshcalls, jobcalls
+    from penstock.control.deployment import deployed
     from penstock.jobs.jobid import JobId
 
     loaded, job_id = load(config, pd), JobId.parse(name)
@@ -99,18 +100,20 @@ def register(
         bytes_max=bytes_max,
         span=span,
     )
-    print_json(freshcalls.registered(loaded, job_id, jobcalls.spec_of(spec, given)))
+    with deployed(loaded) as deployment:
+        print_json(freshcalls.registered(deployment, job_id, jobcalls.spec_of(spec, given)))
 
 
 @app.command()
 def unregister(name: Name, config: Config = None, pd: Pd = None) -> None:
     """Forget a job; its target stays as it is."""
-    from penstock.app import jobcalls
+    from penstock.control import jobcalls
+    from penstock.control.deployment import deployed
     from penstock.jobs.jobid import JobId
 
     job_id = JobId.parse(name)
-    with jobcalls.connected(load(config, pd)) as jobs:
-        jobcalls.unregister(jobs, job_id)
+    with deployed(load(config, pd)) as deployment:
+        jobcalls.unregister(deployment.jobs(), job_id)
     print_json({"job": str(job_id), "state": "unregistered"})
 
 
@@ -137,7 +140,8 @@ def update(
     pd: Pd = None,
 ) -> None:
     """Change a job: what is not given stays. Takes effect with its next iteration."""
-    from penstock.app import jobcalls, jobviews
+    from penstock.control import jobcalls, jobviews
+    from penstock.control.deployment import deployed
     from penstock.jobs.jobid import JobId
 
     loaded, job_id = load(config, pd), JobId.parse(name)
@@ -152,8 +156,10 @@ def update(
         bytes_max=bytes_max,
         span=span,
     )
-    with jobcalls.connected(loaded) as jobs:
-        job = jobcalls.update(jobs, loaded, job_id, jobcalls.spec_of(spec, given), interrupt=interrupt)
+    with deployed(loaded) as deployment:
+        job = jobcalls.update(
+            deployment.jobs(), loaded, job_id, jobcalls.spec_of(spec, given), interrupt=interrupt
+        )
         print_json(jobviews.everything(job))
 
 
@@ -167,13 +173,18 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List jobs, with how far each has come."""
-    from penstock.app import freshcalls, jobcalls, jobviews
+    from penstock.control import freshcalls, jobcalls
+    from penstock.control.deployment import deployed
 
-    rows = freshcalls.listed(load(config, pd), jobcalls.parsed_state(state))
+    wanted = jobcalls.parsed_state(state)
+    with deployed(load(config, pd)) as deployment:
+        rows = freshcalls.listed(deployment, wanted)
     if as_json or not sys.stdout.isatty():
         print_json(rows)
     else:
-        jobviews.print_jobs(rows)
+        from penstock.app.printing import print_jobs
+
+        print_jobs(rows)
 
 
 @app.command()
@@ -189,24 +200,31 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show everything that is known of a job: how fresh its target is, what it lacks and why."""
-    from penstock.app import freshcalls, jobviews
+    from penstock.control import freshcalls
+    from penstock.control.deployment import deployed
     from penstock.jobs.jobid import JobId
 
-    facts = freshcalls.status(load(config, pd), JobId.parse(name), wait_for=wait_for, timeout=timeout)
+    job_id = JobId.parse(name)
+    with deployed(load(config, pd)) as deployment:
+        facts = freshcalls.status(deployment, job_id, wait_for=wait_for, timeout=timeout)
     if as_json or not sys.stdout.isatty():
         print_json(facts)
     else:
-        jobviews.print_facts(facts)
+        from penstock.app.printing import print_facts
+
+        print_facts(facts)
 
 
 @app.command()
 def pause(name: Name, config: Config = None, pd: Pd = None) -> None:
     """Begin no more iterations of a job; one that runs comes to its end."""
-    from penstock.app import jobcalls, jobviews
+    from penstock.control import jobcalls, jobviews
+    from penstock.control.deployment import deployed
     from penstock.jobs.jobid import JobId
 
     job_id = JobId.parse(name)
-    with jobcalls.connected(load(config, pd)) as jobs:
+    with deployed(load(config, pd)) as deployment:
+        jobs = deployment.jobs()
         job = jobcalls.committed(jobs, lambda txn: jobs.pause_job(txn, job_id))
         print_json(jobviews.summary(job))
 
@@ -214,11 +232,13 @@ def pause(name: Name, config: Config = None, pd: Pd = None) -> None:
 @app.command()
 def resume(name: Name, config: Config = None, pd: Pd = None) -> None:
     """Let a job go on that is paused, or was stopped by an error."""
-    from penstock.app import jobcalls, jobviews
+    from penstock.control import jobcalls, jobviews
+    from penstock.control.deployment import deployed
     from penstock.jobs.jobid import JobId
 
     job_id = JobId.parse(name)
-    with jobcalls.connected(load(config, pd)) as jobs:
+    with deployed(load(config, pd)) as deployment:
+        jobs = deployment.jobs()
         job = jobcalls.committed(jobs, lambda txn: jobs.resume_job(txn, job_id))
         print_json(jobviews.summary(job))
 
@@ -226,10 +246,13 @@ def resume(name: Name, config: Config = None, pd: Pd = None) -> None:
 @app.command()
 def verify(name: Name, config: Config = None, pd: Pd = None) -> None:
     """Compare a job's target with its source, at the target's watermark; exit code 1 when they differ."""
-    from penstock.app import jobviews, targetcalls
+    from penstock.control import jobviews, targetcalls
+    from penstock.control.deployment import deployed
     from penstock.jobs.jobid import JobId
 
-    report = targetcalls.verify(load(config, pd), JobId.parse(name))
+    job_id = JobId.parse(name)
+    with deployed(load(config, pd)) as deployment:
+        report = targetcalls.verify(deployment, job_id)
     print_json(jobviews.reported(report))
     if not report.same:
         raise typer.Exit(1)
@@ -245,10 +268,13 @@ def repair(
     pd: Pd = None,
 ) -> None:
     """Mend what differs in a job's target, and let the job go on; also after TRUNCATE of its table."""
-    from penstock.app import targetcalls
+    from penstock.control import targetcalls
+    from penstock.control.deployment import deployed
     from penstock.jobs.jobid import JobId
 
-    print_json(targetcalls.repair(load(config, pd), JobId.parse(name), rebuild=rebuild))
+    job_id = JobId.parse(name)
+    with deployed(load(config, pd)) as deployment:
+        print_json(targetcalls.repair(deployment, job_id, rebuild=rebuild))
 
 
 @app.command()
@@ -266,15 +292,18 @@ def run(config: Annotated[Path, typer.Option(help="Settings file (YAML).")]) -> 
 @app.command()
 def usage(config: Config = None, pd: Pd = None, as_json: AsJson = False) -> None:
     """Show what each account has used: changes, bytes and seconds of work."""
-    from penstock.app import jobcalls, jobviews
+    from penstock.control import jobviews
+    from penstock.control.deployment import deployed
     from penstock.jobs.scheduling.usage import read_usage
 
-    with jobcalls.connected(load(config, pd)) as jobs:
-        rows = jobviews.used(read_usage(jobs.log.client))
+    with deployed(load(config, pd)) as deployment:
+        rows = jobviews.used(read_usage(deployment.face))
     if as_json or not sys.stdout.isatty():
         print_json(rows)
     else:
-        jobviews.print_rows(rows)
+        from penstock.app.printing import print_rows
+
+        print_rows(rows)
 
 
 def _spec(

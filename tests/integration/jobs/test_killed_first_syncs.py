@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.app.targetcalls import repair, verify
 from penstock.clock import SYSTEM
+from penstock.control.deployment import deployed
+from penstock.control.targetcalls import repair, verify
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.jobid import JobId
 from penstock.testing.jobtargets import (
@@ -56,7 +57,8 @@ def kill_within_first_syncs(world: ShopWorld, mix: random.Random) -> list[str]:
     """Kill the runner while targets are filled, or filled anew when all are full; return of which jobs."""
     if not unfilled(world):
         for name in world.targets:
-            repair(world.settings, JobId.parse(name), rebuild=True)
+            with deployed(world.settings) as deployment:
+                repair(deployment, JobId.parse(name), rebuild=True)
     left = max(0, len(unfilled(world)) - mix.choice([0, 1, 1, 2, 4]))
     world.runners.start()
     world.until(lambda: len(unfilled(world)) <= left and has_files(world.folder))
@@ -98,5 +100,6 @@ def test_targets_are_filled_completely_and_nothing_is_left_of_attempts_that_were
         world.check_search(words(world))
         for name, target in world.targets.items():
             if not isinstance(target, Receiver):  # what those have is known to nobody else
-                report = verify(world.settings, JobId.parse(name))
+                with deployed(world.settings) as deployment:
+                    report = verify(deployment, JobId.parse(name))
                 assert report.same, f"seed {SEED}: {name}: {report.counts}"

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from penstock.app.targetcalls import verify
 from penstock.clock import SYSTEM
+from penstock.control.deployment import deployed
+from penstock.control.targetcalls import verify
 from penstock.jobs.job import JobState
 from penstock.jobs.jobid import JobId
 from penstock.testing.jobtargets import (
@@ -127,5 +128,6 @@ def test_every_target_is_its_source_whoever_was_killed(
         world.check_search(words(world))
         for name, target in world.targets.items():
             if not isinstance(target, Receiver):  # what those have is known to nobody else
-                report = verify(world.settings, JobId.parse(name))
+                with deployed(world.settings) as deployment:
+                    report = verify(deployment, JobId.parse(name))
                 assert report.same, f"seed {SEED}: {name}: {report.counts}"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.app import jobcalls
+from penstock.control import jobcalls
 from penstock.errors import Invalid
 from penstock.jobs.consumers import find_consumer
 from penstock.jobs.durations import parse_duration

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from penstock.app import jobviews, searching
+from penstock.app import printing
 from penstock.clock import compose_ts
 from penstock.consumers.options import Properties
+from penstock.control import jobviews, searching
 from penstock.errors import Invalid
 from penstock.jobs.consumer import Consumer, DataRetriever
 from penstock.jobs.job import ErrorCode, Job, JobState, JobStatus
@@ -128,13 +129,13 @@ def test_a_pause_is_said_where_nothing_else_matters_more(state: JobState, paused
 
 def test_a_terminal_shows_tables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    jobviews.print_jobs([jobviews.summary(a_job("kv", {}))])
-    jobviews.print_jobs([])
-    jobviews.print_facts({"lag_s": None, "iteration": {"from_ts": 1, "ended": None}, "jobs": ["a", "[b]"]})
-    searching.print_found(
+    printing.print_jobs([jobviews.summary(a_job("kv", {}))])
+    printing.print_jobs([])
+    printing.print_facts({"lag_s": None, "iteration": {"from_ts": 1, "ended": None}, "jobs": ["a", "[b]"]})
+    printing.print_found(
         {"rows": [{"id": 1, "text": "x" * 99}], "watermark_time": "now", "lag_s": 0.5, "complete": False}
     )
-    searching.print_found({"rows": [], "watermark_time": "now", "lag_s": 0.5, "complete": True})
+    printing.print_found({"rows": [], "watermark_time": "now", "lag_s": 0.5, "complete": True})
     out = capsys.readouterr().out
     for said in ("shop.orders/copy", "none", "from ts 1", "a, [b]", "nothing found", "built anew"):
         assert said in out

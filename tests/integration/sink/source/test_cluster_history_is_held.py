@@ -1,11 +1,12 @@
 """The cluster keeps the DDLs that a changefeed reads again at its next start."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from penstock.app import feedcalls
+from penstock.control import feedcalls
+from penstock.control.deployment import Deployment, deployed
 from penstock.kv.pd import PdClient
 from penstock.settings import Settings, StoreSettings
 from penstock.sink.source.clusterhistory import ClusterHistory
@@ -55,7 +56,7 @@ async def test_collection_waits_for_the_checkpoint_until_the_changefeed_needs_no
 async def test_a_removed_changefeed_holds_nothing_back(tmp_path: Path) -> None:
     async with cluster(tmp_path) as (settings, pd):
         wanted = {"sink_uri": f"file://{tmp_path}/out?protocol=canal-json"}
-        await asyncio.to_thread(feedcalls.create, settings, "feed", wanted)
+        await _at(settings, lambda deployment: feedcalls.create(deployment, "feed", wanted))
         now = await pd.timestamp()
         history = await ClusterHistory.connect(settings, "feed")
         try:
@@ -63,5 +64,13 @@ async def test_a_removed_changefeed_holds_nothing_back(tmp_path: Path) -> None:
         finally:
             await history.close()
         assert await pd.update_service_gc_safe_point(COLLECTOR, FOREVER_S, now) == now - 100
-        await asyncio.to_thread(feedcalls.remove, settings, "feed")
+        await _at(settings, lambda deployment: feedcalls.remove(deployment, "feed"))
         assert await pd.update_service_gc_safe_point(COLLECTOR, FOREVER_S, now) == now
+
+
+async def _at(settings: Settings, work: Callable[[Deployment], object]) -> None:
+    def worked() -> None:
+        with deployed(settings) as deployment:
+            work(deployment)
+
+    await asyncio.to_thread(worked)

@@ -5,8 +5,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from penstock.app.answering import shown_ms
-from penstock.clock import physical_ms
+from penstock.control.moments import shown_ms, shown_ts
 from penstock.errors import Invalid
 from penstock.jobs.consumers import find_consumer
 from penstock.jobs.job import Job, JobState
@@ -15,7 +14,7 @@ from penstock.jobs.scheduling.usage import Usage
 from penstock.jobs.verifying.verifying import VerifyReport
 from penstock.sink.files.sinkuri import is_secret, mask_uri
 
-__all__ = ["everything", "print_facts", "print_jobs", "print_rows", "reported", "summary", "used"]
+__all__ = ["everything", "reported", "summary", "used"]
 
 _MASK = "***"
 
@@ -83,11 +82,6 @@ def _state(job: Job) -> str:
     return "paused" if job.spec.paused and waits else job.state.name.lower()
 
 
-def shown_ts(ts: int) -> str | None:
-    """When a timestamp was; None for none."""
-    return shown_ms(physical_ms(ts)) if ts else None
-
-
 def _spec(job: Job) -> dict[str, Any]:
     tree = job.spec.dump()
     consumer = tree.get("detail", {}).get("consumer", {})
@@ -129,47 +123,3 @@ def used(usage: Mapping[str, Usage]) -> list[dict[str, Any]]:
         }
         for account, each in sorted(usage.items())
     ]
-
-
-def print_jobs(rows: list[dict[str, Any]]) -> None:
-    """Jobs on a terminal."""
-    hidden = {"watermark", "error_code"}
-    print_rows([{name: row[name] for name in row if name not in hidden} for row in rows])
-
-
-def print_rows(rows: list[dict[str, Any]]) -> None:
-    """Things of one kind on a terminal, a line for each."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*(_heading(name) for name in (rows[0] if rows else {})))
-    for row in rows:
-        table.add_row(*(Text(_told(value)) for value in row.values()))
-    Console().print(table if rows else "none")
-
-
-def print_facts(facts: dict[str, Any]) -> None:
-    """One thing on a terminal, a line for each fact."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(show_header=False, box=None)
-    for name, value in facts.items():
-        table.add_row(_heading(name), Text(_told(value)))
-    Console().print(table)
-
-
-def _heading(name: str) -> str:
-    return name.replace("_", " ")
-
-
-def _told(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, dict):
-        return ", ".join(f"{_heading(name)} {_told(each)}" for name, each in value.items() if _told(each))
-    if isinstance(value, list):
-        return ", ".join(map(_told, value))
-    return str(value)

@@ -1,7 +1,6 @@
-"""What the commands of `penstock job` do."""
+"""What people do with jobs."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,13 +15,12 @@ from penstock.jobs.jobid import JobId
 from penstock.jobs.log.api import Jobs
 from penstock.jobs.log.checking import check_spec
 from penstock.jobs.spec import JobSpec, UpdateOptions
-from penstock.kv import Client, Transaction
+from penstock.kv import Transaction
 from penstock.settings import Settings
 from penstock.tables.conflicts import retried
 
 __all__ = [
     "committed",
-    "connected",
     "parsed_options",
     "parsed_state",
     "register",
@@ -32,13 +30,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-
-
-@contextmanager
-def connected(loaded: Settings) -> Iterator[Jobs]:
-    """The jobs of a cluster."""
-    with Client.connect(loaded.pd_addrs, tls=loaded.tls, settings=loaded.kv) as client:
-        yield Jobs(client)
 
 
 def committed(jobs: Jobs, work: Callable[[Transaction], T]) -> T:

@@ -1,23 +1,20 @@
 """`penstock search`: what the index of a job finds, and how fresh that is."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from penstock import eventloop
-from penstock.app.jobreading import JobReading, reading
-from penstock.app.jobviews import shown_ts
 from penstock.clock import physical_ms
 from penstock.consumers.search import search
+from penstock.control.deployment import Deployment
+from penstock.control.moments import shown_ts
 from penstock.errors import Invalid
 from penstock.jobs.jobid import JobId
-from penstock.settings import Settings
 
-__all__ = ["SearchOptions", "found", "print_found"]
-
-_CELL_CHARS = 60
+__all__ = ["SearchOptions", "found", "parsed_vector"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,30 +22,30 @@ class SearchOptions:
     """What is asked."""
 
     words: str | None
-    vector: str | None
+    vector: Sequence[float] | None
     k: int
     where: str | None
     columns: tuple[str, ...] | None
     every: bool
 
 
-def found(loaded: Settings, job_id: JobId, options: SearchOptions) -> dict[str, Any]:
+def found(
+    deployment: Deployment, job_id: JobId, options: SearchOptions, *, account: str | None = None
+) -> dict[str, Any]:
     """Ask the index of a job; raise Invalid when that cannot be, Unavailable while it is not built."""
-    vector = None if options.vector is None else parsed_vector(options.vector)
-    with reading(loaded) as opened:
-        job = opened.jobs.get_job(job_id)
-        result = search(
-            job,
-            options.words,
-            vector=vector,
-            k=options.k,
-            filter=options.where,
-            columns=options.columns,
-            every=options.every,
-            settings=loaded,
-        )
-        now_ts = eventloop.run(opened.client.timestamp())
-        watermark = _watermark(opened, job.key.table_id, result.watermark)
+    job = deployment.jobs(account).get_job(job_id)
+    result = search(
+        job,
+        options.words,
+        vector=options.vector,
+        k=options.k,
+        filter=options.where,
+        columns=options.columns,
+        every=options.every,
+        settings=deployment.settings,
+    )
+    now_ts = deployment.now_ts()
+    watermark = _watermark(deployment, job.key.table_id, result.watermark)
     return {
         "job": str(job_id),
         "watermark": watermark,
@@ -59,9 +56,9 @@ def found(loaded: Settings, job_id: JobId, options: SearchOptions) -> dict[str, 
     }
 
 
-def _watermark(opened: JobReading, table_id: int, watermark: int) -> int:
+def _watermark(deployment: Deployment, table_id: int, watermark: int) -> int:
     """Up to when rows have everything: that of the index, and on as far as its table has not changed."""
-    look = opened.looks([table_id]).get(table_id)
+    look = deployment.looks([table_id]).get(table_id)
     return (
         max(watermark, look.readable_ts) if look is not None and look.changed_ts <= watermark else watermark
     )
@@ -94,23 +91,3 @@ def _plain(cell: Any) -> Any:
     if isinstance(cell, timedelta):
         return cell.total_seconds()
     return cell if cell is None or isinstance(cell, bool | int | float | str | list) else str(cell)
-
-
-def print_found(answer: dict[str, Any]) -> None:
-    """Rows on a terminal, with how fresh they are below."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    rows = answer["rows"]
-    table = Table(*(rows[0] if rows else ()))
-    for row in rows:
-        table.add_row(*(Text(_cut(str(cell))) for cell in row.values()))
-    console = Console()
-    console.print(table if rows else "nothing found")
-    building = "" if answer["complete"] else "; the index is built anew meanwhile"
-    console.print(f"fresh as of {answer['watermark_time']}, {answer['lag_s']:.1f} s ago{building}")
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _CELL_CHARS else f"{text[: _CELL_CHARS - 1]}…"
