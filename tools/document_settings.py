@@ -10,6 +10,8 @@ from pydantic.fields import FieldInfo
 
 from penstock.jobs.consumers import find_consumer
 from penstock.settings import (
+    AccountSettings,
+    ApiSettings,
     CaptureSettings,
     ChangefeedSettings,
     ColumnSelectorSettings,
@@ -22,7 +24,9 @@ from penstock.settings import (
     SparkSettings,
     StoreSettings,
     TlsSettings,
+    TracingSettings,
     UpkeepSettings,
+    UpSettings,
 )
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -40,6 +44,10 @@ SETTINGS: dict[str, type[BaseModel]] = {
     "changefeeds.column_selectors": ColumnSelectorSettings,
     "changefeeds.row_filters": RowFilterSettings,
     "jobs": JobsSettings,
+    "api": ApiSettings,
+    "api.accounts": AccountSettings,
+    "up": UpSettings,
+    "tracing": TracingSettings,
 }
 CONSUMERS = ("fulltext", "vector", "delta", "iceberg", "parquet", "postgres", "kv", "webhook")
 

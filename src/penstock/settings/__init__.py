@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from penstock.errors import Invalid
+from penstock.settings.api import AccountSettings, ApiSettings
 from penstock.settings.capture import CaptureSettings, PullerSettings, UpkeepSettings
 from penstock.settings.changefeed import ChangefeedSettings, ColumnSelectorSettings, RowFilterSettings
 from penstock.settings.frozen import Frozen
@@ -21,8 +22,12 @@ from penstock.settings.kv import KvSettings
 from penstock.settings.spark import PoolSettings, SparkSettings
 from penstock.settings.store import StoreSettings
 from penstock.settings.tls import ServerTlsSettings, TlsSettings
+from penstock.settings.tracing import TracingSettings
+from penstock.settings.up import UpSettings
 
 __all__ = [
+    "AccountSettings",
+    "ApiSettings",
     "CaptureSettings",
     "ChangefeedSettings",
     "ColumnSelectorSettings",
@@ -36,6 +41,8 @@ __all__ = [
     "SparkSettings",
     "StoreSettings",
     "TlsSettings",
+    "TracingSettings",
+    "UpSettings",
     "UpkeepSettings",
     "expand",
     "load",
@@ -44,7 +51,16 @@ __all__ = [
 ]
 
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
-_SECRET_KEYS = ("password", "secret", "token", "key_path", "storage_options", "spark.conf", ".sink")
+_SECRET_KEYS = (
+    "password",
+    "secret",
+    "token",
+    "key_path",
+    "storage_options",
+    "spark.conf",
+    ".sink",
+    "headers",
+)
 _FEED_NAME = re.compile(r"(?!.{129})[A-Za-z0-9]+(-[A-Za-z0-9]+)*")
 
 
@@ -60,6 +76,10 @@ class Settings(Frozen):
     spark: SparkSettings = SparkSettings()
     changefeeds: dict[str, ChangefeedSettings] = Field({})
     jobs: JobsSettings = JobsSettings()
+    api: ApiSettings = ApiSettings()
+    up: UpSettings = UpSettings()
+    tracing: TracingSettings = TracingSettings()
+    metrics_addr: str | None = Field(None, pattern=r"^\S+:[0-9]{1,5}$")
 
     @field_validator("changefeeds")
     @classmethod

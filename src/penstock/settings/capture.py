@@ -1,16 +1,12 @@
 """Settings of a capture: the log puller and the event store."""
 
-import re
 from pathlib import Path
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from penstock.errors import Invalid
 from penstock.settings.frozen import Frozen
 from penstock.settings.tls import ServerTlsSettings, TlsSettings
-
-_TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,}")
-_BAD_BEARER = "a token has at least 16 characters, of letters, digits and -._~+/="
+from penstock.settings.tokens import check_token, read_token
 
 
 class UpkeepSettings(Frozen):
@@ -92,9 +88,7 @@ class CaptureSettings(Frozen):
     @field_validator("flight_token")
     @classmethod
     def _token_fits_a_header(cls, token: SecretStr | None) -> SecretStr | None:
-        if token is not None and not _TOKEN.fullmatch(token.get_secret_value()):
-            raise ValueError(_BAD_BEARER)
-        return token
+        return check_token(token)
 
     @model_validator(mode="after")
     def _token_has_one_source(self) -> "CaptureSettings":
@@ -104,18 +98,7 @@ class CaptureSettings(Frozen):
 
     def read_flight_token(self) -> SecretStr | None:
         """Return the token of either source; raise Invalid when its file cannot be used."""
-        if self.flight_token_path is None:
-            return self.flight_token
-        try:
-            token = self.flight_token_path.read_text(encoding="ascii", errors="replace").strip()
-        except OSError as error:
-            raise Invalid(
-                f"token file {self.flight_token_path} cannot be read ({error.strerror});"
-                " check capture.flight_token_path"
-            ) from error
-        if not _TOKEN.fullmatch(token):
-            raise Invalid(f"token file {self.flight_token_path} is refused: {_BAD_BEARER}")
-        return SecretStr(token)
+        return read_token(self.flight_token, self.flight_token_path, key="capture.flight_token_path")
 
 
 class PullerSettings(Frozen):
