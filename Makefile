@@ -10,7 +10,7 @@ demo: setup
 	@$(BIN)/penstock demo
 
 test: setup lint types
-	@$(BIN)/pytest --numprocesses auto --dist loadfile
+	@$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 setup: java $(STAMP)
 

@@ -1,10 +1,32 @@
 """Async tests run on the process's one event loop, beside the blocking facade they may test."""
 
 import inspect
+from pathlib import Path
 
 import pytest
 
 from penstock import eventloop
+
+LONGEST = (
+    "integration/jobs/test_killed_runners.py",
+    "integration/spark/test_cluster_reads.py",
+    "integration/sink/endtoend/test_killed_at_any_moment.py",
+    "thirdparty/test_go_client.py",
+    "integration/spark/test_streaming.py",
+    "acceptance/jobs/test_jobs_end_to_end.py",
+    "integration/jobs/test_killed_first_syncs.py",
+    "integration/spark/test_bulk_jobs.py",
+    "integration/spark/test_event_store_reads.py",
+    "integration/spark/test_cluster.py",
+    "acceptance/sink/test_changefeed_run.py",
+    "properties/eventstore/test_store_against_a_dict.py",
+)
+"""Files that take longest begin first: else one core waits at the end for what the other is busy with."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    first = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: first.get(item.path, len(first)))
 
 
 @pytest.hookimpl(tryfirst=True)
