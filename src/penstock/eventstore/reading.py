@@ -16,7 +16,7 @@ from penstock.eventstore.partition import PartitionState, known_state
 from penstock.eventstore.paths import Side
 from penstock.eventstore.ranges import Part, RangeReader, ReadRange, TableProgress
 from penstock.eventstore.schemaversion import SchemaVersion, cut_at_changes
-from penstock.eventstore.sides import decode_sides
+from penstock.eventstore.sides import HANDLE, decode_side
 from penstock.eventstore.storage import Storage
 from penstock.eventstore.store import EventStore
 from penstock.eventstore.streams import merged, shown_schema, streams_of
@@ -82,7 +82,7 @@ class Reader:
                 yield from self._flushed(state, replace(wanted, from_ts=at, to_ts=upto), version, shown)
             else:
                 upto = wanted.to_ts
-                with closing(self._decoded(held, version, wanted.side)) as batches:
+                with closing(self._decoded(held, version, wanted.side, shown)) as batches:
                     for batch in batches:
                         inside = within_handles(batch, wanted.handle_from, wanted.handle_to)
                         if inside.num_rows:
@@ -116,8 +116,13 @@ class Reader:
         return merged(streams, _BATCH_ROWS)
 
     def _decoded(
-        self, held: Generator[pa.RecordBatch, None, None], version: SchemaVersion, side: Side
+        self,
+        held: Generator[pa.RecordBatch, None, None],
+        version: SchemaVersion,
+        side: Side,
+        shown: pa.Schema,
     ) -> Generator[pa.RecordBatch, None, None]:
+        names = {*shown.names, HANDLE}
         with closing(held):
             for raw in held:
-                yield decode_sides(raw, version.table, self._decoder).of(side)
+                yield decode_side(raw, version.table, self._decoder, side, names)

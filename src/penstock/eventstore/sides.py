@@ -6,9 +6,9 @@ of a tombstone are the row id of the row that it ended: known once the tombstone
 when that row was never captured.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 
 from penstock.errors import Invalid
@@ -60,17 +60,46 @@ def side_schema(table: TableInfo, side: Side) -> pa.Schema:
 def decode_sides(raw: pa.RecordBatch, table: TableInfo, decoder: RowDecoder) -> Sides:
     """Decode ordered changes of one schema version."""
     decoded = decoder.decode(raw, table)
-    system = [
+    system = _system(raw)
+    return Sides(
+        _data(raw, decoded.data, decoded.data_rows, system),
+        _tombstones(raw, table, decoded.old, decoded.old_rows, system),
+    )
+
+
+def decode_side(
+    raw: pa.RecordBatch, table: TableInfo, decoder: RowDecoder, side: Side, names: Collection[str]
+) -> pa.RecordBatch:
+    """Decode one side of ordered changes of one schema version, and of its columns those of some names.
+
+    Columns that nobody asked for are not decoded: of wide rows that is most of the work.
+    """
+    columns = [each for each in table.stored_columns if OLD in names or each.name in names]
+    if side == "data":
+        rows, places = decoder.decode_new(raw, table, columns)
+        decoded = _data(raw, rows, places, _system(raw))
+    else:
+        rows, places = decoder.decode_old(raw, table, columns)
+        decoded = _tombstones(raw, table, rows, places, _system(raw))
+    return decoded.select([name for name in decoded.schema.names if name in names])
+
+
+def _system(raw: pa.RecordBatch) -> list[pa.Array]:
+    return [
         record_handles(raw.column("key")),
         raw.column("commit_ts").cast(pa.int64()),
         raw.column("start_ts").cast(pa.int64()),
     ]
-    replaced = _at(raw.column("old_value").is_valid(), decoded.data_rows)
-    data = pa.RecordBatch.from_arrays(
-        [*decoded.data.columns, *(_at(column, decoded.data_rows) for column in system), replaced],
-        schema=side_schema(table, "data"),
+
+
+def _data(
+    raw: pa.RecordBatch, rows: pa.RecordBatch, places: pa.Array, system: list[pa.Array]
+) -> pa.RecordBatch:
+    replaced = _at(raw.column("old_value").is_valid(), places)
+    return pa.RecordBatch.from_arrays(
+        [*rows.columns, *(_at(column, places) for column in system), replaced],
+        schema=pa.schema([*rows.schema, *_SYSTEM]),
     )
-    return Sides(data, _tombstones(raw, table, decoded.old, decoded.old_rows, system))
 
 
 def _at(column: pa.Array, rows: pa.Array) -> pa.Array:
@@ -79,17 +108,19 @@ def _at(column: pa.Array, rows: pa.Array) -> pa.Array:
 
 
 def _tombstones(
-    raw: pa.RecordBatch, table: TableInfo, old: pa.RecordBatch, rows: pa.Array, system: list[pa.Array]
+    raw: pa.RecordBatch, table: TableInfo, old: pa.RecordBatch, places: pa.Array, system: list[pa.Array]
 ) -> pa.RecordBatch:
-    schema = side_schema(table, "tombstone")
-    unknown = pa.array(np.asarray(raw.column("old_value").is_null())[rows.to_numpy()])
-    before = pa.StructArray.from_arrays(old.columns, fields=list(old.schema), mask=unknown)
-    keys = [arrow_field(column).name for column in table.primary_key if column.name in old.schema.names]
+    """Tombstones with the primary key, and all of `old` as `_old`; without that, if it has no column."""
+    keys = [column.name for column in table.primary_key if column.name in old.schema.names]
     columns = [
         *(old.column(name) for name in keys),
-        *(_at(column, rows) for column in system),
-        _at(raw.column("value").is_valid(), rows),
-        *(pa.nulls(len(rows), each.type) for each in _ROW_ID),
-        before,
+        *(_at(column, places) for column in system),
+        _at(raw.column("value").is_valid(), places),
+        *(pa.nulls(len(places), each.type) for each in _ROW_ID),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    fields = [*(old.schema.field(name) for name in keys), *_SYSTEM, *_ROW_ID]
+    if old.num_columns:
+        unknown = _at(raw.column("old_value").is_null(), places)
+        columns.append(pa.StructArray.from_arrays(old.columns, fields=list(old.schema), mask=unknown))
+        fields.append(pa.field(OLD, columns[-1].type))
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))

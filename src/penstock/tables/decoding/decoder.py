@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +38,13 @@ class Decoded:
     old_rows: pa.Array
 
 
+class DecodedRows(NamedTuple):
+    """Rows of one side, and the place of each in the raw batch."""
+
+    rows: pa.RecordBatch
+    places: pa.Array
+
+
 class RowDecoder(Protocol):
     """How a source's raw rows become Arrow."""
 
@@ -49,24 +56,40 @@ class RowDecoder(Protocol):
         another table.
         """
 
+    def decode_new(self, raw: pa.RecordBatch, table: TableInfo, columns: Sequence[ColumnInfo]) -> DecodedRows:
+        """Decode `data` alone, and some columns of it."""
+
+    def decode_old(self, raw: pa.RecordBatch, table: TableInfo, columns: Sequence[ColumnInfo]) -> DecodedRows:
+        """Decode `old` alone, and some columns of it."""
+
 
 class TidbRowDecoder:
     """Decode rows in TiDB's encoding, version 1 or 2, a column at a time."""
 
     def decode(self, raw: pa.RecordBatch, table: TableInfo) -> Decoded:
         """See RowDecoder."""
-        keys = _Pieces.of(raw.column("key"))
-        records = record_rows(keys.data, keys.begin, keys.end, table)
-        op = raw.column("op").to_numpy()
-        had_old = np.asarray(raw.column("old_value").is_valid())
-        put = np.flatnonzero(records & (op == Op.PUT))
-        old = np.flatnonzero(records & (had_old | (op == Op.DELETE)))
-        return Decoded(
-            data=_decode(table, keys.at(put), raw.column("value"), put),
-            data_rows=pa.array(put, pa.int64()),
-            old=_decode(table, keys.at(old), raw.column("old_value"), old),
-            old_rows=pa.array(old, pa.int64()),
-        )
+        data = self.decode_new(raw, table, table.stored_columns)
+        old = self.decode_old(raw, table, table.stored_columns)
+        return Decoded(data.rows, data.places, old.rows, old.places)
+
+    def decode_new(self, raw: pa.RecordBatch, table: TableInfo, columns: Sequence[ColumnInfo]) -> DecodedRows:
+        """See RowDecoder."""
+        put = raw.column("op").to_numpy() == Op.PUT
+        return _decode_where(table, raw, "value", put, columns)
+
+    def decode_old(self, raw: pa.RecordBatch, table: TableInfo, columns: Sequence[ColumnInfo]) -> DecodedRows:
+        """See RowDecoder."""
+        ended = np.asarray(raw.column("old_value").is_valid()) | (raw.column("op").to_numpy() == Op.DELETE)
+        return _decode_where(table, raw, "old_value", ended, columns)
+
+
+def _decode_where(
+    table: TableInfo, raw: pa.RecordBatch, side: str, wanted: Mask, columns: Sequence[ColumnInfo]
+) -> DecodedRows:
+    keys = _Pieces.of(raw.column("key"))
+    chosen = np.flatnonzero(record_rows(keys.data, keys.begin, keys.end, table) & wanted)
+    found = _decode(table, keys.at(chosen), raw.column(side), chosen, columns)
+    return DecodedRows(found, pa.array(chosen, pa.int64()))
 
 
 def decode_rows(
