@@ -1,13 +1,13 @@
 """Who may use a Flight service, and how a caller knows the service: TLS and a bearer token."""
 
 import hmac
-import ipaddress
 from dataclasses import dataclass, field
 from typing import Any
 
 from pyarrow import flight
 from pydantic import SecretStr
 
+from penstock.addresses import is_loopback
 from penstock.errors import Invalid
 from penstock.settings import CaptureSettings
 
@@ -62,17 +62,6 @@ class FlightAccess:
 
 
 OPEN = FlightAccess()
-
-
-def is_loopback(addr: str) -> bool:
-    """Whether an address can be reached from its own machine only."""
-    host = addr.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc] # pyarrow ships no types

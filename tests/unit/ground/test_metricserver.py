@@ -1,0 +1,138 @@
+"""Metrics of a process over HTTP."""
+
+import json
+import socket
+from collections.abc import Iterator
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
+from prometheus_client.parser import text_string_to_metric_families as plain
+
+from penstock import metricserver
+from penstock.addresses import is_loopback, joined, parted
+from penstock.clock import SYSTEM
+from penstock.errors import Invalid
+from penstock.metricserver import MetricServer
+
+
+@pytest.fixture
+def server() -> Iterator[MetricServer]:
+    registry = CollectorRegistry()
+    Counter("penstock_rows_total", "Rows.", registry=registry).inc(3)
+    with MetricServer.start("127.0.0.1:0", registry=registry) as running:
+        yield running
+
+
+def get(server: MetricServer, path: str, **headers: str) -> tuple[str, str]:
+    with urlopen(Request(f"http://{server.addr}{path}", headers=headers), timeout=10) as answer:
+        return answer.headers["Content-Type"], answer.read().decode()
+
+
+def test_metrics_are_shown_as_prometheus_reads_them(server: MetricServer) -> None:
+    content_type, text = get(server, "/metrics")
+    assert content_type.startswith("text/plain")
+    assert {s.name: s.value for family in plain(text) for s in family.samples}["penstock_rows_total"] == 3
+
+
+def test_who_accepts_openmetrics_gets_it(server: MetricServer) -> None:
+    content_type, text = get(server, "/metrics", Accept="application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    assert [family.name for family in openmetrics(text)] == ["penstock_rows"]
+
+
+def test_the_process_says_that_it_is_well(server: MetricServer) -> None:
+    content_type, text = get(server, "/health")
+    assert (content_type, json.loads(text)) == ("application/json", {"status": "ok"})
+
+
+def test_there_is_nothing_else_to_see(server: MetricServer) -> None:
+    with pytest.raises(HTTPError) as refused:
+        get(server, "/../etc/passwd")
+    refused.value.close()
+    assert refused.value.code == 404
+
+
+def test_only_get_is_answered(server: MetricServer) -> None:
+    with pytest.raises(HTTPError) as refused:
+        urlopen(Request(f"http://{server.addr}/metrics", data=b"x", method="POST"), timeout=10)
+    refused.value.close()
+    assert refused.value.code == 501
+
+
+def test_a_header_that_makes_no_sense_harms_its_sender_only(server: MetricServer) -> None:
+    with socket.create_connection(parted(server.addr), timeout=10) as caller:
+        caller.sendall(b"GET /metrics HTTP/1.0\r\nAccept: text/plain;version=;escaping\r\n\r\n")
+        while caller.recv(4096):
+            pass
+    assert get(server, "/health")[1] == '{"status":"ok"}'
+
+
+def is_answered(server: MetricServer) -> bool:
+    try:
+        return get(server, "/health")[1] == '{"status":"ok"}'
+    except HTTPError as busy:
+        busy.close()
+        return False
+    except OSError:  # sent away before it was heard
+        return False
+
+
+def test_callers_beyond_the_bound_are_sent_away_and_room_is_made_again(server: MetricServer) -> None:
+    idle = [
+        socket.create_connection(parted(server.addr), timeout=10) for _ in range(metricserver._REQUESTS_MAX)
+    ]
+    try:
+        with socket.create_connection(parted(server.addr), timeout=10) as late:
+            assert late.recv(64).startswith(b"HTTP/1.0 503 ")
+    finally:
+        for each in idle:
+            each.close()
+    deadline = SYSTEM.monotonic() + 10
+    while not is_answered(server):
+        assert SYSTEM.monotonic() < deadline, "no room was made"
+
+
+def test_a_closed_server_listens_no_more_and_may_be_closed_again() -> None:
+    server = MetricServer.start("127.0.0.1:0")
+    server.close()
+    server.close()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(parted(server.addr), timeout=10)
+
+
+@pytest.mark.parametrize("addr", ["0.0.0.0:0", "[::]:0", "192.0.2.1:9100", "metrics.example:9100"])
+def test_other_machines_see_metrics_only_when_somebody_said_so(addr: str) -> None:
+    with pytest.raises(Invalid, match="metrics_addr"):
+        MetricServer.start(addr)
+
+
+def test_somebody_may_say_so() -> None:
+    with MetricServer.start("0.0.0.0:0", allow_remote=True) as server:
+        port = parted(server.addr)[1]
+        with urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
+            assert answer.status == 200
+
+
+def test_a_port_that_is_taken_is_named(server: MetricServer) -> None:
+    with pytest.raises(Invalid, match=server.addr):
+        MetricServer.start(server.addr)
+
+
+@pytest.mark.parametrize("addr", ["127.0.0.1", "127.0.0.1:", "127.0.0.1:70000", ":9100", "127.0.0.1:-1"])
+def test_what_is_no_address_is_refused(addr: str) -> None:
+    with pytest.raises(Invalid, match="host:port"):
+        parted(addr)
+
+
+def test_an_address_is_parted_and_joined() -> None:
+    assert parted("[::1]:9100") == ("::1", 9100)
+    assert joined("::1", 9100) == "[::1]:9100"
+    assert joined(*parted("127.0.0.1:1")) == "127.0.0.1:1"
+
+
+def test_loopback_is_known_by_its_names() -> None:
+    assert all(map(is_loopback, ("localhost:1", "127.0.0.1:1", "127.9.9.9:1", "[::1]:1")))
+    assert not any(map(is_loopback, ("0.0.0.0:1", "[::]:1", "example.com:1", "10.0.0.1:1")))
