@@ -112,6 +112,8 @@ class Scheduler:
                 return False
             self._jobs |= {job.key: waiting for job in iteration.jobs}
             self._ready.notify()
+            if len(self._queue) == 1:
+                self._duties.notify()  # while nobody waits it does not look whether somebody has for long
             self._count()
             return True
 
