@@ -9,6 +9,7 @@ import pyarrow as pa
 from lance.dataset import LanceDataset
 from pydantic import Field, model_validator
 
+from penstock.comparing.rowdigests import hashes_of
 from penstock.consumers.indexes.columns import named
 from penstock.consumers.indexes.consumer import IndexConsumer, IndexOptions
 from penstock.consumers.indexes.earlier import Earlier
@@ -21,7 +22,6 @@ from penstock.consumers.indexes.upkeep import Limits
 from penstock.consumers.options import Names
 from penstock.errors import Invalid
 from penstock.jobs.consumer import JobContext
-from penstock.jobs.verifying.rowdigests import hashes_of
 from penstock.tables.fieldtypes import Tp
 from penstock.tables.schema import TableInfo
 

@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from penstock.comparing.comparison import Comparison
+from penstock.comparing.tally import Counts
 from penstock.consumers.kv import KvTable
 from penstock.errors import Conflict, Fenced, Invalid, Unavailable
 from penstock.jobs.jobid import JobId
-from penstock.jobs.verifying.comparing import Comparison, Counts
 from penstock.kv import Client
 from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings

@@ -17,10 +17,11 @@ import pyarrow as pa
 import pytest
 
 from penstock.clock import SystemClock
+from penstock.comparing.comparison import Comparison
+from penstock.comparing.tally import Counts
 from penstock.consumers.postgres import Postgres
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.jobs.jobid import JobId
-from penstock.jobs.verifying.comparing import Comparison, Counts
 from penstock.tables import alter
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.comparing.comparison import Comparison
+from penstock.comparing.tally import Counts
 from penstock.jobs.verifying import comparing
-from penstock.jobs.verifying.comparing import Comparison, Counts
 
 SCHEMA = pa.schema(
     [

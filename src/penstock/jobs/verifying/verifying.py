@@ -14,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.changes.admission import Limit
+from penstock.comparing.comparison import Comparison
+from penstock.comparing.tally import Counts, added_samples
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventstore.checksums import Hashes
 from penstock.jobs.consumer import Comparable, Consumer
@@ -22,7 +24,6 @@ from penstock.jobs.jobcolumns import chosen_columns, key_names
 from penstock.jobs.jobid import JobId
 from penstock.jobs.reading.rowspool import RowSpool
 from penstock.jobs.source import JobSource, Scan
-from penstock.jobs.verifying.comparing import SAMPLE_MAX, Comparison, Counts
 
 __all__ = ["Verifier", "VerifyReport"]
 
@@ -168,15 +169,14 @@ class Verifier:
             put.append(part.put)
             for batch in part.removed.to_batches():
                 removed.add(batch)
-            for way, digests in part.samples.items():
-                samples[way] = (samples.get(way, []) + digests)[:SAMPLE_MAX]
+            samples = added_samples(samples, part.samples)
         report = VerifyReport(
             job=self._job.id,
             at_ts=moment.at_ts,
             source_rows=comparison.rows[0],
             target_rows=comparison.rows[1],
             counts=counts,
-            samples={way: digests for way, digests in samples.items() if digests},
+            samples=samples,
         )
         return report, _Remedy(np.sort(np.concatenate(put)), removed.finish())
 
