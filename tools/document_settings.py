@@ -1,4 +1,4 @@
-"""Write tables of docs/configuration.md and docs/jobs.md from the code: `tools/document_settings.py`."""
+"""Write tables of docs/configuration.md and docs/consumers.md from the code: `tools/document_settings.py`."""
 
 import sys
 from collections.abc import Mapping
@@ -100,7 +100,7 @@ def render(page: str, tables: Mapping[str, type[BaseModel]], key: str) -> str:
 
 
 if __name__ == "__main__":
-    pages = {"configuration.md": (SETTINGS, "key"), "jobs.md": (option_types(), "option")}
+    pages = {"configuration.md": (SETTINGS, "key"), "consumers.md": (option_types(), "option")}
     for name, (tables, key) in pages.items():
         before = (DOCS / name).read_text()
         written = render(before, tables, key)
