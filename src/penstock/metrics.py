@@ -342,6 +342,11 @@ SINK_SPOOL_RETAINED_BYTES = Gauge(
     "Bytes of all segments that are held: what is not on the remote yet, and what lies beside it.",
     ["changefeed"],
 )
+SINK_SPOOL_MARK_BYTES = Gauge(
+    "penstock_sink_spool_mark_bytes",
+    "Marks of the spool: its quota; high, above which nothing more is read; low, from which it goes on.",
+    ["changefeed", "mark"],
+)
 SINK_WAKE_CALLS_TOTAL = Counter(
     "penstock_sink_wake_calls_total", "Events after which a dispatcher was let go on.", ["changefeed"]
 )

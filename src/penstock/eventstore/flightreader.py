@@ -41,9 +41,9 @@ class FlightReader:
         self._client: flight.FlightClient | None = None
         self._connecting = threading.Lock()
 
-    def tables(self) -> list[TableProgress]:
+    def tables(self, *, timeout_s: float = _ANSWER_TIMEOUT_S) -> list[TableProgress]:
         """Every table that the capture owns, by id, in one call however many there are."""
-        columns = json.loads(self.act("progress", b""))
+        columns = json.loads(self.act("progress", b"", timeout_s=timeout_s))
         return [
             TableProgress(**dict(zip(columns, each, strict=True)))
             for each in zip(*columns.values(), strict=True)

@@ -11,6 +11,7 @@ from penstock.kv import collecting
 from penstock.kv.background import Background
 from penstock.kv.hooks import BinlogHook, SchemaHook
 from penstock.kv.latches import Latches
+from penstock.kv.locks import Lock
 from penstock.kv.pd import PdClient
 from penstock.kv.protocol import CommitOptions
 from penstock.kv.regions import RegionCache
@@ -129,6 +130,16 @@ class AsyncClient:
         """Resolve locks that dead transactions left at `ts` or before; return how many of live ones stay."""
         self._check_open()
         return await collecting.resolve_locks_before(self._session, ts, lower, upper)
+
+    async def locks_before(
+        self, ts: int, lower: bytes = b"", upper: bytes = b"", *, count_max: int = 1024
+    ) -> list[Lock]:
+        """Return the locks of [lower, upper) of transactions that began at `ts` or before; touch none.
+
+        When there are more than `count_max`, some of them: not all regions are asked then.
+        """
+        self._check_open()
+        return await collecting.locks_before(self._session, ts, lower, upper, count_max=count_max)
 
     async def gc(self, safe_point: int) -> int:
         """Remove versions that no reader at `safe_point` or later can see; return the safe point in force.

@@ -47,6 +47,34 @@ async def resolve_locks_before(
             position = location.end
 
 
+async def locks_before(
+    session: Session, ts: int, lower: bytes, upper: bytes, *, count_max: int
+) -> list[Lock]:
+    """The locks of [lower, upper) whose transactions began at `ts` or before; none is touched.
+
+    Ends with the region in which `count_max` of them were reached. An empty `upper` is the end of all keys.
+    """
+    found: list[Lock] = []
+    position = lower
+    while True:
+        bo = session.backoffer(budgets.GC_MS, "list locks")
+        location = await session.router.cache.locate(bo, position)
+        end = location.end if not upper or (location.end and location.end < upper) else upper
+        try:
+            page = await _scan_locks(session, bo, location, ts, position, end)
+        except RegionStale:
+            continue
+        found += page
+        if len(found) >= count_max:
+            return found
+        if len(page) == _SCAN_LOCKS:
+            position = page[-1].key + b"\0"
+        elif not location.end or (upper and location.end >= upper):
+            return found
+        else:
+            position = location.end
+
+
 async def _scan_locks(
     session: Session, bo: Backoffer, location: Location, ts: int, start: bytes, end: bytes
 ) -> list[Lock]:

@@ -13,6 +13,7 @@ from penstock.sink.pipeline.shards import Shards
 from penstock.sink.pipeline.spool import Spool
 
 _STAGES = ("encode", "place", "begin", "write", "release", "ddl", "checkpoint", "sweep")
+_SPOOL_MARKS = ("quota", "high", "low")
 
 
 class SinkMetrics:
@@ -23,6 +24,9 @@ class SinkMetrics:
         self._spool_bytes = metrics.SINK_SPOOL_BYTES.labels(changefeed)
         self._spool_items = metrics.SINK_SPOOL_ITEMS.labels(changefeed)
         self._retained_bytes = metrics.SINK_SPOOL_RETAINED_BYTES.labels(changefeed)
+        self._spool_marks = {
+            mark: metrics.SINK_SPOOL_MARK_BYTES.labels(changefeed, mark) for mark in _SPOOL_MARKS
+        }
         self._queued_items = metrics.SINK_QUEUED_ITEMS.labels(changefeed)
         self._active = metrics.SINK_ACTIVE_DISPATCHERS.labels(changefeed)
         self._oldest_age = metrics.SINK_OLDEST_UNFLUSHED_AGE_SECONDS.labels(changefeed)
@@ -51,6 +55,12 @@ class SinkMetrics:
         except Exception:
             self._errors[name].inc()
             raise
+
+    def marks(self, spool: Spool) -> None:
+        """What the spool is measured against."""
+        found = zip(_SPOOL_MARKS, (spool.quota_bytes, spool.high_bytes, spool.low_bytes), strict=True)
+        for mark, nbytes in found:
+            self._spool_marks[mark].set(nbytes)
 
     def levels(self, shards: Shards, spool: Spool, buffers: Buffers) -> None:
         """How full everything is."""
@@ -101,3 +111,5 @@ class SinkMetrics:
         )
         for gauge in gauges:
             gauge.remove(self._changefeed)
+        for mark in _SPOOL_MARKS:
+            metrics.SINK_SPOOL_MARK_BYTES.remove(self._changefeed, mark)

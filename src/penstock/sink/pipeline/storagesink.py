@@ -47,6 +47,7 @@ class StorageSink:
         self._underway = Underway()
         self._threads = Threads(_THREADS, "penstock-sink")
         self._ledger = Ledger(options, self._metrics, self._release, clock)
+        self._metrics.marks(self._ledger.spool)
         self._writing = WriteLoop(
             engine,
             files,
