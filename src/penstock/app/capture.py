@@ -1,10 +1,9 @@
 """`penstock capture`: log puller and event store in the foreground."""
 
 import asyncio
-import contextlib
-import json
 import signal
 
+from penstock.app.readiness import metrics_shown, say_ready
 from penstock.eventstore.capture import Capture
 from penstock.settings import Settings
 
@@ -14,8 +13,14 @@ __all__ = ["serve"]
 async def serve(settings: Settings) -> None:
     """Capture until SIGTERM or SIGINT, then flush and stop; raise what made it impossible to go on.
 
-    Prints one line of JSON with the address of the Flight service when it is ready.
+    Prints one line of JSON with the address of the Flight service when it is ready, and with that of its
+    metrics when settings have one for them.
     """
+    with metrics_shown(settings.metrics_addr) as shown:
+        await _serve(settings, shown)
+
+
+async def _serve(settings: Settings, shown: dict[str, str]) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -27,8 +32,7 @@ async def serve(settings: Settings) -> None:
             "flight": capture.flight_addr,
             "tables": sorted(capture.tables),
         }
-        with contextlib.suppress(BrokenPipeError):  # nobody has to read it
-            print(json.dumps(ready), flush=True)
+        say_ready(ready | shown)
         asked = asyncio.create_task(stopping.wait())
         await asyncio.wait((asked, capture.failed), return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()

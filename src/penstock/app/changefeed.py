@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock import logs
-from penstock.app.answering import load, print_json
+from penstock.app.answering import MetricsAddr, load, print_json
 
 __all__ = ["app"]
 
@@ -137,20 +137,20 @@ def remove(name: Name, config: Config = None, pd: Pd = None) -> None:
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Option(help="Settings file (YAML).")],
+    config: Config = None,
     until_idle: Annotated[
         bool,
         typer.Option("--until-idle", help="End when every changefeed has finished, failed or is paused."),
     ] = False,
+    metrics_addr: MetricsAddr = None,
 ) -> None:
     """Run changefeeds in the foreground, until SIGTERM or SIGINT; create those of the settings first.
 
     Several processes may run: each takes changefeeds that nobody runs. Prints a line of JSON when ready.
     """
-    from penstock import settings
     from penstock.app.feedservice import serve
 
-    serve(settings.load(config), until_idle=until_idle)
+    serve(load(config, metrics_addr=metrics_addr), until_idle=until_idle)
 
 
 def _given(**options: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import typer
 
 from penstock import __version__, arrowmemory, logs
 from penstock.app import changefeed, job
+from penstock.app.answering import MetricsAddr, load, print_json
 from penstock.errors import PenstockError
 
 __all__ = ["main"]
@@ -67,6 +68,44 @@ def _root(
 
 
 @app.command()
+def up(
+    context: typer.Context,
+    config: Annotated[
+        Path | None, typer.Option(help="Settings file (YAML); without one, everything runs embedded.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder in place of ./penstock-data, for what the settings file does not say."),
+    ] = None,
+) -> None:
+    """Run a whole deployment in the foreground: store, captures, changefeeds, jobs, API and pages.
+
+    Parts that end are started again. SIGTERM or SIGINT stops all of them, the next one ends them at once.
+    """
+    from penstock.app.up.command import serve, up_settings
+
+    asked = context.parent.params if context.parent is not None else {}
+    level = asked["log_level"]
+    serve(
+        up_settings(config, data),
+        log_format=asked["log_format"].value,
+        log_level=None if level is None else level.value.upper(),
+    )
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("penstock.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+) -> None:
+    """Write a settings file: every key with what it means and its default."""
+    from penstock.app.up.initfile import write
+
+    write(path, force=force)
+    print(f"{path} is written; edit it, then: penstock up --config {path}")
+
+
+@app.command()
 def store(
     pd_addr: Annotated[
         str | None, typer.Option(help="Address of the placement driver; port 0 takes a free one.")
@@ -84,6 +123,7 @@ def store(
     config: Annotated[
         Path | None, typer.Option(help="Settings file (YAML); options given here come first.")
     ] = None,
+    metrics_addr: MetricsAddr = None,
 ) -> None:
     """Run the embedded store in the foreground, until SIGTERM or SIGINT.
 
@@ -101,19 +141,22 @@ def store(
         enable_faults=enable_faults,
         config=config,
     )
-    asyncio.run(serve(store_settings(options)))
+    shown_at = load(config, metrics_addr=metrics_addr).metrics_addr
+    asyncio.run(serve(store_settings(options), metrics_addr=shown_at))
 
 
 @app.command()
-def capture(config: Annotated[Path, typer.Option(help="Settings file (YAML).")]) -> None:
+def capture(
+    config: Annotated[Path | None, typer.Option(help="Settings file (YAML).")] = None,
+    metrics_addr: MetricsAddr = None,
+) -> None:
     """Capture tables into the event store, in the foreground, until SIGTERM or SIGINT.
 
     Prints one line of JSON with the address of its Flight service when it is ready.
     """
-    from penstock import settings
     from penstock.app.capture import serve
 
-    asyncio.run(serve(settings.load(config)))
+    asyncio.run(serve(load(config, metrics_addr=metrics_addr)))
 
 
 @app.command()
@@ -177,7 +220,6 @@ def search(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Ask the fulltext or vector index of a job; the answer says how fresh it is."""
-    from penstock.app.answering import load, print_json
     from penstock.control import searching
     from penstock.control.deployment import deployed
     from penstock.jobs.jobid import JobId

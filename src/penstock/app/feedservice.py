@@ -1,42 +1,66 @@
 """`penstock changefeed run`: changefeeds in the foreground, on Spark."""
 
-import contextlib
-import json
+import asyncio
 import os
 import socket
 
+from penstock.app.readiness import metrics_shown, say_ready
 from penstock.app.signals import run_until_signalled
 from penstock.clock import SYSTEM
+from penstock.errors import Unavailable
 from penstock.kv import AsyncClient
 from penstock.settings import Settings
 from penstock.sink.feeds.kvfeedstore import Feeds
-from penstock.sink.feeds.runner import FeedRunner, OpenEngine, create_configured
+from penstock.sink.feeds.runner import FeedRunner, create_configured
 from penstock.spark.executorsettings import for_executors
-from penstock.spark.session import build_session
+from penstock.spark.latesession import LateSession
 from penstock.spark.sinkengine import spark_engines
 
 __all__ = ["serve"]
+
+_LOOK_S = 1.0
 
 
 def serve(settings: Settings, *, until_idle: bool = False) -> None:
     """Run changefeeds until SIGTERM or SIGINT, then write what was read and stop.
 
-    Those of the settings are created when they are not there. Prints one line of JSON when it is ready. With
-    `until_idle` it also ends once every changefeed has finished, failed or is stopped.
+    Those of the settings are created when they are not there. Prints one line of JSON when it is ready; Spark
+    is started before that, or when the first changefeed is created. With `until_idle` it also ends once every
+    changefeed has finished, failed or is stopped.
     """
     shared = for_executors(settings)
-    spark = build_session(shared, app_name="penstock-changefeeds")
+    session = LateSession(shared, app_name="penstock-changefeeds")
     try:
-        run_until_signalled(_run(shared, spark_engines(spark), until_idle=until_idle))
+        with metrics_shown(settings.metrics_addr) as shown:
+            run_until_signalled(_run(shared, session, shown, until_idle=until_idle))
     finally:
-        spark.stop()
+        session.stop()
 
 
-async def _run(settings: Settings, open_engine: OpenEngine, *, until_idle: bool) -> None:
+async def _run(settings: Settings, session: LateSession, shown: dict[str, str], *, until_idle: bool) -> None:
     owner = f"{socket.gethostname()}-{os.getpid()}-{SYSTEM.unique_id()[:8]}"
     async with await AsyncClient.connect(settings.pd_addrs, tls=settings.tls, settings=settings.kv) as client:
         feeds = Feeds(client)
         await create_configured(feeds, settings, now_ts=await client.timestamp())
-        with contextlib.suppress(BrokenPipeError):  # nobody has to read it
-            print(json.dumps({"changefeeds": [each.info.id for each in await feeds.list()]}), flush=True)
-        await FeedRunner(settings, feeds, open_engine, owner=owner).run(until_idle=until_idle)
+        found = [each.info.id for each in await feeds.list()]
+        if found:
+            await asyncio.to_thread(session.get)
+        say_ready({"changefeeds": found} | shown)
+        if not found:
+            if until_idle:
+                return
+            await _first_feed(feeds)
+        spark = await asyncio.to_thread(session.get)
+        runner = FeedRunner(settings, feeds, spark_engines(spark), owner=owner)
+        await runner.run(until_idle=until_idle)
+
+
+async def _first_feed(feeds: Feeds) -> None:
+    """Wait until there is a changefeed; a Java machine is too much to do that with."""
+    while True:
+        try:
+            if await feeds.list():
+                return
+        except Unavailable:  # the store is away for a while, and so is every changefeed
+            pass
+        await SYSTEM.sleep(_LOOK_S)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock import logs
-from penstock.app.answering import load, print_json
+from penstock.app.answering import MetricsAddr, load, print_json
 
 __all__ = ["app"]
 
@@ -278,15 +278,14 @@ def repair(
 
 
 @app.command()
-def run(config: Annotated[Path, typer.Option(help="Settings file (YAML).")]) -> None:
+def run(config: Config = None, metrics_addr: MetricsAddr = None) -> None:
     """Run jobs in the foreground, until SIGTERM or SIGINT.
 
     Several processes may run: one works, the others stand by. Prints a line of JSON when ready.
     """
-    from penstock import settings
     from penstock.app.jobservice import serve
 
-    serve(settings.load(config))
+    serve(load(config, metrics_addr=metrics_addr))
 
 
 @app.command()

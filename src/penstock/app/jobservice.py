@@ -1,11 +1,10 @@
 """`penstock job run`: the jobs of a cluster in the foreground."""
 
 import asyncio
-import contextlib
-import json
 import os
 import socket
 
+from penstock.app.readiness import metrics_shown, say_ready
 from penstock.app.signals import run_until_signalled
 from penstock.clock import SYSTEM
 from penstock.jobs.iterations.execution import Executor
@@ -35,12 +34,13 @@ def serve(settings: Settings) -> None:
     shared = for_executors(settings)
     session = LateSession(shared, app_name="penstock-jobs")
     try:
-        run_until_signalled(_run(shared, session))
+        with metrics_shown(settings.metrics_addr) as shown:
+            run_until_signalled(_run(shared, session, shown))
     finally:
         session.stop()
 
 
-async def _run(settings: Settings, session: LateSession) -> None:
+async def _run(settings: Settings, session: LateSession, shown: dict[str, str]) -> None:
     owner = f"{socket.gethostname()}-{os.getpid()}-{SYSTEM.unique_id()[:8]}"
     async with await AsyncClient.connect(settings.pd_addrs, tls=settings.tls, settings=settings.kv) as client:
         log = JobLog(Client(client))
@@ -57,8 +57,7 @@ async def _run(settings: Settings, session: LateSession) -> None:
                 open_scheduler=lambda on_end: _scheduler(settings, log, source, session, on_end),
             )
             _, jobs = await asyncio.to_thread(log.read_all)
-            with contextlib.suppress(BrokenPipeError):  # nobody has to read it
-                print(json.dumps({"runner": owner, "jobs": sum(job.live for job in jobs)}), flush=True)
+            say_ready({"runner": owner, "jobs": sum(job.live for job in jobs)} | shown)
             await runner.run()
 
 

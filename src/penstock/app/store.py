@@ -1,8 +1,6 @@
 """`penstock store`: the embedded store in the foreground."""
 
 import asyncio
-import contextlib
-import json
 import logging
 import signal
 from dataclasses import dataclass
@@ -10,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import settings as settings_
+from penstock.app.readiness import metrics_shown, say_ready
 from penstock.errors import Invalid
 from penstock.settings import Settings, StoreSettings
 from penstock.store.cluster import Cluster
@@ -55,8 +54,13 @@ def _tls(options: StoreOptions) -> dict[str, Path | None] | None:
     return {"cert_path": options.tls_cert, "key_path": options.tls_key, "ca_path": options.tls_ca}
 
 
-async def serve(settings: StoreSettings) -> None:
+async def serve(settings: StoreSettings, *, metrics_addr: str | None = None) -> None:
     """Serve until SIGTERM or SIGINT; print one line of JSON with the addresses when ready."""
+    with metrics_shown(metrics_addr) as shown:
+        await _serve(settings, shown)
+
+
+async def _serve(settings: StoreSettings, shown: dict[str, str]) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -64,8 +68,7 @@ async def serve(settings: StoreSettings) -> None:
     cluster = await Cluster.start(settings)
     try:
         ready = {"cluster_id": cluster.cluster_id, "pd": cluster.pd_addr, "stores": cluster.store_addrs}
-        with contextlib.suppress(BrokenPipeError):  # nobody has to read it
-            print(json.dumps(ready), flush=True)
+        say_ready(ready | shown)
         _log.info("store is ready", extra={"pd_addr": cluster.pd_addr, "data": str(settings.data)})
         await stopping.wait()
     finally:

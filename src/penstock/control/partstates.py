@@ -70,6 +70,11 @@ class UpStates:
         written.write_text(json.dumps(asdict(self)), encoding="utf-8")
         written.replace(folder / _NAME)
 
+    @staticmethod
+    def remove(folder: Path) -> None:
+        """Say nothing any more. Raises OSError."""
+        (folder / _NAME).unlink(missing_ok=True)
+
     @classmethod
     def read(cls, folder: Path) -> Self | None:
         """What is said in a folder; None when nothing is, or who said it does not run any more.

@@ -68,18 +68,22 @@ class Settings(Frozen):
     """Everything penstock.yaml may say."""
 
     pd_addrs: tuple[str, ...] = ("127.0.0.1:2379",)
+    """Placement drivers of the cluster: of TiKV, or of the embedded store."""
     tls: TlsSettings | None = None
+    """How to reach a cluster that asks for TLS."""
     kv: KvSettings = KvSettings()
     store: StoreSettings = StoreSettings()
     puller: PullerSettings = PullerSettings()
     capture: CaptureSettings = CaptureSettings()
     spark: SparkSettings = SparkSettings()
     changefeeds: dict[str, ChangefeedSettings] = Field({})
+    """Changefeeds by their names; `penstock up` and `changefeed run` create those that are missing."""
     jobs: JobsSettings = JobsSettings()
     api: ApiSettings = ApiSettings()
     up: UpSettings = UpSettings()
     tracing: TracingSettings = TracingSettings()
     metrics_addr: str | None = Field(None, pattern=r"^\S+:[0-9]{1,5}$")
+    """Where a service shows its metrics; port 0 takes a free one. Under `penstock up` the API shows all."""
 
     @field_validator("changefeeds")
     @classmethod

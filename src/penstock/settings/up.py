@@ -10,7 +10,8 @@ from penstock.settings.frozen import Frozen
 class UpSettings(Frozen):
     """What `penstock up` runs, and how it looks after it.
 
-    The embedded store runs when its address, store.pd_addr, is among pd_addrs.
+    The embedded store runs when its address, store.pd_addr, is among pd_addrs. One with port 0 does when
+    pd_addrs name no other cluster; the other parts are told the port that it got.
     """
 
     data: Path = Path("penstock-data/up")

@@ -1,0 +1,87 @@
+"""A part of `penstock up`, as its supervisor starts it: `python -m penstock.app.up.part NAME`.
+
+Its order comes by standard input, which stays open for as long as it should run: the end of input means to
+stop, so that nothing outlives a supervisor that was killed.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+
+from penstock import arrowmemory, logs
+from penstock.app.up.orders import Order
+from penstock.clock import SYSTEM
+from penstock.control.partstates import PartKind
+from penstock.errors import PenstockError
+from penstock.settings import Settings
+
+__all__ = ["main"]
+
+_INPUT = 0
+_CHUNK_BYTES = 1 << 16
+
+
+def main() -> None:
+    """Run a part until its input ends; an error is one line on standard error and exit code 2."""
+    arrowmemory.prepare()
+    try:
+        order = Order.parse(_read_line())
+        logs.configure(style=order.log_format, level=order.log_level)
+        stop_s = order.settings.up.stop_s
+        threading.Thread(target=_stop_at_end_of_input, args=(stop_s,), daemon=True).start()
+        _serve(order.kind, order.settings)
+    except PenstockError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _serve(kind: PartKind, settings: Settings) -> None:
+    """Serve in the foreground until SIGTERM; each part brings in what it needs, and no more."""
+    match kind:
+        case PartKind.STORE:
+            from penstock.app import store
+
+            asyncio.run(store.serve(settings.store, metrics_addr=settings.metrics_addr))
+        case PartKind.CAPTURE:
+            from penstock.app import capture
+
+            asyncio.run(capture.serve(settings))
+        case PartKind.CHANGEFEEDS:
+            from penstock.app import feedservice
+
+            feedservice.serve(settings)
+        case PartKind.JOBS:
+            from penstock.app import jobservice
+
+            jobservice.serve(settings)
+        case PartKind.API:
+            from penstock.api import serving
+
+            serving.serve(settings)
+
+
+def _read_line() -> bytes:
+    """The first line of input. Not through sys.stdin, whose lock a waiting thread would keep at the end."""
+    found = b""
+    while not found.endswith(b"\n") and (chunk := os.read(_INPUT, _CHUNK_BYTES)):
+        found += chunk
+    return found
+
+
+def _stop_at_end_of_input(stop_s: float) -> None:
+    """On a thread: ask the service to end as a person would; see to its end when it does not come."""
+    while os.read(_INPUT, _CHUNK_BYTES):
+        pass
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+    signal.pthread_kill(main_thread, signal.SIGTERM)
+    SYSTEM.pause(stop_s)
+    if os.getpgrp() == os.getpid():  # with what it started; the group is its own under a supervisor
+        os.killpg(0, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()
