@@ -88,7 +88,7 @@ def _of_part(part: PartStatus, facts: Facts) -> Iterator[Problem]:
             part=part.name,
             what=ProblemKind.PART_SILENT,
             message=f"{part.name} runs, but does not show its metrics",
-            remedy="it may be overloaded, or hang: see its log lines, and end it if need be: it is started again",
+            remedy="it may be overloaded, or hang: see its log lines; when it is ended, it is started again",
         )
 
 
@@ -101,7 +101,7 @@ def _of_captures(facts: Facts) -> Iterator[Problem]:
                 part=capture.id,
                 what=ProblemKind.PART_SILENT,
                 message=f"capture {capture.id} does not answer: {capture.error}",
-                remedy="check that it runs, what its log says, and that capture.flight_token is the same here",
+                remedy="check that it runs, what its log says, and that capture.flight_token is the same",
             )
     wanted = sum(table.wanted for table in facts.tables)
     if wanted and not facts.captures and "captures" not in facts.unknown:
@@ -122,7 +122,7 @@ def _of_table(table: TableFact, facts: Facts, explanation: Explanation) -> Itera
                 part=table.name,
                 what=ProblemKind.TABLE_NOT_CAPTURED,
                 message=f"no capture has {table.name}",
-                remedy="add it to capture.tables of a capture; if it is there, the capture's log says why not",
+                remedy="add it to capture.tables of a capture; if it is there, the capture's log says why",
             )
         return
     lag_s = behind_s(facts.now_ts, table.readable_ts) if table.readable_ts else 0.0

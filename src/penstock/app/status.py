@@ -1,0 +1,213 @@
+"""`penstock status`: how a deployment does, on a terminal or as JSON."""
+
+import sys
+from collections.abc import Iterable, Iterator
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from penstock.clock import SYSTEM
+from penstock.control.deployment import deployed
+from penstock.control.overview import (
+    HeldBy,
+    Overview,
+    Rates,
+    overview,
+    overview_without_cluster,
+)
+from penstock.errors import Unavailable
+from penstock.settings import Settings
+
+__all__ = ["shown", "status", "watch"]
+
+_RATE_S = 0.3
+_WATCH_S = 2.0
+_KV_TIMEOUT_MS = 1_000
+_GOOD = frozenset({"running", "normal", "completed", "finished"})
+
+
+def status(settings: Settings, *, as_json: bool, limit: int) -> int:
+    """Print how a deployment does; 0 when it is well, else 1.
+
+    Raises Unavailable when the cluster does not answer and nothing is known to run.
+    """
+    found = _look(settings, limit)
+    if as_json or not sys.stdout.isatty():
+        print(found.model_dump_json(indent=2))
+    else:
+        Console().print(shown(found))
+    return 0 if found.healthy else 1
+
+
+def _look(settings: Settings, limit: int) -> Overview:
+    rates = Rates()
+    rates.read(settings)
+    try:
+        with deployed(_hasty(settings)) as deployment:
+            SYSTEM.pause(_RATE_S)  # so that there are rates
+            return overview(deployment, rates, limit=limit)
+    except Unavailable as error:
+        found = overview_without_cluster(settings, str(error))
+        if found is None:
+            raise
+        return found
+
+
+def watch(settings: Settings, *, limit: int) -> int:
+    """Show it again and again until it is interrupted; then as `status`."""
+    rates = Rates()
+    latest: Overview | None = None
+    try:
+        with Live(console=Console(), auto_refresh=False, screen=sys.stdout.isatty()) as live:
+            for latest in _looks(settings, rates, limit):
+                live.update(shown(latest), refresh=True)
+                SYSTEM.pause(_WATCH_S)
+    except KeyboardInterrupt:
+        pass
+    return 0 if latest is not None and latest.healthy else 1
+
+
+def _looks(settings: Settings, rates: Rates, limit: int) -> Iterator[Overview]:
+    """One overview after another, whether the cluster answers or not, as long as something is known."""
+    while True:
+        try:
+            with deployed(_hasty(settings)) as deployment:
+                while True:
+                    yield overview(deployment, rates, limit=limit)
+        except Unavailable as error:
+            found = overview_without_cluster(settings, str(error))
+            if found is None:
+                raise
+            yield found
+
+
+def _hasty(settings: Settings) -> Settings:
+    """Who asks how things are does not wait for long."""
+    kv = settings.kv.model_copy(
+        update={"pd_timeout_ms": min(settings.kv.pd_timeout_ms, _KV_TIMEOUT_MS), "backoff_weight": 1}
+    )
+    return settings.model_copy(update={"kv": kv})
+
+
+# On a terminal.
+
+
+def shown(found: Overview) -> RenderableType:
+    """An overview for people."""
+    parts: list[RenderableType] = [_flow(found)]
+    parts += [
+        Text(f"  {stage.stage.value} is held by {_held(stage.held_by)}", style="yellow")
+        for stage in found.stages
+        if stage.held_by is not None
+    ]
+    parts += [_parts(found), _tables(found), _feeds(found), _jobs(found), _problems(found)]
+    return Group(*parts)
+
+
+def _flow(found: Overview) -> Text:
+    """The stages with how far each is behind, in one line."""
+    line = Text()
+    for place, stage in enumerate(found.stages):
+        line.append(" → " if place else "")
+        line.append(stage.stage.value, style="bold")
+        if place:
+            line.append(f" {_seconds(stage.lag_s)}", style="yellow" if stage.held_by else "green")
+        if stage.rate is not None:
+            line.append(f" {stage.rate:,.0f} rows/s", style="dim")
+    return line
+
+
+def _parts(found: Overview) -> RenderableType:
+    rows = (
+        (
+            each.name,
+            each.state.value,
+            each.addr or "",
+            str(each.pid or ""),
+            str(each.restarts or ""),
+            each.since or "",
+            each.error,
+        )
+        for each in found.parts
+    )
+    return _table(("part", "state", "address", "pid", "restarts", "since", "error"), rows, state=1)
+
+
+def _tables(found: Overview) -> RenderableType:
+    rows = (
+        (each.table, _seconds(each.lag_s), each.readable_time or "", _held(each.held_by))
+        for each in found.tables
+    )
+    return _table(
+        ("table", "lag", "readable up to", "held by"), rows, more=found.totals.tables - len(found.tables)
+    )
+
+
+def _feeds(found: Overview) -> RenderableType:
+    rows = (
+        (
+            each.id,
+            each.state,
+            _seconds(each.lag_s),
+            "" if each.spool is None else f"{each.spool.level:.0%} of {_size(each.spool.quota_bytes)}",
+            each.error or _held(each.held_by),
+        )
+        for each in found.changefeeds
+    )
+    return _table(
+        ("changefeed", "state", "lag", "spool", "held by"),
+        rows,
+        state=1,
+        more=found.totals.changefeeds - len(found.changefeeds),
+    )
+
+
+def _jobs(found: Overview) -> RenderableType:
+    rows = (
+        (each.job, each.consumer or "", each.state, _seconds(each.lag_s), each.lacks or "", each.error)
+        for each in found.jobs
+    )
+    return _table(
+        ("job", "consumer", "state", "lag", "lacks", "error"),
+        rows,
+        state=2,
+        more=found.totals.jobs - len(found.jobs),
+    )
+
+
+def _problems(found: Overview) -> RenderableType:
+    if found.healthy:
+        return Text(f"all is well, {found.now_time}", style="green")
+    told = Text()
+    for each in found.problems:
+        told.append(f"{each.message}\n", style="bold red")
+        told.append(f"  {each.remedy}\n")
+    more = found.totals.problems - len(found.problems)
+    told.append(f"{found.totals.problems} problems{f', {more} not shown' if more else ''}, {found.now_time}")
+    return told
+
+
+def _table(
+    heads: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, state: int | None = None, more: int = 0
+) -> RenderableType:
+    table = Table(*heads, caption=f"and {more} more" if more else None)
+    for row in rows:
+        cells = [Text(cell) for cell in row]
+        if state is not None:
+            cells[state].stylize("green" if row[state] in _GOOD else "yellow")
+        table.add_row(*cells)
+    return table if table.row_count else Text(f"no {heads[0]}s", style="dim")
+
+
+def _held(by: HeldBy | None) -> str:
+    return "" if by is None else f"{by.kind.value} {by.name}: {by.detail}"
+
+
+def _seconds(lag_s: float | None) -> str:
+    return "" if lag_s is None else f"{lag_s:.1f} s"
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / (1 << 20):,.0f} MiB"
