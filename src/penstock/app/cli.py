@@ -42,6 +42,9 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+_ANSWERING = frozenset({"search", "status"})
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         print(f"penstock {__version__}")
@@ -63,7 +66,7 @@ def _root(
         typer.Option(help="The least important lines to show; info, or warning for commands that answer."),
     ] = None,
 ) -> None:
-    usual = LogLevel.WARNING if context.invoked_subcommand == "search" else LogLevel.INFO
+    usual = LogLevel.WARNING if context.invoked_subcommand in _ANSWERING else LogLevel.INFO
     logs.configure(style=log_format.value, level=(log_level or usual).value.upper())
 
 
@@ -241,6 +244,29 @@ def search(
         from penstock.app.printing import print_found
 
         print_found(answer)
+
+
+@app.command()
+def status(
+    config: Annotated[Path | None, typer.Option(help="Settings file (YAML).")] = None,
+    pd: Annotated[
+        list[str] | None, typer.Option(help="Address of a placement driver; may be repeated.")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Rows of each list, the slowest first.", min=1)] = 20,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on showing it, until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show how the deployment does: where changes are, what holds them back, and what mends what is wrong.
+
+    The exit code is 0 when all is well, 1 when there are problems, and 2 when nothing can be found out.
+    """
+    from penstock.app import status as status_
+    from penstock.app.answering import load
+
+    settings = load(config, pd)
+    if watch and not as_json:
+        raise typer.Exit(status_.watch(settings, limit=limit))
+    raise typer.Exit(status_.status(settings, as_json=as_json, limit=limit))
 
 
 @app.command()
