@@ -13,7 +13,7 @@ from penstock.sink.positions import Position
 from penstock.sink.work import DispatcherSpec
 
 _PREFIX = b"penstock/changefeed/"
-INFOS, STATUSES = _PREFIX + b"info/", _PREFIX + b"status/"
+INFOS, STATUSES, LEASES = _PREFIX + b"info/", _PREFIX + b"status/", _PREFIX + b"lease/"
 _ATTEMPTS = 10
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class FeedKeys:
     @property
     def lease(self) -> bytes:
         """Who runs it."""
-        return _PREFIX + b"lease/" + self.feed_id.encode()
+        return LEASES + self.feed_id.encode()
 
     @property
     def dispatchers(self) -> bytes:
