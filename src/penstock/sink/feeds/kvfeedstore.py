@@ -9,6 +9,7 @@ from penstock.kv import AsyncClient, AsyncTransaction
 from penstock.sink.feeds.feed import Feed, FeedInfo, FeedStatus, check_feed_id
 from penstock.sink.feeds.feedrows import (
     INFOS,
+    LEASES,
     STATUSES,
     FeedKeys,
     Lease,
@@ -65,6 +66,16 @@ class Feeds:
         """One of them; raise Invalid when there is none of that name."""
         async with self._client.begin() as txn:
             return await get_feed(txn, feed_id)
+
+    async def owners(self) -> dict[str, str]:
+        """Who runs each changefeed that somebody runs now; the lease of a silent one ends after a while."""
+        async with self._client.begin() as txn:
+            now_ms = physical_ms(await txn.start_ts)
+            rows = [row async for row in txn.scan(LEASES, prefix_end(LEASES))]
+        found = {key.removeprefix(LEASES).decode(): Lease.read(value) for key, value in rows}
+        return {
+            name: lease.owner for name, lease in found.items() if lease.owner and lease.expires_ms > now_ms
+        }
 
     async def change(self, feed_id: str, edit: Callable[[Feed], Feed]) -> Feed:
         """Change one in a transaction; what `edit` raises is raised, and nothing is changed."""
