@@ -424,6 +424,13 @@ SINK_ERRORS_TOTAL = Counter(
     ["changefeed", "stage"],
 )
 
+# Traces.
+TRACING_SPANS_TOTAL = Counter(
+    "penstock_tracing_spans_total",
+    "Spans of traces: sent, dropped (more came than could be sent), failed (the endpoint did not take them).",
+    ["outcome"],
+)
+
 # Jobs: the runner.
 JOBS_RUNNER = Gauge("penstock_jobs_runner", "1 while this process is the one that runs jobs.")
 JOBS_TAKEOVERS_TOTAL = Counter(
@@ -519,4 +526,22 @@ JOBS_USAGE_TASK_SECONDS_TOTAL = Counter(
     "penstock_jobs_usage_task_seconds_total",
     "Time that consumers worked, and their readers, by account.",
     ["account"],
+)
+
+# The HTTP API.
+API_REQUESTS_TOTAL = Counter(
+    "penstock_api_requests_total",
+    "Requests, by the route that answered and the status.",
+    ["method", "route", "status"],
+)
+API_REQUEST_SECONDS = Histogram(
+    "penstock_api_request_seconds",
+    "From a request's arrival to the end of its answer.",
+    ["route"],
+    buckets=_SECONDS,
+)
+API_REFUSED_TOTAL = Counter(
+    "penstock_api_refused_total",
+    "Requests that were refused before they were looked at: token, admin, rate, body, readers, host, origin.",
+    ["why"],
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock import metrics
+from penstock import metrics, tracing
 from penstock.clock import Clock
 from penstock.errors import Fenced, PenstockError, Unavailable
 from penstock.eventstore.building import Build, Built, Schemas
@@ -175,9 +175,16 @@ class Flusher:
         while chunk is not None:
             (_, direct), rest = chunk
             build = self.build.direct if direct else self.build.appendable
-            built = build(table.rows.table_id, versions, (each.rows for each in rest), table.index.find)
+            rows = (each.rows for each in rest)
+            passage = None if tracing.current is None else tracing.current.passage()
+            if passage is not None:
+                rows = passage.through(rows)
+            built = build(table.rows.table_id, versions, rows, table.index.find)
             chunk = next(chunks, None)
             self._commit(table, versions, built if chunk else replace(built, last_ts=to_ts))
+            if passage is not None:
+                table_id, name = table.rows.table_id, versions[-1].name
+                passage.arrived(tracing.Stage.FLUSH, key=str(table_id), table_id=table_id, table=name)
 
     def _commit(self, table: Table, versions: list[SchemaVersion], built: Built) -> None:
         """Make a chunk part of the table, and let its rows go."""

@@ -7,7 +7,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from penstock import metrics
+from penstock import metrics, tracing
 from penstock.clock import TS_MAX, Clock, physical_ms
 from penstock.errors import Unavailable
 from penstock.eventstore.flushing import TableLoad
@@ -155,6 +155,8 @@ class TableRows:
             elif in_memory:
                 self._memory.give_back(held.weight)
         metrics.EVENTSTORE_ROWS_TOTAL.labels("stored").inc(held.rows)
+        if tracing.current is not None:
+            tracing.current.captured(batch, table_id=self.table_id, place=f"{place.segment}/{place.offset}")
         finish()
 
     def advance_resolved_ts(self, ts: int) -> None:

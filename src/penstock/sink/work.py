@@ -85,6 +85,10 @@ class DmlEvent:
             call()
 
 
+Traced = tuple[tuple[int, int], ...]
+"""Transactions that are traced, by commit timestamp, and how many rows each has somewhere."""
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """An encoded payload in the spool: the changes after `start` up to `end`. (segment, number) finds it."""
@@ -95,6 +99,7 @@ class Chunk:
     end: Position
     rows: int
     nbytes: int
+    traced: Traced = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from penstock.sink.positions import Position
-from penstock.sink.work import Chunk, FileWork, Written
+from penstock.sink.work import Chunk, FileWork, Traced, Written
 
 if TYPE_CHECKING:
     from penstock.sink.formats.encoding import Encoded
@@ -21,12 +22,14 @@ DESCRIPTORS = (
     "end_handle",
     "rows",
     "nbytes",
+    "traced",
 )
 CHUNKS = (
     "which int, part int, number long, start_ts long, start_handle binary, end_ts long, end_handle binary,"
-    " rows long, nbytes long, payload binary"
+    " rows long, nbytes long, traced binary, payload binary"
 )
 _CODEC = "lz4"
+_TRACED = "<u8"
 WRITTEN = "number int, data_path string, nbytes long, error string"
 
 _CHUNKS = pa.schema(
@@ -40,6 +43,7 @@ _CHUNKS = pa.schema(
         ("end_handle", pa.binary()),
         ("rows", pa.int64()),
         ("nbytes", pa.int64()),
+        ("traced", pa.binary()),
         ("payload", pa.binary()),
     ]
 )
@@ -53,7 +57,8 @@ def chunk_batch(which: int, part: int, number: int, encoded: "Encoded") -> pa.Re
     start, end = encoded.start, encoded.end
     row = [which, part, number, start.ts, start.handle, end.ts, end.handle, encoded.rows]
     packed = pa.compress(encoded.payload, codec=_CODEC, asbytes=True)
-    return _one_row(_CHUNKS, [*row, len(encoded.payload), packed])
+    traced = np.array(encoded.traced, _TRACED).tobytes()
+    return _one_row(_CHUNKS, [*row, len(encoded.payload), traced, packed])
 
 
 def read_payloads(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bytes]]:
@@ -75,9 +80,14 @@ def read_chunks(found: pa.Table, segment: int) -> dict[int, list[tuple[tuple[int
             end=Position(row["end_ts"], row["end_handle"]),
             rows=row["rows"],
             nbytes=row["nbytes"],
+            traced=_traced(row["traced"]),
         )
         chunks.setdefault(row["which"], []).append(((row["part"], row["number"]), chunk))
     return chunks
+
+
+def _traced(packed: bytes) -> Traced:
+    return tuple((ts, rows) for ts, rows in np.frombuffer(packed, _TRACED).reshape(-1, 2).tolist())
 
 
 def written_batch(number: int, written: Written) -> pa.RecordBatch:

@@ -164,6 +164,7 @@ class ConsumerRun:
             consumer.consume(data)
             if data.failure is not None:
                 raise data.failure
+            data.arrived()
             done = self._attempt.completed(data.to_ts, at=self._workshop.clock.wall_ms())
             return done if data.written is None else Ending(How.COMPLETED, None)
         finally:

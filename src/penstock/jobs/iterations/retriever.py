@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
+from penstock import tracing
 from penstock.clock import Clock
 from penstock.errors import Fenced, Invalid
 from penstock.eventstore.schemaversion import SchemaVersion
@@ -55,6 +56,11 @@ class JobRetriever:
         self._nothing: Retrieved | None = None
         self._frame: DataFrame | None = None
         self._ended: str = ""
+        self._passage: tracing.Passage | None = None
+        if (
+            tracing.current is not None and not self._scan.snapshot
+        ):  # a snapshot's rows were committed long ago
+            self._passage = tracing.current.passage()
         self.rows = 0
         self.nbytes = 0
         self.waited_s = 0.0
@@ -113,6 +119,9 @@ class JobRetriever:
             self.waited_s += self._clock.monotonic() - asked_at
         assert piece is not None, "the last piece says that it is"
         self.rows += piece.rows
+        if self._passage is not None:
+            self._passage.add(piece.inserts.column(COMMIT_TS).to_numpy())
+            self._passage.add(piece.deletes.column(COMMIT_TS).to_numpy())
         inserts = piece.inserts.select(self._names)
         self.nbytes += inserts.nbytes + piece.deletes.nbytes
         if piece.last:
@@ -144,6 +153,19 @@ class JobRetriever:
         at = self._clock.wall_ms()
         self.written = self._log.change(
             txn, self._job.key, self._job.status.lsn, completed(self.to_ts, at=at)
+        )
+
+    def arrived(self) -> None:
+        """The target has what was retrieved: tell of it where that is traced."""
+        if self._passage is None:
+            return
+        self._passage.arrived(
+            tracing.Stage.JOB,
+            key=self._job.key.owner,
+            table_id=self._job.key.table_id,
+            table=self._scan.schema.name,
+            job=str(self._job.id),
+            consumer=self._job.spec.consumer,
         )
 
     def end(self, why: str) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from penstock.changes import ChangesPartition
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import HANDLE
@@ -15,7 +17,7 @@ from penstock.sink.formats.partrows import PartRows
 from penstock.sink.formats.rowchanges import RowChanges
 from penstock.sink.formats.rowfilter import RowFilter
 from penstock.sink.positions import Position
-from penstock.sink.work import Slice
+from penstock.sink.work import Slice, Traced
 
 __all__ = ["BATCH_ROWS", "Encoded", "encode_part", "extension", "file_header", "plan_options"]
 
@@ -34,6 +36,7 @@ class Encoded:
     end: Position
     rows: int
     payload: bytes
+    traced: Traced = ()
 
 
 def file_header(schema: SchemaVersion, options: EncoderOptions) -> bytes:
@@ -135,6 +138,7 @@ class _Chunks:
     def __init__(self, bounds: _Bounds, encoder: Encoder, options: EncoderOptions) -> None:
         self._bounds = bounds
         self._encoder = encoder
+        self._sampling = None if bounds.is_snapshot else options.traced
         self._cuts = Chunking(
             options.chunk_bytes,
             options.commit_bytes_max,
@@ -171,7 +175,13 @@ class _Chunks:
         if self._made is not None:
             yield self._made
         payload = self._encoder.payload([each.block for each in taken])
-        self._made = Encoded(start, self._behind(taken[-1]), rows, payload)
+        self._made = Encoded(start, self._behind(taken[-1]), rows, payload, self._traced(taken))
+
+    def _traced(self, taken: list["_Waiting"]) -> Traced:
+        if self._sampling is None:
+            return ()
+        times = np.concatenate([each.changes.commit_ts for each in taken])
+        return self._sampling.pick(times).pairs()
 
     def _take(self, rows: int) -> list["_Waiting"]:
         taken: list[_Waiting] = []

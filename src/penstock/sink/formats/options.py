@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock.tracing import Sampling
+
 Protocol = Literal["canal-json", "csv", "parquet", "debezium"]
 Compression = Literal["none", "gzip", "zstd"]
 BinaryEncoding = Literal["base64", "hex"]
@@ -40,3 +42,4 @@ class EncoderOptions:
     encoded_at_ms: int = 0  # what lines say of when they were made; the same whenever they are made again
     chunk_bytes: int = 4 * 1024 * 1024
     commit_bytes_max: int = 64 * 1024 * 1024  # a commit that is larger is cut into several chunks
+    traced: Sampling | None = None  # which transactions chunks tell of, for traces

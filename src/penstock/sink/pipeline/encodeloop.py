@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from penstock import tracing
 from penstock.clock import Clock
 from penstock.sink.files.options import SinkOptions
 from penstock.sink.pipeline.engine import EncodeWork, Engine
@@ -63,4 +64,5 @@ class EncodeLoop:
 
     def _work(self, event: DmlEvent) -> EncodeWork:
         options = self._options.encoder(event.slice.schema)
-        return EncodeWork(event.slice, replace(options, encoded_at_ms=self._clock.wall_ms()))
+        traced = None if tracing.current is None else tracing.current.sampling
+        return EncodeWork(event.slice, replace(options, encoded_at_ms=self._clock.wall_ms(), traced=traced))

@@ -113,8 +113,7 @@ def _encode(segment: int, work: Sequence[EncodeWork]) -> tuple[list[list[Chunk]]
         for part in range(len(each.slice.parts)):
             for encoded in encode_part(each.slice, part, each.options):
                 nbytes = len(encoded.payload)
-                chunks[-1].append(
-                    Chunk(segment, len(payloads), encoded.start, encoded.end, encoded.rows, nbytes)
-                )
+                place, rows = (encoded.start, encoded.end), encoded.rows
+                chunks[-1].append(Chunk(segment, len(payloads), *place, rows, nbytes, encoded.traced))
                 payloads.append(encoded.payload)
     return chunks, payloads

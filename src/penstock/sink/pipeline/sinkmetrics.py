@@ -20,7 +20,7 @@ class SinkMetrics:
     """Observes what happens; `forget` takes the changefeed out of the process's gauges."""
 
     def __init__(self, changefeed: str) -> None:
-        self._changefeed = changefeed
+        self.changefeed = changefeed
         self._spool_bytes = metrics.SINK_SPOOL_BYTES.labels(changefeed)
         self._spool_items = metrics.SINK_SPOOL_ITEMS.labels(changefeed)
         self._retained_bytes = metrics.SINK_SPOOL_RETAINED_BYTES.labels(changefeed)
@@ -110,6 +110,6 @@ class SinkMetrics:
             metrics.SINK_OLDEST_UNFLUSHED_AGE_SECONDS,
         )
         for gauge in gauges:
-            gauge.remove(self._changefeed)
+            gauge.remove(self.changefeed)
         for mark in _SPOOL_MARKS:
-            metrics.SINK_SPOOL_MARK_BYTES.remove(self._changefeed, mark)
+            metrics.SINK_SPOOL_MARK_BYTES.remove(self.changefeed, mark)

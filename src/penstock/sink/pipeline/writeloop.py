@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from penstock import tracing
 from penstock.clock import Clock
 from penstock.errors import Unavailable
 from penstock.sink.feeds.feedstore import PendingFile, ProgressStore
@@ -151,11 +152,24 @@ class WriteLoop:
                 self._files.wrote(each.place, each.paths)
                 self._metrics.flushed(each.task, result.nbytes, seconds)
                 self._ledger.written(each.task, result.nbytes)
+                if tracing.current is not None:
+                    self._trace(tracing.current.passage(began_s_ago=seconds), each)
         if failed:
             first = failed[0]
             raise Unavailable(
                 f"{len(failed)} of {len(placed)} files could not be written; {first.data_path}: {first.error}"
             )
+
+    def _trace(self, passage: tracing.Passage, file: Placed) -> None:
+        for chunk in file.task.chunks:
+            passage.add_pairs(chunk.traced)
+        passage.arrived(
+            tracing.Stage.CHANGEFEED,
+            key=f"{self._metrics.changefeed}/{file.paths.data_path}",
+            table_id=file.task.dispatcher.table_id,
+            table=file.task.schema.name,
+            changefeed=self._metrics.changefeed,
+        )
 
     def _leave_out(self, task: FileTask) -> None:
         """TiCDC's rule for rows of a version that the remote has moved past: they are left out, and done."""

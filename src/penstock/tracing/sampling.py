@@ -1,0 +1,116 @@
+"""Which transactions are traced, and the ids of their traces: functions of their commit timestamps. Pure.
+
+The choice is OpenTelemetry's for consistent probability: a trace counts when the low 56 bits of its id reach
+a threshold. A collector that samples the same way keeps or drops whole traces.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Picked", "Picks", "Sampling", "Times"]
+
+Times = npt.NDArray[np.uint64]
+
+_RANDOM_BITS = 56
+_RANDOM = (1 << _RANDOM_BITS) - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Picked:
+    """Transactions that are traced, by commit timestamp, each once: how many rows each has here."""
+
+    commit_ts: Times
+    rows: npt.NDArray[np.int64]
+    start_ts: Times | None = None
+    """When each began; where that is known."""
+
+    def __len__(self) -> int:
+        return len(self.commit_ts)
+
+    def take(self, places: npt.NDArray[np.intp]) -> "Picked":
+        """Some of them."""
+        start_ts = None if self.start_ts is None else self.start_ts[places]
+        return Picked(self.commit_ts[places], self.rows[places], start_ts)
+
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """As plain values, to travel: commit timestamp and rows."""
+        return tuple(zip(self.commit_ts.tolist(), self.rows.tolist(), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Picks the same transactions in every process. Can be pickled."""
+
+    high_salt: int
+    low_salt: int
+    threshold: int
+
+    @classmethod
+    def of(cls, cluster_id: int, share: float) -> "Sampling":
+        """Pick a share of a cluster's transactions, from 0 (none) to 1 (all)."""
+        salts = hashlib.blake2b(
+            cluster_id.to_bytes(8, "big"), digest_size=16, person=b"penstock-traces"
+        ).digest()
+        threshold = round((1 - share) * (1 << _RANDOM_BITS))
+        return cls(int.from_bytes(salts[:8], "big"), int.from_bytes(salts[8:], "big"), threshold)
+
+    def pick(self, commit_ts: npt.NDArray[Any], start_ts: npt.NDArray[Any] | None = None) -> Picked:
+        """The transactions to trace among rows with these timestamps; all of a few nanoseconds a row."""
+        times = commit_ts.view(np.uint64)
+        chosen = np.flatnonzero(self.chances(times) >= self.threshold)
+        found, first, rows = np.unique(times[chosen], return_index=True, return_counts=True)
+        starts = None if start_ts is None else start_ts.view(np.uint64)[chosen[first]]
+        return Picked(found, rows, starts)
+
+    def chances(self, commit_ts: Times) -> Times:
+        """What is compared with the threshold: the higher, the rarer is a share that leaves it out."""
+        return _mixed(commit_ts ^ np.uint64(self.low_salt)) & np.uint64(_RANDOM)
+
+    def trace_ids(self, commit_ts: Times) -> list[int]:
+        """The id of each transaction's trace; no two transactions of a cluster have the same."""
+        high = _mixed(commit_ts ^ np.uint64(self.high_salt)).tolist()
+        low = _mixed(commit_ts ^ np.uint64(self.low_salt)).tolist()
+        return [above << 64 | below for above, below in zip(high, low, strict=True)]
+
+
+@dataclass(slots=True)
+class Picks:
+    """Gathers what passes by, batch after batch."""
+
+    sampling: Sampling
+    _parts: list[Picked] = field(default_factory=list)
+
+    def add(self, commit_ts: npt.NDArray[Any]) -> None:
+        """Rows with these timestamps have passed."""
+        picked = self.sampling.pick(commit_ts)
+        if len(picked):
+            self._parts.append(picked)
+
+    def add_pairs(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """What was picked elsewhere."""
+        if given := list(pairs):
+            times, rows = zip(*given, strict=True)
+            self._parts.append(Picked(np.array(times, np.uint64), np.array(rows, np.int64)))
+
+    def picked(self) -> Picked:
+        """All of it, each transaction once."""
+        if len(self._parts) == 1:
+            return self._parts[0]
+        times = np.concatenate([each.commit_ts for each in self._parts] or [np.zeros(0, np.uint64)])
+        rows = np.concatenate([each.rows for each in self._parts] or [np.zeros(0, np.int64)])
+        found, places = np.unique(times, return_inverse=True)
+        counts = np.zeros(len(found), np.int64)
+        np.add.at(counts, places, rows)
+        return Picked(found, counts)
+
+
+def _mixed(values: Times) -> Times:
+    """The finalizer of splitmix64: a bijection whose every bit depends on every bit."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
