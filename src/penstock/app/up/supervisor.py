@@ -37,7 +37,7 @@ def part_command(name: str) -> Sequence[str]:
 
 
 class Supervisor:
-    """Runs every part that settings tell of, until `run` is cancelled.
+    """Runs every part that settings tell of, once, until `run` is cancelled.
 
     What it does is in `states`, and in the file that `penstock status` and the pages read.
     """
@@ -135,7 +135,7 @@ class Supervisor:
 
     async def _until(self, at: float | None) -> None:
         """Wait for something to happen, or for a moment."""
-        waits = [asyncio.create_task(self._changed.wait())]
+        waits: list[asyncio.Task[Any]] = [asyncio.create_task(self._changed.wait())]
         if at is not None:
             waits.append(asyncio.create_task(self._clock.sleep(max(at - self._clock.monotonic(), 0))))
         try:
