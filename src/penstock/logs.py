@@ -12,10 +12,15 @@ from typing import TextIO
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-def configure(*, style: str = "text", level: str = "INFO", stream: TextIO | None = None) -> None:
-    """Send Penstock's logs to a stream (standard error by default)."""
+def configure(
+    *, style: str = "text", level: str = "INFO", part: str = "", stream: TextIO | None = None
+) -> None:
+    """Send Penstock's logs to a stream (standard error by default).
+
+    `part` is what lines of JSON say they are of: a machine gathers those of many processes.
+    """
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
+    handler.setFormatter(JsonFormatter(part) if style == "json" else TextFormatter())
     root = logging.getLogger("penstock")
     root.handlers = [handler]
     root.setLevel(level)
@@ -31,12 +36,17 @@ def _time(record: logging.LogRecord) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, then the facts."""
+    """One JSON object a line: time, level, part, logger, message, then the facts."""
+
+    def __init__(self, part: str = "") -> None:
+        super().__init__()
+        self._part = {"part": part} if part else {}
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
             "time": _time(record),
             "level": record.levelname.lower(),
+            **self._part,
             "logger": record.name,
             "message": record.getMessage(),
             **_facts(record),

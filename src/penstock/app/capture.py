@@ -3,6 +3,7 @@
 import asyncio
 import signal
 
+from penstock import tracing
 from penstock.app.readiness import metrics_shown, say_ready
 from penstock.eventstore.capture import Capture
 from penstock.settings import Settings
@@ -26,17 +27,21 @@ async def _serve(settings: Settings, shown: dict[str, str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     capture = await Capture.start(settings)
-    try:
-        ready = {
-            "capture": settings.capture.id,
-            "flight": capture.flight_addr,
-            "tables": sorted(capture.tables),
-        }
-        say_ready(ready | shown)
-        asked = asyncio.create_task(stopping.wait())
-        await asyncio.wait((asked, capture.failed), return_when=asyncio.FIRST_COMPLETED)
-        asked.cancel()
-    finally:
-        await capture.stop()
+    traced = tracing.configure(
+        settings.tracing, cluster_id=capture.cluster_id, service="capture", instance=settings.capture.id
+    )
+    with traced:
+        try:
+            ready = {
+                "capture": settings.capture.id,
+                "flight": capture.flight_addr,
+                "tables": sorted(capture.tables),
+            }
+            say_ready(ready | shown)
+            asked = asyncio.create_task(stopping.wait())
+            await asyncio.wait((asked, capture.failed), return_when=asyncio.FIRST_COMPLETED)
+            asked.cancel()
+        finally:
+            await capture.stop()
     if capture.failed.done():
         await capture.failed

@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 
+from penstock import tracing
 from penstock.app.readiness import metrics_shown, say_ready
 from penstock.app.signals import run_until_signalled
 from penstock.clock import SYSTEM
@@ -52,7 +53,8 @@ async def _run(settings: Settings, session: LateSession, shown: dict[str, str], 
             await _first_feed(feeds)
         spark = await asyncio.to_thread(session.get)
         runner = FeedRunner(settings, feeds, spark_engines(spark), owner=owner)
-        await runner.run(until_idle=until_idle)
+        with tracing.configure(settings.tracing, cluster_id=client.cluster_id, service="changefeeds"):
+            await runner.run(until_idle=until_idle)
 
 
 async def _first_feed(feeds: Feeds) -> None:

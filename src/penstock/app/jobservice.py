@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 
+from penstock import tracing
 from penstock.app.readiness import metrics_shown, say_ready
 from penstock.app.signals import run_until_signalled
 from penstock.clock import SYSTEM
@@ -58,7 +59,8 @@ async def _run(settings: Settings, session: LateSession, shown: dict[str, str]) 
             )
             _, jobs = await asyncio.to_thread(log.read_all)
             say_ready({"runner": owner, "jobs": sum(job.live for job in jobs)} | shown)
-            await runner.run()
+            with tracing.configure(settings.tracing, cluster_id=client.cluster_id, service="jobs"):
+                await runner.run()
 
 
 def _scheduler(

@@ -119,6 +119,11 @@ class Capture:
         self._rounds: list[asyncio.Task[None]] = []
         self._forgetting: dict[int, asyncio.Task[None]] = {}  # tables that were lost, until they are let go
 
+    @property
+    def cluster_id(self) -> int:
+        """Whose changes it captures."""
+        return self._clients.kv.cluster_id
+
     @classmethod
     async def start(cls, settings: Settings, *, clock: Clock = SYSTEM) -> "Capture":
         """Connect, recover, and begin to capture.

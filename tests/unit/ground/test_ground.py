@@ -75,6 +75,13 @@ def test_text_logs_show_the_facts_behind_the_message(restored_logs) -> None:
     assert "unseen" not in out.getvalue()
 
 
+def test_lines_of_json_say_of_which_part_they_are(restored_logs) -> None:
+    out = io.StringIO()
+    logs.configure(style="json", part="capture-1", stream=out)
+    logging.getLogger("penstock.test").info("region split")
+    assert json.loads(out.getvalue())["part"] == "capture-1"
+
+
 def declared_metrics() -> dict[str, MetricWrapperBase]:
     return {name: value for name, value in vars(metrics).items() if isinstance(value, MetricWrapperBase)}
 
