@@ -25,6 +25,9 @@ _LOG_FILE = Path(__file__).with_name("log4j2.properties")
 _PYTHON = "PYSPARK_PYTHON"
 _DRIVER_PYTHON = "PYSPARK_DRIVER_PYTHON"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_EXECUTOR_JAVA_OPTIONS = "spark.executor.extraJavaOptions"
+_ARROW_OPTIONS = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+"""Spark asks for a value only where there is one; Arrow need not check that again."""
 
 
 def build_session(settings: Settings, *, app_name: str = "penstock") -> "SparkSession":
@@ -63,6 +66,7 @@ def session_conf(
         "spark.app.name": app_name,
         "spark.driver.memory": wanted.driver_memory,
         "spark.executor.memory": wanted.executor_memory,
+        "spark.python.unix.domain.socket.enabled": "true",
         "spark.python.worker.reuse": "true",
         "spark.scheduler.allocation.file": allocations.as_uri(),
         "spark.scheduler.mode": "FAIR",
@@ -77,7 +81,9 @@ def session_conf(
     if master.in_process:  # nothing connects from elsewhere, and host names that do not resolve do no harm
         conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     conf |= wanted.conf
-    conf[_JAVA_OPTIONS] = f"{_console_options(wanted)} {wanted.conf.get(_JAVA_OPTIONS, '')}".strip()
+    driver, executor = (wanted.conf.get(each, "") for each in (_JAVA_OPTIONS, _EXECUTOR_JAVA_OPTIONS))
+    conf[_JAVA_OPTIONS] = f"{_console_options(wanted)} {_ARROW_OPTIONS} {driver}".strip()
+    conf[_EXECUTOR_JAVA_OPTIONS] = f"{_ARROW_OPTIONS} {executor}".strip()
     return conf
 
 

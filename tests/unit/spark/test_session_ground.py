@@ -145,7 +145,10 @@ def test_a_local_session_listens_on_loopback_only():
 
 
 def test_further_configuration_wins_but_keeps_the_console_quiet():
-    found = conf(conf={"spark.scheduler.mode": "FIFO", "spark.driver.extraJavaOptions": "-Dmine=1"})
+    own = {f"spark.{each}.extraJavaOptions": "-Dmine=1" for each in ("driver", "executor")}
+    found = conf(conf={"spark.scheduler.mode": "FIFO", **own})
+    assert found["spark.executor.extraJavaOptions"].endswith(" -Dmine=1")
+    assert "-Darrow." in found["spark.executor.extraJavaOptions"]
     assert found["spark.scheduler.mode"] == "FIFO"
     assert found["spark.driver.extraJavaOptions"].endswith(" -Dmine=1")
     assert "-Dlog4j2.configurationFile=file:" in found["spark.driver.extraJavaOptions"]
