@@ -49,24 +49,7 @@ class DataFiles:
             if protocol is None:
                 return
             with self._open(path) as stream:
-                yield from self._decoded(stream, protocol, table, share)
-
-    def _decoded(
-        self, stream: pa.NativeFile, protocol: Protocol, table: TableInfo, share: int
-    ) -> Iterator[ChangeRows]:
-        options = self._options
-        zone, line_end = options.time_zone, options.terminator
-        size = max(_BLOCK_BYTES_MIN, BLOCK_BYTES // share)
-        if protocol == "parquet":
-            rows = max(_BATCH_ROWS_MIN, parquetfiles.BATCH_ROWS // share)
-            return parquetfiles.decode(stream, table, batch_rows=rows)
-        if protocol == "csv":
-            return csvfiles.decode(
-                stream, table, options.csv, terminator=line_end, time_zone=zone, block_bytes=size
-            )
-        if protocol == "debezium":
-            return debezium.decode(stream, table, terminator=line_end, block_bytes=size)
-        return canaljson.decode(stream, table, terminator=line_end, time_zone=zone, block_bytes=size)
+                yield from decoded(stream, protocol, table, self._options, share=share)
 
     def _open(self, path: str) -> pa.NativeFile:
         raw = self._storage.open(path)
@@ -98,6 +81,24 @@ class DataFiles:
         if head:
             raise Invalid("it is neither canal-json nor debezium; add protocol=... to the URI")
         return None
+
+
+def decoded(
+    stream: pa.NativeFile, protocol: Protocol, table: TableInfo, options: FileOptions, *, share: int = 1
+) -> Iterator[ChangeRows]:
+    """The changes of a file that is open, and not compressed (any more), in order; raise as `changes`."""
+    zone, line_end = options.time_zone, options.terminator
+    size = max(_BLOCK_BYTES_MIN, BLOCK_BYTES // share)
+    if protocol == "parquet":
+        rows = max(_BATCH_ROWS_MIN, parquetfiles.BATCH_ROWS // share)
+        return parquetfiles.decode(stream, table, batch_rows=rows)
+    if protocol == "csv":
+        return csvfiles.decode(
+            stream, table, options.csv, terminator=line_end, time_zone=zone, block_bytes=size
+        )
+    if protocol == "debezium":
+        return debezium.decode(stream, table, terminator=line_end, block_bytes=size)
+    return canaljson.decode(stream, table, terminator=line_end, time_zone=zone, block_bytes=size)
 
 
 @contextmanager

@@ -163,6 +163,12 @@ def parse_file_name(name: str) -> FileName | None:
     return FileName(found["dispatcher"] or "", int(found["number"]), found["extension"]) if found else None
 
 
+def number_digits(name: str) -> int:
+    """How many digits the number in a data file's name has; 0 when it is none."""
+    found = _FILE.fullmatch(name)
+    return len(found["number"]) if found else 0
+
+
 def parse_data_path(
     path: str, *, date_separator: DateSeparator = "day", table_id_as_path: bool = False
 ) -> DataPath | None:

@@ -1,0 +1,253 @@
+"""Whether a changefeed's directory leads to the tables that it was made of, at its checkpoint.
+
+The directory is read once, in the order of its changes; of each row only hashes are kept, on disk when there
+are many. The source is read as of the checkpoint, so that the changefeed may go on meanwhile. Where files do
+not tell when a change was committed they may be ahead of the checkpoint: keys that changed after it are left
+out then.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+
+from penstock.clock import compose_ts, physical_ms
+from penstock.comparing.tally import Counts
+from penstock.errors import Unavailable
+from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.sink.consuming.datafiles import FileOptions
+from penstock.sink.consuming.listing import Survey
+from penstock.sink.consuming.reader import Contents, DirectoryReader, TableChanges
+from penstock.sink.dispatch.tablefilter import TableFilter
+from penstock.sink.files.options import SinkOptions
+from penstock.sink.verifying.directoryrows import DirectoryRows
+from penstock.sink.verifying.keychanges import Basis, TableResult
+from penstock.sink.verifying.lineages import Lineage, Lineages, with_ids_of
+from penstock.sink.verifying.reports import FeedReport, Scope, TableReport
+from penstock.sink.verifying.shapes import Shape
+from penstock.sink.verifying.sourcerows import SourceRows
+from penstock.sink.verifying.spilling import Spill
+
+__all__ = ["FeedFacts", "FeedVerifier", "SourceTables", "directory_reader"]
+
+_DAY_MS = 86_400_000
+
+Tell = Callable[[str, int], None]
+"""Hears of progress: what is read, and how many rows of it were."""
+
+
+class SourceTables(Protocol):
+    """The tables that a changefeed was made of. Blocks; every method may raise Unavailable."""
+
+    def tables(self, at_ts: int) -> Sequence[SchemaVersion]:
+        """Every table that was there at a timestamp."""
+
+    def rows(self, schema: SchemaVersion, at_ts: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """All rows at a timestamp: columns of the table as it was. Raises StaleRead when that is gone."""
+
+    def touched(
+        self, schema: SchemaVersion, after_ts: int, columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """The keys of all rows that changed after a timestamp, up to now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedFacts:
+    """What a changefeed is asked to carry, and from when on."""
+
+    name: str
+    tables: tuple[str, ...]
+    start_ts: int
+    snapshot: bool
+    """Whether it began with all rows at its start."""
+
+
+class _Table(NamedTuple):
+    """A table that is compared: in the directory, in the source, or in both."""
+
+    number: int
+    name: str
+    lineage: Lineage | None
+    schema: SchemaVersion | None
+    source: SourceRows | None
+    shape: Shape
+    basis: Basis
+
+
+def directory_reader(options: SinkOptions, damage: DirectoryRows | None = None) -> DirectoryReader:
+    """Reads what a sink with these options wrote."""
+    files = FileOptions(protocol=options.protocol, terminator=options.terminator, csv=options.csv)
+    survey = Survey(options.date_separator, options.use_table_id_as_path)
+    return DirectoryReader(options.target.open(), files, survey, damage=damage)
+
+
+class FeedVerifier:
+    """Compares one directory. Files go below `folder`; blocks."""
+
+    def __init__(
+        self,
+        facts: FeedFacts,
+        options: SinkOptions,
+        source: SourceTables,
+        folder: Path,
+        *,
+        tell: Tell = lambda _what, _rows: None,
+        buffer_bytes: int = 64 << 20,
+    ) -> None:
+        self._facts = facts
+        self._options = options
+        self._source = source
+        self._folder = folder
+        self._tell = tell
+        self._buffer_bytes = buffer_bytes
+
+    def verify(self) -> FeedReport:
+        """Compare. Raises Invalid when there is no directory or it cannot be read, Unavailable before its
+        first rows are complete, StaleRead when the source cannot be read at its checkpoint any more.
+        """
+        reader = directory_reader(self._options)
+        contents = reader.contents()
+        if contents.checkpoint_ts < self._facts.start_ts:
+            raise Unavailable(
+                f"changefeed {self._facts.name} has not written all rows of its start yet; wait for its"
+                " checkpoint"
+            )
+        lineages = Lineages(snapshot=self._facts.snapshot)
+        for ddl in reader.outline(contents):
+            lineages.learn(ddl)
+        tables = self._tables(lineages, contents.checkpoint_ts)
+        with Spill(self._folder, buffer_bytes=self._buffer_bytes) as spill:
+            shapes = {each.number: each.shape for each in tables}
+            rows = DirectoryRows(lineages, shapes, spill)
+            self._replay(directory_reader(self._options, rows), contents, rows)
+            notes = {each.number: self._expect(each, rows, spill, contents.checkpoint_ts) for each in tables}
+            results = spill.results({each.number: each.basis for each in tables if not notes[each.number]})
+        reports = (_report(each, results.get(each.number), rows, notes[each.number]) for each in tables)
+        ordered = sorted(reports, key=lambda each: each.table)
+        return FeedReport(self._facts.name, contents.checkpoint_ts, tuple(ordered))
+
+    def _replay(self, reader: DirectoryReader, contents: Contents, rows: DirectoryRows) -> None:
+        for delivery in reader.round(contents):
+            if isinstance(delivery, TableChanges):
+                rows.take(delivery)
+                self._tell("directory", rows.changes)
+
+    # Which tables there are, and how they are compared.
+
+    def _tables(self, lineages: Lineages, at_ts: int) -> list[_Table]:
+        carried = TableFilter(self._facts.tables)
+        wanted = {each.name.lower(): each for each in self._source.tables(at_ts) if carried.takes(each)}
+        there = {each.name.lower(): each for each in lineages if _is_carried(each, carried)}
+        numbers = count(lineages.born)
+        return [
+            self._table(
+                there[name].number if name in there else next(numbers),
+                wanted[name].name if name in wanted else there[name].name,
+                lineages,
+                wanted.get(name),
+                at_ts,
+            )
+            for name in {**there, **wanted}
+        ]
+
+    def _table(
+        self, number: int, name: str, lineages: Lineages, schema: SchemaVersion | None, at_ts: int
+    ) -> _Table:
+        lineage = lineages.named(name)
+        source = None if schema is None else SourceRows(schema, self._options)
+        if schema is not None and source is not None:
+            shape = Shape(lineages.expected(lineage, schema.table), source.names)
+        else:
+            assert lineage is not None, "a table is there or was"
+            assert lineage.columns is not None, "it has a schema file"
+            shape = Shape(lineage.columns, [each.name for each in lineage.columns.stored_columns])
+        basis = Basis(keyed=bool(shape.keys), whole=self._is_whole(lineage, at_ts))
+        return _Table(number, name, lineage, schema, source, shape, basis)
+
+    def _is_whole(self, lineage: Lineage | None, at_ts: int) -> bool:
+        """Whether the directory should lead to all rows: it has them from the beginning, and still."""
+        born_ts = self._facts.start_ts if lineage is None else lineage.born_ts
+        days = self._options.file_expiration_days
+        kept_ts = compose_ts(max(0, physical_ms(at_ts) - days * _DAY_MS)) if days else 0
+        return born_ts >= kept_ts and (self._facts.snapshot if lineage is None else lineage.whole)
+
+    # What should be there.
+
+    def _expect(self, table: _Table, rows: DirectoryRows, spill: Spill, at_ts: int) -> str:
+        """Read a table's source; return why it cannot be compared, if so."""
+        problem = _incomparable(table, rows)
+        if problem or table.schema is None or table.source is None:
+            return problem
+        if not table.basis.whole and table.lineage is None:
+            return ""  # the directory says nothing of it
+        if table.number in rows.untimed and not self._leave_out(table, table.schema, spill, at_ts):
+            return "its rows have no key, and changed meanwhile; pause the changefeed, and compare again"
+        version = with_ids_of(table.source.table, table.shape.table)
+        read = 0
+        batches = self._source.rows(table.schema, at_ts, table.source.reads)
+        for batch in table.source.read(batches, at_ts):
+            spill.want(table.number, table.shape.hashes(batch, version))
+            read += batch.num_rows
+            self._tell(table.name, read)
+        return ""
+
+    def _leave_out(self, table: _Table, schema: SchemaVersion, spill: Spill, at_ts: int) -> bool:
+        """Leave out keys that changed after the checkpoint; False when there are such, and they have none."""
+        if not table.basis.keyed:
+            touched = self._source.touched(schema, at_ts, ())
+            return not any(batch.num_rows for batch in touched)
+        keys = SourceRows(schema, self._options, only_keys=True)
+        version = with_ids_of(keys.table, table.shape.table)
+        for batch in keys.read(self._source.touched(schema, at_ts, keys.reads), at_ts):
+            spill.leave_out(table.number, table.shape.key_hashes(batch, version))
+        return True
+
+
+def _is_carried(lineage: Lineage, carried: TableFilter) -> bool:
+    """Whether a table still is: a changefeed may have been changed."""
+    assert lineage.columns is not None, "it has a schema file"
+    return carried.takes(SchemaVersion(0, 0, lineage.columns, lineage.name.partition(".")[0]))
+
+
+def _incomparable(table: _Table, rows: DirectoryRows) -> str:
+    if table.lineage is not None and table.lineage.loses_rows:
+        return "partitions of it were dropped, truncated or exchanged, of which files do not tell the rows"
+    if not table.basis.keyed and not table.basis.whole:
+        return "its rows have no key, and the directory does not begin with all of them"
+    if table.number in rows.blind:
+        return "its rows have no key, and updates do not tell the row before; use output-old-value"
+    return ""
+
+
+def _report(table: _Table, result: TableResult | None, rows: DirectoryRows, problem: str) -> TableReport:
+    faults = (*_shape_faults(table), *rows.faults(table.number))
+    if result is None:
+        return TableReport(table=table.name, scope=Scope.NOTHING, faults=faults, note=problem)
+    repeated = Counts(duplicates=rows.repeated[table.number])
+    return TableReport(
+        table=table.name,
+        scope=Scope.ALL if table.basis.whole else Scope.CHANGES,
+        source_rows=result.wanted,
+        target_rows=result.found,
+        counts=result.counts + repeated,
+        samples=result.samples,
+        keys_seen=result.seen,
+        keys_moving=result.moving,
+        faults=faults,
+        note="" if table.basis.whole else f"changes only: {result.seen} keys seen are compared",
+    )
+
+
+def _shape_faults(table: _Table) -> tuple[str, ...]:
+    if table.schema is None:
+        return (f"the source has no table {table.name}",)
+    if table.lineage is None or table.lineage.columns is None or table.source is None:
+        return ()
+    there = [column.name.lower() for column in table.lineage.columns.stored_columns]
+    wanted = [column.name.lower() for column in table.source.table.stored_columns]
+    if there == wanted:
+        return ()
+    return (f"its columns are {', '.join(there)} where the source has {', '.join(wanted)}",)

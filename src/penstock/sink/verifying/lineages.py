@@ -1,0 +1,127 @@
+"""Which tables a directory leads to, and which column of a version is which column of the last one. Pure.
+
+A table keeps its rows through changes of its columns and new names; it ends when it is dropped, truncated, or
+gets a name that the changefeed does not carry.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+
+from penstock.sink.consuming.reader import Ddl, TableVersion
+from penstock.tables.jobs import Action
+from penstock.tables.schema import TableInfo
+
+__all__ = ["Lineage", "Lineages", "with_ids_of"]
+
+_SEVERAL_CHANGES = 61  # TiDB's number of an ALTER TABLE with several parts
+_RECOVER_TABLE = 25
+_CHANGES_OF_COLUMNS = frozenset({int(Action.MODIFY_COLUMN), _SEVERAL_CHANGES})
+_LOSES_ROWS = frozenset({20, 23, 42})  # DROP, TRUNCATE and EXCHANGE PARTITION, of which no row tells
+_NOT_FROM_THE_BEGINNING = frozenset({int(Action.RENAME_TABLE), _RECOVER_TABLE})
+
+
+@dataclass(slots=True)
+class Lineage:
+    """A table, from its first version in the directory to its last. Columns keep their ids all along."""
+
+    number: int
+    name: str
+    born_ts: int
+    whole: bool
+    """Whether every row that it has was written into the directory."""
+    columns: TableInfo | None = None
+    """The newest version."""
+    loses_rows: bool = False
+    """Whether rows went with a partition, so that nobody can tell which."""
+
+
+class Lineages:
+    """Learns the schema files of a directory in their order. `snapshot`: it begins with all rows."""
+
+    def __init__(self, *, snapshot: bool) -> None:
+        self._snapshot = snapshot
+        self._now: dict[str, Lineage] = {}
+        self._versions: dict[tuple[str, int], tuple[Lineage, TableInfo]] = {}
+        self.born = 0
+        """How many there were ever; their numbers are below."""
+        self._ids = count(1)
+
+    def __iter__(self) -> Iterator[Lineage]:
+        """The tables that are there at the end."""
+        return iter(self._now.values())
+
+    def named(self, name: str) -> Lineage | None:
+        """The table of that name at the end, whatever its case; None: there is none."""
+        return self._now.get(name.lower())
+
+    def at(self, of: TableVersion) -> tuple[Lineage, TableInfo] | None:
+        """The table that had a version, and the columns then; None when there is no such version."""
+        return self._versions.get((of.name.lower(), of.version))
+
+    def learn(self, ddl: Ddl) -> None:
+        """A schema file, after all that were learned."""
+        name = ddl.name.lower()
+        if ddl.table is None:
+            if ddl.type == Action.DROP_SCHEMA:
+                self._now = {
+                    each: kept for each, kept in self._now.items() if not each.startswith(f"{name}.")
+                }
+        elif ddl.type == Action.DROP_TABLE or self._leaves(ddl):
+            self._now.pop(name, None)
+        else:
+            self._enter(ddl, ddl.table)
+
+    def _leaves(self, ddl: Ddl) -> bool:
+        """Whether a table gets a name that is not carried: its file has the name that it had."""
+        renamed = ddl.type == Action.RENAME_TABLE and ddl.renamed_from is None
+        return renamed and ddl.name.lower() in self._now
+
+    def _enter(self, ddl: Ddl, table: TableInfo) -> None:
+        name = ddl.name.lower()
+        if ddl.renamed_from is not None:
+            known = self._now.pop(".".join(ddl.renamed_from).lower(), None)
+        else:
+            known = None if ddl.type == Action.TRUNCATE_TABLE else self._now.get(name)
+        lineage = known or self._new(ddl)
+        if ddl.type == Action.CREATE_TABLE and lineage.born_ts == ddl.version:
+            lineage.whole = True  # it may have been described before
+        lineage.name = ddl.name
+        lineage.columns = self._identified(lineage.columns, table, ddl.type)
+        lineage.loses_rows |= ddl.type in _LOSES_ROWS
+        self._now[name] = lineage
+        self._versions[name, ddl.version] = lineage, lineage.columns
+
+    def _new(self, ddl: Ddl) -> Lineage:
+        begins = ddl.type in {Action.CREATE_TABLE, Action.TRUNCATE_TABLE}
+        whole = begins or (self._snapshot and ddl.type not in _NOT_FROM_THE_BEGINNING)
+        self.born += 1
+        return Lineage(self.born - 1, ddl.name, ddl.version, whole)
+
+    def _identified(self, before: TableInfo | None, after: TableInfo, action: int) -> TableInfo:
+        """The columns with the ids that they had; one that took another's place may have its id."""
+        there = {column.name.lower() for column in after.columns}
+        earlier = () if before is None else before.columns
+        known = {column.name.lower(): column.id for column in earlier}
+        changes = action in _CHANGES_OF_COLUMNS
+        gone = {each.offset: each.id for each in earlier if changes and each.name.lower() not in there}
+        columns = []
+        for column in after.columns:
+            found = known.get(column.name.lower()) or gone.get(column.offset) or next(self._ids)
+            columns.append(replace(column, id=found))
+        return replace(after, columns=tuple(columns))
+
+    def expected(self, lineage: Lineage | None, table: TableInfo) -> TableInfo:
+        """A table of the source with the ids that its columns have here; new ones where there are none."""
+        earlier = () if lineage is None or lineage.columns is None else lineage.columns.columns
+        known = {column.name.lower(): column.id for column in earlier}
+        ids = (known.get(column.name.lower()) or next(self._ids) for column in table.columns)
+        columns = (replace(column, id=given) for column, given in zip(table.columns, ids, strict=True))
+        return replace(table, columns=tuple(columns))
+
+
+def with_ids_of(table: TableInfo, like: TableInfo) -> TableInfo:
+    """A table with the ids that columns of the same names have in another one, which has all of them."""
+    known = {column.name.lower(): column.id for column in like.columns}
+    columns = tuple(replace(column, id=known[column.name.lower()]) for column in table.columns)
+    return replace(table, columns=columns)
