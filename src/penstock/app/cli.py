@@ -43,6 +43,14 @@ class LogLevel(StrEnum):
 
 
 _ANSWERING = frozenset({"search", "status"})
+_PARTS = {
+    "store": "store",
+    "capture": "capture",
+    "changefeed": "changefeeds",
+    "job": "jobs",
+    "api": "api",
+}
+"""What logs call the parts that commands run, as `penstock up` does."""
 
 
 def _show_version(wanted: bool) -> None:
@@ -67,7 +75,11 @@ def _root(
     ] = None,
 ) -> None:
     usual = LogLevel.WARNING if context.invoked_subcommand in _ANSWERING else LogLevel.INFO
-    logs.configure(style=log_format.value, level=(log_level or usual).value.upper())
+    logs.configure(
+        style=log_format.value,
+        level=(log_level or usual).value.upper(),
+        part=_PARTS.get(context.invoked_subcommand or "", ""),
+    )
 
 
 @app.command()
@@ -163,6 +175,20 @@ def capture(
 
 
 @app.command()
+def api(
+    config: Annotated[Path | None, typer.Option(help="Settings file (YAML).")] = None,
+    metrics_addr: MetricsAddr = None,
+) -> None:
+    """Serve the HTTP API and the pages, in the foreground, until SIGTERM or SIGINT.
+
+    Prints one line of JSON with its address when it is ready; the cluster may come later.
+    """
+    from penstock.app.apiservice import serve
+
+    serve(load(config, metrics_addr=metrics_addr))
+
+
+@app.command()
 def consume(
     uri: Annotated[str, typer.Argument(help="The sink's URI, with the parameters that it was written with.")],
     into: Annotated[
@@ -247,6 +273,18 @@ def search(
 
 
 @app.command()
+def doctor(
+    config: Annotated[Path | None, typer.Option(help="Settings file (YAML).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check the machine and the settings, and say how to mend what is wrong; exit code 1 if something is."""
+    from penstock.app.doctor.command import diagnose
+
+    logs.configure(level="CRITICAL")  # its findings say everything
+    diagnose(config, as_json=as_json)
+
+
+@app.command()
 def status(
     config: Annotated[Path | None, typer.Option(help="Settings file (YAML).")] = None,
     pd: Annotated[
@@ -270,12 +308,21 @@ def status(
 
 
 @app.command()
-def demo(seconds: Annotated[float, typer.Option(help="How long the workload runs.", min=1.0)] = 8.0) -> None:
-    """Run a workload against an embedded store, capture it, and check both."""
-    from penstock.app import demo as demo_
+def demo(
+    seconds: Annotated[float, typer.Option(help="How long the workload runs.", min=1.0)] = 60.0,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Let everything run afterwards, with its pages, until Ctrl-C.")
+    ] = False,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder to use, which stays; by default one that is removed.")
+    ] = None,
+) -> None:
+    """Run a whole deployment under a shop's workload, and compare every target with its source."""
+    from penstock.app.demo.command import run
 
     logs.configure(level="WARNING")  # its own lines tell the story
-    demo_.run(seconds=seconds)
+    if not run(seconds=seconds, keep=keep, data=data):
+        raise typer.Exit(1)
 
 
 def main() -> None:

@@ -1,0 +1,143 @@
+"""`penstock demo`: the order of things."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from penstock.app.demo import wording
+from penstock.app.demo.checking import verified
+from penstock.app.demo.report import Answer, Report, print_report
+from penstock.app.demo.scene import Scene, folder_of, scene_in
+from penstock.app.demo.shop import Shop
+from penstock.app.demo.showing import Pace, Progress, Show, StageProgress, progress_of, show_on
+from penstock.app.demo.targets import FEEDS, FULLTEXT, JOBS, VECTOR, asked, create, places
+from penstock.app.demo.watching import Watch
+from penstock.app.demo.writers import Writers, staff
+from penstock.app.signals import run_until_signalled
+from penstock.app.up.supervisor import running
+from penstock.clock import SYSTEM, Clock
+from penstock.control.deployment import Deployment, deployed
+
+__all__ = ["run"]
+
+_CUSTOMERS, _PRODUCTS = 1_000, 500
+_CATCH_UP_S = 120.0
+_SHOW_S = 0.2
+_COUNT_FILES_S = 2.0
+
+
+def run(*, seconds: float, keep: bool = False, data: Path | None = None, clock: Clock = SYSTEM) -> bool:
+    """Run the demonstration and print what happened; whether every target equals its source in the end.
+
+    `keep`: everything goes on afterwards, until SIGINT or SIGTERM. Raises what made it impossible.
+    """
+    console = Console()
+    with folder_of(data) as folder:
+        scene = scene_in(folder)
+        console.print("Starting a store, a capture, changefeeds, jobs, the API and its pages …")
+        with (
+            running(scene.settings, log_level="WARNING") as supervisor,
+            deployed(supervisor.settings) as deployment,
+        ):
+            pages = f"http://{supervisor.settings.api.addr}"
+            console.print(f"All run in {folder}; pages at {pages}", soft_wrap=True)
+            play = _Play(deployment, scene, clock, console)
+            good = play.perform(seconds)
+            if keep:
+                console.print(f"Everything goes on; look at {pages}. Ctrl-C ends it.", soft_wrap=True)
+                play.go_on()
+            console.print("Stopping …")
+    return good
+
+
+class _Play:
+    """The shop, its writers, and who watches."""
+
+    def __init__(self, deployment: Deployment, scene: Scene, clock: Clock, console: Console) -> None:
+        self._deployment = deployment
+        self._scene = scene
+        self._clock = clock
+        self._console = console
+        self._watch = Watch(deployment, clock=clock)
+        self._shop = Shop(deployment.catalog, clock, self._watch.committed)
+        self._writers = Writers(staff(self._shop), clock)
+        self._schema_changes: list[str] = []
+        self._began_at = 0.0
+        self._files = (0.0, 0)
+        self._pace = Pace()
+
+    def perform(self, seconds: float) -> bool:
+        """Open the shop, let it work, wait for all targets, compare them; whether all are right."""
+        with show_on(self._console, self._clock) as show:
+            show.tell(f"opening the shop: {_CUSTOMERS:,} customers, {_PRODUCTS:,} products")
+            self._shop.open(customers=_CUSTOMERS, products=_PRODUCTS)
+            create(self._deployment, self._scene)
+            with self._watch.running():
+                worked_s = self._work(show, seconds)
+                show.tell("waiting until every target has everything")
+                self._watch.wait(self._deployment.now_ts(), _CATCH_UP_S, lambda: self._update(show))
+            report = self._report(show, worked_s)
+        print_report(report, self._console)
+        return report.good
+
+    def _work(self, show: Show, seconds: float) -> float:
+        """Write for some seconds, and change the schema meanwhile; how long it took."""
+        self._began_at = self._clock.monotonic()
+        changes: list[tuple[float, Callable[[], str]]] = [
+            (seconds / 3, self._shop.add_channels),
+            (seconds / 2, self._shop.open_reviews),
+        ]
+        with self._writers.running():
+            while (elapsed := self._clock.monotonic() - self._began_at) < seconds:
+                self._writers.check()
+                self._watch.check()
+                if changes and elapsed >= changes[0][0]:
+                    self._schema_changes.append(changes.pop(0)[1]())
+                    show.tell(f"{elapsed:.0f} s: {self._schema_changes[-1]}")
+                self._update(show)
+                self._clock.pause(_SHOW_S)
+        return self._clock.monotonic() - self._began_at
+
+    def _update(self, show: Show) -> None:
+        elapsed = self._clock.monotonic() - self._began_at
+        counted_at, files = self._files
+        if elapsed - counted_at >= _COUNT_FILES_S:
+            files = sum(each.files for each in places(self._scene))
+            self._files = elapsed, files
+        rows = self._watch.rows
+        stages = self._stages()
+        show.update(Progress(elapsed, rows, self._pace.per_s(rows, elapsed), files, stages))
+
+    def _stages(self) -> list[StageProgress]:
+        at_ms = self._clock.wall_ms()
+        return [progress_of(each, at_ms) for each in self._watch.stages]
+
+    def _report(self, show: Show, worked_s: float) -> Report:
+        """Compare every target with its source, ask the indexes, count what there is."""
+        compared = []
+        for target in (*FEEDS, *JOBS):
+            show.tell(f"comparing with the source: {target.title}")
+            compared.append(verified(self._deployment, target))
+        return Report(
+            seconds=worked_s,
+            rows=self._watch.rows,
+            commits=self._watch.commits,
+            stages=self._stages(),
+            places=places(self._scene),
+            asked=wording.ASKED,
+            answers=[Answer(each.title, asked(self._deployment, each)) for each in (FULLTEXT, VECTOR)],
+            schema_changes=self._schema_changes,
+            verified=compared,
+        )
+
+    def go_on(self) -> None:
+        """Let the shop work until somebody signals."""
+
+        async def look_on() -> None:
+            while True:
+                self._writers.check()
+                await self._clock.sleep(_SHOW_S)
+
+        with self._writers.running():
+            run_until_signalled(look_on())

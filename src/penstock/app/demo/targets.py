@@ -1,0 +1,99 @@
+"""What follows the shop's tables: two changefeeds and three jobs."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.app.demo import scene as scenes
+from penstock.app.demo import wording
+from penstock.app.demo.scene import Scene
+from penstock.app.demo.shop import ORDERS, PRODUCTS
+from penstock.control import feedcalls, freshcalls, searching
+from penstock.control.deployment import Deployment
+from penstock.jobs.jobid import JobId
+from penstock.jobs.spec import JobSpec
+
+__all__ = ["FEEDS", "JOBS", "Place", "Target", "asked", "create", "places"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Something that follows tables. `tables` None: all of the shop."""
+
+    title: str
+    name: str
+    """Of the changefeed, or of the job."""
+    tables: frozenset[str] | None
+    folder: str
+    """Below the folder of changes, or that of targets."""
+
+
+FEEDS = (
+    Target("canal-json files", scenes.CANAL_JSON, None, "canal-json"),
+    Target("parquet files", scenes.PARQUET, None, "parquet"),
+)
+FULLTEXT = Target("full-text index", f"{PRODUCTS}/fulltext", frozenset({PRODUCTS}), "fulltext")
+VECTOR = Target("vector index", f"{PRODUCTS}/vector", frozenset({PRODUCTS}), "vector")
+DELTA = Target("delta table", f"{ORDERS}/delta", frozenset({ORDERS}), "delta")
+JOBS = (FULLTEXT, VECTOR, DELTA)
+_OPTIONS = {
+    FULLTEXT: {"text_columns": "name,description", "stem": "true"},
+    VECTOR: {"text_columns": "name,description"},
+    DELTA: {},
+}
+_FOUND_MAX = 3
+
+
+def create(deployment: Deployment, scene: Scene) -> None:
+    """Make those that are not in the settings."""
+    feedcalls.create(deployment, scenes.PARQUET, scenes.parquet_feed(scene.changes))
+    for target in JOBS:
+        job_id = JobId.parse(target.name)
+        options = {"uri": str(scene.targets / target.folder), **_OPTIONS[target]}
+        tree = {"detail": {"consumer": {"consumer": target.folder, "options": options}}}
+        freshcalls.registered(deployment, job_id, JobSpec.parse(tree))
+
+
+def asked(deployment: Deployment, target: Target) -> list[dict[str, Any]]:
+    """The best rows that an index finds for some words."""
+    options = searching.SearchOptions(
+        words=wording.ASKED,
+        vector=None,
+        k=_FOUND_MAX,
+        where=None,
+        columns=("id", "name", "description"),
+        every=False,
+    )
+    rows: list[dict[str, Any]] = searching.found(deployment, JobId.parse(target.name), options)["rows"]
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A folder that something is written to, and what is in it."""
+
+    title: str
+    files: int
+    nbytes: int
+
+
+def places(scene: Scene) -> list[Place]:
+    """Everything that was written for the shop's tables."""
+    folders: Iterable[tuple[str, Path]] = [
+        ("event store", scene.events),
+        *((each.title, scene.changes / each.folder) for each in FEEDS),
+        *((each.title, scene.targets / each.folder) for each in JOBS),
+    ]
+    return [_place(title, folder) for title, folder in folders]
+
+
+def _place(title: str, folder: Path) -> Place:
+    sizes = []
+    for path in folder.rglob("*"):
+        try:
+            if path.is_file():
+                sizes.append(path.stat().st_size)
+        except FileNotFoundError:  # removed between both
+            continue
+    return Place(title, len(sizes), sum(sizes))

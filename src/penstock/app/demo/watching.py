@@ -1,0 +1,133 @@
+"""Looks at a running deployment: how far its stages have come, and how long commits took to get there."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from penstock.app.demo.lags import Arrivals, Commit
+from penstock.app.demo.targets import FEEDS, JOBS, Target
+from penstock.clock import SYSTEM, Clock
+from penstock.control import feedcalls, freshcalls
+from penstock.control.deployment import Deployment
+from penstock.errors import PenstockError, Unavailable
+from penstock.jobs.job import JobState
+from penstock.sink.feeds.feed import FeedState
+
+__all__ = ["Watch"]
+
+_LOOK_S = 0.2
+_SLOW_LOOKS_S = 60.0
+"""How long the deployment may fail to answer."""
+
+
+class Watch:
+    """Knows every commit, and by looks at the deployment when it arrived where. For several threads."""
+
+    def __init__(self, deployment: Deployment, *, clock: Clock = SYSTEM) -> None:
+        self._deployment = deployment
+        self._clock = clock
+        self.readable = Arrivals("readable")
+        self.targets: dict[Target, Arrivals] = {
+            each: Arrivals(each.title, each.tables) for each in (*FEEDS, *JOBS)
+        }
+        self.rows = 0
+        self.commits = 0
+        self.watermarks: dict[str, int] = {}
+        """Up to when each stage has everything, by its title."""
+        self._lock = threading.Lock()
+        self._failure: PenstockError | None = None
+
+    @property
+    def stages(self) -> list[Arrivals]:
+        """In the order of the flow."""
+        return [self.readable, *self.targets.values()]
+
+    def committed(self, commit: Commit) -> None:
+        """A transaction was committed."""
+        with self._lock:
+            self.rows += sum(commit.rows.values())
+            self.commits += 1
+        for each in self.stages:
+            each.expect(commit)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Look all the time during the block, in a thread."""
+        stopped = threading.Event()
+        thread = threading.Thread(target=self._look_on, args=(stopped,), name="penstock-watch")
+        thread.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            thread.join()
+
+    def check(self) -> None:
+        """Raise what keeps a target from going on, or the looks from being answered."""
+        if self._failure is not None:
+            raise self._failure
+
+    def wait(self, ts: int, timeout_s: float, waiting: Callable[[], None]) -> None:
+        """Wait until every stage has everything up to a timestamp; raise Unavailable with who has not."""
+        deadline = self._clock.monotonic() + timeout_s
+        while late := [title for title, reached in self._reached().items() if reached < ts]:
+            self.check()
+            if self._clock.monotonic() > deadline:
+                raise Unavailable(
+                    f"{', '.join(late)} did not catch up within {timeout_s:.0f} s; look at the log above"
+                )
+            waiting()
+            self._clock.pause(_LOOK_S)
+
+    def _reached(self) -> dict[str, int]:
+        return {each.name: self.watermarks.get(each.name, 0) for each in self.stages}
+
+    def _look_on(self, stopped: threading.Event) -> None:
+        answered_at = self._clock.monotonic()
+        while not stopped.wait(_LOOK_S):
+            try:
+                self.look()
+            except Unavailable as error:
+                if self._clock.monotonic() - answered_at > _SLOW_LOOKS_S:
+                    self._failure = error
+                    return
+            except PenstockError as error:
+                self._failure = error
+                return
+            else:
+                answered_at = self._clock.monotonic()
+
+    def look(self) -> None:
+        """See how far everything has come; raise Unavailable when somebody does not answer."""
+        tables = {f"shop.{each.name}": each.id for each in self._deployment.catalog.tables("shop")}
+        looks = self._deployment.looks(set(tables.values()))
+        readable = {
+            name: looks[table_id].readable_ts for name, table_id in tables.items() if table_id in looks
+        }
+        self._arrive(self.readable, {name: readable.get(name, 0) for name in tables})
+        self._look_at_feeds(tables)
+        self._look_at_jobs()
+
+    def _look_at_feeds(self, tables: Mapping[str, int]) -> None:
+        feeds = {each.info.id: each for each in feedcalls.listed(self._deployment)}
+        for target in FEEDS:
+            feed = feeds[target.name]
+            if feed.state is FeedState.FAILED:
+                raise _stopped(target, feed.status.error)
+            self._arrive(self.targets[target], dict.fromkeys(tables, feed.status.checkpoint_ts))
+
+    def _look_at_jobs(self) -> None:
+        jobs = {each["job"]: each for each in freshcalls.listed(self._deployment, None)}
+        for target in JOBS:
+            job = jobs[target.name]
+            if job["state"] == JobState.ERROR.name.lower():
+                raise _stopped(target, job["error"])
+            self._arrive(self.targets[target], dict.fromkeys(target.tables or (), job["watermark"]))
+
+    def _arrive(self, stage: Arrivals, upto: Mapping[str, int]) -> None:
+        stage.reach(upto, self._clock.wall_ms())
+        self.watermarks[stage.name] = min(upto.values(), default=0)
+
+
+def _stopped(target: Target, why: str) -> PenstockError:
+    return PenstockError(f"{target.title} ({target.name}) has stopped: {why}")
