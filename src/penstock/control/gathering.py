@@ -6,6 +6,7 @@ One call for each capture and one scan for each kind of row, however many tables
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from penstock import eventloop
 from penstock.clock import SYSTEM, Clock, compose_ts, physical_ms
@@ -197,11 +198,12 @@ def _captures(deployment: Deployment) -> list[_Captured]:
         with FlightReader(lease.flight_addr, tls=tls, token=token) as reader:
             return reader.tables(timeout_s=PAGES_S)
 
-    asked = [(lease, Question(f"capture {lease.id}", lambda each=lease: ask(each))) for lease in leases]
+    deadline = SYSTEM.monotonic() + PAGES_S
+    asked = [(lease, Question(f"capture {lease.id}", partial(ask, lease))) for lease in leases]
     found = []
     for lease, question in asked:
         try:
-            tables = question.answer(SYSTEM.monotonic() + PAGES_S)
+            tables = question.answer(deadline)
         except PenstockError as error:
             found.append(_Captured(CaptureFact(lease.id, lease.flight_addr, str(error))))
         else:

@@ -1,0 +1,113 @@
+"""What is read from the parts' pages of metrics, and the rates that follow."""
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+from penstock import metrics
+from penstock.control.overviewmodel import Stage
+from penstock.control.partmetrics import Growth, Sample, read_page, spools
+
+CAPTURED = Sample("penstock_eventstore_rows_total", ("stored",))
+
+
+def feed_rows(name: str) -> Sample:
+    return Sample("penstock_sink_rows_total", (name,))
+
+
+def page() -> str:
+    """A page as a part shows it, with labels that need care and much that nobody asked for."""
+    registry = CollectorRegistry()
+    rows = Counter("penstock_eventstore_rows_total", "Rows.", ["outcome"], registry=registry)
+    rows.labels("stored").inc(120)
+    rows.labels("late").inc(3)
+    Counter("penstock_sink_rows_total", "Rows.", ["changefeed"], registry=registry).labels('a"b\\c').inc(7)
+    Counter("penstock_sink_rows_of_others_total", "Rows.", registry=registry).inc(9)
+    spooled = Gauge("penstock_sink_spool_bytes", "Bytes.", ["changefeed"], registry=registry)
+    marks = Gauge("penstock_sink_spool_mark_bytes", "Marks.", ["changefeed", "mark"], registry=registry)
+    for feed, nbytes in (("files", 30), ("unmarked", 5)):
+        spooled.labels(feed).set(nbytes)
+    for mark, nbytes in (("quota", 100), ("high", 80), ("low", 60)):
+        marks.labels("files", mark).set(nbytes)
+    return generate_latest(registry).decode()
+
+
+def test_a_page_gives_the_samples_that_are_needed_and_no_others() -> None:
+    found = read_page(page())
+    assert found[CAPTURED] == 120
+    assert found[feed_rows('a"b\\c')] == 7
+    assert {sample.name for sample in found} == {
+        "penstock_eventstore_rows_total",
+        "penstock_sink_rows_total",
+        "penstock_sink_spool_bytes",
+        "penstock_sink_spool_mark_bytes",
+    }
+    assert read_page("") == {}
+
+
+def test_a_page_that_is_something_else_is_refused() -> None:
+    with pytest.raises(ValueError, match="many"):
+        read_page('penstock_sink_rows_total{changefeed="a"} many\n')
+
+
+def test_a_spool_is_measured_against_its_marks_where_they_are_known() -> None:
+    found = spools({"changefeeds": read_page(page()), "jobs": {}})
+    assert list(found) == ["files"]
+    level = found["files"]
+    assert (level.bytes, level.quota_bytes, level.level, level.high, level.low) == (30, 100, 0.3, 0.8, 0.6)
+
+
+def test_the_names_are_those_of_the_metrics_that_are_declared() -> None:
+    shown = generate_latest().decode()
+    metrics.SINK_SPOOL_MARK_BYTES.labels("of-a-test", "high").set(1)
+    try:
+        shown = generate_latest().decode()
+    finally:
+        metrics.SINK_SPOOL_MARK_BYTES.remove("of-a-test", "high")
+    assert 'penstock_sink_spool_mark_bytes{changefeed="of-a-test",mark="high"} 1.0' in shown
+    for name in ("eventstore_rows", "eventstore_flushed_rows", "sink_rows", "jobs_usage_rows"):
+        assert f"# TYPE penstock_{name}_total counter" in shown
+
+
+def test_rates_are_of_what_was_counted_between_two_looks() -> None:
+    growth = Growth()
+    growth.add(10.0, {"capture-1": {CAPTURED: 100}, "capture-2": {CAPTURED: 50}})
+    assert growth.rate(Stage.CAPTURE) is None
+    growth.add(12.0, {"capture-1": {CAPTURED: 300}, "capture-2": {CAPTURED: 70}})
+    assert growth.rate(Stage.CAPTURE) == 110.0
+    assert growth.rate(Stage.COMMIT) is None
+    assert growth.rate(Stage.JOBS) is None
+
+
+def test_a_part_that_was_started_again_counts_from_nothing_and_one_that_is_new_not_at_all() -> None:
+    growth = Growth()
+    growth.add(0.0, {"capture-1": {CAPTURED: 1000}})
+    growth.add(1.0, {"capture-1": {CAPTURED: 10}, "capture-2": {CAPTURED: 5000}})
+    assert growth.rate(Stage.CAPTURE) == 10.0
+    growth.add(2.0, {"capture-2": {CAPTURED: 5000}})  # the other one is silent
+    growth.add(4.0, {"capture-1": {CAPTURED: 30}, "capture-2": {CAPTURED: 5000}})
+    assert growth.rate(Stage.CAPTURE) == 7.5
+
+
+def test_a_changefeed_that_begins_counts_from_its_first_row() -> None:
+    growth = Growth()
+    growth.add(0.0, {"changefeeds": {}})
+    growth.add(2.0, {"changefeeds": {feed_rows("mine"): 40, feed_rows("other"): 60}})
+    assert growth.rate(Stage.CHANGEFEEDS) == 50.0
+    assert growth.rate(Stage.CHANGEFEEDS, feeds={"mine"}, account="ada") == 20.0
+    assert growth.rate(Stage.CHANGEFEEDS, feeds=set(), account="ada") is None
+
+
+def test_an_account_sees_the_rate_of_its_jobs_and_not_what_captures_do_for_all() -> None:
+    growth, used = Growth(), "penstock_jobs_usage_rows_total"
+    growth.add(0.0, {"jobs": {Sample(used, ("ada",)): 0, CAPTURED: 0}})
+    growth.add(1.0, {"jobs": {Sample(used, ("ada",)): 5, Sample(used, ("bob",)): 7, CAPTURED: 9}})
+    assert growth.rate(Stage.JOBS) == 12.0
+    assert growth.rate(Stage.JOBS, account="ada") == 5.0
+    assert growth.rate(Stage.CAPTURE, account="ada") is None
+
+
+def test_old_looks_are_forgotten_so_that_a_rate_is_of_now() -> None:
+    growth = Growth()
+    for second in range(100):
+        growth.add(float(second), {"c": {CAPTURED: min(second, 50) * 10}})
+    assert growth.rate(Stage.CAPTURE) == 0.0

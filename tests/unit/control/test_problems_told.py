@@ -1,0 +1,168 @@
+"""What is wrong, with its remedy: and nothing else is."""
+
+import pytest
+
+from penstock.control.lockholding import HoldingLock
+from penstock.control.overview import told
+from penstock.control.overviewfacts import CaptureFact, Facts
+from penstock.control.partstates import PartKind, PartState
+from penstock.jobs.job import JobState
+from penstock.sink.feeds.feed import FeedState
+from penstock.testing.overviews import NOW_MS, ago, facts, feed, job, part, table
+
+SECRET_ADDR = "10.1.2.3:4567"
+SLOW = table("shop.orders", 31.0)
+WELL = facts(
+    tables=(table(), table("shop.new", None, id=9, made_s=5), table("other.t", None, id=10, wanted=False)),
+    feeds=(feed(lag_s=59), feed("off", 900, state=FeedState.STOPPED)),
+    jobs=(job(), job("shop.orders/off", 900, paused=True), job("shop.orders/first", None)),
+    parts=(part(), part("jobs", PartKind.JOBS, restarts=2, since_ms=NOW_MS)),
+)
+
+
+def test_a_deployment_that_is_well_has_no_problems() -> None:
+    found = told(WELL)
+    assert (found.healthy, found.problems) == (True, [])
+    assert told(facts()).healthy
+
+
+@pytest.mark.parametrize(
+    ("found", "what", "part_", "words", "remedy"),
+    [
+        (facts(cluster_error="no answer"), "cluster_silent", "store", "no answer", "pd_addrs"),
+        (
+            facts(parts=(part(state=PartState.WAITING, error="port taken"),)),
+            "part_not_running", "capture-1", "started again: port taken", "penstock doctor",
+        ),
+        (facts(parts=(part(state=PartState.STOPPED),)), "part_not_running", "capture-1", "does not run", ""),
+        (facts(parts=(part(state=PartState.STARTING),)), "part_not_running", "capture-1", "ready", "wait"),
+        (
+            facts(parts=(part(restarts=3, since_ms=NOW_MS - 1000, error="killed"),)),
+            "part_restarts", "capture-1", "again 3 times: killed", "log",
+        ),
+        (facts(parts=(part(),), silent=frozenset({"capture-1"})), "part_silent", "capture-1", "metrics", ""),
+        (facts(captures=(CaptureFact("c", "addr", "refused"),)), "part_silent", "c", "refused", "token"),
+        (facts(unknown={"jobs": "too slow"}), "unknown", "jobs", "too slow", "again"),
+        (facts(tables=(table(lag_s=None),), captures=()), "no_capture", "capture", "1 tables", "capture --"),
+        (facts(tables=(table(lag_s=None),)), "table_not_captured", "shop.orders", "no capture", ".tables"),
+        (facts(tables=(SLOW,)), "table_behind", "shop.orders", "31 s ago: no lock", "more captures"),
+        (
+            facts(tables=(SLOW,), locks={7: HoldingLock(ago(31), 7, "0x74")}),
+            "table_behind", "shop.orders", "primary key is in shop.orders", "commit or roll back",
+        ),
+        (
+            facts(feeds=(feed(state=FeedState.FAILED, error="denied"),)),
+            "changefeed_failed", "files", "denied", "penstock changefeed resume files",
+        ),
+        (
+            facts(feeds=(feed(state=FeedState.WARNING, error="busy"),)),
+            "changefeed_warning", "files", "busy", "by itself",
+        ),
+        (facts(feeds=(feed(run_by=""),)), "changefeed_not_run", "files", "no process", "changefeed run"),
+        (facts(feeds=(feed(lag_s=61),)), "changefeed_behind", "files", "61 s behind", "faster remote"),
+        (
+            facts(jobs=(job(lag_s=500, of=table(changed_s=9), attended=False),)),
+            "no_runner", "jobs", "1 of them", "penstock job run",
+        ),
+        (
+            facts(jobs=(job(lag_s=500, of=table(changed_s=9), state=JobState.ERROR, error_code=10_001),)),
+            "job_error", "shop.orders/copy", "error 10001", "penstock job resume shop.orders/copy",
+        ),
+        (
+            facts(jobs=(job(lag_s=500, of=table(changed_s=9), failures=2, error_code=1, error="busy"),)),
+            "job_retrying", "shop.orders/copy", "2 times and is tried again: busy", "by itself",
+        ),
+        (
+            facts(jobs=(job(of=None),)),
+            "job_not_captured", "shop.orders/copy", "not captured", "job unregister shop.orders/copy",
+        ),
+    ],
+)  # fmt: skip
+def test_a_problem_says_what_where_and_how_to_mend_it(
+    found: Facts, what: str, part_: str, words: str, remedy: str
+) -> None:
+    (problem,) = told(found).problems
+    assert (problem.what, problem.part) == (what, part_)
+    assert words in problem.message
+    assert remedy in problem.remedy
+    assert not told(found).healthy
+
+
+def test_what_follows_from_a_problem_is_not_told_beside_it() -> None:
+    tables = tuple(table(f"shop.t{each}", None, id=each) for each in range(50))
+    jobs = tuple(job(f"shop.t{each}/copy", of=None, table_id=each) for each in range(50))
+    found = told(facts(tables=tables, jobs=jobs, captures=()))
+    assert [each.what for each in found.problems] == ["no_capture"]
+
+    locked = facts(tables=(SLOW,), feeds=(feed(lag_s=61),), locks={7: HoldingLock(ago(62), 7, "0x74")})
+    assert [each.what for each in told(locked).problems] == ["table_behind", "changefeed_behind"]
+    waiting = facts(tables=(table(lag_s=62),), feeds=(feed(lag_s=62),))
+    assert [each.what for each in told(waiting).problems] == ["table_behind"]
+
+
+def test_a_lease_that_a_restarted_capture_left_is_no_problem_of_its_own() -> None:
+    found = facts(parts=(part(addr="127.0.0.1:9"),), captures=(CaptureFact("a", "127.0.0.1:8", "gone"),))
+    assert told(found).healthy
+    assert [each.name for each in told(found).parts] == ["capture-1"]
+
+
+def test_an_account_sees_its_own_and_of_parts_only_how_they_do() -> None:
+    found = facts(
+        tables=(table(account="ada"), table("bob.secret", 99, id=8, account="bob")),
+        feeds=(feed(account="ada"), feed("bobs", 900, account="bob", state=FeedState.FAILED, error="bob")),
+        jobs=(
+            job("shop.orders/find", account="ada", consumer="fulltext"),
+            job("bob.secret/find", account="bob", consumer="vector", table_id=8, error_code=1),
+        ),
+        parts=(part(state=PartState.WAITING, addr=SECRET_ADDR, error=f"bob {SECRET_ADDR}", pid=4242),),
+        captures=(CaptureFact("capture-1", SECRET_ADDR, f"bob {SECRET_ADDR}"),),
+        unknown={"schemas": f"bob {SECRET_ADDR}"},
+        runner=f"bob-{SECRET_ADDR}",
+    )
+    seen = told(found, account="ada")
+    assert [each.table for each in seen.tables] == ["shop.orders"]
+    assert [each.id for each in seen.changefeeds] == ["files"]
+    assert [each.job for each in seen.jobs] == seen.indexes == ["shop.orders/find"]
+    assert [each.what for each in seen.problems] == ["part_not_running", "unknown"]
+    assert (seen.parts[0].state, seen.parts[0].pid, seen.parts[0].addr) == ("waiting", None, None)
+    for hidden in ("bob", SECRET_ADDR, "4242"):
+        assert hidden not in seen.model_dump_json()
+    everything = told(found)
+    assert everything.indexes == ["shop.orders/find", "bob.secret/find"]
+    assert everything.totals.tables == 2
+    assert told(replace_parts(found), account="ada").parts[-1].name == "jobs somebody"
+
+
+def replace_parts(found: Facts) -> Facts:
+    """The same without `penstock up`."""
+    return facts(tables=found.tables, captures=found.captures, runner=found.runner)
+
+
+def test_without_up_the_parts_are_those_that_have_leases() -> None:
+    found = told(facts(feeds=(feed(), feed("more"), feed("other", run_by="host-9"), feed("none", run_by=""))))
+    assert [(each.name, each.kind) for each in found.parts] == [
+        ("store", "store"),
+        ("capture-1", "capture"),
+        ("changefeeds host-1", "changefeeds"),
+        ("changefeeds host-9", "changefeeds"),
+        ("jobs host-2", "jobs"),
+    ]
+
+
+def test_lists_show_the_worst_first_and_how_many_there_are() -> None:
+    found = told(
+        facts(
+            tables=tuple(table(f"shop.t{each:03}", each / 100, id=each) for each in range(300)),
+            feeds=tuple(feed(f"f{each:03}", each / 100) for each in range(300)),
+            jobs=(
+                *(job(f"shop.orders/j{each:03}", each, of=table(changed_s=0)) for each in range(1, 300)),
+                job("shop.orders/bad", 1, error_code=10_000, state=JobState.ERROR),
+                job("shop.orders/off", 999, paused=True, of=table(changed_s=0)),
+            ),
+        ),
+        limit=3,
+    )
+    assert [each.table for each in found.tables] == ["shop.t299", "shop.t298", "shop.t297"]
+    assert [each.id for each in found.changefeeds] == ["f299", "f298", "f297"]
+    assert [each.job for each in found.jobs] == ["shop.orders/bad", "shop.orders/j299", "shop.orders/j298"]
+    assert (found.totals.tables, found.totals.changefeeds, found.totals.jobs) == (300, 300, 301)
