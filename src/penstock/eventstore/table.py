@@ -93,7 +93,11 @@ class TableRows:
         self._held_bytes = 0
         self._memory_held_bytes = 0
         self._lowest_ts = TS_MAX  # the lowest commit-ts that may be held and is not flushed
-        self._keep(held for held in recovered if held.max_ts > flushed_ts)
+        self._unsettled: list[tuple[int, int]] = []  # first and last commit-ts of batches above resolved_ts
+        kept = [held for held in recovered if held.max_ts > flushed_ts]
+        self._keep(kept)
+        self._unsettled += [(held.min_ts, held.max_ts) for held in kept]
+        self._settle()
 
     @property
     def flushed_ts(self) -> int:
@@ -152,6 +156,7 @@ class TableRows:
         with self._lock:
             if not self._disowned:
                 self._keep((held,))
+                self._unsettled.append(ends)
             elif in_memory:
                 self._memory.give_back(held.weight)
         metrics.EVENTSTORE_ROWS_TOTAL.labels("stored").inc(held.rows)
@@ -165,6 +170,7 @@ class TableRows:
             if ts <= self._resolved_ts or self._disowned:
                 return
             self._resolved_ts = ts
+            self._settle()
             self._wal.mark_resolved(self.table_id, ts)
         self._advanced()
 
@@ -191,6 +197,7 @@ class TableRows:
             self._flushed_ts = max(self._flushed_ts, flushed_ts)
             self._keep(each for each in before if each.max_ts > flushed_ts)
             self._resolved_ts = max(self._resolved_ts, flushed_ts)
+            self._settle()
         self._give_back(each for each in before if each.max_ts <= flushed_ts)
         self._wal.flushed(self.table_id, flushed_ts)
 
@@ -217,10 +224,16 @@ class TableRows:
     def _keep(self, batches: Iterable[Held]) -> None:
         for held in batches:
             self._held.append(held)
-            self._changed_ts = max(self._changed_ts, held.max_ts)
             self._held_bytes += held.nbytes
             self._memory_held_bytes += held.weight if held.batch is not None else 0
             self._lowest_ts = min(self._lowest_ts, max(held.min_ts, self._flushed_ts + 1))
+
+    def _settle(self) -> None:
+        """Count the changes up to `resolved_ts`. Of later ones nothing is said: nobody can read them yet."""
+        for first_ts, last_ts in self._unsettled:
+            if first_ts <= self._resolved_ts:
+                self._changed_ts = max(self._changed_ts, min(last_ts, self._resolved_ts))
+        self._unsettled = [each for each in self._unsettled if each[1] > self._resolved_ts]
 
     def _drop_all(self) -> list[Held]:
         gone, self._held = self._held, []

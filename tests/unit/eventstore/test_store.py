@@ -72,6 +72,26 @@ def row(number: int, name: str = "x") -> dict[str, Any]:
     return {"id": number, "name": name}
 
 
+def test_changes_that_nobody_can_read_yet_are_not_told_of(open_store: Open) -> None:
+    """Whoever was told would look for them in vain."""
+    store = open_store()
+    table = store.open_table(TABLE.id)
+    give(table, change(TABLE, NOW + 3, row(1)))
+    give(table, change(TABLE, NOW + 6, row(2)), change(TABLE, NOW + 9, row(3)))
+    assert table.changed_ts == 0
+    table.advance_resolved_ts(NOW + 5)
+    assert table.changed_ts == NOW + 3
+    table.advance_resolved_ts(NOW + 7)
+    assert NOW + 6 <= table.changed_ts <= NOW + 7
+    table.advance_resolved_ts(NOW + 20)
+    assert table.changed_ts == NOW + 9
+    table.advance_resolved_ts(NOW + 30)
+    assert table.changed_ts == NOW + 9
+    store.close(flush=False)
+    again = open_store().open_table(TABLE.id)
+    assert (again.resolved_ts, again.changed_ts) == (NOW + 30, NOW + 9)
+
+
 def test_changes_become_a_data_object_and_a_tombstone_object(open_store: Open, storage: Storage) -> None:
     store = open_store()
     table = store.open_table(1)
