@@ -1,0 +1,88 @@
+// Elements, and how a view that is drawn anew takes the place of what was there. Data becomes text and
+// attribute values only: nothing here, or anywhere in these pages, parses markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An HTML element. Attributes that are null, undefined or false are left out; true is an empty one. */
+export function el(tag, attributes, ...children) {
+  return filled(document.createElement(tag), attributes, children);
+}
+
+/** An SVG element. */
+export function svg(tag, attributes, ...children) {
+  return filled(document.createElementNS(SVG, tag), attributes, children);
+}
+
+function filled(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    // A handler or style in an attribute would be inline code, which the content security policy forbids.
+    if (name.startsWith("on") || name === "style") throw new Error(`no attribute ${name} here`);
+    if (value === null || value === undefined || value === false) continue;
+    element.setAttribute(name, value === true ? "" : String(value));
+  }
+  append(element, children);
+  return element;
+}
+
+function append(element, children) {
+  for (const child of children.flat(Infinity)) {
+    if (child === null || child === undefined || child === false) continue;
+    element.append(child instanceof Node ? child : String(child));
+  }
+}
+
+/**
+ * Make the children of `parent` what `wanted` is, and keep every element that is there already: focus, an open
+ * list, a half-typed word and the place scrolled to survive. Elements with the same `data-key` are the same one.
+ */
+export function patch(parent, wanted) {
+  const next = wanted.flat(Infinity).filter((each) => each instanceof Node);
+  const kept = keyed(parent.childNodes);
+  const keys = keyed(next);
+  // What goes, goes first: an element that is moved loses focus, so as few as can be are.
+  for (const [key, element] of kept) if (!keys.has(key)) element.remove();
+  let place = parent.firstChild;
+  for (const node of next) {
+    const found = kept.get(keyOf(node)) ?? (same(place, node) ? place : null);
+    if (found === null) {
+      parent.insertBefore(node, place);
+    } else {
+      if (found === place) place = place.nextSibling;
+      else parent.insertBefore(found, place);
+      update(found, node);
+    }
+  }
+  while (place) {
+    const gone = place;
+    place = place.nextSibling;
+    gone.remove();
+  }
+}
+
+function keyOf(node) {
+  return node?.dataset?.key;
+}
+
+function keyed(nodes) {
+  const found = new Map();
+  for (const node of nodes) if (keyOf(node) !== undefined) found.set(keyOf(node), node);
+  return found;
+}
+
+function same(one, other) {
+  return (
+    one !== null && one.nodeType === other.nodeType && one.nodeName === other.nodeName && keyOf(one) === keyOf(other)
+  );
+}
+
+function update(old, node) {
+  if (old.nodeType === Node.TEXT_NODE) {
+    if (old.data !== node.data) old.data = node.data;
+    return;
+  }
+  for (const { name } of [...old.attributes]) {
+    if (!node.hasAttribute(name) && name !== "open") old.removeAttribute(name); // a person opened it
+  }
+  for (const { name, value } of node.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  patch(old, [...node.childNodes]);
+}

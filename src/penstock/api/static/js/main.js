@@ -1,0 +1,97 @@
+// Puts everything together.
+
+import { Api } from "./api.js";
+import { Router, routeTo } from "./router.js";
+import { Screen } from "./screen.js";
+import { Session } from "./session.js";
+import { Shell } from "./shell.js";
+import { changefeed } from "./views/changefeed.js";
+import { changefeeds } from "./views/changefeeds.js";
+import { job } from "./views/job.js";
+import { jobs } from "./views/jobs.js";
+import { entry } from "./views/entry.js";
+import { missing } from "./views/missing.js";
+import { overview } from "./views/overview.js";
+import { search } from "./views/search.js";
+import { table } from "./views/table.js";
+import { tables } from "./views/tables.js";
+
+const content = document.getElementById("content");
+const session = new Session(window.sessionStorage);
+const api = new Api(session);
+const shell = new Shell(document);
+const memories = new Map(); // what views remember, for as long as the page is open
+let screen = null;
+let opened = 0;
+
+/** The view of a route. */
+function viewOf({ view, names }) {
+  const alone = { overview, changefeeds, jobs, tables, search };
+  const one = { changefeeds: [changefeed, 1], jobs: [job, 2], tables: [table, 1] };
+  if (names.length === 0) return alone[view] ?? missing;
+  const [found, depth] = one[view] ?? [missing, 0];
+  return names.length === depth ? found : missing;
+}
+
+function show(route) {
+  open(viewOf(route), route);
+}
+
+function open(view, route) {
+  screen?.stop();
+  const key = `${view.name} ${route.names.join("/")}`;
+  if (!memories.has(key)) memories.set(key, {});
+  const memory = memories.get(key);
+  screen = new Screen(view, route, { api, shell, content, memory, go: (...to) => router.go(...to), signIn });
+  shell.at(route.view, view.title(route));
+  screen.start();
+  if (opened > 0) document.getElementById("title")?.focus(); // a reader hears where it is now
+  window.scrollTo(0, 0);
+  opened += 1;
+}
+
+/** Ask for a token, then go on where the person was. */
+function signIn(error) {
+  const refused = session.token !== null ? error?.message : null;
+  session.end();
+  shell.signedIn(null);
+  screen?.stop();
+  const view = entry(session, refused, () => {
+    knowWho();
+    router.follow();
+  });
+  screen = new Screen(view, { view: "", names: [], query: {} }, { api, shell, content, memory: {}, signIn });
+  shell.at("", view.title());
+  shell.rest();
+  screen.startAlone();
+}
+
+function signOut() {
+  session.end();
+  memories.clear(); // the next person is somebody else
+  router.go(routeTo("overview"), { quietly: true });
+  router.follow();
+}
+
+/** Show the account in whose name everything is asked; without accounts there is none to show. */
+async function knowWho() {
+  if (session.token === null) return;
+  try {
+    const me = await api.get("/me");
+    shell.signedIn(me.admin ? `${me.account} (admin)` : me.account, signOut);
+  } catch {
+    // The view asks the same API and says what is wrong; who it is can be shown without a name.
+    shell.signedIn("Signed in", signOut);
+  }
+}
+
+for (const kind of ["click", "submit", "input", "change"]) {
+  content.addEventListener(kind, (event) => {
+    const element = event.target.closest(kind === "submit" ? "form[data-action]" : `[data-action][data-on="${kind}"]`);
+    if (element !== null) screen?.act(element, event);
+  });
+}
+
+const router = new Router(window, show);
+knowWho();
+router.start();

@@ -1,0 +1,67 @@
+// All changefeeds: how each does, and the two things people do with one.
+
+import { el } from "../dom.js";
+import { counted, duration, stated } from "../format.js";
+import { button, notice } from "../parts/pieces.js";
+import { rows } from "../parts/rows.js";
+import { spoolBar } from "../draw/bars.js";
+import { badge, holder, isHeld, prose } from "../parts/words.js";
+import { pathOf } from "../api.js";
+import { routeTo } from "../router.js";
+
+export const changefeeds = {
+  name: "changefeeds",
+  title: () => "Changefeeds",
+  everyMs: 2000,
+  /** The list is whole; the overview has for the slowest of them what holds them back, too. */
+  async load(api, _route, signal) {
+    const [list, overview] = await Promise.all([
+      api.get("/changefeeds", {}, { signal }),
+      api.get("/overview", {}, { signal }),
+    ]);
+    const more = new Map(overview.changefeeds.map((feed) => [feed.id, feed]));
+    return list.map((feed) => ({ ...more.get(feed.id), ...feed }));
+  },
+  draw(data, screen) {
+    const head = screen.heading(el("p", {}, counted(data.length, "changefeed")));
+    if (data.length === 0) {
+      return [head, notice("There is no changefeed yet. ", el("code", {}, "penstock changefeed create"), " makes one.")];
+    }
+    const columns = [
+      { label: "Changefeed", kind: "name", cell: (feed) => el("a", { href: routeTo("changefeeds", [feed.id]) }, feed.id) },
+      { label: "State", cell: (feed) => badge(feed.state) },
+      { label: "Lag", kind: "right", cell: (feed) => el("span", { class: "number" }, duration(feed.lag_s)) },
+      { label: "Checkpoint", cell: checkpoint },
+      { label: "Spool", cell: (feed) => feed.spool && spoolBar(feed.spool, `Spool of ${feed.id}: ${Math.round(feed.spool.level * 100)} % full`) },
+      { label: "Actions", kind: "deeds", cell: (feed) => feedButtons(feed, screen) },
+    ];
+    return [head, el("section", { class: "card", "aria-label": "Changefeeds" }, rows("Changefeeds", columns, data, { key: (feed) => feed.id, below: trouble }))];
+  },
+  actions: { pause: (screen, target) => change(screen, target, "pause"), resume: (screen, target) => change(screen, target, "resume") },
+};
+
+function checkpoint(feed) {
+  return [el("span", { class: "number" }, stated(feed.checkpoint_time)), el("span", { class: "sub mono" }, feed.checkpoint_ts)];
+}
+
+function trouble(feed) {
+  if (feed.error) return el("p", { class: "error" }, prose(feed.error));
+  return isHeld(feed.held_by) ? el("p", { class: "muted" }, holder(feed.held_by)) : null;
+}
+
+/** Pause what runs, resume what does not; one that has finished has nothing left to do. */
+export function feedButtons(feed, screen) {
+  if (feed.state === "finished") return null;
+  const deed = feed.state === "normal" || feed.state === "warning" ? "pause" : "resume";
+  const label = deed === "pause" ? "Pause" : "Resume";
+  return el("div", { class: "buttons" }, button(label, deed, { name: feed.id, about: feed.id, busy: screen.busy.has(feed.id) }));
+}
+
+export function change(screen, target, deed) {
+  const { name } = target.dataset;
+  return screen.during(name, async () => {
+    await screen.api.post(`/changefeeds${pathOf(name, deed)}`);
+    screen.shell.say(deed === "pause" ? `Changefeed ${name} is paused.` : `Changefeed ${name} goes on.`);
+    await screen.refresh();
+  });
+}

@@ -1,0 +1,54 @@
+// One job: how fresh its target is, what it does, and what was asked for.
+
+import { jobPath } from "../api.js";
+import { el } from "../dom.js";
+import { count, duration, stated, timeOf } from "../format.js";
+import { card, crumb, facts } from "../parts/pieces.js";
+import { settings } from "../parts/settings.js";
+import { badge, prose } from "../parts/words.js";
+import { routeTo } from "../router.js";
+import { jobActions, jobButtons, verdictOf } from "./jobs.js";
+
+export const job = {
+  name: "job",
+  title: ({ names }) => names.join("/"),
+  above: () => crumb(routeTo("jobs"), "Jobs"),
+  everyMs: 5000, // its coverage is counted anew every time
+  load: (api, { names }, signal) => api.get(jobPath(names.join("/")), {}, { signal }),
+  draw(found, screen) {
+    return [
+      screen.heading(jobButtons(found, screen)),
+      found.error && el("p", { class: "notice error", "data-key": "error" }, prose(found.error)),
+      verdictOf(found.job),
+      card(
+        "Freshness",
+        facts(
+          ["State", badge(found.state), found.failures ? `${count(found.failures)} failures in a row` : null],
+          ["Lag", el("span", { class: "number" }, duration(found.lag_s)), found.lacks ? `lacks changes: ${found.lacks}` : "has all that can be read"],
+          ["Watermark", el("span", { class: "number" }, stated(found.watermark_time)), found.watermark || null],
+          coverage(found),
+          ["Table", el("a", { href: routeTo("tables", [screen.route.names[0]]) }, screen.route.names[0])],
+        ),
+      ),
+      card("Last iteration", iteration(found.iteration)),
+      card("Spec", settings(found.spec)),
+    ].filter(Boolean);
+  },
+  actions: jobActions(),
+};
+
+function coverage({ coverage: share, coverage_unknown: why, source_rows: rows }) {
+  if (share === undefined) return null;
+  if (share === null) return ["Coverage", "not known", why];
+  return ["Coverage", el("span", { class: "number" }, `${(share * 100).toFixed(share < 1 ? 2 : 0)} %`), `of ${count(rows)} rows`];
+}
+
+function iteration(found) {
+  if (!found?.started) return el("p", { class: "muted" }, "None yet.");
+  return facts(
+    ["From", timeOf(found.from_ts), found.from_ts || "from nothing"],
+    ["To", timeOf(found.to_ts), found.to_ts],
+    ["Began", stated(found.started)],
+    ["Ended", found.ended ? stated(found.ended) : "under way"],
+  );
+}
