@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.comparing import comparison as comparing
 from penstock.comparing.comparison import Comparison
 from penstock.comparing.tally import Counts
-from penstock.jobs.verifying import comparing
 
 SCHEMA = pa.schema(
     [
