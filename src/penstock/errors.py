@@ -12,6 +12,8 @@
   - Invalid          fix the argument, the option or the settings
     - KeyExists      an insert met a row that is already there
     - AssertionFailed  what the caller said of a key's existence does not hold
+    - NotFound       there is nothing of that name
+    - AlreadyExists  there is something of that name
   - StaleRead        read a snapshot, and go on from it: older history is gone
   - Corrupt          stop; keep the objects for inspection
 """
@@ -21,6 +23,7 @@ from typing import Any
 
 __all__ = [
     "Aborted",
+    "AlreadyExists",
     "AssertionFailed",
     "Conflict",
     "Corrupt",
@@ -29,6 +32,7 @@ __all__ = [
     "Invalid",
     "KeyExists",
     "LockTimeout",
+    "NotFound",
     "PenstockError",
     "StaleRead",
     "Unavailable",
@@ -131,6 +135,14 @@ class AssertionFailed(Invalid):
         super().__init__(f"assertion on {show_key(key)} failed in transaction {start_ts}; read the key again")
         self.key = key
         self.start_ts = start_ts
+
+
+class NotFound(Invalid):
+    """There is nothing of that name, or nothing that the caller may see."""
+
+
+class AlreadyExists(Invalid):
+    """There is something of that name; take another one."""
 
 
 class StaleRead(PenstockError):

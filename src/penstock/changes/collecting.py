@@ -78,10 +78,13 @@ def open_range(table: TableView, from_ts: int, to_ts: int) -> list[PartitionStat
 def schema_parts(
     states: Sequence[PartitionState], from_ts: int, to_ts: int
 ) -> list[tuple[int, int, SchemaVersion]]:
-    """Divide a range where the schema of any partition changes: (from_ts, to_ts, schema) of each part."""
+    """Divide a range where the schema of any partition changes: (from_ts, to_ts, schema) of each part.
+
+    What is before the first version, where the table was not there yet, belongs to that one.
+    """
     known = {each.since_ts: each for state in states for each in state.schemas(from_ts, to_ts)}
     versions = [known[since_ts] for since_ts in sorted(known)]
-    starts = [from_ts, *(each.since_ts - 1 for each in versions if each.since_ts > from_ts + 1)]
+    starts = [from_ts, *(each.since_ts - 1 for each in versions[1:] if each.since_ts > from_ts + 1)]
     parts = []
     for start, end in pairwise([*starts, to_ts]):
         begun = [each for each in versions if each.since_ts <= start + 1]

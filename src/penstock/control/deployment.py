@@ -37,6 +37,10 @@ class Deployment:
         self._opening = threading.Lock()
         self._source: EventStoreJobSource | None = None
 
+    def feeds_of(self, account: str | None) -> Feeds:
+        """The changefeeds of one account; None: all of them."""
+        return self.feeds if account is None else Feeds(self.client, account=account)
+
     def jobs(self, account: str | None = None) -> Jobs:
         """The jobs of the cluster, or of one account."""
         return Jobs(self.face, account=account, catalog=self.catalog)

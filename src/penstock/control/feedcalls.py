@@ -7,33 +7,34 @@ from penstock.clock import SYSTEM, physical_ms
 from penstock.control.deployment import Deployment
 from penstock.control.moments import shown_ms
 from penstock.errors import Invalid
-from penstock.settings import parse_changefeed
+from penstock.settings import ChangefeedSettings, parse_changefeed
 from penstock.sink.feeds.feed import Feed
 from penstock.sink.feeds.feedcommands import create_feed, dump, pause_feed, resume_feed, update_feed
 from penstock.sink.files.sinkuri import mask_uri
 from penstock.sink.source.clusterhistory import ClusterHistory
+from penstock.tables.accounts import SYSTEM as SYSTEM_ACCOUNT
 
 _HIDDEN = {"sink": "***", "storage_options": "***"}
 
 
-def listed(deployment: Deployment) -> list[Feed]:
-    """All changefeeds."""
-    return eventloop.run(deployment.feeds.list())
+def listed(deployment: Deployment, *, account: str | None = None) -> list[Feed]:
+    """All changefeeds, or those of an account."""
+    return eventloop.run(deployment.feeds_of(account).list())
 
 
-def get(deployment: Deployment, name: str) -> Feed:
-    """One of them; raise Invalid when there is none of that name."""
-    return eventloop.run(deployment.feeds.get(name))
+def get(deployment: Deployment, name: str, *, account: str | None = None) -> Feed:
+    """One of them; raise NotFound when there is none of that name."""
+    return eventloop.run(deployment.feeds_of(account).get(name))
 
 
-def pause(deployment: Deployment, name: str) -> Feed:
+def pause(deployment: Deployment, name: str, *, account: str | None = None) -> Feed:
     """Stop one where it is."""
-    return eventloop.run(pause_feed(deployment.feeds, name))
+    return eventloop.run(pause_feed(deployment.feeds_of(account), name))
 
 
-def resume(deployment: Deployment, name: str) -> Feed:
+def resume(deployment: Deployment, name: str, *, account: str | None = None) -> Feed:
     """Let one go on that was paused or has failed."""
-    return eventloop.run(resume_feed(deployment.feeds, name))
+    return eventloop.run(resume_feed(deployment.feeds_of(account), name))
 
 
 def create(deployment: Deployment, name: str, options: dict[str, Any]) -> Feed:
@@ -44,8 +45,16 @@ def create(deployment: Deployment, name: str, options: dict[str, Any]) -> Feed:
         raise Invalid(
             f"changefeed {name} has no sink; give --sink-uri, or a section changefeeds.{name} in --config"
         )
-    wanted = parse_changefeed(tree, origin=f"changefeed {name}")
-    return eventloop.run(create_feed(deployment.feeds, name, wanted, now_ts=deployment.now_ts()))
+    return add(deployment, name, parse_changefeed(tree, origin=f"changefeed {name}"))
+
+
+def add(deployment: Deployment, name: str, wanted: ChangefeedSettings, *, account: str | None = None) -> Feed:
+    """Create a changefeed of an account, as it is wanted; raise AlreadyExists when its name is taken."""
+    return eventloop.run(
+        create_feed(
+            deployment.feeds, name, wanted, now_ts=deployment.now_ts(), account=account or SYSTEM_ACCOUNT.name
+        )
+    )
 
 
 def update(deployment: Deployment, name: str, options: dict[str, Any]) -> Feed:
@@ -54,18 +63,23 @@ def update(deployment: Deployment, name: str, options: dict[str, Any]) -> Feed:
     changes = options
     if not changes and known is not None:
         changes = {key: value for key, value in dump(known).items() if key != "start"}
+    return change(deployment, name, changes)
+
+
+def change(deployment: Deployment, name: str, changes: dict[str, Any], *, account: str | None = None) -> Feed:
+    """Change a paused changefeed; raise Invalid when nothing is to be changed."""
     if not changes:
         raise Invalid(
             f"nothing of changefeed {name} is to be changed; give an option, or its section in --config"
         )
-    return eventloop.run(update_feed(deployment.feeds, name, changes))
+    return eventloop.run(update_feed(deployment.feeds_of(account), name, changes))
 
 
-def remove(deployment: Deployment, name: str) -> None:
+def remove(deployment: Deployment, name: str, *, account: str | None = None) -> None:
     """Forget a changefeed, and let the cluster collect what it would have needed."""
 
     async def work() -> None:
-        await deployment.feeds.remove(name)
+        await deployment.feeds_of(account).remove(name)
         history = await ClusterHistory.connect(deployment.settings, name)
         try:
             await history.release()
@@ -80,6 +94,7 @@ def summary(feed: Feed) -> dict[str, Any]:
     checkpoint_ms = physical_ms(feed.status.checkpoint_ts)
     return {
         "id": feed.info.id,
+        "account": feed.info.account,
         "state": feed.state.value,
         "checkpoint_ts": feed.status.checkpoint_ts,
         "checkpoint_time": shown_ms(checkpoint_ms),

@@ -8,11 +8,11 @@ import yaml
 
 from penstock import settings as files
 from penstock.clock import SYSTEM
-from penstock.errors import Invalid
+from penstock.errors import AlreadyExists, Invalid
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.jobid import JobId
-from penstock.jobs.log.api import Jobs
+from penstock.jobs.log.api import Jobs, no_such_job
 from penstock.jobs.log.checking import check_spec
 from penstock.jobs.spec import JobSpec, UpdateOptions
 from penstock.kv import Transaction
@@ -85,12 +85,12 @@ def parsed_state(name: str | None) -> JobState | None:
 
 
 def register(jobs: Jobs, loaded: Settings, job_id: JobId, spec: JobSpec) -> Job:
-    """Add a job after everything was checked; raise Invalid when it cannot work, or is there already."""
+    """Add a job after everything was checked; raise Invalid when it cannot work, AlreadyExists."""
     check_spec(job_id, spec, _schema(jobs, job_id), loaded)
 
     def work(txn: Transaction) -> Job:
         if not jobs.register_job(txn, job_id, spec):
-            raise Invalid(f"there is a job {job_id} already; `penstock job update {job_id}` changes it")
+            raise AlreadyExists(f"there is a job {job_id} already; `penstock job update {job_id}` changes it")
         return jobs.get_job(job_id, txn=txn)
 
     return committed(jobs, work)
@@ -116,9 +116,9 @@ def update(jobs: Jobs, loaded: Settings, job_id: JobId, spec: JobSpec, *, interr
 
 
 def unregister(jobs: Jobs, job_id: JobId) -> None:
-    """Drop a job; raise Invalid when there is none."""
+    """Drop a job; raise NotFound when there is none."""
     if not committed(jobs, lambda txn: jobs.unregister_job(txn, job_id)):
-        raise Invalid(f"there is no job {job_id}; `penstock job list` shows those there are")
+        raise no_such_job(job_id)
 
 
 def _schema(jobs: Jobs, job_id: JobId) -> SchemaVersion:

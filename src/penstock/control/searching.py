@@ -3,12 +3,12 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from penstock.clock import physical_ms
 from penstock.consumers.search import search
+from penstock.control.cells import plain
 from penstock.control.deployment import Deployment
 from penstock.control.moments import shown_ts
 from penstock.errors import Invalid
@@ -52,7 +52,7 @@ def found(
         "watermark_time": shown_ts(watermark),
         "lag_s": max(0.0, (physical_ms(now_ts) - physical_ms(watermark)) / 1000),
         "complete": result.complete,
-        "rows": [{name: _plain(cell) for name, cell in row.items()} for row in result.rows.to_pylist()],
+        "rows": [{name: plain(cell) for name, cell in row.items()} for row in result.rows.to_pylist()],
     }
 
 
@@ -80,14 +80,3 @@ def parsed_vector(text: str) -> list[float]:
     if not vector:
         raise Invalid("--vector is empty; write 0.1,0.2,0.3 or @file.json")
     return vector
-
-
-def _plain(cell: Any) -> Any:
-    """A cell as JSON has it."""
-    if isinstance(cell, bytes):
-        return cell.hex()
-    if isinstance(cell, datetime | date):
-        return cell.isoformat()
-    if isinstance(cell, timedelta):
-        return cell.total_seconds()
-    return cell if cell is None or isinstance(cell, bool | int | float | str | list) else str(cell)

@@ -19,6 +19,8 @@ _OURS = {
     "vector": "penstock.consumers.vector:Vector",
     "webhook": "penstock.consumers.webhook:Webhook",
 }
+BUILT_IN = frozenset(_OURS)
+"""The short names of those that come with Penstock."""
 
 
 def consumer_names() -> list[str]:

@@ -112,6 +112,12 @@ class Catalog:
         owned = self.schema(at_ts).database(database)
         return Accounts.load(self._meta(at_ts)).of(owned)
 
+    def owned_databases(self, account: str | None = None, at_ts: int | None = None) -> dict[str, Account]:
+        """The databases of an account, or all of them, by name, each with whose it is."""
+        accounts = Accounts.load(self._meta(at_ts))
+        found = {each.name: accounts.of(each) for each in self.databases(at_ts)}
+        return {name: owner for name, owner in found.items() if account in {None, owner.name}}
+
     def create_account(self, name: str) -> Account:
         """Make an account."""
         return self._change(lambda change: change.create_account(name))

@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from penstock.clock import SYSTEM, Clock, physical_ms
-from penstock.errors import Conflict, Fenced, Invalid
+from penstock.errors import Conflict, Fenced, Invalid, NotFound
 from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
 from penstock.jobs.log.joblog import JobLog
@@ -150,7 +150,7 @@ class Jobs:
     def _get(self, txn: Transaction, job_id: JobId) -> Job:
         job = self._find(txn, job_id)
         if job is None:
-            raise Invalid(f"there is no job {job_id}; `penstock job list` shows those there are")
+            raise no_such_job(job_id)
         return job
 
     def _find(self, txn: Transaction, job_id: JobId) -> Job | None:
@@ -199,6 +199,11 @@ class Jobs:
             return replace(self.log.change(txn, job.key, None, transition), id=job.id)
         except Fenced as error:
             raise Conflict(f"job {job.id} was changed meanwhile; run the transaction again") from error
+
+
+def no_such_job(job_id: JobId) -> NotFound:
+    """What is said of a job that is not there, or not the caller's."""
+    return NotFound(f"there is no job {job_id}; `penstock job list` shows those there are")
 
 
 def _new_job(source: _Source, spec: JobSpec, *, at: int) -> Job:

@@ -34,6 +34,8 @@ class FeedInfo:
     snapshot: bool = False
     created_ms: int = 0
     stopped: bool = False
+    account: str = "sys"
+    """Whose it is: who may see and change it."""
 
     @property
     def begin(self) -> Position:
@@ -48,6 +50,7 @@ class FeedInfo:
             "snapshot": self.snapshot,
             "created_ms": self.created_ms,
             "stopped": self.stopped,
+            "account": self.account,
         }
         return json.dumps(tree, sort_keys=True).encode()
 
@@ -63,6 +66,7 @@ class FeedInfo:
                 snapshot=bool(tree["snapshot"]),
                 created_ms=int(tree["created_ms"]),
                 stopped=bool(tree["stopped"]),
+                account=str(tree.get("account", "sys")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise Corrupt(f"changefeed {feed_id} is damaged; remove it and create it again") from error

@@ -30,11 +30,17 @@ _SHAPES = (
 
 
 async def create_feed(
-    feeds: Feeds, feed_id: str, wanted: ChangefeedSettings, *, now_ts: int, clock: Clock = SYSTEM
+    feeds: Feeds,
+    feed_id: str,
+    wanted: ChangefeedSettings,
+    *,
+    now_ts: int,
+    account: str = "sys",
+    clock: Clock = SYSTEM,
 ) -> Feed:
-    """Add a changefeed; `now_ts` is a timestamp of the database.
+    """Add a changefeed of an account; `now_ts` is a timestamp of the database.
 
-    Raises Invalid when its settings cannot be carried out, or there is one of that name.
+    Raises Invalid when its settings cannot be carried out, AlreadyExists when there is one of that name.
     """
     check_feed_id(feed_id)
     check_settings(wanted)
@@ -47,13 +53,14 @@ async def create_feed(
         raise Invalid(
             f"changefeed {feed_id} is to end at {wanted.target_ts}, not after its start at {start_ts}"
         )
-    await _check_target(feeds, feed_id, wanted)
+    await _check_target(feeds, feed_id, wanted, account)
     info = FeedInfo(
         id=feed_id,
         settings=dump(wanted),
         start_ts=start_ts,
         snapshot=wanted.start == "snapshot",
         created_ms=clock.wall_ms(),
+        account=account,
     )
     await feeds.create(info)
     return Feed(info, FeedStatus.of_new(info))
@@ -91,7 +98,7 @@ async def update_feed(feeds: Feeds, feed_id: str, changes: Mapping[str, Any]) ->
     if "sink_uri" in changes:
         known = await feeds.get(feed_id)
         wanted = parse_changefeed({**known.info.settings, **changes}, origin=f"changefeed {feed_id}")
-        await _check_target(feeds, feed_id, wanted)
+        await _check_target(feeds, feed_id, wanted, known.info.account)
 
     def update(feed: Feed) -> Feed:
         if feed.state not in _ENDED:
@@ -114,18 +121,21 @@ def check_settings(wanted: ChangefeedSettings) -> None:
         check_predicate(each.where)
 
 
-async def _check_target(feeds: Feeds, feed_id: str, wanted: ChangefeedSettings) -> None:
-    """Raise Invalid when another changefeed writes to the same place, above or below it."""
+async def _check_target(feeds: Feeds, feed_id: str, wanted: ChangefeedSettings, account: str) -> None:
+    """Raise Invalid when another changefeed writes to the same place, above or below it.
+
+    Nobody but its own account learns what it is called.
+    """
     mine = _folder(wanted)
-    for feed in await feeds.list():
+    for feed in await feeds.list(every=True):
         try:
             other = _folder(parse_changefeed(dict(feed.info.settings), origin=f"changefeed {feed.info.id}"))
         except Invalid:  # it cannot run either
             continue
         if feed.info.id != feed_id and (mine.startswith(other) or other.startswith(mine)):
-            raise Invalid(
-                f"changefeed {feed.info.id} writes to {other}; give changefeed {feed_id} a place of its own"
-            )
+            named = f"changefeed {feed.info.id} writes to {other}"
+            told = named if feed.info.account == account else "another changefeed writes there"
+            raise Invalid(f"{told}; give changefeed {feed_id} a place of its own")
 
 
 def _check_shape(feed: Feed, updated: ChangefeedSettings) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from penstock.errors import Conflict, Corrupt, Invalid, Unavailable, Undetermined
+from penstock.errors import Conflict, Corrupt, NotFound, Unavailable, Undetermined
 from penstock.kv import AsyncClient, AsyncTransaction
 from penstock.sink.feeds.feed import Feed, FeedInfo, FeedStatus
 from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
@@ -75,17 +75,22 @@ class Lease:
 
 
 async def get_feed(txn: AsyncTransaction, feed_id: str) -> Feed:
-    """A changefeed as a transaction sees it; raise Invalid when there is none of that name."""
+    """A changefeed as a transaction sees it; raise NotFound when there is none of that name."""
     info = await require_feed(txn, feed_id)
     return feed_of(feed_id, info, await txn.get(FeedKeys(feed_id).status))
 
 
 async def require_feed(txn: AsyncTransaction, feed_id: str) -> bytes:
-    """The row of a changefeed; raise Invalid when there is none of that name."""
+    """The row of a changefeed; raise NotFound when there is none of that name."""
     info = await txn.get(FeedKeys(feed_id).info)
     if info is None:
-        raise Invalid(f"there is no changefeed {feed_id}; `penstock changefeed list` shows those there are")
+        raise no_such_feed(feed_id)
     return info
+
+
+def no_such_feed(feed_id: str) -> NotFound:
+    """What is said of a changefeed that is not there, or not the caller's."""
+    return NotFound(f"there is no changefeed {feed_id}; `penstock changefeed list` shows those there are")
 
 
 def feed_of(feed_id: str, info: bytes, status: bytes | None) -> Feed:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 
 from penstock.clock import physical_ms
-from penstock.errors import Corrupt, Invalid, Unavailable
+from penstock.errors import AlreadyExists, Corrupt, Unavailable
 from penstock.kv import AsyncClient, AsyncTransaction
 from penstock.sink.feeds.feed import Feed, FeedInfo, FeedStatus, check_feed_id
 from penstock.sink.feeds.feedrows import (
@@ -16,6 +16,7 @@ from penstock.sink.feeds.feedrows import (
     committed,
     feed_of,
     get_feed,
+    no_such_feed,
     require_feed,
 )
 from penstock.sink.feeds.feedrun import FeedRun
@@ -25,20 +26,24 @@ _log = logging.getLogger(__name__)
 
 
 class Feeds:
-    """All changefeeds of a cluster: what the commands do. Every method raises Unavailable."""
+    """The changefeeds of a cluster, or of one account: what the commands do. Every method raises Unavailable.
 
-    def __init__(self, client: AsyncClient) -> None:
+    For an account, changefeeds of others do not exist: NotFound is raised, in the same words.
+    """
+
+    def __init__(self, client: AsyncClient, *, account: str | None = None) -> None:
         self._client = client
+        self._account = account
 
     async def create(self, info: FeedInfo) -> None:
-        """Add one; raise Invalid when there is one of that name."""
+        """Add one; raise AlreadyExists when there is one of that name."""
         check_feed_id(info.id)
         keys = FeedKeys(info.id)
 
         async def create(txn: AsyncTransaction) -> None:
             there = await txn.get(keys.info)
             if there not in {None, info.to_json()}:  # the same: an earlier attempt of this very call
-                raise Invalid(
+                raise AlreadyExists(
                     f"there is a changefeed {info.id} already; remove it first, or take another name"
                 )
             await txn.put(keys.info, info.to_json())
@@ -46,8 +51,11 @@ class Feeds:
 
         await committed(self._client, create)
 
-    async def list(self) -> list[Feed]:
-        """Every changefeed, by name. One whose rows are damaged is left out and logged: it can be removed."""
+    async def list(self, *, every: bool = False) -> list[Feed]:
+        """Changefeeds by name; `every` gives those of other accounts too.
+
+        One whose rows are damaged is left out and logged: it can be removed.
+        """
         async with self._client.begin() as txn:
             rows = {
                 key: value
@@ -60,12 +68,12 @@ class Feeds:
                 found.append(feed_of(name, rows[FeedKeys(name).info], rows.get(FeedKeys(name).status)))
             except Corrupt as error:
                 _log.error("a changefeed is left out", extra={"changefeed": name, "error": str(error)})
-        return found
+        return [feed for feed in found if every or self._is_seen(feed.info)]
 
     async def get(self, feed_id: str) -> Feed:
-        """One of them; raise Invalid when there is none of that name."""
+        """One of them; raise NotFound when there is none of that name."""
         async with self._client.begin() as txn:
-            return await get_feed(txn, feed_id)
+            return await self._get(txn, feed_id)
 
     async def owners(self) -> dict[str, str]:
         """Who runs each changefeed that somebody runs now; the lease of a silent one ends after a while."""
@@ -82,7 +90,7 @@ class Feeds:
         keys = FeedKeys(feed_id)
 
         async def change(txn: AsyncTransaction) -> Feed:
-            feed = await get_feed(txn, feed_id)
+            feed = await self._get(txn, feed_id)
             edited = edit(feed)
             await txn.put(keys.info, edited.info.to_json())
             if edited.status != feed.status:
@@ -96,13 +104,24 @@ class Feeds:
         keys = FeedKeys(feed_id)
 
         async def remove(txn: AsyncTransaction) -> None:
-            await require_feed(txn, feed_id)
+            info = await require_feed(txn, feed_id)
+            if self._account is not None and not self._is_seen(FeedInfo.from_json(feed_id, info)):
+                raise no_such_feed(feed_id)
             for key in (keys.info, keys.status, keys.lease):
                 await txn.delete(key)
             async for key, _ in txn.scan(keys.dispatchers, prefix_end(keys.dispatchers)):
                 await txn.delete(key)
 
         await committed(self._client, remove)
+
+    async def _get(self, txn: AsyncTransaction, feed_id: str) -> Feed:
+        feed = await get_feed(txn, feed_id)
+        if not self._is_seen(feed.info):
+            raise no_such_feed(feed_id)
+        return feed
+
+    def _is_seen(self, info: FeedInfo) -> bool:
+        return self._account in {None, info.account}
 
     async def acquire(self, feed_id: str, owner: str, *, ttl_s: float) -> "FeedRun":
         """Become the one that runs it.

@@ -1,0 +1,87 @@
+"""The application: every route, and what stands before them."""
+
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from penstock import __version__
+from penstock.api import pages
+from penstock.api.accounts import Accounts
+from penstock.api.limits import BodyLimit, Readers
+from penstock.api.models import ProblemDetails
+from penstock.api.observing import Observed
+from penstock.api.problems import declared, handlers
+from penstock.api.reaching import LateDeployment, Reach, Reached
+from penstock.api.routers import changefeeds, health, jobs, overview, searching, tables
+from penstock.api.security import Gate, SafeHeaders
+from penstock.api.service import Service
+from penstock.clock import SYSTEM, Clock
+from penstock.control.deployment import Deployment
+from penstock.control.overview import Rates
+from penstock.settings import Settings
+
+__all__ = ["create_app", "described"]
+
+_PREFIX = "/api/v1"
+_METHODS = frozenset({"get", "post", "put", "patch", "delete"})
+
+
+def create_app(deployment: Deployment | Reach, *, clock: Clock = SYSTEM) -> FastAPI:
+    """The API of a deployment, with its pages. Its settings' `api` says who may ask, and how much.
+
+    Raises Invalid when the token of an account cannot be read.
+    """
+    reach: Reach = Reached(deployment) if isinstance(deployment, Deployment) else deployment
+    settings = reach.settings.api
+    app = FastAPI(
+        title="Penstock",
+        version=__version__,
+        description="Change data capture and change propagation: changefeeds, jobs, tables and search.",
+        openapi_url="/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        exception_handlers=handlers(),
+        redirect_slashes=False,
+    )
+    app.state.service = Service(reach.settings, reach, Readers(settings.readers), Rates(clock=clock), clock)
+    api = APIRouter(prefix=_PREFIX)
+    for each in (health, overview, tables, changefeeds, jobs, searching):
+        api.include_router(each.api)
+    app.include_router(health.root)
+    app.include_router(api)
+    pages.mount(app)
+    app.openapi = lambda: _description(app)  # type: ignore[method-assign] # FastAPI's own way to change it
+    # The one that is added last stands first.
+    app.add_middleware(BodyLimit, nbytes=settings.body_bytes)
+    app.add_middleware(
+        Gate, settings=settings, accounts=Accounts(settings.accounts), clock=clock, free=health.PROBES
+    )
+    app.add_middleware(SafeHeaders, tls=settings.tls is not None)
+    app.add_middleware(Observed, clock=clock)
+    return app
+
+
+def described() -> dict[str, Any]:
+    """The OpenAPI description, for which no cluster is needed."""
+    return create_app(LateDeployment(Settings())).openapi()
+
+
+def _description(app: FastAPI) -> dict[str, Any]:
+    """What is declared; refused arguments are answered by 400, as everything that is wrong with a request."""
+    if app.openapi_schema is None:
+        found = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
+        models = found["components"]["schemas"]
+        for name in ("HTTPValidationError", "ValidationError"):
+            models.pop(name, None)
+        models[ProblemDetails.__name__] = ProblemDetails.model_json_schema()
+        for methods in found["paths"].values():
+            for method in _METHODS & methods.keys():
+                responses = methods[method]["responses"]
+                responses.pop("422", None)
+                for status, each in declared(421, *(() if method == "get" else (403,))).items():
+                    responses.setdefault(str(status), each)
+        app.openapi_schema = found
+    return app.openapi_schema

@@ -1,0 +1,87 @@
+"""The deployment that an API belongs to, which may be away when it starts, and come and go."""
+
+import asyncio
+import threading
+from contextlib import ExitStack
+from typing import Protocol
+
+from penstock import eventloop
+from penstock.clock import SYSTEM, Clock
+from penstock.control.deployment import Deployment, deployed
+from penstock.errors import PenstockError, Unavailable
+from penstock.settings import Settings
+
+__all__ = ["LateDeployment", "Reach", "Reached", "answers"]
+
+_AGAIN_S = 1.0
+_ANSWER_S = 3.0
+
+
+class Reach(Protocol):
+    """How requests come to the deployment. Thread-safe."""
+
+    settings: Settings
+
+    def get(self) -> Deployment:
+        """The deployment; raise Unavailable while its cluster does not answer. Blocks."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class Reached:
+    """A deployment that somebody else has opened, and closes."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.settings = deployment.settings
+        self._deployment = deployment
+
+    def get(self) -> Deployment:
+        """See Reach."""
+        return self._deployment
+
+    def close(self) -> None:
+        """See Reach."""
+
+
+class LateDeployment:
+    """Connects when it is first asked, and again a while after that failed."""
+
+    def __init__(self, settings: Settings, *, clock: Clock = SYSTEM) -> None:
+        self.settings = settings
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._closing = ExitStack()
+        self._deployment: Deployment | None = None
+        self._failure: Unavailable | None = None
+        self._failed_at = 0.0
+
+    def get(self) -> Deployment:
+        """See Reach."""
+        with self._lock:
+            if self._deployment is not None:
+                return self._deployment
+            if self._failure is not None and self._clock.monotonic() < self._failed_at + _AGAIN_S:
+                raise Unavailable(str(self._failure))
+            try:
+                self._deployment = self._closing.enter_context(deployed(self.settings))
+            except Unavailable as error:
+                self._failure, self._failed_at = error, self._clock.monotonic()
+                raise
+            return self._deployment
+
+    def close(self) -> None:
+        """See Reach."""
+        with self._lock:
+            self._closing.close()
+            self._deployment = None
+
+
+def answers(reach: Reach) -> bool:
+    """Whether the cluster answers, in a few seconds."""
+    try:
+        client = reach.get().client
+        eventloop.run(asyncio.wait_for(client.timestamp(), _ANSWER_S))
+    except (PenstockError, TimeoutError):
+        return False
+    return True

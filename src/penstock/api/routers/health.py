@@ -1,0 +1,61 @@
+"""Whether the API answers, whether it can work, what it measures, and who asks."""
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from penstock.api.accounts import Admin, Asking
+from penstock.api.federation import federated
+from penstock.api.models import Health, Me, Readiness
+from penstock.api.problems import declared
+from penstock.api.reaching import answers
+from penstock.api.service import Shared
+from penstock.control.partstates import UpStates
+
+__all__ = ["PROBES", "api", "root"]
+
+PROBES = ("/health", "/ready")
+"""Paths that are asked without a token, as often as somebody likes."""
+
+root = APIRouter(tags=["service"])
+api = APIRouter(tags=["service"])
+
+
+@root.get("/health")
+async def health() -> Health:
+    """Say that the process answers."""
+    return Health(status="ok")
+
+
+@root.get(
+    "/ready", response_model=Readiness, responses={503: {"model": Readiness, "description": "Not ready"}}
+)
+def ready(service: Shared, response: Response) -> Readiness:
+    """Say whether requests can be carried out: whether the cluster answers."""
+    if answers(service.reach):
+        return Readiness(ready=True, reasons=[])
+    response.status_code = 503
+    return Readiness(ready=False, reasons=["the cluster does not answer; see that its stores run"])
+
+
+@root.get(
+    "/metrics",
+    response_class=Response,
+    responses={
+        200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus text"},
+        **declared(401, 403, 429),
+    },
+)
+def metrics(_caller: Admin, service: Shared) -> Response:
+    """Show the metrics of every part of the deployment, for Prometheus."""
+    states = UpStates.read(service.settings.up.data)
+    page = federated(generate_latest(), states.parts if states is not None else ())
+    return Response(page, media_type=CONTENT_TYPE_LATEST)
+
+
+@api.get("/me", responses=declared(401, 429))
+def me(caller: Asking) -> Me:
+    """Say who asks."""
+    said: dict[str, Any] = {"account": caller.name, "admin": caller.admin}
+    return Me(**said)

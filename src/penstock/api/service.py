@@ -1,0 +1,43 @@
+"""What requests share, and how routes ask for it."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from penstock.api.accounts import Asking
+from penstock.api.limits import Readers
+from penstock.api.reaching import Reach
+from penstock.clock import Clock
+from penstock.control.deployment import Deployment
+from penstock.control.overview import Rates
+from penstock.settings import Settings
+
+__all__ = ["Deployed", "Service", "Shared"]
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One for the whole application."""
+
+    settings: Settings
+    reach: Reach
+    readers: Readers
+    rates: Rates
+    clock: Clock
+
+
+def _shared(request: Request) -> Service:
+    found: Service = request.app.state.service
+    return found
+
+
+Shared = Annotated[Service, Depends(_shared)]
+
+
+def _deployed(service: Shared, _caller: Asking) -> Deployment:
+    return service.reach.get()
+
+
+Deployed = Annotated[Deployment, Depends(_deployed)]
+"""The deployment, for those who have a token; Unavailable is raised while its cluster does not answer."""

@@ -1,0 +1,153 @@
+"""What a tenant may ask for: tables of its own databases, and targets where its account may write. Pure.
+
+Changefeeds and jobs are carried out by processes that can reach everything, so what they are told is checked
+before: no code of others, no file of the machine, no address but those under the account's `targets`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import SplitResult, urlsplit
+
+from penstock.errors import Invalid
+from penstock.jobs.consumers import BUILT_IN
+from penstock.jobs.spec import DEFAULT, GREEDY, PERIODIC, JobSpec
+from penstock.settings import ChangefeedSettings
+from penstock.sink.files.sinkuri import split_uri
+
+__all__ = ["Refused", "Tenant", "check_feed", "check_job", "is_below"]
+
+_WILD = frozenset("*?[]!")
+_STORAGE = frozenset(
+    {
+        "region",
+        "access_key_id",
+        "secret_access_key",
+        "session_token",
+        "server_side_encryption",
+        "sse_kms_key_id",
+        "virtual_hosted_style_request",
+        "account_key",
+        "sas_key",
+    }
+)
+"""What a tenant may tell storage: credentials of its own, nothing that leads to another server or file."""
+_SINK_REFUSED = frozenset({"spool-base-dir", "spool-disk-quota", "worker-count", "flush-concurrency"})
+_CONSUMERS = BUILT_IN - {"iceberg"}  # options of its catalog may load code
+_TARGETS: Mapping[str, tuple[str, ...]] = {
+    "delta": ("uri",),
+    "fulltext": ("uri",),
+    "parquet": ("uri",),
+    "postgres": ("dsn",),
+    "vector": ("uri",),
+    "webhook": ("url", "watermark_url"),
+}
+_CODE = ("parser", "embedding")
+_FILES = ("ca_path",)
+_SAME_SCHEME = {"postgres": "postgresql"}
+
+
+class Refused(Invalid):
+    """It is not for this account; an admin may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """An account that is no admin's: the databases that it has, and where it may write."""
+
+    account: str
+    databases: frozenset[str]
+    targets: tuple[str, ...]
+
+    @classmethod
+    def of(cls, account: str, databases: Iterable[str], targets: Sequence[str]) -> "Tenant":
+        """Databases are compared without case."""
+        return cls(account, frozenset(name.lower() for name in databases), tuple(targets))
+
+    def owns(self, database: str) -> bool:
+        """Whether a database is its own."""
+        return database.lower() in self.databases
+
+
+def check_feed(tenant: Tenant, wanted: ChangefeedSettings) -> None:
+    """Raise Refused unless a tenant may have such a changefeed, Invalid when its sink is none."""
+    for pattern in wanted.tables:
+        database = pattern.removeprefix("!").strip().partition(".")[0]
+        if _WILD.intersection(database) or not tenant.owns(database):
+            raise Refused(
+                f"account {tenant.account} has no database for the pattern {pattern!r}; name its own"
+                " databases in full, as in shop.*"
+            )
+    sink = split_uri(wanted.sink_uri.get_secret_value())
+    _check_target(tenant, "sink_uri", sink.url)
+    _check_storage({**wanted.storage_options, **sink.storage_options})
+    for name in {**wanted.sink, **sink.parameters}:
+        if name in _SINK_REFUSED:
+            raise Refused(f"sink parameter {name} is for admins; leave it out")
+
+
+def check_job(tenant: Tenant, spec: JobSpec) -> None:
+    """Raise Refused unless a tenant may have such a job; the spec is complete."""
+    if spec.consumer not in _CONSUMERS:
+        raise Refused(f"consumer {spec.consumer!r} is for admins; use one of {', '.join(sorted(_CONSUMERS))}")
+    if spec.job_type not in {DEFAULT, GREEDY, PERIODIC}:
+        raise Refused(f"trigger {spec.job_type!r} is for admins; use default, greedy or periodic")
+    options = spec.detail.consumer.options
+    for name in _TARGETS.get(spec.consumer, ()):
+        if options.get(name):
+            _check_target(tenant, name, options[name])
+    if spec.consumer == "kv" and not tenant.owns(options.get("table", "").partition(".")[0]):
+        raise Refused(f"option table names no database of account {tenant.account}; name one of its own")
+    for name in _CODE:
+        if ":" in options.get(name, ""):
+            raise Refused(f"option {name} names code, which is for admins; use one that is built in")
+    for name in _FILES:
+        if options.get(name):
+            raise Refused(f"option {name} names a file of the server, which is for admins; leave it out")
+    _check_storage(
+        {name.partition(".")[2]: value for name, value in options.items() if name.startswith("storage.")}
+    )
+
+
+def _check_target(tenant: Tenant, name: str, url: str) -> None:
+    if not any(is_below(url, each) for each in tenant.targets):
+        raise Refused(
+            f"{name} is no place where account {tenant.account} may write; use one below those of"
+            f" api.accounts.{tenant.account}.targets"
+        )
+
+
+def _check_storage(options: Mapping[str, str]) -> None:
+    for name in options:
+        if name.lower().removeprefix("aws_").removeprefix("azure_") not in _STORAGE:
+            raise Refused(f"storage option {name} is for admins; give region and credentials only")
+
+
+def is_below(url: str, prefix: str) -> bool:
+    """Whether a URL is a place below another one: the same server, and a path within its path.
+
+    What could lead elsewhere is refused: `..`, escapes, several hosts, and parameters that name other hosts.
+    """
+    found, allowed = _split(url), _split(prefix)
+    if found is None or allowed is None or _place(found) != _place(allowed):
+        return False
+    inside, base = found.path.rstrip("/"), allowed.path.rstrip("/")
+    if found.scheme in {"postgresql", "postgres"} and found.query:  # may name another host
+        return False
+    return inside == base or inside.startswith(base + "/")
+
+
+def _split(url: str) -> SplitResult | None:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return None
+    bad_path = any(each in {".", ".."} for each in parts.path.split("/")) or not url.isprintable()
+    if not parts.scheme or "://" not in url or bad_path or set("%\\ ").intersection(parts.path):
+        return None
+    return None if "," in parts.netloc or parts.fragment else parts
+
+
+def _place(parts: SplitResult) -> tuple[str, str, int | None]:
+    scheme = parts.scheme.lower()
+    return _SAME_SCHEME.get(scheme, scheme), (parts.hostname or "").lower(), parts.port
