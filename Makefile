@@ -6,18 +6,21 @@ STAMP := $(VENV)/.installed
 # Tests wait for half of their time: one more of them than there are cores.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')
 
-.PHONY: demo test lint types unit setup java proto format docs bench clean
+.PHONY: demo test lint types unit setup java chromium proto format docs bench clean
 
 demo: setup
 	@$(BIN)/penstock demo
 
-test: setup lint types
+test: setup chromium lint types
 	@$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 setup: java $(STAMP)
 
 java:
 	@./tools/ensure-java
+
+chromium:
+	@./tools/ensure-chromium
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "installing Penstock into $(VENV)"
