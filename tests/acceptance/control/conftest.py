@@ -1,0 +1,28 @@
+"""The command line in this process, because most of a command's time is Python's start."""
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from penstock.app.cli import main
+
+Run = Callable[..., tuple[int, str, str]]
+"""Gives exit code, standard output and standard error of a command."""
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    log = logging.getLogger("penstock")
+    before = log.handlers, log.level, log.propagate
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, *capsys.readouterr()
+
+    yield run
+    log.handlers, log.level, log.propagate = before

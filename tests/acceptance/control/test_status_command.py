@@ -1,0 +1,151 @@
+"""`penstock status` as people and scripts use it: what it says, and its exit codes."""
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from penstock.app import status
+from penstock.clock import SYSTEM
+from penstock.control.lockholding import HoldingLock
+from penstock.control.overview import Overview, told
+from penstock.control.partstates import PartKind, PartState, PartStatus, UpStates
+from penstock.jobs.job import JobState
+from penstock.sink.feeds.feed import FeedState
+from penstock.testing.jobworld import JobWorld, job_world
+from penstock.testing.overviews import ago, facts, feed, job, part, spool, table
+
+Run = Callable[..., tuple[int, str, str]]
+
+COLUMNS = [("id", "bigint primary key"), ("title", "varchar(99)")]
+
+
+def config_of(folder: Path, **settings: object) -> str:
+    path = folder / "penstock.yaml"
+    path.write_text(yaml.safe_dump({"up": {"data": str(folder / "up")}, **settings}))
+    return str(path)
+
+
+def free_addr() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+async def said(world: JobWorld, run: Run, *arguments: str) -> tuple[int, Overview]:
+    code, out, err = await world.do(run, "status", *arguments)
+    assert err == ""
+    return code, Overview.model_validate_json(out)
+
+
+async def test_status_is_0_while_all_is_well_and_1_with_the_reason_when_it_is_not(
+    tmp_path: Path, run: Run
+) -> None:
+    async with job_world(tmp_path) as world:
+        config = config_of(tmp_path, pd_addrs=list(world.settings.pd_addrs))
+        await world.create("shop.orders", COLUMNS)
+        await world.readable("shop.orders")
+        code, found = await said(world, run, "--config", config, "--json")
+        assert (code, found.healthy, found.problems) == (0, True, [])
+        assert [each.table for each in found.tables] == ["shop.orders"]
+
+        await world.create("shop.items", COLUMNS)
+        await world.readable("shop.items")
+        await world.register("shop.orders/copy", consumer="delta", options={"uri": "x"})
+        code, found = await said(world, run, "--config", config, "--limit", "1")
+        assert (code, found.healthy) == (1, False)
+        assert [each.what for each in found.problems] == ["no_runner"]
+        assert (len(found.tables), found.totals.tables) == (1, 2)
+
+
+def test_without_anything_there_status_is_2_with_one_line(tmp_path: Path, run: Run) -> None:
+    began = SYSTEM.monotonic()
+    code, out, err = run("status", "--config", config_of(tmp_path), "--pd", free_addr())
+    assert (code, out) == (2, "")
+    assert err.startswith("penstock: no placement driver answers")
+    assert len(err.splitlines()) == 1
+    assert SYSTEM.monotonic() - began < 5
+
+
+def test_when_the_store_of_up_is_gone_its_parts_are_still_shown(tmp_path: Path, run: Run) -> None:
+    gone = PartStatus(name="store", kind=PartKind.STORE, state=PartState.WAITING, restarts=4, error="killed")
+    UpStates(os.getpid(), (gone,)).write(tmp_path / "up")
+    config = config_of(tmp_path, pd_addrs=[free_addr()])
+    code, out, err = run("status", "--config", config, "--json")
+    assert (code, err) == (1, "")
+    found = json.loads(out)
+    assert [each["what"] for each in found["problems"]] == ["cluster_silent", "part_not_running"]
+    assert [(each["name"], each["state"]) for each in found["parts"]] == [("store", "waiting")]
+
+
+def test_a_wrong_setting_is_one_line_and_2(tmp_path: Path, run: Run) -> None:
+    code, out, err = run("status", "--config", config_of(tmp_path, captures=3))
+    assert (code, out) == (2, "")
+    assert "unknown key 'captures'" in err
+
+
+def rendered(found: Overview) -> str:
+    console = Console(width=240, force_terminal=False)
+    with console.capture() as captured:
+        console.print(status.shown(found))
+    return captured.get()
+
+
+def test_on_a_terminal_there_are_the_flow_its_holders_and_what_to_do() -> None:
+    held = facts(
+        tables=(table("shop.orders", 40.0),),
+        locks={7: HoldingLock(ago(40), 7, "0x74")},
+        feeds=(
+            feed("to-files", 3.0, spool=spool(0.9)),
+            feed("bad", 1, state=FeedState.FAILED, error="[red]x"),
+        ),
+        jobs=(job("shop.orders/find", 500, of=table(changed_s=9), state=JobState.ERROR, error_code=10_000),),
+        parts=(part(), part("jobs", PartKind.JOBS, state=PartState.WAITING, error="killed")),
+    )
+    shown = rendered(told(held))
+    assert "commit → capture 40.0 s → store 40.0 s → changefeeds 3.0 s → jobs 500.0 s" in shown
+    assert f"capture is held by lock {ago(40)}: a transaction that began 40.0 s ago" in shown
+    assert "90% of 100 MiB" in shown
+    assert "[red]x" in shown
+    assert "commit or roll back that transaction" in shown
+    assert "`penstock changefeed resume bad`" in shown
+    assert "4 problems" in shown
+
+
+def test_on_a_terminal_lists_that_are_cut_off_say_so_and_an_empty_deployment_is_well() -> None:
+    many = facts(tables=tuple(table(f"shop.t{each}", 0.1, id=each) for each in range(30)))
+    assert "and 28 more" in rendered(told(many, limit=2))
+    empty = rendered(told(facts()))
+    assert "no tables" in empty
+    assert "all is well" in empty
+
+
+async def test_watching_goes_on_until_it_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    async with job_world(tmp_path) as world:
+        config = config_of(tmp_path, pd_addrs=list(world.settings.pd_addrs))
+        await world.create("shop.orders", COLUMNS)
+        await world.readable("shop.orders")
+        pauses: list[float] = []
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 2:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(status, "SYSTEM", _Paused(pause))
+        code, out, err = await asyncio.wait_for(world.do(run, "status", "--config", config, "--watch"), 30)
+        assert (code, err) == (0, "")
+        assert "shop.orders" in out
+        assert len(pauses) == 2
+
+
+class _Paused:
+    def __init__(self, pause: Callable[[float], None]) -> None:
+        self.pause = pause

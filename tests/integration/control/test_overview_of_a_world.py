@@ -1,0 +1,245 @@
+"""The overview of a real deployment in one process: what flows, what holds it back, who does not answer."""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import metrics
+from penstock.clock import SYSTEM, physical_ms
+from penstock.control.deployment import Deployment
+from penstock.control.overview import Overview, Rates, overview
+from penstock.control.partstates import PartKind, PartState, PartStatus, UpStates
+from penstock.errors import Conflict
+from penstock.eventstore.leases import PREFIX, Lease
+from penstock.kv import AsyncClient
+from penstock.metricserver import MetricServer
+from penstock.settings import KvSettings, UpSettings, parse_changefeed
+from penstock.sink.feeds.feed import FeedState
+from penstock.sink.feeds.feedcommands import create_feed
+from penstock.tables.keys import record_key
+from penstock.testing.jobdoubles import Copy
+from penstock.testing.jobworld import JobWorld, job_world
+
+COLUMNS = [("id", "bigint primary key"), ("title", "varchar(99)")]
+WAIT_S = 30.0
+
+
+@asynccontextmanager
+async def deployment_of(world: JobWorld, folder: Path) -> AsyncIterator[Deployment]:
+    settings = world.settings.model_copy(update={"up": UpSettings(data=folder / "up")})
+    async with AsyncExitStack() as closing:
+        yield Deployment(settings, world.async_client, closing)
+
+
+async def look(world: JobWorld, deployment: Deployment, rates: Rates | None = None, **how: Any) -> Overview:
+    return await world.do(overview, deployment, rates or Rates(), **how)
+
+
+async def until(
+    world: JobWorld, deployment: Deployment, holds: Any, rates: Rates | None = None, **how: Any
+) -> Overview:
+    deadline = SYSTEM.monotonic() + WAIT_S
+    while not holds(found := await look(world, deployment, rates, **how)):
+        assert SYSTEM.monotonic() < deadline, found.model_dump_json(indent=2)
+        await SYSTEM.sleep(0.05)
+    return found
+
+
+def whats(found: Overview) -> list[str]:
+    return [each.what.value for each in found.problems]
+
+
+async def test_a_deployment_shows_its_tables_changefeeds_jobs_and_who_runs_them(tmp_path: Path) -> None:
+    async with job_world(tmp_path) as world, deployment_of(world, tmp_path) as deployment:
+        await world.create("shop.orders", COLUMNS)
+        await world.insert("shop.orders", {"id": 1, "title": "a"})
+        await world.register(
+            "shop.orders/find", consumer="fulltext", options={"uri": "x", "columns": "title"}
+        )
+        now_ts = await world.now_ts()
+        wanted = parse_changefeed({"sink_uri": f"file://{tmp_path}/files?protocol=csv"}, origin="test")
+        await create_feed(deployment.feeds, "files", wanted, now_ts=now_ts)
+
+        found = await until(
+            world, deployment, lambda seen: whats(seen) == ["changefeed_not_run", "no_runner"]
+        )
+        assert [each.name for each in found.parts] == ["store", "a"]
+        assert found.parts[1].addr == world.capture.advertised_addr
+        assert [each.job for each in found.jobs] == found.indexes == ["shop.orders/find"]
+        assert (found.jobs[0].lacks, found.jobs[0].lag_s) == ("no runner", None)
+
+        run = await deployment.feeds.acquire("files", "host-7", ttl_s=60)
+        copying = Copy().consumer()
+        async with world.running(find=lambda _name: copying):
+
+            def flows(seen: Overview) -> bool:
+                return seen.healthy and all(each.lag_s is not None for each in seen.stages)
+
+            found = await until(world, deployment, flows)
+            assert found.jobs[0].lacks is None
+            assert [each.name for each in found.parts] == [
+                "store", "a", "changefeeds host-7", "jobs runner"
+            ]  # fmt: skip
+            (orders,) = found.tables
+            assert (orders.table, orders.captured, orders.held_by) == ("shop.orders", True, None)
+            assert orders.table_id == await world.table_id("shop.orders")
+            assert orders.readable_ts is not None
+            assert orders.readable_ts > now_ts
+            assert orders.changed_ts is not None
+            assert orders.changed_ts <= now_ts
+
+            await run.keep_state(FeedState.FAILED, "Unavailable: the disk is full")
+            found = await look(world, deployment)
+            assert whats(found) == ["changefeed_failed"]
+            assert "the disk is full" in found.problems[0].message
+            mine = await look(world, deployment, account="nobody")
+            assert (mine.tables, mine.changefeeds, mine.jobs, mine.healthy) == ([], [], [], True)
+
+
+class Patience:
+    """A schema check that takes as long as a test likes: the transaction is prewritten by then."""
+
+    def __init__(self) -> None:
+        self.prewritten = asyncio.Event()
+        self.over = asyncio.Event()
+
+    async def check(self, since_ts: int, until_ts: int) -> bool:
+        self.prewritten.set()
+        await self.over.wait()
+        return False
+
+    async def amend(self, since_ts: int, until_ts: int, writes: Sequence[Any]) -> None:
+        return None
+
+
+async def test_the_lock_that_holds_a_table_back_is_named_with_the_table_of_its_primary(
+    tmp_path: Path,
+) -> None:
+    async with job_world(tmp_path) as world, deployment_of(world, tmp_path) as deployment:
+        ids = {name: await world.create(name, COLUMNS) for name in ("shop.orders", "shop.items")}
+        await world.insert("shop.items", {"id": 9, "title": "secret"})
+        await world.readable("shop.items")
+        now_ts = await world.now_ts()
+        wanted = parse_changefeed(
+            {"sink_uri": f"file://{tmp_path}/files?protocol=csv", "tables": ["shop.items"]}, origin="test"
+        )
+        await create_feed(deployment.feeds, "files", wanted, now_ts=now_ts)
+        await deployment.feeds.acquire("files", "host", ttl_s=60)
+        lasting = KvSettings(ttl_refreshed_txn_bytes=0)  # its locks live as long as it does
+        async with await AsyncClient.connect(world.settings.pd_addrs, settings=lasting) as client:
+            patience = Patience()
+            txn = client.begin(schema=patience, async_commit=False, one_pc=False)
+            await txn.put(record_key(ids["shop.orders"], 1), b"secret")  # the primary is the first
+            await txn.put(record_key(ids["shop.items"], 1), b"secret")
+            committing = asyncio.ensure_future(txn.commit())
+            await patience.prewritten.wait()
+            start_ts = await txn.start_ts
+
+            def is_held(seen: Overview) -> bool:
+                rows = [each for each in seen.tables if each.held_by and each.held_by.kind == "lock"]
+                feeds = [each for each in seen.changefeeds if each.held_by and each.held_by.kind == "lock"]
+                return len(rows) == 2 and len(feeds) == 1
+
+            found = await until(world, deployment, is_held)
+            for row in found.tables:
+                assert row.held_by is not None
+                assert row.held_by.name == str(start_ts)
+                assert row.held_by.detail.endswith("its primary key is in shop.orders")
+                assert row.lag_s is not None
+                assert row.lag_s > 2
+                assert row.readable_ts is not None
+                assert physical_ms(row.readable_ts) <= physical_ms(start_ts) + 1000
+            capturing = next(each for each in found.stages if each.stage == "capture")
+            assert capturing.held_by is not None
+            assert capturing.held_by.kind == "lock"
+            assert "secret" not in found.model_dump_json()
+
+            patience.over.set()
+            with pytest.raises(Conflict):
+                await committing
+            found = await until(world, deployment, lambda seen: all(not each.held_by for each in seen.tables))
+            assert found.stages[1].held_by is None
+
+
+async def test_a_capture_that_hangs_is_a_problem_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    async with job_world(tmp_path) as world, deployment_of(world, tmp_path) as deployment:
+        await world.create("shop.orders", COLUMNS)
+        await world.readable("shop.orders")
+        with socket.create_server(("127.0.0.1", 0)) as hanging:  # takes calls and never answers
+            addr = f"127.0.0.1:{hanging.getsockname()[1]}"
+            ghost = Lease("ghost", "data", addr, physical_ms(await world.now_ts()) + 60_000)
+            async with world.async_client.begin() as txn:
+                await txn.put(PREFIX + b"ghost", ghost.write())
+            began = SYSTEM.monotonic()
+            found = await look(world, deployment)
+            took_s = SYSTEM.monotonic() - began
+            assert took_s < 2.5
+            assert whats(found) == ["part_silent"]
+            assert found.problems[0].part == "ghost"
+            assert [each.captured for each in found.tables] == [True]
+            assert addr not in (await look(world, deployment, account="sys")).model_dump_json()
+
+
+async def test_under_up_parts_rates_and_spools_come_from_what_it_says_and_from_their_metrics(
+    tmp_path: Path,
+) -> None:
+    async with job_world(tmp_path) as world, deployment_of(world, tmp_path) as deployment:
+        await world.create("shop.orders", COLUMNS)
+        await world.readable("shop.orders")
+        wanted = parse_changefeed({"sink_uri": f"file://{tmp_path}/files?protocol=csv"}, origin="test")
+        await create_feed(deployment.feeds, "files", wanted, now_ts=await world.now_ts())
+        await deployment.feeds.acquire("files", "host", ttl_s=60)
+        spooled = metrics.SINK_SPOOL_BYTES.labels("files")
+        spooled.set(90)
+        for mark, nbytes in (("quota", 100), ("high", 80), ("low", 60)):
+            metrics.SINK_SPOOL_MARK_BYTES.labels("files", mark).set(nbytes)
+        try:
+            with MetricServer.start("127.0.0.1:0") as server:
+                running = PartStatus(
+                    name="capture-1",
+                    kind=PartKind.CAPTURE,
+                    state=PartState.RUNNING,
+                    pid=1234,
+                    since_ms=SYSTEM.wall_ms(),
+                    metrics_addr=server.addr,
+                    addr=world.capture.advertised_addr,
+                )
+                folder = deployment.settings.up.data
+                UpStates(os.getpid(), (running,)).write(folder)
+                rates = Rates()
+                await world.do(rates.read, deployment.settings)
+                await world.insert("shop.orders", {"id": 1, "title": "a"})
+                await world.readable("shop.orders")
+                found = await until(world, deployment, lambda seen: seen.stages[1].rate, rates)
+                assert [(each.name, each.pid) for each in found.parts] == [("capture-1", 1234)]
+                spool = found.changefeeds[0].spool
+                assert spool is not None
+                assert (spool.bytes, spool.level, spool.high, spool.low) == (90, 0.9, 0.8, 0.6)
+                hidden = await look(world, deployment, rates, account="sys")
+                assert (hidden.parts[0].pid, hidden.parts[0].addr) == (None, None)
+
+                down = replace(
+                    running, name="jobs", kind=PartKind.JOBS, state=PartState.WAITING, error="killed"
+                )
+                UpStates(os.getpid(), (running, down)).write(folder)
+                found = await look(world, deployment)
+                assert whats(found) == ["part_not_running"]
+            assert whats(await look(world, deployment)) == ["part_silent", "part_not_running"]
+        finally:
+            metrics.SINK_SPOOL_BYTES.remove("files")
+            for mark in ("quota", "high", "low"):
+                metrics.SINK_SPOOL_MARK_BYTES.remove("files", mark)
+
+
+async def test_many_who_look_at_once_cost_as_much_as_one(tmp_path: Path) -> None:
+    async with job_world(tmp_path) as world, deployment_of(world, tmp_path) as deployment:
+        rates = Rates()
+        found = await asyncio.gather(*(look(world, deployment, rates) for _ in range(10)))
+        assert len({each.now_ts for each in found}) <= 3
