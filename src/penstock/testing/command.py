@@ -30,13 +30,14 @@ class ServiceProcess:
     """A command that prints a line of JSON when it is ready, and runs until it is stopped.
 
     As a context manager it is started, and killed in the end. What it writes to standard error is added to
-    the log file.
+    the log file. It runs in `cwd`, or here.
     """
 
-    def __init__(self, log: Path, *arguments: str) -> None:
+    def __init__(self, log: Path, *arguments: str, cwd: Path | None = None) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.ready: dict[str, Any] = {}
         self._log = log
+        self._cwd = cwd
         self._command = [*_PENSTOCK, *arguments]
         self._child: subprocess.Popen[str] | None = None
 
@@ -44,7 +45,9 @@ class ServiceProcess:
         """Start it, or start it again, and wait until it is ready; raise Invalid when it refuses."""
         assert self._child is None or self._child.poll() is not None, "the process still runs"
         with self._log.open("a") as log:
-            self._child = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=log, text=True)  # noqa: S603 - our own command line
+            self._child = subprocess.Popen(  # noqa: S603 - our own command line
+                self._command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=self._cwd
+            )
         assert self._child.stdout is not None
         readable, _, _ = select.select([self._child.stdout], [], [], _READY_TIMEOUT_S)
         line = self._child.stdout.readline() if readable else ""

@@ -12,7 +12,10 @@ from penstock.control.partstates import PartKind
 from penstock.errors import Invalid
 from penstock.settings import Settings
 
-__all__ = ["Order"]
+__all__ = ["STOP", "Order"]
+
+STOP = b"stop\n"
+"""What a supervisor writes before it ends a part's input; without it, the supervisor is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

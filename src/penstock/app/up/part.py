@@ -1,7 +1,7 @@
 """A part of `penstock up`, as its supervisor starts it: `python -m penstock.app.up.part NAME`.
 
 Its order comes by standard input, which stays open for as long as it should run: the end of input means to
-stop, so that nothing outlives a supervisor that was killed.
+stop, so that nothing outlives a supervisor that was killed. A supervisor that lives says so by a line before.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import sys
 import threading
 
 from penstock import arrowmemory, logs
-from penstock.app.up.orders import Order
+from penstock.app.up.orders import STOP, Order
 from penstock.clock import SYSTEM
 from penstock.control.partstates import PartKind
 from penstock.errors import PenstockError
@@ -21,6 +21,8 @@ __all__ = ["main"]
 
 _INPUT = 0
 _CHUNK_BYTES = 1 << 16
+_HEAD_START_S = 3.0
+"""Of the others before the store ends, when no supervisor sees to that any more."""
 
 
 def main() -> None:
@@ -29,8 +31,7 @@ def main() -> None:
     try:
         order = Order.parse(_read_line())
         logs.configure(style=order.log_format, level=order.log_level)
-        stop_s = order.settings.up.stop_s
-        threading.Thread(target=_stop_at_end_of_input, args=(stop_s,), daemon=True).start()
+        threading.Thread(target=_stop_at_end_of_input, args=(order,), daemon=True).start()
         _serve(order.kind, order.settings)
     except PenstockError as error:
         print(f"penstock: {error}", file=sys.stderr)
@@ -57,9 +58,9 @@ def _serve(kind: PartKind, settings: Settings) -> None:
 
             jobservice.serve(settings)
         case PartKind.API:
-            from penstock.api import serving
+            from penstock.app import apiservice
 
-            serving.serve(settings)
+            apiservice.serve(settings)
 
 
 def _read_line() -> bytes:
@@ -70,14 +71,17 @@ def _read_line() -> bytes:
     return found
 
 
-def _stop_at_end_of_input(stop_s: float) -> None:
+def _stop_at_end_of_input(order: Order) -> None:
     """On a thread: ask the service to end as a person would; see to its end when it does not come."""
-    while os.read(_INPUT, _CHUNK_BYTES):
-        pass
+    asked = b""
+    while chunk := os.read(_INPUT, _CHUNK_BYTES):
+        asked += chunk
+    if asked != STOP and order.kind is PartKind.STORE:
+        SYSTEM.pause(_HEAD_START_S)
     main_thread = threading.main_thread().ident
     assert main_thread is not None
     signal.pthread_kill(main_thread, signal.SIGTERM)
-    SYSTEM.pause(stop_s)
+    SYSTEM.pause(order.settings.up.stop_s)
     if os.getpgrp() == os.getpid():  # with what it started; the group is its own under a supervisor
         os.killpg(0, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
+from penstock.app.up.orders import STOP
 from penstock.clock import SYSTEM, Clock
 
 __all__ = ["Ending", "PartProcess"]
@@ -96,7 +97,7 @@ class PartProcess:
     def stop(self) -> None:
         """Ask it to end, and to take its time; may be called again."""
         if self._told.is_set():
-            self._close_input()
+            self._end_input()
         else:  # somebody still writes to the pipe, and the process has not begun
             self.kill()
 
@@ -105,10 +106,15 @@ class PartProcess:
         if not self._ended.done():
             self._signal_group(signal.SIGKILL)
 
-    def _close_input(self) -> None:
-        assert self._child.stdin is not None
+    def _end_input(self) -> None:
+        pipe = self._child.stdin
+        assert pipe is not None
+        if pipe.closed:
+            return
+        with contextlib.suppress(OSError):  # it has ended
+            os.write(pipe.fileno(), STOP)
         with contextlib.suppress(OSError):
-            self._child.stdin.close()
+            pipe.close()
 
     def _signal_group(self, number: int) -> bool:
         """Signal the process and those it started; whether there was one."""
@@ -147,7 +153,7 @@ class PartProcess:
             self._clock.pause(_LOOK_S)
 
     def _end(self, ending: Ending) -> None:
-        self._close_input()
+        self._end_input()
         if not self._ready.done():
             self._ready.set_result(None)
         self._ended.set_result(ending)

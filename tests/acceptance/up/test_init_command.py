@@ -1,0 +1,41 @@
+"""`penstock init`, and services that show their metrics: as a person types them."""
+
+import urllib.request
+from pathlib import Path
+
+from penstock import settings as settings_
+from penstock.settings import Settings
+from penstock.testing.command import ServiceProcess, penstock
+
+
+def test_a_settings_file_is_written_once(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.yaml"
+    done = penstock("init", str(path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{path} is written; edit it, then: penstock up --config {path}\n"
+    assert settings_.load(path) == Settings()
+    again = penstock("init", str(path))
+    assert again.returncode == 2
+    (line,) = again.stderr.splitlines()
+    assert line == f"penstock: {path} is there already; choose another name, or write over it with --force"
+    path.write_text("")
+    assert penstock("init", str(path), "--force").returncode == 0
+    assert path.read_text() != ""
+
+
+def test_a_service_shows_its_metrics_where_it_is_told(tmp_path: Path) -> None:
+    arguments = (
+        "--pd-addr",
+        "127.0.0.1:0",
+        "--data",
+        str(tmp_path / "data"),
+        "--metrics-addr",
+        "127.0.0.1:0",
+    )
+    with ServiceProcess(tmp_path / "log", "store", *arguments) as store:
+        with urllib.request.urlopen(f"http://{store.ready['metrics']}/metrics", timeout=10) as answer:
+            assert b"penstock_store_" in answer.read()
+        assert store.terminate() == 0
+    refused = penstock("capture", "--metrics-addr", "nonsense")
+    assert refused.returncode == 2
+    assert "'nonsense' is not host:port" in refused.stderr
