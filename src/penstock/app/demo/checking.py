@@ -1,19 +1,41 @@
 """Every target against its source."""
 
+from collections.abc import Callable, Sequence
+
 from penstock.app.demo.report import Verified
-from penstock.app.demo.targets import FEEDS, Target
-from penstock.control import targetcalls
+from penstock.app.demo.targets import Target
 from penstock.control.deployment import Deployment
-from penstock.jobs.jobid import JobId
+from penstock.control.verifying import TargetReport, VerifyOptions, verify_targets
+from penstock.jobs.verifying.verifying import VerifyReport
 
-__all__ = ["verified"]
+__all__ = ["judged", "verify"]
+
+_TIMEOUT = "60s"
 
 
-def verified(deployment: Deployment, target: Target) -> Verified:
-    """Compare one with what the event store has at its watermark."""
-    if target in FEEDS:
-        return Verified(target.title, True, 0)
-    report = targetcalls.verify(deployment, JobId.parse(target.name))
-    counts = report.counts
-    differs = f"{counts.missing} missing, {counts.different} different, {counts.extra} extra"
-    return Verified(target.title, report.same, report.source_rows, "" if report.same else differs)
+def verify(
+    deployment: Deployment, targets: Sequence[Target], at_ts: int, tell: Callable[[str], None]
+) -> list[Verified]:
+    """Compare targets that have everything up to a timestamp with what the event store has."""
+    compared: list[Verified] = []
+    for target in targets:
+        tell(f"comparing with the source: {target.title}")
+        options = VerifyOptions(at=str(at_ts), timeout=_TIMEOUT)
+        (report,) = verify_targets(deployment, [target.verified_as], options)
+        compared.append(judged(target.title, report))
+    return compared
+
+
+def judged(title: str, found: TargetReport) -> Verified:
+    """What a comparison came to; one that could not be made is a difference."""
+    if found.report is None:
+        return Verified(title, same=False, rows=0, differs=found.error or found.note)
+    parts = [found.report] if isinstance(found.report, VerifyReport) else list(found.report.tables)
+    rows = sum(each.source_rows for each in parts)
+    if found.report.same:
+        return Verified(title, same=True, rows=rows)
+    wrong = ", ".join(
+        f"{sum(getattr(each.counts, way) for each in parts):,} {way}"
+        for way in ("missing", "different", "extra")
+    )
+    return Verified(title, same=False, rows=rows, differs=wrong)

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from penstock.app.demo import wording
-from penstock.app.demo.checking import verified
+from penstock.app.demo.checking import verify
 from penstock.app.demo.report import Answer, Report, print_report
 from penstock.app.demo.scene import Scene, folder_of, scene_in
 from penstock.app.demo.shop import Shop
@@ -76,8 +76,9 @@ class _Play:
             with self._watch.running():
                 worked_s = self._work(show, seconds)
                 show.tell("waiting until every target has everything")
-                self._watch.wait(self._deployment.now_ts(), _CATCH_UP_S, lambda: self._update(show))
-            report = self._report(show, worked_s)
+                end_ts = self._deployment.now_ts()
+                self._watch.wait(end_ts, _CATCH_UP_S, lambda: self._update(show))
+            report = self._report(show, worked_s, end_ts)
         print_report(report, self._console)
         return report.good
 
@@ -113,12 +114,9 @@ class _Play:
         at_ms = self._clock.wall_ms()
         return [progress_of(each, at_ms) for each in self._watch.stages]
 
-    def _report(self, show: Show, worked_s: float) -> Report:
+    def _report(self, show: Show, worked_s: float, at_ts: int) -> Report:
         """Compare every target with its source, ask the indexes, count what there is."""
-        compared = []
-        for target in (*FEEDS, *JOBS):
-            show.tell(f"comparing with the source: {target.title}")
-            compared.append(verified(self._deployment, target))
+        compared = verify(self._deployment, (*FEEDS, *JOBS), at_ts, show.tell)
         return Report(
             seconds=worked_s,
             rows=self._watch.rows,

@@ -215,25 +215,28 @@ class Shop:
     def order(self, *, pessimistic: bool) -> None:
         """A customer orders some products: stock goes down, by a transaction over three tables."""
         customers, wanted = self._customers.some(1), self._products.some(_LINES_MAX)
+        # Asked for before the transaction begins, whose schema is that of its start.
+        via = {"channel": wording.chosen(_CHANNELS, self._chance)} if self._has_channels else {}
 
         def work(txn: Transaction) -> dict[str, int]:
             products = self._db.table(PRODUCTS)
             if pessimistic:  # in the order of the keys: so nobody waits for each other
                 txn.lock_keys([record_key(products.info.id, key) for key in wanted])
             found = [row for key in wanted if (row := products.get(key, txn=txn)) and row["stock"] > 0]
-            return self._placed(txn, customers[0], found) if customers and found else {}
+            return self._placed(txn, customers[0], found, via) if customers and found else {}
 
         self._run(work, pessimistic=pessimistic)
 
-    def _placed(self, txn: Transaction, customer_id: int, found: Sequence[dict[str, Any]]) -> dict[str, int]:
+    def _placed(
+        self, txn: Transaction, customer_id: int, found: Sequence[dict[str, Any]], via: dict[str, str]
+    ) -> dict[str, int]:
         order = {
             "customer_id": customer_id,
             "status": "placed",
             "total": sum((row["price"] for row in found), Decimal()),
             "placed_at": self._now(),
+            **via,
         }
-        if self._has_channels:
-            order["channel"] = wording.chosen(_CHANNELS, self._chance)
         (order_id,) = self._db.table(ORDERS).insert([order], txn=txn)
         lines = [
             {

@@ -28,6 +28,11 @@ class Target:
     folder: str
     """Below the folder of changes, or that of targets."""
 
+    @property
+    def verified_as(self) -> str:
+        """What `penstock verify` calls it."""
+        return self.name if "/" in self.name else f"changefeed:{self.name}"
+
 
 FEEDS = (
     Target("canal-json files", scenes.CANAL_JSON, None, "canal-json"),
