@@ -32,6 +32,7 @@ from penstock.jobs.running.freshness import Reason
 from penstock.settings import Settings
 
 __all__ = [
+    "LIMIT",
     "ChangefeedRow",
     "HeldBy",
     "HolderKind",
@@ -52,6 +53,7 @@ __all__ = [
 ]
 
 LIMIT = 100
+"""Rows of each list, where nobody says how many."""
 _SEARCHED = frozenset({"fulltext", "vector"})
 
 

@@ -99,11 +99,20 @@ def job(name: str = "shop.orders/copy", lag_s: float | None = 0.5, **more: Any) 
 
 def part(name: str = "capture-1", kind: PartKind = PartKind.CAPTURE, **more: Any) -> PartStatus:
     """A part that has run for an hour."""
-    given = {"state": PartState.RUNNING, "pid": 11, "since_ms": NOW_MS - 3_600_000, "addr": "127.0.0.1:8815"}
+    given: dict[str, Any] = {
+        "state": PartState.RUNNING,
+        "pid": 11,
+        "since_ms": NOW_MS - 3_600_000,
+        "addr": "127.0.0.1:8815",
+    }
     return PartStatus(**{"name": name, "kind": kind, **given, **more})
 
 
 def facts(**given: Any) -> Facts:
     """A deployment in which a capture runs, and somebody runs jobs."""
-    usual = {"now_ts": NOW_TS, "captures": (CaptureFact("capture-1", "127.0.0.1:8815"),), "runner": "host-2"}
+    usual: dict[str, Any] = {
+        "now_ts": NOW_TS,
+        "captures": (CaptureFact("capture-1", "127.0.0.1:8815"),),
+        "runner": "host-2",
+    }
     return Facts(**(usual | given))

@@ -1,11 +1,13 @@
 """The overview: where changes are, what holds them back, and what mends what is wrong."""
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Query
 
 from penstock.api.accounts import Asking
 from penstock.api.problems import declared
 from penstock.api.service import Shared
-from penstock.control.overview import Overview, overview_without_cluster
+from penstock.control.overview import LIMIT, Overview, overview_without_cluster
 from penstock.control.overview import overview as overview_of
 from penstock.errors import Unavailable
 
@@ -15,7 +17,13 @@ api = APIRouter(tags=["service"])
 
 
 @api.get("/overview", responses=declared(401, 429, 503))
-def overview(caller: Asking, service: Shared) -> Overview:
+def overview(
+    caller: Asking,
+    service: Shared,
+    limit: Annotated[
+        int, Query(ge=1, le=1000, description="Rows of each list; what lags most comes first.")
+    ] = LIMIT,
+) -> Overview:
     """Show how the deployment does: parts, stages, tables, changefeeds, jobs and problems.
 
     An account sees its own. While the cluster is away, an admin sees how the parts of `penstock up` do.
@@ -27,4 +35,4 @@ def overview(caller: Asking, service: Shared) -> Overview:
         if found is None:
             raise
         return found
-    return overview_of(deployment, service.rates, account=caller.account)
+    return overview_of(deployment, service.rates, account=caller.account, limit=limit)
