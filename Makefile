@@ -33,6 +33,7 @@ lint: setup
 	@$(BIN)/ruff format --check --quiet . || { echo "run 'make format'"; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/python tools/document_settings.py --check
+	@$(BIN)/python tools/document_metrics.py --check
 	@$(BIN)/python tools/audit_dependencies.py
 	@$(BIN)/lint-imports --no-cache >/dev/null || { $(BIN)/lint-imports --no-cache; exit 1; }
 
@@ -48,6 +49,7 @@ proto: setup
 
 docs: setup
 	@$(BIN)/python tools/document_settings.py
+	@$(BIN)/python tools/document_metrics.py
 
 bench: setup
 	@for each in bench/*.py; do echo "== $$each"; $(BIN)/python $$each || exit 1; done

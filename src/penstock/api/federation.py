@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from penstock.control.metricpages import pages
 from penstock.control.partstates import PartKind, PartStatus
 
-__all__ = ["federated", "joined"]
+__all__ = ["UP", "UP_MEANING", "federated", "joined"]
 
 OWN = "api"
-_UP = "penstock_part_up"
+UP = "penstock_part_up"
+UP_MEANING = "1 when the metrics of a part could be read, else 0."
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 _SUFFIXES = ("", "_bucket", "_sum", "_count")
@@ -41,9 +42,9 @@ def joined(texts: Mapping[str, str | None]) -> str:
         if text is not None:
             _add(families, part, text.split("\n"))
     lines = [
-        f"# HELP {_UP} 1 when the metrics of a part could be read, else 0.",
-        f"# TYPE {_UP} gauge",
-        *(f"{_UP}{{{_label(part)}}} {int(text is not None)}" for part, text in texts.items()),
+        f"# HELP {UP} {UP_MEANING}",
+        f"# TYPE {UP} gauge",
+        *(f"{UP}{{{_label(part)}}} {int(text is not None)}" for part, text in texts.items()),
     ]
     for family in families.values():
         lines += family.described.values()

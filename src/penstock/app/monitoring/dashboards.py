@@ -1,0 +1,266 @@
+"""The dashboard for Grafana: an overview that somebody chose, then every metric there is, part by part."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.app.monitoring.declared import Declared, Kind, families, samples
+from penstock.app.monitoring.promql import check
+
+__all__ = ["OVERVIEW", "Panel", "Query", "dashboard", "panel_of"]
+
+_COLUMNS = 24
+_HEIGHT = 8
+_OF_PART = 'part=~"$part"'
+_EVERY = "[$__rate_interval]"
+_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What a line shows, and how it is called."""
+
+    expression: str
+    legend: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """A picture of some lines; `unit` is Grafana's name of it."""
+
+    title: str
+    description: str
+    queries: tuple[Query, ...]
+    unit: str = "short"
+    kind: str = "timeseries"
+    width: int = 8
+    log_scale: bool = False
+
+
+OVERVIEW = (
+    Panel(
+        title="Parts",
+        description="Whose metrics could be read.",
+        queries=(Query("penstock_part_up", "{{part}}"),),
+        kind="stat",
+        width=8,
+    ),
+    Panel(
+        title="Lag by stage",
+        description="How far each stage is behind the clock: the first that lags is the one to look at.",
+        queries=(
+            Query("max(penstock_subscription_client_resolved_ts_lag)", "pulled"),
+            Query("max(penstock_eventstore_resolved_lag_seconds)", "captured"),
+            Query("max by (changefeed) (penstock_sink_checkpoint_lag_seconds)", "changefeed {{changefeed}}"),
+            Query("max by (job) (penstock_jobs_watermark_lag_seconds)", "job {{job}}"),
+        ),
+        unit="s",
+        width=16,
+        log_scale=True,
+    ),
+    Panel(
+        title="Rows by stage",
+        description="Rows that pass each stage in a second.",
+        queries=(
+            Query(f"sum(rate(penstock_kvclient_pull_event_count_total{_EVERY}))", "pulled"),
+            Query(f'sum(rate(penstock_eventstore_rows_total{{outcome="stored"}}{_EVERY}))', "captured"),
+            Query(f"sum(rate(penstock_eventstore_flushed_rows_total{_EVERY}))", "in objects"),
+            Query(f"sum(rate(penstock_sink_rows_total{_EVERY}))", "in files of changefeeds"),
+            Query(f"sum(rate(penstock_jobs_usage_rows_total{_EVERY}))", "given to consumers"),
+        ),
+        unit="rowsps",
+        width=12,
+    ),
+    Panel(
+        title="Failures",
+        description="What did not succeed, in a second, by where; most of it is tried again.",
+        queries=(
+            Query(f"sum(rate(penstock_kvclient_event_feed_error_count_total{_EVERY}))", "change streams"),
+            Query(f"sum(rate(penstock_eventstore_flush_failures_total{_EVERY}))", "flushes"),
+            Query(f"sum(rate(penstock_eventstore_upkeep_failures_total{_EVERY}))", "upkeep"),
+            Query(
+                f"sum by (changefeed) (rate(penstock_sink_errors_total{_EVERY}))", "changefeed {{changefeed}}"
+            ),
+            Query(
+                f'sum(rate(penstock_jobs_endings_total{{how=~"retried|failed|permanent"}}{_EVERY}))', "jobs"
+            ),
+            Query(f'sum(rate(penstock_api_requests_total{{status=~"5.."}}{_EVERY}))', "API"),
+        ),
+        unit="ops",
+        width=12,
+    ),
+    Panel(
+        title="Spool of changefeeds",
+        description="Encoded bytes that are not on the remote yet.",
+        queries=(Query("sum by (changefeed) (penstock_sink_spool_bytes)", "{{changefeed}}"),),
+        unit="bytes",
+    ),
+    Panel(
+        title="Jobs by state",
+        description="Those in error need somebody.",
+        queries=(Query("sum by (state) (penstock_jobs_jobs)", "{{state}}"),),
+    ),
+    Panel(
+        title="Commits",
+        description="Duration of commits, as their clients see it.",
+        queries=tuple(
+            Query(
+                f"histogram_quantile({share}, sum by (le)"
+                f' (rate(penstock_kv_txn_cmd_duration_seconds_bucket{{type="commit"}}{_EVERY})))',
+                name,
+            )
+            for share, name in ((0.5, "p50"), (0.99, "p99"))
+        ),
+        unit="s",
+        log_scale=True,
+    ),
+)
+
+
+def dashboard() -> dict[str, Any]:
+    """All of it, as Grafana reads it; raise Invalid when a line asks for what there is not."""
+    panels: list[dict[str, Any]] = []
+    row = _row(1, "Overview", 0)
+    panels += [row, *_placed(OVERVIEW, first_id=2, top=1)]
+    top = 1 + max(each["gridPos"]["y"] + each["gridPos"]["h"] for each in panels)
+    number = 100
+    for family, found in families().items():
+        row = _row(number, family.value, top)
+        row["collapsed"] = True
+        row["panels"] = list(_placed(map(panel_of, found), first_id=number + 1, top=top + 1))
+        panels.append(row)
+        number, top = number + 100, top + 1
+    return {
+        "uid": "penstock",
+        "title": "Penstock",
+        "description": "Changes from their commit to their targets.",
+        "tags": ["penstock", "cdc"],
+        "schemaVersion": 39,
+        "editable": True,
+        "graphTooltip": 1,
+        "refresh": "10s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": _variables()},
+        "annotations": {"list": []},
+        "panels": panels,
+    }
+
+
+def panel_of(metric: Declared) -> Panel:
+    """The picture that fits a metric: rates of counters, quantiles of histograms, gauges as they are."""
+    queries: tuple[Query, ...]
+    legend = " ".join(f"{{{{{label}}}}}" for label in metric.labels)
+    if metric.kind is Kind.COUNTER:
+        by = _by(*metric.labels, *(() if metric.labels else ("part",)))
+        rate = f"sum{by} (rate({metric.name}{{{_OF_PART}}}{_EVERY}))"
+        queries = (Query(rate, legend or "{{part}}"),)
+    elif metric.kind is Kind.HISTOGRAM:
+        rate = f"sum{_by('le', *metric.labels)} (rate({metric.name}_bucket{{{_OF_PART}}}{_EVERY}))"
+        queries = tuple(
+            Query(f"histogram_quantile({share}, {rate})", f"{name} {legend}".strip())
+            for share, name in ((0.5, "p50"), (0.99, "p99"))
+        )
+    else:
+        queries = (Query(f"{metric.name}{{{_OF_PART}}}", f"{{{{part}}}} {legend}".strip()),)
+    return Panel(
+        title=_title(metric),
+        description=f"{metric.meaning} ({metric.name})",
+        queries=queries,
+        unit=_unit(metric),
+        log_scale=metric.kind is Kind.HISTOGRAM,
+    )
+
+
+def _by(*labels: str) -> str:
+    return f" by ({', '.join(labels)})" if labels else ""
+
+
+def _title(metric: Declared) -> str:
+    name = metric.name.removeprefix("penstock_").removesuffix("_total").replace("_", " ")
+    return name[0].upper() + name[1:]
+
+
+def _unit(metric: Declared) -> str:
+    name = metric.name.removesuffix("_total")
+    if metric.kind is Kind.COUNTER:
+        if name.endswith("_bytes"):
+            return "Bps"
+        if name.endswith("_seconds"):
+            return "s"  # of work in each second
+        return "rowsps" if name.endswith("_rows") else "ops"
+    if metric.meaning.startswith("Nanoseconds"):
+        return "ns"
+    if name.endswith(("_seconds", "_lag")) or metric.meaning.startswith("Seconds"):
+        return "s"
+    return "bytes" if name.endswith("_bytes") else "short"
+
+
+def _placed(panels: Iterable[Panel], *, first_id: int, top: int) -> Iterator[dict[str, Any]]:
+    """Panels side by side, row after row."""
+    known = samples()
+    left = 0
+    for number, panel in enumerate(panels):
+        if left + panel.width > _COLUMNS:
+            left, top = 0, top + _HEIGHT
+        for query in panel.queries:
+            check(query.expression, known)
+        yield _drawn(panel, first_id + number, {"x": left, "y": top, "w": panel.width, "h": _HEIGHT})
+        left += panel.width
+
+
+def _drawn(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
+    defaults: dict[str, Any] = {"unit": panel.unit} if panel.log_scale else {"unit": panel.unit, "min": 0}
+    options: dict[str, Any] = {"tooltip": {"mode": "multi", "sort": "desc"}}
+    if panel.kind == "stat":
+        colours = [{"value": None, "color": "red"}, {"value": 1, "color": "green"}]
+        up = {"0": {"text": "down"}, "1": {"text": "up"}}
+        defaults |= {
+            "thresholds": {"mode": "absolute", "steps": colours},
+            "mappings": [{"type": "value", "options": up}],
+        }
+        options = {"colorMode": "background", "graphMode": "none", "textMode": "value_and_name"}
+    else:
+        scale = {"type": "log", "log": 10} if panel.log_scale else {"type": "linear"}
+        defaults["custom"] = {"fillOpacity": 8, "showPoints": "never", "scaleDistribution": scale}
+    return {
+        "id": number,
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.description,
+        "datasource": _SOURCE,
+        "gridPos": place,
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "options": options,
+        "targets": [
+            {
+                "refId": chr(ord("A") + index),
+                "datasource": _SOURCE,
+                "expr": query.expression,
+                "legendFormat": query.legend,
+            }
+            for index, query in enumerate(panel.queries)
+        ],
+    }
+
+
+def _row(number: int, title: str, top: int) -> dict[str, Any]:
+    place = {"x": 0, "y": top, "w": _COLUMNS, "h": 1}
+    return {"id": number, "type": "row", "title": title, "collapsed": False, "gridPos": place, "panels": []}
+
+
+def _variables() -> list[dict[str, Any]]:
+    return [
+        {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"},
+        {
+            "name": "part",
+            "label": "Part",
+            "type": "query",
+            "datasource": _SOURCE,
+            "query": {"query": "label_values(penstock_part_up, part)", "refId": "part"},
+            "refresh": 2,
+            "multi": True,
+            "includeAll": True,
+            "allValue": ".*",
+            "current": {"text": ["All"], "value": ["$__all"]},
+        },
+    ]
