@@ -111,7 +111,8 @@ class PartProcess:
         assert pipe is not None
         if pipe.closed:
             return
-        with contextlib.suppress(OSError):  # it has ended
+        os.set_blocking(pipe.fileno(), False)
+        with contextlib.suppress(OSError):  # it has ended, or has not even read its order
             os.write(pipe.fileno(), STOP)
         with contextlib.suppress(OSError):
             pipe.close()
