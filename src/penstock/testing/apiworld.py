@@ -5,7 +5,7 @@ with api_world(tmp_path, {"accounts": {"ann": {"token": TOKENS["ann"]}}}) as wor
 """
 
 from collections.abc import Coroutine, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,6 +36,8 @@ class ApiWorld:
     deployment: Deployment
     url: str
     folder: Path
+    closing: ExitStack
+    """Closes what tests open, in the end."""
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something with the world."""
@@ -44,7 +46,8 @@ class ApiWorld:
     def client(self, account: str | None = None, url: str | None = None) -> httpx.Client:
         """Who asks: an account, or nobody."""
         headers = {"Authorization": f"Bearer {TOKENS[account]}"} if account is not None else {}
-        return httpx.Client(base_url=url or self.url, headers=headers, timeout=_TIMEOUT_S)
+        made = httpx.Client(base_url=url or self.url, headers=headers, timeout=_TIMEOUT_S)
+        return self.closing.enter_context(made)
 
     @contextmanager
     def beside(self, **api: Any) -> Iterator[str]:
@@ -65,8 +68,12 @@ def api_world(folder: Path, api: Mapping[str, Any] | None = None) -> Iterator[Ap
         settings = world.settings.model_copy(
             update={"api": ApiSettings(**tree), "up": world.settings.up.model_copy(update={"data": folder})}
         )
-        with deployed(settings) as deployment, blocking(served(create_app(deployment), settings.api)) as url:
-            yield ApiWorld(world, deployment, url, folder)
+        with (
+            deployed(settings) as deployment,
+            blocking(served(create_app(deployment), settings.api)) as url,
+            ExitStack() as closing,
+        ):
+            yield ApiWorld(world, deployment, url, folder, closing)
 
 
 @contextmanager
