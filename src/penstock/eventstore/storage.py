@@ -313,8 +313,9 @@ def open_storage(url: str, options: Mapping[str, str] | None = None, *, clock: C
     if parts.scheme == "file":
         return _open_folder(url, unquote(parts.netloc + parts.path), clock)
     given = dict(options or {})
-    client = {"allow_http": True} if given.pop("allow_http", "") == "true" else {}
-    settings: dict[str, Any] = {"config": given, "client_options": client, "retry_config": _RETRIES}
+    settings: dict[str, Any] = {"config": given, "retry_config": _RETRIES}
+    if given.pop("allow_http", "") == "true":  # even empty options would hide AWS_ALLOW_HTTP
+        settings["client_options"] = {"allow_http": True}
     try:
         store = from_url(url) if parts.scheme == "memory" else from_url(url, **settings)
     except (exceptions.BaseError, ValueError) as error:

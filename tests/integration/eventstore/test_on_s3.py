@@ -107,3 +107,13 @@ def test_rows_survive_from_the_log_to_objects_in_s3(storage: Storage, tmp_path: 
     store.close()
     assert load(storage, paths.table_root(1)).flushed_ts == NOW + 100
     assert len(replayed(storage, 1, NOW + 100)) == 100
+
+
+def test_the_environment_alone_says_how_to_reach_a_server(
+    options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in options.items():
+        monkeypatch.setenv(f"AWS_{name.upper()}", value)
+    storage = open_storage("s3://events/environment")
+    assert storage.create("one", b"1")
+    assert storage.read("one") == b"1"
