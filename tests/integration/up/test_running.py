@@ -1,0 +1,32 @@
+"""A deployment for a while, from blocking code."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock import settings as settings_
+from penstock.app.up.parts import under
+from penstock.app.up.supervisor import running
+from penstock.control.partstates import PartState, UpStates
+from penstock.errors import Invalid
+from penstock.kv import Client
+
+SMALL = {
+    "store": {"pd_addr": "127.0.0.1:0"},
+    "capture": {"flight_addr": "127.0.0.1:0"},
+    "up": {"changefeeds": False, "jobs": False, "api": False},
+}
+
+
+def test_it_is_ready_inside_the_block_and_gone_behind_it(tmp_path: Path) -> None:
+    settings = under(settings_.parse(SMALL), tmp_path)
+    with running(settings, log_level="WARNING") as supervisor:
+        assert supervisor.states == UpStates.read(tmp_path / "up")
+        pids = [part.pid for part in supervisor.states.parts]
+        with Client.connect(supervisor.settings.pd_addrs) as client, client.begin() as txn:
+            txn.put(b"key", b"value")
+        with pytest.raises(Invalid, match="another `penstock up`"), running(settings):
+            pytest.fail("two supervisors share a folder")
+        assert {part.state for part in supervisor.states.parts} == {PartState.RUNNING}
+    assert {part.state for part in supervisor.states.parts} == {PartState.STOPPED}
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
