@@ -477,6 +477,17 @@ JOBS_COLLECTED_TOTAL = Counter(
 )
 
 # Jobs: the scheduler and its iterations.
+JOBS_VERIFICATIONS_TOTAL = Counter(
+    "penstock_jobs_verifications_total",
+    "Targets compared with their sources on schedule, by result: same, differs, failed.",
+    ["result"],
+)
+JOBS_VERIFY_SECONDS = Histogram(
+    "penstock_jobs_verify_seconds", "Comparing a target with its source.", buckets=exponential(0.01, 2, 20)
+)
+JOBS_DIFFERENCES = Gauge(
+    "penstock_jobs_differences", "Rows that were wrong in a target when it was last compared.", ["job"]
+)
 JOBS_QUEUED_ITERATIONS = Gauge(
     "penstock_jobs_queued_iterations", "Iterations that wait for a worker, or to be tried again."
 )

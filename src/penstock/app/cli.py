@@ -42,7 +42,7 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-_ANSWERING = frozenset({"search", "status"})
+_ANSWERING = frozenset({"search", "status", "verify"})
 _PARTS = {
     "store": "store",
     "capture": "capture",
@@ -301,10 +301,42 @@ def status(
     from penstock.app import status as status_
     from penstock.app.answering import load
 
-    settings = load(config, pd)
+    settings = load(config, pd) if pd else status_.at_hand(load(config, None))
     if watch and not as_json:
         raise typer.Exit(status_.watch(settings, limit=limit))
     raise typer.Exit(status_.status(settings, as_json=as_json, limit=limit))
+
+
+@app.command()
+def verify(
+    target: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Jobs, as database.table/job, and changefeeds, as changefeed:NAME; all of them by default.",
+            show_default=False,
+        ),
+    ] = None,
+    at: Annotated[
+        str | None, typer.Option(help="Wait until targets have everything up to a timestamp, or up to now.")
+    ] = None,
+    timeout: Annotated[str, typer.Option(help="How long to wait for each, as in 30s.")] = "60s",
+    config: Annotated[Path | None, typer.Option(help="Settings file (YAML).")] = None,
+    pd: Annotated[
+        list[str] | None, typer.Option(help="Address of a placement driver; may be repeated.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare targets of jobs and directories of changefeeds with their sources.
+
+    Exit code 1 when something differs, 2 when something could not be compared.
+    """
+    from penstock.app.answering import load
+    from penstock.app.verify import verify as verify_
+    from penstock.control.verifying import VerifyOptions
+
+    code = verify_(load(config, pd), target or [], VerifyOptions(at=at, timeout=timeout), as_json=as_json)
+    if code:
+        raise typer.Exit(code)
 
 
 @app.command()

@@ -51,6 +51,10 @@ Priority = Annotated[int | None, typer.Option(help="Which of those that wait run
 RowsMax = Annotated[int | None, typer.Option(help="Changes that one iteration takes.")]
 BytesMax = Annotated[int | None, typer.Option(help="Bytes that one iteration takes.")]
 Span = Annotated[str | None, typer.Option(help="Time that one iteration covers, as in 30m.")]
+Verify = Annotated[
+    str | None,
+    typer.Option(help="How often the runner compares the target with its source, as in 1h; or never."),
+]
 SpecFile = Annotated[
     Path | None,
     typer.Option("--spec", help="File with the job's spec (YAML); options given here come first."),
@@ -78,6 +82,7 @@ def register(
     rows_max: RowsMax = None,
     bytes_max: BytesMax = None,
     span: Span = None,
+    verify: Verify = None,
     spec: SpecFile = None,
     config: Config = None,
     pd: Pd = None,
@@ -99,6 +104,7 @@ def register(
         rows_max=rows_max,
         bytes_max=bytes_max,
         span=span,
+        verify=verify,
     )
     with deployed(loaded) as deployment:
         print_json(freshcalls.registered(deployment, job_id, jobcalls.spec_of(spec, given)))
@@ -129,6 +135,7 @@ def update(
     rows_max: RowsMax = None,
     bytes_max: BytesMax = None,
     span: Span = None,
+    verify: Verify = None,
     spec: SpecFile = None,
     interrupt: Annotated[
         bool,
@@ -155,6 +162,7 @@ def update(
         rows_max=rows_max,
         bytes_max=bytes_max,
         span=span,
+        verify=verify,
     )
     with deployed(loaded) as deployment:
         job = jobcalls.update(

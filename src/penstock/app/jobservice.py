@@ -18,6 +18,7 @@ from penstock.jobs.running.runnerparts import OnEnd
 from penstock.jobs.scheduling.scheduler import Scheduler
 from penstock.jobs.scheduling.usage import UsageMeter
 from penstock.jobs.source import JobSource
+from penstock.jobs.verifying.scheduled import ScheduledCare
 from penstock.kv import AsyncClient, Client
 from penstock.settings import Settings
 from penstock.spark.executorsettings import for_executors
@@ -56,6 +57,7 @@ async def _run(settings: Settings, session: LateSession, shown: dict[str, str]) 
                 feed=LogFeed(log, settings),
                 source=source,
                 open_scheduler=lambda on_end: _scheduler(settings, log, source, session, on_end),
+                verifier=ScheduledCare(log, source, settings),
             )
             _, jobs = await asyncio.to_thread(log.read_all)
             say_ready({"runner": owner, "jobs": sum(job.live for job in jobs)} | shown)

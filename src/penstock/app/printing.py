@@ -26,7 +26,8 @@ def print_feeds(found: list[Feed]) -> None:
 def print_jobs(rows: list[dict[str, Any]]) -> None:
     """Jobs on a terminal."""
     hidden = {"watermark", "error_code"}
-    print_rows([{name: row[name] for name in row if name not in hidden} for row in rows])
+    shown = ({name: row[name] for name in row if name not in hidden} for row in rows)
+    print_rows([{**row, "verified": _told_verified(row["verified"])} for row in shown])
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
@@ -43,6 +44,14 @@ def print_facts(facts: dict[str, Any]) -> None:
     for name, value in facts.items():
         table.add_row(_heading(name), Text(_told(value)))
     Console().print(table)
+
+
+def _told_verified(verified: dict[str, Any] | None) -> str:
+    """When a target was last compared with its source, and whether it was the same."""
+    if verified is None:
+        return ""
+    found = {True: "same", False: f"{verified['differences']} differences", None: "failed"}
+    return f"{found[verified['same']]} at {verified['ended']}"
 
 
 def _heading(name: str) -> str:

@@ -7,6 +7,7 @@ from penstock import eventloop
 from penstock.control import jobcalls, jobviews
 from penstock.control.deployment import Deployment
 from penstock.control.moments import shown_ts
+from penstock.control.verifying import last_results
 from penstock.errors import Invalid, PenstockError
 from penstock.jobs.durations import parse_duration
 from penstock.jobs.job import Job, JobState
@@ -35,7 +36,8 @@ def listed(
     """How every job does."""
     jobs = deployment.jobs(account).get_jobs(state)
     found = _freshness(deployment, jobs)
-    return [jobviews.summary(job, each) for job, each in zip(jobs, found, strict=True)]
+    verified = last_results(deployment, jobs)
+    return [jobviews.summary(job, each, verified.get(job.key)) for job, each in zip(jobs, found, strict=True)]
 
 
 def status(
@@ -56,7 +58,9 @@ def status(
     if wait_for is not None:
         eventloop.run(desk.wait_for(job_id, wanted_ts or None, timeout_s=timeout_s))
     job = jobs.get_job(job_id)
-    return {**jobviews.everything(job, _freshness(deployment, [job])[0]), **_coverage(desk, job_id)}
+    verified = last_results(deployment, [job]).get(job.key)
+    facts = jobviews.everything(job, _freshness(deployment, [job])[0], verified)
+    return {**facts, **_coverage(desk, job_id)}
 
 
 def _timestamp(text: str) -> int:

@@ -11,6 +11,7 @@ from penstock.jobs.consumers import find_consumer
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.running.freshness import Freshness
 from penstock.jobs.scheduling.usage import Usage
+from penstock.jobs.verifying.outcomes import LastVerification
 from penstock.jobs.verifying.verifying import VerifyReport
 from penstock.sink.files.sinkuri import is_secret, mask_uri
 
@@ -19,8 +20,13 @@ __all__ = ["everything", "reported", "summary", "used"]
 _MASK = "***"
 
 
-def summary(job: Job, freshness: Freshness | None = None) -> dict[str, Any]:
-    """How a job does; how fresh its target is, by a look at its table, or else as the log has it."""
+def summary(
+    job: Job, freshness: Freshness | None = None, verified: LastVerification | None = None
+) -> dict[str, Any]:
+    """How a job does; how fresh its target is, by a look at its table, or else as the log has it.
+
+    `verified` is what the runner found when it last compared the target with its source.
+    """
     watermark = job.watermark if freshness is None else freshness.watermark
     fresh: dict[str, Any] = {"watermark": watermark, "watermark_time": shown_ts(watermark)}
     if freshness is not None:
@@ -32,16 +38,19 @@ def summary(job: Job, freshness: Freshness | None = None) -> dict[str, Any]:
         "trigger": job.spec.job_type,
         "state": _state(job),
         **fresh,
+        "verified": None if verified is None else _verified(verified),
         "error_code": job.status.error_code,
         "error": job.status.error_msg,
     }
 
 
-def everything(job: Job, freshness: Freshness | None = None) -> dict[str, Any]:
+def everything(
+    job: Job, freshness: Freshness | None = None, verified: LastVerification | None = None
+) -> dict[str, Any]:
     """All that the log has of a job, without its secrets."""
     status = job.status
     return {
-        **summary(job, freshness),
+        **summary(job, freshness, verified),
         "paused": job.spec.paused,
         "failures": status.failures,
         "account": job.account,
@@ -73,6 +82,17 @@ def reported(report: VerifyReport) -> dict[str, Any]:
         "extra": counts.extra,
         "duplicates": counts.duplicates,
         "digests_of_keys": report.samples,
+    }
+
+
+def _verified(last: LastVerification) -> dict[str, Any]:
+    return {
+        "same": last.same,
+        "ended": shown_ms(last.ended_ms),
+        "at_ts": last.at_ts,
+        "at_time": shown_ts(last.at_ts),
+        "differences": last.counts.total,
+        "error": last.error,
     }
 
 

@@ -33,6 +33,8 @@ class Scan:
     """About how many changes there are."""
     nbytes: int
     """About how many bytes."""
+    before: SchemaVersion | None = None
+    """The table when the range begins; None: it is all rows."""
 
     @property
     def snapshot(self) -> bool:

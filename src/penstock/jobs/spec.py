@@ -10,6 +10,7 @@ from penstock.errors import Invalid
 from penstock.jobs.durations import parse_duration
 
 DEFAULT, GREEDY, PERIODIC = "default", "greedy", "periodic"
+NEVER = "never"
 _TRIGGER = re.compile(r"[\w.-]+(:[\w.]+)?")
 
 
@@ -75,6 +76,15 @@ class IterationDetail(_Spec):
     """Bytes that it takes."""
     span: str | None = None
     """Time that it covers, as in 30m."""
+    verify: str | None = None
+    """How often the target is compared with its source, as in 1h; never: not at all, as without it."""
+
+    @field_validator("verify")
+    @classmethod
+    def _is_a_duration_or_never(cls, verify: str | None) -> str | None:
+        if verify is not None and verify != NEVER and parse_duration(verify) <= 0:
+            raise ValueError("an interval is longer than nothing")
+        return verify
 
     @field_validator("span")
     @classmethod
@@ -135,6 +145,12 @@ class JobSpec(_Spec):
     def priority(self) -> int:
         """Which of those that wait runs first."""
         return self.detail.priority or 0
+
+    @property
+    def verify_s(self) -> float | None:
+        """How often the target is compared with its source; None: never."""
+        verify = self.detail.verify
+        return None if verify in {None, NEVER} else parse_duration(verify or "")
 
     @property
     def consumer(self) -> str:

@@ -33,6 +33,7 @@ from penstock.jobs.running.runner import JobRunner
 from penstock.jobs.running.runnerparts import OnEnd
 from penstock.jobs.scheduling.scheduler import Scheduler
 from penstock.jobs.spec import JobSpec
+from penstock.jobs.verifying.scheduled import ScheduledCare
 from penstock.kv import AsyncClient, Client, Transaction
 from penstock.settings import Settings, StoreSettings
 from penstock.store.cluster import Cluster
@@ -209,6 +210,7 @@ class JobWorld:
             feed=LogFeed(log, self.settings),
             source=self.source,
             open_scheduler=open_scheduler,
+            verifier=ScheduledCare(log, self.source, self.settings),
         )
         running = asyncio.create_task(runner.run(), name="penstock-test-runner")
         try:

@@ -15,6 +15,7 @@ from penstock.jobs.errorcodes import SchemaRefused, failure_of
 from penstock.jobs.iterations.ending import Ending, How, Try
 from penstock.jobs.iterations.reconciling import Ahead, reconcile
 from penstock.jobs.iterations.retriever import JobRetriever, WatermarkLog
+from penstock.jobs.iterations.schemachanges import check_names
 from penstock.jobs.iterations.sharedrange import SharedRange
 from penstock.jobs.job import Job
 from penstock.jobs.scheduling.usage import Usage
@@ -147,9 +148,11 @@ class ConsumerRun:
                 _log.info("the log follows the target", extra={"job": str(self.job.id), "ts": found.ts})
                 return self._attempt.followed(found.ts, at=self._workshop.clock.wall_ms())
             self._check_canceled()
-            schema = self._shared.scan().schema
+            scan = self._shared.scan()
+            if scan.before is not None:
+                check_names(scan.before.table, scan.schema.table, context.info.columns or ())
             try:
-                consumer.check(schema)
+                consumer.check(scan.schema)
             except Invalid as error:
                 raise SchemaRefused(str(error)) from error
             data = self._retriever = JobRetriever(

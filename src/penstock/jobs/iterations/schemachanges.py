@@ -1,8 +1,11 @@
 """What becomes of a target when its source gets another schema. Pure.
 
 Columns that were added flow into the target; those that were dropped stay there, and are NULL in rows from
-then on. A type may become a wider one of its kind. Whatever else changes stops the job, with what to do.
+then on. One that the job has chosen by its name must keep that. A type may become a wider one of its kind.
+Whatever else changes stops the job, with what to do.
 """
+
+from collections.abc import Collection
 
 import pyarrow as pa
 
@@ -30,3 +33,17 @@ def check_keys(old: TableInfo, new: TableInfo) -> None:
     """Raise SchemaRefused when rows of one version of a table cannot be told by the key of another."""
     if [column.id for column in old.primary_key] != [column.id for column in new.primary_key]:
         raise SchemaRefused(f"table {new.name} has another primary key now; {_REMEDY}")
+
+
+def check_names(old: TableInfo, new: TableInfo, chosen: Collection[str]) -> None:
+    """Raise SchemaRefused when a column that was chosen by its name has another one now."""
+    wanted = {name.lower() for name in chosen}
+    names = {column.id: column.name for column in new.stored_columns}
+    there = {name.lower() for name in names.values()}
+    for column in old.stored_columns:
+        now = names.get(column.id)
+        if now is not None and column.name.lower() in wanted - there:
+            raise SchemaRefused(
+                f"column {column.name} of table {new.name} is called {now} now; choose it by that name with"
+                " `penstock job update --column`, which fills the target anew"
+            )

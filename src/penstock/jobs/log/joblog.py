@@ -15,6 +15,7 @@ from penstock.errors import Aborted, Conflict, Fenced, Invalid, Unavailable, Und
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.log.jobrows import COLUMNS, DATABASE, LOG_NAME, PRIMARY_KEY, TABLE, JobRows
+from penstock.jobs.log.lease import LEASE_KEY, LeaseRow
 from penstock.jobs.log.transitions import Transition, flushed
 from penstock.kv import Client, Transaction
 from penstock.tables.catalog import Catalog
@@ -26,6 +27,7 @@ T = TypeVar("T")
 _CHUNK_ROWS = 256  # changed by one transaction: a conflict repeats no more than these
 _ATTEMPTS = 5
 _COLLECTED = "penstock/jobs/collected"
+_VERIFIED = "penstock/jobs/verified"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,32 @@ class JobLog:
             self._committed(partial(self._remove, due[start : start + _CHUNK_ROWS]))
         return len(due)
 
+    def verified(self, keys: Iterable[JobKey]) -> dict[JobKey, bytes]:
+        """What `note_verified` has noted of these jobs."""
+        places = {_verified_key(key): key for key in keys}
+        found = self.client.snapshot(self.client.timestamp()).batch_get(places)
+        return {places[place]: value for place, value in found.items() if value is not None}
+
+    def note_verified(self, key: JobKey, value: bytes, *, epoch: int) -> None:
+        """Note something of a job beside its row, for as long as that is there.
+
+        `epoch` is that of the writer's lease. Raises Fenced, with nothing changed, when somebody else has the
+        lease, or the job is dropped or gone.
+        """
+
+        def note(txn: Transaction) -> None:
+            rows = self._rows_in(txn)
+            if rows is None or LeaseRow.read(txn.get(LEASE_KEY)).epoch != epoch:
+                raise Fenced("jobs are run by somebody else now")
+            place = rows.key(key)
+            held = txn.lock_keys([place], return_values=True)
+            job = next(rows.jobs([(place, held[place])]), None)
+            if job is None or not job.live:
+                raise Fenced(f"job {key.owner} is dropped")
+            txn.put(_verified_key(key), value)
+
+        self._committed(note)
+
     def scrub(self, txn: Transaction, account_id: int, table_id: int, name: str) -> bool:
         """Remove the rows of this name that are damaged; whether there were any."""
         rows = self._rows_in(txn)
@@ -204,6 +232,7 @@ class JobLog:
         highest: dict[bytes, int] = {}
         for key in keys:
             txn.delete(rows.key(key))
+            txn.delete(_verified_key(key))
             place = _collected_key(key)
             highest[place] = max(highest.get(place, 0), key.job_id)
         known = txn.batch_get(highest)
@@ -243,6 +272,10 @@ def _named(
 ) -> Iterator[tuple[bytes, bytes]]:
     prefix = rows.prefix(account_id, table_id, name)
     return txn.scan(prefix, prefix_end(prefix))
+
+
+def _verified_key(key: JobKey) -> bytes:
+    return f"{_VERIFIED}/{key.account_id}/{key.table_id}/{key.job_name}/{key.job_id}".encode()
 
 
 def _collected_key(key: JobKey) -> bytes:

@@ -15,7 +15,7 @@ from penstock.kv import AsyncClient, AsyncTransaction
 
 T = TypeVar("T")
 
-_KEY = b"penstock/jobs/lease"
+LEASE_KEY = b"penstock/jobs/lease"
 _ATTEMPTS = 10
 
 
@@ -64,7 +64,7 @@ class Lease:
         lease = cls(client, owner, ttl_s=ttl_s, clock=clock)
 
         async def acquire(txn: AsyncTransaction) -> int:
-            found = LeaseRow.read(await txn.get(_KEY))
+            found = LeaseRow.read(await txn.get(LEASE_KEY))
             now_ms = physical_ms(await txn.start_ts)
             if found.owner not in {"", owner} and found.expires_ms > now_ms:
                 raise Unavailable(f"jobs are run by {found.owner}; wait until that one stops")
@@ -91,20 +91,20 @@ class Lease:
         """Let another process be the runner at once; without effect when one is already."""
 
         async def give_up(txn: AsyncTransaction) -> None:
-            found = LeaseRow.read(await txn.get(_KEY))
+            found = LeaseRow.read(await txn.get(LEASE_KEY))
             if (found.owner, found.epoch) == (self.owner, self.epoch):
-                await txn.put(_KEY, LeaseRow("", found.epoch, 0).write())
+                await txn.put(LEASE_KEY, LeaseRow("", found.epoch, 0).write())
 
         self._until = 0.0
         await _committed(self._client, give_up)
 
     async def _check(self, txn: AsyncTransaction) -> None:
-        found = LeaseRow.read(await txn.get(_KEY))
+        found = LeaseRow.read(await txn.get(LEASE_KEY))
         if (found.owner, found.epoch) != (self.owner, self.epoch):
             raise Fenced(f"jobs are run by {found.owner or 'nobody'} now; this process stops running them")
 
     async def _put(self, txn: AsyncTransaction, epoch: int, now_ms: int) -> int:
-        await txn.put(_KEY, LeaseRow(self.owner, epoch, now_ms + int(self._ttl_s * 1000)).write())
+        await txn.put(LEASE_KEY, LeaseRow(self.owner, epoch, now_ms + int(self._ttl_s * 1000)).write())
         return epoch
 
     async def _timed(self, work: Callable[[AsyncTransaction], Awaitable[T]]) -> T:
@@ -118,7 +118,7 @@ class Lease:
 async def holder(client: AsyncClient) -> LeaseRow:
     """Who is the runner, as far as is known."""
     async with client.begin() as txn:
-        return LeaseRow.read(await txn.get(_KEY))
+        return LeaseRow.read(await txn.get(LEASE_KEY))
 
 
 async def _committed(client: AsyncClient, work: Callable[[AsyncTransaction], Awaitable[T]]) -> T:

@@ -49,8 +49,16 @@ def scan_tail(view: TableView, from_ts: int, to_ts: int, limit: Limit, *, partit
     counts = ChangeCounts(states, from_ts, to_ts)
     end_ts = counts.admitted_ts(limit) if counts.any() else to_ts
     rows, nbytes = counts.weigh(end_ts)
-    schema = states[0].schema_at(end_ts)
-    return Scan(view=view, from_ts=from_ts, to_ts=end_ts, schema=schema, rows=rows, nbytes=nbytes)
+    before, *_ = versions = states[0].schemas(from_ts, end_ts)
+    return Scan(
+        view=view,
+        from_ts=from_ts,
+        to_ts=end_ts,
+        schema=versions[-1],
+        rows=rows,
+        nbytes=nbytes,
+        before=before,
+    )
 
 
 def _one_set(view: TableView, from_ts: int, to_ts: int) -> tuple[TableView, int]:

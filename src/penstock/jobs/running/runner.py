@@ -6,6 +6,7 @@ from penstock.clock import SYSTEM, Clock
 from penstock.errors import Fenced, PenstockError
 from penstock.jobs.running.runnerparts import AcquireLease, OpenScheduler, RunnerFeed, RunnerLease, RunnerLog
 from penstock.jobs.running.tenure import Tenure
+from penstock.jobs.running.verifyduty import RunnerVerifier
 from penstock.jobs.source import JobSource
 from penstock.metrics import JOBS_RUNNER, JOBS_TAKEOVERS_TOTAL
 from penstock.settings import JobsSettings
@@ -31,14 +32,17 @@ class JobRunner:
         feed: RunnerFeed,
         source: JobSource,
         open_scheduler: OpenScheduler,
+        verifier: RunnerVerifier | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
+        """Without `verifier` no target is compared on schedule."""
         self._settings = settings
         self._acquire = acquire
         self._log = log
         self._feed = feed
         self._source = source
         self._open_scheduler = open_scheduler
+        self._verifier = verifier
         self._clock = clock
         self._told = ""
 
@@ -73,6 +77,7 @@ class JobRunner:
                 self._feed,
                 self._source,
                 self._open_scheduler,
+                verifier=self._verifier,
                 clock=self._clock,
             ).run()
         except Fenced as error:

@@ -94,6 +94,8 @@ class TableWatch:
                     for each in self._board.tables.get(table_id, ())
                     if not each.busy and each.job.state is not JobState.ERROR
                 ]
+        for job, _ in changes:
+            _log.warning("a job stops: its table is gone", extra={"job": str(job.id)})
         if changes:
             await self._log.write(changes)
 

@@ -13,6 +13,7 @@ from penstock.jobs.running.jobboard import JobBoard
 from penstock.jobs.running.runnermetrics import BoardGauges
 from penstock.jobs.running.runnerparts import OpenScheduler, RunnerFeed, RunnerLease, RunnerLog
 from penstock.jobs.running.tablewatch import TableWatch
+from penstock.jobs.running.verifyduty import RunnerVerifier, VerifyDuty
 from penstock.jobs.scheduling.retrying import Retrying
 from penstock.jobs.source import JobSource
 from penstock.metrics import JOBS_TICK_SECONDS
@@ -36,6 +37,7 @@ class Tenure:
         source: JobSource,
         open_scheduler: OpenScheduler,
         *,
+        verifier: RunnerVerifier | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
         retrying = Retrying.of(settings)
@@ -54,6 +56,7 @@ class Tenure:
         self._scheduler = open_scheduler(self._on_end)
         self._watch = TableWatch(self.board, self._log, source, self._scheduler, lease, clock=clock)
         self._gauges = BoardGauges(self.board)
+        self._verifying = None if verifier is None else VerifyDuty(self.board, lease, verifier, clock=clock)
         self._next_full = self._next_fast = clock.monotonic()
         self._again_at: float | None = None
 
@@ -93,6 +96,8 @@ class Tenure:
             asyncio.create_task(self._regularly(settings.collect_interval_s, "collect", self._collect)),
             asyncio.create_task(self._decide()),
         ]
+        if self._verifying is not None:
+            duties.append(asyncio.create_task(self._verifying.run()))
         try:
             done, _ = await asyncio.wait(duties, return_when=asyncio.FIRST_COMPLETED)
             for task in done:

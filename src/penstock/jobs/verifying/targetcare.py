@@ -62,9 +62,9 @@ class TargetCare:
         self._settings = settings
         self._clock = clock
 
-    def verify(self, job_id: JobId) -> VerifyReport:
+    def verify(self, job_id: JobId, *, proceed: Callable[[], None] = lambda: None) -> VerifyReport:
         """Compare a job's target with its source as of the target's watermark. See Verifier."""
-        return self._compared(self._jobs.get_job(job_id), lambda verifier: verifier.verify())
+        return self._compared(self._jobs.get_job(job_id), lambda verifier: verifier.verify(), proceed)
 
     def repair(self, job_id: JobId, *, rebuild: bool = False) -> Repair:
         """Mend a job's target, or have it filled anew where nothing else helps; let the job go on.
@@ -94,7 +94,9 @@ class TargetCare:
         except Invalid:
             return True
 
-    def _compared(self, job: Job, work: Callable[[Verifier], VerifyReport]) -> VerifyReport:
+    def _compared(
+        self, job: Job, work: Callable[[Verifier], VerifyReport], proceed: Callable[[], None] = lambda: None
+    ) -> VerifyReport:
         if self._is_stranded(job):
             raise Invalid(
                 f"the table of job {job.id} was truncated or dropped; fill the target anew with"
@@ -111,6 +113,7 @@ class TargetCare:
                         Path(folder),
                         log_ts=lambda: self._jobs.get_job(job.id).status.committed_ts,
                         same_ts=lambda at_ts: self._same_ts(job.key.table_id, at_ts),
+                        proceed=proceed,
                     )
                 )
             finally:

@@ -25,9 +25,12 @@ from penstock.jobs.jobid import JobId
 from penstock.jobs.reading.rowspool import RowSpool
 from penstock.jobs.source import JobSource, Scan
 
-__all__ = ["Verifier", "VerifyReport"]
+__all__ = ["COMPARABLE", "Verifier", "VerifyReport"]
 
 T = TypeVar("T")
+
+COMPARABLE = ("expected", "present", "mend")
+"""What consumers have whose targets can be compared: see Comparable."""
 
 _log = logging.getLogger(__name__)
 _TRIES = 5
@@ -72,9 +75,10 @@ class Verifier:
     """Compares one target with its source, and mends it; blocks. Files are below `folder`.
 
     `log_ts` is asked for the target's watermark where the target does not know it itself; `same_ts` for the
-    newest timestamp at which the source is what it was at one, because there history is surely kept. Every
-    method raises StaleRead when the source cannot be read at the target's watermark any more, Unavailable
-    when the target never stayed where it was for long enough.
+    newest timestamp at which the source is what it was at one, because there history is surely kept;
+    `proceed` before each batch is read: what it raises ends the comparison. Every method raises StaleRead
+    when the source cannot be read at the target's watermark any more, Unavailable when the target never
+    stayed where it was for long enough.
     """
 
     def __init__(
@@ -86,9 +90,10 @@ class Verifier:
         *,
         log_ts: Callable[[], int],
         same_ts: Callable[[int], int],
+        proceed: Callable[[], None] = lambda: None,
     ) -> None:
         self._job = job
-        if not all(hasattr(consumer, name) for name in ("expected", "present", "mend")):
+        if not all(hasattr(consumer, name) for name in COMPARABLE):
             raise Invalid(self._rebuild(f"a target of consumer {job.spec.consumer} cannot be compared"))
         self._consumer = consumer
         self._target = cast("Comparable", consumer)
@@ -96,6 +101,7 @@ class Verifier:
         self._folder = folder
         self._log_ts = log_ts
         self._same_ts = same_ts
+        self._proceed = proceed
 
     def verify(self) -> VerifyReport:
         """Compare; nothing is changed."""
@@ -143,7 +149,7 @@ class Verifier:
         shape = self._target.expected(pa.RecordBatch.from_pylist([], self._columns(moment))).schema
         comparison = Comparison(shape, keys, self._folder)
         try:
-            comparison.find(self._target.present(moment.at_ts))
+            comparison.find(self._each(self._target.present(moment.at_ts)))
             comparison.expect(map(self._target.expected, self._rows(moment)))
         except BaseException:
             comparison.close()
@@ -154,8 +160,13 @@ class Verifier:
         """The source at the target's watermark, as the consumer gets it."""
         columns = self._columns(moment)
         with self._source.open(moment.scan, columns.names) as changes:
-            for batch in changes:
+            for batch in self._each(changes):
                 yield batch.data.select(columns.names).cast(columns)
+
+    def _each(self, batches: Iterator[T]) -> Iterator[T]:
+        for batch in batches:
+            self._proceed()
+            yield batch
 
     def _columns(self, moment: _Moment) -> pa.Schema:
         return chosen_columns(moment.scan.schema.table, self._job.spec.detail.consumer.columns)

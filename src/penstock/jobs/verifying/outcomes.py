@@ -1,0 +1,82 @@
+"""What the last comparison of a job's target found, as it is kept beside the job's row."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from penstock.comparing.tally import Counts
+from penstock.jobs.jobid import JobKey
+from penstock.jobs.log.joblog import JobLog
+from penstock.jobs.verifying.verifying import VerifyReport
+
+__all__ = ["LastVerification", "Outcomes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastVerification:
+    """One comparison. `same` is None when it failed, for the reason in `error`."""
+
+    ended_ms: int
+    at_ts: int = 0
+    """The target's watermark then."""
+    same: bool | None = None
+    source_rows: int = 0
+    target_rows: int = 0
+    counts: Counts = field(default_factory=Counts)
+    error: str = ""
+
+    @classmethod
+    def of(cls, report: VerifyReport, *, ended_ms: int) -> Self:
+        """That of a comparison which came to its end."""
+        return cls(
+            ended_ms=ended_ms,
+            at_ts=report.at_ts,
+            same=report.same,
+            source_rows=report.source_rows,
+            target_rows=report.target_rows,
+            counts=report.counts,
+        )
+
+    @property
+    def problem(self) -> str:
+        """What is wrong, in one line; empty when all is well."""
+        if self.same is None:
+            return f"its target could not be compared with its source: {self.error}"
+        if self.same:
+            return ""
+        counts = self.counts
+        return (
+            f"its target differs from its source: {counts.missing} rows missing, {counts.different}"
+            f" different, {counts.extra} extra, {counts.duplicates} twice"
+        )
+
+    def to_json(self) -> bytes:
+        """What is kept."""
+        return json.dumps(asdict(self), sort_keys=True).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Self | None:
+        """Read what `to_json` wrote; None when it is something else: the next comparison replaces it."""
+        try:
+            tree: dict[str, Any] = json.loads(data)
+            return cls(**{**tree, "counts": Counts(**tree["counts"])})
+        except (KeyError, TypeError, ValueError):
+            return None
+
+
+class Outcomes:
+    """The last comparisons of a cluster's jobs. Blocks; raises Unavailable."""
+
+    def __init__(self, log: JobLog) -> None:
+        self._log = log
+
+    def read(self, keys: Iterable[JobKey]) -> dict[JobKey, LastVerification]:
+        """Those of these jobs; jobs that were never compared are left out."""
+        found = self._log.verified(keys)
+        read = ((key, LastVerification.from_json(value)) for key, value in found.items())
+        return {key: last for key, last in read if last is not None}
+
+    def note(self, key: JobKey, last: LastVerification, *, epoch: int) -> None:
+        """Keep one in place of that before; Fenced when the lease of that epoch or the job is gone."""
+        self._log.note_verified(key, last.to_json(), epoch=epoch)

@@ -1,0 +1,37 @@
+"""What the runner compares targets with: their care, and where results are kept."""
+
+from collections.abc import Callable, Iterable
+
+from penstock.clock import SYSTEM, Clock
+from penstock.jobs.job import Job
+from penstock.jobs.jobid import JobKey
+from penstock.jobs.log.api import Jobs
+from penstock.jobs.log.joblog import JobLog
+from penstock.jobs.source import JobSource
+from penstock.jobs.verifying.outcomes import LastVerification, Outcomes
+from penstock.jobs.verifying.targetcare import TargetCare
+from penstock.jobs.verifying.verifying import VerifyReport
+from penstock.settings import Settings
+
+__all__ = ["ScheduledCare"]
+
+
+class ScheduledCare:
+    """Implements RunnerVerifier over a job log."""
+
+    def __init__(self, log: JobLog, source: JobSource, settings: Settings, *, clock: Clock = SYSTEM) -> None:
+        jobs = Jobs(log.client, catalog=log.catalog)
+        self._care = TargetCare(jobs, source, settings, clock=clock)
+        self._outcomes = Outcomes(log)
+
+    def last(self, keys: Iterable[JobKey]) -> dict[JobKey, LastVerification]:
+        """See RunnerVerifier."""
+        return self._outcomes.read(keys)
+
+    def verify(self, job: Job, proceed: Callable[[], None]) -> VerifyReport:
+        """See RunnerVerifier."""
+        return self._care.verify(job.id, proceed=proceed)
+
+    def note(self, key: JobKey, last: LastVerification, *, epoch: int) -> None:
+        """See RunnerVerifier."""
+        self._outcomes.note(key, last, epoch=epoch)
