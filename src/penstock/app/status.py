@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -17,10 +18,11 @@ from penstock.control.overview import (
     overview,
     overview_without_cluster,
 )
+from penstock.control.partstates import PartKind, UpStates
 from penstock.errors import Unavailable
 from penstock.settings import Settings
 
-__all__ = ["shown", "status", "watch"]
+__all__ = ["at_hand", "shown", "status", "watch"]
 
 _RATE_S = 0.3
 _WATCH_S = 2.0
@@ -83,6 +85,17 @@ def _looks(settings: Settings, rates: Rates, limit: int) -> Iterator[Overview]:
             yield found
 
 
+def at_hand(settings: Settings) -> Settings:
+    """The settings with the address of the store that `penstock up` runs: its port may be any free one."""
+    states = UpStates.read(settings.up.data)
+    addrs = tuple(
+        part.addr
+        for part in (() if states is None else states.parts)
+        if part.kind is PartKind.STORE and part.addr is not None
+    )
+    return settings.model_copy(update={"pd_addrs": addrs}) if addrs else settings
+
+
 def _hasty(settings: Settings) -> Settings:
     """Who asks how things are does not wait for long."""
     kv = settings.kv.model_copy(
@@ -113,7 +126,8 @@ def _flow(found: Overview) -> Text:
         line.append(" → " if place else "")
         line.append(stage.stage.value, style="bold")
         if place:
-            line.append(f" {_seconds(stage.lag_s)}", style="yellow" if stage.held_by else "green")
+            style = "yellow" if stage.held_by else "green"
+            line.append(f" {_seconds(stage.lag_s) or '-'}", style="dim" if stage.lag_s is None else style)
         if stage.rate is not None:
             line.append(f" {stage.rate:,.0f} rows/s", style="dim")
     return line
@@ -124,15 +138,29 @@ def _parts(found: Overview) -> RenderableType:
         (
             each.name,
             each.state.value,
+            _duration(found, each.since),
             each.addr or "",
             str(each.pid or ""),
             str(each.restarts or ""),
-            each.since or "",
             each.error,
         )
         for each in found.parts
     )
-    return _table(("part", "state", "address", "pid", "restarts", "since", "error"), rows, state=1)
+    return _table(("part", "state", "for", "address", "pid", "restarts", "last ended by"), rows, state=1)
+
+
+def _duration(found: Overview, since: str | None) -> str:
+    """How long something is as it is."""
+    if since is None:
+        return ""
+    passed = datetime.fromisoformat(found.now_time) - datetime.fromisoformat(since)
+    seconds = max(0, int(passed.total_seconds()))
+    days, hours, minutes = seconds // 86_400, seconds // 3_600, seconds // 60
+    if days:
+        return f"{days} d {hours % 24} h"
+    if hours:
+        return f"{hours} h {minutes % 60} min"
+    return f"{minutes} min" if minutes else f"{seconds} s"
 
 
 def _tables(found: Overview) -> RenderableType:
@@ -192,13 +220,20 @@ def _problems(found: Overview) -> RenderableType:
 def _table(
     heads: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, state: int | None = None, more: int = 0
 ) -> RenderableType:
-    table = Table(*heads, caption=f"and {more} more" if more else None)
-    for row in rows:
+    """A table without the columns in which nothing is."""
+    every = list(rows)
+    if not every:
+        return Text(f"no {heads[0]}s", style="dim")
+    used = [place for place in range(len(heads)) if any(row[place] for row in every)]
+    table = Table(caption=f"and {more} more" if more else None)
+    for place in used:
+        table.add_column(heads[place], overflow="fold")
+    for row in every:
         cells = [Text(cell) for cell in row]
         if state is not None:
             cells[state].stylize("green" if row[state] in _GOOD else "yellow")
-        table.add_row(*cells)
-    return table if table.row_count else Text(f"no {heads[0]}s", style="dim")
+        table.add_row(*(cells[place] for place in used))
+    return table
 
 
 def _held(by: HeldBy | None) -> str:

@@ -14,6 +14,8 @@ __all__ = ["problems"]
 
 TABLE_BEHIND_S = 30.0
 FEED_BEHIND_S = 60.0
+FEED_TAKEN_S = 15.0
+"""How long nobody may run a changefeed: as long as the lease of a lost process runs."""
 NEW_TABLE_S = 10.0
 """How long a table may be there before somebody has to have it."""
 RESTARTS_MANY = 3
@@ -92,6 +94,11 @@ def _of_part(part: PartStatus, facts: Facts) -> Iterator[Problem]:
         )
 
 
+def _is_down(facts: Facts, kind: PartKind) -> bool:
+    """Whether `penstock up` says of a part of that kind that it does not run: then that is the problem."""
+    return any(part.kind is kind and part.state is not PartState.RUNNING for part in facts.parts or ())
+
+
 def _of_captures(facts: Facts) -> Iterator[Problem]:
     known = {part.addr for part in facts.parts or () if part.kind is PartKind.CAPTURE}
     for capture in facts.captures:
@@ -104,11 +111,13 @@ def _of_captures(facts: Facts) -> Iterator[Problem]:
                 remedy="check that it runs, what its log says, and that capture.flight_token is the same",
             )
     wanted = sum(table.wanted for table in facts.tables)
-    if wanted and not facts.captures and "captures" not in facts.unknown:
+    known_why = "captures" in facts.unknown or _is_down(facts, PartKind.CAPTURE)
+    if wanted and not facts.captures and not known_why:
+        tables = "table is" if wanted == 1 else "tables are"
         yield Problem(
             part="capture",
             what=ProblemKind.NO_CAPTURE,
-            message=f"no capture runs: the changes of {wanted} tables are read by nobody",
+            message=f"no capture runs: the changes of {wanted} {tables} read by nobody",
             remedy=_START.format(_RUN[PartKind.CAPTURE]),
         )
 
@@ -144,6 +153,7 @@ def _of_table(table: TableFact, facts: Facts, explanation: Explanation) -> Itera
 
 def _of_feed(fact: FeedFact, facts: Facts, explanation: Explanation) -> Iterator[Problem]:
     feed, name = fact.feed, fact.feed.info.id
+    lag_s = behind_s(facts.now_ts, feed.status.checkpoint_ts)
     if feed.state is FeedState.FAILED:
         yield Problem(
             part=name,
@@ -159,32 +169,33 @@ def _of_feed(fact: FeedFact, facts: Facts, explanation: Explanation) -> Iterator
             remedy="mend what it says; it goes on by itself",
         )
     elif feed.runnable and not fact.run_by:
-        yield Problem(
-            part=name,
-            what=ProblemKind.CHANGEFEED_NOT_RUN,
-            message=f"no process runs changefeed {name}",
-            remedy=_START.format(_RUN[PartKind.CHANGEFEEDS]),
-        )
-    elif feed.runnable and behind_s(facts.now_ts, feed.status.checkpoint_ts) > FEED_BEHIND_S:
+        # Those that are new, or whose process was just lost, are taken in a moment.
+        if lag_s > FEED_TAKEN_S and not _is_down(facts, PartKind.CHANGEFEEDS):
+            yield Problem(
+                part=name,
+                what=ProblemKind.CHANGEFEED_NOT_RUN,
+                message=f"no process runs changefeed {name}",
+                remedy=_START.format(_RUN[PartKind.CHANGEFEEDS]),
+            )
+    elif feed.runnable and lag_s > FEED_BEHIND_S:
         holder = explanation.feed(fact)
         assert holder is not None, "a slow changefeed is explained"
         if holder.kind is HolderKind.CHANGEFEED:  # else that is the problem
             yield Problem(
                 part=name,
                 what=ProblemKind.CHANGEFEED_BEHIND,
-                message=f"changefeed {name} is {behind_s(facts.now_ts, feed.status.checkpoint_ts):.0f} s"
-                f" behind: {holder.detail}",
+                message=f"changefeed {name} is {lag_s:.0f} s behind: {holder.detail}",
                 remedy="wait while it catches up; else give it more workers, or a faster remote",
             )
 
 
 def _of_runner(facts: Facts) -> Iterator[Problem]:
     waiting = sum(fact.freshness.reason is Reason.NO_RUNNER for fact in facts.jobs)
-    if waiting:
+    if waiting and not _is_down(facts, PartKind.JOBS):
         yield Problem(
             part="jobs",
             what=ProblemKind.NO_RUNNER,
-            message=f"no process runs jobs: {waiting} of them wait",
+            message=f"no process runs jobs: {waiting} {'waits' if waiting == 1 else 'of them wait'}",
             remedy=_START.format(_RUN[PartKind.JOBS]),
         )
 

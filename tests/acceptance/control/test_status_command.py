@@ -63,6 +63,16 @@ async def test_status_is_0_while_all_is_well_and_1_with_the_reason_when_it_is_no
         assert (len(found.tables), found.totals.tables) == (1, 2)
 
 
+async def test_the_store_of_up_is_found_by_what_up_says(tmp_path: Path, run: Run) -> None:
+    async with job_world(tmp_path) as world:
+        (addr,) = world.settings.pd_addrs
+        store = PartStatus(name="store", kind=PartKind.STORE, state=PartState.RUNNING, addr=addr)
+        UpStates(os.getpid(), (store,)).write(tmp_path / "up")
+        config = config_of(tmp_path, store={"pd_addr": "127.0.0.1:0"})
+        code, found = await said(world, run, "--config", config)
+        assert (code, [each.name for each in found.parts]) == (0, ["store", "a"])
+
+
 def test_without_anything_there_status_is_2_with_one_line(tmp_path: Path, run: Run) -> None:
     began = SYSTEM.monotonic()
     code, out, err = run("status", "--config", config_of(tmp_path), "--pd", free_addr())
@@ -115,6 +125,9 @@ def test_on_a_terminal_there_are_the_flow_its_holders_and_what_to_do() -> None:
     assert "commit or roll back that transaction" in shown
     assert "`penstock changefeed resume bad`" in shown
     assert "4 problems" in shown
+    assert "1 h 0 min" in shown
+    assert "last ended by" in shown
+    assert "restarts" not in shown
 
 
 def test_on_a_terminal_lists_that_are_cut_off_say_so_and_an_empty_deployment_is_well() -> None:

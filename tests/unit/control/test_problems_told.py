@@ -14,7 +14,7 @@ SECRET_ADDR = "10.1.2.3:4567"
 SLOW = table("shop.orders", 31.0)
 WELL = facts(
     tables=(table(), table("shop.new", None, id=9, made_s=5), table("other.t", None, id=10, wanted=False)),
-    feeds=(feed(lag_s=59), feed("off", 900, state=FeedState.STOPPED)),
+    feeds=(feed(lag_s=59), feed("new", 1, run_by=""), feed("off", 900, state=FeedState.STOPPED)),
     jobs=(job(), job("shop.orders/off", 900, paused=True), job("shop.orders/first", None)),
     parts=(part(), part("jobs", PartKind.JOBS, restarts=2, since_ms=NOW_MS)),
 )
@@ -43,7 +43,7 @@ def test_a_deployment_that_is_well_has_no_problems() -> None:
         (facts(parts=(part(),), silent=frozenset({"capture-1"})), "part_silent", "capture-1", "metrics", ""),
         (facts(captures=(CaptureFact("c", "addr", "refused"),)), "part_silent", "c", "refused", "token"),
         (facts(unknown={"jobs": "too slow"}), "unknown", "jobs", "too slow", "again"),
-        (facts(tables=(table(lag_s=None),), captures=()), "no_capture", "capture", "1 tables", "capture --"),
+        (facts(tables=(table(lag_s=None),), captures=()), "no_capture", "capture", "1 table", "capture --"),
         (facts(tables=(table(lag_s=None),)), "table_not_captured", "shop.orders", "no capture", ".tables"),
         (facts(tables=(SLOW,)), "table_behind", "shop.orders", "31 s ago: no lock", "more captures"),
         (
@@ -58,11 +58,11 @@ def test_a_deployment_that_is_well_has_no_problems() -> None:
             facts(feeds=(feed(state=FeedState.WARNING, error="busy"),)),
             "changefeed_warning", "files", "busy", "by itself",
         ),
-        (facts(feeds=(feed(run_by=""),)), "changefeed_not_run", "files", "no process", "changefeed run"),
+        (facts(feeds=(feed(lag_s=16, run_by=""),)), "changefeed_not_run", "files", "no process", "feed run"),
         (facts(feeds=(feed(lag_s=61),)), "changefeed_behind", "files", "61 s behind", "faster remote"),
         (
             facts(jobs=(job(lag_s=500, of=table(changed_s=9), attended=False),)),
-            "no_runner", "jobs", "1 of them", "penstock job run",
+            "no_runner", "jobs", "1 waits", "penstock job run",
         ),
         (
             facts(jobs=(job(lag_s=500, of=table(changed_s=9), state=JobState.ERROR, error_code=10_001),)),
@@ -98,6 +98,20 @@ def test_what_follows_from_a_problem_is_not_told_beside_it() -> None:
     assert [each.what for each in told(locked).problems] == ["table_behind", "changefeed_behind"]
     waiting = facts(tables=(table(lag_s=62),), feeds=(feed(lag_s=62),))
     assert [each.what for each in told(waiting).problems] == ["table_behind"]
+
+
+@pytest.mark.parametrize("state", [PartState.STARTING, PartState.WAITING, PartState.STOPPED])
+def test_a_part_that_is_down_is_the_problem_and_not_what_it_would_do(state: PartState) -> None:
+    down = tuple(part(kind.value, kind, state=state) for kind in PartKind)
+    changed = table(changed_s=9)
+    found = facts(
+        tables=(table(lag_s=None),),
+        captures=(),
+        feeds=(feed(lag_s=900, run_by=""),),
+        jobs=(job(lag_s=500, of=changed, attended=False),),
+        parts=down,
+    )
+    assert {each.what for each in told(found).problems} == {"part_not_running"}
 
 
 def test_a_lease_that_a_restarted_capture_left_is_no_problem_of_its_own() -> None:
