@@ -1,6 +1,8 @@
 """`penstock demo`: the order of things."""
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +20,7 @@ from penstock.app.signals import run_until_signalled
 from penstock.app.up.supervisor import running
 from penstock.clock import SYSTEM, Clock
 from penstock.control.deployment import Deployment, deployed
+from penstock.errors import PenstockError
 
 __all__ = ["run"]
 
@@ -25,6 +28,7 @@ _CUSTOMERS, _PRODUCTS = 1_000, 500
 _CATCH_UP_S = 120.0
 _SHOW_S = 0.2
 _COUNT_FILES_S = 2.0
+_LOG_LINES = 20
 
 
 def run(*, seconds: float, keep: bool = False, data: Path | None = None, clock: Clock = SYSTEM) -> bool:
@@ -33,7 +37,7 @@ def run(*, seconds: float, keep: bool = False, data: Path | None = None, clock: 
     `keep`: everything goes on afterwards, until SIGINT or SIGTERM. Raises what made it impossible.
     """
     console = Console()
-    with folder_of(data) as folder:
+    with _terminable(), folder_of(data) as folder, _parts_logged(folder / "parts.log", console):
         scene = scene_in(folder)
         console.print("Starting a store, a capture, changefeeds, jobs, the API and its pages …")
         with (
@@ -49,6 +53,30 @@ def run(*, seconds: float, keep: bool = False, data: Path | None = None, clock: 
                 play.go_on()
             console.print("Stopping …")
     return good
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end it as Ctrl-C does: with everything stopped and cleared away."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _parts_logged(path: Path, console: Console) -> Iterator[None]:
+    """Keep what parts say in a file; show the end of it when the demonstration fails."""
+    with path.open("w+", encoding="utf-8") as log:
+        try:
+            with redirect_stderr(log):
+                yield
+        except PenstockError:
+            log.seek(0)
+            for line in log.readlines()[-_LOG_LINES:]:
+                console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
+            raise
 
 
 class _Play:

@@ -129,12 +129,12 @@ def line_of(progress: Progress) -> str:
 
 
 class LiveShow:
-    """A table that changes in its place; log lines of the parts appear above it."""
+    """A table that changes in its place, with what happened last below it."""
 
     def __init__(self, console: Console) -> None:
         self._events: list[str] = []
         self._progress: Progress | None = None
-        self._live = Live(console=console, refresh_per_second=5, transient=True)
+        self._live = Live(console=console, refresh_per_second=5, transient=True, redirect_stderr=False)
 
     def __enter__(self) -> Self:
         self._live.start()
