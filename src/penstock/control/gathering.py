@@ -37,6 +37,7 @@ from penstock.jobs.log.jobrows import DATABASE as BOOKKEEPING
 from penstock.jobs.log.lease import LeaseRow, holder
 from penstock.jobs.running.freshness import freshness_of
 from penstock.jobs.source import Look
+from penstock.jobs.verifying.outcomes import LastVerification, Outcomes
 from penstock.settings import Settings
 from penstock.sink.feeds.feed import Feed
 
@@ -91,7 +92,7 @@ def gather(deployment: Deployment, growth: Growth, *, clock: Clock = SYSTEM) -> 
     schemas = Question("schemas", lambda: _schemas(deployment), clock=clock)
     captures = Question("captures", lambda: _captures(deployment), clock=clock)
     feeds = Question("changefeeds", lambda: _feeds(deployment), clock=clock)
-    jobs = Question("jobs", deployment.jobs().get_jobs, clock=clock)
+    jobs = Question("jobs", lambda: _verified_jobs(deployment), clock=clock)
     runner = Question("the runner of jobs", lambda: eventloop.run(holder(deployment.client)), clock=clock)
 
     shown = pages.answer_or({}, deadline, unknown)
@@ -286,8 +287,20 @@ def _feeds(deployment: Deployment) -> list[tuple[Feed, str]]:
     return eventloop.run(work())
 
 
+def _verified_jobs(deployment: Deployment) -> list[tuple[Job, LastVerification | None]]:
+    jobs = deployment.jobs()
+    found = jobs.get_jobs()
+    verified = Outcomes(jobs.log).read(job.key for job in found)
+    return [(job, verified.get(job.key)) for job in found]
+
+
 def _jobs(
-    jobs: Iterable[Job], tables: Iterable[TableFact], settings: Settings, now_ts: int, *, attended: bool
+    jobs: Iterable[tuple[Job, LastVerification | None]],
+    tables: Iterable[TableFact],
+    settings: Settings,
+    now_ts: int,
+    *,
+    attended: bool,
 ) -> tuple[JobFact, ...]:
     looks = {
         table.id: Look(table.readable_ts, table.changed_ts, table.oldest_ts)
@@ -299,6 +312,7 @@ def _jobs(
         JobFact(
             job,
             freshness_of(job, looks.get(job.key.table_id), now_ts=now_ts, span_s=span_s, attended=attended),
+            verified,
         )
-        for job in jobs
+        for job, verified in jobs
     )

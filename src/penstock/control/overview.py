@@ -15,6 +15,7 @@ from penstock.control.overviewmodel import (
     HeldBy,
     HolderKind,
     JobRow,
+    LastVerified,
     Overview,
     PartRow,
     Problem,
@@ -37,6 +38,7 @@ __all__ = [
     "HeldBy",
     "HolderKind",
     "JobRow",
+    "LastVerified",
     "Overview",
     "PartRow",
     "Problem",
@@ -199,5 +201,5 @@ def _feed(fact: FeedFact, facts: Facts, explanation: Explanation) -> ChangefeedR
 
 
 def _job(fact: JobFact, explanation: Explanation) -> JobRow:
-    shown = jobviews.summary(fact.job, fact.freshness)
+    shown = jobviews.summary(fact.job, fact.freshness, fact.verified)
     return JobRow(**{**shown, "account": fact.job.account, "held_by": explanation.job(fact)})

@@ -11,6 +11,7 @@ from penstock.control.partstates import PartStatus
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.jobs.job import Job
 from penstock.jobs.running.freshness import Freshness
+from penstock.jobs.verifying.outcomes import LastVerification
 from penstock.sink.feeds.feed import Feed
 
 __all__ = ["SLOW_S", "CaptureFact", "Facts", "FeedFact", "JobFact", "TableFact", "behind_s"]
@@ -83,6 +84,8 @@ class JobFact:
 
     job: Job
     freshness: Freshness
+    verified: LastVerification | None = None
+    """What was found when its target was last compared with its source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ __all__ = [
     "HeldBy",
     "HolderKind",
     "JobRow",
+    "LastVerified",
     "Overview",
     "PartRow",
     "Problem",
@@ -67,6 +68,8 @@ class ProblemKind(StrEnum):
     JOB_ERROR = "job_error"
     JOB_RETRYING = "job_retrying"
     JOB_NOT_CAPTURED = "job_not_captured"
+    TARGET_DIFFERS = "target_differs"
+    TARGET_NOT_VERIFIED = "target_not_verified"
 
 
 class Problem(_Shown):
@@ -159,6 +162,18 @@ class ChangefeedRow(_Shown):
     held_by: HeldBy | None = None
 
 
+class LastVerified(_Shown):
+    """What the last comparison of a target with its source found, of those that are made on a schedule."""
+
+    same: bool | None
+    """null: it could not be made, for the reason in `error`."""
+    ended: str
+    at_ts: int
+    at_time: str | None = None
+    differences: int = 0
+    error: str = ""
+
+
 class JobRow(_Shown):
     """How a job does, as `penstock job list` shows it."""
 
@@ -172,6 +187,8 @@ class JobRow(_Shown):
     lag_s: float | None = None
     lacks: str | None = None
     """Why its target lacks changes; null: it has all that can be read."""
+    verified: LastVerified | None = None
+    """null: it was not verified yet."""
     error_code: int = 0
     error: str = ""
     held_by: HeldBy | None = None

@@ -59,6 +59,7 @@ def problems(facts: Facts, explanation: Explanation) -> Iterator[Problem]:
     known = {table.id for table in facts.tables}
     for job in facts.jobs:
         yield from _of_job(job, known)
+        yield from _of_target(job)
 
 
 def _of_part(part: PartStatus, facts: Facts) -> Iterator[Problem]:
@@ -225,3 +226,18 @@ def _of_job(fact: JobFact, known: set[int]) -> Iterator[Problem]:
             message=f"the table of job {job.id} is not captured, or not there any more",
             remedy=f"add it to capture.tables, or drop the job with `penstock job unregister {job.id}`",
         )
+
+
+def _of_target(fact: JobFact) -> Iterator[Problem]:
+    job, last = fact.job, fact.verified
+    if last is None or not last.problem:
+        return
+    differs = last.same is False
+    yield Problem(
+        part=str(job.id),
+        what=ProblemKind.TARGET_DIFFERS if differs else ProblemKind.TARGET_NOT_VERIFIED,
+        message=f"job {job.id}: {last.problem}",
+        remedy=f"`penstock job repair {job.id}` mends the target"
+        if differs
+        else f"mend what it says, then `penstock job verify {job.id}`",
+    )

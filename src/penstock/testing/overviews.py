@@ -92,9 +92,10 @@ def job(name: str = "shop.orders/copy", lag_s: float | None = 0.5, **more: Any) 
         create_at=NOW_MS - 100_000,
     )
     look = None if of is None else Look(of.readable_ts, of.changed_ts, of.oldest_ts)
-    attended = more.pop("attended", True)
+    attended, verified = more.pop("attended", True), more.pop("verified", None)
     assert not more, f"nobody asked for {more}"
-    return JobFact(made, freshness_of(made, look, now_ts=NOW_TS, span_s=1800, attended=attended))
+    freshness = freshness_of(made, look, now_ts=NOW_TS, span_s=1800, attended=attended)
+    return JobFact(made, freshness, verified)
 
 
 def part(name: str = "capture-1", kind: PartKind = PartKind.CAPTURE, **more: Any) -> PartStatus:

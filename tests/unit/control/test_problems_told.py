@@ -2,11 +2,13 @@
 
 import pytest
 
+from penstock.comparing.tally import Counts
 from penstock.control.lockholding import HoldingLock
 from penstock.control.overview import told
 from penstock.control.overviewfacts import CaptureFact, Facts
 from penstock.control.partstates import PartKind, PartState
 from penstock.jobs.job import JobState
+from penstock.jobs.verifying.outcomes import LastVerification
 from penstock.sink.feeds.feed import FeedState
 from penstock.testing.overviews import NOW_MS, ago, facts, feed, job, part, table
 
@@ -15,7 +17,12 @@ SLOW = table("shop.orders", 31.0)
 WELL = facts(
     tables=(table(), table("shop.new", None, id=9, made_s=5), table("other.t", None, id=10, wanted=False)),
     feeds=(feed(lag_s=59), feed("new", 1, run_by=""), feed("off", 900, state=FeedState.STOPPED)),
-    jobs=(job(), job("shop.orders/off", 900, paused=True), job("shop.orders/first", None)),
+    jobs=(
+        job(),
+        job("shop.orders/same", verified=LastVerification(ended_ms=1, same=True)),
+        job("shop.orders/off", 900, paused=True),
+        job("shop.orders/first", None),
+    ),
     parts=(part(), part("jobs", PartKind.JOBS, restarts=2, since_ms=NOW_MS)),
 )
 
@@ -76,6 +83,14 @@ def test_a_deployment_that_is_well_has_no_problems() -> None:
             facts(jobs=(job(of=None),)),
             "job_not_captured", "shop.orders/copy", "not captured", "job unregister shop.orders/copy",
         ),
+        (
+            facts(jobs=(job(verified=LastVerification(ended_ms=1, same=False, counts=Counts(missing=4))),)),
+            "target_differs", "shop.orders/copy", "4 rows missing", "penstock job repair shop.orders/copy",
+        ),
+        (
+            facts(jobs=(job(verified=LastVerification(ended_ms=1, error="no such bucket")),)),
+            "target_not_verified", "shop.orders/copy", "no such bucket", "job verify shop.orders/copy",
+        ),
     ],
 )  # fmt: skip
 def test_a_problem_says_what_where_and_how_to_mend_it(
@@ -86,6 +101,13 @@ def test_a_problem_says_what_where_and_how_to_mend_it(
     assert words in problem.message
     assert remedy in problem.remedy
     assert not told(found).healthy
+
+
+def test_a_job_shows_when_it_was_verified() -> None:
+    last = LastVerification(ended_ms=NOW_MS, at_ts=ago(5), same=False, counts=Counts(extra=2))
+    (row,) = told(facts(jobs=(job(verified=last),))).jobs
+    assert row.verified is not None
+    assert (row.verified.same, row.verified.differences, row.verified.at_ts) == (False, 2, ago(5))
 
 
 def test_what_follows_from_a_problem_is_not_told_beside_it() -> None:
