@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from penstock import __version__
@@ -23,7 +23,6 @@ from penstock.settings import Settings
 
 __all__ = ["create_app", "described"]
 
-_PREFIX = "/api/v1"
 _METHODS = frozenset({"get", "post", "put", "patch", "delete"})
 
 
@@ -45,11 +44,9 @@ def create_app(deployment: Deployment | Reach, *, clock: Clock = SYSTEM) -> Fast
         redirect_slashes=False,
     )
     app.state.service = Service(reach.settings, reach, Readers(settings.readers), Rates(clock=clock), clock)
-    api = APIRouter(prefix=_PREFIX)
-    for each in (health, overview, tables, changefeeds, jobs, searching):
-        api.include_router(each.api)
     app.include_router(health.root)
-    app.include_router(api)
+    for each in (health, overview, tables, changefeeds, jobs, searching):
+        app.include_router(each.api)
     pages.mount(app)
     app.openapi = lambda: _description(app)  # type: ignore[method-assign] # FastAPI's own way to change it
     # The one that is added last stands first.

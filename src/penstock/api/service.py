@@ -13,7 +13,10 @@ from penstock.control.deployment import Deployment
 from penstock.control.overview import Rates
 from penstock.settings import Settings
 
-__all__ = ["Deployed", "Service", "Shared"]
+__all__ = ["PREFIX", "Deployed", "Service", "Shared"]
+
+PREFIX = "/api/v1"
+"""Where every route is, but those of probes, metrics and pages."""
 
 
 @dataclass(frozen=True, slots=True)

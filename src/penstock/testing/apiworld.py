@@ -4,7 +4,7 @@ with api_world(tmp_path, {"accounts": {"ann": {"token": TOKENS["ann"]}}}) as wor
     world.client("ann").get("/api/v1/tables")
 """
 
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ import httpx
 from penstock import eventloop
 from penstock.api.application import create_app
 from penstock.api.serving import served
+from penstock.clock import SYSTEM
 from penstock.control.deployment import Deployment, deployed
 from penstock.settings import ApiSettings, Settings
 from penstock.testing.jobworld import JobWorld, job_world
@@ -26,6 +27,7 @@ T = TypeVar("T")
 TOKENS = {name: f"token-of-{name}-0123456789" for name in ("root", "ann", "bob")}
 """Tokens for accounts of tests."""
 _TIMEOUT_S = 60.0
+_LOOK_S = 0.05
 
 
 @dataclass
@@ -42,6 +44,13 @@ class ApiWorld:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something with the world."""
         return eventloop.run(work)
+
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        """Wait for something that is asked over HTTP; fail when that takes a minute."""
+        deadline = SYSTEM.monotonic() + _TIMEOUT_S
+        while not holds():
+            assert SYSTEM.monotonic() < deadline, what
+            SYSTEM.pause(_LOOK_S)
 
     def client(self, account: str | None = None, url: str | None = None) -> httpx.Client:
         """Who asks: an account, or nobody."""

@@ -1,7 +1,6 @@
 """What stands before every route: tokens, names, origins, how often, how much, and how many at a time."""
 
 import logging
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -131,20 +130,11 @@ def test_a_stream_that_nobody_takes_holds_its_place_until_it_is_given_up(shared:
     with shared.beside(readers=1) as url:
         client = shared.client("root", url)
         for _ in range(3):
-            answer = client.get(path, params={"limit": 5})
-            assert answer.status_code == 200, "its place is free again"
             with client.stream("GET", path, params={"format": "arrow"}) as streamed:
                 next(streamed.iter_bytes(64))
-        assert _eventually(lambda: client.get(path, params={"limit": 1}).status_code == 200)
-
-
-def _eventually(holds: object) -> bool:
-    waiting = threading.Event()
-    for _ in range(200):
-        if holds():  # type: ignore[operator]
-            return True
-        waiting.wait(0.05)
-    return False
+            shared.until(
+                lambda: client.get(path, params={"limit": 1}).status_code == 200, "its place stays taken"
+            )
 
 
 def test_what_nobody_can_read_is_told_by_its_place_not_by_its_value(shared: ApiWorld) -> None:

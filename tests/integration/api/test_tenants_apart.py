@@ -1,6 +1,5 @@
 """Two accounts with databases of their own: neither sees, finds or touches anything of the other."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -10,7 +9,7 @@ from penstock.testing.apiworld import TOKENS, ApiWorld
 
 
 @pytest.fixture(scope="module")
-def both(shared: ApiWorld) -> Iterator[ApiWorld]:
+def both(shared: ApiWorld) -> ApiWorld:
     """Each has a table with a row, a changefeed and a job; root has a changefeed of its own."""
     for account in ("ann", "bob"):
         client = shared.client(account)
@@ -20,7 +19,7 @@ def both(shared: ApiWorld) -> Iterator[ApiWorld]:
         assert made.status_code == 201, made.text
         ts = shared.run(shared.world.now_ts())
         shared.run(shared.world.readable(f"of_{account}.items", ts))
-    yield shared
+    return shared
 
 
 def feed(world: ApiWorld, account: str, **more: Any) -> dict[str, Any]:

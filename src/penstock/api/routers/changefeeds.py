@@ -7,14 +7,14 @@ from fastapi import APIRouter, Path, Response
 from penstock.api.accounts import Asking, Caller
 from penstock.api.models import Changefeed, ChangefeedDetail, ChangefeedPatch, FeedName, NewChangefeed
 from penstock.api.problems import declared
-from penstock.api.service import Deployed
+from penstock.api.service import PREFIX, Deployed
 from penstock.control import feedcalls, tenancy
 from penstock.control.deployment import Deployment
 from penstock.settings import ChangefeedSettings, parse_changefeed
 
 __all__ = ["api"]
 
-api = APIRouter(prefix="/changefeeds", tags=["changefeeds"])
+api = APIRouter(prefix=f"{PREFIX}/changefeeds", tags=["changefeeds"])
 
 Name = Annotated[FeedName, Path(alias="id", description="Name of the changefeed.")]
 _ALWAYS = (400, 401, 429, 503)

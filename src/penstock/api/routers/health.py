@@ -10,7 +10,7 @@ from penstock.api.federation import federated
 from penstock.api.models import Health, Me, Readiness
 from penstock.api.problems import declared
 from penstock.api.reaching import answers
-from penstock.api.service import Shared
+from penstock.api.service import PREFIX, Shared
 from penstock.control.partstates import UpStates
 
 __all__ = ["PROBES", "api", "root"]
@@ -19,7 +19,7 @@ PROBES = ("/health", "/ready")
 """Paths that are asked without a token, as often as somebody likes."""
 
 root = APIRouter(tags=["service"])
-api = APIRouter(tags=["service"])
+api = APIRouter(prefix=PREFIX, tags=["service"])
 
 
 @root.get("/health")

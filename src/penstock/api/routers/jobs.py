@@ -7,7 +7,7 @@ from fastapi import APIRouter, Body, Path, Query, Response
 from penstock.api.accounts import Asking, Caller
 from penstock.api.models import JobDetail, JobPatch, JobSummary, NewJob, Repair, Repaired, Verified
 from penstock.api.problems import declared
-from penstock.api.service import Deployed, Shared
+from penstock.api.service import PREFIX, Deployed, Shared
 from penstock.control import freshcalls, jobcalls, jobviews, tableviews, targetcalls, tenancy
 from penstock.control.deployment import Deployment
 from penstock.jobs.job import Job, JobState
@@ -17,7 +17,7 @@ from penstock.jobs.spec import JobSpec
 
 __all__ = ["OfJob", "OfTable", "api", "job_id_of"]
 
-api = APIRouter(prefix="/jobs", tags=["jobs"])
+api = APIRouter(prefix=f"{PREFIX}/jobs", tags=["jobs"])
 
 OfTable = Annotated[str, Path(description="The table, as database.table.", pattern=r"^[^./]+\.[^/]+$")]
 OfJob = Annotated[str, Path(description="Name of the job.", pattern=r"^[A-Za-z0-9_]+([.-]?[A-Za-z0-9_]+)*$")]

@@ -6,14 +6,14 @@ from fastapi import APIRouter, Query
 
 from penstock.api.accounts import Asking
 from penstock.api.problems import declared
-from penstock.api.service import Shared
+from penstock.api.service import PREFIX, Shared
 from penstock.control.overview import LIMIT, Overview, overview_without_cluster
 from penstock.control.overview import overview as overview_of
 from penstock.errors import Unavailable
 
 __all__ = ["api"]
 
-api = APIRouter(tags=["service"])
+api = APIRouter(prefix=PREFIX, tags=["service"])
 
 
 @api.get("/overview", responses=declared(401, 429, 503))

@@ -8,13 +8,13 @@ from penstock.api.accounts import Asking, Caller
 from penstock.api.models import Question, SearchAnswer
 from penstock.api.problems import declared
 from penstock.api.routers.jobs import OfJob, OfTable, job_id_of
-from penstock.api.service import Deployed, Service, Shared
+from penstock.api.service import PREFIX, Deployed, Service, Shared
 from penstock.control import searching
 from penstock.control.deployment import Deployment
 
 __all__ = ["api"]
 
-api = APIRouter(prefix="/search", tags=["search"])
+api = APIRouter(prefix=f"{PREFIX}/search", tags=["search"])
 
 _PROBLEMS = (400, 401, 404, 429, 503)
 

@@ -13,7 +13,7 @@ from penstock.api.limits import StreamedAnswer
 from penstock.api.models import ChangesPage, TableDetail, TableSummary
 from penstock.api.problems import declared
 from penstock.api.routers.jobs import OfTable
-from penstock.api.service import Deployed, Shared
+from penstock.api.service import PREFIX, Deployed, Shared
 from penstock.changes.admission import Limit
 from penstock.control import tablechanges, tableviews
 from penstock.control.deployment import Deployment
@@ -24,7 +24,7 @@ from penstock.tables.snapshot import Place
 
 __all__ = ["api"]
 
-api = APIRouter(prefix="/tables", tags=["tables"])
+api = APIRouter(prefix=f"{PREFIX}/tables", tags=["tables"])
 
 _TS_MAX = (1 << 63) - 1
 _PAGE_ROWS = 1000
