@@ -8,6 +8,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
+from prometheus_client import REGISTRY
 
 from penstock.consumers.indexes.nearest import NearestIndex
 from penstock.consumers.indexes.upkeep import Limits
@@ -344,13 +345,19 @@ def test_an_index_is_trained_anew_when_it_finds_less_than_it_did(
     assert not measured
 
 
+def trainings() -> float:
+    return REGISTRY.get_sample_value("penstock_jobs_index_upkeep_seconds_count", {"step": "train"}) or 0.0
+
+
 def test_an_index_is_trained_anew_when_half_of_its_rows_are_others(small: IndexWorld) -> None:
     put(small, clustered(1, 400, 0))
     small.catch_up()
+    before = trainings()
     put(small, clustered(3, 400, 40))
     small.catch_up()
     found = small.standing().marker
     assert (found.trained_rows, found.changed_rows) == (400, 0)
+    assert trainings() == before + 1
 
 
 def test_another_kind_of_index_takes_the_place_of_one_that_is_there(small: IndexWorld) -> None:

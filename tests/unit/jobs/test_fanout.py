@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 
 import pytest
+from prometheus_client import REGISTRY
 
 from penstock.clock import SYSTEM
 from penstock.errors import Aborted, PenstockError, Unavailable
@@ -188,6 +189,7 @@ def test_who_has_caught_up_is_attached_again() -> None:
 
 
 def test_a_spool_that_grows_too_large_cuts_its_consumer_off_alone() -> None:
+    before = REGISTRY.get_sample_value("penstock_jobs_cut_off_total") or 0.0
     taps = Taps("quick", "slow", spool_bytes=100)
     taps.drain("quick")
     taps.read(50)
@@ -196,6 +198,7 @@ def test_a_spool_that_grows_too_large_cuts_its_consumer_off_alone() -> None:
     with pytest.raises(CutOff, match=r"jobs\.spool_bytes"):
         taps.fan.take("slow")
     assert taps.spools["slow"].closed
+    assert REGISTRY.get_sample_value("penstock_jobs_cut_off_total") == before + 1
 
 
 def test_a_disk_that_fails_ends_its_consumer_alone() -> None:
