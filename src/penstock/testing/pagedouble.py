@@ -92,7 +92,7 @@ def served(app: FastAPI) -> Iterator[str]:
 
 
 def _app(world: PageWorld) -> FastAPI:
-    app = FastAPI(docs_url=None, redoc_url=None)
+    app = FastAPI(docs_url=None, redoc_url=None, redirect_slashes=False)
 
     @app.middleware("http")
     async def secured(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:

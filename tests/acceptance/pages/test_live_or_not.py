@@ -62,6 +62,24 @@ def test_a_page_that_slept_does_not_show_old_numbers_as_live(world: PageWorld, o
         expect(page.locator("#link-text")).to_contain_text("As of ")
 
 
+def test_nobody_is_asked_while_nobody_looks(world: PageWorld, open_page) -> None:
+    with open_page(world.url) as page:
+        page.clock.install()
+        page.reload()
+        expect(page.locator("#link-text")).to_have_text("Live")
+        seen = """(hidden) => {
+            Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });
+            document.dispatchEvent(new Event('visibilitychange'));
+        }"""
+        page.evaluate(seen, True)
+        before = len(world.asked)
+        page.clock.run_for(60_000)
+        assert len(world.asked) == before
+        expect(page.locator("body")).to_have_attribute("data-link", "old")
+        page.evaluate(seen, False)
+        expect(page.locator("body")).to_have_attribute("data-link", "live")
+
+
 def test_a_token_is_asked_for_and_kept_by_the_tab(world: PageWorld, open_page, shoot) -> None:
     world.token = TOKEN
     with open_page(f"{world.url}/#/jobs", size="phone", expected="401") as page:

@@ -2,7 +2,7 @@
 
 import json
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from penstock.clock import compose_ts
 from penstock.testing.pagedata import HOSTILE, NOW_MS
@@ -207,6 +207,7 @@ def test_focus_and_what_is_half_written_survive_new_data(world: PageWorld, open_
         page.reload()
         page.get_by_label("After").fill("09:3")
         page.locator("summary", has_text="Version 2").click()
+        page.locator("summary", has_text="Version 3").click()
         page.get_by_label("After").focus()
         before = len(world.asked)
         world.troubled = True
@@ -216,3 +217,19 @@ def test_focus_and_what_is_half_written_survive_new_data(world: PageWorld, open_
         expect(page.get_by_label("After")).to_be_focused()
         expect(page.get_by_label("After")).to_have_value("09:3")
         expect(page.get_by_role("table", name="Columns of version 2")).to_be_visible()
+        expect(page.get_by_role("table", name="Columns of version 3")).to_be_hidden()
+
+
+def test_a_comparison_goes_on_when_its_view_is_left(world: PageWorld, open_page) -> None:
+    with open_page(f"{world.url}/#/jobs") as page:
+        waiting: list[Route] = []
+        page.route("**/verify", lambda route: waiting.append(route))
+        page.get_by_role("button", name="Verify shop.products/fulltext").click()
+        expect(page.get_by_role("button", name="Verify shop.products/fulltext")).to_be_disabled()
+        page.get_by_role("link", name="Tables").click()
+        expect(page.get_by_label("Filter by name")).to_be_visible()
+        waiting[0].continue_()
+        expect(page.get_by_role("status").last).to_contain_text("is the same as its source")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Tables")
+        page.get_by_role("link", name="Jobs").click()
+        expect(page.locator(".verdict")).to_contain_text("The same as its source")

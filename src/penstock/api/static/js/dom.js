@@ -2,6 +2,7 @@
 // attribute values only: nothing here, or anywhere in these pages, parses markup.
 
 const SVG = "http://www.w3.org/2000/svg";
+const OPEN = "open"; // of a list that is there, a person says whether it is
 
 /** An HTML element. Attributes that are null, undefined or false are left out; true is an empty one. */
 export function el(tag, attributes, ...children) {
@@ -36,13 +37,19 @@ function append(element, children) {
  * list, a half-typed word and the place scrolled to survive. Elements with the same `data-key` are the same one.
  */
 export function patch(parent, wanted) {
-  const next = wanted.flat(Infinity).filter((each) => each instanceof Node);
+  const active = document.activeElement;
+  arrange(parent, wanted.flat(Infinity).filter((each) => each instanceof Node));
+  // An element that was moved has lost focus.
+  if (active !== document.activeElement && active?.isConnected) active.focus({ preventScroll: true });
+}
+
+function arrange(parent, wanted) {
   const kept = keyed(parent.childNodes);
-  const keys = keyed(next);
-  // What goes, goes first: an element that is moved loses focus, so as few as can be are.
+  const keys = keyed(wanted);
+  // What goes, goes first, so that as few as can be are moved.
   for (const [key, element] of kept) if (!keys.has(key)) element.remove();
   let place = parent.firstChild;
-  for (const node of next) {
+  for (const node of wanted) {
     const found = kept.get(keyOf(node)) ?? (same(place, node) ? place : null);
     if (found === null) {
       parent.insertBefore(node, place);
@@ -80,9 +87,9 @@ function update(old, node) {
     if (old.data !== node.data) old.data = node.data;
     return;
   }
-  for (const { name } of [...old.attributes]) {
-    if (!node.hasAttribute(name) && name !== "open") old.removeAttribute(name); // a person opened it
+  for (const { name } of [...old.attributes]) if (!node.hasAttribute(name) && name !== OPEN) old.removeAttribute(name);
+  for (const { name, value } of node.attributes) {
+    if (old.getAttribute(name) !== value && name !== OPEN) old.setAttribute(name, value);
   }
-  for (const { name, value } of node.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
-  patch(old, [...node.childNodes]);
+  arrange(old, [...node.childNodes]);
 }

@@ -68,9 +68,8 @@ function signIn(error) {
 
 function signOut() {
   session.end();
-  memories.clear(); // the next person is somebody else
   router.go(routeTo("overview"), { quietly: true });
-  router.follow();
+  window.location.reload(); // the next person is somebody else: nothing of what was shown is left
 }
 
 /** Show the account in whose name everything is asked; without accounts there is none to show. */

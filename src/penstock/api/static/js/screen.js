@@ -14,7 +14,9 @@ export class Screen {
   constructor(view, route, { api, shell, content, memory, go, signIn }) {
     Object.assign(this, { view, route, api, shell, content, memory, go, signIn });
     this.data = null;
-    this.busy = new Set();
+    this.left = false;
+    memory.busy ??= new Set(); // what was begun goes on when the view is left, and is known when one comes back
+    this.busy = memory.busy;
     const on = {
       heard: (data) => this.heard(data),
       away: (error, nextMs) => shell.away(error, nextMs),
@@ -41,7 +43,9 @@ export class Screen {
     this.content.querySelector("input")?.focus();
   }
 
+  /** The view is left; what was begun ends by itself, and draws nothing any more. */
   stop() {
+    this.left = true;
     this.poller.stop();
     this.resized.disconnect();
   }
@@ -75,7 +79,7 @@ export class Screen {
   }
 
   redraw() {
-    if (this.data === null) return;
+    if (this.data === null || this.left) return;
     this.drawnWidth = this.width;
     patch(this.content, this.view.draw(this.data, this));
   }

@@ -37,11 +37,10 @@ export function isHeld(heldBy) {
   return Boolean(heldBy) && heldBy.kind !== "none";
 }
 
-/** What holds something back, with a way there. */
-export function holder(heldBy) {
-  const name = linked(heldBy);
-  const detail = heldBy.detail ? [": ", prose(heldBy.detail)] : [];
-  return ["Held back by ", heldBy.kind, " ", name, detail];
+/** What holds something back, with a way there; what holds itself back is not named once more. */
+export function holder(heldBy, self = null) {
+  const named = heldBy.name !== "none" && heldBy.name !== self;
+  return [named ? ["Held back by ", heldBy.kind, " ", linked(heldBy), ": "] : "Held back: ", prose(heldBy.detail)];
 }
 
 function linked({ kind, name }) {

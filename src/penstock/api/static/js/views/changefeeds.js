@@ -46,7 +46,7 @@ function checkpoint(feed) {
 
 function trouble(feed) {
   if (feed.error) return el("p", { class: "error" }, prose(feed.error));
-  return isHeld(feed.held_by) ? el("p", { class: "muted" }, holder(feed.held_by)) : null;
+  return isHeld(feed.held_by) ? el("p", { class: "muted" }, holder(feed.held_by, feed.id)) : null;
 }
 
 /** Pause what runs, resume what does not; one that has finished has nothing left to do. */

@@ -44,7 +44,7 @@ function kindOf({ consumer, trigger }) {
 function below(job) {
   const said = [
     job.error && el("p", { class: "error" }, job.error_code ? `Error ${job.error_code}: ` : null, prose(job.error)),
-    isHeld(job.held_by) && el("p", { class: "muted" }, holder(job.held_by)),
+    !job.error && isHeld(job.held_by) && el("p", { class: "muted" }, holder(job.held_by, job.job)),
     verdicts.has(job.job) && verdict(verdicts.get(job.job), job.job),
   ].filter(Boolean);
   return said.length > 0 ? said : null;

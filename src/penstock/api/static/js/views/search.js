@@ -32,7 +32,7 @@ export const search = {
 
 function question(indexes, screen) {
   const { query } = screen.route;
-  const wanted = screen.memory.asked?.index ?? query.index ?? indexes[0];
+  const wanted = query.index ?? indexes[0];
   const text = { type: "search", name: "q", autocomplete: "off", value: query.q ?? "", required: true };
   return el(
     "form",
