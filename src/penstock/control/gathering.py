@@ -49,7 +49,7 @@ PAGES_S = 1.0
 LOCKS_S = 0.5
 _EXPLAINED_MAX = 16
 _PARTITIONS_MAX = 8
-_SHARED_S = 0.5
+_SHARED_S = 1.0
 
 Pages = dict[str, dict[Sample, float] | None]
 
@@ -68,7 +68,7 @@ class Rates:
         self._growth = Growth()
 
     def facts(self, deployment: Deployment) -> Facts:
-        """How the deployment does, as of half a second ago at most."""
+        """How the deployment does, as of a second ago at most."""
         with self._turn:
             if self._latest is None or self._clock.monotonic() >= self._latest[0] + _SHARED_S:
                 found = gather(deployment, self._growth, clock=self._clock)
