@@ -164,6 +164,7 @@ CASES = [
     Case("PenstockNobodyRunsJobs", 'penstock_jobs_runner{part="jobs"}', 1, 0),
     Case("PenstockJobBehind", 'penstock_jobs_watermark_lag_seconds{job="shop.items/copy"}', 900, 901),
     Case("PenstockJobsInError", 'penstock_jobs_jobs{state="error"}', 0, 1),
+    Case("PenstockTargetDiffers", 'penstock_jobs_differences{job="shop.items/copy"}', 0, 1),
     Case("PenstockJobsRetry", 'penstock_jobs_endings_total{how="retried"}', 10, 11),
     Case("PenstockJobsRefused", 'penstock_jobs_refused_iterations_total{part="jobs"}', 10, 11),
     Case("PenstockConsumersHang", 'penstock_jobs_abandoned_consumers{part="jobs"}', 0, 1),

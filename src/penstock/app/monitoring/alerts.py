@@ -185,6 +185,15 @@ ALERTS = (
         " `penstock job repair JOB` or `penstock job resume JOB`.",
     ),
     Alert(
+        name="PenstockTargetDiffers",
+        expression="max by (job) (penstock_jobs_differences) > 0",
+        lasting="0s",
+        severity=Severity.CRITICAL,
+        summary="{{ $value }} rows in the target of job {{ $labels.job }} are not those of its source",
+        meaning="The job was compared with its source on schedule. It goes on; what differs stays so.",
+        remedy="`penstock job repair JOB` mends it. Somebody else who writes to the target will do so again.",
+    ),
+    Alert(
         name="PenstockJobsRetry",
         expression='sum by (how) (increase(penstock_jobs_endings_total{how=~"retried|failed"}[15m])) > 10',
         lasting="5m",

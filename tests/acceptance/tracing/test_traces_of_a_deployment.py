@@ -1,0 +1,55 @@
+"""One trace, told by several processes that never speak of it with each other."""
+
+from pathlib import Path
+
+from penstock.app.up.parts import under
+from penstock.app.up.supervisor import running
+from penstock.control.deployment import deployed
+from penstock.jobs.jobid import JobId
+from penstock.jobs.spec import JobSpec
+from penstock.settings import Settings
+from penstock.testing.jobdoubles import until
+from penstock.testing.tracereceiver import TraceReceiver
+
+COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
+
+
+def test_processes_tell_of_the_same_trace_without_a_word_between_them(tmp_path: Path) -> None:
+    with TraceReceiver() as receiver:
+        settings = under(
+            Settings(
+                store={"pd_addr": "127.0.0.1:0", "resolved_ts_interval_ms": 50},
+                capture={"flight_addr": "127.0.0.1:0", "flush_interval_s": 0.5},
+                jobs={"interval_s": 0.3},
+                up={"changefeeds": False, "api": False},
+                tracing={"endpoint": receiver.endpoint, "sample": 1.0},
+            ),
+            tmp_path,
+        )
+        with (
+            running(settings, log_level="WARNING") as supervisor,
+            deployed(supervisor.settings) as deployment,
+        ):
+            catalog = deployment.catalog
+            catalog.create_database("shop")
+            catalog.create_table("shop.items", COLUMNS)
+            catalog.table("shop.items").insert([{"id": 1, "name": "first"}])
+            job = JobId.parse("shop.items/copy")
+            options = {"uri": f"file://{tmp_path}/copy"}
+            spec = JobSpec.parse(
+                {
+                    "trigger": {"job_type": "greedy"},
+                    "detail": {"consumer": {"consumer": "parquet", "options": options}},
+                }
+            )
+            with deployment.face.begin() as txn:
+                deployment.jobs().register_job(txn, job, spec)
+            until(lambda: deployment.jobs().get_job(job).watermark > 0)
+            with catalog.begin() as txn:
+                catalog.table("shop.items").insert([{"id": 2, "name": "second"}], txn=txn)
+            trace = receiver.wait_for(txn.commit_ts, "commit", "capture", "flush", "job")
+    services = {span.name: span.service for span in trace}
+    assert services["commit"] == services["capture"] == services["flush"] == "penstock-capture"
+    assert services["job"] == "penstock-jobs"
+    assert len({span.trace_id for span in trace}) == 1
+    assert {span.attributes["penstock.rows"] for span in trace if span.name != "commit"} == {1}
