@@ -62,7 +62,7 @@ def test_changes_are_browsed_page_by_page_with_every_digit(world: PageWorld, ope
     with open_page(f"{world.url}/#/tables/shop.orders") as page:
         page.get_by_label("After").fill("09:29")
         page.get_by_role("button", name="Show changes").click()
-        changes = page.get_by_role("region", name="Changes")
+        changes = page.get_by_role("region", name="List of changes")
         rows = changes.locator("tbody tr")
         expect(rows).to_have_count(50)
         # Beyond 2^53 a number of JavaScript would be another one.
@@ -81,7 +81,7 @@ def test_changes_are_browsed_page_by_page_with_every_digit(world: PageWorld, ope
         address = page.url
     assert f"from={compose_ts(NOW_MS - 11 * 60_000)}" in address
     with open_page(address) as page:  # an address shows the same to somebody else
-        expect(page.get_by_role("region", name="Changes").locator("tbody tr")).to_have_count(50)
+        expect(page.get_by_role("region", name="List of changes").locator("tbody tr")).to_have_count(50)
 
 
 def test_a_range_that_is_none_is_not_asked_for(world: PageWorld, open_page) -> None:
@@ -99,7 +99,7 @@ def test_a_range_that_is_none_is_not_asked_for(world: PageWorld, open_page) -> N
         page.keyboard.press("Enter")
         expect(page.locator("main")).to_contain_text("is gone")
         page.get_by_role("button", name="Last 10 minutes").click()
-        expect(page.get_by_role("region", name="Changes").locator("tbody tr")).to_have_count(50)
+        expect(page.get_by_role("region", name="List of changes").locator("tbody tr")).to_have_count(50)
 
 
 def test_an_index_is_asked_with_words_and_with_numbers(world: PageWorld, open_page) -> None:
@@ -223,7 +223,11 @@ def test_focus_and_what_is_half_written_survive_new_data(world: PageWorld, open_
 def test_a_comparison_goes_on_when_its_view_is_left(world: PageWorld, open_page) -> None:
     with open_page(f"{world.url}/#/jobs") as page:
         waiting: list[Route] = []
-        page.route("**/verify", lambda route: waiting.append(route))
+
+        def held(route: Route) -> None:
+            waiting.append(route)
+
+        page.route("**/verify", held)
         page.get_by_role("button", name="Verify shop.products/fulltext").click()
         expect(page.get_by_role("button", name="Verify shop.products/fulltext")).to_be_disabled()
         page.get_by_role("link", name="Tables").click()

@@ -60,7 +60,7 @@ function page({ answer, problem, pages }, screen) {
   const busy = screen.busy.has("browse");
   return [
     el("p", { class: "more muted" }, `${count(answer.rows.length)} changes ${range}, page ${pages.length}${answer.more ? "" : ", the last"}.`),
-    grid("Changes", ["Change", "Committed", ...names], cells),
+    grid("List of changes", ["Change", "Committed", ...names], cells),
     el(
       "div",
       { class: "more" },
