@@ -34,6 +34,8 @@ lint: setup
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/python tools/document_settings.py --check
 	@$(BIN)/python tools/document_metrics.py --check
+	@$(BIN)/python tools/document_cli.py --check
+	@$(BIN)/python tools/document_api.py --check
 	@$(BIN)/python tools/audit_dependencies.py
 	@$(BIN)/lint-imports --no-cache >/dev/null || { $(BIN)/lint-imports --no-cache; exit 1; }
 
@@ -50,6 +52,10 @@ proto: setup
 docs: setup
 	@$(BIN)/python tools/document_settings.py
 	@$(BIN)/python tools/document_metrics.py
+	@$(BIN)/python tools/document_cli.py
+	@$(BIN)/python tools/document_api.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 bench: setup
 	@for each in bench/*.py; do echo "== $$each"; $(BIN)/python $$each || exit 1; done

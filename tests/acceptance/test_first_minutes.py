@@ -1,4 +1,4 @@
-"""What a newcomer types first: the demonstration, the README's example, the check for Java."""
+"""What a newcomer types first: the demonstration, and the check for Java."""
 
 import json
 import os
@@ -10,9 +10,6 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-import yaml
-
-from penstock.testing.store import StoreProcess
 
 ROOT = Path(__file__).parent.parent.parent
 PENSTOCK = [sys.executable, "-m", "penstock.app.cli"]
@@ -46,33 +43,6 @@ def test_the_demonstration_compares_every_target_and_lets_people_look_at_it(tmp_
     assert len(overview["jobs"]) == 3
     parts = (tmp_path / "demo" / "parts.log").read_text()
     assert "penstock" not in parts.lower() or "ERROR" not in parts, parts
-
-
-def test_the_examples_of_the_readme_run_as_they_are_written(tmp_path: Path) -> None:
-    examples = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(examples) == 2
-    with StoreProcess.start(tmp_path) as store:
-        code = "\n".join(examples).replace("127.0.0.1:2379", store.pd_addr)
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-        )
-    assert done.returncode == 0, done.stderr
-    assert "b'visitor/1' b'first and second'" in done.stdout
-
-
-def test_the_settings_of_the_readme_start_a_capture(tmp_path: Path) -> None:
-    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    with StoreProcess.start(tmp_path / "store") as store:
-        chosen = yaml.safe_load(text.replace("127.0.0.1:2379", store.pd_addr))
-        chosen["capture"]["flight_addr"] = "127.0.0.1:0"
-        (tmp_path / "penstock.yaml").write_text(yaml.safe_dump(chosen))
-        command = [*PENSTOCK, "capture", "--config", "penstock.yaml"]
-        with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as child:
-            assert child.stdout is not None
-            ready = json.loads(child.stdout.readline())
-            child.terminate()
-            assert child.wait(60) == 0
-    assert ready["flight"].startswith("127.0.0.1:")
 
 
 def java(directory: Path, version: str) -> None:

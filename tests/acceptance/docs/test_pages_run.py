@@ -1,0 +1,81 @@
+"""Every command and snippet of README and the guides, run as a reader would run it."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from penstock import settings
+from penstock.testing.docblocks import blocks_of
+from penstock.testing.docworld import DocWorld
+from penstock.testing.spark import SMALL
+
+pytestmark = pytest.mark.timeout(900)
+
+ROOT = Path(__file__).parent.parent.parent.parent
+DOCS = ROOT / "docs"
+GUIDES = DOCS / "guides"
+QUICK = {"interval_s": 0.5, "lease_ttl_s": 5}
+SPARK = {"master": "local[2]", "driver_memory": "1g", "conf": SMALL}
+FIRST = (
+    ROOT / "README.md",
+    DOCS / "quickstart.md",
+    GUIDES / "first-changefeed.md",
+    GUIDES / "first-index.md",
+    GUIDES / "monitoring.md",
+)
+TOGETHER = ("own-consumer.md", "own-trigger.md", "backups.md")
+ALONE = ("security.md", "spark-cluster.md", "tikv-cluster.md", "troubleshooting.md", "upgrades.md")
+
+
+def test_the_first_minutes_and_what_goes_on_from_them(tmp_path: Path) -> None:
+    with DocWorld(tmp_path, settings={"jobs": QUICK, "spark": SPARK}) as world:
+        for page in FIRST:
+            assert world.follow(page)
+
+
+def test_every_guide_is_run() -> None:
+    names = {path.name for path in GUIDES.glob("*.md")}
+    assert names == {page.name for page in FIRST[2:]} | {*TOGETHER, *ALONE, "s3.md"}
+
+
+def test_guides_with_code_of_ones_own_and_a_backup(tmp_path: Path) -> None:
+    with DocWorld(tmp_path, settings={"jobs": QUICK}) as world:
+        for name in TOGETHER:
+            assert world.follow(GUIDES / name)
+
+
+@pytest.fixture
+def s3() -> Iterator[dict[str, str]]:
+    """An S3 server, as the environment tells of it."""
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # else a line for each request
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    keys = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "region_name": "us-east-1"}
+    client = boto3.client("s3", endpoint_url=endpoint, **keys)
+    for bucket in ("penstock-events", "penstock-lake"):
+        client.create_bucket(Bucket=bucket)
+    client.close()
+    yield {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}
+    server.stop()
+
+
+def test_the_guide_to_object_storage(tmp_path: Path, s3: dict[str, str]) -> None:
+    with DocWorld(tmp_path, environment=s3, settings={"jobs": QUICK}) as world:
+        assert world.follow(GUIDES / "s3.md")
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_guide_that_starts_nothing(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with DocWorld(tmp_path) as world:
+        world.follow(GUIDES / name)
+    for variable in ("PENSTOCK_ADMIN_TOKEN", "PENSTOCK_FLIGHT_TOKEN"):
+        monkeypatch.setenv(variable, world.environment.get(variable, ""))
+    for block in blocks_of((GUIDES / name).read_text()):
+        if block.file is not None and "pd_addrs" in block.text:
+            assert settings.load(tmp_path / block.file)
