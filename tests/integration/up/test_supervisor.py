@@ -59,6 +59,9 @@ class World:
             while not holds():
                 await SYSTEM.sleep(0.005)
 
+    def starting(self, states: UpStates) -> None:
+        self.told.append("starting")
+
     def ready(self, part: PartStatus, took_s: float) -> None:
         self.told.append(f"{part.name} is ready")
 
@@ -266,4 +269,4 @@ async def test_a_command_that_cannot_be_run_is_tried_again(tmp_path: Path) -> No
     world.supervisor = Supervisor(world.settings, command=lambda name: ("/no/such/command",), display=world)
     async with world.running():
         await world.until(lambda: world.part("store").restarts >= 2)
-    assert world.told[0] == "store cannot be started (No such file or directory)"
+    assert world.told[1] == "store cannot be started (No such file or directory)"

@@ -29,11 +29,13 @@ def on_a_terminal() -> tuple[TerminalDisplay, io.StringIO]:
 
 def test_a_terminal_gets_a_line_for_each_part_and_the_addresses_at_the_end() -> None:
     display, out = on_a_terminal()
+    display.starting(STATES)
     display.ready(STORE, 0.51)
     display.ready(API, 1)
     display.everything_ready(STATES, ("127.0.0.1:2379",))
     lines = [line.split() for line in out.getvalue().splitlines() if line.strip()]
-    assert lines[0] == ["✓", "store", "ready", "127.0.0.1:2379", "0.5", "s"]
+    assert lines[0] == ["starting", "store,", "capture-1,", "api"]
+    assert lines[1] == ["✓", "store", "ready", "127.0.0.1:2379", "0.5", "s"]
     assert ["pages", "http://127.0.0.1:8300"] in lines
     assert ["placement", "driver", "127.0.0.1:2379"] in lines
 
@@ -51,6 +53,7 @@ def test_elsewhere_it_logs_and_prints_one_line_of_json(
     monkeypatch.setattr(logging.getLogger("penstock"), "propagate", True)
     caplog.set_level(logging.INFO, logger="penstock.up")
     display = LogDisplay(announce=True)
+    display.starting(STATES)
     display.ready(STORE, 0.5)
     display.ended(FAILED, 1, news=True)
     display.ended(FAILED, 2, news=False)
@@ -59,6 +62,7 @@ def test_elsewhere_it_logs_and_prints_one_line_of_json(
     display.killed(FAILED)
     display.stopped()
     assert [record.getMessage() for record in caplog.records] == [
+        "starting",
         "part is ready",
         "part ended; it is started again",
         "everything is ready",

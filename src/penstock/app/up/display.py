@@ -19,6 +19,9 @@ _log = logging.getLogger("penstock.up")
 class Display(Protocol):
     """Who tells people what happens to the parts. Called on the event loop, one call at a time."""
 
+    def starting(self, states: UpStates) -> None:
+        """Parts are about to be started."""
+
     def ready(self, part: PartStatus, took_s: float) -> None:
         """A part has become ready."""
 
@@ -38,6 +41,10 @@ class Display(Protocol):
         """All parts have ended."""
 
 
+def _names(states: UpStates) -> str:
+    return ", ".join(part.name for part in states.parts)
+
+
 def summary(states: UpStates, pd_addrs: tuple[str, ...]) -> dict[str, object]:
     """Where everything is."""
     found: dict[str, object] = {"pd": list(pd_addrs)}
@@ -52,6 +59,10 @@ class LogDisplay:
 
     def __init__(self, *, announce: bool = False) -> None:
         self._announce = announce
+
+    def starting(self, states: UpStates) -> None:
+        """See Display."""
+        _log.info("starting", extra={"parts": _names(states)})
 
     def ready(self, part: PartStatus, took_s: float) -> None:
         """See Display."""
@@ -90,6 +101,10 @@ class TerminalDisplay:
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
+
+    def starting(self, states: UpStates) -> None:
+        """See Display."""
+        self._console.print(f"starting {_names(states)}")
 
     def ready(self, part: PartStatus, took_s: float) -> None:
         """See Display."""

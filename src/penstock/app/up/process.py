@@ -148,6 +148,8 @@ class PartProcess:
     def _see_to_leftovers(self) -> None:
         patience = self._clock.monotonic() + _LEFTOVERS_S
         while self._signal_group(0):
+            with contextlib.suppress(ChildProcessError):  # in a container they may have become our children
+                os.waitpid(-self.pid, os.WNOHANG)
             if self._clock.monotonic() > patience:
                 self._signal_group(signal.SIGKILL)
                 return

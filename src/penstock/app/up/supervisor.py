@@ -117,6 +117,7 @@ class Supervisor:
     async def _run(self) -> None:
         try:
             self._write_states()
+            self._display.starting(self.states)
             await self._look_after()
         finally:
             try:
