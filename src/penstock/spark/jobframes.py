@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock import tracing
 from penstock.errors import PenstockError, Unavailable
 from penstock.spark.arrowmapping import map_in_arrow
 from penstock.spark.failures import first_line, one_line, spark_errors
@@ -39,6 +40,7 @@ class SparkFrame:
     """Implements SharedFrame."""
 
     dataframe: "DataFrame"
+    traced: tuple[tuple[int, int], ...] = ()
 
     def release(self) -> None:
         """See SharedFrame."""
@@ -70,11 +72,15 @@ class SparkFrames:
             frame = _frame(spark, _planned(spark, scan, columns, wanted), wanted, declared)
             frame = frame.persist(StorageLevel.MEMORY_AND_DISK)
             try:
-                frame.count()
+                if tracing.current is None or scan.snapshot:
+                    frame.count()
+                    traced: tuple[tuple[int, int], ...] = ()
+                else:
+                    traced = _traced(frame, tracing.current.sampling)
             except BaseException:
                 frame.unpersist()
                 raise
-        return SparkFrame(frame)
+        return SparkFrame(frame, traced)
 
 
 @dataclass(frozen=True)
@@ -147,6 +153,22 @@ def _frame(spark: "SparkSession", plan: _Plan, wanted: _Wanted, declared: "Struc
         return frame
     by_key = frame.repartition(len(shipped), *(F.col(quoted(name)) for name in keys))
     return map_in_arrow(by_key, last, declared)
+
+
+def _traced(frame: "DataFrame", sampling: tracing.Sampling) -> tuple[tuple[int, int], ...]:
+    """Compute a frame, and pick the transactions that are traced among its rows."""
+    from penstock.eventstore.sides import COMMIT_TS
+
+    def pick(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+        import pyarrow as pa
+
+        for batch in batches:
+            picked = sampling.pick(batch.column(0).to_numpy())
+            columns = [pa.array(each.view("int64"), pa.int64()) for each in (picked.commit_ts, picked.rows)]
+            yield pa.RecordBatch.from_arrays(columns, ["commit_ts", "rows"])
+
+    found = frame.select(COMMIT_TS).mapInArrow(pick, "commit_ts long, rows long").toArrow()
+    return tuple(zip(*(column.to_pylist() for column in found.columns), strict=True))
 
 
 def _local(

@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock import tracing
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType
 from penstock.jobs.reading.netchanges import gather
+from penstock.settings import TracingSettings
 from penstock.spark import jobframes
 from penstock.spark.jobframes import SparkFrames
 from penstock.spark.pools import enter_pool
 from penstock.testing.jobworld import job_world
+from penstock.testing.tracereceiver import TraceReceiver
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)"), ("size", "int")]
 
@@ -90,3 +93,30 @@ async def test_consumers_of_frames_and_of_batches_end_with_the_same_rows(
         for name in "abc":
             assert (await world.job(f"shop.items/{name}")).status.error_code == 0
     assert not spark.sparkContext._jsc.getPersistentRDDs(), "a frame was not released"
+
+
+async def test_what_executors_have_is_traced_as_well(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobframes, "LOCAL_ROWS", 0)
+    rows: Rows = {}
+    find = {"a": framed(rows, [])}.__getitem__
+    with TraceReceiver() as receiver:
+        async with job_world(tmp_path, jobs={"spark_rows": 1}) as world:
+            traced = tracing.configure(
+                TracingSettings(endpoint=receiver.endpoint, sample=1.0),
+                cluster_id=world.async_client.cluster_id,
+                service="jobs",
+            )
+            with traced:
+                await world.create("shop.items", COLUMNS)
+                await world.insert("shop.items", {"id": 1, "name": "a", "size": 1})
+                await world.register("shop.items/a", consumer="a")
+                async with world.running(find=find, frames=SparkFrames(lambda: spark), spark=in_pool(spark)):
+                    await world.until(lambda: len(rows) == 1)
+                    commit_ts = await world.upsert(
+                        "shop.items", {"id": 1, "name": "b", "size": 2}, {"id": 2, "name": "b", "size": 2}
+                    )
+                    trace = await world.do(receiver.wait_for, commit_ts, "job")
+    (job,) = [span for span in trace if span.name == "job"]
+    assert (job.attributes["penstock.job"], job.attributes["penstock.rows"]) == ("shop.items/a", 2)

@@ -22,6 +22,10 @@ class SharedFrame(Protocol):
     def dataframe(self) -> "DataFrame":
         """One row for each key that changed, as DataRetriever has it."""
 
+    @property
+    def traced(self) -> tuple[tuple[int, int], ...]:
+        """Transactions among them that are traced, by commit timestamp, and how many rows each has here."""
+
     def release(self) -> None:
         """Let go of what is persisted. Nobody uses the DataFrame any more."""
 

@@ -138,13 +138,15 @@ class JobRetriever:
     def _taken(self) -> "DataFrame":
         try:
             self._enter_pool()
-            frame = self._shared.frame(self._job.key).dataframe
+            shared = self._shared.frame(self._job.key)
         except Exception as error:
             self.failure = error
             raise
         self._shared.leave(self._job.key, Invalid("the changes were taken as a DataFrame already"))
         self.rows, self.nbytes = self._scan.rows, self._scan.nbytes
-        return frame.select(*map(quoted, (*self._columns.names, COMMIT_TS, DELETED)))
+        if self._passage is not None:
+            self._passage.add_pairs(shared.traced)
+        return shared.dataframe.select(*map(quoted, (*self._columns.names, COMMIT_TS, DELETED)))
 
     def update_watermark(self, txn: Transaction) -> None:
         """See DataRetriever."""

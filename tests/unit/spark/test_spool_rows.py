@@ -1,0 +1,17 @@
+"""Descriptors of chunks as rows of Spark's, and back."""
+
+import pyarrow as pa
+import pytest
+
+from penstock.sink.formats.encoding import Encoded
+from penstock.sink.positions import Position
+from penstock.sink.work import Chunk, Traced
+from penstock.spark.spoolrows import chunk_batch, read_chunks
+
+
+@pytest.mark.parametrize("traced", [(), ((1 << 60, 3), (5, 1))])
+def test_a_chunk_is_described_as_it_was_made(traced: Traced) -> None:
+    encoded = Encoded(Position(4, b"a"), Position(5), 7, b"payload", traced)
+    found = read_chunks(pa.Table.from_batches([chunk_batch(2, 1, 9, encoded)]), segment=3)
+    chunk = Chunk(3, 9, Position(4, b"a"), Position(5), 7, len(b"payload"), traced)
+    assert found == {2: [((1, 9), chunk)]}
