@@ -19,7 +19,7 @@ from penstock.control.overview import (
     overview_without_cluster,
 )
 from penstock.control.partstates import PartKind, UpStates
-from penstock.errors import Unavailable
+from penstock.errors import PenstockError, Unavailable
 from penstock.settings import Settings
 
 __all__ = ["at_hand", "shown", "status", "watch"]
@@ -87,7 +87,10 @@ def _looks(settings: Settings, rates: Rates, limit: int) -> Iterator[Overview]:
 
 def at_hand(settings: Settings) -> Settings:
     """The settings with the address of the store that `penstock up` runs: its port may be any free one."""
-    states = UpStates.read(settings.up.data)
+    try:
+        states = UpStates.read(settings.up.data)
+    except PenstockError:  # the overview says so
+        states = None
     addrs = tuple(
         part.addr
         for part in (() if states is None else states.parts)

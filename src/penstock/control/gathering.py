@@ -13,6 +13,7 @@ from penstock.clock import SYSTEM, Clock, compose_ts, physical_ms
 from penstock.control import metricpages
 from penstock.control.asking import Question
 from penstock.control.deployment import Deployment
+from penstock.control.freespace import scarce
 from penstock.control.lockholding import holding_locks
 from penstock.control.overviewfacts import (
     SLOW_S,
@@ -87,8 +88,12 @@ def gather(deployment: Deployment, growth: Growth, *, clock: Clock = SYSTEM) -> 
     deadline = clock.monotonic() + ANSWER_S
     settings, unknown = deployment.settings, dict[str, str]()
     parts = _up_parts(settings, unknown)
-    now = Question("the time", deployment.now_ts, clock=clock)
     pages = Question("metrics", lambda: _pages(parts or ()), clock=clock)
+    try:
+        now_ts = Question("the time", deployment.now_ts, clock=clock).answer(deadline)
+    except PenstockError as error:  # then there is no use in asking it for more
+        growth.add(clock.monotonic(), _answered(pages.answer_or({}, deadline, unknown)))
+        return replace(unreached(settings, str(error), clock=clock), growth=growth)
     schemas = Question("schemas", lambda: _schemas(deployment), clock=clock)
     captures = Question("captures", lambda: _captures(deployment), clock=clock)
     feeds = Question("changefeeds", lambda: _feeds(deployment), clock=clock)
@@ -97,15 +102,11 @@ def gather(deployment: Deployment, growth: Growth, *, clock: Clock = SYSTEM) -> 
 
     shown = pages.answer_or({}, deadline, unknown)
     growth.add(clock.monotonic(), _answered(shown))
-    try:
-        now_ts = now.answer(deadline)
-    except PenstockError as error:
-        return replace(unreached(settings, str(error), clock=clock), growth=growth)
-    tables = _tables(
-        schemas.answer_or([], deadline, unknown), found := captures.answer_or([], deadline, unknown), settings
-    )
+    found = captures.answer_or([], deadline, unknown)
+    tables = _tables(schemas.answer_or([], deadline, unknown), found, settings)
     lease = runner.answer_or(LeaseRow(), deadline, unknown)
     run_by = lease.owner if lease.expires_ms > physical_ms(now_ts) else ""
+    attended = bool(run_by) or runner.what in unknown  # who is not known to be away is not missed
     levels = spools(_answered(shown))
     return Facts(
         now_ts=now_ts,
@@ -115,11 +116,12 @@ def gather(deployment: Deployment, growth: Growth, *, clock: Clock = SYSTEM) -> 
             FeedFact(feed, owner, levels.get(feed.info.id))
             for feed, owner in feeds.answer_or([], deadline, unknown)
         ),
-        jobs=_jobs(jobs.answer_or([], deadline, unknown), tables, settings, now_ts, attended=bool(run_by)),
+        jobs=_jobs(jobs.answer_or([], deadline, unknown), tables, settings, now_ts, attended=attended),
         runner=run_by,
         parts=parts,
         unknown=unknown,
         silent=frozenset(name for name, page in shown.items() if page is None),
+        scarce={} if parts is None else scarce(settings),
         locks=eventloop.run(
             holding_locks(deployment.client, _slowest(tables, found, now_ts), timeout_s=LOCKS_S)
         ),
@@ -131,7 +133,13 @@ def unreached(settings: Settings, error: str, *, clock: Clock = SYSTEM) -> Facts
     """What is known while the cluster does not answer."""
     unknown: dict[str, str] = {}
     parts = _up_parts(settings, unknown)
-    return Facts(now_ts=compose_ts(clock.wall_ms()), parts=parts, cluster_error=error, unknown=unknown)
+    return Facts(
+        now_ts=compose_ts(clock.wall_ms()),
+        parts=parts,
+        cluster_error=error,
+        unknown=unknown,
+        scarce={} if parts is None else scarce(settings),
+    )
 
 
 # The parts.

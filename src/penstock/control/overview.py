@@ -112,6 +112,7 @@ def _of_account(facts: Facts, account: str) -> Facts:
         else tuple(replace(each, pid=None, addr=None, metrics_addr=None, error="") for each in facts.parts),
         cluster_error=facts.cluster_error and hidden,
         unknown=dict.fromkeys(facts.unknown, hidden),
+        scarce={},
     )
 
 

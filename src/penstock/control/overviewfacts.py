@@ -106,6 +106,8 @@ class Facts:
     unknown: Mapping[str, str] = field(default_factory=dict)
     silent: frozenset[str] = frozenset()
     """Parts whose metrics could not be read."""
+    scarce: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that are free in folders with little room, by the settings that name them."""
     locks: Mapping[int, HoldingLock] = field(default_factory=dict)
     """By table, those that hold it back; of the slowest tables only."""
     growth: Growth = field(default_factory=Growth)

@@ -55,6 +55,7 @@ class ProblemKind(StrEnum):
     PART_NOT_RUNNING = "part_not_running"
     PART_RESTARTS = "part_restarts"
     PART_SILENT = "part_silent"
+    DISK_LOW = "disk_low"
     UNKNOWN = "unknown"
     """Something could not be found out."""
     NO_CAPTURE = "no_capture"

@@ -43,6 +43,13 @@ def problems(facts: Facts, explanation: Explanation) -> Iterator[Problem]:
         )
     for part in facts.parts or ():
         yield from _of_part(part, facts)
+    for key, free in facts.scarce.items():
+        yield Problem(
+            part=key,
+            what=ProblemKind.DISK_LOW,
+            message=f"the disk of {key} has only {free >> 20} MiB left",
+            remedy=f"make room, or move {key} to a larger disk",
+        )
     yield from _of_captures(facts)
     for what, error in facts.unknown.items():
         yield Problem(
@@ -58,7 +65,7 @@ def problems(facts: Facts, explanation: Explanation) -> Iterator[Problem]:
     yield from _of_runner(facts)
     known = {table.id for table in facts.tables}
     for job in facts.jobs:
-        yield from _of_job(job, known)
+        yield from _of_job(job, None if "schemas" in facts.unknown else known)
         yield from _of_target(job)
 
 
@@ -201,7 +208,7 @@ def _of_runner(facts: Facts) -> Iterator[Problem]:
         )
 
 
-def _of_job(fact: JobFact, known: set[int]) -> Iterator[Problem]:
+def _of_job(fact: JobFact, known: set[int] | None) -> Iterator[Problem]:
     job, reason = fact.job, fact.freshness.reason
     if reason is Reason.ERROR:
         yield Problem(
@@ -219,7 +226,7 @@ def _of_job(fact: JobFact, known: set[int]) -> Iterator[Problem]:
             f" {job.status.error_msg}",
             remedy="mend what it says; it goes on by itself",
         )
-    elif reason is Reason.NOT_CAPTURED and job.key.table_id not in known:
+    elif reason is Reason.NOT_CAPTURED and known is not None and job.key.table_id not in known:
         yield Problem(
             part=str(job.id),
             what=ProblemKind.JOB_NOT_CAPTURED,

@@ -1,14 +1,18 @@
 """What is wrong, with its remedy: and nothing else is."""
 
+from pathlib import Path
+
 import pytest
 
 from penstock.comparing.tally import Counts
+from penstock.control.freespace import scarce
 from penstock.control.lockholding import HoldingLock
 from penstock.control.overview import told
 from penstock.control.overviewfacts import CaptureFact, Facts
 from penstock.control.partstates import PartKind, PartState
 from penstock.jobs.job import JobState
 from penstock.jobs.verifying.outcomes import LastVerification
+from penstock.settings import Settings
 from penstock.sink.feeds.feed import FeedState
 from penstock.testing.overviews import NOW_MS, ago, facts, feed, job, part, table
 
@@ -49,6 +53,7 @@ def test_a_deployment_that_is_well_has_no_problems() -> None:
         ),
         (facts(parts=(part(),), silent=frozenset({"capture-1"})), "part_silent", "capture-1", "metrics", ""),
         (facts(captures=(CaptureFact("c", "addr", "refused"),)), "part_silent", "c", "refused", "token"),
+        (facts(scarce={"capture.data": 5 << 20}), "disk_low", "capture.data", "only 5 MiB", "make room"),
         (facts(unknown={"jobs": "too slow"}), "unknown", "jobs", "too slow", "again"),
         (facts(tables=(table(lag_s=None),), captures=()), "no_capture", "capture", "1 table", "capture --"),
         (facts(tables=(table(lag_s=None),)), "table_not_captured", "shop.orders", "no capture", ".tables"),
@@ -103,6 +108,14 @@ def test_a_problem_says_what_where_and_how_to_mend_it(
     assert not told(found).healthy
 
 
+def test_folders_are_told_of_when_they_run_out_of_room(tmp_path: Path) -> None:
+    settings = Settings(
+        store={"data": tmp_path}, capture={"data": tmp_path / "gone", "storage": f"file://{tmp_path}"}
+    )
+    assert scarce(settings) == {}
+    assert set(scarce(settings, free_min=1 << 62)) == {"store.data", "capture.storage"}
+
+
 def test_a_job_shows_when_it_was_verified() -> None:
     last = LastVerification(ended_ms=NOW_MS, at_ts=ago(5), same=False, counts=Counts(extra=2))
     (row,) = told(facts(jobs=(job(verified=last),))).jobs
@@ -136,6 +149,13 @@ def test_a_part_that_is_down_is_the_problem_and_not_what_it_would_do(state: Part
     assert {each.what for each in told(found).problems} == {"part_not_running"}
 
 
+def test_what_could_not_be_found_out_is_not_taken_for_something_that_is_wrong() -> None:
+    found = facts(
+        jobs=(job(of=None),), captures=(), runner="", unknown={"schemas": "slow", "captures": "slow"}
+    )
+    assert {each.what for each in told(found).problems} == {"unknown"}
+
+
 def test_a_lease_that_a_restarted_capture_left_is_no_problem_of_its_own() -> None:
     found = facts(parts=(part(addr="127.0.0.1:9"),), captures=(CaptureFact("a", "127.0.0.1:8", "gone"),))
     assert told(found).healthy
@@ -153,6 +173,7 @@ def test_an_account_sees_its_own_and_of_parts_only_how_they_do() -> None:
         parts=(part(state=PartState.WAITING, addr=SECRET_ADDR, error=f"bob {SECRET_ADDR}", pid=4242),),
         captures=(CaptureFact("capture-1", SECRET_ADDR, f"bob {SECRET_ADDR}"),),
         unknown={"schemas": f"bob {SECRET_ADDR}"},
+        scarce={"capture.data": 1},
         runner=f"bob-{SECRET_ADDR}",
     )
     seen = told(found, account="ada")

@@ -40,8 +40,14 @@ async def test_the_watermark_suppresses_wakes_and_resumes_them() -> None:
         assert woken(world) == 8
         assert metric("penstock_sink_spool_bytes") == 9001
         assert metric("penstock_sink_spool_items") == 10
+        marks = {
+            each: metric("penstock_sink_spool_mark_bytes", mark=each) for each in ("quota", "high", "low")
+        }
+        assert marks == {"quota": 10_000, "high": 8000, "low": 6000}
         world.engine.writing.open()
         await world.until(lambda: woken(world) == 10)
+    of_it = {"changefeed": "test", "mark": "high"}
+    assert REGISTRY.get_sample_value("penstock_sink_spool_mark_bytes", of_it) is None
     assert metric("penstock_sink_wake_calls_total") - calls == 10
     assert metric("penstock_sink_wake_suppressed_total") - suppressed == 2
 
