@@ -42,7 +42,7 @@ function told(overview, stages, totals) {
 function drawnPipe({ path, labelX, labelY, anchor, thin }, stage) {
   const flows = Number(stage?.rate) > 0;
   const label =
-    thin || stage === undefined ? null : svg("text", { class: "small", x: labelX, y: labelY, "text-anchor": anchor }, rate(stage.rate));
+    thin || !Number.isFinite(stage?.rate) ? null : svg("text", { class: "small", x: labelX, y: labelY, "text-anchor": anchor }, rate(stage.rate));
   return [svg("path", { class: "pipe", d: path }), flows && svg("path", { class: "water", d: path }), label];
 }
 

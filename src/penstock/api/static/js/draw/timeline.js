@@ -24,7 +24,7 @@ export function timeline({ schemas, objects }, fromMs, toMs, width) {
     KINDS.map((kind, place) => lane(kind, TOP + place * lanes.height, lanes, label, width)),
     ticks(fromMs, toMs, x, width - label, height),
     objects.map((object) => block(object, lanes, x)),
-    schemas.map((version) => change(version, fromMs, toMs, x, height)),
+    schemas.map((version, place) => change(version, place + 1, fromMs, toMs, x, height)),
   );
 }
 
@@ -45,6 +45,7 @@ function ticks(fromMs, toMs, x, room, height) {
   const found = [];
   for (let ms = Math.ceil(fromMs / step) * step; ms <= toMs; ms += step) {
     const at = x(ms);
+    if (found.length > 0 && at > x(toMs) - 34) break; // its text would run into the one before it
     found.push(svg("line", { class: "axis", x1: at, x2: at, y1: TOP, y2: height - BOTTOM + 4 }));
     const anchor = anchorOf(at, x(fromMs), x(toMs), 34);
     found.push(svg("text", { class: "small", x: at, y: height - 7, "text-anchor": anchor }, tickText(ms, step)));
@@ -80,13 +81,13 @@ function block(object, { height, head }, x) {
   );
 }
 
-function change(version, fromMs, toMs, x, height) {
+function change(version, number, fromMs, toMs, x, height) {
   const ms = msOf(version.since_ts);
   if (ms === null || ms < fromMs) return null;
   const at = x(ms);
   return [
     svg("line", { class: "moment", x1: at, x2: at, y1: 16, y2: height - BOTTOM + 4 }),
-    svg("text", { class: "small", x: at, y: 11, "text-anchor": anchorOf(at, x(fromMs), x(toMs), 12) }, `v${version.version}`),
+    svg("text", { class: "small", x: at, y: 11, "text-anchor": anchorOf(at, x(fromMs), x(toMs), 12) }, `v${number}`),
   ];
 }
 

@@ -81,9 +81,10 @@ export function browserActions() {
   return {
     span(screen, { dataset: { name } }) {
       const { readable_ts: end, oldest_ts: oldest } = screen.data;
-      const from = name === "all" ? msOf(oldest) ?? 0 : msOf(end) - Number(name);
+      const wanted = name === "all" ? 1 : msOf(end) - Number(name); // 0 is no time: it stands for all rows
       const input = document.getElementById("from");
-      input.value = moment(Math.max(from, msOf(oldest) ?? 0));
+      // A time stands for the first timestamp of its millisecond, where history may be gone already.
+      input.value = wanted > (msOf(oldest) ?? 0) ? moment(wanted) : oldest;
       document.getElementById("to").value = "";
       return browse(screen, input.form);
     },

@@ -2,7 +2,7 @@
 
 import { pathOf } from "../api.js";
 import { el } from "../dom.js";
-import { bytes, count, counted, duration, msOf, stated, timeOf } from "../format.js";
+import { UNKNOWN, bytes, count, counted, duration, msOf, stated, timeOf } from "../format.js";
 import { timeline } from "../draw/timeline.js";
 import { begun, browser, browserActions } from "../parts/browser.js";
 import { card, crumb, facts } from "../parts/pieces.js";
@@ -25,7 +25,7 @@ export const table = {
           ["Lag", el("span", { class: "number" }, duration(found.lag_s)), "behind the database"],
           ["Readable up to", el("span", { class: "number" }, stated(found.readable_time)), found.readable_ts],
           ["No change after", el("span", { class: "number" }, timeOf(found.changed_ts)), found.changed_ts],
-          ["History from", timeOf(found.oldest_ts), "changes before it are gone"],
+          history(found),
         ),
       ),
       card("Objects", objects(found, screen.width - (screen.width < 676 ? 26 : 34))),
@@ -36,6 +36,11 @@ export const table = {
   begun,
   actions: browserActions(),
 };
+
+function history({ oldest_ts: oldest, captured }) {
+  if (!captured) return ["History from", UNKNOWN];
+  return msOf(oldest) === null ? ["History from", "its beginning"] : ["History from", timeOf(oldest), "changes before it are gone"];
+}
 
 function objects(found, width) {
   const spans = found.objects;
@@ -75,12 +80,13 @@ function kinds({ kinds: groups }) {
 }
 
 function schemas(versions) {
-  const newest = [...versions].reverse();
+  // What the event store calls a version is as long as a timestamp: people count them.
+  const newest = versions.map((version, place) => ({ ...version, number: place + 1 })).reverse();
   return newest.map((version, place) =>
     el(
       "details",
-      { "data-key": `v${version.version} ${version.since_ts}`, open: place === 0 },
-      el("summary", {}, el("strong", {}, `Version ${version.version}`), ` since ${stated(version.since_time)}, ${counted(version.columns.length, "column")}`, changed(version, newest[place + 1])),
+      { "data-key": `since ${version.since_ts}`, open: place === 0 },
+      el("summary", {}, el("strong", {}, `Version ${version.number}`), ` since ${stated(version.since_time)}, ${counted(version.columns.length, "column")}`, changed(version, newest[place + 1])),
       columns(version),
     ),
   );
@@ -93,7 +99,7 @@ function columns(version) {
     { label: "Null", cell: (column) => (column.nullable ? "yes" : "no") },
     { label: "Key", cell: (column) => (column.primary_key ? "primary key" : "") },
   ];
-  return rows(`Columns of version ${version.version}`, cells, version.columns, { key: (column) => column.name });
+  return rows(`Columns of version ${version.number}`, cells, version.columns, { key: (column) => column.name });
 }
 
 /** What a version changed, by the names of its columns. */
