@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import yaml
@@ -73,6 +74,17 @@ class Terminal:
         os.close(self._keys)
 
 
+def started_by(states: UpStates) -> list[str]:
+    """Programs that parts have started."""
+    parents, found = {part.pid for part in states.parts}, []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            name, _, fields = path.read_text().rpartition(")")
+            if int(fields.split()[1]) in parents:
+                found.append(name)
+    return found
+
+
 def test_people_see_each_part_and_where_the_pages_are_and_ctrl_c_stops_everything(tmp_path: Path) -> None:
     (tmp_path / "penstock.yaml").write_text(yaml.safe_dump(SETTINGS))
     terminal = Terminal(tmp_path, "up", "--config", "penstock.yaml")
@@ -85,6 +97,7 @@ def test_people_see_each_part_and_where_the_pages_are_and_ctrl_c_stops_everythin
         states = UpStates.read(tmp_path / "penstock-data/up")
         assert states is not None
         pids = [part.pid for part in states.parts]
+        assert started_by(states) == []  # there is no changefeed, and no job that is large
         (pages,) = re.findall(r"pages +(http://\S+)", shown)
         with urllib.request.urlopen(f"{pages}/health", timeout=10) as answer:
             assert answer.status == 200
