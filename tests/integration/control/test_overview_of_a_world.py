@@ -20,9 +20,10 @@ from penstock.errors import Conflict
 from penstock.eventstore.leases import PREFIX, Lease
 from penstock.kv import AsyncClient
 from penstock.metricserver import MetricServer
-from penstock.settings import KvSettings, UpSettings, parse_changefeed
+from penstock.settings import KvSettings, Settings, StoreSettings, UpSettings, parse_changefeed
 from penstock.sink.feeds.feed import FeedState
 from penstock.sink.feeds.feedcommands import create_feed
+from penstock.store.cluster import Cluster
 from penstock.tables.keys import record_key
 from penstock.testing.jobdoubles import Copy
 from penstock.testing.jobworld import JobWorld, job_world
@@ -234,6 +235,31 @@ async def test_under_up_parts_rates_and_spools_come_from_what_it_says_and_from_t
             metrics.SINK_SPOOL_BYTES.remove("files")
             for mark in ("quota", "high", "low"):
                 metrics.SINK_SPOOL_MARK_BYTES.remove("files", mark)
+
+
+async def test_a_cluster_that_is_gone_is_told_of_soon_while_the_deployment_waits_for_it(
+    tmp_path: Path,
+) -> None:
+    store = StoreSettings(data=tmp_path / "kv", pd_addr="127.0.0.1:0", sync=False)
+    cluster = await Cluster.start(store)
+    up = UpSettings(data=tmp_path / "up")
+    settings = Settings(pd_addrs=(cluster.pd_addr,), up=up, kv={"pd_timeout_ms": 500})
+    async with (
+        await AsyncClient.connect(settings.pd_addrs, settings=settings.kv) as client,
+        AsyncExitStack() as closing,
+    ):
+        deployment = Deployment(settings, client, closing)
+        try:
+            assert (await asyncio.to_thread(overview, deployment, Rates())).healthy
+        finally:
+            await cluster.stop()
+        down = PartStatus(name="store", kind=PartKind.STORE, state=PartState.WAITING, error="killed")
+        UpStates(os.getpid(), (down,)).write(up.data)
+        began = SYSTEM.monotonic()
+        found = await asyncio.to_thread(overview, deployment, Rates())
+        assert SYSTEM.monotonic() - began < 2.5
+        assert whats(found) == ["cluster_silent", "part_not_running"]
+        assert [each.lag_s for each in found.stages] == [0.0, None, None, None, None]
 
 
 async def test_many_who_look_at_once_cost_as_much_as_one(tmp_path: Path) -> None:

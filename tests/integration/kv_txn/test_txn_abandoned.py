@@ -241,6 +241,24 @@ async def test_live_locks_are_left_and_counted(world: Any) -> None:
         assert await world.locks(client) == []
 
 
+async def test_locks_are_listed_over_regions_and_none_is_touched(world: Any) -> None:
+    async with world.client() as client:
+        await world.split("b")
+        before_ts = await client.timestamp()
+        await prepare(world, client, ttl_ms=20_000)
+        bounds = world.prefix, world.prefix + b"\xff"
+        ts = await client.timestamp()
+        found = await client.locks_before(ts, *bounds)
+        assert [lock.key for lock in found] == [world.key(name) for name in KEYS]
+        assert {lock.primary for lock in found} <= {world.key(name) for name in KEYS}
+        assert all(before_ts < lock.start_ts < ts for lock in found)
+        assert [lock.key for lock in await client.locks_before(ts, *bounds, count_max=1)] == [world.key("a")]
+        assert await client.locks_before(ts, world.key("b"), world.key("c")) == [found[1]]
+        assert await client.locks_before(before_ts, *bounds) == []
+        assert len(await world.locks(client)) == 3
+        await client.gc(ts)
+
+
 async def test_every_kind_of_read_below_the_safe_point_is_refused(world: Any) -> None:
     async with world.client() as client:
         await world.write(client, "a")
