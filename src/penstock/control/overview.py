@@ -62,7 +62,7 @@ _SEARCHED = frozenset({"fulltext", "vector"})
 def overview(
     deployment: Deployment, rates: Rates, *, account: str | None = None, limit: int = LIMIT
 ) -> Overview:
-    """How a deployment does, or what of it belongs to an account. Blocks, for two seconds at most.
+    """How a deployment does, or what of it belongs to an account. Blocks, for a few seconds at most.
 
     Lists have up to `limit` rows. What does not answer is a problem in it, and never an error.
     """

@@ -179,7 +179,7 @@ async def test_a_capture_that_hangs_is_a_problem_and_nobody_waits_for_it(tmp_pat
             began = SYSTEM.monotonic()
             found = await look(world, deployment)
             took_s = SYSTEM.monotonic() - began
-            assert took_s < 2.5
+            assert took_s < 6
             assert whats(found) == ["part_silent"]
             assert found.problems[0].part == "ghost"
             assert [each.captured for each in found.tables] == [True]
@@ -257,7 +257,7 @@ async def test_a_cluster_that_is_gone_is_told_of_soon_while_the_deployment_waits
         UpStates(os.getpid(), (down,)).write(up.data)
         began = SYSTEM.monotonic()
         found = await asyncio.to_thread(overview, deployment, Rates())
-        assert SYSTEM.monotonic() - began < 2.5
+        assert SYSTEM.monotonic() - began < 6
         assert whats(found) == ["cluster_silent", "part_not_running"]
         assert [each.lag_s for each in found.stages] == [0.0, None, None, None, None]
 
