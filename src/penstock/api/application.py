@@ -1,9 +1,11 @@
 """The application: every route, and what stands before them."""
 
+from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 
 from penstock import __version__
 from penstock.api import pages
@@ -11,11 +13,11 @@ from penstock.api.accounts import Accounts
 from penstock.api.limits import BodyLimit, Readers
 from penstock.api.models import ProblemDetails
 from penstock.api.observing import Observed
-from penstock.api.problems import declared, handlers
+from penstock.api.problems import answer, declared, handlers
 from penstock.api.reaching import LateDeployment, Reach, Reached
 from penstock.api.routers import changefeeds, health, jobs, overview, searching, tables
 from penstock.api.security import Gate, SafeHeaders
-from penstock.api.service import Service
+from penstock.api.service import Service, only_declared
 from penstock.clock import SYSTEM, Clock
 from penstock.control.deployment import Deployment
 from penstock.control.overview import Rates
@@ -23,6 +25,15 @@ from penstock.settings import Settings
 
 __all__ = ["create_app", "described"]
 
+_ROUTERS = (
+    health.root,
+    health.api,
+    overview.api,
+    tables.api,
+    changefeeds.api,
+    jobs.api,
+    searching.api,
+)
 _METHODS = frozenset({"get", "post", "put", "patch", "delete"})
 
 
@@ -40,13 +51,12 @@ def create_app(deployment: Deployment | Reach, *, clock: Clock = SYSTEM) -> Fast
         openapi_url="/openapi.json",
         docs_url=None,
         redoc_url=None,
-        exception_handlers=handlers(),
+        exception_handlers={**handlers(), HTTPStatus.METHOD_NOT_ALLOWED: _wrong_method},
         redirect_slashes=False,
     )
     app.state.service = Service(reach.settings, reach, Readers(settings.readers), Rates(clock=clock), clock)
-    app.include_router(health.root)
-    for each in (health, overview, tables, changefeeds, jobs, searching):
-        app.include_router(each.api)
+    for each in _ROUTERS:
+        app.include_router(each, dependencies=[Depends(only_declared)])
     pages.mount(app)
     app.openapi = lambda: _description(app)  # type: ignore[method-assign] # FastAPI's own way to change it
     # The one that is added last stands first.
@@ -64,6 +74,16 @@ def described() -> dict[str, Any]:
     return create_app(LateDeployment(Settings())).openapi()
 
 
+def _wrong_method(request: Request, _error: Exception) -> Response:
+    """Says which methods there are: of all routes of the path, not of the first one."""
+    routes = [each for router in _ROUTERS for each in router.routes if isinstance(each, APIRoute)]
+    found = {
+        method for each in routes if each.path_regex.match(request.url.path) for method in each.methods or ()
+    }
+    allowed = ", ".join(sorted(found or {"GET"}))
+    return answer(405, f"this is no method here; there is {allowed}", {"Allow": allowed})
+
+
 def _description(app: FastAPI) -> dict[str, Any]:
     """What is declared; refused arguments are answered by 400, as everything that is wrong with a request."""
     if app.openapi_schema is None:
@@ -78,7 +98,7 @@ def _description(app: FastAPI) -> dict[str, Any]:
             for method in _METHODS & methods.keys():
                 responses = methods[method]["responses"]
                 responses.pop("422", None)
-                for status, each in declared(421, *(() if method == "get" else (403,))).items():
+                for status, each in declared(400, 421, *(() if method == "get" else (403,))).items():
                     responses.setdefault(str(status), each)
         app.openapi_schema = found
     return app.openapi_schema

@@ -7,13 +7,14 @@ from fastapi import Depends, Request
 
 from penstock.api.accounts import Asking
 from penstock.api.limits import Readers
+from penstock.api.problems import Problem
 from penstock.api.reaching import Reach
 from penstock.clock import Clock
 from penstock.control.deployment import Deployment
 from penstock.control.overview import Rates
 from penstock.settings import Settings
 
-__all__ = ["PREFIX", "Deployed", "Service", "Shared"]
+__all__ = ["PREFIX", "Deployed", "Service", "Shared", "only_declared"]
 
 PREFIX = "/api/v1"
 """Where every route is, but those of probes, metrics and pages."""
@@ -28,6 +29,15 @@ class Service:
     readers: Readers
     rates: Rates
     clock: Clock
+
+
+def only_declared(request: Request) -> None:
+    """Refuse what a route does not know among the query's parameters: most often it is misspelt."""
+    known = {each.alias for each in request.scope["route"].dependant.query_params}
+    unknown = sorted(request.query_params.keys() - known)
+    if unknown:
+        there = f"there are {', '.join(sorted(known))}" if known else "there are none"
+        raise Problem(400, f"query.{unknown[0][:64]} is unknown; {there}")
 
 
 def _shared(request: Request) -> Service:
