@@ -42,6 +42,9 @@ class Picked:
         return tuple(zip(self.commit_ts.tolist(), self.rows.tolist(), strict=True))
 
 
+_NOTHING = Picked(np.zeros(0, np.uint64), np.zeros(0, np.int64))
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Picks the same transactions in every process. Can be pickled."""
@@ -60,9 +63,11 @@ class Sampling:
         return cls(int.from_bytes(salts[:8], "big"), int.from_bytes(salts[8:], "big"), threshold)
 
     def pick(self, commit_ts: npt.NDArray[Any], start_ts: npt.NDArray[Any] | None = None) -> Picked:
-        """The transactions to trace among rows with these timestamps; all of a few nanoseconds a row."""
+        """The transactions to trace among rows with these timestamps; in vectors."""
         times = commit_ts.view(np.uint64)
         chosen = np.flatnonzero(self.chances(times) >= self.threshold)
+        if not len(chosen):  # which is most often so, and soon known
+            return _NOTHING
         found, first, rows = np.unique(times[chosen], return_index=True, return_counts=True)
         starts = None if start_ts is None else start_ts.view(np.uint64)[chosen[first]]
         return Picked(found, rows, starts)
@@ -110,7 +115,10 @@ class Picks:
 
 
 def _mixed(values: Times) -> Times:
-    """The finalizer of splitmix64: a bijection whose every bit depends on every bit."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    """The finalizer of splitmix64, in place: a bijection whose every bit depends on every bit."""
+    values ^= values >> np.uint64(30)
+    values *= np.uint64(0xBF58476D1CE4E5B9)
+    values ^= values >> np.uint64(27)
+    values *= np.uint64(0x94D049BB133111EB)
+    values ^= values >> np.uint64(31)
+    return values
