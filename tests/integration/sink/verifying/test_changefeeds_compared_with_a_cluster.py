@@ -1,13 +1,20 @@
 """Changefeeds of a real cluster, in every format: what was written is found the same, and every damage."""
 
 import asyncio
+import json
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from penstock.control.deployment import deployed
+from typer.testing import CliRunner
+
+from penstock.app.cli import app
+from penstock.clock import SYSTEM
+from penstock.control.deployment import Deployment, deployed
+from penstock.control.sourcetables import DeploymentTables
 from penstock.control.verifying import TargetReport, VerifyOptions, verify_targets
 from penstock.settings import parse_changefeed
 from penstock.sink.feeds.feedcommands import create_feed
@@ -18,7 +25,7 @@ from penstock.testing.jobworld import JobWorld, job_world
 
 ITEMS, NOTES = "shop.items", "shop.notes"
 ROWS = 60
-SPEED = {"flush-interval": "2s", "file-size": "65536", "date-separator": "none"}
+SPEED = {"flush-interval": "1s", "file-size": "65536", "date-separator": "none"}
 NOW = VerifyOptions(at="now", timeout="60s")
 FEEDS: dict[str, dict[str, Any]] = {
     "lines": {"sink": {"protocol": "canal-json"}},
@@ -32,6 +39,17 @@ FEEDS: dict[str, dict[str, Any]] = {
     },
     "later": {"sink": {"protocol": "canal-json", "enable-tidb-extension": "true"}, "start": "now"},
 }
+
+
+@asynccontextmanager
+async def reached(world: JobWorld) -> AsyncIterator[Deployment]:
+    """The deployment; one for all calls, since the process's changefeeds share its connection."""
+    held = deployed(world.settings)
+    deployment = await world.do(held.__enter__)
+    try:
+        yield deployment
+    finally:
+        await world.do(held.__exit__, None, None, None)
 
 
 @asynccontextmanager
@@ -58,12 +76,11 @@ async def create_feeds(world: JobWorld, folder: Path) -> None:
         await create_feed(Feeds(world.async_client), name, wanted, now_ts=await world.now_ts())
 
 
-async def verify(world: JobWorld, *names: str, options: VerifyOptions = NOW) -> dict[str, TargetReport]:
-    def work() -> list[TargetReport]:
-        with deployed(world.settings) as deployment:
-            return verify_targets(deployment, [f"changefeed:{name}" for name in names], options)
-
-    found = await world.do(work)
+async def verify(
+    deployment: Deployment, *names: str, options: VerifyOptions = NOW
+) -> dict[str, TargetReport]:
+    targets = [f"changefeed:{name}" for name in names]
+    found = await asyncio.to_thread(verify_targets, deployment, targets, options)
     return {each.target.removeprefix("changefeed:"): each for each in found}
 
 
@@ -73,21 +90,50 @@ def of_items(report: TargetReport) -> dict[str, Any]:
     return found
 
 
+async def verify_while_rows_change(world: JobWorld, deployment: Deployment) -> dict[str, TargetReport]:
+    """Compare while a few rows change all the time."""
+    ended = asyncio.Event()
+
+    async def write() -> None:
+        for number in count():
+            if ended.is_set():
+                return
+            await SYSTEM.sleep(0.05)
+            await world.upsert(ITEMS, {"id": 40 + number % 3, "name": f"{number}", "price": 40, "tag": "w"})
+
+    writing = asyncio.create_task(write())
+    try:
+        return await verify(deployment, "lines", "commas")
+    finally:
+        ended.set()
+        await writing
+
+
+def command(config: Path, *targets: str) -> tuple[int, Any]:
+    """What `penstock verify` says, and its exit code."""
+    answer = CliRunner().invoke(app, ["verify", *targets, "--config", str(config), "--json"])
+    return answer.exit_code, json.loads(answer.stdout)
+
+
 async def test_what_changefeeds_wrote_is_compared_and_every_damage_found(tmp_path: Path) -> None:
-    async with job_world(tmp_path / "world") as world:
+    async with job_world(tmp_path / "world", capture={"tables": ["shop.*"]}) as world:
         await world.create(ITEMS, [("id", "bigint primary key"), ("name", "varchar(40)"), ("price", "int")])
         await world.create(NOTES, [("text", "varchar(40)")])
         await world.insert(ITEMS, *({"id": n, "name": f'"{n}", naïve\n', "price": n} for n in range(ROWS)))
         await world.insert(NOTES, {"text": "one"}, {"text": "one"}, {"text": "two"})
         await create_feeds(world, tmp_path)
-        async with feeds_running(world):
+        async with reached(world) as deployment, feeds_running(world):
             await world.upsert(ITEMS, *({"id": n, "name": None, "price": n + 1} for n in range(10)))
             await world.delete(ITEMS, 20, 21)
             await world.do(world.db.add_column, ITEMS, "tag", "varchar(9) not null default 'none'")
             await world.insert(ITEMS, {"id": 100, "name": "new", "price": 7, "tag": "x"})
             await world.do(world.db.rename_table, NOTES, "shop.remarks")
             await world.insert("shop.remarks", {"text": "three"})
-            reports = await verify(world)
+            moving = await verify_while_rows_change(world, deployment)
+            assert {name: (each.error, each.same) for name, each in moving.items()} == dict.fromkeys(
+                moving, ("", True)
+            ), [each.shown() for each in moving.values()]
+            reports = await verify(deployment)
         assert {name: (each.error, each.same) for name, each in reports.items()} == dict.fromkeys(
             FEEDS, ("", True)
         ), [each.shown() for each in reports.values()]
@@ -96,25 +142,52 @@ async def test_what_changefeeds_wrote_is_compared_and_every_damage_found(tmp_pat
             assert (found["compared"], found["source_rows"], found["target_rows"]) == ("all rows", 59, 59)
         assert of_items(reports["some"])["source_rows"] == 29
         later = of_items(reports["later"])
-        assert (later["compared"], later["keys_seen"], later["source_rows"]) == ("changes only", 13, 11)
-        assert later["note"] == "changes only: 13 keys seen are compared"
+        assert (later["compared"], later["keys_seen"], later["source_rows"]) == ("changes only", 16, 14)
+        assert later["note"] == "changes only: 16 keys seen are compared"
         remarks = [each for each in reports["events"].shown()["tables"] if each["table"] == "shop.remarks"]
         assert [(each["source_rows"], each["target_rows"]) for each in remarks] == [(4, 4)]
+        config = tmp_path / "penstock.yaml"
+        config.write_text(json.dumps(_tree(world)))
+        code, answer = await world.do(command, config, "changefeed:lines")
+        assert (code, [each["same"] for each in answer]) == (0, [True])
         await _damages_are_found(world, tmp_path)
+        code, answer = await world.do(command, config, "changefeed:lines")
+        assert (code, [each["same"] for each in answer]) == (1, [False])
+        (tmp_path / "later" / "metadata").unlink()
+        code, (answer,) = await world.do(command, config, "changefeed:later")
+        assert (code, answer["same"]) == (2, None)
+        assert "no metadata file" in answer["error"]
+        await world.create("apart.items", [("id", "bigint primary key")])
+        await world.insert("apart.items", {"id": 1}, {"id": 2})
+        assert await world.do(_uncaptured, world, await world.now_ts()) == [1, 2]
+
+
+def _tree(world: JobWorld) -> dict[str, Any]:
+    return {"pd_addrs": list(world.settings.pd_addrs), "capture": {"storage": world.settings.capture.storage}}
+
+
+def _uncaptured(world: JobWorld, at_ts: int) -> list[int]:
+    """Rows that only the cluster has."""
+    with deployed(world.settings) as deployment:
+        source = DeploymentTables(deployment)
+        (schema,) = (each for each in source.tables(at_ts) if each.name == "apart.items")
+        return [row["id"] for batch in source.rows(schema, at_ts, ["id"]) for row in batch.to_pylist()]
 
 
 async def _damages_are_found(world: JobWorld, folder: Path) -> None:
     first = sorted((folder / "events" / "shop" / "items").rglob("CDC*.json.gz"))[0]
     first.unlink()
-    lines = sorted((folder / "lines" / "shop" / "items").rglob("CDC*.json"))[-1]
-    lines.write_bytes(lines.read_bytes().replace(b'"tag":"x"', b'"tag":"y"'))
+    for lines in (folder / "lines" / "shop" / "items").rglob("CDC*.json"):
+        lines.write_bytes(lines.read_bytes().replace(b'"tag":"x"', b'"tag":"y"'))
     commas = sorted((folder / "commas" / "shop" / "items").rglob("CDC*.csv"))[0]
     repeat(commas)
     columns = sorted((folder / "columns" / "shop" / "items").rglob("CDC*.parquet"))[0]
     repeat(columns)
     some = sorted((folder / "some" / "shop" / "items").rglob("CDC*.csv"))[0]
     some.write_bytes(some.read_bytes()[:-30])
-    reports = await verify(world, "events", "lines", "commas", "columns", "some", options=VerifyOptions())
+    names = ("events", "lines", "commas", "columns", "some")
+    async with reached(world) as deployment:
+        reports = await verify(deployment, *names, options=VerifyOptions())
     assert all(each.same is False for each in reports.values()), reports
     gone = of_items(reports["events"])
     assert gone["missing"] > 0
