@@ -16,15 +16,20 @@
   }
   const ids = all("[id]").map((each) => each.id);
   for (const id of ids) if (ids.indexOf(id) !== ids.lastIndexOf(id)) wrong.push(`#${id} is there twice`);
-  if (all("[style], [onclick], style, script:not([src])").length > 0) wrong.push("there is inline code or style");
-  for (const each of all("[tabindex]")) if (each.tabIndex > 0) wrong.push("an element jumps the order of the tab key");
+  if (all("[style], [onclick], style, script:not([src])").length > 0)
+    wrong.push("there is inline code or style");
+  for (const each of all("[tabindex]"))
+    if (each.tabIndex > 0) wrong.push("an element jumps the order of the tab key");
 
   // Whatever can be used or heard has a name.
   const textOf = (id) => document.getElementById(id)?.textContent ?? "";
   const nameOf = (element) =>
     element.getAttribute("aria-label") ||
     (element.getAttribute("aria-labelledby") ?? "").split(" ").map(textOf).join(" ").trim() ||
-    [...(element.labels ?? [])].map((label) => label.textContent).join(" ").trim() ||
+    [...(element.labels ?? [])]
+      .map((label) => label.textContent)
+      .join(" ")
+      .trim() ||
     (element.matches("input, select") ? "" : element.textContent.trim());
   for (const each of all("a, button, input, select, summary, section, nav, [role=region], [role=img]")) {
     if (!nameOf(each)) wrong.push(`${each.outerHTML.slice(0, 80)} has no name`);
@@ -93,4 +98,4 @@
     if (ratio < (large ? 3 : 4.5)) wrong.push(`"${text.slice(0, 40)}" has a contrast of ${ratio.toFixed(2)}`);
   }
   return wrong;
-}
+};

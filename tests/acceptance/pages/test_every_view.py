@@ -7,7 +7,7 @@ from playwright.sync_api import Page, expect
 
 from penstock.testing.pagedouble import PageWorld
 
-CHECKS = (Path(__file__).parent / "checks.js").read_text(encoding="utf-8")
+CHECKS = (Path(__file__).parent / "checks.js").read_text(encoding="utf-8").rstrip(";\n")
 VIEWS = {
     "overview": ("#/overview", "Lag by stage"),
     "changefeeds": ("#/changefeeds", "lake"),

@@ -49,7 +49,14 @@ export class Api {
     let text;
     try {
       const sent = body === null ? {} : { body: JSON.stringify(body) };
-      const request = { method, headers: this.headers(body), signal: ends, cache: "no-store", redirect: "error", ...sent };
+      const request = {
+        method,
+        headers: this.headers(body),
+        signal: ends,
+        cache: "no-store",
+        redirect: "error",
+        ...sent,
+      };
       answer = await this.fetching(address(path, query), request);
       text = await answer.text();
     } catch (error) {
@@ -81,7 +88,9 @@ export function jobPath(job) {
 }
 
 function address(path, query) {
-  const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const given = Object.entries(query).filter(
+    ([, value]) => value !== null && value !== undefined && value !== "",
+  );
   const text = new URLSearchParams(given).toString();
   return `${ROOT}${path}${text ? `?${text}` : ""}`;
 }

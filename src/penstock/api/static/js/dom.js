@@ -38,7 +38,10 @@ function append(element, children) {
  */
 export function patch(parent, wanted) {
   const active = document.activeElement;
-  arrange(parent, wanted.flat(Infinity).filter((each) => each instanceof Node));
+  arrange(
+    parent,
+    wanted.flat(Infinity).filter((each) => each instanceof Node),
+  );
   // An element that was moved has lost focus.
   if (active !== document.activeElement && active?.isConnected) active.focus({ preventScroll: true });
 }
@@ -78,7 +81,10 @@ function keyed(nodes) {
 
 function same(one, other) {
   return (
-    one !== null && one.nodeType === other.nodeType && one.nodeName === other.nodeName && keyOf(one) === keyOf(other)
+    one !== null &&
+    one.nodeType === other.nodeType &&
+    one.nodeName === other.nodeName &&
+    keyOf(one) === keyOf(other)
   );
 }
 
@@ -87,7 +93,8 @@ function update(old, node) {
     if (old.data !== node.data) old.data = node.data;
     return;
   }
-  for (const { name } of [...old.attributes]) if (!node.hasAttribute(name) && name !== OPEN) old.removeAttribute(name);
+  for (const { name } of [...old.attributes])
+    if (!node.hasAttribute(name) && name !== OPEN) old.removeAttribute(name);
   for (const { name, value } of node.attributes) {
     if (old.getAttribute(name) !== value && name !== OPEN) old.setAttribute(name, value);
   }

@@ -19,7 +19,10 @@ export function counted(number, one, many = `${one}s`) {
 
 export function rate(rowsPerSecond) {
   if (!known(rowsPerSecond)) return UNKNOWN;
-  const short = rowsPerSecond < 10 ? String(Math.round(rowsPerSecond * 10) / 10) : SHORT.format(Math.round(rowsPerSecond));
+  const short =
+    rowsPerSecond < 10
+      ? String(Math.round(rowsPerSecond * 10) / 10)
+      : SHORT.format(Math.round(rowsPerSecond));
   const text = short.replace("K", "k");
   return `${text} rows/s`;
 }
@@ -88,14 +91,16 @@ export function timeOf(ts) {
 }
 
 /**
- * A timestamp that a person wrote: its digits, or a time in UTC such as 2026-11-16 09:40 or 09:40:00.5 of the day of
- * `nearMs`. Null when it is neither.
+ * A timestamp that a person wrote: its digits, or a time in UTC such as 2026-11-16 09:40, or 09:40:00.5 of the
+ * day of `nearMs`. Null when it is neither.
  */
 export function parsedTs(text, nearMs) {
   const given = text.trim();
   if (/^\d{15,19}$/.test(given)) return given;
   const day = /^\d{1,2}:/.test(given) ? `${moment(nearMs).slice(0, 10)} ` : "";
-  const parts = /^(\d{4}-\d{2}-\d{2})(?:[ T](\d{1,2}):(\d{2})(?::(\d{2}(?:\.\d{1,3})?))?)?Z?$/.exec(day + given);
+  const parts = /^(\d{4}-\d{2}-\d{2})(?:[ T](\d{1,2}):(\d{2})(?::(\d{2}(?:\.\d{1,3})?))?)?Z?$/.exec(
+    day + given,
+  );
   if (parts === null) return null;
   const [, date, hour = "00", minute = "00", second = "00"] = parts;
   const ms = Date.parse(`${date}T${hour.padStart(2, "0")}:${minute}:${second}Z`);

@@ -86,7 +86,9 @@ async function knowWho() {
 
 for (const kind of ["click", "submit", "input", "change"]) {
   content.addEventListener(kind, (event) => {
-    const element = event.target.closest(kind === "submit" ? "form[data-action]" : `[data-action][data-on="${kind}"]`);
+    const element = event.target.closest(
+      kind === "submit" ? "form[data-action]" : `[data-action][data-on="${kind}"]`,
+    );
     if (element !== null) screen?.act(element, event);
   });
 }

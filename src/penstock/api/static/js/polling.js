@@ -13,8 +13,8 @@ export function backoffMs(everyMs, failures, chance) {
 
 export class Poller {
   /**
-   * `ask(signal)` fetches, `on.heard(data)` gets what came. `on.away(error, nextMs)` hears of every failure that may
-   * pass, `on.refused(error)` of the others, `on.signIn(error)` ends the polling.
+   * `ask(signal)` fetches, `on.heard(data)` gets what came. `on.away(error, nextMs)` hears of every failure
+   * that may pass, `on.refused(error)` of the others; `on.signIn(error)` is the end of polling.
    */
   constructor(ask, everyMs, on, page = document) {
     Object.assign(this, { ask, everyMs, on, page, failures: 0, timer: null, asking: null, stopped: false });

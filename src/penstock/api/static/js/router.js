@@ -10,7 +10,9 @@ export function parseRoute(hash) {
 
 /** Write a route. */
 export function routeTo(view, names = [], query = {}) {
-  const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const given = Object.entries(query).filter(
+    ([, value]) => value !== null && value !== undefined && value !== "",
+  );
   const search = new URLSearchParams(given).toString();
   return `#/${[view, ...names].map(encodeURIComponent).join("/")}${search ? `?${search}` : ""}`;
 }

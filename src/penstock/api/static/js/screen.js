@@ -1,8 +1,8 @@
 // Runs one view: asks for its data, draws it, and does what a person wants of it.
 //
-// A view is {name, title(route), everyMs, load(api, route, signal), draw(data, screen), begun(screen), actions}. It draws
-// everything anew, and what is there is patched; so it attaches no listeners. An element says what it does by `data-action`, a
-// name in `actions`, which gets the screen and the element.
+// A view is {name, title(route), everyMs, load(api, route, signal), draw(data, screen), begun(screen), actions}.
+// It draws everything anew, and what is there is patched; so it attaches no listeners. An element says what it
+// does by `data-action`, a name in `actions`, which gets the screen and the element.
 
 import { Away, Refused, SignInNeeded } from "./api.js";
 import { el, patch } from "./dom.js";
@@ -60,7 +60,12 @@ export class Screen {
   /** The first heading, where focus goes when the view is opened. */
   heading(...beside) {
     const title = el("h1", { id: "title", tabindex: "-1" }, this.view.title(this.route));
-    return el("div", { class: "head", "data-key": "head" }, el("div", {}, this.view.above?.(this.route), title), beside);
+    return el(
+      "div",
+      { class: "head", "data-key": "head" },
+      el("div", {}, this.view.above?.(this.route), title),
+      beside,
+    );
   }
 
   heard(data) {
@@ -75,7 +80,10 @@ export class Screen {
     this.data = null;
     this.shell.connecting();
     if (!(error instanceof Refused)) console.error(error); // our own mistake: it belongs in the console, too
-    patch(this.content, [this.heading(), el("p", { class: "notice error", role: "alert" }, sentence(error.message))]);
+    patch(this.content, [
+      this.heading(),
+      el("p", { class: "notice error", role: "alert" }, sentence(error.message)),
+    ]);
   }
 
   redraw() {
@@ -114,7 +122,8 @@ export class Screen {
 
 /** What went wrong, in a sentence. */
 export function failure(error) {
-  if (error instanceof Away) return `That was not done: the API does not answer (${error.message}). Try again later.`;
+  if (error instanceof Away)
+    return `That was not done: the API does not answer (${error.message}). Try again later.`;
   if (!(error instanceof Refused)) console.error(error);
   return sentence(error.message);
 }

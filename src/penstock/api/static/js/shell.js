@@ -52,9 +52,12 @@ export class Shell {
     banner.hidden = this.trouble === null;
     if (this.trouble !== null) {
       const told = this.trouble.error.answered ? "The API cannot answer now" : "The API does not answer";
-      const asOf = this.heardMs === null ? "" : ` What is shown is as of ${clock(this.heardMs)} and may not hold any more.`;
+      const asOf =
+        this.heardMs === null
+          ? ""
+          : ` What is shown is as of ${clock(this.heardMs)} and may not hold any more.`;
       const text = `${told}: ${this.trouble.error.message}. Away since ${clock(this.trouble.sinceMs)}.${asOf}`;
-      if (banner.textContent !== text) banner.textContent = text; // it is read aloud when it changes, not every second
+      if (banner.textContent !== text) banner.textContent = text; // what is set is read aloud again
       const waits = Math.max(0, this.trouble.nextMs - this.now()) / 1000;
       this.show("away", waits > 0.5 ? `Away, next try in ${Math.ceil(waits)} s` : "Away, trying");
     } else if (this.heardMs === null) {

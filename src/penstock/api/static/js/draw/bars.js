@@ -23,7 +23,8 @@ export function spoolBar({ level, high, low }, label) {
     "svg",
     { class: "drawing spool", width: "100%", height: 22, role: "img", "aria-label": label },
     svg("rect", { class: "track", x: 0, y: 5, width: "100%", height: 12, rx: 4 }),
-    level > 0 && svg("rect", { class: "fill", x: 0, y: 5, width: at(level), height: 12, rx: 4, "data-tone": tone }),
+    level > 0 &&
+      svg("rect", { class: "fill", x: 0, y: 5, width: at(level), height: 12, rx: 4, "data-tone": tone }),
     [low, high].map((share) => svg("line", { class: "mark", x1: at(share), x2: at(share), y1: 0, y2: 22 })),
   );
 }

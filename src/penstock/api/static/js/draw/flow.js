@@ -22,7 +22,15 @@ export function flow(overview, width) {
   const stages = Object.fromEntries(overview.stages.map((stage) => [stage.stage, stage]));
   return svg(
     "svg",
-    { class: "drawing", role: "img", "aria-label": told(overview, stages, totals), width, height: plan.height + 2, viewBox: `-1 -1 ${width} ${plan.height + 2}`, "data-key": "flow" },
+    {
+      class: "drawing",
+      role: "img",
+      "aria-label": told(overview, stages, totals),
+      width,
+      height: plan.height + 2,
+      viewBox: `-1 -1 ${width} ${plan.height + 2}`,
+      "data-key": "flow",
+    },
     plan.pipes.map((pipe) => drawnPipe(pipe, stages[pipe.stage])),
     Object.entries(plan.nodes).map(([name, box]) => drawnNode(name, box, stages[name], overview, totals)),
     drawnPills(plan.pills.changefeeds, changefeeds.map(feedPill), totals.changefeeds),
@@ -35,14 +43,19 @@ function totalsOf({ totals, tables, changefeeds, jobs }) {
 }
 
 function told(overview, stages, totals) {
-  const lags = Object.entries(TITLES).map(([name, title]) => `${title}: ${duration(stages[name]?.lag_s)} behind, ${rate(stages[name]?.rate)}`);
-  return `Changes flow from the database through capture and event store to ${counted(totals.changefeeds, "changefeed")} and ${counted(totals.jobs, "job")}. ${lags.join("; ")}.`;
+  const lags = Object.entries(TITLES).map(
+    ([name, title]) => `${title}: ${duration(stages[name]?.lag_s)} behind, ${rate(stages[name]?.rate)}`,
+  );
+  const targets = `${counted(totals.changefeeds, "changefeed")} and ${counted(totals.jobs, "job")}`;
+  return `Changes flow from the database through capture and event store to ${targets}. ${lags.join("; ")}.`;
 }
 
 function drawnPipe({ path, labelX, labelY, anchor, thin }, stage) {
   const flows = Number(stage?.rate) > 0;
   const label =
-    thin || !Number.isFinite(stage?.rate) ? null : svg("text", { class: "small", x: labelX, y: labelY, "text-anchor": anchor }, rate(stage.rate));
+    thin || !Number.isFinite(stage?.rate)
+      ? null
+      : svg("text", { class: "small", x: labelX, y: labelY, "text-anchor": anchor }, rate(stage.rate));
   return [svg("path", { class: "pipe", d: path }), flows && svg("path", { class: "water", d: path }), label];
 }
 
@@ -53,10 +66,18 @@ function drawnNode(name, box, stage, overview, totals) {
   const roomy = box.height > 70;
   const [title, value, sub] = roomy ? [22, 47, 68] : [25, 48, 48];
   const text = (kind, y, words, more = {}) =>
-    svg("text", { class: kind, x: middle, y: box.y + y, "text-anchor": "middle", "data-tone": tone, ...more }, words);
+    svg(
+      "text",
+      { class: kind, x: middle, y: box.y + y, "text-anchor": "middle", "data-tone": tone, ...more },
+      words,
+    );
   const lag = idle ? "none" : lagText(name, stage);
   const inside = roomy
-    ? [text("title", title, TITLES[name]), text("value", value, lag), text("small", sub, subText(name, overview, totals))]
+    ? [
+        text("title", title, TITLES[name]),
+        text("value", value, lag),
+        text("small", sub, subText(name, overview, totals)),
+      ]
     : [
         text("title", title, TITLES[name], { x: box.x + 14, "text-anchor": "start" }),
         text("small", sub, subText(name, overview, totals), { x: box.x + 14, "text-anchor": "start" }),
@@ -85,7 +106,9 @@ function nodeTone(name, stage, overview, totals) {
   if ((name === "changefeeds" || name === "jobs") && totals[name] === 0) return "idle";
   const kind = { commit: "store", capture: "capture", changefeeds: "changefeeds", jobs: "jobs" }[name];
   const down = overview.parts.some((part) => part.kind === kind && part.state !== "running");
-  const failed = { changefeeds: overview.changefeeds, jobs: overview.jobs }[name]?.some(({ state }) => toneOf(state) === "bad");
+  const failed = { changefeeds: overview.changefeeds, jobs: overview.jobs }[name]?.some(
+    ({ state }) => toneOf(state) === "bad",
+  );
   if (down || failed) return "bad";
   return isHeld(stage?.held_by) ? "warn" : "good";
 }
@@ -106,13 +129,26 @@ function drawnPills(boxes, things, total) {
     const ground = svg("rect", { class: "node", rx: 13, ...box });
     if (last) {
       const left = total - boxes.length + 1;
-      return [ground, svg("text", { class: "small", x: box.x + box.width / 2, y: middle, "text-anchor": "middle" }, `and ${left} more`)];
+      return [
+        ground,
+        svg(
+          "text",
+          { class: "small", x: box.x + box.width / 2, y: middle, "text-anchor": "middle" },
+          `and ${left} more`,
+        ),
+      ];
     }
     const lag = shortly(thing.lag);
     const room = Math.floor((box.width - 38 - lag.length * CHAR) / CHAR);
     return [
       ground,
-      svg("circle", { class: "dot", cx: box.x + 14, cy: box.y + box.height / 2, r: 4, "data-tone": thing.tone }),
+      svg("circle", {
+        class: "dot",
+        cx: box.x + 14,
+        cy: box.y + box.height / 2,
+        r: 4,
+        "data-tone": thing.tone,
+      }),
       svg("text", { x: box.x + 24, y: middle }, svg("title", {}, thing.name), cut(thing.name, room)),
       svg("text", { class: "small", x: box.x + box.width - 11, y: middle, "text-anchor": "end" }, lag),
     ];
@@ -121,5 +157,7 @@ function drawnPills(boxes, things, total) {
 
 /** A name within so many letters: of a long one the end tells more than the beginning. */
 function cut(name, room) {
-  return name.length <= room ? name : `…${name.slice(name.length - Math.max(1, room - 1)).replace(/^[./]/, "")}`;
+  return name.length <= room
+    ? name
+    : `…${name.slice(name.length - Math.max(1, room - 1)).replace(/^[./]/, "")}`;
 }

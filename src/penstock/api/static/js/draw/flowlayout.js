@@ -4,11 +4,12 @@ const WIDE = 1060;
 const NODE = { width: 156, height: 84 };
 const PILL = { width: 214, height: 26, gap: 6, max: 5 };
 const GAP = 22;
+const BEND = 12;
 const BETWEEN = 46; // of nodes one below the other: room for a pipe and its rate
 
 /**
- * `feeds` and `jobs` are how many targets each branch has. Returns {width, height, nodes, pipes, pills, left}: boxes by
- * name, pipes as {from, to, path, labelX, labelY, anchor}, pills by branch, and how many were left off.
+ * `feeds` and `jobs` are how many targets each branch has. Returns {width, height, nodes, pipes, pills, left}:
+ * boxes by name, pipes as {stage, path, labelX, labelY, anchor}, pills by branch, and how many were left off.
  */
 export function layout(width, feeds, jobs) {
   return width >= WIDE ? across(width, feeds, jobs) : down(width, feeds, jobs);
@@ -72,7 +73,10 @@ function bent(stage, from, to, side) {
   const y1 = from.y + from.height / 2;
   const y2 = to.y + to.height / 2;
   const x = (x1 + to.x) / 2;
-  const path = `M${x1} ${y1}H${x - 12}Q${x} ${y1} ${x} ${y1 + side * 12}V${y2 - side * 12}Q${x} ${y2} ${x + 12} ${y2}H${to.x}`;
+  const [turn, back] = [side * BEND, -side * BEND];
+  const first = `H${x - BEND}Q${x} ${y1} ${x} ${y1 + turn}`;
+  const second = `V${y2 + back}Q${x} ${y2} ${x + BEND} ${y2}`;
+  const path = `M${x1} ${y1}${first}${second}H${to.x}`;
   return { stage, path, labelX: x, labelY: side < 0 ? y2 - 9 : y2 + 21, anchor: "middle" };
 }
 
@@ -102,7 +106,14 @@ function down(width, feeds, jobs) {
     fall("jobs", nodes.store, nodes.jobs, half.width * 1.5 + GAP, "end"),
   ];
   // Targets are in the lists below; on a narrow page a drawing of them says nothing more.
-  return { width, height: y(3) + half.height, nodes, pipes, pills: { changefeeds: [], jobs: [] }, left: { changefeeds: feeds, jobs } };
+  return {
+    width,
+    height: y(3) + half.height,
+    nodes,
+    pipes,
+    pills: { changefeeds: [], jobs: [] },
+    left: { changefeeds: feeds, jobs },
+  };
 }
 
 function fall(stage, from, to, x, anchor = "start") {

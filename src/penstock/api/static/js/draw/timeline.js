@@ -7,10 +7,13 @@ const TOP = 24;
 const BOTTOM = 26;
 const LABEL = 92;
 const NARROW = 520;
-const TICKS_MS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 3e4, 6e4, 12e4, 3e5, 6e5, 12e5, 18e5, 36e5, 72e5, 144e5, 216e5, 432e5, 864e5];
+const TICKS_MS = [
+  1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 3e4, 6e4, 12e4, 3e5, 6e5, 12e5, 18e5, 36e5,
+  72e5, 144e5, 216e5, 432e5, 864e5,
+];
 export const KINDS = ["appendable", "direct", "merged"];
 
-/** The drawing, `width` pixels wide; `schemas` and `objects` as the API has them, and the times between which it is. */
+/** The drawing between two times, `width` pixels wide; `schemas` and `objects` are as the API has them. */
 export function timeline({ schemas, objects }, fromMs, toMs, width) {
   const narrow = width < NARROW;
   const label = narrow ? 0 : LABEL;
@@ -20,7 +23,14 @@ export function timeline({ schemas, objects }, fromMs, toMs, width) {
   const height = TOP + KINDS.length * lanes.height + BOTTOM;
   return svg(
     "svg",
-    { class: "drawing", role: "img", "aria-label": told(schemas, objects, fromMs, toMs), width, height, "data-key": "timeline" },
+    {
+      class: "drawing",
+      role: "img",
+      "aria-label": told(schemas, objects, fromMs, toMs),
+      width,
+      height,
+      "data-key": "timeline",
+    },
     KINDS.map((kind, place) => lane(kind, TOP + place * lanes.height, lanes, label, width)),
     ticks(fromMs, toMs, x, width - label, height),
     objects.map((object) => block(object, lanes, x)),
@@ -29,12 +39,22 @@ export function timeline({ schemas, objects }, fromMs, toMs, width) {
 }
 
 function told(schemas, objects, fromMs, toMs) {
-  const kinds = KINDS.map((kind) => counted(objects.filter((each) => each.kind === kind).length, `${kind} object`));
-  return `From ${moment(fromMs)} to ${moment(toMs)}: ${kinds.join(", ")}, ${counted(schemas.length, "schema version")}. The table below has the same in numbers.`;
+  const kinds = KINDS.map((kind) =>
+    counted(objects.filter((each) => each.kind === kind).length, `${kind} object`),
+  );
+  const there = [...kinds, counted(schemas.length, "schema version")].join(", ");
+  return `From ${moment(fromMs)} to ${moment(toMs)}: ${there}. The table below has the same in numbers.`;
 }
 
 function lane(kind, y, { height, head }, label, width) {
-  const ground = svg("rect", { class: "lane", x: label, y: y + head + 2, width: width - label, height: height - head - 4, rx: 4 });
+  const ground = svg("rect", {
+    class: "lane",
+    x: label,
+    y: y + head + 2,
+    width: width - label,
+    height: height - head - 4,
+    rx: 4,
+  });
   const textY = head > 0 ? y + head - 2 : y + height / 2 + 4;
   return [ground, svg("text", { class: "small", x: 0, y: textY }, kind)];
 }
@@ -48,7 +68,9 @@ function ticks(fromMs, toMs, x, room, height) {
     if (found.length > 0 && at > x(toMs) - 34) break; // its text would run into the one before it
     found.push(svg("line", { class: "axis", x1: at, x2: at, y1: TOP, y2: height - BOTTOM + 4 }));
     const anchor = anchorOf(at, x(fromMs), x(toMs), 34);
-    found.push(svg("text", { class: "small", x: at, y: height - 7, "text-anchor": anchor }, tickText(ms, step)));
+    found.push(
+      svg("text", { class: "small", x: at, y: height - 7, "text-anchor": anchor }, tickText(ms, step)),
+    );
   }
   return found;
 }
@@ -87,7 +109,11 @@ function change(version, number, fromMs, toMs, x, height) {
   const at = x(ms);
   return [
     svg("line", { class: "moment", x1: at, x2: at, y1: 16, y2: height - BOTTOM + 4 }),
-    svg("text", { class: "small", x: at, y: 11, "text-anchor": anchorOf(at, x(fromMs), x(toMs), 12) }, `v${number}`),
+    svg(
+      "text",
+      { class: "small", x: at, y: 11, "text-anchor": anchorOf(at, x(fromMs), x(toMs), 12) },
+      `v${number}`,
+    ),
   ];
 }
 

@@ -1,5 +1,5 @@
-// The changes of a table between two timestamps, page by page. What is shown of a range never changes: it is asked for
-// when somebody wants it, not polled.
+// The changes of a table between two timestamps, page by page. What is shown of a range never changes: it is
+// asked for when somebody wants it, not polled.
 
 import { Refused, pathOf } from "../api.js";
 import { el } from "../dom.js";
@@ -30,16 +30,43 @@ export function browser(table, screen) {
     el(
       "div",
       { class: "fields" },
-      field("from", "After", { ...text, name: "from", value: shown(route.query.from), placeholder: "an hour before the end" }, { error: errors.from }),
-      field("to", "Up to", { ...text, name: "to", value: shown(route.query.to), placeholder: "all that can be read" }, { error: errors.to }),
-      choice("limit", "Rows", [["50", "50"], ["200", "200"], ["1000", "1,000"]], "50", { name: "limit" }, "narrow"),
-      el("button", { class: "main", type: "submit", "aria-busy": screen.busy.has("browse") ? "true" : null }, "Show changes"),
+      field(
+        "from",
+        "After",
+        { ...text, name: "from", value: shown(route.query.from), placeholder: "an hour before the end" },
+        { error: errors.from },
+      ),
+      field(
+        "to",
+        "Up to",
+        { ...text, name: "to", value: shown(route.query.to), placeholder: "all that can be read" },
+        { error: errors.to },
+      ),
+      choice(
+        "limit",
+        "Rows",
+        [
+          ["50", "50"],
+          ["200", "200"],
+          ["1000", "1,000"],
+        ],
+        "50",
+        { name: "limit" },
+        "narrow",
+      ),
+      el(
+        "button",
+        { class: "main", type: "submit", "aria-busy": screen.busy.has("browse") ? "true" : null },
+        "Show changes",
+      ),
     ),
     el("p", { class: "lead" }, "A timestamp, or a time in UTC as 2026-11-16 09:40:00 or 09:40."),
     el(
       "div",
       { class: "buttons", role: "group", "aria-label": "Ranges" },
-      SPANS.map(([label, ms]) => button(label, "span", { name: String(ms), kind: "chip", disabled: !table.readable_ts })),
+      SPANS.map(([label, ms]) =>
+        button(label, "span", { name: String(ms), kind: "chip", disabled: !table.readable_ts }),
+      ),
       button("All that is kept", "span", { name: "all", kind: "chip", disabled: !table.readable_ts }),
     ),
   );
@@ -51,7 +78,9 @@ function page({ answer, problem, pages }, screen) {
   if (!answer) return null;
   const range = `after ${timeOf(answer.asked_from)} up to ${timeOf(answer.to_ts)}`;
   if (answer.rows.length === 0) return el("p", { class: "more muted" }, `No change ${range}.`);
-  const names = [...new Set(answer.rows.flatMap(Object.keys))].filter((name) => name !== "_op" && name !== "_commit_ts");
+  const names = [...new Set(answer.rows.flatMap(Object.keys))].filter(
+    (name) => name !== "_op" && name !== "_commit_ts",
+  );
   const cells = answer.rows.map((row) => [
     { shown: badge(row._op, TONES[row._op]) },
     { shown: timeOf(row._commit_ts), attributes: { title: String(row._commit_ts) } },
@@ -59,7 +88,11 @@ function page({ answer, problem, pages }, screen) {
   ]);
   const busy = screen.busy.has("browse");
   return [
-    el("p", { class: "more muted" }, `${count(answer.rows.length)} changes ${range}, page ${pages.length}${answer.more ? "" : ", the last"}.`),
+    el(
+      "p",
+      { class: "more muted" },
+      `${count(answer.rows.length)} changes ${range}, page ${pages.length}${answer.more ? "" : ", the last"}.`,
+    ),
     grid("List of changes", ["Change", "Committed", ...names], cells),
     el(
       "div",
@@ -110,7 +143,8 @@ function browse(screen, form) {
     return ts;
   };
   const [from, to] = [read("from"), read("to")];
-  if (Object.keys(errors).length === 0 && from && to && BigInt(from) > BigInt(to)) errors.to = "This is before the beginning.";
+  if (Object.keys(errors).length === 0 && from && to && BigInt(from) > BigInt(to))
+    errors.to = "This is before the beginning.";
   const limit = form.elements.limit.value;
   memory.browse = { errors, limit, to_ts: to };
   if (Object.keys(errors).length > 0) {
@@ -130,10 +164,18 @@ function turn(screen, pages) {
   return screen.during("browse", async () => {
     try {
       const query = { from_ts: from, to_ts: to, skip, limit };
-      const answer = await screen.api.get(`/tables${pathOf(route.names[0])}/changes`, query, { patienceMs: 120_000 });
+      const answer = await screen.api.get(`/tables${pathOf(route.names[0])}/changes`, query, {
+        patienceMs: 120_000,
+      });
       // From now on the range is fixed, so that its pages belong together.
-      const asked = memory.browse.answer && pages.length > 1 ? memory.browse.answer.asked_from : answer.from_ts;
-      Object.assign(memory.browse, { answer: { ...answer, asked_from: asked }, pages, to_ts: answer.to_ts, problem: null });
+      const asked =
+        memory.browse.answer && pages.length > 1 ? memory.browse.answer.asked_from : answer.from_ts;
+      Object.assign(memory.browse, {
+        answer: { ...answer, asked_from: asked },
+        pages,
+        to_ts: answer.to_ts,
+        problem: null,
+      });
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
       memory.browse.problem = failure(error);

@@ -4,11 +4,20 @@ import { el } from "../dom.js";
 
 export function card(title, ...inside) {
   const id = `card-${title.toLowerCase().replaceAll(/[^a-z]+/g, "-")}`;
-  return el("section", { class: "card", "aria-labelledby": id, "data-key": id }, el("h2", { id }, title), inside);
+  return el(
+    "section",
+    { class: "card", "aria-labelledby": id, "data-key": id },
+    el("h2", { id }, title),
+    inside,
+  );
 }
 
 /** A button that does an action of the view; `name` is what it is done to. */
-export function button(label, action, { name = null, busy = false, kind = null, about = null, disabled = false } = {}) {
+export function button(
+  label,
+  action,
+  { name = null, busy = false, kind = null, about = null, disabled = false } = {},
+) {
   const attributes = {
     type: "button",
     class: kind,
@@ -53,7 +62,12 @@ export function facts(...pairs) {
   const made = pairs
     .filter(Boolean)
     .map(([name, value, small]) =>
-      el("div", { "data-key": name }, el("dt", {}, name), el("dd", {}, value, small && el("span", { class: "small" }, small))),
+      el(
+        "div",
+        { "data-key": name },
+        el("dt", {}, name),
+        el("dd", {}, value, small && el("span", { class: "small" }, small)),
+      ),
     );
   return el("dl", { class: "facts" }, made);
 }

@@ -1,15 +1,19 @@
-// Tables of things: rows on a wide screen, cards on a narrow one. Roles are said, because CSS that makes cards of rows
-// takes from a table what it means.
+// Tables of things: rows on a wide screen, cards on a narrow one. Roles are said, because CSS that makes cards
+// of rows takes from a table what it means.
 
 import { el } from "../dom.js";
 
 /**
- * `columns` are {label, cell(row), kind}; kind is a class: `name`, `right`, `deeds`. `below(row)` may give what stands
- * under a row in its whole width.
+ * `columns` are {label, cell(row), kind}; kind is a class: `name`, `right`, `deeds`. `below(row)` may give what
+ * stands under a row in its whole width.
  */
 export function rows(caption, columns, things, { key, below = () => null }) {
   const heads = columns.map(({ label, kind }) =>
-    el("th", { role: "columnheader", scope: "col", class: kind === "right" ? "right" : null }, kind === "deeds" ? el("span", { class: "unseen" }, label) : label),
+    el(
+      "th",
+      { role: "columnheader", scope: "col", class: kind === "right" ? "right" : null },
+      kind === "deeds" ? el("span", { class: "unseen" }, label) : label,
+    ),
   );
   const body = things.flatMap((thing) => {
     const more = below(thing);
@@ -33,10 +37,22 @@ export function rows(caption, columns, things, { key, below = () => null }) {
 /** A table of columns that are not known beforehand, which scrolls in itself. */
 export function grid(caption, names, cells) {
   const heads = names.map((name) => el("th", { scope: "col" }, name));
-  const body = cells.map((row) => el("tr", {}, row.map((cell) => el("td", cell.attributes ?? {}, cell.shown))));
+  const body = cells.map((row) =>
+    el(
+      "tr",
+      {},
+      row.map((cell) => el("td", cell.attributes ?? {}, cell.shown)),
+    ),
+  );
   return el(
     "div",
-    { class: "scroll", role: "region", "aria-label": caption, tabindex: "0", "data-key": `scroll ${caption}` },
+    {
+      class: "scroll",
+      role: "region",
+      "aria-label": caption,
+      tabindex: "0",
+      "data-key": `scroll ${caption}`,
+    },
     el(
       "table",
       { class: "grid" },

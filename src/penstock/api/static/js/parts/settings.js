@@ -5,11 +5,8 @@ import { el } from "../dom.js";
 export function settings(tree) {
   const found = leaves(tree, "");
   if (found.length === 0) return el("p", { class: "muted" }, "Everything is as it is by default.");
-  return el(
-    "div",
-    { class: "hit" },
-    el("dl", {}, found.map(([name, value]) => [el("dt", { class: "mono" }, name), el("dd", { class: "mono" }, shown(value))])),
-  );
+  const lines = found.map(([name, value]) => [el("dt", {}, name), el("dd", {}, shown(value))]);
+  return el("dl", { class: "settings mono" }, lines);
 }
 
 function leaves(tree, prefix) {
@@ -22,5 +19,7 @@ function leaves(tree, prefix) {
 }
 
 function shown(value) {
-  return Array.isArray(value) ? value.map((each) => (typeof each === "object" ? JSON.stringify(each) : each)).join(", ") : String(value);
+  return Array.isArray(value)
+    ? value.map((each) => (typeof each === "object" ? JSON.stringify(each) : each)).join(", ")
+    : String(value);
 }

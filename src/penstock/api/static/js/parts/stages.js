@@ -15,7 +15,11 @@ const NAMES = {
 
 export function stages(all) {
   const slowest = Math.max(...all.map((stage) => stage.lag_s ?? 0), 0.001);
-  return el("ol", { class: "stages" }, all.map((stage) => row(stage, slowest)));
+  return el(
+    "ol",
+    { class: "stages" },
+    all.map((stage) => row(stage, slowest)),
+  );
 }
 
 function row({ stage, lag_s: lag, held_by: heldBy }, slowest) {

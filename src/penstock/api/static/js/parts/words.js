@@ -40,7 +40,10 @@ export function isHeld(heldBy) {
 /** What holds something back, with a way there; what holds itself back is not named once more. */
 export function holder(heldBy, self = null) {
   const named = heldBy.name !== "none" && heldBy.name !== self;
-  return [named ? ["Held back by ", heldBy.kind, " ", linked(heldBy), ": "] : "Held back: ", prose(heldBy.detail)];
+  return [
+    named ? ["Held back by ", heldBy.kind, " ", linked(heldBy), ": "] : "Held back: ",
+    prose(heldBy.detail),
+  ];
 }
 
 function linked({ kind, name }) {

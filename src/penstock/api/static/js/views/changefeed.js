@@ -27,12 +27,19 @@ export const changefeed = {
           ["Lag", el("span", { class: "number" }, duration(feed.lag_s)), "behind the database"],
           ["Checkpoint", el("span", { class: "number" }, stated(feed.checkpoint_time)), feed.checkpoint_ts],
           ["Schema changes up to", el("span", { class: "number" }, timeOf(feed.ddl_ts)), feed.ddl_ts],
-          ["Began at", timeOf(feed.start_ts), feed.snapshot ? "with a snapshot of every table" : "with changes from then on"],
+          [
+            "Began at",
+            timeOf(feed.start_ts),
+            feed.snapshot ? "with a snapshot of every table" : "with changes from then on",
+          ],
           feed.account && ["Account", feed.account],
         ),
       ),
       card("Settings", settings(wanted)),
     ].filter(Boolean);
   },
-  actions: { pause: (screen, target) => change(screen, target, "pause"), resume: (screen, target) => change(screen, target, "resume") },
+  actions: {
+    pause: (screen, target) => change(screen, target, "pause"),
+    resume: (screen, target) => change(screen, target, "resume"),
+  },
 };

@@ -25,23 +25,48 @@ export const changefeeds = {
   draw(data, screen) {
     const head = screen.heading(el("p", {}, counted(data.length, "changefeed")));
     if (data.length === 0) {
-      return [head, notice("There is no changefeed yet. ", el("code", {}, "penstock changefeed create"), " makes one.")];
+      return [
+        head,
+        notice("There is no changefeed yet. ", el("code", {}, "penstock changefeed create"), " makes one."),
+      ];
     }
     const columns = [
-      { label: "Changefeed", kind: "name", cell: (feed) => el("a", { href: routeTo("changefeeds", [feed.id]) }, feed.id) },
+      {
+        label: "Changefeed",
+        kind: "name",
+        cell: (feed) => el("a", { href: routeTo("changefeeds", [feed.id]) }, feed.id),
+      },
       { label: "State", cell: (feed) => badge(feed.state) },
       { label: "Lag", kind: "right", cell: (feed) => el("span", { class: "number" }, duration(feed.lag_s)) },
       { label: "Checkpoint", cell: checkpoint },
-      { label: "Spool", cell: (feed) => feed.spool && spoolBar(feed.spool, `Spool of ${feed.id}: ${Math.round(feed.spool.level * 100)} % full`) },
+      {
+        label: "Spool",
+        cell: (feed) =>
+          feed.spool &&
+          spoolBar(feed.spool, `Spool of ${feed.id}: ${Math.round(feed.spool.level * 100)} % full`),
+      },
       { label: "Actions", kind: "deeds", cell: (feed) => feedButtons(feed, screen) },
     ];
-    return [head, el("section", { class: "card", "aria-label": "Changefeeds" }, rows("Changefeeds", columns, data, { key: (feed) => feed.id, below: trouble }))];
+    return [
+      head,
+      el(
+        "section",
+        { class: "card", "aria-label": "Changefeeds" },
+        rows("Changefeeds", columns, data, { key: (feed) => feed.id, below: trouble }),
+      ),
+    ];
   },
-  actions: { pause: (screen, target) => change(screen, target, "pause"), resume: (screen, target) => change(screen, target, "resume") },
+  actions: {
+    pause: (screen, target) => change(screen, target, "pause"),
+    resume: (screen, target) => change(screen, target, "resume"),
+  },
 };
 
 function checkpoint(feed) {
-  return [el("span", { class: "number" }, stated(feed.checkpoint_time)), el("span", { class: "sub mono" }, feed.checkpoint_ts)];
+  return [
+    el("span", { class: "number" }, stated(feed.checkpoint_time)),
+    el("span", { class: "sub mono" }, feed.checkpoint_ts),
+  ];
 }
 
 function trouble(feed) {
@@ -54,7 +79,11 @@ export function feedButtons(feed, screen) {
   if (feed.state === "finished") return null;
   const deed = feed.state === "normal" || feed.state === "warning" ? "pause" : "resume";
   const label = deed === "pause" ? "Pause" : "Resume";
-  return el("div", { class: "buttons" }, button(label, deed, { name: feed.id, about: feed.id, busy: screen.busy.has(feed.id) }));
+  return el(
+    "div",
+    { class: "buttons" },
+    button(label, deed, { name: feed.id, about: feed.id, busy: screen.busy.has(feed.id) }),
+  );
 }
 
 export function change(screen, target, deed) {

@@ -13,9 +13,17 @@ export function entry(session, refused, done) {
     everyMs: 0,
     load: () => Promise.resolve({}),
     draw(_data, screen) {
-      const error = screen.memory.error ?? (refused && "This token is not accepted. Check it, and try again.");
-      const about = "The API of this deployment is used with the token of an account; it is kept until this tab is closed.";
-      const more = { type: "password", autocomplete: "off", spellcheck: "false", required: true, name: "token" };
+      const error =
+        screen.memory.error ?? (refused && "This token is not accepted. Check it, and try again.");
+      const about =
+        "The API of this deployment is used with the token of an account; it is kept until this tab is closed.";
+      const more = {
+        type: "password",
+        autocomplete: "off",
+        spellcheck: "false",
+        required: true,
+        name: "token",
+      };
       return [
         el(
           "section",
@@ -35,7 +43,10 @@ export function entry(session, refused, done) {
       enter(screen, form) {
         const token = form.elements.token.value.trim();
         if (!TOKEN.test(token)) {
-          screen.memory.error = token === "" ? "Write the token of an account." : "A token has no spaces and no letters beyond ASCII.";
+          screen.memory.error =
+            token === ""
+              ? "Write the token of an account."
+              : "A token has no spaces and no letters beyond ASCII.";
           screen.redraw();
           form.elements.token.focus();
           return;

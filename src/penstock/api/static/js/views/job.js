@@ -19,14 +19,27 @@ export const job = {
     return [
       screen.heading(jobButtons(found, screen)),
       found.error && el("p", { class: "notice error", "data-key": "error" }, prose(found.error)),
-      verdictOf(found.job),
+      verdictOf(found),
       card(
         "Freshness",
         facts(
           ["State", badge(found.state), found.failures ? `${count(found.failures)} failures in a row` : null],
-          ["Lag", el("span", { class: "number" }, duration(found.lag_s)), found.lacks ? `lacks changes: ${found.lacks}` : "has all that can be read"],
-          ["Watermark", el("span", { class: "number" }, stated(found.watermark_time)), found.watermark || null],
+          [
+            "Lag",
+            el("span", { class: "number" }, duration(found.lag_s)),
+            found.lacks ? `lacks changes: ${found.lacks}` : "has all that can be read",
+          ],
+          [
+            "Watermark",
+            el("span", { class: "number" }, stated(found.watermark_time)),
+            found.watermark || null,
+          ],
           coverage(found),
+          found.verified?.same && [
+            "Verified",
+            "the same as its source",
+            `at ${stated(found.verified.at_time)}`,
+          ],
           ["Table", el("a", { href: routeTo("tables", [screen.route.names[0]]) }, screen.route.names[0])],
         ),
       ),
@@ -40,7 +53,11 @@ export const job = {
 function coverage({ coverage: share, coverage_unknown: why, source_rows: rows }) {
   if (share === undefined) return null;
   if (share === null) return ["Coverage", "not known", why];
-  return ["Coverage", el("span", { class: "number" }, `${(share * 100).toFixed(share < 1 ? 2 : 0)} %`), `of ${count(rows)} rows`];
+  return [
+    "Coverage",
+    el("span", { class: "number" }, `${(share * 100).toFixed(share < 1 ? 2 : 0)} %`),
+    `of ${count(rows)} rows`,
+  ];
 }
 
 function iteration(found) {

@@ -5,7 +5,7 @@ import { el } from "../dom.js";
 import { counted, duration, stated } from "../format.js";
 import { button, notice } from "../parts/pieces.js";
 import { rows } from "../parts/rows.js";
-import { verdict } from "../parts/verdict.js";
+import { scheduled, verdict } from "../parts/verdict.js";
 import { badge, holder, isHeld, prose } from "../parts/words.js";
 import { routeToJob } from "../router.js";
 
@@ -17,22 +17,52 @@ export const jobs = {
   title: () => "Jobs",
   everyMs: 2000,
   async load(api, _route, signal) {
-    const [list, overview] = await Promise.all([api.get("/jobs", {}, { signal }), api.get("/overview", {}, { signal })]);
+    const [list, overview] = await Promise.all([
+      api.get("/jobs", {}, { signal }),
+      api.get("/overview", {}, { signal }),
+    ]);
     const more = new Map(overview.jobs.map((job) => [job.job, job]));
     return list.map((job) => ({ ...more.get(job.job), ...job }));
   },
   draw(data, screen) {
     const head = screen.heading(el("p", {}, counted(data.length, "job")));
-    if (data.length === 0) return [head, notice("There is no job yet. ", el("code", {}, "penstock job register"), " makes one.")];
+    if (data.length === 0)
+      return [head, notice("There is no job yet. ", el("code", {}, "penstock job register"), " makes one.")];
     const columns = [
-      { label: "Job", kind: "name", cell: (job) => [el("a", { href: routeToJob(job.job) }, job.job), el("span", { class: "sub" }, kindOf(job))] },
+      {
+        label: "Job",
+        kind: "name",
+        cell: (job) => [
+          el("a", { href: routeToJob(job.job) }, job.job),
+          el("span", { class: "sub" }, kindOf(job)),
+        ],
+      },
       { label: "State", cell: (job) => badge(job.state) },
       { label: "Lag", kind: "right", cell: (job) => el("span", { class: "number" }, duration(job.lag_s)) },
-      { label: "Watermark", cell: (job) => [el("span", { class: "number" }, stated(job.watermark_time)), job.watermark ? el("span", { class: "sub mono" }, job.watermark) : null] },
-      { label: "Lacks", cell: (job) => job.lacks ?? el("span", { class: "muted" }, "nothing that can be read") },
+      {
+        label: "Watermark",
+        cell: (job) => [
+          el("span", { class: "number" }, stated(job.watermark_time)),
+          job.watermark ? el("span", { class: "sub mono" }, job.watermark) : null,
+        ],
+      },
+      {
+        label: "Target",
+        cell: (job) =>
+          job.lacks
+            ? `lacks changes: ${job.lacks}`
+            : el("span", { class: "muted" }, "has all that can be read"),
+      },
       { label: "Actions", kind: "deeds", cell: (job) => jobButtons(job, screen) },
     ];
-    return [head, el("section", { class: "card", "aria-label": "Jobs" }, rows("Jobs", columns, data, { key: (job) => job.job, below }))];
+    return [
+      head,
+      el(
+        "section",
+        { class: "card", "aria-label": "Jobs" },
+        rows("Jobs", columns, data, { key: (job) => job.job, below }),
+      ),
+    ];
   },
   actions: jobActions(),
 };
@@ -43,9 +73,10 @@ function kindOf({ consumer, trigger }) {
 
 function below(job) {
   const said = [
-    job.error && el("p", { class: "error" }, job.error_code ? `Error ${job.error_code}: ` : null, prose(job.error)),
+    job.error &&
+      el("p", { class: "error" }, job.error_code ? `Error ${job.error_code}: ` : null, prose(job.error)),
     !job.error && isHeld(job.held_by) && el("p", { class: "muted" }, holder(job.held_by, job.job)),
-    verdicts.has(job.job) && verdict(verdicts.get(job.job), job.job),
+    verdictOf(job),
   ].filter(Boolean);
   return said.length > 0 ? said : null;
 }
@@ -55,13 +86,18 @@ export function jobButtons({ job, state, paused }, screen) {
   return el(
     "div",
     { class: "buttons" },
-    button(rests ? "Resume" : "Pause", rests ? "resume" : "pause", { name: job, about: job, busy: screen.busy.has(job) }),
+    button(rests ? "Resume" : "Pause", rests ? "resume" : "pause", {
+      name: job,
+      about: job,
+      busy: screen.busy.has(job),
+    }),
     button("Verify", "verify", { name: job, about: job, busy: screen.busy.has(`verify ${job}`) }),
   );
 }
 
-export function verdictOf(job) {
-  return verdicts.has(job) ? verdict(verdicts.get(job), job) : null;
+/** What was last found of a job's target: from here, or on its schedule if that was not good. */
+export function verdictOf({ job, verified }) {
+  return verdicts.has(job) ? verdict(verdicts.get(job), job) : scheduled(verified, job);
 }
 
 export function jobActions() {
@@ -85,6 +121,10 @@ function verify(screen, { dataset: { name } }) {
     screen.shell.say(`The target of ${name} is compared with its source.`);
     const report = await screen.api.post(`${jobPath(name)}/verify`, { patienceMs: VERIFY_MS });
     verdicts.set(name, report);
-    screen.shell.say(report.same ? `The target of ${name} is the same as its source.` : `The target of ${name} differs from its source.`);
+    screen.shell.say(
+      report.same
+        ? `The target of ${name} is the same as its source.`
+        : `The target of ${name} differs from its source.`,
+    );
   });
 }

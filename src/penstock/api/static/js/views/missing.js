@@ -9,5 +9,8 @@ export const missing = {
   title: () => "Not found",
   everyMs: 60_000,
   load: () => Promise.resolve({}),
-  draw: (_data, screen) => [screen.heading(), notice("There is no such page. ", el("a", { href: routeTo("overview") }, "Overview"))],
+  draw: (_data, screen) => [
+    screen.heading(),
+    notice("There is no such page. ", el("a", { href: routeTo("overview") }, "Overview")),
+  ],
 };

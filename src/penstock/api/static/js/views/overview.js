@@ -20,7 +20,8 @@ export const overview = {
     return [
       screen.heading(el("p", { class: "number" }, `As of ${stated(data.now_time)}`)),
       headline(data),
-      data.problems.length > 0 && card("Problems", problems(data.problems), leftOff(data.problems, data.totals?.problems)),
+      data.problems.length > 0 &&
+        card("Problems", problems(data.problems), leftOff(data.problems, data.totals?.problems)),
       card("Flow", flow(data, screen.width - inset(screen))),
       el("div", { class: "pair", "data-key": "pair" }, stageCard(data), spoolCard(data)),
       card("Parts", parts(data.parts)),
@@ -47,7 +48,13 @@ function headline({ healthy, problems: found, stages: all, totals }) {
       "div",
       {},
       el("p", { role: "status", "aria-live": "polite" }, said),
-      el("p", {}, "The slowest stage is ", el("span", { class: "number" }, duration(slowest)), " behind the database."),
+      el(
+        "p",
+        {},
+        "The slowest stage is ",
+        el("span", { class: "number" }, duration(slowest)),
+        " behind the database.",
+      ),
     ),
   );
 }
@@ -56,27 +63,58 @@ function sign(good) {
   const path = good ? "M9 16.5l5 5 9-11" : "M16 8v9m0 5.500v.5";
   return svg(
     "svg",
-    { viewBox: "0 0 32 32", "aria-hidden": "true", fill: "none", stroke: "currentColor", "stroke-width": 2.6, "stroke-linecap": "round", "stroke-linejoin": "round" },
+    {
+      viewBox: "0 0 32 32",
+      "aria-hidden": "true",
+      fill: "none",
+      stroke: "currentColor",
+      "stroke-width": 2.6,
+      "stroke-linecap": "round",
+      "stroke-linejoin": "round",
+    },
     svg("circle", { cx: 16, cy: 16, r: 13, "stroke-width": 2 }),
     svg("path", { d: path }),
   );
 }
 
 function stageCard({ stages: all }) {
-  return card("Lag by stage", el("p", { class: "lead" }, "Of the slowest that passes through a stage, since its commit."), stages(all));
+  return card(
+    "Lag by stage",
+    el("p", { class: "lead" }, "Of the slowest that passes through a stage, since its commit."),
+    stages(all),
+  );
 }
 
 function spoolCard({ changefeeds }) {
   const held = changefeeds.filter((feed) => feed.spool);
   const inside =
     held.length > 0
-      ? el("ul", { class: "spools" }, held.map((feed) => el("li", { "data-key": feed.id }, spool(feed.spool, feed.id))))
+      ? el(
+          "ul",
+          { class: "spools" },
+          held.map((feed) => el("li", { "data-key": feed.id }, spool(feed.spool, feed.id))),
+        )
       : el("p", { class: "muted" }, "No changefeed says what it holds: none runs here.");
-  return card("Spools", el("p", { class: "lead" }, "Encoded bytes on their way to the remote. Above the high mark reading stops until the low mark is reached."), inside);
+  return card(
+    "Spools",
+    el(
+      "p",
+      { class: "lead" },
+      "Encoded bytes on their way to the remote. Above the high mark reading stops until the low mark is reached.",
+    ),
+    inside,
+  );
 }
 
 function parts(found) {
-  if (found.length === 0) return el("p", { class: "muted" }, "No process of this deployment has said that it runs. ", el("code", {}, "penstock up"), " runs all of them.");
+  if (found.length === 0)
+    return el(
+      "p",
+      { class: "muted" },
+      "No process of this deployment has said that it runs. ",
+      el("code", {}, "penstock up"),
+      " runs all of them.",
+    );
   const columns = [
     { label: "Part", cell: (part) => part.name, kind: "name" },
     { label: "State", cell: (part) => badge(part.state) },
@@ -90,5 +128,8 @@ function parts(found) {
 
 function leftOff(shown, total) {
   const left = (total ?? shown.length) - shown.length;
-  return left > 0 && el("p", { class: "more muted" }, `and ${left} more: `, el("a", { href: routeTo("tables") }, "tables"));
+  return (
+    left > 0 &&
+    el("p", { class: "more muted" }, `and ${left} more: `, el("a", { href: routeTo("tables") }, "tables"))
+  );
 }

@@ -18,9 +18,18 @@ export const search = {
   draw(data, screen) {
     const head = screen.heading(el("p", {}, counted(data.indexes.length, "index", "indexes")));
     if (data.indexes.length === 0) {
-      return [head, notice("There is no index yet. ", el("code", {}, "penstock job register"), " with the consumer fulltext or vector makes one.")];
+      return [
+        head,
+        notice(
+          "There is no index yet. ",
+          el("code", {}, "penstock job register"),
+          " with the consumer fulltext or vector makes one.",
+        ),
+      ];
     }
-    return [head, card("Question", question(data.indexes, screen)), answerCard(screen.memory)].filter(Boolean);
+    return [head, card("Question", question(data.indexes, screen)), answerCard(screen.memory)].filter(
+      Boolean,
+    );
   },
   /** An address with words is a question. */
   begun(screen) {
@@ -40,10 +49,31 @@ function question(indexes, screen) {
     el(
       "div",
       { class: "fields" },
-      choice("index", "Index", indexes.map((name) => [name, name]), wanted, { name: "index" }),
+      choice(
+        "index",
+        "Index",
+        indexes.map((name) => [name, name]),
+        wanted,
+        { name: "index" },
+      ),
       field("q", "Words", text, { kind: "wide", error: screen.memory.error }),
-      choice("k", "Results", [["10", "10"], ["50", "50"], ["100", "100"]], "10", { name: "k" }, "narrow"),
-      el("button", { class: "main", type: "submit", "aria-busy": screen.busy.has("ask") ? "true" : null }, "Search"),
+      choice(
+        "k",
+        "Results",
+        [
+          ["10", "10"],
+          ["50", "50"],
+          ["100", "100"],
+        ],
+        "10",
+        { name: "k" },
+        "narrow",
+      ),
+      el(
+        "button",
+        { class: "main", type: "submit", "aria-busy": screen.busy.has("ask") ? "true" : null },
+        "Search",
+      ),
     ),
     el("p", { class: "lead" }, "An index of vectors is asked with numbers: [0.1, 0.2, 0.3]."),
   );
@@ -53,11 +83,20 @@ function question(indexes, screen) {
 function answerCard({ answer, problem, askedMs }) {
   if (problem) return el("p", { class: "notice error", role: "alert", "data-key": "problem" }, problem);
   if (!answer) return null;
-  const fresh = `Asked at ${clock(askedMs)}: the index had every change up to ${stated(answer.watermark_time)}, ${duration(answer.lag_s)} behind the database.`;
-  const partly = answer.complete ? null : " It is built anew; these are rows of the last one that was complete.";
+  const [upTo, lag] = [stated(answer.watermark_time), duration(answer.lag_s)];
+  const fresh = `Asked at ${clock(askedMs)}: the index had every change up to ${upTo}, ${lag} behind the database.`;
+  const partly = answer.complete
+    ? null
+    : " It is built anew; these are rows of the last one that was complete.";
   return card(
     "Results",
-    el("p", { class: "lead", role: "status" }, `${counted(answer.rows.length, "row")} of ${answer.job}. `, fresh, partly),
+    el(
+      "p",
+      { class: "lead", role: "status" },
+      `${counted(answer.rows.length, "row")} of ${answer.job}. `,
+      fresh,
+      partly,
+    ),
     answer.rows.length === 0
       ? el("p", { class: "muted" }, "Nothing was found.")
       : el("ol", { class: "hits" }, answer.rows.map(hit)),
@@ -71,7 +110,15 @@ function hit(row) {
     ...cells.map(([name, value]) => [name, cellOf(value).shown]),
     ...marks.map(([name, value]) => [name.slice(1).replaceAll("_", " "), Number(value).toPrecision(4)]),
   ];
-  return el("li", { class: "hit" }, el("dl", {}, lines.map(([name, text]) => [el("dt", {}, name), el("dd", {}, text)])));
+  return el(
+    "li",
+    { class: "hit" },
+    el(
+      "dl",
+      {},
+      lines.map(([name, text]) => [el("dt", {}, name), el("dd", {}, text)]),
+    ),
+  );
 }
 
 function ask(screen, form) {
@@ -87,7 +134,10 @@ function ask(screen, form) {
   screen.go(routeTo("search", [], { index, q: words }), { quietly: true });
   return screen.during("ask", async () => {
     try {
-      Object.assign(memory, { answer: await asked(screen.api, index, words, form.elements.k.value), problem: null });
+      Object.assign(memory, {
+        answer: await asked(screen.api, index, words, form.elements.k.value),
+        problem: null,
+      });
       memory.askedMs = Date.now();
     } catch (error) {
       if (!(error instanceof Refused)) throw error;

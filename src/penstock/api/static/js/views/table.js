@@ -39,14 +39,19 @@ export const table = {
 
 function history({ oldest_ts: oldest, captured }) {
   if (!captured) return ["History from", UNKNOWN];
-  return msOf(oldest) === null ? ["History from", "its beginning"] : ["History from", timeOf(oldest), "changes before it are gone"];
+  return msOf(oldest) === null
+    ? ["History from", "its beginning"]
+    : ["History from", timeOf(oldest), "changes before it are gone"];
 }
 
 function objects(found, width) {
   const spans = found.objects;
-  if (spans.length === 0) return el("p", { class: "muted" }, "None yet: its changes are in the log of a capture.");
+  if (spans.length === 0)
+    return el("p", { class: "muted" }, "None yet: its changes are in the log of a capture.");
   const times = spans.flatMap((each) => [msOf(each.from_ts), msOf(each.to_ts)]).filter((ms) => ms !== null);
-  const changes = found.schemas.map((each) => msOf(each.since_ts)).filter((ms) => ms !== null && ms > Math.min(...times));
+  const changes = found.schemas
+    .map((each) => msOf(each.since_ts))
+    .filter((ms) => ms !== null && ms > Math.min(...times));
   const fromMs = Math.min(...times);
   const toMs = Math.max(...times, ...changes, fromMs + 1000);
   const left = found.objects_left_off ?? 0;
@@ -71,10 +76,22 @@ function swatch(kind, text) {
 function kinds({ kinds: groups }) {
   const columns = [
     { label: "Kind", kind: "name", cell: (group) => `${group.kind} ${group.side}` },
-    { label: "Objects", kind: "right", cell: (group) => el("span", { class: "number" }, count(group.objects)) },
+    {
+      label: "Objects",
+      kind: "right",
+      cell: (group) => el("span", { class: "number" }, count(group.objects)),
+    },
     { label: "Rows", kind: "right", cell: (group) => el("span", { class: "number" }, count(group.rows)) },
     { label: "Size", kind: "right", cell: (group) => el("span", { class: "number" }, bytes(group.bytes)) },
-    { label: "Committed", cell: (group) => el("span", { class: "number" }, `${timeOf(group.from_ts).slice(0, 19)} – ${timeOf(group.to_ts).slice(0, 19)}`) },
+    {
+      label: "Committed",
+      cell: (group) =>
+        el(
+          "span",
+          { class: "number" },
+          `${timeOf(group.from_ts).slice(0, 19)} – ${timeOf(group.to_ts).slice(0, 19)}`,
+        ),
+    },
   ];
   return rows("Objects by kind", columns, groups ?? [], { key: (group) => `${group.kind} ${group.side}` });
 }
@@ -86,7 +103,13 @@ function schemas(versions) {
     el(
       "details",
       { "data-key": `since ${version.since_ts}`, open: place === 0 },
-      el("summary", {}, el("strong", {}, `Version ${version.number}`), ` since ${stated(version.since_time)}, ${counted(version.columns.length, "column")}`, changed(version, newest[place + 1])),
+      el(
+        "summary",
+        {},
+        el("strong", {}, `Version ${version.number}`),
+        ` since ${stated(version.since_time)}, ${counted(version.columns.length, "column")}`,
+        changed(version, newest[place + 1]),
+      ),
       columns(version),
     ),
   );
@@ -99,7 +122,9 @@ function columns(version) {
     { label: "Null", cell: (column) => (column.nullable ? "yes" : "no") },
     { label: "Key", cell: (column) => (column.primary_key ? "primary key" : "") },
   ];
-  return rows(`Columns of version ${version.number}`, cells, version.columns, { key: (column) => column.name });
+  return rows(`Columns of version ${version.number}`, cells, version.columns, {
+    key: (column) => column.name,
+  });
 }
 
 /** What a version changed, by the names of its columns. */
@@ -109,7 +134,9 @@ function changed(version, before) {
   const now = new Map(version.columns.map((column) => [column.name, column.type]));
   const added = [...now.keys()].filter((name) => !old.has(name)).map((name) => `+ ${name}`);
   const gone = [...old.keys()].filter((name) => !now.has(name)).map((name) => `− ${name}`);
-  const other = [...now.keys()].filter((name) => old.has(name) && old.get(name) !== now.get(name)).map((name) => `~ ${name}`);
+  const other = [...now.keys()]
+    .filter((name) => old.has(name) && old.get(name) !== now.get(name))
+    .map((name) => `~ ${name}`);
   const all = [...added, ...gone, ...other];
   return all.length > 0 ? ` (${all.join(", ")})` : "";
 }

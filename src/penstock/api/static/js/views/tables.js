@@ -14,7 +14,10 @@ export const tables = {
   title: () => "Tables",
   everyMs: 2000,
   async load(api, _route, signal) {
-    const [list, overview] = await Promise.all([api.get("/tables", {}, { signal }), api.get("/overview", {}, { signal })]);
+    const [list, overview] = await Promise.all([
+      api.get("/tables", {}, { signal }),
+      api.get("/overview", {}, { signal }),
+    ]);
     const held = new Map(overview.tables.map((table) => [table.table, table.held_by]));
     return list.map((table) => ({ ...table, held_by: held.get(table.table) }));
   },
@@ -24,13 +27,28 @@ export const tables = {
     const wanted = (screen.memory.filter ?? "").toLowerCase();
     const found = data.filter(({ table }) => table.toLowerCase().includes(wanted));
     const shown = found.slice(0, SHOWN);
-    const filter = field("filter", "Filter by name", { type: "search", "data-action": "filter", "data-on": "input", autocomplete: "off", value: screen.memory.filter ?? "" });
+    const more = { type: "search", "data-action": "filter", "data-on": "input", autocomplete: "off" };
+    const filter = field(
+      "filter",
+      "Filter by name",
+      { ...more, value: screen.memory.filter ?? "" },
+      { kind: "filter" },
+    );
     return [
       head,
       el(
         "section",
         { class: "card", "aria-label": "Tables" },
-        el("div", { class: "fields" }, filter, el("p", { class: "field muted", role: "status" }, summary(found.length, shown.length))),
+        el(
+          "div",
+          { class: "fields" },
+          filter,
+          el(
+            "p",
+            { class: "muted", role: "status" },
+            (wanted || shown.length < found.length) && summary(found.length, shown.length),
+          ),
+        ),
         shown.length > 0 && rows("Tables", COLUMNS, shown, { key: ({ table }) => table, below }),
       ),
     ];
@@ -45,7 +63,10 @@ export const tables = {
 
 const COLUMNS = [
   { label: "Table", kind: "name", cell: ({ table }) => el("a", { href: routeTo("tables", [table]) }, table) },
-  { label: "State", cell: ({ captured }) => (captured ? badge("captured", "good") : badge("not captured", "bad")) },
+  {
+    label: "State",
+    cell: ({ captured }) => (captured ? badge("captured", "good") : badge("not captured", "bad")),
+  },
   { label: "Lag", kind: "right", cell: ({ lag_s: lag }) => el("span", { class: "number" }, duration(lag)) },
   { label: "Readable up to", cell: (table) => el("span", { class: "number" }, stated(table.readable_time)) },
   { label: "Last change by", cell: ({ changed_ts: ts }) => el("span", { class: "number" }, timeOf(ts)) },
@@ -53,7 +74,9 @@ const COLUMNS = [
 
 function summary(found, shown) {
   if (found === 0) return "No table has that in its name.";
-  return shown < found ? `${count(shown)} of ${count(found)} are shown; filter for the others.` : `${counted(found, "table")} shown`;
+  return shown < found
+    ? `${count(shown)} of ${count(found)} are shown; filter for the others.`
+    : `${counted(found, "table")} shown`;
 }
 
 function below({ held_by: heldBy }) {
