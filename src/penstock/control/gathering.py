@@ -124,6 +124,7 @@ def gather(deployment: Deployment, growth: Growth, *, clock: Clock = SYSTEM) -> 
         parts=parts,
         unknown=unknown,
         silent=frozenset(name for name, page in shown.items() if page is None),
+        flush_interval_s=settings.capture.flush_interval_s,
         scarce={} if parts is None else scarce(settings),
         locks=eventloop.run(
             holding_locks(deployment.client, _slowest(tables, found, now_ts), timeout_s=LOCKS_S)

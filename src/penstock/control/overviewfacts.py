@@ -106,6 +106,8 @@ class Facts:
     unknown: Mapping[str, str] = field(default_factory=dict)
     silent: frozenset[str] = frozenset()
     """Parts whose metrics could not be read."""
+    flush_interval_s: float = 60.0
+    """How long rows wait in a capture before they become objects."""
     scarce: Mapping[str, int] = field(default_factory=dict)
     """Bytes that are free in folders with little room, by the settings that name them."""
     locks: Mapping[int, HoldingLock] = field(default_factory=dict)

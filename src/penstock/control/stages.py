@@ -16,6 +16,8 @@ __all__ = ["Explanation", "lag_of_job"]
 
 T = TypeVar("T")
 
+PATIENT_S = 15.0
+"""How far behind things are that do their usual work: they wait for an interval, or for enough to do."""
 _TOGETHER_MS = 2_000
 """Who is no further than that ahead of another waits for it."""
 _FAILED = {FeedState.WARNING: "failed and tries again", FeedState.FAILED: "failed and waits"}
@@ -31,6 +33,8 @@ _REASONS = {
     Reason.WAITING: "its trigger has not begun the next iteration yet",
     Reason.NO_RUNNER: "no process runs jobs",
 }
+
+_AT_WORK = frozenset({Reason.QUEUED, Reason.RUNNING, Reason.WAITING})
 
 
 def lag_of_job(fact: JobFact) -> float | None:
@@ -118,6 +122,8 @@ class Explanation:
         table = self._slow_table(fact)
         if table is not None:
             return self._by_table(table)
+        if self._behind(feed.status.checkpoint_ts) <= PATIENT_S:
+            return None
         return self._by_feed(fact, "its newest files are not written yet, or it catches up")
 
     def _by_feed(self, fact: FeedFact, detail: str) -> HeldBy:
@@ -160,6 +166,8 @@ class Explanation:
             return None
         if reason is None:
             return None if table is None else self._by_table(table)
+        if reason in _AT_WORK and lag_s is not None and lag_s <= PATIENT_S:
+            return None
         said = f": {fact.freshness.message}" if fact.freshness.message else ""
         return HeldBy(kind=HolderKind.JOB, name=str(fact.job.id), detail=_REASONS[reason] + said)
 
@@ -191,10 +199,10 @@ class Explanation:
         if table is None:
             return None, None
         lag_s = self._behind(table.stored_ts)
-        if lag_s <= SLOW_S:
-            return lag_s, None
         if table.stored_ts == table.readable_ts:
             return lag_s, self.table(table)
+        if lag_s <= self._facts.flush_interval_s + PATIENT_S:
+            return lag_s, None
         detail = "its newest rows are in the capture's log, and become objects with its next flush"
         return lag_s, HeldBy(kind=HolderKind.TABLE, name=table.name, detail=detail)
 

@@ -18,7 +18,7 @@ def rows(found: Facts) -> dict[Stage, StageRow]:
 
 
 def test_the_stages_come_in_the_order_of_the_flow_and_each_names_its_slowest() -> None:
-    orders = table("shop.orders", 1.0, changed_s=50, flushed_s=60)
+    orders = table("shop.orders", 1.0, changed_s=50, flushed_s=76)
     found = facts(
         tables=(orders, table("shop.items", 0.2, id=8)),
         feeds=(feed("quick", 1.5), feed("slow", 9.0), feed("off", 900, state=FeedState.STOPPED)),
@@ -30,7 +30,7 @@ def test_the_stages_come_in_the_order_of_the_flow_and_each_names_its_slowest() -
     assert {stage.value: row.lag_s for stage, row in rows(found).items()} == {
         "commit": 0.0,
         "capture": 1.0,
-        "store": 60.0,
+        "store": 76.0,
         "changefeeds": 9.0,
         "jobs": 1.0,  # its table has not changed since: it is as fresh as what can be read
     }
@@ -42,6 +42,15 @@ def test_the_stages_come_in_the_order_of_the_flow_and_each_names_its_slowest() -
 
 def test_where_there_is_nothing_no_lag_is_made_up() -> None:
     assert [row.lag_s for row in Explanation(facts()).stages()] == [0.0, None, None, None, None]
+
+
+def test_rows_that_wait_for_the_next_flush_are_as_they_should_be() -> None:
+    waiting = table(lag_s=0.5, changed_s=1, flushed_s=70)
+    row = rows(facts(tables=(waiting,)))[Stage.STORE]
+    assert (row.lag_s, row.held_by) == (70.0, None)
+    late = rows(facts(tables=(waiting,), flush_interval_s=5))[Stage.STORE].held_by
+    assert late is not None
+    assert late.detail.endswith("become objects with its next flush")
 
 
 def test_what_is_in_objects_counts_up_to_what_can_be_read_when_nothing_has_changed_since() -> None:
@@ -103,7 +112,8 @@ def test_the_primary_of_a_lock_is_named_by_its_table_and_to_tenants_only_if_it_i
         (feed(lag_s=0.1, state=FeedState.WARNING, error="busy"), "changefeed", "tries again: busy"),
         (feed(lag_s=9, run_by=""), "changefeed", "no process runs it"),
         (feed(lag_s=9, spool=spool(0.81)), "changefeed", "its spool is full"),
-        (feed(lag_s=9, spool=spool(0.79), tables=["shop.items"]), "changefeed", "or it catches up"),
+        (feed(lag_s=15, spool=spool(0.79), tables=["shop.items"]), None, ""),
+        (feed(lag_s=15.1, spool=spool(0.79), tables=["shop.items"]), "changefeed", "or it catches up"),
         (feed(lag_s=41), "lock", "has locked rows of shop.orders"),
         (feed(lag_s=41, tables=["shop.items"]), "changefeed", "or it catches up"),
         (feed(lag_s=41, tables=["shop.stock"]), "table", "captured up to 40.0 s ago"),
@@ -127,6 +137,8 @@ def test_a_changefeed_is_held_by(fact: FeedFact, kind: str | None, words: str) -
         (job(lag_s=9, of=None), "table", "no capture"),
         (job(lag_s=500, of=table(changed_s=10), attended=False), "job", "no process runs jobs"),
         (job(lag_s=500, of=table(changed_s=10), state=JobState.RUNNING), "job", "under way"),
+        (job(lag_s=14, of=table(changed_s=10), state=JobState.RUNNING), None, ""),
+        (job(lag_s=14, of=table(changed_s=10), attended=False), "job", "no process runs jobs"),
         (
             job(lag_s=500, state=JobState.ERROR, error_code=10_000, error="gone", of=table(changed_s=9)),
             "job",
