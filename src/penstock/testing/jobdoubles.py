@@ -183,8 +183,16 @@ class WorldSource:
         counts = ChangeCounts(states, from_ts, to_ts, HandleRange())
         end_ts = counts.admitted_ts(limit) if from_ts else to_ts
         rows, nbytes = counts.weigh(end_ts)
-        schema = states[0].schema_at(end_ts)
-        scan = Scan(view=view, from_ts=from_ts, to_ts=end_ts, schema=schema, rows=rows, nbytes=nbytes)
+        versions = states[0].schemas(from_ts, end_ts)
+        scan = Scan(
+            view=view,
+            from_ts=from_ts,
+            to_ts=end_ts,
+            schema=versions[-1],
+            rows=rows,
+            nbytes=nbytes,
+            before=versions[0] if from_ts else None,
+        )
         self.scans.append(scan)
         return scan
 

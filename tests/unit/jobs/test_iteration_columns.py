@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from penstock.jobs.job import ErrorCode, JobState
 from penstock.tables.define import define_table
 from penstock.testing.itemtables import item, item_table
 from penstock.testing.iterationbench import Bench
@@ -75,3 +76,24 @@ def test_renamed_columns_are_read_by_both_names_where_jobs_choose_columns(tmp_pa
             {"id": 2, "title": "two"},
             {"id": 3, "title": "three"},
         ]
+
+
+def test_a_job_stops_when_a_column_that_it_chose_gets_another_name(tmp_path: Path) -> None:
+    with TableWorld(tmp_path / "world", item_table()) as world:
+        copy, other = Copy(), Copy()
+        consumers = {"copy": copy.consumer(), "other": other.consumer()}
+        bench = Bench(world, WorldSource(world), tmp_path, consumers=consumers)
+        chosen = job_row("j", detail={"consumer": {"consumer": "copy", "columns": ["Name"]}})
+        everything = job_row("k", detail={"consumer": {"consumer": "other"}})
+        world.commit(item("integer", 1, "one"))
+        bench.run(chosen, everything)
+        done_ts = copy.ts
+        table = world.versions.table
+        world.alter(replace(table, columns=(table.columns[0], replace(table.columns[1], name="title"))))
+        world.commit({"id": 2, "title": "two"})
+        bench.run(bench.end("j"), bench.end("k"), from_ts=done_ts)
+        stopped = bench.end("j")
+        assert (stopped.state, stopped.status.error_code) == (JobState.ERROR, ErrorCode.SCHEMA)
+        assert "is called title now" in stopped.status.error_msg
+        assert copy.ts == done_ts
+        assert other.rows[2,] == {"id": 2, "title": "two"}
