@@ -6,15 +6,18 @@ a threshold. A collector that samples the same way keeps or drops whole traces.
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Picked", "Picks", "Sampling", "Times"]
+__all__ = ["HELD_MAX", "Picked", "Picks", "Sampling", "Times"]
 
 Times = npt.NDArray[np.uint64]
+
+HELD_MAX = 16_384
+"""Transactions that wait for something at the same time, in one place."""
 
 _RANDOM_BITS = 56
 _RANDOM = (1 << _RANDOM_BITS) - 1
@@ -76,6 +79,17 @@ class Sampling:
         """What is compared with the threshold: the higher, the rarer is a share that leaves it out."""
         return _mixed(commit_ts ^ np.uint64(self.low_salt)) & np.uint64(_RANDOM)
 
+    def within(self, picked: Picked, count: int) -> Picked:
+        """As many of them as that: those that the smallest share would have, for whoever has to choose."""
+        if len(picked) <= count:
+            return picked
+        order = np.argsort(self.chances(picked.commit_ts))
+        return picked.take(np.sort(order[len(picked) - count :]))
+
+    def among(self, picked: Picked) -> Picked:
+        """Those of them that this share has."""
+        return picked.take(np.flatnonzero(self.chances(picked.commit_ts) >= self.threshold))
+
     def trace_ids(self, commit_ts: Times) -> list[int]:
         """The id of each transaction's trace; no two transactions of a cluster have the same."""
         high = _mixed(commit_ts ^ np.uint64(self.high_salt)).tolist()
@@ -83,35 +97,50 @@ class Sampling:
         return [above << 64 | below for above, below in zip(high, low, strict=True)]
 
 
-@dataclass(slots=True)
 class Picks:
-    """Gathers what passes by, batch after batch."""
+    """Gathers what passes by, batch after batch; of too many, those that the smallest share would have."""
 
-    sampling: Sampling
-    _parts: list[Picked] = field(default_factory=list)
+    def __init__(self, sampling: Sampling, *, held_max: int = HELD_MAX) -> None:
+        self.dropped = 0
+        """Transactions that were too many."""
+        self._sampling = sampling
+        self._held_max = held_max
+        self._parts: list[Picked] = []
+        self._held = 0
 
     def add(self, commit_ts: npt.NDArray[Any]) -> None:
         """Rows with these timestamps have passed."""
-        picked = self.sampling.pick(commit_ts)
-        if len(picked):
-            self._parts.append(picked)
+        self._keep(self._sampling.pick(commit_ts))
 
     def add_pairs(self, pairs: Iterable[tuple[int, int]]) -> None:
         """What was picked elsewhere."""
         if given := list(pairs):
             times, rows = zip(*given, strict=True)
-            self._parts.append(Picked(np.array(times, np.uint64), np.array(rows, np.int64)))
+            self._keep(Picked(np.array(times, np.uint64), np.array(rows, np.int64)))
 
     def picked(self) -> Picked:
-        """All of it, each transaction once."""
-        if len(self._parts) == 1:
-            return self._parts[0]
-        times = np.concatenate([each.commit_ts for each in self._parts] or [np.zeros(0, np.uint64)])
-        rows = np.concatenate([each.rows for each in self._parts] or [np.zeros(0, np.int64)])
+        """All that is held, each transaction once."""
+        times = np.concatenate([each.commit_ts for each in self._parts] or [_NOTHING.commit_ts])
+        rows = np.concatenate([each.rows for each in self._parts] or [_NOTHING.rows])
         found, places = np.unique(times, return_inverse=True)
         counts = np.zeros(len(found), np.int64)
         np.add.at(counts, places, rows)
-        return Picked(found, counts)
+        whole = Picked(found, counts)
+        # What was dropped once may have come again, without its rows of before.
+        return self._sampling.among(whole) if self.dropped else whole
+
+    def _keep(self, picked: Picked) -> None:
+        if not len(picked):
+            return
+        self._parts.append(picked)
+        self._held += len(picked)
+        if self._held <= 2 * self._held_max:
+            return
+        whole = self.picked()
+        kept = self._sampling.within(whole, self._held_max)
+        self.dropped += len(whole) - len(kept)
+        self._sampling = replace(self._sampling, threshold=int(self._sampling.chances(kept.commit_ts).min()))
+        self._parts, self._held = [kept], len(kept)
 
 
 def _mixed(values: Times) -> Times:

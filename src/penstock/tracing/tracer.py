@@ -12,20 +12,18 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from penstock import metrics
 from penstock.clock import Clock
-from penstock.tracing.sampling import Picked, Picks, Sampling
+from penstock.tracing.sampling import HELD_MAX, Picked, Picks, Sampling
 from penstock.tracing.spans import Arrival, Span, Stage, Value, spans_of
 
 __all__ = ["Export", "Passage", "Tracer"]
 
 _log = logging.getLogger(__name__)
 
-_QUEUED_MAX = 16_384
 _BATCH_SPANS = 512
 _LINGER_S = 0.5
 _CLOSE_S = 5.0
@@ -46,7 +44,7 @@ class Tracer:
     """See the module. Thread-safe."""
 
     def __init__(
-        self, sampling: Sampling, export: Export, *, clock: Clock, queued_max: int = _QUEUED_MAX
+        self, sampling: Sampling, export: Export, *, clock: Clock, queued_max: int = HELD_MAX
     ) -> None:
         self.sampling = sampling
         self._export = export
@@ -113,11 +111,7 @@ class Tracer:
 
     def _within(self, arrival: Arrival, room: int) -> Arrival:
         """As many of its transactions as there is room for: those that the smallest share would have."""
-        if len(arrival.picked) <= room:
-            return arrival
-        chances = self.sampling.chances(arrival.picked.commit_ts)
-        places = np.sort(np.argsort(chances)[len(chances) - room :])
-        return replace(arrival, picked=arrival.picked.take(places))
+        return replace(arrival, picked=self.sampling.within(arrival.picked, room))
 
     def _run(self) -> None:
         while arrivals := self._next():
@@ -190,6 +184,7 @@ class Passage:
     def arrived(self, stage: Stage, *, key: str, **attributes: Value) -> None:
         """All that has passed has come to a stage just now."""
         picked = self._picks.picked()
+        _count("dropped", self._picks.dropped)
         self._tracer.arrived(stage, picked, attributes, key=key, began_ms=self._began_ms)
 
 

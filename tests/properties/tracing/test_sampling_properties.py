@@ -27,6 +27,24 @@ def test_transactions_are_picked_alike_however_their_rows_are_cut(
     assert all(counts[ts] == rows for ts, rows in whole)
 
 
+@given(_TIMES, st.lists(st.integers(0, 60), max_size=4), st.integers(1, 10), _CLUSTERS)
+def test_of_too_many_those_are_kept_that_everybody_would_keep_with_all_of_their_rows(
+    commits: list[int], cuts: list[int], held_max: int, cluster: int
+) -> None:
+    sampling = Sampling.of(cluster, 1.0)
+    picks = Picks(sampling, held_max=held_max)
+    for part in np.split(np.array(commits, np.uint64), sorted(cuts)):
+        picks.add(part)
+        picks.add_pairs(())
+    kept = picks.picked()
+    counts = Counter(commits)
+    assert all(counts[ts] == rows for ts, rows in kept.pairs())
+    whole = sampling.pick(np.array(commits, np.uint64))
+    assert sampling.within(whole, len(kept)).pairs() == kept.pairs()
+    assert min(held_max, len(whole)) <= len(kept) <= 2 * held_max
+    assert picks.dropped == 0 or len(kept) < len(whole)
+
+
 @given(_TIMES, _SHARES, _SHARES, _CLUSTERS)
 def test_a_larger_share_has_all_that_a_smaller_one_has(
     commits: list[int], one: float, other: float, cluster: int

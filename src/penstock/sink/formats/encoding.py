@@ -25,6 +25,7 @@ BATCH_ROWS = 16 * 1024
 _PIECE_ROWS = 32 * 1024  # that are encoded at once
 _PIECE_BYTES = 64 * 1024 * 1024
 _ANY = EncoderOptions()
+_TRACED_MAX = 64  # transactions that a chunk tells of: descriptors are the driver's memory
 _AFTER = b"\0"  # behind a handle: the lowest handle above it
 
 
@@ -180,8 +181,8 @@ class _Chunks:
     def _traced(self, taken: list["_Waiting"]) -> Traced:
         if self._sampling is None:
             return ()
-        times = np.concatenate([each.changes.commit_ts for each in taken])
-        return self._sampling.pick(times).pairs()
+        picked = self._sampling.pick(np.concatenate([each.changes.commit_ts for each in taken]))
+        return self._sampling.within(picked, _TRACED_MAX).pairs()
 
     def _take(self, rows: int) -> list["_Waiting"]:
         taken: list[_Waiting] = []
