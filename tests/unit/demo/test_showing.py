@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console
 
 from penstock.app.demo.checking import judged
-from penstock.app.demo.report import Answer, Report, Verified, print_report
+from penstock.app.demo.report import Report, Verified, print_report
 from penstock.app.demo.scene import folder_of, scene_in
 from penstock.app.demo.showing import LiveShow, Pace, PlainShow, Progress, StageProgress, show_on, told_ms
-from penstock.app.demo.targets import Place, places
+from penstock.app.demo.targets import Answer, Place, places
 from penstock.control.verifying import TargetReport
 from penstock.errors import Invalid
 from penstock.testing.manual_clock import ManualClock
@@ -31,11 +31,12 @@ def report(*verified: Verified) -> Report:
     return Report(
         seconds=10,
         rows=1_000,
+        first_rows=200,
         commits=100,
         stages=[StageProgress("readable", 1_000, 0, 300, 700), STAGE],
         places=[Place("delta table", 3, 4_096)],
         asked="copper kettle",
-        answers=[Answer("full-text index", [{"id": 1, "name": "[kettle]", "_score": 1.5}])],
+        answers=[Answer("full-text index", [{"id": 1, "name": "[kettle]", "_score": 1.5}], 0.4)],
         schema_changes=["table shop.reviews created"],
         verified=verified,
     )
@@ -77,7 +78,7 @@ def test_the_end_says_what_every_target_came_to() -> None:
     out, written = console()
     print_report(report(Verified("delta table", same=True, rows=42)), out)
     text = written.getvalue()
-    for part in ("1,000 (100/s) in 100 transactions", "equal: 42 rows", "4.0 KiB", "[kettle]", "700 ms"):
+    for part in ("1,000 in 100 transactions", "80, over 10 s", "equal: 42", "4.0 KiB", "[kettle]", "700 ms"):
         assert part in text
     assert "all 1 targets equal their source" in text
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from penstock.app.demo import wording
 from penstock.app.demo.checking import verify
-from penstock.app.demo.report import Answer, Report, print_report
+from penstock.app.demo.report import Report, print_report
 from penstock.app.demo.scene import Scene, folder_of, scene_in
 from penstock.app.demo.shop import Shop
 from penstock.app.demo.showing import Pace, Progress, Show, StageProgress, progress_of, show_on
@@ -25,8 +25,8 @@ from penstock.errors import PenstockError
 __all__ = ["run"]
 
 _CUSTOMERS, _PRODUCTS = 1_000, 500
-_CATCH_UP_S = 120.0
-_SHOW_S = 0.2
+_CATCH_UP_S = 300.0
+_SHOW_S = 0.25
 _COUNT_FILES_S = 2.0
 _LOG_LINES = 20
 
@@ -148,11 +148,12 @@ class _Play:
         return Report(
             seconds=worked_s,
             rows=self._watch.rows,
+            first_rows=self._watch.first_rows,
             commits=self._watch.commits,
             stages=self._stages(),
             places=places(self._scene),
             asked=wording.ASKED,
-            answers=[Answer(each.title, asked(self._deployment, each)) for each in (FULLTEXT, VECTOR)],
+            answers=[asked(self._deployment, each) for each in (FULLTEXT, VECTOR)],
             schema_changes=self._schema_changes,
             verified=compared,
         )

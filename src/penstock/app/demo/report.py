@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from penstock.app.demo.showing import StageProgress, told_ms
-from penstock.app.demo.targets import Place
+from penstock.app.demo.targets import Answer, Place
 from penstock.app.sizes import size
 
-__all__ = ["Answer", "Report", "Verified", "print_report"]
+__all__ = ["Report", "Verified", "print_report"]
 
 _NAME_CHARS = 34
 
@@ -27,20 +27,13 @@ class Verified:
     differs: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What an index found, best first, and how old that is."""
-
-    title: str
-    rows: Sequence[dict[str, Any]]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """All of it."""
 
     seconds: float
     rows: int
+    first_rows: int
     commits: int
     stages: Sequence[StageProgress]
     places: Sequence[Place]
@@ -66,8 +59,11 @@ def print_report(report: Report, console: Console) -> None:
 
 def _workload(report: Report) -> Table:
     table = Table(title="Workload", show_header=False, title_justify="left")
-    per_s = report.rows / max(report.seconds, 0.001)
-    table.add_row("rows written", f"{report.rows:,} ({per_s:,.0f}/s) in {report.commits:,} transactions")
+    per_s = (report.rows - report.first_rows) / max(report.seconds, 0.001)
+    table.add_row("rows written", f"{report.rows:,} in {report.commits:,} transactions")
+    table.add_row(
+        "in a second", f"{per_s:,.0f}, over {report.seconds:.0f} s, after the first {report.first_rows:,}"
+    )
     captured = report.stages[0]
     table.add_row("rows captured", f"{captured.rows:,}")
     for each in report.schema_changes:
@@ -76,9 +72,10 @@ def _workload(report: Report) -> Table:
 
 
 def _targets(report: Report) -> Table:
-    table = Table(title="Stages and targets", title_justify="left")
-    for heading in ("", "rows", "lag p50", "lag p99", "files", "size", "against the source"):
-        table.add_column(heading, justify="left" if heading in {"", "against the source"} else "right")
+    table = Table(title="Stages and targets, with lags from commit on", title_justify="left", box=SIMPLE)
+    for heading in ("", "rows", "lag p50", "lag p99", "files", "size", "against source"):
+        left = heading in {"", "against source"}
+        table.add_column(heading, justify="left" if left else "right", no_wrap=heading != "against source")
     kept = {each.title: each for each in report.places}
     verified = {each.title: each for each in report.verified}
     for stage in report.stages:
@@ -99,12 +96,13 @@ def _verdict(verified: Verified | None) -> Text:
     if verified is None:
         return Text("")
     if verified.same:
-        return Text(f"equal: {verified.rows:,} rows", "green")
+        return Text(f"equal: {verified.rows:,}", "green")
     return Text(f"differs: {verified.differs}", "bold red")
 
 
 def _found(asked: str, answer: Answer) -> Table:
-    table = Table(title=f"{answer.title}: “{asked}”", title_justify="left", show_header=False)
+    title = f"{answer.title}, {answer.lag_s:.1f} s old: “{asked}”"
+    table = Table(title=title, title_justify="left", show_header=False)
     for row in answer.rows:
         score = next((value for name, value in row.items() if name in {"_score", "_distance"}), None)
         shown = f"{score:.2f}" if isinstance(score, float) else ""

@@ -13,6 +13,12 @@ __all__ = ["CANAL_JSON", "PARQUET", "Scene", "folder_of", "parquet_feed", "scene
 
 CANAL_JSON, PARQUET = "shop-canal-json", "shop-parquet"
 _FREE_ADDR = "127.0.0.1:0"
+_SHORT_LIVED = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+}
+"""For a Spark of two minutes and few rows, compiling costs more than it saves: a third of all its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,7 @@ def scene_in(folder: Path) -> Scene:
             "idle_flush_interval_s": 5,
             "upkeep": {"merge_interval_s": 15},
         },
-        "spark": {"master": "local[2]", "driver_memory": "1g"},
+        "spark": {"master": "local[2]", "driver_memory": "1g", "conf": _SHORT_LIVED},
         "changefeeds": {
             # from the first table on; the other begins with a snapshot, when there are rows
             CANAL_JSON: {
@@ -77,7 +83,7 @@ def scene_in(folder: Path) -> Scene:
 
 def _sink(changes: Path, protocol: str, parameters: str = "") -> str:
     uri = (changes / protocol).as_uri()
-    return f"{uri}?protocol={protocol}&flush-interval=2s{parameters}"
+    return f"{uri}?protocol={protocol}&flush-interval=4s{parameters}"
 
 
 def parquet_feed(changes: Path) -> dict[str, object]:

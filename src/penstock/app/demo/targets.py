@@ -1,6 +1,6 @@
 """What follows the shop's tables: two changefeeds and three jobs."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from penstock.control.deployment import Deployment
 from penstock.jobs.jobid import JobId
 from penstock.jobs.spec import JobSpec
 
-__all__ = ["FEEDS", "JOBS", "Place", "Target", "asked", "create", "places"]
+__all__ = ["FEEDS", "FULLTEXT", "JOBS", "VECTOR", "Answer", "Place", "Target", "asked", "create", "places"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,16 @@ def create(deployment: Deployment, scene: Scene) -> None:
         freshcalls.registered(deployment, job_id, JobSpec.parse(tree))
 
 
-def asked(deployment: Deployment, target: Target) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an index found, best first, and how old what it knows is."""
+
+    title: str
+    rows: Sequence[dict[str, Any]]
+    lag_s: float
+
+
+def asked(deployment: Deployment, target: Target) -> Answer:
     """The best rows that an index finds for some words."""
     options = searching.SearchOptions(
         words=wording.ASKED,
@@ -70,8 +79,8 @@ def asked(deployment: Deployment, target: Target) -> list[dict[str, Any]]:
         columns=("id", "name", "description"),
         every=False,
     )
-    rows: list[dict[str, Any]] = searching.found(deployment, JobId.parse(target.name), options)["rows"]
-    return rows
+    found = searching.found(deployment, JobId.parse(target.name), options)
+    return Answer(target.title, found["rows"], found["lag_s"])
 
 
 @dataclass(frozen=True, slots=True)

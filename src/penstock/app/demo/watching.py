@@ -15,7 +15,10 @@ from penstock.sink.feeds.feed import FeedState
 
 __all__ = ["Watch"]
 
-_LOOK_S = 0.2
+_DATABASE = "shop"
+_LOOK_S = 0.25
+_TARGETS_LOOK_S = 1.0
+"""Targets take seconds, and to ask after them costs more than to ask captures."""
 _SLOW_LOOKS_S = 60.0
 """How long the deployment may fail to answer."""
 
@@ -31,10 +34,14 @@ class Watch:
             each: Arrivals(each.title, each.tables) for each in (*FEEDS, *JOBS)
         }
         self.rows = 0
+        self.first_rows = 0
+        """Of those, the ones that were there before anything was measured."""
         self.commits = 0
         self.watermarks: dict[str, int] = {}
         """Up to when each stage has everything, by its title."""
         self._lock = threading.Lock()
+        self._tables: dict[str, int] = {}
+        self._targets_at = 0.0
         self._failure: PenstockError | None = None
 
     @property
@@ -45,7 +52,9 @@ class Watch:
     def committed(self, commit: Commit) -> None:
         """A transaction was committed."""
         with self._lock:
-            self.rows += sum(commit.rows.values())
+            rows = sum(commit.rows.values())
+            self.rows += rows
+            self.first_rows += 0 if commit.measured else rows
             self.commits += 1
         for each in self.stages:
             each.expect(commit)
@@ -99,22 +108,27 @@ class Watch:
 
     def look(self) -> None:
         """See how far everything has come; raise Unavailable when somebody does not answer."""
-        tables = {f"shop.{each.name}": each.id for each in self._deployment.catalog.tables("shop")}
-        looks = self._deployment.looks(set(tables.values()))
-        readable = {
-            name: looks[table_id].readable_ts for name, table_id in tables.items() if table_id in looks
+        now = self._clock.monotonic()
+        if not self._tables or now - self._targets_at >= _TARGETS_LOOK_S:
+            self._targets_at = now
+            self._tables = {
+                f"{_DATABASE}.{each.name}": each.id for each in self._deployment.catalog.tables(_DATABASE)
+            }
+            self._look_at_feeds()
+            self._look_at_jobs()
+        looks = self._deployment.looks(set(self._tables.values()))
+        reached = {
+            name: looks[each].readable_ts if each in looks else 0 for name, each in self._tables.items()
         }
-        self._arrive(self.readable, {name: readable.get(name, 0) for name in tables})
-        self._look_at_feeds(tables)
-        self._look_at_jobs()
+        self._arrive(self.readable, reached)
 
-    def _look_at_feeds(self, tables: Mapping[str, int]) -> None:
+    def _look_at_feeds(self) -> None:
         feeds = {each.info.id: each for each in feedcalls.listed(self._deployment)}
         for target in FEEDS:
             feed = feeds[target.name]
             if feed.state is FeedState.FAILED:
                 raise _stopped(target, feed.status.error)
-            self._arrive(self.targets[target], dict.fromkeys(tables, feed.status.checkpoint_ts))
+            self._arrive(self.targets[target], dict.fromkeys(self._tables, feed.status.checkpoint_ts))
 
     def _look_at_jobs(self) -> None:
         jobs = {each["job"]: each for each in freshcalls.listed(self._deployment, None)}

@@ -62,7 +62,8 @@ def product(chance: Chance) -> str:
 
 def description(name: str, chance: Chance) -> str:
     """Three sentences about a product."""
-    praise = " ".join(chosen(_PRAISE, chance) for _ in range(2))
+    first = int(chance() * len(_PRAISE))
+    praise = f"{_PRAISE[first - 1]} {_PRAISE[first]}"
     return f"A {name} for {chosen(_PLACES, chance)}, made in {chosen(CITIES, chance)}. {praise}"
 
 
