@@ -15,6 +15,7 @@ from penstock.control.jobviews import reported
 from penstock.control.moments import shown_ts
 from penstock.control.sourcetables import DeploymentTables
 from penstock.errors import Invalid, PenstockError, Unavailable
+from penstock.jobs.consumer import is_comparable
 from penstock.jobs.consumers import find_consumer
 from penstock.jobs.durations import parse_duration
 from penstock.jobs.job import Job
@@ -22,7 +23,7 @@ from penstock.jobs.jobid import JobId, JobKey
 from penstock.jobs.log.joblog import JobLog
 from penstock.jobs.running.freshnessdesk import FreshnessDesk
 from penstock.jobs.verifying.outcomes import LastVerification, Outcomes
-from penstock.jobs.verifying.verifying import COMPARABLE, VerifyReport
+from penstock.jobs.verifying.verifying import VerifyReport
 from penstock.settings import parse_changefeed
 from penstock.sink.feeds.feed import Feed
 from penstock.sink.files.options import SinkOptions, sink_options
@@ -142,7 +143,7 @@ class _Comparing:
         try:
             if isinstance(target, Feed):
                 return TargetReport(name, self._feed(target, partial(self.tell, name)))
-            if not named and not _is_comparable(target):
+            if not named and not is_comparable(find_consumer(target.spec.consumer)):
                 note = f"a target of consumer {target.spec.consumer} has no rows that could be read"
                 return TargetReport(name, note=note)
             return TargetReport(name, self._job(target.id))
@@ -200,10 +201,6 @@ def _checkpoint(read: Callable[[], int]) -> int:
         return read()
     except Invalid:
         return 0
-
-
-def _is_comparable(job: Job) -> bool:
-    return all(hasattr(find_consumer(job.spec.consumer), name) for name in COMPARABLE)
 
 
 def _shown_table(table: TableReport) -> dict[str, Any]:

@@ -187,3 +187,8 @@ class Comparable(Protocol):
 
         No key is in both. A key that is taken out goes with every row that the target has of it.
         """
+
+
+def is_comparable(consumer: Consumer | type[Consumer]) -> bool:
+    """Whether a consumer has what Comparable has."""
+    return all(hasattr(consumer, name) for name in ("expected", "present", "mend"))

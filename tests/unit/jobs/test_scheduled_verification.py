@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,16 +14,19 @@ import pytest
 from penstock.clock import SYSTEM
 from penstock.comparing.tally import Counts
 from penstock.errors import Fenced, Invalid, Unavailable
+from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.jobs.errorcodes import SchemaRefused
 from penstock.jobs.iterations.schemachanges import check_names
 from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
+from penstock.jobs.log.checking import check_spec
 from penstock.jobs.running.verifyduty import VerifyDuty
 from penstock.jobs.spec import JobSpec
 from penstock.jobs.verifying.dueness import next_due
 from penstock.jobs.verifying.outcomes import LastVerification
 from penstock.jobs.verifying.verifying import VerifyReport
 from penstock.metrics import JOBS_DIFFERENCES
+from penstock.settings import Settings
 from penstock.tables.define import define_table
 from penstock.testing.manual_clock import ManualClock
 
@@ -83,6 +87,17 @@ def test_a_schedule_is_a_duration_or_never_and_the_newer_spec_counts() -> None:
     for wrong in ("0s", "soon", "-1h"):
         with pytest.raises(Invalid, match=r"detail\.verify|no duration"):
             JobSpec.parse({"detail": {"verify": wrong}})
+
+
+def test_a_target_that_nobody_can_read_is_not_put_on_a_schedule(tmp_path: Path) -> None:
+    table = define_table("items", [("id", "bigint primary key")])
+    schema = SchemaVersion(1, 1, table, "shop")
+    told = {"consumer": {"consumer": "webhook", "options": {"url": "http://127.0.0.1:1/"}}}
+    settings = Settings(jobs={"data": tmp_path})
+    check_spec(JobId("shop", "items", "a"), JobSpec.parse({"detail": told}), schema, settings)
+    spec = JobSpec.parse({"detail": {**told, "verify": "1h"}})
+    with pytest.raises(Invalid, match=r"cannot be compared .* leave --verify out"):
+        check_spec(JobId("shop", "items", "a"), spec, schema, settings)
 
 
 def test_what_was_found_is_read_as_it_was_written_and_says_what_is_wrong() -> None:

@@ -6,7 +6,7 @@ from typing import NoReturn
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.jobs.consumer import Consumer, JobContext
+from penstock.jobs.consumer import Consumer, JobContext, is_comparable
 from penstock.jobs.consumers import find_consumer
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobId, JobKey
@@ -39,6 +39,11 @@ def check_spec(
     key = JobKey(account_id=0, table_id=schema.table.id, job_name=job_id.job, job_id=0)
     consumer = make_consumer(job_id, key, "", spec, settings, settings.jobs.data / "none")
     try:
+        if spec.verify_s is not None and not is_comparable(consumer):
+            raise Invalid(
+                f"the target of job {job_id} cannot be compared with its source, since {spec.consumer} does"
+                " not read it; leave --verify out, or write never"
+            )
         consumer.check(schema)
     finally:
         consumer.close()

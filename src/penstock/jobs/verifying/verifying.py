@@ -18,19 +18,16 @@ from penstock.comparing.comparison import Comparison
 from penstock.comparing.tally import Counts, added_samples
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventstore.checksums import Hashes
-from penstock.jobs.consumer import Comparable, Consumer
+from penstock.jobs.consumer import Comparable, Consumer, is_comparable
 from penstock.jobs.job import Job
 from penstock.jobs.jobcolumns import chosen_columns, key_names
 from penstock.jobs.jobid import JobId
 from penstock.jobs.reading.rowspool import RowSpool
 from penstock.jobs.source import JobSource, Scan
 
-__all__ = ["COMPARABLE", "Verifier", "VerifyReport"]
+__all__ = ["Verifier", "VerifyReport"]
 
 T = TypeVar("T")
-
-COMPARABLE = ("expected", "present", "mend")
-"""What consumers have whose targets can be compared: see Comparable."""
 
 _log = logging.getLogger(__name__)
 _TRIES = 5
@@ -93,7 +90,7 @@ class Verifier:
         proceed: Callable[[], None] = lambda: None,
     ) -> None:
         self._job = job
-        if not all(hasattr(consumer, name) for name in COMPARABLE):
+        if not is_comparable(consumer):
             raise Invalid(self._rebuild(f"a target of consumer {job.spec.consumer} cannot be compared"))
         self._consumer = consumer
         self._target = cast("Comparable", consumer)
