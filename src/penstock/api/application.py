@@ -14,7 +14,7 @@ from penstock.api.limits import BodyLimit, Readers
 from penstock.api.models import ProblemDetails
 from penstock.api.observing import Observed
 from penstock.api.problems import answer, declared, handlers
-from penstock.api.reaching import LateDeployment, Reach, Reached
+from penstock.api.reaching import LateDeployment, Pulse, Reach, Reached
 from penstock.api.routers import changefeeds, health, jobs, overview, searching, tables
 from penstock.api.security import Gate, SafeHeaders
 from penstock.api.service import Service, only_declared
@@ -54,7 +54,14 @@ def create_app(deployment: Deployment | Reach, *, clock: Clock = SYSTEM) -> Fast
         exception_handlers={**handlers(), HTTPStatus.METHOD_NOT_ALLOWED: _wrong_method},
         redirect_slashes=False,
     )
-    app.state.service = Service(reach.settings, reach, Readers(settings.readers), Rates(clock=clock), clock)
+    app.state.service = Service(
+        settings=reach.settings,
+        reach=reach,
+        pulse=Pulse(reach, clock=clock),
+        readers=Readers(settings.readers),
+        rates=Rates(clock=clock),
+        clock=clock,
+    )
     for each in _ROUTERS:
         app.include_router(each, dependencies=[Depends(only_declared)])
     pages.mount(app)

@@ -8,10 +8,10 @@ from typing import Protocol
 from penstock import eventloop
 from penstock.clock import SYSTEM, Clock
 from penstock.control.deployment import Deployment, deployed
-from penstock.errors import PenstockError, Unavailable
+from penstock.errors import Unavailable
 from penstock.settings import Settings
 
-__all__ = ["LateDeployment", "Reach", "Reached", "answers"]
+__all__ = ["LateDeployment", "Pulse", "Reach", "Reached"]
 
 _AGAIN_S = 1.0
 _ANSWER_S = 3.0
@@ -77,11 +77,37 @@ class LateDeployment:
             self._deployment = None
 
 
-def answers(reach: Reach) -> bool:
-    """Whether the cluster answers, in a few seconds."""
-    try:
-        client = reach.get().client
-        eventloop.run(asyncio.wait_for(client.timestamp(), _ANSWER_S))
-    except (PenstockError, TimeoutError):
-        return False
-    return True
+class Pulse:
+    """Whether the cluster answers, as of a second ago at most. For any number of threads: one of them asks.
+
+    A client waits long for a cluster that is silent, which may come back. Whoever asks over HTTP is told
+    at once, and threads do not pile up.
+    """
+
+    def __init__(self, reach: Reach, *, clock: Clock = SYSTEM) -> None:
+        self._reach = reach
+        self._clock = clock
+        self._turn = threading.Lock()
+        self._felt_at: float | None = None
+        self._failure: str | None = None
+
+    def deployment(self) -> Deployment:
+        """The deployment, whose cluster answers; raise Unavailable when it does not. Blocks for seconds."""
+        with self._turn:
+            if self._felt_at is None or self._clock.monotonic() >= self._felt_at + _AGAIN_S:
+                self._failure = self._felt()
+                self._felt_at = self._clock.monotonic()
+            if self._failure is not None:
+                raise Unavailable(self._failure)
+        return self._reach.get()
+
+    def _felt(self) -> str | None:
+        """What is wrong; None: nothing."""
+        try:
+            client = self._reach.get().client
+            eventloop.run(asyncio.wait_for(client.timestamp(), _ANSWER_S))
+        except TimeoutError:
+            return f"the cluster gave no timestamp within {_ANSWER_S:g} s; see that its stores run"
+        except Unavailable as error:
+            return str(error)
+        return None

@@ -8,7 +8,7 @@ from fastapi import Depends, Request
 from penstock.api.accounts import Asking
 from penstock.api.limits import Readers
 from penstock.api.problems import Problem
-from penstock.api.reaching import Reach
+from penstock.api.reaching import Pulse, Reach
 from penstock.clock import Clock
 from penstock.control.deployment import Deployment
 from penstock.control.overview import Rates
@@ -26,6 +26,7 @@ class Service:
 
     settings: Settings
     reach: Reach
+    pulse: Pulse
     readers: Readers
     rates: Rates
     clock: Clock
@@ -49,7 +50,7 @@ Shared = Annotated[Service, Depends(_shared)]
 
 
 def _deployed(service: Shared, _caller: Asking) -> Deployment:
-    return service.reach.get()
+    return service.pulse.deployment()
 
 
 Deployed = Annotated[Deployment, Depends(_deployed)]

@@ -9,9 +9,9 @@ from penstock.api.accounts import Admin, Asking
 from penstock.api.federation import federated
 from penstock.api.models import Health, Me, Readiness
 from penstock.api.problems import declared
-from penstock.api.reaching import answers
 from penstock.api.service import PREFIX, Shared
 from penstock.control.partstates import UpStates
+from penstock.errors import Unavailable
 
 __all__ = ["PROBES", "api", "root"]
 
@@ -33,10 +33,12 @@ async def health() -> Health:
 )
 def ready(service: Shared, response: Response) -> Readiness:
     """Say whether requests can be carried out: whether the cluster answers."""
-    if answers(service.reach):
-        return Readiness(ready=True, reasons=[])
-    response.status_code = 503
-    return Readiness(ready=False, reasons=["the cluster does not answer; see that its stores run"])
+    try:
+        service.pulse.deployment()
+    except Unavailable:
+        response.status_code = 503
+        return Readiness(ready=False, reasons=["the cluster does not answer; see that its stores run"])
+    return Readiness(ready=True, reasons=[])
 
 
 @root.get(
