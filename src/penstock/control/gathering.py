@@ -93,10 +93,12 @@ def gather(deployment: Deployment, growth: Growth, *, clock: Clock = SYSTEM) -> 
     parts = _up_parts(settings, unknown)
     pages = Question("metrics", lambda: _pages(parts or ()), clock=clock)
     try:
-        now_ts = Question("the time", deployment.now_ts, clock=clock).answer(clock.monotonic() + CLUSTER_S)
+        now_ts = Question("its time", deployment.now_ts, clock=clock).answer(clock.monotonic() + CLUSTER_S)
     except PenstockError as error:
-        growth.add(clock.monotonic(), _answered(pages.answer_or({}, deadline, unknown)))
-        return replace(unreached(settings, str(error), clock=clock), growth=growth)
+        shown = pages.answer_or({}, deadline, unknown)
+        growth.add(clock.monotonic(), _answered(shown))
+        left = unreached(settings, str(error), clock=clock)
+        return replace(left, growth=growth, silent=_silent(shown))
     schemas = Question("schemas", lambda: _schemas(deployment), clock=clock)
     captures = Question("captures", lambda: _captures(deployment), clock=clock)
     feeds = Question("changefeeds", lambda: _feeds(deployment), clock=clock)
@@ -123,7 +125,7 @@ def gather(deployment: Deployment, growth: Growth, *, clock: Clock = SYSTEM) -> 
         runner=run_by,
         parts=parts,
         unknown=unknown,
-        silent=frozenset(name for name, page in shown.items() if page is None),
+        silent=_silent(shown),
         flush_interval_s=settings.capture.flush_interval_s,
         scarce={} if parts is None else scarce(settings),
         locks=eventloop.run(
@@ -172,6 +174,10 @@ def _pages(parts: Sequence[PartStatus]) -> Pages:
         except ValueError:
             found[name] = None
     return found
+
+
+def _silent(pages: Pages) -> frozenset[str]:
+    return frozenset(name for name, page in pages.items() if page is None)
 
 
 def _answered(pages: Pages) -> dict[str, dict[Sample, float]]:
