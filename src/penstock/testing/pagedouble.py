@@ -10,7 +10,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
@@ -23,6 +23,8 @@ from penstock.control.overviewmodel import ChangefeedRow, JobRow, Overview, Tabl
 from penstock.testing import pagedata
 
 __all__ = ["PageWorld", "page_world", "served"]
+
+Row = TypeVar("Row")
 
 CSP = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
 _WAIT_S = 20.0
@@ -275,7 +277,7 @@ def _add_tables(router: APIRouter, world: PageWorld) -> None:
         )
 
 
-def _first(rows: list[Any], wanted: Callable[[Any], bool], name: str) -> Any:
+def _first(rows: list[Row], wanted: Callable[[Row], bool], name: str) -> Row:
     for each in rows:
         if wanted(each):
             return each

@@ -134,7 +134,7 @@ def test_tables_are_found_by_a_part_of_their_name(world: PageWorld, open_page) -
 
 
 def test_what_looks_like_markup_is_shown_as_text(world: PageWorld, open_page) -> None:
-    with open_page(f"{world.url}/#/tables") as page:
+    with open_page(f"{world.url}/#/tables", expected="404") as page:
         page.get_by_role("link", name=HOSTILE).click()
         expect(page.get_by_role("heading", level=1)).to_have_text(f"shop.{HOSTILE}")
         expect(page).to_have_title(f"shop.{HOSTILE} · Penstock")
@@ -143,7 +143,8 @@ def test_what_looks_like_markup_is_shown_as_text(world: PageWorld, open_page) ->
         expect(page.locator("summary").first).to_contain_text(HOSTILE)
         page.evaluate("() => { location.hash = '#/search?q=kettle'; }")
         expect(page.get_by_text(f"{HOSTILE} kettle", exact=True)).to_be_visible()
-        page.evaluate("(name) => { location.hash = `#/changefeeds/${name}`; }", "x")
+        page.evaluate("(name) => { location.hash = `#/changefeeds/${encodeURIComponent(name)}`; }", HOSTILE)
+        expect(page.get_by_role("alert").last).to_contain_text(f"There is no changefeed {HOSTILE}")
         assert page.locator("main img").count() == 0
 
 

@@ -54,6 +54,7 @@ function arrange(parent, wanted) {
   let place = parent.firstChild;
   for (const node of wanted) {
     const found = kept.get(keyOf(node)) ?? (same(place, node) ? place : null);
+    kept.delete(keyOf(node)); // were a key there twice, each would still have an element of its own
     if (found === null) {
       parent.insertBefore(node, place);
     } else {

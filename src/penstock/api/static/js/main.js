@@ -62,7 +62,7 @@ function signIn(error) {
   });
   screen = new Screen(view, { view: "", names: [], query: {} }, { api, shell, content, memory: {}, signIn });
   shell.at("", view.title());
-  shell.rest();
+  shell.rest("Signed out");
   screen.startAlone();
 }
 

@@ -78,7 +78,7 @@ export class Screen {
 
   refused(error) {
     this.data = null;
-    this.shell.connecting();
+    this.shell.rest("Refused");
     if (!(error instanceof Refused)) console.error(error); // our own mistake: it belongs in the console, too
     patch(this.content, [
       this.heading(),

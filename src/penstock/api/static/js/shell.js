@@ -11,7 +11,7 @@ export class Shell {
     this.page = page;
     this.now = now;
     this.find = (id) => page.getElementById(id);
-    this.quiet = null;
+    this.trouble = null;
     this.saying = null;
     this.connecting();
     setInterval(() => this.tick(), 1000);
@@ -21,15 +21,15 @@ export class Shell {
     });
   }
 
-  /** Nothing is known of the view yet. */
+  /** Nothing is known of the view yet. An API that was away is so until it answers. */
   connecting() {
-    Object.assign(this, { heardMs: null, everyMs: 0, trouble: null });
+    Object.assign(this, { heardMs: null, everyMs: 0, resting: null });
     this.tick();
   }
 
   /** What is shown has just been said by the API, which is asked every so often. */
   heard(everyMs) {
-    Object.assign(this, { heardMs: this.now(), everyMs, trouble: null });
+    Object.assign(this, { heardMs: this.now(), everyMs, resting: null, trouble: null });
     this.tick();
   }
 
@@ -40,33 +40,38 @@ export class Shell {
     this.tick();
   }
 
-  /** Nothing is polled: a person has to do something first. */
-  rest() {
-    Object.assign(this, { heardMs: null, everyMs: 0, trouble: null });
-    this.show("idle", "Signed out");
-    this.find("away").hidden = true;
+  /** There are no numbers, for a reason that the view tells. */
+  rest(text) {
+    Object.assign(this, { heardMs: null, everyMs: 0, resting: text, trouble: null });
+    this.tick();
   }
 
   tick() {
     const banner = this.find("away");
-    banner.hidden = this.trouble === null;
+    const text = this.trouble === null ? "" : this.troubleTold();
+    banner.hidden = text === "";
+    if (banner.textContent !== text) banner.textContent = text; // what is set is read aloud again
+    this.show(...this.link());
+  }
+
+  troubleTold() {
+    const { error, sinceMs } = this.trouble;
+    const what = error.answered ? "The API cannot answer now" : "The API does not answer";
+    const shown = `What is shown is as of ${clock(this.heardMs ?? 0)} and may not hold any more.`;
+    return `${what}: ${error.message}. Away since ${clock(sinceMs)}.${this.heardMs === null ? "" : ` ${shown}`}`;
+  }
+
+  /** How things are between page and API, and that in words. */
+  link() {
     if (this.trouble !== null) {
-      const told = this.trouble.error.answered ? "The API cannot answer now" : "The API does not answer";
-      const asOf =
-        this.heardMs === null
-          ? ""
-          : ` What is shown is as of ${clock(this.heardMs)} and may not hold any more.`;
-      const text = `${told}: ${this.trouble.error.message}. Away since ${clock(this.trouble.sinceMs)}.${asOf}`;
-      if (banner.textContent !== text) banner.textContent = text; // what is set is read aloud again
-      const waits = Math.max(0, this.trouble.nextMs - this.now()) / 1000;
-      this.show("away", waits > 0.5 ? `Away, next try in ${Math.ceil(waits)} s` : "Away, trying");
-    } else if (this.heardMs === null) {
-      if (this.page.body.dataset.link !== "idle") this.show("connecting", "Connecting");
-    } else if (this.now() - this.heardMs > OLD_AFTER * this.everyMs + 1000) {
-      this.show("old", `As of ${clock(this.heardMs)}, ${duration((this.now() - this.heardMs) / 1000)} ago`);
-    } else {
-      this.show("live", "Live");
+      const waits = Math.ceil(Math.max(0, this.trouble.nextMs - this.now()) / 1000);
+      return ["away", waits > 0 ? `Away, next try in ${waits} s` : "Away, trying"];
     }
+    if (this.resting !== null) return ["idle", this.resting];
+    if (this.heardMs === null) return ["connecting", "Connecting"];
+    const ageMs = this.now() - this.heardMs;
+    if (ageMs <= OLD_AFTER * this.everyMs + 1000) return ["live", "Live"];
+    return ["old", `As of ${clock(this.heardMs)}, ${duration(ageMs / 1000)} ago`];
   }
 
   show(state, text) {

@@ -70,7 +70,7 @@ export function browser(table, screen) {
       button("All that is kept", "span", { name: "all", kind: "chip", disabled: !table.readable_ts }),
     ),
   );
-  return [form, el("div", { "aria-live": "polite", "data-key": "page" }, page(memory.browse, screen))];
+  return [form, el("div", { "data-key": "page" }, page(memory.browse, screen))];
 }
 
 function page({ answer, problem, pages }, screen) {
@@ -90,7 +90,7 @@ function page({ answer, problem, pages }, screen) {
   return [
     el(
       "p",
-      { class: "more muted" },
+      { class: "more muted", role: "status" },
       `${count(answer.rows.length)} changes ${range}, page ${pages.length}${answer.more ? "" : ", the last"}.`,
     ),
     grid("List of changes", ["Change", "Committed", ...names], cells),
