@@ -22,7 +22,7 @@ class One:
         info = FeedInfo(id="feed", settings=dump(wanted), start_ts=1, stopped=True)
         self.feed = Feed(info, FeedStatus.of_new(info))
 
-    async def list(self) -> list[Feed]:
+    async def list(self, *, every: bool = False) -> list[Feed]:
         return [self.feed]
 
     async def get(self, _feed_id: str) -> Feed:
