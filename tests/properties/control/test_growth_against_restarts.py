@@ -1,6 +1,6 @@
 """Whatever becomes of the processes that count, rates neither invent rows nor lose those of steady ones."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.control.overviewmodel import Stage
@@ -13,6 +13,7 @@ STEPS = st.lists(
 )
 
 
+@settings(max_examples=60, deadline=None)
 @given(STEPS)
 def test_restarts_and_silence_never_invent_rows(steps: list[tuple[str, int, bool, bool]]) -> None:
     """A step: a part is started again or not, counts some rows, and answers or not."""

@@ -1,6 +1,6 @@
 """Whatever is known of a deployment can be told: with reasons, and to nobody what is not theirs."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.control.lockholding import HoldingLock
@@ -74,6 +74,7 @@ def deployments(draw: st.DrawFn) -> Facts:
     )
 
 
+@settings(max_examples=60, deadline=None)
 @given(deployments(), st.integers(1, 3))
 def test_everything_slow_is_explained_and_every_problem_has_a_remedy(found: Facts, limit: int) -> None:
     shown = told(found, limit=limit)
@@ -87,6 +88,7 @@ def test_everything_slow_is_explained_and_every_problem_has_a_remedy(found: Fact
     assert Overview.model_validate_json(shown.model_dump_json()) == shown
 
 
+@settings(max_examples=60, deadline=None)
 @given(deployments())
 def test_an_account_never_sees_the_name_of_another(found: Facts) -> None:
     for account, other in (ACCOUNTS, ACCOUNTS[::-1]):
