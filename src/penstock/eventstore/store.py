@@ -5,6 +5,7 @@ import shutil
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -154,6 +155,7 @@ class EventStore:
                 recovered=self._recovered.pop(table_id, ()),
                 admit=self._admit,
                 advanced=self._wake_if_due,
+                named=partial(self._named, table_id),
             )
             self._tables[table_id] = Table(table, ownership, index)
         self._wal.flushed(table_id, flushed_ts)
@@ -286,6 +288,14 @@ class EventStore:
     def _all_owned(self) -> dict[int, Table]:
         with self._lock:
             return dict(self._tables)
+
+    def _named(self, table_id: int) -> str:
+        """What a table is called, for people; empty while that is not known."""
+        ts = self.schemas.resolved_ts()
+        try:
+            return self.schemas.versions(table_id, ts, ts)[-1].name
+        except Unavailable:
+            return ""
 
     def _admit(self) -> None:
         """Hold new rows back while the disk is full and flushes can free it."""

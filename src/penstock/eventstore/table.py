@@ -77,6 +77,7 @@ class TableRows:
         recovered: Iterable[Held] = (),
         admit: Callable[[], None],
         advanced: Callable[[], None],
+        named: Callable[[], str] = lambda: "",
     ) -> None:
         self.table_id = table_id
         self._wal = wal
@@ -84,6 +85,7 @@ class TableRows:
         self._clock = clock
         self._admit = admit
         self._advanced = advanced
+        self._named = named
         self._lock = threading.Lock()
         self._flushed_ts = flushed_ts
         self._resolved_ts = max(flushed_ts, resolved_ts)
@@ -161,7 +163,8 @@ class TableRows:
                 self._memory.give_back(held.weight)
         metrics.EVENTSTORE_ROWS_TOTAL.labels("stored").inc(held.rows)
         if tracing.current is not None:
-            tracing.current.captured(batch, table_id=self.table_id, place=f"{place.segment}/{place.offset}")
+            at = f"{place.segment}/{place.offset}"
+            tracing.current.captured(batch, self._named, table_id=self.table_id, place=at)
         finish()
 
     def advance_resolved_ts(self, ts: int) -> None:

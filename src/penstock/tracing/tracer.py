@@ -7,7 +7,7 @@ not at all, they are counted and forgotten.
 import logging
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol
@@ -64,11 +64,15 @@ class Tracer:
         """To follow what passes by, from now, or from when the work began, until it arrives."""
         return Passage(self, self._clock.wall_ms() - round(began_s_ago * 1000))
 
-    def captured(self, raw: pa.RecordBatch, *, table_id: int, place: str) -> None:
-        """A raw batch of a table is durable in the log, at a place."""
+    def captured(self, raw: pa.RecordBatch, named: Callable[[], str], *, table_id: int, place: str) -> None:
+        """A raw batch of a table is durable in the log, at a place; `named` tells the table's name."""
         commit_ts, start_ts = raw.column("commit_ts").to_numpy(), raw.column("start_ts").to_numpy()
         picked = self.sampling.pick(commit_ts, start_ts)
-        self.arrived(Stage.CAPTURE, picked, {"table_id": table_id}, key=f"{table_id}/{place}")
+        if len(picked):
+            attributes: dict[str, Value] = {"table_id": table_id}
+            if name := named():
+                attributes["table"] = name
+            self.arrived(Stage.CAPTURE, picked, attributes, key=f"{table_id}/{place}")
 
     def arrived(
         self,

@@ -55,7 +55,9 @@ async def test_a_change_is_one_trace_from_its_commit_to_the_target_of_a_job(tmp_
     assert {span.attributes["penstock.table_id"] for span in (capture, flush, job)} == {table_id}
     assert job.attributes["penstock.job"] == "shop.items/copy"
     assert job.attributes["penstock.consumer"] == "copy"
-    assert flush.attributes["penstock.table"] == job.attributes["penstock.table"] == "shop.items"
+    assert {span.attributes["penstock.table"] for span in (flush, job)} == {"shop.items"}
+    # Rows may come before their schema.
+    assert capture.attributes.get("penstock.table", "shop.items") == "shop.items"
     assert flush.events == job.events == ("began",)
     assert "hidden" not in repr(receiver.spans)
     assert [span.name for span in receiver.trace_of(first_ts) if span.name == "job"] == []  # of a snapshot

@@ -76,7 +76,7 @@ def test_a_captured_transaction_has_a_commit_and_below_it_a_capture(receiver: Tr
     batch = raw([(commit_ts, start_ts, b"k1", b"secret", None), (commit_ts, start_ts, b"k2", None, b"x")])
     with configured(receiver, headers={"Authorization": "Bearer t"}) as tracer:
         assert tracer is tracing.current is not None
-        tracer.captured(batch, table_id=99, place="1/16")
+        tracer.captured(batch, lambda: "shop.items", table_id=99, place="1/16")
     assert tracing.current is None
     commit, capture = sorted(receiver.spans, key=lambda span: span.name != "commit")
     assert (commit.name, capture.name) == ("commit", "capture")
@@ -86,6 +86,7 @@ def test_a_captured_transaction_has_a_commit_and_below_it_a_capture(receiver: Tr
     assert (commit.start_ns, commit.end_ns) == (NOW_MS * 10**6, (NOW_MS + 30) * 10**6)
     assert capture.start_ns == commit.end_ns <= capture.end_ns
     assert capture.attributes == {
+        "penstock.table": "shop.items",
         "penstock.table_id": 99,
         "penstock.commit_ts": commit_ts,
         "penstock.rows": 2,
@@ -98,7 +99,7 @@ def test_a_commit_is_told_once_however_many_batches_it_came_in() -> None:
     tracer = Tracer(ALL, kept, clock=SYSTEM)
     commit_ts = compose_ts(NOW_MS)
     for place in ("1/16", "1/32"):
-        tracer.captured(raw([(commit_ts, 1, b"k", b"x", None)]), table_id=9, place=place)
+        tracer.captured(raw([(commit_ts, 1, b"k", b"x", None)]), str, table_id=9, place=place)
     tracer.close()
     assert [span.stage for span in kept.spans] == [Stage.COMMIT, Stage.CAPTURE, Stage.CAPTURE]
     assert len({span.span_id for span in kept.spans}) == 3
