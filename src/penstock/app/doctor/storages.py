@@ -21,6 +21,8 @@ from penstock.sink.files.sinkuri import is_secret
 __all__ = ["probe", "storage", "storages"]
 
 _MASK = "***"
+_SECRET_CHARS_MIN = 6
+"""Shorter ones are made up, and parts of words."""
 _FIRST, _SECOND, _THIRD = b"first", b"second", b"third"
 _CONDITIONAL = "use one that has puts with If-None-Match and If-Match, or bring it to a version that has"
 
@@ -64,20 +66,28 @@ def probe(name: str, opened: Storage, *, clock: Clock = SYSTEM) -> Finding:
     """Whether storage creates and replaces on conditions, and refuses when they do not hold."""
     path = f"penstock-doctor-{clock.unique_id()}"
     try:
-        opened.create(path, _FIRST)
-        if opened.create(path, _SECOND) or opened.read(path) != _FIRST:
-            what = f"{opened.url} overwrites an object that it is told to create"
-            return bad(name, f"{what}: two writers could lose rows", _CONDITIONAL)
-        if opened.swap(path, _SECOND, seen=_THIRD) or not opened.swap(path, _SECOND, seen=_FIRST):
-            return bad(name, f"{opened.url} does not replace an object on a condition", _CONDITIONAL)
-    finally:
-        opened.delete(path)
+        found = _tried(name, opened, path)
+    except PenstockError:
+        with suppress(PenstockError):  # the first failure tells more
+            opened.delete(path)
+        raise
+    opened.delete(path)
+    return found
+
+
+def _tried(name: str, opened: Storage, path: str) -> Finding:
+    opened.create(path, _FIRST)
+    if opened.create(path, _SECOND) or opened.read(path) != _FIRST:
+        what = f"{opened.url} overwrites an object that it is told to create"
+        return bad(name, f"{what}: two writers could lose rows", _CONDITIONAL)
+    if opened.swap(path, _SECOND, seen=_THIRD) or not opened.swap(path, _SECOND, seen=_FIRST):
+        return bad(name, f"{opened.url} does not replace an object on a condition", _CONDITIONAL)
     return ok(name, f"{opened.url} can be written to, on conditions too")
 
 
 def _without_secrets(text: str, options: Mapping[str, str]) -> str:
     """What a service says may repeat what it was given."""
     for name, value in options.items():
-        if value and is_secret(name):
+        if len(value) >= _SECRET_CHARS_MIN and is_secret(name):
             text = text.replace(value, _MASK)
     return text
