@@ -2,6 +2,10 @@
 
 from pathlib import Path
 
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock.api.federation import federated
+from penstock.app.monitoring.declared import samples
 from penstock.app.up.parts import under
 from penstock.app.up.supervisor import running
 from penstock.control.deployment import deployed
@@ -48,8 +52,18 @@ def test_processes_tell_of_the_same_trace_without_a_word_between_them(tmp_path: 
             with catalog.begin() as txn:
                 catalog.table("shop.items").insert([{"id": 2, "name": "second"}], txn=txn)
             trace = receiver.wait_for(txn.commit_ts, "commit", "capture", "flush", "job")
+            page = federated(b"", supervisor.states.parts).decode()
     services = {span.name: span.service for span in trace}
     assert services["commit"] == services["capture"] == services["flush"] == "penstock-capture"
     assert services["job"] == "penstock-jobs"
     assert len({span.trace_id for span in trace}) == 1
     assert {span.attributes["penstock.rows"] for span in trace if span.name != "commit"} == {1}
+    shown = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    up = {sample.labels["part"]: sample.value for sample in shown if sample.name == "penstock_part_up"}
+    assert up == {"api": 1, "store": 1, "capture-1": 1, "jobs": 1}
+    known = samples()
+    assert {
+        sample.name for sample in shown if sample.name.startswith("penstock_") and sample.name not in known
+    } <= {f"{name.removesuffix('_total').removesuffix('_bucket')}_created" for name in known}
+    sent = {s.labels["part"]: s.value for s in shown if s.name == "penstock_tracing_spans_total"}
+    assert sent["capture-1"] > 0 < sent["jobs"]
