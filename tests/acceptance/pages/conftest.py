@@ -20,14 +20,15 @@ OpenPage = Callable[..., AbstractContextManager[Page]]
 Shoot = Callable[[Page, str], None]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def playwright() -> Iterator[Playwright]:
+    """For one file: as long as it lives, the thread has a running loop, which other tests must not find."""
     expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as started:
         yield started
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(playwright: Playwright) -> Iterator[Browser]:
     chromium = shutil.which("chromium")
     assert chromium is not None, "there is no chromium; run tools/ensure-chromium"
