@@ -118,7 +118,7 @@ class _Play:
             (seconds / 2, self._shop.open_reviews),
         ]
         with self._writers.running():
-            while (elapsed := self._clock.monotonic() - self._began_at) < seconds:
+            while (elapsed := self._clock.monotonic() - self._began_at) < seconds or changes:
                 self._writers.check()
                 self._watch.check()
                 if changes and elapsed >= changes[0][0]:

@@ -5,7 +5,8 @@ Pure: time is the caller's. A commit counts for each of its tables on its own, s
 
 import heapq
 import threading
-from collections.abc import Collection, Mapping
+from bisect import insort
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.clock import physical_ms
@@ -22,9 +23,8 @@ class Commit:
     measured: bool = True
 
 
-def percentile(values: Collection[int], share: float) -> int | None:
-    """The least of the values that so large a share of them does not exceed; None: there are none."""
-    ordered = sorted(values)
+def percentile(ordered: Sequence[int], share: float) -> int | None:
+    """The least of ordered values that so large a share of them does not exceed; None: there are none."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
@@ -42,6 +42,7 @@ class Arrivals:
     latest_ms: int | None = None
     """Of the commits that arrived last, the longest."""
     lags_ms: list[int] = field(default_factory=list)
+    """Of all that arrived, the shortest first."""
     _waiting: dict[str, list[tuple[int, int, bool]]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -64,9 +65,9 @@ class Arrivals:
                     self.rows += rows
                     if measured:
                         arrived.append(max(0, at_ms - physical_ms(ts)))
-            if arrived:
-                self.lags_ms += arrived
-                self.latest_ms = max(arrived)
+            for each in arrived:
+                insort(self.lags_ms, each)
+            self.latest_ms = max(arrived, default=self.latest_ms)
 
     def oldest_ms(self, at_ms: int) -> int:
         """How long the oldest commit has been on its way; 0: none is."""

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 from penstock.app.demo.lags import Arrivals, Commit
@@ -42,7 +43,8 @@ class Watch:
         self._lock = threading.Lock()
         self._tables: dict[str, int] = {}
         self._targets_at = 0.0
-        self._failure: PenstockError | None = None
+        self._looking: Future[None] | None = None
+        self._over = False
 
     @property
     def stages(self) -> list[Arrivals]:
@@ -50,8 +52,10 @@ class Watch:
         return [self.readable, *self.targets.values()]
 
     def committed(self, commit: Commit) -> None:
-        """A transaction was committed."""
+        """A transaction was committed; after the watch nobody counts any more."""
         with self._lock:
+            if self._over:
+                return
             rows = sum(commit.rows.values())
             self.rows += rows
             self.first_rows += 0 if commit.measured else rows
@@ -63,18 +67,18 @@ class Watch:
     def running(self) -> Iterator[None]:
         """Look all the time during the block, in a thread."""
         stopped = threading.Event()
-        thread = threading.Thread(target=self._look_on, args=(stopped,), name="penstock-watch")
-        thread.start()
-        try:
-            yield
-        finally:
-            stopped.set()
-            thread.join()
+        with ThreadPoolExecutor(1, thread_name_prefix="penstock-watch") as pool:
+            self._looking = pool.submit(self._look_on, stopped)
+            try:
+                yield
+            finally:
+                stopped.set()
+                self._over = True
 
     def check(self) -> None:
         """Raise what keeps a target from going on, or the looks from being answered."""
-        if self._failure is not None:
-            raise self._failure
+        if self._looking is not None and self._looking.done():
+            self._looking.result()
 
     def wait(self, ts: int, timeout_s: float, waiting: Callable[[], None]) -> None:
         """Wait until every stage has everything up to a timestamp; raise Unavailable with who has not."""
@@ -96,13 +100,9 @@ class Watch:
         while not stopped.wait(_LOOK_S):
             try:
                 self.look()
-            except Unavailable as error:
+            except Unavailable:
                 if self._clock.monotonic() - answered_at > _SLOW_LOOKS_S:
-                    self._failure = error
-                    return
-            except PenstockError as error:
-                self._failure = error
-                return
+                    raise
             else:
                 answered_at = self._clock.monotonic()
 
