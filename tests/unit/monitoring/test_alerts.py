@@ -134,6 +134,7 @@ class Case:
     well: float
     bad: float
     before: float = 0
+    beside: str = ""
 
 
 CASES = [
@@ -159,6 +160,14 @@ CASES = [
     ),
     Case("PenstockChangefeedBehind", 'penstock_sink_checkpoint_lag_seconds{changefeed="all"}', 300, 301),
     Case("PenstockChangefeedFails", 'penstock_sink_errors_total{changefeed="all",stage="write"}', 3, 4),
+    Case(
+        "PenstockSpoolFull",
+        'penstock_sink_spool_bytes{changefeed="all"}',
+        99,
+        100,
+        beside='penstock_sink_spool_mark_bytes{changefeed="all",mark="high"} 100\n'
+        'penstock_sink_spool_mark_bytes{changefeed="all",mark="low"} 80\n',
+    ),
     Case("PenstockChangefeedStuck", 'penstock_sink_oldest_unflushed_age_seconds{changefeed="all"}', 900, 901),
     Case("PenstockChangefeedLeftRowsOut", 'penstock_sink_stale_rows_total{changefeed="all"}', 2, 3, 2),
     Case("PenstockNobodyRunsJobs", 'penstock_jobs_runner{part="jobs"}', 1, 0),
@@ -181,9 +190,11 @@ def test_every_rule_is_tried() -> None:
 def test_a_rule_is_quiet_while_all_is_well_and_speaks_when_it_is_not(case: Case) -> None:
     alert = BY_NAME[case.alert]
     node = check(alert.expression, samples())
-    before = f"{case.sample} {case.before}\n"
-    assert Looks(before, f"{case.sample} {case.well}\n").value(node) == {}
-    (labels,) = Looks(before, f"{case.sample} {case.bad}\n").value(node)
+    before, well, bad = (
+        f"{case.sample} {each}\n{case.beside}" for each in (case.before, case.well, case.bad)
+    )
+    assert Looks(before, well).value(node) == {}
+    (labels,) = Looks(before, bad).value(node)
     told = {label for label, _ in labels}
     assert set(re.findall(r"\$labels\.(\w+)", alert.summary)) <= told
 

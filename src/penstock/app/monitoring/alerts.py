@@ -135,6 +135,17 @@ ALERTS = (
         " to.",
     ),
     Alert(
+        name="PenstockSpoolFull",
+        expression="sum by (changefeed) (penstock_sink_spool_bytes)"
+        ' >= max by (changefeed) (penstock_sink_spool_mark_bytes{mark="high"})',
+        lasting="10m",
+        severity=Severity.WARNING,
+        summary="The spool of changefeed {{ $labels.changefeed }} is full",
+        meaning="Changes are encoded faster than the remote takes them; nothing more is read until it has.",
+        remedy="Check the remote, and how long files take: `penstock_sink_flush_duration_seconds`. More"
+        " `worker-count` lets more requests overlap.",
+    ),
+    Alert(
         name="PenstockChangefeedStuck",
         expression="max by (changefeed) (penstock_sink_oldest_unflushed_age_seconds) > 900",
         lasting="5m",

@@ -91,8 +91,11 @@ OVERVIEW = (
     ),
     Panel(
         title="Spool of changefeeds",
-        description="Encoded bytes that are not on the remote yet.",
-        queries=(Query("sum by (changefeed) (penstock_sink_spool_bytes)", "{{changefeed}}"),),
+        description="Encoded bytes that are not on the remote yet, and the mark above which nothing is read.",
+        queries=(
+            Query("sum by (changefeed) (penstock_sink_spool_bytes)", "{{changefeed}}"),
+            Query('max by (changefeed) (penstock_sink_spool_mark_bytes{mark="high"})', "{{changefeed}} high"),
+        ),
         unit="bytes",
     ),
     Panel(
