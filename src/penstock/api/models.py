@@ -304,13 +304,13 @@ class Repaired(_Answer):
 class Question(_Wish):
     """What an index is asked: words, or a vector."""
 
-    words: str | None = None
+    words: str | None = Field(None, max_length=10_000)
     vector: list[Annotated[float, Field(allow_inf_nan=False)]] | None = Field(None, max_length=65_536)
     k: int = Field(10, ge=1, le=10_000)
     """How many rows."""
-    filter: str | None = None
+    filter: str | None = Field(None, max_length=16_384)
     """SQL condition that rows have to meet."""
-    columns: list[str] | None = None
+    columns: list[str] | None = Field(None, max_length=4096)
     """Columns to show; none: all."""
     all: bool = False
     """Whether only rows count that have all of the words."""

@@ -16,6 +16,7 @@ import pyarrow as pa
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.consumers.indexes.columns import from_source
 from penstock.consumers.indexes.consumer import IndexConsumer
+from penstock.consumers.indexes.filters import check_filter
 from penstock.consumers.indexes.marker import ROWS_ONLY
 from penstock.consumers.indexes.question import Question
 from penstock.consumers.indexes.table import Standing
@@ -64,6 +65,8 @@ def search(
     like this.
     """
     question = Question(words=words, vector=vector, k=k, every=every)
+    if filter is not None:
+        check_filter(filter)
     consumer = _consumer(job, settings or Settings(), clock)
     serving = consumer.table.serving()
     if serving is None:

@@ -55,6 +55,7 @@ def test_an_index_is_asked_by_words(shared: ApiWorld, index: str) -> None:
         {"words": "a", "vector": [1.0]},
         {},
         {"words": "a", "filter": "no such thing ((("},
+        {"words": "a", "filter": "id = " + "1+" * 2000 + "1"},
         {"words": "a", "columns": ["none"]},
         {"words": "a", "k": 0},
         {"vector": [0.5]},
@@ -168,6 +169,7 @@ def test_a_changefeed_is_changed_paused_and_forgotten(shared: ApiWorld) -> None:
         {"start": 2**62},
         {"target_ts": 0},
         {"row_filters": [{"tables": ["shop.*"], "where": "((("}]},
+        {"row_filters": [{"tables": ["shop.*"], "where": "(" * 2000 + "id = 1" + ")" * 2000}]},
         {"colour": "red"},
     ],
 )

@@ -30,7 +30,11 @@ def by_words(
     k: Annotated[int, Query(description="How many rows.", ge=1, le=10_000)] = 10,
     where: Annotated[
         str | None,
-        Query(alias="filter", description="SQL condition that rows have to meet, as in price < 100."),
+        Query(
+            alias="filter",
+            max_length=16_384,
+            description="SQL condition that rows have to meet, as in price < 100.",
+        ),
     ] = None,
     columns: Annotated[
         list[str] | None, Query(description="Column to show; may be repeated. All by default.")

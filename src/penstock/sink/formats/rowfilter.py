@@ -78,7 +78,7 @@ def _compile(where: str, name: str, table: TableInfo) -> tuple[tuple[str, ...], 
 def _parsed(where: str, name: str) -> exp.Expr:
     try:
         return exp.condition(where, dialect="mysql")
-    except (SqlglotError, ValueError) as error:
+    except (SqlglotError, ValueError, RecursionError) as error:
         raise Invalid(f"row filter of {name} is no SQL predicate; write it as after WHERE") from error
 
 
