@@ -153,7 +153,7 @@ def commands_of(block: Block) -> list[Command]:
 def matches(shown: str, printed: str) -> bool:
     """Whether something prints what is shown: `...` is any text, a line `...` any lines."""
     pattern = "".join(_pattern(line) for line in shown.strip().splitlines())
-    return re.fullmatch(pattern, printed.strip() + "\n") is not None
+    return re.fullmatch(pattern, "".join(f"{line}\n" for line in printed.strip().splitlines())) is not None
 
 
 def _pattern(line: str) -> str:

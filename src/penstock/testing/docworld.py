@@ -1,7 +1,8 @@
 """A directory in which pages of the documentation are followed to the letter.
 
 Addresses that pages show are exchanged for free ones, and settings files get small intervals, so that
-several such worlds fit on one machine and nobody waits. Everything else runs as it is written.
+several such worlds fit on one machine and nobody waits. Commands share one interpreter. Everything else runs
+as it is written.
 """
 
 import os
@@ -17,6 +18,7 @@ from typing import Any, Self
 import yaml
 
 from penstock.clock import SYSTEM
+from penstock.testing.commandserver import CommandServer
 from penstock.testing.docblocks import Block, Kind, blocks_of, commands_of, matches
 
 __all__ = ["DocWorld", "free_port"]
@@ -58,7 +60,9 @@ class DocWorld:
         self.folder = folder
         shown = ("127.0.0.1:2379", "127.0.0.1:8300", "127.0.0.1:8815")
         self._addresses = {each: f"127.0.0.1:{free_port()}" for each in shown} | dict(addresses or {})
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self._own_path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self._commands = CommandServer(folder / ".commands")
+        path = f"{self._commands.programs}{os.pathsep}{self._own_path}"
         self.environment = {**os.environ, "PATH": path, "COLUMNS": "120", **(environment or {})}
         self._settings = dict(settings or {})
         self._done: set[tuple[str, str]] = set()
@@ -67,10 +71,14 @@ class DocWorld:
         self._log = folder / "services.log"
 
     def __enter__(self) -> Self:
+        self._commands.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._services.close()
+        try:
+            self._services.close()
+        finally:
+            self._commands.__exit__()
 
     def follow(self, page: Path) -> int:
         """Run every block of a page; how many there were."""
@@ -89,7 +97,7 @@ class DocWorld:
             return
         if block.stops:
             self._services.close()
-        if block.kind != Kind.CONSOLE and (block.kind, text) in self._done:
+        if (block.kind, text) in self._done:
             return
         self._done.add((block.kind, text))
         if block.file is not None:
@@ -99,7 +107,7 @@ class DocWorld:
         elif block.kind == Kind.BASH:
             self._run(text, code=block.exit_code)
         elif block.kind == Kind.PYTHON:
-            self._ended([sys.executable, "-c", text], code=block.exit_code)
+            self._ended([f"{self._commands.programs}/python", "-c", text], code=block.exit_code)
         else:
             self._console(block)
         self._prepare()
@@ -174,7 +182,7 @@ class DocWorld:
             child = subprocess.Popen(  # noqa: S603 - what our own pages say
                 [*_SHELL, f"exec env {text}"],
                 cwd=self.folder,
-                env=self.environment,
+                env={**self.environment, "PATH": self._own_path},
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

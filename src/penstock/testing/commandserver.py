@@ -1,0 +1,145 @@
+"""One interpreter that runs the `penstock` and `python` commands of a shell, one after the other.
+
+Most of a command's time is Python's start and its imports. A shell finds small programs of these names in a
+directory of ours; they hand what they were given to this process, which does it with their output, working
+directory and environment, and answers with the exit code. Commands that read from another one's pipe, and
+such as run until they are stopped, are not for it.
+"""
+
+import contextlib
+import json
+import os
+import runpy
+import selectors
+import socket
+import stat
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from penstock.app import cli
+
+__all__ = ["CommandServer"]
+
+_CLIENT = """#!{python} -SE
+import json, os, socket, sys
+asking = socket.socket(socket.AF_UNIX)
+asking.connect({path!r})
+socket.send_fds(asking, [b"!"], [1, 2])
+given = {{"program": {name!r}, "arguments": sys.argv[1:], "folder": os.getcwd()}}
+asking.sendall(json.dumps({{**given, "environment": dict(os.environ)}}).encode())
+asking.shutdown(socket.SHUT_WR)
+sys.exit(int(asking.recv(8) or b"70"))
+"""
+_PROGRAMS = ("penstock", "python")
+_OUTPUTS = (1, 2)
+_CHUNK = 1 << 16
+
+
+class CommandServer:
+    """A context: the process, and `programs`, the directory for the front of PATH."""
+
+    def __init__(self, folder: Path) -> None:
+        self.programs = folder
+        self._socket = folder / "commands.sock"
+
+    def __enter__(self) -> Self:
+        self.programs.mkdir(parents=True)
+        for name in _PROGRAMS:
+            program = self.programs / name
+            program.write_text(_CLIENT.format(python=sys.executable, path=str(self._socket), name=name))
+            program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        command = [sys.executable, "-m", __spec__.name, str(self._socket)]
+        self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603 - ours
+        assert self._child.stdout is not None
+        assert self._child.stdout.readline(), "the process that runs commands did not start"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._child.communicate()  # the end of its input is the end of it
+
+
+def _serve(path: str) -> None:
+    """Run what comes, until the input of this process ends."""
+    with socket.socket(socket.AF_UNIX) as listening, selectors.DefaultSelector() as waiting:
+        listening.bind(path)
+        listening.listen()
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        waiting.register(listening, selectors.EVENT_READ)
+        waiting.register(sys.stdin, selectors.EVENT_READ)
+        while True:
+            if any(key.fileobj is sys.stdin for key, _ in waiting.select()):
+                return
+            asking, _ = listening.accept()
+            with asking, contextlib.suppress(BrokenPipeError):
+                asking.sendall(b"%d" % _done(asking))
+
+
+def _done(asking: socket.socket) -> int:
+    _, outputs, _, _ = socket.recv_fds(asking, 1, len(_OUTPUTS))
+    try:
+        given = json.loads(b"".join(iter(lambda: asking.recv(_CHUNK), b"")))
+        with _in_place(given, outputs):
+            return _ended(given["program"], given["arguments"])
+    finally:
+        for output in outputs:
+            os.close(output)
+
+
+@contextlib.contextmanager
+def _in_place(given: dict[str, Any], outputs: Sequence[int]) -> Iterator[None]:
+    """Be where the command was called, with its output; and nowhere special afterwards."""
+    own = [os.dup(each) for each in _OUTPUTS]
+    path, environment = list(sys.path), dict(os.environ)
+    for output, each in zip(outputs, _OUTPUTS, strict=True):
+        os.dup2(output, each)
+    os.chdir(given["folder"])
+    os.environ.clear()
+    os.environ.update(given["environment"])
+    sys.path[:0] = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        sys.path[:] = path
+        os.environ.clear()
+        os.environ.update(environment)
+        for kept, each in zip(own, _OUTPUTS, strict=True):
+            os.dup2(kept, each)
+            os.close(kept)
+
+
+def _ended(program: str, arguments: list[str]) -> int:
+    """Run a command; how it ended."""
+    try:
+        _run(program, arguments)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+            return 1
+        return end.code or 0
+    except BaseException:  # noqa: BLE001 - whatever a program raises is its own end
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _run(program: str, arguments: list[str]) -> None:
+    if program == "penstock":
+        sys.argv = [program, *arguments]
+        cli.main()
+    elif arguments[0] == "-c":
+        sys.argv = arguments
+        exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102 - what pages say
+    else:
+        sys.argv = arguments
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])
