@@ -13,7 +13,7 @@ from penstock.sink.consuming.changerows import row_dicts
 from penstock.sink.consuming.datafiles import FileOptions
 from penstock.sink.consuming.listing import Survey
 from penstock.sink.consuming.progress import Progress
-from penstock.sink.consuming.reader import Ddl, Delivery, DirectoryReader
+from penstock.sink.consuming.reader import Ddl, Delivery, DirectoryReader, TableVersion
 from penstock.sink.files.blankfiles import blank_file
 from penstock.sink.files.schemafile import SchemaFile
 from penstock.testing.ticdcfiles import TicdcDirectory, canal_line, column
@@ -347,3 +347,48 @@ def test_a_checkpoint_that_went_back_is_refused(directory: TicdcDirectory) -> No
     directory.checkpoint(150)
     with pytest.raises(Invalid, match="begin without the state"):
         told(rounds.round())
+
+
+def test_files_that_came_after_the_listing_are_read_when_the_index_names_them(
+    directory: TicdcDirectory,
+) -> None:
+    directory.schema("shop/orders", 100, ORDERS)
+    directory.data("shop/orders/100", 1, insert(1, 110))
+    directory.checkpoint(200)
+    rounds = reader(directory)
+    contents = rounds.contents()
+    directory.data("shop/orders/100", 2, insert(2, 120))
+    assert told(rounds.round(contents)) == [
+        "shop.orders v100 columns",
+        "shop.orders I1@110",
+        "shop.orders I2@120",
+    ]
+
+
+class Heard:
+    """Implements Damage."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def unreadable(self, of: TableVersion, what: str) -> None:
+        self.words.append(f"{of.name} v{of.version}: {what}")
+
+    def again(self, of: TableVersion, changes: int) -> None:
+        self.words.append(f"{of.name} v{of.version}: {changes} again")
+
+
+def test_who_hears_of_damage_gets_everything_that_can_be_read(directory: TicdcDirectory) -> None:
+    directory.schema("shop/orders", 100, ORDERS)
+    directory.data("shop/orders/100", 1, insert(1, 110))
+    directory.data("shop/orders/100", 3, insert(3, 130)[:40])
+    directory.data("shop/orders/100", 4, insert(4, 140))
+    directory.data("shop/orders/100", 5, insert(1, 110) + insert(4, 140))
+    directory.checkpoint(200)
+    heard = Heard()
+    rounds = DirectoryReader(directory.storage, FileOptions(), Survey(), damage=heard)
+    assert told(rounds.round()) == ["shop.orders v100 columns", "shop.orders I1@110", "shop.orders I4@140"]
+    missing, damaged, again = heard.words
+    assert "shop.orders v100: file 2 is missing" in missing
+    assert "CDC000003" in damaged
+    assert again == "shop.orders v100: 2 again"
