@@ -130,7 +130,7 @@ def test_tables_are_found_by_a_part_of_their_name(world: PageWorld, open_page) -
         page.get_by_label("Filter by name").fill("ORD")
         expect(page.locator("tbody tr")).to_have_count(1)
         page.get_by_label("Filter by name").fill("nothing")
-        expect(page.get_by_text("No table has that in its name.")).to_be_visible()
+        expect(page.get_by_text("None has that in its name.")).to_be_visible()
 
 
 def test_what_looks_like_markup_is_shown_as_text(world: PageWorld, open_page) -> None:

@@ -1,8 +1,9 @@
 // The flow of changes, drawn: database, capture, event store, changefeeds and jobs, targets.
 
 import { svg } from "../dom.js";
-import { counted, duration, rate, shortly } from "../format.js";
+import { count, counted, duration, rate, shortly } from "../format.js";
 import { isHeld, toneOf } from "../parts/words.js";
+import { fitted, widthOf } from "./fitting.js";
 import { layout } from "./flowlayout.js";
 
 const TITLES = {
@@ -12,7 +13,6 @@ const TITLES = {
   changefeeds: "Changefeeds",
   jobs: "Jobs",
 };
-const CHAR = 7; // pixels of a letter, about: SVG does not cut text by itself
 
 /** The drawing of an overview, `width` pixels wide. What it shows is said in words below it, too. */
 export function flow(overview, width) {
@@ -134,12 +134,12 @@ function drawnPills(boxes, things, total) {
         svg(
           "text",
           { class: "small", x: box.x + box.width / 2, y: middle, "text-anchor": "middle" },
-          `and ${left} more`,
+          `and ${count(left)} more`,
         ),
       ];
     }
     const lag = shortly(thing.lag);
-    const room = Math.floor((box.width - 38 - lag.length * CHAR) / CHAR);
+    const room = box.width - 44 - widthOf(lag);
     return [
       ground,
       svg("circle", {
@@ -149,15 +149,8 @@ function drawnPills(boxes, things, total) {
         r: 4,
         "data-tone": thing.tone,
       }),
-      svg("text", { x: box.x + 24, y: middle }, svg("title", {}, thing.name), cut(thing.name, room)),
+      svg("text", { x: box.x + 24, y: middle }, svg("title", {}, thing.name), fitted(thing.name, room)),
       svg("text", { class: "small", x: box.x + box.width - 11, y: middle, "text-anchor": "end" }, lag),
     ];
   });
-}
-
-/** A name within so many letters: of a long one the end tells more than the beginning. */
-function cut(name, room) {
-  return name.length <= room
-    ? name
-    : `…${name.slice(name.length - Math.max(1, room - 1)).replace(/^[./]/, "")}`;
 }

@@ -2,6 +2,7 @@
 
 import { el } from "../dom.js";
 import { counted, duration, stated } from "../format.js";
+import { filterActions, filtered } from "../parts/filter.js";
 import { button, notice } from "../parts/pieces.js";
 import { rows } from "../parts/rows.js";
 import { spoolBar } from "../draw/bars.js";
@@ -47,16 +48,19 @@ export const changefeeds = {
       },
       { label: "Actions", kind: "deeds", cell: (feed) => feedButtons(feed, screen) },
     ];
+    const { shown, bar } = filtered(data, (feed) => feed.id, screen);
     return [
       head,
       el(
         "section",
         { class: "card", "aria-label": "Changefeeds" },
-        rows("Changefeeds", columns, data, { key: (feed) => feed.id, below: trouble }),
+        bar,
+        shown.length > 0 && rows("Changefeeds", columns, shown, { key: (feed) => feed.id, below: trouble }),
       ),
     ];
   },
   actions: {
+    ...filterActions,
     pause: (screen, target) => change(screen, target, "pause"),
     resume: (screen, target) => change(screen, target, "resume"),
   },

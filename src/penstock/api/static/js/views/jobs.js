@@ -3,6 +3,7 @@
 import { jobPath } from "../api.js";
 import { el } from "../dom.js";
 import { counted, duration, stated } from "../format.js";
+import { filterActions, filtered } from "../parts/filter.js";
 import { button, notice } from "../parts/pieces.js";
 import { rows } from "../parts/rows.js";
 import { scheduled, verdict } from "../parts/verdict.js";
@@ -55,16 +56,18 @@ export const jobs = {
       },
       { label: "Actions", kind: "deeds", cell: (job) => jobButtons(job, screen) },
     ];
+    const { shown, bar } = filtered(data, (job) => job.job, screen);
     return [
       head,
       el(
         "section",
         { class: "card", "aria-label": "Jobs" },
-        rows("Jobs", columns, data, { key: (job) => job.job, below }),
+        bar,
+        shown.length > 0 && rows("Jobs", columns, shown, { key: (job) => job.job, below }),
       ),
     ];
   },
-  actions: jobActions(),
+  actions: { ...filterActions, ...jobActions() },
 };
 
 function kindOf({ consumer, trigger }) {

@@ -2,7 +2,7 @@
 
 import { flow } from "../draw/flow.js";
 import { el, svg } from "../dom.js";
-import { counted, duration, stated, statedSecond } from "../format.js";
+import { count, counted, duration, stated, statedSecond } from "../format.js";
 import { card } from "../parts/pieces.js";
 import { problems } from "../parts/problems.js";
 import { rows } from "../parts/rows.js";
@@ -10,6 +10,8 @@ import { spool } from "../parts/spool.js";
 import { stages } from "../parts/stages.js";
 import { badge } from "../parts/words.js";
 import { routeTo } from "../router.js";
+
+const SPOOLS = 5; // the fullest ones
 
 export const overview = {
   name: "overview",
@@ -86,7 +88,11 @@ function stageCard({ stages: all }) {
 }
 
 function spoolCard({ changefeeds }) {
-  const held = changefeeds.filter((feed) => feed.spool);
+  const all = changefeeds
+    .filter((feed) => feed.spool)
+    .sort((one, other) => other.spool.level - one.spool.level);
+  const held = all.slice(0, SPOOLS);
+  const left = all.length - held.length;
   const inside =
     held.length > 0
       ? el(
@@ -103,6 +109,12 @@ function spoolCard({ changefeeds }) {
       "Encoded bytes on their way to the remote. Above the high mark reading stops until the low mark is reached.",
     ),
     inside,
+    left > 0 &&
+      el(
+        "p",
+        { class: "more" },
+        el("a", { href: routeTo("changefeeds") }, `and ${count(left)} that hold less`),
+      ),
   );
 }
 

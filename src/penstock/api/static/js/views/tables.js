@@ -1,13 +1,12 @@
 // All tables: how far each can be read.
 
 import { el } from "../dom.js";
-import { count, counted, duration, stated, timeOf } from "../format.js";
-import { field, notice } from "../parts/pieces.js";
+import { counted, duration, stated, timeOf } from "../format.js";
+import { filterActions, filtered } from "../parts/filter.js";
+import { notice } from "../parts/pieces.js";
 import { rows } from "../parts/rows.js";
 import { badge, holder, isHeld } from "../parts/words.js";
 import { routeTo } from "../router.js";
-
-const SHOWN = 200; // more than anybody reads; the filter finds the others
 
 export const tables = {
   name: "tables",
@@ -24,41 +23,18 @@ export const tables = {
   draw(data, screen) {
     const head = screen.heading(el("p", {}, counted(data.length, "table")));
     if (data.length === 0) return [head, notice("There is no table yet.")];
-    const wanted = (screen.memory.filter ?? "").toLowerCase();
-    const found = data.filter(({ table }) => table.toLowerCase().includes(wanted));
-    const shown = found.slice(0, SHOWN);
-    const more = { type: "search", "data-action": "filter", "data-on": "input", autocomplete: "off" };
-    const filter = field(
-      "filter",
-      "Filter by name",
-      { ...more, value: screen.memory.filter ?? "" },
-      { kind: "filter" },
-    );
+    const { shown, bar } = filtered(data, ({ table }) => table, screen);
     return [
       head,
       el(
         "section",
         { class: "card", "aria-label": "Tables" },
-        el(
-          "div",
-          { class: "fields" },
-          filter,
-          el(
-            "p",
-            { class: "muted", role: "status" },
-            (wanted || shown.length < found.length) && summary(found.length, shown.length),
-          ),
-        ),
+        bar,
         shown.length > 0 && rows("Tables", COLUMNS, shown, { key: ({ table }) => table, below }),
       ),
     ];
   },
-  actions: {
-    filter(screen, input) {
-      screen.memory.filter = input.value;
-      screen.redraw();
-    },
-  },
+  actions: filterActions,
 };
 
 const COLUMNS = [
@@ -71,13 +47,6 @@ const COLUMNS = [
   { label: "Readable up to", cell: (table) => el("span", { class: "number" }, stated(table.readable_time)) },
   { label: "Last change by", cell: ({ changed_ts: ts }) => el("span", { class: "number" }, timeOf(ts)) },
 ];
-
-function summary(found, shown) {
-  if (found === 0) return "No table has that in its name.";
-  return shown < found
-    ? `${count(shown)} of ${count(found)} are shown; filter for the others.`
-    : `${counted(found, "table")} shown`;
-}
 
 function below({ held_by: heldBy }) {
   return isHeld(heldBy) ? el("p", { class: "muted" }, holder(heldBy)) : null;
