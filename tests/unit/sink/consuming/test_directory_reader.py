@@ -390,5 +390,5 @@ def test_who_hears_of_damage_gets_everything_that_can_be_read(directory: TicdcDi
     assert told(rounds.round()) == ["shop.orders v100 columns", "shop.orders I1@110", "shop.orders I4@140"]
     missing, damaged, again = heard.words
     assert "shop.orders v100: file 2 is missing" in missing
-    assert "CDC000003" in damaged
+    assert "0003.json: a line is no JSON" in damaged
     assert again == "shop.orders v100: 2 again"
