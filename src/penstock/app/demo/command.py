@@ -91,7 +91,7 @@ class _Play:
         self._shop = Shop(deployment.catalog, clock, self._watch.committed)
         self._writers = Writers(staff(self._shop), clock)
         self._schema_changes: list[str] = []
-        self._began_at = 0.0
+        self._began_at = clock.monotonic()
         self._files = (0.0, 0)
         self._pace = Pace()
 
@@ -102,31 +102,39 @@ class _Play:
             self._shop.open(customers=_CUSTOMERS, products=_PRODUCTS)
             create(self._deployment, self._scene)
             with self._watch.running():
+                show.tell("filling every target with the first rows, while Spark gets warm")
+                self._caught_up(show)
+                show.tell(f"everybody writes, for {seconds:.0f} s")
                 worked_s = self._work(show, seconds)
                 show.tell("waiting until every target has everything")
-                end_ts = self._deployment.now_ts()
-                self._watch.wait(end_ts, _CATCH_UP_S, lambda: self._update(show))
+                end_ts = self._caught_up(show)
             report = self._report(show, worked_s, end_ts)
         print_report(report, self._console)
         return report.good
 
+    def _caught_up(self, show: Show) -> int:
+        """Wait until every target has everything that was written; up to when that is."""
+        end_ts = self._deployment.now_ts()
+        self._watch.wait(end_ts, _CATCH_UP_S, lambda: self._update(show))
+        return end_ts
+
     def _work(self, show: Show, seconds: float) -> float:
         """Write for some seconds, and change the schema meanwhile; how long it took."""
-        self._began_at = self._clock.monotonic()
+        began_at = self._clock.monotonic()
         changes: list[tuple[float, Callable[[], str]]] = [
             (seconds / 3, self._shop.add_channels),
             (seconds / 2, self._shop.open_reviews),
         ]
         with self._writers.running():
-            while (elapsed := self._clock.monotonic() - self._began_at) < seconds or changes:
+            while (elapsed := self._clock.monotonic() - began_at) < seconds or changes:
                 self._writers.check()
                 self._watch.check()
                 if changes and elapsed >= changes[0][0]:
                     self._schema_changes.append(changes.pop(0)[1]())
-                    show.tell(f"{elapsed:.0f} s: {self._schema_changes[-1]}")
+                    show.tell(self._schema_changes[-1])
                 self._update(show)
                 self._clock.pause(_SHOW_S)
-        return self._clock.monotonic() - self._began_at
+        return self._clock.monotonic() - began_at
 
     def _update(self, show: Show) -> None:
         elapsed = self._clock.monotonic() - self._began_at

@@ -72,10 +72,12 @@ def _workload(report: Report) -> Table:
 
 
 def _targets(report: Report) -> Table:
-    table = Table(title="Stages and targets, with lags from commit on", title_justify="left", box=SIMPLE)
-    for heading in ("", "rows", "lag p50", "lag p99", "files", "size", "against source"):
-        left = heading in {"", "against source"}
-        table.add_column(heading, justify="left" if left else "right", no_wrap=heading != "against source")
+    table = Table(
+        title="Stages and targets, with lags from commit on", title_justify="left", box=SIMPLE, pad_edge=False
+    )
+    for heading in ("", "rows", "lag p50", "lag p99", "files", "size", "source"):
+        left = heading in {"", "source"}
+        table.add_column(heading, justify="left" if left else "right", no_wrap=heading != "source")
     kept = {each.title: each for each in report.places}
     verified = {each.title: each for each in report.verified}
     for stage in report.stages:
