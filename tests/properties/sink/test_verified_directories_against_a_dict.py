@@ -31,6 +31,7 @@ from penstock.sink.verifying.feedverifier import FeedFacts, FeedVerifier
 from penstock.sink.verifying.reports import Scope, TableReport
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.define import define_table
+from penstock.testing.everytype import EVERY_CELL, EVERY_TYPE
 
 Row = dict[str, Any]
 
@@ -237,6 +238,17 @@ def test_columns_and_rows_that_are_not_sent_do_not_count(form: str) -> None:
         [{**source[0], "name": "another"}, *source[1:3], {**hidden, "price": Decimal(1)}]
     )
     assert found.counts == Counts(different=1, missing=1)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_no_type_makes_a_difference_by_its_text(form: str) -> None:
+    directory = Directory(EVERY_TYPE, form)
+    nothing = dict.fromkeys(EVERY_CELL) | {"id": 7}
+    directory.write([(INSERT, EVERY_CELL, None), (INSERT, nothing, None)])
+    assert directory.compared([EVERY_CELL, nothing]).same
+    for name in EVERY_CELL.keys() - {"id"}:
+        found = directory.compared([{**EVERY_CELL, name: None}, nothing])
+        assert found.counts == Counts(different=1), name
 
 
 @pytest.mark.parametrize("form", FORMATS)

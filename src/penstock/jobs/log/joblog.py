@@ -167,6 +167,8 @@ class JobLog:
     def verified(self, keys: Iterable[JobKey]) -> dict[JobKey, bytes]:
         """What `note_verified` has noted of these jobs."""
         places = {_verified_key(key): key for key in keys}
+        if not places:
+            return {}
         found = self.client.snapshot(self.client.timestamp()).batch_get(places)
         return {places[place]: value for place, value in found.items() if value is not None}
 

@@ -39,9 +39,14 @@ class TableReport:
     note: str = ""
 
     @property
-    def same(self) -> bool:
-        """Whether nothing that was compared differs."""
-        return not self.counts.total and not self.faults
+    def differs(self) -> bool:
+        """Whether something is wrong with it."""
+        return bool(self.counts.total or self.faults)
+
+    @property
+    def same(self) -> bool | None:
+        """Whether nothing differs; None when nothing was compared, and nothing else is wrong."""
+        return None if self.scope is Scope.NOTHING and not self.differs else not self.differs
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,5 +59,5 @@ class FeedReport:
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs in any table."""
-        return all(each.same for each in self.tables)
+        """Whether nothing differs in any table that could be compared."""
+        return not any(each.differs for each in self.tables)
