@@ -166,7 +166,7 @@ def test_a_full_queue_delays_iterations_and_loses_none() -> None:
     simulated(body, workers=1, queue_max=1)
 
 
-def test_the_job_of_a_table_that_is_gone_is_stopped_with_the_remedy() -> None:
+def test_the_job_of_a_table_that_is_gone_is_stopped_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
     async def body(cluster: SimCluster) -> None:
         cluster.tables.commit(1)
         cluster.tables.commit(2)
@@ -181,6 +181,8 @@ def test_the_job_of_a_table_that_is_gone_is_stopped_with_the_remedy() -> None:
         assert stopped.status.failures == 1
         assert complete(cluster, other)
         assert 1 not in cluster.tables.held
+        told = [each for each in caplog.records if each.message == "a job stops: its table is gone"]
+        assert [each.__dict__["job"] for each in told] == [str(gone.id)]
 
     simulated(body)
 
