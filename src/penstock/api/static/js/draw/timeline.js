@@ -7,6 +7,7 @@ const TOP = 24;
 const BOTTOM = 26;
 const LABEL = 92;
 const NARROW = 520;
+const EDGE = 46; // half of the longest text of a tick
 const TICKS_MS = [
   1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 3e4, 6e4, 12e4, 3e5, 6e5, 12e5, 18e5, 36e5,
   72e5, 144e5, 216e5, 432e5, 864e5,
@@ -65,9 +66,9 @@ function ticks(fromMs, toMs, x, room, height) {
   const found = [];
   for (let ms = Math.ceil(fromMs / step) * step; ms <= toMs; ms += step) {
     const at = x(ms);
-    if (found.length > 0 && at > x(toMs) - 34) break; // its text would run into the one before it
+    if (found.length > 0 && at > x(toMs) - EDGE) break; // its text would run into the one before it
     found.push(svg("line", { class: "axis", x1: at, x2: at, y1: TOP, y2: height - BOTTOM + 4 }));
-    const anchor = anchorOf(at, x(fromMs), x(toMs), 34);
+    const anchor = anchorOf(at, x(fromMs), x(toMs), EDGE);
     found.push(
       svg("text", { class: "small", x: at, y: height - 7, "text-anchor": anchor }, tickText(ms, step)),
     );
