@@ -51,7 +51,7 @@ def create_app(deployment: Deployment | Reach, *, clock: Clock = SYSTEM) -> Fast
         openapi_url="/openapi.json",
         docs_url=None,
         redoc_url=None,
-        exception_handlers={**handlers(), HTTPStatus.METHOD_NOT_ALLOWED: _wrong_method},
+        exception_handlers=handlers(),
         redirect_slashes=False,
     )
     app.state.service = Service(
@@ -65,6 +65,7 @@ def create_app(deployment: Deployment | Reach, *, clock: Clock = SYSTEM) -> Fast
     for each in _ROUTERS:
         app.include_router(each, dependencies=[Depends(only_declared)])
     pages.mount(app)
+    app.add_exception_handler(HTTPStatus.METHOD_NOT_ALLOWED, _wrong_method)
     app.openapi = lambda: _description(app)  # type: ignore[method-assign] # FastAPI's own way to change it
     # The one that is added last stands first.
     app.add_middleware(BodyLimit, nbytes=settings.body_bytes)

@@ -1,11 +1,25 @@
 """What the API is asked, and what it answers."""
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    StringConstraints,
+    ValidationError,
+)
 
 from penstock.jobs.spec import JobSpec
-from penstock.settings import ChangefeedSettings, ColumnSelectorSettings, RowFilterSettings
+from penstock.settings import (
+    ChangefeedSettings,
+    ColumnSelectorSettings,
+    RowFilterSettings,
+    parse_changefeed,
+)
 
 __all__ = [
     "Changefeed",
@@ -37,6 +51,19 @@ JobName = Annotated[
 Ts = Annotated[int, Field(ge=0)]
 
 
+def _strictly(tree: Any) -> Any:
+    """A spec by JSON's own types: files of specs may have texts for numbers, requests may not."""
+    try:
+        return JobSpec.model_validate_json(json.dumps(tree), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise ValueError(f"{where}: {first['msg']}") from None
+
+
+Spec = Annotated[JobSpec, BeforeValidator(_strictly)]
+
+
 class _Answer(BaseModel):
     """What is answered may have more than is declared: views grow."""
 
@@ -47,7 +74,7 @@ class _Wish(BaseModel):
     """What is asked has nothing but what is declared."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, hide_input_in_errors=True
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, hide_input_in_errors=True
     )
 
 
@@ -193,29 +220,16 @@ class ChangefeedDetail(Changefeed):
     settings: dict[str, Any]
 
 
-class NewChangefeed(ChangefeedSettings):
-    """A changefeed that is to be made."""
-
-    id: FeedName
-    """Its name; no other changefeed has it, whosever that is."""
-
-    @property
-    def wanted(self) -> ChangefeedSettings:
-        """What it is to do."""
-        given = {name: getattr(self, name) for name in self.model_fields_set - {"id"}}
-        return ChangefeedSettings(**given)
-
-
 class ChangefeedPatch(_Wish):
-    """What is to be changed of a paused changefeed; what is left out stays."""
+    """What is to be changed of a paused changefeed; what is left out stays. See the settings' changefeeds."""
 
     sink_uri: SecretStr = SecretStr("")
     sink: dict[str, str] = Field({}, repr=False)
     storage_options: dict[str, str] = Field({}, repr=False)
-    tables: tuple[str, ...] = ()
+    tables: list[str] = []
     target_ts: int | None = Field(None, ge=1)
-    column_selectors: tuple[ColumnSelectorSettings, ...] = ()
-    row_filters: tuple[RowFilterSettings, ...] = ()
+    column_selectors: list[ColumnSelectorSettings] = []
+    row_filters: list[RowFilterSettings] = []
     split_rows: int = Field(0, ge=0)
 
     @property
@@ -225,6 +239,21 @@ class ChangefeedPatch(_Wish):
         if "sink_uri" in found:
             found["sink_uri"] = self.sink_uri.get_secret_value()
         return found
+
+
+class NewChangefeed(ChangefeedPatch):
+    """A changefeed that is to be made. See the settings' changefeeds."""
+
+    id: FeedName
+    """Its name; no other changefeed has it, whosever that is."""
+    sink_uri: SecretStr
+    start: Literal["now", "snapshot"] | Annotated[int, Field(ge=1)] = "now"
+
+    @property
+    def wanted(self) -> ChangefeedSettings:
+        """What it is to do; raise Invalid when that is nothing."""
+        tree = {name: value for name, value in self.changes.items() if name != "id"}
+        return parse_changefeed(tree, origin=f"changefeed {self.id}")
 
 
 class JobSummary(_Answer):
@@ -260,13 +289,13 @@ class NewJob(_Wish):
 
     job: JobName
     """Its name, as database.table/job."""
-    spec: JobSpec
+    spec: Spec
 
 
 class JobPatch(_Wish):
     """What is to be changed of a job; what is left out stays."""
 
-    spec: JobSpec = JobSpec()
+    spec: Spec = JobSpec()
     interrupt: bool = False
     """Whether the iteration that is queued or running ends, so that it counts at once."""
 

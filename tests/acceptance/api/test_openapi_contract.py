@@ -18,18 +18,20 @@ EXAMPLES = int(os.environ.get("PENSTOCK_API_EXAMPLES", "5"))
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
-    """A table, an index of it and a changefeed, so that names lead somewhere."""
+    """A table, an index of it and a changefeed, under the names that the description has as examples."""
     folder = tmp_path_factory.mktemp("api")
     accounts = {"root": {"token": TOKENS["root"], "admin": True}}
     with api_world(folder, {"accounts": accounts, "requests_burst": 1_000_000}) as made:
-        made.run(made.world.create("shop.items", [("id", "bigint primary key"), ("name", "varchar(64)")]))
-        made.run(made.world.insert("shop.items", *({"id": n, "name": f"n{n}"} for n in range(20))))
+        made.run(made.world.create("shop.orders", [("id", "bigint primary key"), ("name", "varchar(64)")]))
+        made.run(made.world.insert("shop.orders", *({"id": n, "name": f"n{n}"} for n in range(20))))
         client = made.client("root")
         options = {"uri": f"file://{folder}/index", "text_columns": "name"}
         consumer = {"consumer": "fulltext", "options": options}
         spec = {"trigger": {"job_type": "greedy"}, "detail": {"consumer": consumer}}
-        assert client.post("/api/v1/jobs", json={"job": "shop.items/words", "spec": spec}).status_code == 201
-        feed = {"id": "feed", "sink_uri": f"file://{folder}/feed?protocol=csv", "tables": ["shop.*"]}
+        assert (
+            client.post("/api/v1/jobs", json={"job": "shop.orders/search", "spec": spec}).status_code == 201
+        )
+        feed = {"id": "orders", "sink_uri": f"file://{folder}/feed?protocol=csv", "tables": ["shop.*"]}
         assert client.post("/api/v1/changefeeds", json=feed).status_code == 201
         with blocking(made.world.running()):
             yield made

@@ -16,7 +16,7 @@ __all__ = ["api"]
 
 api = APIRouter(prefix=f"{PREFIX}/changefeeds", tags=["changefeeds"])
 
-Name = Annotated[FeedName, Path(alias="id", description="Name of the changefeed.")]
+Name = Annotated[FeedName, Path(alias="id", description="Name of the changefeed.", examples=["orders"])]
 _ALWAYS = (400, 401, 429, 503)
 
 

@@ -19,8 +19,18 @@ __all__ = ["OfJob", "OfTable", "api", "job_id_of"]
 
 api = APIRouter(prefix=f"{PREFIX}/jobs", tags=["jobs"])
 
-OfTable = Annotated[str, Path(description="The table, as database.table.", pattern=r"^[^./]+\.[^/]+$")]
-OfJob = Annotated[str, Path(description="Name of the job.", pattern=r"^[A-Za-z0-9_]+([.-]?[A-Za-z0-9_]+)*$")]
+OfTable = Annotated[
+    str,
+    Path(description="The table, as database.table.", pattern=r"^[^./]+\.[^/]+$", examples=["shop.orders"]),
+]
+OfJob = Annotated[
+    str,
+    Path(
+        description="Name of the job.",
+        pattern=r"^[A-Za-z0-9_]+([.-]?[A-Za-z0-9_]+)*$",
+        examples=["search"],
+    ),
+]
 State = Annotated[
     str | None,
     Query(
