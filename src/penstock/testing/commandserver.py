@@ -17,10 +17,10 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
-
-from penstock.app import cli
 
 __all__ = ["CommandServer"]
 
@@ -42,17 +42,17 @@ _CHUNK = 1 << 16
 class CommandServer:
     """A context: the process, and `programs`, the directory for the front of PATH."""
 
-    def __init__(self, folder: Path) -> None:
-        self.programs = folder
-        self._socket = folder / "commands.sock"
+    programs: Path
 
     def __enter__(self) -> Self:
-        self.programs.mkdir(parents=True)
+        self._folder = TemporaryDirectory(prefix="penstock-")  # a socket's path has to be short
+        self.programs = Path(self._folder.name)
+        path = str(self.programs / "commands")
         for name in _PROGRAMS:
             program = self.programs / name
-            program.write_text(_CLIENT.format(python=sys.executable, path=str(self._socket), name=name))
+            program.write_text(_CLIENT.format(python=sys.executable, path=path, name=name))
             program.chmod(program.stat().st_mode | stat.S_IXUSR)
-        command = [sys.executable, "-m", __spec__.name, str(self._socket)]
+        command = [sys.executable, "-m", __spec__.name, path]
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603 - ours
         assert self._child.stdout is not None
         assert self._child.stdout.readline(), "the process that runs commands did not start"
@@ -60,6 +60,7 @@ class CommandServer:
 
     def __exit__(self, *_: object) -> None:
         self._child.communicate()  # the end of its input is the end of it
+        self._folder.cleanup()
 
 
 def _serve(path: str) -> None:
@@ -132,7 +133,8 @@ def _ended(program: str, arguments: list[str]) -> int:
 def _run(program: str, arguments: list[str]) -> None:
     if program == "penstock":
         sys.argv = [program, *arguments]
-        cli.main()
+        (command,) = entry_points(group="console_scripts", name=program)
+        command.load()()
     elif arguments[0] == "-c":
         sys.argv = arguments
         exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102 - what pages say

@@ -61,9 +61,8 @@ class DocWorld:
         shown = ("127.0.0.1:2379", "127.0.0.1:8300", "127.0.0.1:8815")
         self._addresses = {each: f"127.0.0.1:{free_port()}" for each in shown} | dict(addresses or {})
         self._own_path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self._commands = CommandServer(folder / ".commands")
-        path = f"{self._commands.programs}{os.pathsep}{self._own_path}"
-        self.environment = {**os.environ, "PATH": path, "COLUMNS": "120", **(environment or {})}
+        self._commands = CommandServer()
+        self.environment = {**os.environ, "COLUMNS": "120", **(environment or {})}
         self._settings = dict(settings or {})
         self._done: set[tuple[str, str]] = set()
         self._prepared: dict[Path, str] = {}
@@ -72,6 +71,7 @@ class DocWorld:
 
     def __enter__(self) -> Self:
         self._commands.__enter__()
+        self.environment["PATH"] = f"{self._commands.programs}{os.pathsep}{self._own_path}"
         return self
 
     def __exit__(self, *_: object) -> None:
