@@ -16,7 +16,7 @@ from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid, Unavailable
 from penstock.settings import ApiSettings, ServerTlsSettings, Settings
 
-__all__ = ["check_exposure", "run", "served", "tls_context"]
+__all__ = ["check_exposure", "listening", "run", "served", "tls_context"]
 
 _BACKLOG = 512
 _CONNECTIONS_MAX = 1000
@@ -47,7 +47,7 @@ async def served(app: FastAPI, api: ApiSettings) -> AsyncIterator[str]:
     Signals are not the server's business: it runs beside the main thread.
     """
     context = None if api.tls is None else tls_context(api.tls)
-    with _listening(api.addr) as listener:
+    with listening(api.addr) as listener:
         config = uvicorn.Config(
             app,
             http="h11",
@@ -107,12 +107,19 @@ def tls_context(tls: ServerTlsSettings) -> ssl.SSLContext:
     return context
 
 
-def _listening(addr: str) -> socket.socket:
+def listening(addr: str) -> socket.socket:
+    """A socket that listens; raise Unavailable when the address cannot be had."""
     host, port = parted(addr)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sends small answers at once (TCP_NODELAY) on sockets that say they are TCP's; others wait 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
     except OSError as error:
+        listener.close()
         raise Unavailable(
             f"api.addr {addr} cannot be listened on ({error.strerror}); stop who does, or choose another"
         ) from error
+    return listener

@@ -1,10 +1,12 @@
 """What may be reached by whom: names, addresses, accounts and certificates."""
 
+import socket
+
 import pytest
 
 from penstock.api.accounts import Accounts
 from penstock.api.security import asked_names, host_of
-from penstock.api.serving import check_exposure
+from penstock.api.serving import check_exposure, listening
 from penstock.errors import Invalid
 from penstock.settings import AccountSettings, ApiSettings
 
@@ -86,3 +88,10 @@ def test_without_accounts_anybody_is_an_admin() -> None:
 
 def test_tokens_are_not_kept_nor_shown() -> None:
     assert TOKEN not in repr(vars(accounts(ann=TOKEN)))
+
+
+@pytest.mark.parametrize("addr", ["127.0.0.1:0", "[::1]:0"])
+def test_small_answers_are_sent_at_once(addr: str) -> None:
+    """asyncio sets TCP_NODELAY on sockets whose protocol is said to be TCP, and on no others."""
+    with listening(addr) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
