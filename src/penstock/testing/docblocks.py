@@ -12,6 +12,7 @@ A comment right before a block says what cannot be seen in it:
     <!-- test: service -->              it runs until the end of the pages that share its world
     <!-- test: services stopped -->     they are stopped first, as the page says
     <!-- test: until it shows that -->  its commands are repeated until they print what is shown
+    <!-- test: until it succeeds -->    it is repeated until it ends with 0
     <!-- test: exit 1 -->               it ends with that code
     <!-- test: not run: WHY; instead: WHAT -->
 """
@@ -27,7 +28,7 @@ _FENCE = re.compile(r"^(?P<ticks>`{3,})(?P<info>.*)$")
 _NOTE = re.compile(r"^<!-- test: (?P<text>.+?) -->$")
 _NOT_RUN = re.compile(r"not run: (?P<why>.{10,}?); instead: (?P<instead>.{5,})")
 _FILE = re.compile(r"^# (?P<name>[\w./-]+\.(?:py|yaml|yml|json|toml))\b")
-_NOTES = frozenset({"", "service", "services stopped", "until it shows that"})
+_NOTES = frozenset({"", "service", "services stopped", "until it shows that", "until it succeeds"})
 _SHOWN_ONLY = frozenset({"text", "json", "xml", "ini"})
 
 
@@ -63,6 +64,11 @@ class Block:
     def repeated(self) -> bool:
         """Whether it may take a while until it prints what is shown."""
         return self.note == "until it shows that"
+
+    @property
+    def persists(self) -> bool:
+        """Whether it may take a while until it succeeds."""
+        return self.note == "until it succeeds"
 
     @property
     def exit_code(self) -> int:

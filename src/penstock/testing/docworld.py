@@ -104,6 +104,8 @@ class DocWorld:
             self._write(block.file, text)
         elif block.service:
             self._begin(text)
+        elif block.persists:
+            self._persist(text)
         elif block.kind == Kind.BASH:
             self._run(text, code=block.exit_code)
         elif block.kind == Kind.PYTHON:
@@ -140,6 +142,18 @@ class DocWorld:
             "capture": {"flight_addr": flight},
             "api": {"addr": api},
         }
+
+    def _persist(self, text: str) -> None:
+        deadline = SYSTEM.monotonic() + _SHOWN_S
+        while True:
+            try:
+                self._run(text)
+            except AssertionError:
+                if SYSTEM.monotonic() > deadline:
+                    raise
+                SYSTEM.pause(_PAUSE_S)
+            else:
+                return
 
     def _console(self, block: Block) -> None:
         for command in commands_of(block):
