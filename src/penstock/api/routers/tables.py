@@ -111,9 +111,8 @@ def changes(
 def _page(
     deployment: Deployment, place: Place, asked: Asked, skip: int, limit: int, closing: ExitStack
 ) -> StreamedAnswer:
-    fixed = tablechanges.fixed(
-        deployment, place, asked, Limit(rows=2 * (skip + limit))
-    )  # updates count twice
+    enough = Limit(rows=2 * (skip + limit))  # updates count twice
+    fixed = tablechanges.fixed(deployment, place, asked, enough)
     bounds = PageBounds(
         table=f"{place.database.name}.{place.table.name}",
         from_ts=fixed.from_ts,
