@@ -66,7 +66,6 @@ def session_conf(
         "spark.app.name": app_name,
         "spark.driver.memory": wanted.driver_memory,
         "spark.executor.memory": wanted.executor_memory,
-        "spark.python.unix.domain.socket.enabled": "true",
         "spark.python.worker.reuse": "true",
         "spark.scheduler.allocation.file": allocations.as_uri(),
         "spark.scheduler.mode": "FAIR",
