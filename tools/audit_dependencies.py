@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-LIMIT_S = 120
+LIMIT_S = 45
 
 
 def report() -> dict[str, Any] | None:
