@@ -1,6 +1,8 @@
 """Async tests run on the process's one event loop, beside the blocking facade they may test."""
 
 import inspect
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,3 +41,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     wanted = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     eventloop.run(pyfuncitem.obj(**wanted))
     return True
+
+
+@pytest.fixture(autouse=True)
+def _logs_are_nobodys() -> Iterator[None]:
+    """Commands that run in this process send logs to a stream that is closed when their test has ended."""
+    log = logging.getLogger("penstock")
+    log.handlers, log.propagate = [], True
+    log.setLevel(logging.NOTSET)
+    yield
+    log.handlers, log.propagate = [], True
+    log.setLevel(logging.NOTSET)

@@ -24,7 +24,7 @@ def options() -> Iterator[dict[str, str]]:
         aws_secret_access_key="b",
         region_name="eu-central-1",
     )
-    client.create_bucket(Bucket="lake", CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
+    client.create_bucket(Bucket="clinic", CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
     client.close()
     yield {
         "endpoint": f"http://{host}:{port}",
@@ -37,9 +37,9 @@ def options() -> Iterator[dict[str, str]]:
 
 
 def test_a_bucket_is_written_to_on_conditions_and_left_as_it_was(options: dict[str, str]) -> None:
-    found = storages.storage("capture.storage", StorageRef("s3://lake/shop", options))
+    found = storages.storage("capture.storage", StorageRef("s3://clinic/shop", options))
     assert (found.verdict, "on conditions too" in found.what) == (Verdict.OK, True)
-    assert open_storage("s3://lake/shop", options).names("") == []
+    assert open_storage("s3://clinic/shop", options).names("") == []
 
 
 def test_a_bucket_that_is_not_there_is_told(options: dict[str, str]) -> None:
