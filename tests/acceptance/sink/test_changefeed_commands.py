@@ -1,8 +1,6 @@
 """`penstock changefeed` as a person uses it: what commands answer, and what they say when they cannot."""
 
 import json
-import logging
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.app.cli import main
 from penstock.testing.command import penstock
 from penstock.testing.store import StoreProcess
 
@@ -30,30 +27,23 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """The command line in this process, because most of a command's time is Python's start."""
-    log = logging.getLogger("penstock")
-    before = log.handlers, log.level, log.propagate
+def told(run: Run) -> Run:
+    """What a command of changefeeds says; never a secret."""
 
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["penstock", "changefeed", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert isinstance(ended.value.code, int)
-        out, err = capsys.readouterr()
+    def told(*arguments: str) -> tuple[int, str, str]:
+        code, out, err = run("changefeed", *arguments)
         assert SECRET not in out + err, arguments
-        return ended.value.code, out, err
+        return code, out, err
 
-    yield run
-    log.handlers, log.level, log.propagate = before
+    return told
 
 
 @pytest.fixture
-def changefeed(run: Run, store: StoreProcess) -> Callable[..., Any]:
+def changefeed(told: Run, store: StoreProcess) -> Callable[..., Any]:
     """What commands of the cluster answer that work."""
 
     def answer(*arguments: str) -> Any:
-        code, out, err = run(*arguments, "--pd", store.pd_addr)
+        code, out, err = told(*arguments, "--pd", store.pd_addr)
         assert (code, err) == (0, ""), arguments
         return json.loads(out)
 
@@ -92,7 +82,7 @@ def test_a_changefeed_from_its_creation_to_its_end(changefeed: Callable[..., Any
 
 
 def test_what_cannot_be_done_is_said_in_one_line_and_shows_no_secret(
-    run: Run, changefeed: Callable[..., Any], store: StoreProcess, tmp_path: Path
+    told: Run, changefeed: Callable[..., Any], store: StoreProcess, tmp_path: Path
 ) -> None:
     changefeed("create", "there", "--sink-uri", LAKE)
     config = tmp_path / "penstock.yaml"
@@ -140,7 +130,7 @@ def test_what_cannot_be_done_is_said_in_one_line_and_shows_no_secret(
     ]
 
     for arguments, reason in cases:
-        code, out, err = run(*arguments)
+        code, out, err = told(*arguments)
         assert (code, out, err.startswith("penstock: "), err.count("\n")) == (2, "", True, 1), (
             arguments,
             err,

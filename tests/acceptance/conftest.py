@@ -1,8 +1,7 @@
 """The command line in this process, because most of a command's time is Python's start."""
 
-import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -13,10 +12,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    log = logging.getLogger("penstock")
-    before = log.handlers, log.level, log.propagate
-
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
         with pytest.raises(SystemExit) as ended:
@@ -24,5 +20,4 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         assert isinstance(ended.value.code, int)
         return ended.value.code, *capsys.readouterr()
 
-    yield run
-    log.handlers, log.level, log.propagate = before
+    return run
