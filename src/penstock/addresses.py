@@ -4,9 +4,10 @@ import ipaddress
 
 from penstock.errors import Invalid
 
-__all__ = ["is_loopback", "joined", "parted"]
+__all__ = ["asked_host", "is_everywhere", "is_loopback", "joined", "parted"]
 
 _PORT_MAX = 65_535
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not listened on
 
 
 def parted(addr: str) -> tuple[str, int]:
@@ -21,6 +22,16 @@ def parted(addr: str) -> tuple[str, int]:
 def joined(host: str, port: int) -> str:
     """The address of a host and a port."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_everywhere(host: str) -> bool:
+    """Whether who listens on a host does so on every address of its machine."""
+    return host in _EVERYWHERE
+
+
+def asked_host(host: str) -> str:
+    """Where to ask, on its own machine, somebody who listens on a host."""
+    return _EVERYWHERE.get(host, host)
 
 
 def is_loopback(addr: str) -> bool:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import uvicorn
 from fastapi import FastAPI
 
-from penstock.addresses import is_loopback, joined, parted
+from penstock.addresses import is_everywhere, is_loopback, joined, parted
 from penstock.api.application import create_app
 from penstock.api.reaching import LateDeployment
 from penstock.clock import SYSTEM, Clock
@@ -21,7 +21,6 @@ __all__ = ["check_exposure", "listening", "run", "served", "tls_context"]
 _BACKLOG = 512
 _CONNECTIONS_MAX = 1000
 _END_S = 10
-_ANY_HOST = frozenset({"0.0.0.0", "::"})  # noqa: S104 - to see that names are given for it
 
 
 async def run(settings: Settings, *, ready: Callable[[str], None], clock: Clock = SYSTEM) -> None:
@@ -81,7 +80,7 @@ def check_exposure(api: ApiSettings) -> None:
     if is_loopback(api.addr):
         return
     lacking = [f"api.{name}" for name, given in (("tls", api.tls), ("accounts", api.accounts)) if not given]
-    if parted(api.addr)[0] in _ANY_HOST and not api.hosts:
+    if is_everywhere(parted(api.addr)[0]) and not api.hosts:
         lacking.append("api.hosts")
     if lacking:
         raise Invalid(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection, HTTPException
 
-from penstock.addresses import parted
+from penstock.addresses import asked_host, parted
 from penstock.clock import SYSTEM, Clock
 from penstock.control.partstates import PartStatus
 from penstock.errors import Invalid
@@ -14,7 +14,6 @@ __all__ = ["pages"]
 _AT_ONCE_MAX = 16
 _PAGE_BYTES_MAX = 16 << 20
 _CHUNK_BYTES = 1 << 16
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - asked on loopback instead
 
 
 def pages(
@@ -38,7 +37,7 @@ def _read(addr: str, timeout_s: float, clock: Clock) -> str | None:
     deadline = clock.monotonic() + timeout_s
     try:
         host, port = parted(addr)
-        connection = HTTPConnection(_EVERYWHERE.get(host, host), port, timeout=timeout_s)
+        connection = HTTPConnection(asked_host(host), port, timeout=timeout_s)
         try:
             connection.request("GET", "/metrics", headers={"Accept": "text/plain"})
             answer = connection.getresponse()

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
 from penstock import eventloop
-from penstock.addresses import joined, parted
+from penstock.addresses import asked_host, joined, parted
 from penstock.app.doctor.clusterchecks import captured_tables
 from penstock.app.doctor.embedded import has_store
 from penstock.app.doctor.findings import Finding, bad, ok
@@ -24,7 +24,6 @@ __all__ = ["Listening", "listened", "port"]
 
 _ANSWER_S = 5.0
 _ANSWER_BYTES = 4096
-_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not listened on
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ def port(wanted: Listening, settings: Settings) -> Finding:
     if trouble.errno != errno.EADDRINUSE:
         what = f"{wanted.addr} cannot be listened on ({trouble.strerror})"
         return bad(name, what, f"give {wanted.key} an address of this machine, with a port from 1024 on")
-    whose = _ours(wanted, joined(_ANYWHERE.get(host, host), number), settings)
+    whose = _ours(wanted, joined(asked_host(host), number), settings)
     if whose is not None:
         return ok(name, f"{wanted.addr} is taken by {whose}")
     what = f"{wanted.addr} is taken by another program"
