@@ -62,12 +62,12 @@ class World:
         before = self.parts[name]
         assert before.pid is not None
         os.kill(before.pid, signal.SIGKILL)
-        self.until(
-            lambda: (
-                (self.parts[name].state, self.parts[name].restarts)
-                == (PartState.RUNNING, before.restarts + 1)
-            )
-        )
+
+        def back() -> bool:
+            now = self.parts[name]  # read once: it changes between two looks
+            return (now.state, now.restarts) == (PartState.RUNNING, before.restarts + 1)
+
+        self.until(back)
 
     def until(self, holds: Callable[[], bool]) -> None:
         deadline = SYSTEM.monotonic() + DEADLINE_S

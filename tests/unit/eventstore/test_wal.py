@@ -192,7 +192,7 @@ def test_a_torn_tail_is_cut_with_one_line(
     with caplog.at_level(logging.WARNING):
         wal, seen = open_wal()
     assert rows_of(seen) == [(1, 1)]
-    assert [record.message for record in caplog.records] == ["torn end of the log cut off"]
+    assert [record.getMessage() for record in caplog.records] == ["torn end of the log cut off"]
     append(wal, 1, 3)
     _, seen = open_wal()
     assert rows_of(seen) == [(1, 1), (1, 3)]

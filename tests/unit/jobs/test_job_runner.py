@@ -181,7 +181,7 @@ def test_the_job_of_a_table_that_is_gone_is_stopped_with_the_remedy(caplog: pyte
         assert stopped.status.failures == 1
         assert complete(cluster, other)
         assert 1 not in cluster.tables.held
-        told = [each for each in caplog.records if each.message == "a job stops: its table is gone"]
+        told = [each for each in caplog.records if each.getMessage() == "a job stops: its table is gone"]
         assert [each.__dict__["job"] for each in told] == [str(gone.id)]
 
     simulated(body)

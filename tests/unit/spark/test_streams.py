@@ -100,7 +100,7 @@ def test_storage_that_cannot_be_written_is_told_once(caplog: pytest.LogCaptureFi
         hold.keep([7], 100)
         clock.advance(100)
         hold.keep([7], 200)
-    assert [each.message for each in caplog.records] == [
+    assert [each.getMessage() for each in caplog.records] == [
         "history is not held for the stream: a restart finds it as long as captures keep it"
     ]
 

@@ -117,7 +117,7 @@ async def test_rows_of_a_version_that_the_remote_has_moved_past_are_left_out_and
         world.add(2, 5, 1000)
         await world.until(lambda: {"d1@5 flushed", "d1@6 flushed", "d2@5 flushed"} <= set(world.told))
         assert {file.dispatcher_id for file in world.engine.files} == {"2"}
-        assert len([each for each in caplog.records if "left out" in each.message]) == 1
+        assert len([each for each in caplog.records if "left out" in each.getMessage()]) == 1
 
 
 async def test_a_version_change_begins_a_new_file() -> None:
