@@ -9,6 +9,8 @@ import pytest
 
 from penstock import eventloop
 
+pytest_plugins = ("penstock.testing.s3server",)
+
 LONGEST = (
     "integration/jobs/test_killed_runners.py",
     "integration/spark/test_cluster_reads.py",

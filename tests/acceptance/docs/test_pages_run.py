@@ -1,16 +1,13 @@
 """Every command and snippet of README and the guides, run as a reader would run it."""
 
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from penstock import settings
 from penstock.testing.docblocks import blocks_of
 from penstock.testing.docworld import DocWorld
+from penstock.testing.s3server import S3Server
 from penstock.testing.spark import SMALL
 
 pytestmark = pytest.mark.timeout(900)
@@ -48,24 +45,9 @@ def test_guides_with_code_of_ones_own_and_a_backup(tmp_path: Path) -> None:
             assert world.follow(GUIDES / name)
 
 
-@pytest.fixture
-def s3() -> Iterator[dict[str, str]]:
-    """An S3 server, as the environment tells of it."""
-    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # else a line for each request
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
-    keys = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "region_name": "us-east-1"}
-    client = boto3.client("s3", endpoint_url=endpoint, **keys)
-    for bucket in ("penstock-events", "penstock-lake"):
-        client.create_bucket(Bucket=bucket)
-    client.close()
-    yield {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}
-    server.stop()
-
-
-def test_the_guide_to_object_storage(tmp_path: Path, s3: dict[str, str]) -> None:
+def test_the_guide_to_object_storage(tmp_path: Path, s3_server: S3Server) -> None:
+    buckets = [s3_server.bucket(name) for name in ("penstock-events", "penstock-lake")]
+    s3 = {"AWS_ENDPOINT_URL": buckets[0].endpoint, "AWS_ALLOW_HTTP": "true"}
     with DocWorld(tmp_path, environment=s3, settings={"jobs": QUICK}) as world:
         assert world.follow(GUIDES / "s3.md")
 

@@ -6,42 +6,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from penstock.consumers.delta import Delta
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.testing.itemtables import item_table
 from penstock.testing.lakeworld import FORMATS, Killed, LakeWorld
 from penstock.testing.retrievers import SourceModel, job_context
-
-SECRET = "hunter2hunter2"
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    address = f"http://{host}:{port}"
-    keys = {"aws_access_key_id": "a", "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
-    client = boto3.client("s3", endpoint_url=address, **keys)
-    client.create_bucket(Bucket="lake")
-    client.close()
-    yield address
-    server.stop()
+from penstock.testing.s3server import SECRET, S3Bucket
 
 
 @pytest.fixture(params=sorted(FORMATS))
-def world(request: pytest.FixtureRequest, tmp_path: Path, endpoint: str) -> Iterator[LakeWorld]:
+def world(request: pytest.FixtureRequest, tmp_path: Path, s3_bucket: S3Bucket) -> Iterator[LakeWorld]:
+    more = s3_bucket.options
     if request.param == "iceberg":
-        keys = {"s3.access-key-id": "a", "s3.secret-access-key": SECRET}
-        more = {"s3.endpoint": endpoint, "s3.region": "us-east-1", **keys}
-    else:
-        keys = {"access_key_id": "a", "secret_access_key": SECRET}
-        more = {"endpoint": endpoint, "region": "us-east-1", "allow_http": "true", **keys}
-    made = LakeWorld(request.param, tmp_path, url=f"s3://lake/{tmp_path.name}", more=more)
+        more = {f"s3.{name.replace('_', '-')}": value for name, value in more.items() if name != "allow_http"}
+    made = LakeWorld(request.param, tmp_path, url=f"{s3_bucket.url}/{tmp_path.name}", more=more)
     yield made
     made.close()
 
@@ -99,16 +79,9 @@ def test_of_racing_writers_one_commits(world: LakeWorld) -> None:
     assert world.rows(("id",)) == model.at(end)
 
 
-def test_wrong_credentials_and_secrets_are_not_shown(endpoint: str, tmp_path: Path) -> None:
-    options = {
-        "uri": "s3://nowhere/x",
-        "storage.endpoint": endpoint,
-        "storage.allow_http": "true",
-        "storage.region": "us-east-1",
-        "storage.access_key_id": "a",
-        "storage.secret_access_key": SECRET,
-    }
-    consumer = Delta(job_context(tmp_path, "delta", options))
+def test_wrong_credentials_and_secrets_are_not_shown(s3_bucket: S3Bucket, tmp_path: Path) -> None:
+    storage = {f"storage.{name}": value for name, value in s3_bucket.options.items()}
+    consumer = Delta(job_context(tmp_path, "delta", {"uri": "s3://nowhere/x", **storage}))
     with pytest.raises((Unavailable, Invalid)) as caught:
         consumer.committed_ts()
     assert SECRET not in f"{caught.value} {consumer.options!r} {consumer.job!r}"

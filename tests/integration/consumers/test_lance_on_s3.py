@@ -1,36 +1,17 @@
 """Indexes on an S3 server: commits are conditional there too."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from penstock.errors import Fenced
 from penstock.testing.indexworld import IndexWorld
 from penstock.testing.itemtables import item_table
+from penstock.testing.s3server import SECRET, S3Bucket
 
 
-@pytest.fixture(scope="module")
-def options() -> Iterator[dict[str, str]]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
-    client = boto3.client(
-        "s3", endpoint_url=endpoint, aws_access_key_id="a", aws_secret_access_key="b", region_name="us-east-1"
-    )
-    client.create_bucket(Bucket="indexes")
-    client.close()
-    yield {
-        "storage.access_key_id": "a",
-        "storage.secret_access_key": "b",
-        "storage.region": "us-east-1",
-        "storage.endpoint": endpoint,
-        "storage.allow_http": "true",
-    }
-    server.stop()
+def storage_of(bucket: S3Bucket) -> dict[str, str]:
+    return {f"storage.{name}": value for name, value in bucket.options.items()}
 
 
 @pytest.mark.parametrize(
@@ -38,9 +19,9 @@ def options() -> Iterator[dict[str, str]]:
     [("fulltext", {"text_columns": "name"}), ("vector", {"text_columns": "name", "dimension": "8"})],
 )
 def test_rows_and_watermark_are_one_conditional_commit(
-    tmp_path: Path, options: dict[str, str], consumer: str, more: dict[str, str]
+    tmp_path: Path, s3_bucket: S3Bucket, consumer: str, more: dict[str, str]
 ) -> None:
-    where = {"uri": f"s3://indexes/{consumer}", **options, **more}
+    where = {"uri": f"{s3_bucket.url}/{consumer}", **storage_of(s3_bucket), **more}
     world = IndexWorld(tmp_path, consumer, item_table(), where)
     world.source.commit({"id": 1, "name": "green"}, {"id": 2, "name": "red"})
     world.catch_up()
@@ -55,13 +36,11 @@ def test_rows_and_watermark_are_one_conditional_commit(
     assert world.search("green").complete
 
 
-def test_the_secret_is_not_shown(tmp_path: Path, options: dict[str, str]) -> None:
-    secret = {**options, "storage.secret_access_key": "hush-hush"}
-    world = IndexWorld(
-        tmp_path, "fulltext", item_table(), {**secret, "uri": "s3://nowhere/x", "text_columns": "name"}
-    )
+def test_the_secret_is_not_shown(tmp_path: Path, s3_bucket: S3Bucket) -> None:
+    where = {**storage_of(s3_bucket), "uri": "s3://nowhere/x", "text_columns": "name"}
+    world = IndexWorld(tmp_path, "fulltext", item_table(), where)
     consumer = world.consumer()
-    assert "hush-hush" not in repr(consumer._options)
+    assert SECRET not in repr(consumer._options)
     with pytest.raises(Exception, match="nowhere") as failed:
         consumer.committed_ts()
-    assert "hush-hush" not in str(failed.value)
+    assert SECRET not in str(failed.value)

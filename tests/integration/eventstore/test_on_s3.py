@@ -1,12 +1,9 @@
 """The event store on an S3 server."""
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from penstock.errors import Fenced
 from penstock.eventstore import paths
@@ -17,30 +14,15 @@ from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.testing.events import FixedSchemas, a_table, change, replayed
 from penstock.testing.rawbatches import raw
+from penstock.testing.s3server import S3Bucket
 
 TABLE = a_table()
 NOW = 1 << 58
 
 
-@pytest.fixture(scope="module")
-def options() -> Iterator[dict[str, str]]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    keys = {"access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
-    endpoint = f"http://{host}:{port}"
-    client = boto3.client(
-        "s3", endpoint_url=endpoint, aws_access_key_id="a", aws_secret_access_key="b", region_name="us-east-1"
-    )
-    client.create_bucket(Bucket="events")
-    client.close()
-    yield {**keys, "endpoint": endpoint, "allow_http": "true"}
-    server.stop()
-
-
 @pytest.fixture
-def storage(options: dict[str, str], request: pytest.FixtureRequest) -> Storage:
-    return open_storage(f"s3://events/{request.node.name}", options)
+def storage(s3_bucket: S3Bucket, request: pytest.FixtureRequest) -> Storage:
+    return open_storage(f"{s3_bucket.url}/{request.node.name}", s3_bucket.options)
 
 
 def test_creation_is_conditional_and_listing_ordered(storage: Storage, tmp_path: Path) -> None:
@@ -110,10 +92,10 @@ def test_rows_survive_from_the_log_to_objects_in_s3(storage: Storage, tmp_path: 
 
 
 def test_the_environment_alone_says_how_to_reach_a_server(
-    options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    s3_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in options.items():
+    for name, value in s3_bucket.options.items():
         monkeypatch.setenv(f"AWS_{name.upper()}", value)
-    storage = open_storage("s3://events/environment")
+    storage = open_storage(f"{s3_bucket.url}/environment")
     assert storage.create("one", b"1")
     assert storage.read("one") == b"1"

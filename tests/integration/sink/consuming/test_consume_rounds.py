@@ -2,17 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from penstock.app.consume import ConsumeOptions, Into, consume
 from penstock.errors import Invalid, PenstockError
 from penstock.eventstore.storage import open_storage
+from penstock.testing.s3server import S3Bucket
 from penstock.testing.ticdcfiles import TicdcDirectory, canal_line, column
 
 ORDERS = [column("id", "BIGINT", pk=True), column("note", "VARCHAR", ColumnPrecision="20")]
@@ -68,30 +66,18 @@ def test_csv_is_read_with_the_parameters_that_it_was_written_with(
     assert printed(capsys, f"{made.storage.url}?{query}")[1]["row"] == {"id": 7, "note": "a|b"}
 
 
-@pytest.fixture
-def s3() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
-def test_a_bucket_is_read_by_the_uri_that_wrote_it(s3: str, capsys: pytest.CaptureFixture[str]) -> None:
-    keys = {"aws_access_key_id": "me", "aws_secret_access_key": "secret", "region_name": "us-east-1"}
-    client = boto3.client("s3", endpoint_url=s3, **keys)
-    client.create_bucket(Bucket="lake")
-    client.close()
-    options = {"endpoint": s3, "region": "us-east-1", "access_key_id": "me", "secret_access_key": "secret"}
-    made = TicdcDirectory(open_storage("s3://lake/feeds/one", {**options, "allow_http": "true"}))
+def test_a_bucket_is_read_by_the_uri_that_wrote_it(
+    s3_bucket: S3Bucket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = TicdcDirectory(open_storage(f"{s3_bucket.url}/feeds/one", s3_bucket.options))
     made.schema("shop/orders", 100, ORDERS)
     made.data("shop/orders/100", 1, insert(1, 110))
     made.checkpoint(150)
-    query = f"protocol=canal-json&endpoint={s3}&region=us-east-1&access-key=me&secret-access-key=secret"
-    found = printed(capsys, f"s3://lake/feeds/one?{query}")
+    query = f"protocol=canal-json&{s3_bucket.query}"
+    found = printed(capsys, f"{s3_bucket.url}/feeds/one?{query}")
     assert [line["op"] for line in found] == ["schema", "insert"]
     with pytest.raises(Invalid, match="no metadata file"):
-        printed(capsys, f"s3://lake/feeds?{query}")
+        printed(capsys, f"{s3_bucket.url}/feeds?{query}")
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from penstock.tables import Catalog
 from penstock.testing.capture import CaptureProcess
 from penstock.testing.command import ServiceProcess, penstock
 from penstock.testing.replica import Replica
+from penstock.testing.s3server import SECRET, S3Bucket
 from penstock.testing.spark import SMALL
 from penstock.testing.store import StoreProcess
 from penstock.testing.tablesat import TablesAt, tables_with_rows
@@ -174,18 +175,20 @@ class Commands:
     def __call__(self, command: str, *arguments: str) -> Any:
         done = penstock("changefeed", command, *arguments, "--config", str(self._config))
         assert (done.returncode, done.stderr) == (0, ""), command
-        assert "hunter2" not in done.stdout
+        assert SECRET not in done.stdout
         return yaml.safe_load(done.stdout)
 
 
-def settings(folder: Path, pd_addr: str, s3: dict[str, str]) -> dict[str, Any]:
+def settings(folder: Path, pd_addr: str, bucket: S3Bucket) -> dict[str, Any]:
     feed = {
-        "sink_uri": "s3://lake/changes?protocol=canal-json&enable-tidb-extension=true&flush-interval=1s",
+        "sink_uri": f"{bucket.url}/changes?protocol=canal-json&enable-tidb-extension=true&flush-interval=1s",
         "sink": {"file-size": 100_000},
-        "storage_options": s3,
+        "storage_options": bucket.options,
         "tables": ["shop.*"],
         "start": "snapshot",
         "split_rows": 150,
+        "spark_rows": 20,  # most changes are fewer, the snapshot and some transactions more: both meet in files
+        "lease_ttl_s": 3,
     }
     return {
         "pd_addrs": [pd_addr],
@@ -206,10 +209,10 @@ def checkpoint(storage: Storage) -> int:
 
 
 def test_a_consumer_has_the_rows_of_the_checkpoint_whenever_the_changefeed_is_killed(
-    tmp_path: Path, s3_options: dict[str, str]
+    tmp_path: Path, s3_bucket: S3Bucket
 ) -> None:
     drawn = random.Random(SEED)
-    storage = open_storage("s3://lake/changes", s3_options)
+    storage = open_storage(f"{s3_bucket.url}/changes", s3_bucket.options)
     config = tmp_path / "penstock.yaml"
     changefeed = Commands(config)
 
@@ -227,7 +230,7 @@ def test_a_consumer_has_the_rows_of_the_checkpoint_whenever_the_changefeed_is_ki
         source = Source(client)
         follower = Follower(storage, source)
         with (
-            CaptureProcess(tmp_path, settings(tmp_path, store.pd_addr, s3_options)),
+            CaptureProcess(tmp_path, settings(tmp_path, store.pd_addr, s3_bucket)),
             ServiceProcess(tmp_path / "changefeed.log", "changefeed", "run", "--config", str(config)) as sink,
             source.changing(),
         ):

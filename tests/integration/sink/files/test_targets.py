@@ -1,13 +1,10 @@
 """The driver's files on an S3 server and in a local directory, with the URI that a user writes."""
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from penstock.clock import compose_ts
 from penstock.errors import PenstockError
@@ -25,23 +22,9 @@ from penstock.sink.positions import Position
 from penstock.sink.work import DispatcherSpec
 from penstock.tables.define import define_table
 from penstock.testing.manual_clock import ManualClock
+from penstock.testing.s3server import SECRET, S3Bucket
 
-SECRET = "hunter2hunter2"
 NOON_MS = 1_678_363_200_000  # 2023-03-09 12:00 UTC
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    address = f"http://{host}:{port}"
-    keys = {"aws_access_key_id": "a", "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
-    client = boto3.client("s3", endpoint_url=address, **keys)
-    client.create_bucket(Bucket="lake")
-    client.close()
-    yield address
-    server.stop()
 
 
 @pytest.fixture(params=["s3", "file"])
@@ -49,9 +32,8 @@ def options(request: pytest.FixtureRequest, tmp_path: Path) -> SinkOptions:
     more = "protocol=canal-json&file-index-digit=6&file-expiration-days=1"
     if request.param == "file":
         return parse_sink_uri(f"file://{tmp_path}/out?{more}")
-    endpoint = request.getfixturevalue("endpoint")
-    credentials = f"access-key=a&secret-access-key={SECRET}&region=us-east-1&endpoint={endpoint}"
-    return parse_sink_uri(f"s3://lake/{tmp_path.name}/out?{more}&{credentials}&force-path-style=true")
+    bucket: S3Bucket = request.getfixturevalue("s3_bucket")
+    return parse_sink_uri(f"{bucket.url}/{tmp_path.name}/out?{more}&{bucket.query}&force-path-style=true")
 
 
 @pytest.fixture
@@ -148,10 +130,10 @@ def test_dispatchers_of_one_table_that_begin_together_agree_on_its_schema_file(
     assert len([path for path in storage.names("") if parse_data_path(path)]) == 4
 
 
-def test_an_error_of_storage_shows_no_credentials(endpoint: str) -> None:
+def test_an_error_of_storage_shows_no_credentials(s3_bucket: S3Bucket) -> None:
     options = parse_sink_uri(
         f"s3://nowhere/p?protocol=csv&access-key={SECRET}&secret-access-key={SECRET}&session-token={SECRET}"
-        f"&region=us-east-1&endpoint={endpoint}"
+        f"&region=us-east-1&endpoint={s3_bucket.endpoint}"
     )
     files = TargetFiles(options.target.open(), options)
     with pytest.raises(PenstockError) as caught:
