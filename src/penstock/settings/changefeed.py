@@ -46,6 +46,10 @@ class ChangefeedSettings(Frozen):
     """Rows to send, for tables of which not all are."""
     split_rows: int = Field(0, ge=0)
     """Rows of a key range with a dispatcher of its own in large tables; 0 gives each table one dispatcher."""
+    spark_rows: int = Field(20_000, ge=0)
+    """Changes from which executors encode and write them; fewer are handled in this process without a job."""
+    lease_ttl_s: float = Field(15, ge=1)
+    """How long it stays with a process that is silent before another may run it."""
 
     @field_validator("sink", mode="before")
     @classmethod

@@ -5,6 +5,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from penstock.settings import Settings
+from penstock.spark.java import require_java
+from penstock.spark.masters import parse_master, require_master
 from penstock.spark.pools import enter_pool
 from penstock.spark.session import build_session
 
@@ -22,6 +24,11 @@ class LateSession:
         self._app_name = app_name
         self._lock = threading.Lock()
         self._spark: SparkSession | None = None
+
+    def check(self) -> None:
+        """Raise as `build_session` does where Java is missing or no master answers; start nothing."""
+        require_java()
+        require_master(parse_master(self._settings.spark.master))
 
     def __call__(self, account: str) -> "SparkSession":
         """The session, with the account's pool for what this thread runs; raises as `build_session` does."""

@@ -2,32 +2,32 @@
 
 A segment of the spool is a DataFrame that is persisted MEMORY_AND_DISK: Spark's block manager is the spool's
 memory and disk, and a block that an executor took with it is encoded again from the event store, with the
-same bytes. The driver sees descriptors only.
+same bytes. The driver sees descriptors only, but of what is too small for a job.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial, reduce
-from itertools import count, islice
+from itertools import count
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeVar
 
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-from penstock.errors import Unavailable
+from penstock.sink.formats.tryingagain import tried_again
 from penstock.sink.work import Chunk, FileWork, Written
 from penstock.spark.failures import one_line, spark_errors
-from penstock.spark.options import shared_url
 from penstock.spark.pools import in_pool
 from penstock.spark.spoolrows import (
     CHUNKS,
     DESCRIPTORS,
     WRITTEN,
     chunk_batch,
+    payload_table,
     read_chunks,
     read_payloads,
     read_written,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from penstock.eventstore.partition import StorageRef
-    from penstock.sink.files.options import SinkOptions
     from penstock.sink.pipeline.engine import EncodeWork
 
 T = TypeVar("T")
@@ -51,17 +50,23 @@ _PLACE_BITS = 32
 
 
 class SparkEngine:
-    """Implements Engine. `account` names the scheduler pool of its jobs."""
+    """Implements FarEngine. `account` names the scheduler pool of its jobs, `numbers` are of its segments."""
 
     def __init__(
-        self, spark: "SparkSession", target: "StorageRef", *, account: str = "", threads: int = 16
+        self,
+        spark: "SparkSession",
+        target: "StorageRef",
+        *,
+        account: str = "",
+        threads: int = 16,
+        numbers: Iterator[int] | None = None,
     ) -> None:
         self._spark = spark
         self._target = target
         self._account = account
         self._threads = threads
         self._tasks = _TASKS_PER_CORE * spark.sparkContext.defaultParallelism
-        self._numbers = count(1)
+        self._numbers = numbers or count(1)
         self._segments: dict[int, DataFrame] = {}
         self._jobs = ThreadPoolExecutor(_JOBS_AT_ONCE, thread_name_prefix="penstock-sink-job")
 
@@ -69,9 +74,11 @@ class SparkEngine:
         """See Engine."""
         return await self._run(lambda: self._encode(next(self._numbers), tuple(work)))
 
-    async def write(self, files: Sequence[FileWork]) -> list[Written]:
-        """See Engine."""
-        return await self._run(lambda: self._write(files))
+    async def write(
+        self, files: Sequence[FileWork], lent: Mapping[int, Sequence[bytes]] | None = None
+    ) -> list[Written]:
+        """See FarEngine."""
+        return await self._run(lambda: self._write(files, lent or {}))
 
     async def release(self, segment: int) -> None:
         """See Engine."""
@@ -133,7 +140,7 @@ class SparkEngine:
             for which in range(len(work))
         ]
 
-    def _write(self, files: Sequence[FileWork]) -> list[Written]:
+    def _write(self, files: Sequence[FileWork], lent: Mapping[int, Sequence[bytes]]) -> list[Written]:
         if not files:
             return []
         tasks = spread(range(len(files)), self._tasks, weight=lambda number: _nbytes(files[number]))
@@ -142,7 +149,10 @@ class SparkEngine:
         for number, file in enumerate(files):
             for place, chunk in enumerate(file.chunks):
                 places.setdefault(chunk.segment, {})[chunk.number] = number << _PLACE_BITS | place
-        chosen = [self._chosen(segment, wanted) for segment, wanted in places.items()]
+        chosen = [self._chosen(segment, wanted) for segment, wanted in places.items() if segment not in lent]
+        if lent:
+            named = ((place, lent[each][number]) for each in lent for number, place in places[each].items())
+            chosen.append(self._spark.createDataFrame(payload_table(named)))
         all_chosen = reduce(lambda left, right: left.unionAll(right), chosen)
         file_number = F.shiftright("place", _PLACE_BITS)
         task = _looked_up(file_number, task_of).cast("int")
@@ -166,19 +176,6 @@ class SparkEngine:
         return frame.select(_looked_up(F.col("number"), places).alias("place"), "nbytes", "payload")
 
 
-def spark_engines(spark: "SparkSession") -> "Callable[[str, SinkOptions], SparkEngine]":
-    """What makes the engine of a changefeed, by its name and its sink's options.
-
-    It raises Invalid when executors could not reach the target.
-    """
-
-    def engine(feed_id: str, options: "SinkOptions") -> SparkEngine:
-        target = replace(options.target, url=shared_url(options.target.url))
-        return SparkEngine(spark, target, account=feed_id, threads=options.worker_count)
-
-    return engine
-
-
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A part of a slice, as a task gets it."""
@@ -197,20 +194,6 @@ def _encoded(task: int, pieces: Iterable[Piece]) -> "Iterator[pa.RecordBatch]":
         chunks = tried_again(partial(encode_part, piece.work.slice, piece.number, piece.work.options))
         for encoded in chunks:
             yield chunk_batch(piece.which, piece.number, next(numbers), encoded)
-
-
-def tried_again(work: Callable[[], Iterator[T]]) -> Iterator[T]:
-    """What `work` gives, which is the same each time; once it is begun anew when something is not available.
-
-    A capture that gives a table up has put its rows into objects; who looked there before asks it in vain.
-    """
-    given = 0
-    try:
-        for each in work():
-            yield each
-            given += 1
-    except Unavailable:
-        yield from islice(work(), given, None)
 
 
 def _nbytes(file: FileWork) -> int:

@@ -47,6 +47,7 @@ _CHUNKS = pa.schema(
         ("payload", pa.binary()),
     ]
 )
+_PAYLOADS = pa.schema([("place", pa.int64()), ("nbytes", pa.int64()), ("payload", pa.binary())])
 _WRITTEN = pa.schema(
     [("number", pa.int32()), ("data_path", pa.string()), ("nbytes", pa.int64()), ("error", pa.string())]
 )
@@ -59,6 +60,17 @@ def chunk_batch(which: int, part: int, number: int, encoded: "Encoded") -> pa.Re
     packed = pa.compress(encoded.payload, codec=_CODEC, asbytes=True)
     traced = np.array(encoded.traced, _TRACED).tobytes()
     return _one_row(_CHUNKS, [*row, len(encoded.payload), traced, packed])
+
+
+def payload_table(payloads: Iterable[tuple[int, bytes]]) -> pa.Table:
+    """Rows of (place, nbytes, payload), as `read_payloads` takes them."""
+    found = [
+        (place, len(payload), pa.compress(payload, codec=_CODEC, asbytes=True)) for place, payload in payloads
+    ]
+    columns = zip(*found, strict=True)
+    return pa.table(
+        [pa.array(each, kind) for each, kind in zip(columns, _PAYLOADS.types, strict=True)], schema=_PAYLOADS
+    )
 
 
 def read_payloads(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bytes]]:

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from penstock.clock import SYSTEM, Clock
-from penstock.errors import Fenced, PenstockError, Unavailable
+from penstock.errors import Fenced, Invalid, PenstockError, Unavailable
 from penstock.settings import ChangefeedSettings, Settings, parse_changefeed
 from penstock.sink.dispatch.changefeed import Changefeed
 from penstock.sink.dispatch.startup import FeedOptions
 from penstock.sink.dispatch.tablefilter import TableFilter
 from penstock.sink.feeds.feed import FeedInfo, FeedState
-from penstock.sink.feeds.feedcommands import create_feed, dump
+from penstock.sink.feeds.feedcommands import create_feed
 from penstock.sink.feeds.feedrun import FeedRun
 from penstock.sink.feeds.kvfeedstore import Feeds
 from penstock.sink.files.cleanup import Cleanup
@@ -22,8 +22,10 @@ from penstock.sink.pipeline.engine import Engine
 from penstock.sink.pipeline.storagesink import StorageSink
 from penstock.sink.source.eventsource import EventStoreSource
 
-LEASE_TTL_S = 15.0
 _LOOK_S = 1.0
+_TTL_S = float(
+    ChangefeedSettings.model_fields["lease_ttl_s"].default
+)  # of those kept before it was a setting
 
 OpenEngine = Callable[[str, SinkOptions], Engine]
 """Makes the engine of a changefeed; called once for each life of its sink."""
@@ -37,11 +39,19 @@ async def create_configured(feeds: Feeds, settings: Settings, *, now_ts: int, cl
     for feed_id, wanted in settings.changefeeds.items():
         if feed_id not in there:
             await create_feed(feeds, feed_id, wanted, now_ts=now_ts, clock=clock)
-        elif dict(there[feed_id].settings) != dump(wanted):
+        elif not _is_as_wanted(there[feed_id], wanted):
             _log.warning(
                 "a changefeed has other settings than the file says; pause and update it to change them",
                 extra={"changefeed": feed_id},
             )
+
+
+def _is_as_wanted(kept: FeedInfo, wanted: ChangefeedSettings) -> bool:
+    """What was kept before a setting was invented has its default."""
+    try:
+        return parse_changefeed(dict(kept.settings), origin=f"changefeed {kept.id}") == wanted
+    except Invalid:
+        return False
 
 
 class FeedRunner:
@@ -87,7 +97,7 @@ class FeedRunner:
         for feed in found:
             if feed.runnable and feed.info.id not in self._running:
                 running = _RunningFeed(
-                    self._settings, self._feeds, self._open_engine, feed.info.id, self._owner, self._clock
+                    self._settings, self._feeds, self._open_engine, feed.info, self._owner, self._clock
                 )
                 self._running[feed.info.id] = asyncio.create_task(running.run())
         return True
@@ -119,20 +129,22 @@ class _RunningFeed:
         settings: Settings,
         feeds: Feeds,
         open_engine: OpenEngine,
-        feed_id: str,
+        info: FeedInfo,
         owner: str,
         clock: Clock,
     ) -> None:
         self._settings = settings
         self._feeds = feeds
         self._open_engine = open_engine
-        self._feed_id = feed_id
+        self._feed_id = info.id
+        # what else is kept of it may be refused, which is said of a changefeed that one has
+        self._ttl_s = float(info.settings.get("lease_ttl_s", _TTL_S))
         self._owner = owner
         self._clock = clock
 
     async def run(self) -> None:
         """Run it until it has ended, is stopped or changed, or the lease is lost. Raises what ended it."""
-        lease = await self._feeds.acquire(self._feed_id, self._owner, ttl_s=LEASE_TTL_S)
+        lease = await self._feeds.acquire(self._feed_id, self._owner, ttl_s=self._ttl_s)
         try:
             info = (await lease.feed()).info
             await self._run(lease, info)
@@ -209,7 +221,7 @@ class _RunningFeed:
         """
         told: tuple[FeedState, str] | None = None  # what is kept is of an earlier run
         while True:
-            await self._clock.sleep(LEASE_TTL_S / 5)
+            await self._clock.sleep(self._ttl_s / 5)
             try:
                 now = feed.state, feed.error
                 await (lease.renew() if now == told else lease.keep_state(*now))

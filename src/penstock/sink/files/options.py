@@ -51,6 +51,7 @@ class SinkOptions:
     file_cleanup_cron_spec: CronSpec = _EVERY_NIGHT
     column_selectors: tuple[ColumnSelector, ...] = ()
     row_filters: tuple[RowFilter, ...] = ()
+    spark_rows: int = 20_000
 
     def masked(self) -> str:
         """The sink URI without secrets."""
@@ -81,6 +82,7 @@ def sink_options(feed: ChangefeedSettings) -> SinkOptions:
         options,
         column_selectors=tuple(ColumnSelector(each.tables, each.columns) for each in feed.column_selectors),
         row_filters=tuple(RowFilter(each.tables, each.where) for each in feed.row_filters),
+        spark_rows=feed.spark_rows,
     )
 
 

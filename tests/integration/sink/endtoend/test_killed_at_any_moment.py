@@ -187,7 +187,7 @@ def settings(folder: Path, pd_addr: str, bucket: S3Bucket) -> dict[str, Any]:
         "tables": ["shop.*"],
         "start": "snapshot",
         "split_rows": 150,
-        "spark_rows": 20,  # most changes are fewer, the snapshot and some transactions more: both meet in files
+        "spark_rows": 20,  # some transactions and the snapshot have more: both kinds of work meet
         "lease_ttl_s": 3,
     }
     return {

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.errors import Unavailable
-from penstock.spark.sinkengine import tried_again
+from penstock.sink.formats.tryingagain import tried_again
 
 
 class Moving:

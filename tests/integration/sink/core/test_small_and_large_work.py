@@ -1,0 +1,167 @@
+"""Which of two engines does what, and that files are the same whoever wrote them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import Unavailable
+from penstock.eventstore.partition import StorageRef
+from penstock.sink.formats.encoding import encode_part
+from penstock.sink.formats.options import EncoderOptions
+from penstock.sink.pipeline.engine import EncodeWork
+from penstock.sink.pipeline.localengine import LocalEngine
+from penstock.sink.pipeline.sizedengine import SizedEngine
+from penstock.sink.work import Chunk, FileWork, Written
+from penstock.testing.enginefaults import EngineFaults
+from penstock.testing.itemtables import item, item_table
+from penstock.testing.slices import slice_of
+from penstock.testing.tableworld import START, TableWorld
+
+ROWS = 60
+FAR_ROWS = 50
+OPTIONS = EncoderOptions(chunk_bytes=1_000)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[TableWorld]:
+    with TableWorld(tmp_path / "store", item_table()) as made:
+        for number in range(ROWS):
+            made.commit(item("integer", number, f"name {number}"))
+        made.resolve()
+        made.flush()
+        yield made
+
+
+class Far(LocalEngine):
+    """Another engine in this process that stands for Spark: it has its own segments only."""
+
+    lent: Mapping[int, Sequence[bytes]]
+
+    async def write(
+        self, files: Sequence[FileWork], lent: Mapping[int, Sequence[bytes]] | None = None
+    ) -> list[Written]:
+        self.lent = lent or {}
+        return await super().write(files)
+
+    def payloads(self, number: int) -> Sequence[bytes]:
+        return self.lent[number] if number in self.lent else super().payloads(number)
+
+
+class World:
+    """Both engines, and one large and one small slice, of which the small one follows."""
+
+    def __init__(self, folder: Path, table: TableWorld, **more: int) -> None:
+        target = StorageRef(f"file://{folder}/remote")
+        self.storage = target.open()
+        self.opened = 0
+        numbers = count(1)
+        self.faults = EngineFaults()
+        self.near = LocalEngine(target, numbers=numbers)
+        self.far = Far(target, at=self.faults, numbers=numbers)
+        self.engine = SizedEngine(self.near, self.open_far, **{"far_rows": FAR_ROWS, **more})
+        middle = list(table.moments())[FAR_ROWS]
+        self.large, self.small = (
+            EncodeWork(slice_of(table, low, high), OPTIONS)
+            for low, high in ((START, middle), (middle, table.ts))
+        )
+        assert self.small.slice.rows < FAR_ROWS <= self.large.slice.rows
+
+    def open_far(self) -> Far:
+        self.opened += 1
+        return self.far
+
+    async def encoded(self, work: EncodeWork) -> list[Chunk]:
+        (chunks,) = await self.engine.encode([work])
+        assert len(chunks) > 2
+        return chunks
+
+
+def payloads(*work: EncodeWork) -> list[bytes]:
+    """What encoding gives."""
+    return [
+        encoded.payload
+        for each in work
+        for number in range(len(each.slice.parts))
+        for encoded in encode_part(each.slice, number, each.options)
+    ]
+
+
+def file_of(name: str, chunks: Sequence[Chunk]) -> FileWork:
+    return FileWork(
+        dispatcher_id=name, chunks=tuple(chunks), data_path=f"{name}.json", index_path=f"{name}.index"
+    )
+
+
+async def test_few_rows_stay_here_and_many_do_not(tmp_path: Path, table: TableWorld) -> None:
+    world = World(tmp_path, table)
+    small = await world.encoded(world.small)
+    assert not (await world.engine.write([file_of("small", small)]))[0].error
+    assert world.opened == 0, "what nobody needs is not started"
+    large = await world.encoded(world.large)
+    assert world.near.segments == (small[0].segment,)
+    assert world.far.segments == (large[0].segment,)
+    together = await world.engine.encode([world.large, world.small])
+    assert world.near.segments == (small[0].segment,), "what is few rows by itself is many with the others"
+    assert (len(together), world.opened) == (2, 1)
+    await world.engine.close()
+    assert (world.near.segments, world.far.segments) == ((), ())
+
+
+async def test_nothing_stays_here_when_that_is_what_was_asked_for(tmp_path: Path, table: TableWorld) -> None:
+    world = World(tmp_path, table, far_rows=0)
+    await world.encoded(world.small)
+    assert (len(world.near.segments), len(world.far.segments)) == (0, 1)
+    await world.engine.close()
+
+
+async def test_what_turns_out_to_be_many_rows_does_not_stay_here(tmp_path: Path, table: TableWorld) -> None:
+    world = World(tmp_path, table)
+    unknown = replace(world.large, slice=replace(world.large.slice, rows=0, nbytes=0))  # no object has them
+    chunks = await world.encoded(unknown)
+    assert (world.near.segments, world.near.held_bytes) == ((), 0)
+    assert world.far.segments == (chunks[0].segment,)
+    assert sum(chunk.rows for chunk in chunks) >= FAR_ROWS
+    await world.engine.close()
+
+
+async def test_no_more_is_held_here_than_there_is_room(tmp_path: Path, table: TableWorld) -> None:
+    world = World(tmp_path, table, held_bytes_max=1)
+    first, second = await world.encoded(world.small), await world.encoded(world.small)
+    assert world.near.segments == (first[0].segment,)
+    assert world.far.segments == (second[0].segment,)
+    await world.engine.release(first[0].segment)
+    await world.engine.release(second[0].segment)
+    assert (world.near.segments, world.far.segments) == ((), ())
+    await world.encoded(world.small)
+    assert len(world.near.segments) == 1
+    await world.engine.close()
+
+
+async def test_files_are_the_same_whoever_has_their_chunks(tmp_path: Path, table: TableWorld) -> None:
+    world = World(tmp_path, table)
+    large, small = await world.encoded(world.large), await world.encoded(world.small)
+    files = [
+        file_of("small", small[1:]),
+        file_of("both", [large[-1], small[0]]),
+        file_of("large", large[:-1]),
+    ]
+    written = await world.engine.write(files)
+    assert [(each.data_path, each.error) for each in written] == [(file.data_path, "") for file in files]
+    assert list(world.far.lent) == [small[0].segment], "only what a file needs that has chunks of both"
+    contents = [world.storage.read(name) for name in ("large.json", "both.json", "small.json")]
+    assert b"".join(each or b"" for each in contents) == b"".join(payloads(world.large, world.small))
+    assert world.storage.read("both.index") == b"both.json\n"
+    await world.engine.close()
+
+
+async def test_a_failure_of_one_is_told_when_the_other_has_ended(tmp_path: Path, table: TableWorld) -> None:
+    world = World(tmp_path, table)
+    large, small = await world.encoded(world.large), await world.encoded(world.small)
+    world.faults.failures["write"] = Unavailable("no executors")
+    with pytest.raises(Unavailable, match="no executors"):
+        await world.engine.write([file_of("large", large), file_of("small", small)])
+    assert world.storage.names("") == ["small.index", "small.json"]
+    await world.engine.close()
