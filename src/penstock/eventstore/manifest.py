@@ -7,7 +7,7 @@ import base64
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from penstock.errors import Corrupt
 from penstock.eventstore.paths import Side
@@ -17,6 +17,8 @@ FORMAT = 2
 Kind = Literal["appendable", "direct", "merged"]
 Targets = tuple[tuple[str, int], ...]
 """Data objects, each with the number of its rows that are deleted, by id."""
+
+_SIDES, _KINDS = frozenset(get_args(Side)), frozenset(get_args(Kind))
 
 LOADED, BEGUN = "load", "begun"
 """Kinds of facts: the table's history begins at their `ts`, with a loaded snapshot or where others' ended."""
@@ -99,6 +101,15 @@ class Entry:
         return not any(said)
 
 
+class _History(TypedDict):
+    """How far back a state's history goes; see ManifestState."""
+
+    archives: tuple[Archive, ...]
+    archived_seq: int
+    history_ts: int
+    oldest_ts: int
+
+
 @dataclass(frozen=True, slots=True)
 class ManifestState:
     """Everything the entries up to `seq` say.
@@ -128,6 +139,21 @@ class ManifestState:
             raise Corrupt(f"manifest entry {entry.seq} has epoch {entry.epoch}, below {self.epoch} before it")
         if 0 < entry.flushed_ts < self.flushed_ts:
             raise Corrupt(f"manifest entry {entry.seq} moves flushed_ts back below {self.flushed_ts}")
+        return ManifestState(
+            seq=entry.seq,
+            epoch=entry.epoch,
+            writer=entry.writer,
+            flushed_ts=max(self.flushed_ts, entry.flushed_ts),
+            objects=self._objects_after(entry),
+            facts=self.facts + entry.facts,
+            origin=self.origin or entry.id,
+            **self._archives_after(entry),
+        )
+
+    def _objects_after(self, entry: Entry) -> Mapping[str, ObjectInfo]:
+        """What an entry makes of the objects: most often nothing, since it only says who writes."""
+        if not (entry.add or entry.remove or entry.forget):
+            return self.objects
         objects = dict(self.objects)
         for added in entry.add:
             if added.id in objects:
@@ -143,36 +169,30 @@ class ManifestState:
         for forgotten in entry.forget:
             if objects.pop(forgotten, None) is None:
                 raise Corrupt(f"manifest entry {entry.seq} forgets object {forgotten}, which is not there")
-        return replace(
-            self,
-            seq=entry.seq,
-            epoch=entry.epoch,
-            writer=entry.writer,
-            flushed_ts=max(self.flushed_ts, entry.flushed_ts),
-            objects=objects,
-            facts=self.facts + entry.facts,
-            origin=self.origin or entry.id,
-            **self._archived(entry),
-        )
+        return objects
 
-    def _archived(self, entry: Entry) -> dict[str, Any]:
-        """What an entry does to the archives, and to how far history goes back."""
+    def _archives_after(self, entry: Entry) -> _History:
+        """What an entry makes of the archives, and of how far history goes back."""
         begun = [int(fact["ts"]) for fact in entry.facts if fact.get("kind") in (LOADED, BEGUN)]
+        kept: _History = {
+            "archives": self.archives,
+            "archived_seq": self.archived_seq,
+            "history_ts": self.history_ts,
+            "oldest_ts": self.oldest_ts,
+        }
         if entry.archive is None and not entry.collect and not begun:
-            return {}
+            return kept
         known = {each.id: each for each in self.archives}
         if not known.keys() >= set(entry.collect):
             raise Corrupt(f"manifest entry {entry.seq} collects an archive that is not there")
         gone = [known.pop(each).upto_ts for each in entry.collect]
-        oldest_ts = max([self.oldest_ts, *begun, *gone])
-        if entry.archive is None:
-            return {"archives": tuple(known.values()), "oldest_ts": oldest_ts}
-        return {
-            "archives": (*known.values(), entry.archive),
-            "archived_seq": entry.seq - 1,
-            "history_ts": max(self.history_ts, entry.archive.upto_ts),
-            "oldest_ts": oldest_ts,
-        }
+        kept["archives"] = tuple(known.values())
+        kept["oldest_ts"] = max([self.oldest_ts, *begun, *gone])
+        if entry.archive is not None:
+            kept["archives"] += (entry.archive,)
+            kept["archived_seq"] = entry.seq - 1
+            kept["history_ts"] = max(self.history_ts, entry.archive.upto_ts)
+        return kept
 
     @property
     def changed_ts(self) -> int:
@@ -232,11 +252,8 @@ def read_entry(data: bytes, *, path: str) -> Entry:
             epoch=int(tree["epoch"]),
             writer=str(tree["writer"]),
             id=str(tree["id"]),
-            add=tuple(read_object(each) for each in tree.get("add", ())),
-            remove=tuple(
-                Removal(id=str(each["id"]), delete_ts=int(each["delete_ts"]))
-                for each in tree.get("remove", ())
-            ),
+            add=tuple(map(read_object, tree.get("add", ()))),
+            remove=tuple(map(_read_removal, tree.get("remove", ()))),
             flushed_ts=int(tree.get("flushed_ts", 0)),
             facts=tuple(tree.get("facts", ())),
             archive=Archive(**tree["archive"]) if "archive" in tree else None,
@@ -320,7 +337,7 @@ def object_tree(info: ObjectInfo) -> dict[str, Any]:
 def read_object(tree: Mapping[str, Any]) -> ObjectInfo:
     """An object out of its JSON; raise KeyError, TypeError or ValueError when it is none."""
     fields = dict(tree)
-    if fields["side"] not in get_args(Side) or fields["kind"] not in get_args(Kind):
+    if fields["side"] not in _SIDES or fields["kind"] not in _KINDS:
         raise ValueError("unknown side or kind")
     for name in ("key_min", "key_max"):
         fields[name] = base64.b64decode(fields[name], validate=True)
@@ -329,13 +346,17 @@ def read_object(tree: Mapping[str, Any]) -> ObjectInfo:
     return ObjectInfo(**fields)
 
 
+def _read_removal(tree: Mapping[str, Any]) -> Removal:
+    return Removal(id=str(tree["id"]), delete_ts=int(tree["delete_ts"]))
+
+
 def _dump(tree: Mapping[str, Any]) -> bytes:
     return json.dumps(tree, separators=(",", ":"), sort_keys=True).encode()
 
 
 def _load(data: bytes, path: str) -> Mapping[str, Any]:
     try:
-        tree = json.loads(data)
+        tree = json.loads(data.decode())  # of bytes it would guess the encoding, which takes as long again
     except ValueError as error:
         raise Corrupt(f"manifest file {path} is not JSON; keep it for inspection") from error
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:

@@ -153,16 +153,31 @@ class Storage:
             except FileNotFoundError:
                 return
 
-    @contextmanager
-    def _failures(self, what: str, path: str) -> Iterator[None]:
-        try:
-            yield
-        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-            raise Invalid(
-                f"storage refuses to {what} {path} at {self.url} ({_reason(error)}); check its credentials"
-            ) from error
-        except (exceptions.BaseError, OSError) as error:
-            raise Unavailable(f"cannot {what} {path} at {self.url} ({_reason(error)}); try again") from error
+    def _failures(self, what: str, path: str) -> "_Failures":
+        return _Failures(what, path, self.url)
+
+
+class _Failures:
+    """Turns what storage raises into our errors; on every call's way, hence no generator."""
+
+    __slots__ = ("_path", "_url", "_what")
+
+    def __init__(self, what: str, path: str, url: str) -> None:
+        self._what = what
+        self._path = path
+        self._url = url
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is None:
+            return
+        call = f"{self._what} {self._path} at {self._url} ({_reason(error)})"
+        if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+            raise Invalid(f"storage refuses to {call}; check its credentials") from error
+        if isinstance(error, exceptions.BaseError | OSError):
+            raise Unavailable(f"cannot {call}; try again") from error
 
 
 class _ObjectFile(io.RawIOBase):

@@ -1,7 +1,8 @@
 """What tests of the event store share: schemas that do not move, rows as a writer makes them, a replay."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -9,7 +10,7 @@ import pyarrow.parquet as pq
 
 from penstock.clock import TS_MAX
 from penstock.eventstore import paths
-from penstock.eventstore.manifest import ObjectInfo
+from penstock.eventstore.manifest import ManifestState, ObjectInfo
 from penstock.eventstore.manifestlog import load
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OBJECT, OFFSET, START_TS
@@ -79,17 +80,24 @@ def objects(storage: Storage, table_id: int, side: paths.Side) -> list[ObjectInf
 
 def events(storage: Storage, table_id: int, side: paths.Side) -> list[dict[str, Any]]:
     """Every row of a side, in the order of changes."""
-    made = [row for _, row in _located(storage, table_id, side)]
+    made = [dict(row) for _, row in _located(storage, table_id, objects(storage, table_id, side))]
     return sorted(made, key=lambda row: (row[COMMIT_TS], row[START_TS], row[HANDLE]))
 
 
-def _located(storage: Storage, table_id: int, side: paths.Side) -> list[tuple[RowId, dict[str, Any]]]:
-    """Every row of a side with its own row id."""
-    return [
-        ((info.id, offset), row)
-        for info in objects(storage, table_id, side)
-        for offset, row in enumerate(read_object(storage, table_id, info).to_pylist())
-    ]
+def _located(storage: Storage, table_id: int, among: Iterable[ObjectInfo]) -> Iterator[tuple[RowId, Row]]:
+    """Every row of some objects with its own row id."""
+    for info in among:
+        data = storage.read(paths.object_path(paths.table_root(table_id), info.side, info.id))
+        assert data is not None, "an object is not there"
+        for offset, row in enumerate(_decoded(data)):
+            yield (info.id, offset), row
+
+
+@lru_cache(maxsize=1024)
+def _decoded(data: bytes) -> Sequence[Row]:
+    """The rows of an object's bytes. Who looks after every step meets the same bytes again and again."""
+    rows: list[Row] = pq.read_table(pa.BufferReader(data), use_threads=False).to_pylist()
+    return rows
 
 
 def replayed(storage: Storage, table_id: int, ts: int) -> dict[bytes, dict[str, Any]]:
@@ -104,18 +112,19 @@ def replayed(storage: Storage, table_id: int, ts: int) -> dict[bytes, dict[str, 
     }
 
 
-def live_rows(storage: Storage, table_id: int, ts: int) -> dict[bytes, tuple[RowId, dict[str, Any]]]:
+def live_rows(storage: Storage, table_id: int, ts: int) -> dict[bytes, tuple[RowId, Row]]:
     """The rows as of `ts` and where they are, by handle; fails as `replayed` does."""
+    table = load(storage, paths.table_root(table_id))
     steps = [
         (row[COMMIT_TS], order, row[HANDLE], located, row)
         for order, side in enumerate(_SIDES)
-        for located, row in _located(storage, table_id, side)
+        for located, row in _located(storage, table_id, table.changes(side, 0, TS_MAX))
         if row[COMMIT_TS] <= ts
     ]
     places = [step[:3] for step in steps]
     assert len(set(places)) == len(places), "a change is there twice"
-    moved = moved_rows(storage, table_id)
-    state: dict[bytes, tuple[RowId, dict[str, Any]]] = {}
+    moved = _moved(storage, table_id, table)
+    state: dict[bytes, tuple[RowId, Row]] = {}
     for _, order, handle, located, row in sorted(steps, key=lambda step: step[:3]):
         if _SIDES[order] == "tombstone":
             assert handle in state, "a tombstone without its row"
@@ -130,13 +139,13 @@ def live_rows(storage: Storage, table_id: int, ts: int) -> dict[bytes, tuple[Row
 
 def moved_rows(storage: Storage, table_id: int) -> dict[RowId, tuple[bytes, int]]:
     """Rows that merges have written again, by their new row id: which versions they are."""
-    known = load(storage, paths.table_root(table_id)).objects.values()
-    return {
-        (info.id, offset): (row[HANDLE], row[COMMIT_TS])
-        for info in known
-        if info.side == "data" and info.kind == "merged"
-        for offset, row in enumerate(read_object(storage, table_id, info).to_pylist())
-    }
+    return _moved(storage, table_id, load(storage, paths.table_root(table_id)))
+
+
+def _moved(storage: Storage, table_id: int, table: ManifestState) -> dict[RowId, tuple[bytes, int]]:
+    known = table.objects.values()
+    merged = [info for info in known if info.side == "data" and info.kind == "merged"]
+    return {located: (row[HANDLE], row[COMMIT_TS]) for located, row in _located(storage, table_id, merged)}
 
 
 _SIDES: Sequence[paths.Side] = ("tombstone", "data")
