@@ -36,7 +36,7 @@ ITEMS = [
     ("choice", "enum('a','b')"),
 ]
 FORMATS: dict[str, dict[str, Any]] = {
-    "canal": {"sink": {"protocol": "canal-json", "enable-tidb-extension": True}},
+    "canal": {"sink": {"protocol": "canal-json", "enable-tidb-extension": True}, "spark_rows": 0},
     "csv": {
         "sink": {
             "protocol": "csv",
@@ -47,7 +47,7 @@ FORMATS: dict[str, dict[str, Any]] = {
             "compression": "gzip",
         }
     },
-    "parquet": {"sink": {"protocol": "parquet", "file-size": "10KiB"}},
+    "parquet": {"sink": {"protocol": "parquet", "file-size": "10KiB"}, "spark_rows": 50},
     "debezium": {"sink": {"protocol": "debezium", "compression": "zstd"}, "split_rows": 40},
 }
 SLIM = {

@@ -87,5 +87,10 @@ def _sink(changes: Path, protocol: str, parameters: str = "") -> str:
 
 
 def parquet_feed(changes: Path) -> dict[str, object]:
-    """The changefeed that is created while everything runs: all rows first, then what changes."""
-    return {"sink_uri": _sink(changes, "parquet"), "tables": ["shop.*"], "start": "snapshot"}
+    """The changefeed that is created while everything runs: all rows first, on Spark, then what changes."""
+    return {
+        "sink_uri": _sink(changes, "parquet"),
+        "tables": ["shop.*"],
+        "start": "snapshot",
+        "spark_rows": 1000,
+    }
