@@ -58,7 +58,7 @@ def create_app(deployment: Deployment | Reach, *, clock: Clock = SYSTEM) -> Fast
         settings=reach.settings,
         reach=reach,
         pulse=Pulse(reach, clock=clock),
-        readers=Readers(settings.readers),
+        readers=Readers(settings.readers, accounts=len(settings.accounts)),
         rates=Rates(clock=clock),
         clock=clock,
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -51,25 +52,38 @@ class BodyLimit:
 
 
 class Readers:
-    """Lets `count` reads happen at a time; others are told to come again."""
+    """Lets `count` reads happen at a time; others are told to come again.
 
-    def __init__(self, count: int) -> None:
-        self._free = threading.Semaphore(count)
+    Where there are several accounts none has all of them: one place is left for the others.
+    """
+
+    def __init__(self, count: int, *, accounts: int = 1) -> None:
+        self._count = count
+        self._each = max(count - 1, 1) if accounts > 1 else count
+        self._lock = threading.Lock()
+        self._reading: Counter[str] = Counter()
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self, account: str) -> Iterator[None]:
         """Read within the block; raise a 503 problem when too many read."""
-        if not self._free.acquire(blocking=False):
-            raise Problem(
-                503,
-                "as many reads are under way as may be (api.readers); come again in a moment",
-                why="readers",
-                headers={"Retry-After": "1"},
-            )
+        self._enter(account)
         try:
             yield
         finally:
-            self._free.release()
+            with self._lock:
+                self._reading[account] -= 1
+
+    def _enter(self, account: str) -> None:
+        with self._lock:
+            if self._reading.total() < self._count and self._reading[account] < self._each:
+                self._reading[account] += 1
+                return
+        raise Problem(
+            503,
+            "as many reads are under way as may be (api.readers); come again in a moment",
+            why="readers",
+            headers={"Retry-After": "1"},
+        )
 
 
 class StreamedAnswer(StreamingResponse):

@@ -59,4 +59,4 @@ class ApiSettings(Frozen):
     rows_max: int = Field(100_000, ge=1)
     """Rows that one answer may have; more are asked for with another request."""
     readers: int = Field(4, ge=1, le=64)
-    """Reads of changes, searches and comparisons at the same time; more are told to come again."""
+    """Reads of changes, searches and comparisons at the same time, not all of one account; more must wait."""

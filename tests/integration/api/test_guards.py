@@ -20,7 +20,7 @@ def test_whoever_has_no_token_is_told_so(shared: ApiWorld) -> None:
         {"Authorization": b"Bearer \xff\xfe"},
     ):
         for path in ("/api/v1/me", "/api/v1/tables", "/api/v1/overview", "/api/v1/changefeeds/x", "/metrics"):
-            refused = shared.client().get(path, headers=headers)  # type: ignore[arg-type]
+            refused = shared.client().get(path, headers=headers)  # type: ignore[arg-type] # bytes too
             assert refused.status_code == 401
             assert refused.headers["www-authenticate"] == "Bearer"
             assert refused.headers["content-type"] == "application/problem+json"
@@ -114,11 +114,24 @@ def test_a_body_is_no_larger_than_it_may_be(shared: ApiWorld) -> None:
 
 def test_so_many_read_at_a_time_and_no_more() -> None:
     readers = Readers(2)
-    with readers.reading(), readers.reading():
-        with pytest.raises(Problem) as refused, readers.reading():
+    with readers.reading("ann"), readers.reading("ann"):
+        with pytest.raises(Problem) as refused, readers.reading("ann"):
             pass
         assert (refused.value.status_code, refused.value.headers) == (503, {"Retry-After": "1"})
-    with readers.reading(), readers.reading():
+    with readers.reading("ann"), readers.reading("ann"):
+        pass
+
+
+def test_no_account_keeps_the_others_from_reading() -> None:
+    readers = Readers(3, accounts=2)
+    with readers.reading("ann"), readers.reading("ann"):
+        with pytest.raises(Problem), readers.reading("ann"):
+            pass
+        with readers.reading("bob"), pytest.raises(Problem), readers.reading("bob"):
+            pass
+    with readers.reading("bob"), readers.reading("bob"):
+        pass
+    with Readers(1, accounts=2).reading("ann"):
         pass
 
 

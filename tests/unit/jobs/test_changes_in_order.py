@@ -1,5 +1,6 @@
 """Batches of a handle as pieces: kept while they may be crossed, and in the schema of the end."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,12 +91,12 @@ def test_what_is_kept_goes_to_disk_when_it_is_much_and_leaves_nothing_there(tmp_
 
 
 def test_a_reader_that_stops_early_leaves_nothing_on_disk(tmp_path: Path) -> None:
-    def batches() -> object:
+    def batches() -> Iterator[ChangeBatch]:
         yield _batch([(4, 1)], [], Hint.TAIL_DONE)
         yield _batch([(5, number) for number in range(1000)], [], Hint.TAIL_WIP)
         raise OSError("the source ended")
 
-    pieces = in_order(batches(), PieceProjection(NOW, ["id", "name"]), tmp_path / "kept", memory_bytes=100)  # type: ignore[arg-type]
+    pieces = in_order(batches(), PieceProjection(NOW, ["id", "name"]), tmp_path / "kept", memory_bytes=100)
     next(pieces)
     with pytest.raises(OSError, match="the source ended"):
         next(pieces)

@@ -107,7 +107,7 @@ def verify(
 ) -> dict[str, Any]:
     """Compare a job's target with its source, at the target's watermark."""
     job_id = job_id_of(deployment, caller, table, job)
-    with service.readers.reading():
+    with service.readers.reading(caller.name):
         return jobviews.reported(targetcalls.verify(deployment, job_id, account=caller.account))
 
 
@@ -123,7 +123,7 @@ def repair(
     """Mend a job's target where it differs, or have it filled anew where nothing else helps."""
     job_id = job_id_of(deployment, caller, table, job)
     rebuild = wish is not None and wish.rebuild
-    with service.readers.reading():
+    with service.readers.reading(caller.name):
         return targetcalls.repair(deployment, job_id, rebuild=rebuild, account=caller.account)
 
 

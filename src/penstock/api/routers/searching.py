@@ -67,5 +67,5 @@ def _found(
         columns=None if wish.columns is None else tuple(wish.columns),
         every=wish.all,
     )
-    with service.readers.reading():
+    with service.readers.reading(caller.name):
         return searching.found(deployment, job_id, options, account=caller.account)

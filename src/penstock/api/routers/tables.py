@@ -99,7 +99,7 @@ def changes(
     asked = Asked(from_ts=from_ts, to_ts=to_ts, columns=columns)
     rows_max = service.settings.api.rows_max
     with ExitStack() as closing:
-        closing.enter_context(service.readers.reading())
+        closing.enter_context(service.readers.reading(caller.name))
         if answer == "arrow":
             made = _stream(deployment, place, asked, min(limit or rows_max, rows_max), closing)
         else:
