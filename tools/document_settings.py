@@ -28,6 +28,7 @@ from penstock.settings import (
     UpkeepSettings,
     UpSettings,
 )
+from penstock.settings.meanings import meanings
 
 DOCS = Path(__file__).parent.parent / "docs"
 SETTINGS: dict[str, type[BaseModel]] = {
@@ -61,12 +62,13 @@ def option_types() -> dict[str, type[BaseModel]]:
 def table(model: type[BaseModel], key: str) -> str:
     """The rows of one section: key, default, meaning."""
     rows = [f"| {key} | default | meaning |", "|---|---|---|"]
+    said = meanings(model)
     for name, field in model.model_fields.items():
         shown = field.alias or name
         if key == "option" and get_origin(field.annotation) is dict:
             shown = f"{shown}.*"
         value = option_default(field) if key == "option" else default(field)
-        rows.append(f"| `{shown}` | `{value}` | {field.description} |")
+        rows.append(f"| `{shown}` | `{value}` | {said[name]} |")
     return "\n".join(rows)
 
 

@@ -70,9 +70,7 @@ class ConsumerOptions(BaseModel):
     An option that is empty counts as not given, so that an update of a job can take one back.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     @classmethod
     def parse(cls, info: ConsumerInfo) -> Self:

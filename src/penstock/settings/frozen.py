@@ -8,9 +8,7 @@ from pydantic import BaseModel, ConfigDict
 class Frozen(BaseModel):
     """A section of the settings."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 def as_text(value: Any) -> Any:

@@ -1,16 +1,36 @@
 """Tables and changes on Spark: the session, the data source `penstock`, and bulk jobs.
 
 Importing this registers the data source with the active session, if there is one. Sessions made later find
-it by themselves, through the package `pyspark_penstock`.
+it by themselves, through the package `pyspark_penstock`. Where nobody has imported PySpark yet there is no
+session, and it is not imported for that: most processes that could use Spark never do.
 """
 
-from pyspark.sql import SparkSession
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from penstock.spark.registering import register
-from penstock.spark.sqlchanges import changes_view
+if TYPE_CHECKING:
+    from penstock.spark.registering import register
+    from penstock.spark.sqlchanges import changes_view
 
 __all__ = ["changes_view", "register"]
 
-_active = SparkSession.getActiveSession()
-if _active is not None:
-    register(_active)
+_PLACES = {"changes_view": "penstock.spark.sqlchanges", "register": "penstock.spark.registering"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_PLACES[name]), name)
+
+
+def _register_with_active_session() -> None:
+    from pyspark.sql import SparkSession
+
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        import_module(_PLACES["register"]).register(active)
+
+
+if "pyspark.sql" in sys.modules:
+    _register_with_active_session()

@@ -16,7 +16,6 @@ from penstock.spark.failures import as_penstock_error, first_line
 from penstock.spark.java import require_java
 from penstock.spark.masters import Master, parse_master, require_master
 from penstock.spark.pools import allocation_file
-from penstock.spark.registering import register
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,6 +38,8 @@ def build_session(settings: Settings, *, app_name: str = "penstock") -> "SparkSe
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
+
+    from penstock.spark.registering import register
 
     master = parse_master(settings.spark.master)
     running = SparkContext._active_spark_context

@@ -1,4 +1,4 @@
-"""What Python processes of Spark have to import before they read: they start often."""
+"""What processes import before they need it: services, and Spark's own Python, which starts often."""
 
 import subprocess
 import sys
@@ -8,8 +8,18 @@ READERS = (
     " penstock.spark.snapshotreader, penstock.spark.tablerows"
 )
 
+SERVICES = "penstock.app.apiservice, penstock.app.feedservice, penstock.app.jobservice"
+
+
+def imported(modules: str, *, of: set[str]) -> str:
+    program = f"import sys, {modules}; print(sorted({of!r} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return found.stdout.strip()
+
 
 def test_reading_objects_needs_neither_a_client_of_the_cluster_nor_pandas() -> None:
-    program = f"import sys, {READERS}; print(sorted({{'grpc', 'pandas', 'penstock.kv'}} & set(sys.modules)))"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    assert imported(READERS, of={"grpc", "pandas", "penstock.kv"}) == "[]"
+
+
+def test_services_do_not_import_spark_before_they_need_it() -> None:
+    assert imported(SERVICES, of={"pyspark"}) == "[]"

@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from penstock.errors import Invalid
 from penstock.settings import Settings
+from penstock.settings.meanings import meanings
 
 __all__ = ["EXAMPLES", "rendered", "write"]
 
@@ -85,20 +86,20 @@ def write(path: Path, *, force: bool = False) -> None:
 
 def rendered(path: Path) -> str:
     """The text of the file."""
-    fields = Settings.model_fields
+    fields, said = Settings.model_fields, meanings(Settings)
     names = [*_ORDER, *(name for name in fields if name not in _ORDER)]
     lines = [*_prose(_HEAD.format(path=path), "")]
     for name in names:
-        lines += ["", *_field(name, fields[name], "", live=name in _SET)]
+        lines += ["", *_field(name, fields[name], said.get(name, ""), "", live=name in _SET)]
     return "\n".join(lines) + "\n"
 
 
-def _field(key: str, field: FieldInfo, indent: str, *, live: bool) -> Iterator[str]:
+def _field(key: str, field: FieldInfo, said: str, indent: str, *, live: bool) -> Iterator[str]:
     """A key with what is said of it: a section with its keys, or one value."""
     name = key.rpartition(".")[2]
     mark = "" if live else "#"
     section = field.default if isinstance(field.default, BaseModel) else None
-    yield from _prose(_about(field, section), indent)
+    yield from _prose(_about(said, section), indent)
     if key in EXAMPLES:
         yield from _example(name, EXAMPLES[key], indent)
     if section is None:
@@ -106,15 +107,14 @@ def _field(key: str, field: FieldInfo, indent: str, *, live: bool) -> Iterator[s
         return
     yield f"{indent}{mark}{name}:"
     set_here = _SET.get(key, ())
+    inside = meanings(type(section))
     for each, inner in type(section).model_fields.items():
         set_it = isinstance(set_here, tuple) and each in set_here
-        yield from _field(f"{key}.{each}", inner, indent + _INDENT, live=set_it)
+        yield from _field(f"{key}.{each}", inner, inside.get(each, ""), indent + _INDENT, live=set_it)
 
 
-def _about(field: FieldInfo, section: BaseModel | None) -> str:
-    if section is not None and section.__doc__ and not field.description:
-        return _paragraphs(section.__doc__)
-    return field.description or ""
+def _about(said: str, section: BaseModel | None) -> str:
+    return _paragraphs(section.__doc__) if section is not None and section.__doc__ and not said else said
 
 
 def _paragraphs(text: str) -> str:
