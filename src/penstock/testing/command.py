@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from penstock.errors import Invalid
+from penstock.testing.warmstart import WarmChild, WarmStart
 
 __all__ = ["ServiceProcess", "penstock"]
 
@@ -30,24 +31,25 @@ class ServiceProcess:
     """A command that prints a line of JSON when it is ready, and runs until it is stopped.
 
     As a context manager it is started, and killed in the end. What it writes to standard error is added to
-    the log file. It runs in `cwd`, or here.
+    the log file. It runs in `cwd`, or here. With `warm` it is forked from that one.
     """
 
-    def __init__(self, log: Path, *arguments: str, cwd: Path | None = None) -> None:
+    def __init__(
+        self, log: Path, *arguments: str, cwd: Path | None = None, warm: WarmStart | None = None
+    ) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.ready: dict[str, Any] = {}
         self._log = log
         self._cwd = cwd
         self._command = [*_PENSTOCK, *arguments]
-        self._child: subprocess.Popen[str] | None = None
+        self._warm = warm
+        self._child: subprocess.Popen[str] | WarmChild | None = None
 
     def start(self) -> Self:
         """Start it, or start it again, and wait until it is ready; raise Invalid when it refuses."""
         assert self._child is None or self._child.poll() is not None, "the process still runs"
         with self._log.open("a") as log:
-            self._child = subprocess.Popen(  # noqa: S603 - our own command line
-                self._command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=self._cwd
-            )
+            self._child = self._launched(log)
         assert self._child.stdout is not None
         readable, _, _ = select.select([self._child.stdout], [], [], _READY_TIMEOUT_S)
         line = self._child.stdout.readline() if readable else ""
@@ -57,6 +59,13 @@ class ServiceProcess:
             raise Invalid(f"{self._command[len(_PENSTOCK)]} did not start: {reason}")
         self.ready = json.loads(line)
         return self
+
+    def _launched(self, log: IO[str]) -> "subprocess.Popen[str] | WarmChild":
+        if self._warm is not None:
+            return self._warm.fork(self._command[len(_PENSTOCK) :], log)
+        return subprocess.Popen(  # noqa: S603 - our own command line
+            self._command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=self._cwd
+        )
 
     @property
     def log(self) -> str:

@@ -13,11 +13,21 @@ from penstock.clock import SYSTEM, Clock
 from penstock.jobs.log.lease import LeaseRow, holder
 from penstock.kv import AsyncClient
 from penstock.testing.command import ServiceProcess
+from penstock.testing.warmstart import WarmStart
 
 __all__ = ["JobRunners"]
 
 _WAIT_S = 120.0
 _LOOK_S = 0.05
+_IMPORTED = (
+    "penstock.app.jobservice",
+    "penstock.consumers.delta",
+    "penstock.consumers.iceberg",
+    "penstock.consumers.kv",
+    "penstock.consumers.parquet",
+    "penstock.consumers.postgres",
+    "penstock.consumers.webhook",
+)  # and not those of Lance, which is to be imported after a fork
 
 
 class JobRunners:
@@ -33,13 +43,14 @@ class JobRunners:
         self._starting: list[Future[ServiceProcess]] = []
         self._stopped: list[ServiceProcess] = []
         self._count = 0
+        self._warm = WarmStart(*_IMPORTED)
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="starting")
 
     def start(self) -> None:
         """Start one more, without waiting for it."""
         self._count += 1
         log = self._folder / f"runner-{self._count}.log"
-        process = ServiceProcess(log, "job", "run", "--config", str(self._config))
+        process = ServiceProcess(log, "job", "run", "--config", str(self._config), warm=self._warm)
         self._starting.append(self._pool.submit(process.start))
 
     def _gathered(self) -> dict[str, ServiceProcess]:
@@ -98,6 +109,7 @@ class JobRunners:
         return "\n".join(path.read_text() for path in sorted(self._folder.glob("runner-*.log")))
 
     def __enter__(self) -> Self:
+        self._warm.__enter__()
         return self
 
     def __exit__(
@@ -109,6 +121,7 @@ class JobRunners:
                 future.result().kill()
         for process in [*self._stopped, *self.running.values()]:
             process.kill()
+        self._warm.__exit__()
 
     def _until(self, holds: Callable[[], bool], what: str) -> None:
         deadline = self._clock.monotonic() + _WAIT_S
