@@ -6,12 +6,16 @@ STAMP := $(VENV)/.installed
 # Tests wait for half of their time: one more of them than there are cores.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')
 
-.PHONY: demo test lint types unit setup java chromium proto format docs bench clean
+# Every process would compile the whole package again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo test lint types collect setup java chromium proto format docs bench clean
 
 demo: setup
 	@$(BIN)/penstock demo
 
-test: setup chromium lint types
+test: setup chromium
+	@$(MAKE) --no-print-directory --jobs 2 types lint collect
 	@$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 setup: java $(STAMP)
@@ -41,6 +45,9 @@ lint: setup
 
 types: setup
 	@$(BIN)/mypy --no-error-summary
+
+collect: setup # so that the test processes find what all of them would compile otherwise
+	@$(BIN)/pytest --collect-only --quiet >/dev/null || { $(BIN)/pytest --collect-only --quiet; exit 1; }
 
 format: setup
 	@$(BIN)/ruff format --quiet .
