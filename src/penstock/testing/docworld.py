@@ -6,6 +6,7 @@ as it is written.
 """
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -203,12 +204,9 @@ class DocWorld:
             )
         self._services.callback(self._end, child)
         assert child.stdout is not None
-        os.set_blocking(child.stdout.fileno(), False)
-        deadline = SYSTEM.monotonic() + _READY_S
-        while not child.stdout.readline():
-            assert child.poll() is None, f"{text}\nended with {child.returncode}"
-            assert SYSTEM.monotonic() < deadline, f"{text}\nis not ready"
-            SYSTEM.pause(_PAUSE_S)
+        readable, _, _ = select.select([child.stdout], [], [], _READY_S)
+        assert readable, f"{text}\nis not ready"
+        assert child.stdout.readline(), f"{text}\nended before it was ready"
 
     def _end(self, child: "subprocess.Popen[str]") -> None:
         child.send_signal(signal.SIGTERM)

@@ -29,6 +29,8 @@ COLUMNS = [
     ("place", "vector(4)"),
     ("note", "varchar(20) default 'none'"),
 ]
+INTERPRETED = {"spark.sql.codegen.factoryMode": "NO_CODEGEN", "spark.sql.codegen.wholeStage": "false"}
+"""Compiling what runs for some rows costs more than it saves."""
 WORDS = ("river", "dam", "turbine", "valve", "gate", "water")
 
 Run = Callable[..., tuple[int, str, str]]
@@ -90,7 +92,7 @@ class World:
                 "storage": f"file://{folder}/events",
                 "flight_addr": "127.0.0.1:0",
             },
-            "jobs": {"data": str(folder / "jobs"), "interval_s": 0.5, "lease_ttl_s": 5},
+            "jobs": {"data": str(folder / "jobs"), "interval_s": 0.5, "lease_ttl_s": 2},
         }
 
         self.runner = self.service("jobs.log", self.config)
@@ -126,7 +128,7 @@ class World:
     def with_spark(self) -> Path:
         """Settings with which even small iterations are done by executors."""
         config = self.folder / "spark.yaml"
-        spark = {"master": "local[2]", "driver_memory": "1g", "conf": SMALL}
+        spark = {"master": "local[2]", "driver_memory": "1g", "conf": {**SMALL, **INTERPRETED}}
         jobs = {**self.settings["jobs"], "spark_rows": 1}
         config.write_text(yaml.safe_dump({**self.settings, "jobs": jobs, "spark": spark}))
         return config
