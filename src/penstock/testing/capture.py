@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from penstock.testing.command import ServiceProcess
+from penstock.testing.warmstart import shared_start
 
 __all__ = ["CaptureProcess"]
 
@@ -16,7 +17,8 @@ class CaptureProcess(ServiceProcess):
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         config = folder / "penstock.yaml"
-        super().__init__(folder / "capture.log", "capture", "--config", str(config))
+        warm = shared_start("penstock.app.capture")
+        super().__init__(folder / "capture.log", "capture", "--config", str(config), warm=warm)
         config.write_text(yaml.safe_dump(dict(settings)))
 
     @property

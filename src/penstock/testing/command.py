@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -96,7 +97,8 @@ class ServiceProcess:
     def _end(self, number: signal.Signals) -> int:
         assert self._child is not None, "the process was not started"
         if self._child.poll() is None:
-            os.kill(self._child.pid, number)
+            with suppress(ProcessLookupError):  # it has just ended by itself
+                os.kill(self._child.pid, number)
         return self.wait()
 
     def __enter__(self) -> Self:

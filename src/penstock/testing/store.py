@@ -4,9 +4,8 @@ import json
 import os
 import select
 import signal
-import subprocess
-import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -17,6 +16,7 @@ from penstock.errors import Invalid, Unavailable
 from penstock.proto import metapb_pb2 as metapb
 from penstock.proto import storepb_pb2 as storepb
 from penstock.proto.services import Stub
+from penstock.testing.warmstart import WarmChild, shared_start
 
 __all__ = ["Admin", "StoreProcess"]
 
@@ -35,7 +35,7 @@ class StoreProcess:
         self._command = list(command)
         self._data = data
         self._clock = clock
-        self._child: subprocess.Popen[str] | None = None
+        self._child: WarmChild | None = None
         self.pd_addr = ""
         self.store_addrs: dict[int, str] = {}
         self.cluster_id = 0
@@ -74,20 +74,8 @@ class StoreProcess:
     def _launch(self) -> None:
         assert self._child is None or self._child.poll() is not None, "the process still runs"
         with self.log.open("a") as log:
-            self._child = subprocess.Popen(  # noqa: S603 - our own command line
-                [
-                    sys.executable,
-                    "-m",
-                    "penstock.app.cli",
-                    "store",
-                    "--pd-addr",
-                    self.pd_addr,
-                    *self._command,
-                ],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
+            warm = shared_start("penstock.app.store")
+            self._child = warm.fork(["store", "--pd-addr", self.pd_addr, *self._command], log)
         ready = json.loads(self._first_line())
         self.pd_addr = ready["pd"]
         self.store_addrs = {int(store_id): addr for store_id, addr in ready["stores"].items()}
@@ -95,7 +83,6 @@ class StoreProcess:
 
     def _first_line(self) -> str:
         assert self._child is not None
-        assert self._child.stdout is not None
         line = _line_within(self._child.stdout, _READY_TIMEOUT_S)
         if line:
             return line
@@ -115,8 +102,7 @@ class StoreProcess:
         """Wait until the process has ended by itself, and return its exit code."""
         assert self._child is not None, "the process was not started"
         code = self._child.wait(timeout_s)
-        if self._child.stdout is not None:
-            self._child.stdout.close()
+        self._child.stdout.close()
         return code
 
     def restart(self) -> None:
@@ -126,7 +112,8 @@ class StoreProcess:
     def _end(self, number: signal.Signals) -> int:
         assert self._child is not None, "the process was not started"
         if self._child.poll() is None:
-            os.kill(self._child.pid, number)
+            with suppress(ProcessLookupError):  # it has just ended by itself
+                os.kill(self._child.pid, number)
         return self.wait()
 
     def __enter__(self) -> Self:

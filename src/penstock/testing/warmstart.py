@@ -6,6 +6,7 @@ from its beginning; only modules are there already, and with them where random n
 unique ids are drawn from the system).
 """
 
+import atexit
 import json
 import os
 import selectors
@@ -14,12 +15,14 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
-from typing import IO, Self
+from pathlib import Path
+from typing import IO, Any, Self
 
 from penstock import arrowmemory
 
-__all__ = ["WarmChild", "WarmStart"]
+__all__ = ["WarmChild", "WarmStart", "shared_start"]
 
 _MESSAGE_MAX = 1 << 16
 _FDS_MAX = 1 << 16
@@ -81,16 +84,33 @@ class WarmStart:
         self._process.wait()
 
     def fork(self, arguments: Sequence[str], log: IO[str]) -> WarmChild:
-        """Run `penstock` with these arguments; its standard output is a pipe, its errors go to `log`."""
+        """Run `penstock` with these arguments, in our directory and environment as they are now.
+
+        Its standard output is a pipe, its errors go to `log`.
+        """
         told, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         output, written = os.pipe()
         try:
-            wanted = json.dumps(list(arguments)).encode()
-            socket.send_fds(self._asking, [wanted], [written, log.fileno(), theirs.fileno()])
+            wanted = {
+                "arguments": list(arguments),
+                "folder": str(Path.cwd()),
+                "environment": dict(os.environ),
+            }
+            socket.send_fds(
+                self._asking, [json.dumps(wanted).encode()], [written, log.fileno(), theirs.fileno()]
+            )
         finally:
             os.close(written)
             theirs.close()
         return WarmChild(told, os.fdopen(output))
+
+
+@cache
+def shared_start(*modules: str) -> WarmStart:
+    """One that this process keeps to its end, whoever asks for it."""
+    made = WarmStart(*modules).__enter__()
+    atexit.register(made.__exit__)
+    return made
 
 
 def _serve(asked: socket.socket) -> None:
@@ -117,10 +137,10 @@ def _tell_end(process_fd: int, pid: int, told: socket.socket) -> None:
         told.send(b"%d" % os.waitstatus_to_exitcode(status))
 
 
-def _forked(arguments: list[str], fds: list[int]) -> tuple[int, socket.socket]:
+def _forked(wanted: dict[str, Any], fds: list[int]) -> tuple[int, socket.socket]:
     pid = os.fork()
     if not pid:
-        _become(arguments, fds)
+        _become(wanted, fds)
     told = socket.socket(fileno=fds.pop())
     for fd in fds:
         os.close(fd)
@@ -128,12 +148,15 @@ def _forked(arguments: list[str], fds: list[int]) -> tuple[int, socket.socket]:
     return pid, told
 
 
-def _become(arguments: list[str], fds: list[int]) -> None:
-    """Be `penstock` with these arguments, and nothing of what this process was."""
+def _become(wanted: dict[str, Any], fds: list[int]) -> None:
+    """Be `penstock` as it is wanted, and nothing of what this process was."""
     for fd, output in zip(fds, _OUTPUTS, strict=False):
         os.dup2(fd, output)
     os.closerange(max(_OUTPUTS) + 1, _FDS_MAX)
-    sys.argv = ["penstock", *arguments]
+    os.chdir(wanted["folder"])
+    os.environ.clear()
+    os.environ.update(wanted["environment"])
+    sys.argv = ["penstock", *wanted["arguments"]]
     code: object = _FAILED
     try:
         from penstock.app.cli import main
