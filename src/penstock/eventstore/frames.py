@@ -36,6 +36,7 @@ class FrameKind(IntEnum):
     ROWS = 1  # a raw batch of one table: an Arrow IPC record batch message without its schema
     RESOLVED = 2  # resolved timestamps of many tables: pairs of u64
     FORGET = 3  # everything of the table up to here is void
+    CUT = 4  # timestamps up to which changes of tables may be missing: pairs of u64
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +153,12 @@ def decode_rows(frame: Frame) -> pa.RecordBatch:
         raise Corrupt(f"a log frame at offset {frame.offset} is sound but holds no rows") from error
 
 
-def encode_resolved(resolved: Mapping[int, int]) -> bytes:
-    """The payload of a RESOLVED frame."""
-    return np.array(list(resolved.items()), dtype="<u8").tobytes()
+def encode_marks(marks: Mapping[int, int]) -> bytes:
+    """The payload of a RESOLVED or CUT frame."""
+    return np.array(list(marks.items()), dtype="<u8").tobytes()
 
 
-def decode_resolved(frame: Frame) -> dict[int, int]:
-    """The resolved timestamps of a RESOLVED frame."""
+def decode_marks(frame: Frame) -> dict[int, int]:
+    """The timestamps of a RESOLVED or CUT frame, by table."""
     pairs = np.frombuffer(frame.payload, dtype="<u8").reshape(-1, 2)
     return dict(pairs.tolist())

@@ -148,16 +148,35 @@ def _close(db: Rdict) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """Which manifest a table's rows are of, and up to which entry. Kept behind them."""
+    """Which manifest a table's rows are of, and up to which entry. Kept behind them.
+
+    `newest` is the object that was added last: it tells this manifest from one that an older copy of it has
+    become since, by other entries of the same numbers.
+    """
 
     origin: str
     seq: int
+    newest: str = ""
     format: int = _FORMAT
+
+    @classmethod
+    def of(cls, state: ManifestState) -> "_Applied":
+        return cls(state.origin, state.seq, _newest(state, state.seq))
 
     def reaches(self, state: ManifestState) -> bool:
         """Whether what it lacks of a state is all in that state's objects: none of it was archived."""
         current = self.format == _FORMAT and self.origin == state.origin
-        return current and state.archived_seq <= self.seq <= state.seq
+        return (
+            current
+            and state.archived_seq <= self.seq <= state.seq
+            and self.newest == _newest(state, self.seq)
+        )
+
+
+def _newest(state: ManifestState, upto_seq: int) -> str:
+    """The object that was added last, by an entry up to `upto_seq`; empty when there is none."""
+    added = ((each.seq, each.id) for each in state.objects.values() if each.seq <= upto_seq)
+    return max(added, default=(0, ""))[1]
 
 
 class TableIndex:
@@ -222,7 +241,8 @@ class TableIndex:
 
     def apply(self, moves: Moves, state: ManifestState) -> None:
         """Bring the index from the state before to this one, whose last entry did nothing but `moves`."""
-        if self._applied != _Applied(state.origin, state.seq - 1):
+        before = self._applied
+        if before is None or (before.origin, before.seq) != (state.origin, state.seq - 1):
             self.catch_up(state)
             return
         started = self._clock.monotonic()
@@ -269,11 +289,11 @@ class TableIndex:
 
     def _mark(self, state: ManifestState) -> None:
         """Say what the rows written before this are of: it is on the disk no earlier than they are."""
-        applied = _Applied(state.origin, state.seq)
-        self._index.call(self._db, self._db.put, self._prefix, json.dumps(asdict(applied)).encode())
+        data = json.dumps(asdict(_Applied.of(state))).encode()
+        self._index.call(self._db, self._db.put, self._prefix, data)
 
     def _remember(self, state: ManifestState) -> None:
-        self._applied = _Applied(state.origin, state.seq)
+        self._applied = _Applied.of(state)
         self._visible = frozenset(each.id for each in state.visible("data", state.flushed_ts))
 
 

@@ -17,6 +17,7 @@ from penstock.eventstore.building import Build, Schemas
 from penstock.eventstore.flushes import Flusher, Table
 from penstock.eventstore.flushing import FlushPolicy, TableLoad
 from penstock.eventstore.frames import Frame, FrameKind, decode_rows
+from penstock.eventstore.logcover import Fit
 from penstock.eventstore.memory import MemoryBudget
 from penstock.eventstore.merges import MergeOutput, MergePlan, check_output
 from penstock.eventstore.ownership import Ownership
@@ -141,6 +142,7 @@ class EventStore:
                 return self._tables[table_id].rows
         ownership = Ownership(self._storage, table_id, writer=self._writer, clock=self._clock)
         flushed_ts = ownership.state.flushed_ts
+        self._join_log(table_id, flushed_ts)
         assert self._index is not None, "start first"
         index = self._index.table(table_id, self._storage)
         with self._lock:
@@ -150,7 +152,7 @@ class EventStore:
                 memory=self._memory,
                 clock=self._clock,
                 flushed_ts=flushed_ts,
-                resolved_ts=self._wal.resolved().get(table_id, 0),
+                resolved_ts=self._wal.cover(table_id).resolved_ts,
                 changed_ts=ownership.state.changed_ts,
                 recovered=self._recovered.pop(table_id, ()),
                 admit=self._admit,
@@ -160,6 +162,21 @@ class EventStore:
             self._tables[table_id] = Table(table, ownership, index)
         self._wal.flushed(table_id, flushed_ts)
         return table
+
+    def _join_log(self, table_id: int, flushed_ts: int) -> None:
+        """Have the log say of a table nothing but what follows on its objects."""
+        cover = self._wal.cover(table_id)
+        fit = cover.beside(flushed_ts)
+        if fit is Fit.GAP:
+            _log.warning(
+                "storage is older than the log; changes are pulled again",
+                extra={"table_id": table_id, "from_ts": flushed_ts, "to_ts": cover.cut_ts},
+            )
+            with self._lock:
+                self._recovered.pop(table_id, None)
+            self._wal.forget(table_id)  # else a later start would take its resolved-ts for complete
+        if fit is not Fit.JOINS:
+            self._wal.begin(table_id, flushed_ts)
 
     def close_table(self, table_id: int, *, flush: bool = True) -> None:
         """Give a table up: flush what is resolved, then forget the rest; its next owner pulls it again."""

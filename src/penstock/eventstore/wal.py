@@ -3,6 +3,9 @@
 One thread writes. It takes everything that is queued (up to a bound), writes it, forces it to the disk once,
 and only then calls back: a group commit. When a write or a sync fails, the log is failed for good: nothing
 more is acknowledged, since nobody can tell what the disk holds; a restart reads it and goes on.
+
+Invariant: every change of a table between its cut-ts and its resolved-ts, as the disk states them, is on the
+disk. So a cut-ts is written before the segments that it speaks of go, and before a resolved-ts above it.
 """
 
 import fcntl
@@ -23,6 +26,7 @@ from penstock.clock import SYSTEM, Clock
 from penstock.errors import Corrupt, Invalid, PenstockError, Unavailable
 from penstock.eventstore import frames, paths
 from penstock.eventstore.frames import Frame, FrameKind
+from penstock.eventstore.logcover import LogCover
 from penstock.eventstore.retention import Retention
 from penstock.eventstore.segments import Location, Record, SegmentFile, Sync, map_file, read_segment
 
@@ -43,6 +47,18 @@ class _Waiting:
     record: Record
     max_ts: int
     stored: Callable[[Location], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """What is written together, and who waits for no more than that."""
+
+    items: list[_Waiting]
+    resolved: dict[int, int]
+    waiting: list[threading.Event]
+
+    def __bool__(self) -> bool:
+        return bool(self.items or self.resolved or self.waiting)
 
 
 class Wal:
@@ -69,6 +85,8 @@ class Wal:
         self._queued_bytes = 0
         self._resolved: dict[int, int] = {}  # newest of every table
         self._unwritten: dict[int, int] = {}  # those not in the log yet
+        self._uncut: set[int] = set()  # tables whose cut-ts is not in the log yet
+        self._waiting: list[threading.Event] = []  # for the next group, whatever is in it
         self._closing = False
         self._failure: PenstockError | None = None
         self._retention = Retention()
@@ -113,8 +131,8 @@ class Wal:
             free = self._retention.begin(number)
         for frame in found:
             self._group = frame.group
-            if frame.kind is FrameKind.RESOLVED:
-                self._replay_resolved(frame)
+            if frame.kind in (FrameKind.RESOLVED, FrameKind.CUT):
+                self._replay_marks(frame, whole=frame.group == found[0].group)
                 continue
             if frame.kind is FrameKind.FORGET:
                 self._resolved.pop(frame.table_id, None)
@@ -122,15 +140,16 @@ class Wal:
             replay(frame, Location(number, frame.offset))
         return free
 
-    def _replay_resolved(self, frame: Frame) -> None:
-        # A segment's first frame states every table's resolved-ts. What older segments say beyond it is void:
-        # the rows it speaks of, or the word to forget them, may have gone with a segment in between.
-        if frame.offset == frames.SEGMENT_HEADER_BYTES:
-            self._resolved.clear()
-        self._resolved |= frames.decode_resolved(frame)
+    def _replay_marks(self, frame: Frame, *, whole: bool) -> None:
+        # A segment's first group states every table's marks. What older segments say beyond it is void: the
+        # rows it speaks of, or the word to forget them, may have gone with a segment in between.
+        marks = self._resolved if frame.kind is FrameKind.RESOLVED else self._retention.cut
+        if whole:
+            marks.clear()
+        marks |= frames.decode_marks(frame)
 
     def keep(self, location: Location, table_id: int, max_ts: int) -> None:
-        """Say during replay that a frame's changes up to `max_ts` are still needed."""
+        """Say during replay that a frame's changes, up to `max_ts`, are needed until they are flushed."""
         with self._lock:
             self._retention.add(location.segment, table_id, max_ts)
 
@@ -138,6 +157,17 @@ class Wal:
         """The newest resolved timestamp recorded for each table."""
         with self._lock:
             return dict(self._resolved)
+
+    def cover(self, table_id: int) -> LogCover:
+        """What of a table is in the log for certain."""
+        with self._lock:
+            return LogCover(self._retention.cut.get(table_id, 0), self._resolved.get(table_id, 0))
+
+    def begin(self, table_id: int, ts: int) -> None:
+        """Nothing of a table is in the log up to `ts`, and everything will be from there on; never blocks."""
+        with self._lock:
+            self._retention.cut[table_id] = ts
+            self._uncut.add(table_id)
 
     def append(
         self, table_id: int, batch: pa.RecordBatch, max_ts: int, stored: Callable[[Location], None]
@@ -171,12 +201,26 @@ class Wal:
             self._check()
         with self._lock:
             free = self._retention.forget(table_id)
-        self._remove(free)
+        self._give_up(free)
 
     def flushed(self, table_id: int, flushed_ts: int) -> None:
         """Changes of a table up to `flushed_ts` are not needed any more: segments may go."""
         with self._lock:
             free = self._retention.flushed(table_id, flushed_ts)
+        self._give_up(free)
+
+    def _give_up(self, free: list[int]) -> None:
+        """Remove segments, once the disk says what goes with them; if it cannot, they stay for a restart."""
+        if not free:
+            return
+        said = threading.Event()
+        with self._lock:
+            self._uncut.update(self._retention.cut)
+            self._waiting.append(said)
+            self._lock.notify_all()
+        while not said.wait(timeout=0.1):
+            if not self._thread.is_alive():
+                return
         self._remove(free)
 
     def load(self, location: Location) -> pa.RecordBatch:
@@ -237,12 +281,14 @@ class Wal:
     def _run(self) -> None:
         try:
             while True:
-                group, resolved = self._next_group()
-                if not group and not resolved:
+                group = self._next_group()
+                if not group:
                     return
-                places = self._write_group(group, resolved)
-                for item, place in zip(group, places, strict=True):
+                places = self._write_group(group)
+                for item, place in zip(group.items, places, strict=True):
                     item.stored(place)
+                for said in group.waiting:
+                    said.set()
         except PenstockError as error:
             self._fail(error)
         except OSError as error:
@@ -260,38 +306,46 @@ class Wal:
             self._lock.notify_all()
         self._on_failure(error)
 
-    def _next_group(self) -> tuple[list[_Waiting], dict[int, int]]:
+    def _next_group(self) -> _Group:
         """Wait for work; nothing at all means that the log is closed and written."""
         with self._lock:
-            while not self._queue and not self._closing:
+            while not self._is_due():
                 if not self._unwritten:
                     self._lock.wait()
                     continue
-                self._lock.wait_for(lambda: self._queue or self._closing, timeout=_RESOLVED_EVERY_S)
+                self._lock.wait_for(self._is_due, timeout=_RESOLVED_EVERY_S)
                 if self._unwritten:  # else their table was forgotten meanwhile: there is still no work
                     break
-            group: list[_Waiting] = []
+            items: list[_Waiting] = []
             weight = 0
-            while self._queue and (not group or weight + len(self._queue[0].record.payload) <= _GROUP_BYTES):
+            while self._queue and (not items or weight + len(self._queue[0].record.payload) <= _GROUP_BYTES):
                 item = self._queue.popleft()
                 weight += len(item.record.payload)
-                group.append(item)
-            resolved, self._unwritten = self._unwritten, {}
-            return group, resolved
+                items.append(item)
+            group = _Group(items, self._unwritten, self._waiting)
+            self._unwritten, self._waiting = {}, []
+            return group
 
-    def _write_group(self, group: list[_Waiting], resolved: dict[int, int]) -> list[Location]:
-        """Write a group and the resolved timestamps after it; return where its frames are."""
+    def _is_due(self) -> bool:
+        return bool(self._queue or self._waiting or self._closing)
+
+    def _write_group(self, group: _Group) -> list[Location]:
+        """Write a group, and the marks after it; return where its items are."""
         started = self._clock.monotonic()
-        records = [item.record for item in group]
+        records = [item.record for item in group.items]
         weight = sum(len(record.payload) for record in records)
         segment = self._segment
         assert segment is not None
         if segment.size > self._empty_bytes and segment.size + weight > self._segment_bytes:
             segment = self._begin_segment(segment.number + 1)
+        with self._lock:  # now, so that it is not older than what a segment that has just begun states
+            cut = {each: self._retention.cut[each] for each in self._uncut if each in self._retention.cut}
+            self._uncut.clear()
+        marks = [*_marks(FrameKind.CUT, cut), *_marks(FrameKind.RESOLVED, group.resolved)]
         self._group += 1
-        places = segment.write([*records, *_marks(resolved)], group=self._group)
+        places = segment.write([*records, *marks], group=self._group)
         with self._lock:
-            for item in group:
+            for item in group.items:
                 if item.record.kind is FrameKind.ROWS:
                     self._retention.add(segment.number, item.record.table_id, item.max_ts)
             self._sizes[segment.number] = segment.size
@@ -300,21 +354,24 @@ class Wal:
         metrics.EVENTSTORE_WAL_WRITE_SECONDS.observe(self._clock.monotonic() - started)
         metrics.EVENTSTORE_WAL_GROUP_BYTES.observe(weight)
         metrics.EVENTSTORE_WAL_BYTES.set(self.disk_bytes)
-        return places[: len(group)]
+        return places[: len(records)]
 
     def _begin_segment(self, number: int) -> SegmentFile:
-        """Open the next segment. It starts with every table's resolved-ts, so that older segments may go."""
+        """Open the next segment. It starts with every table's marks, so that older segments may go."""
         if self._segment is not None:
             self._segment.close()
         segment = self._segment = SegmentFile(self._folder, number, self._sync)
         with self._lock:
-            resolved = dict(self._resolved)
+            free = self._retention.begin(number)
+            marks = [
+                *_marks(FrameKind.CUT, self._retention.cut, always=True),
+                *_marks(FrameKind.RESOLVED, self._resolved, always=True),
+            ]
         self._group += 1
-        segment.write(_marks(resolved, always=True), group=self._group)
+        segment.write(marks, group=self._group)
         self._empty_bytes = segment.size
         with self._lock:
             self._sizes[number] = segment.size
-            free = self._retention.begin(number)
         self._remove(free)
         return segment
 
@@ -326,8 +383,8 @@ class Wal:
             paths.wal_segment(self._folder, number).unlink(missing_ok=True)
 
 
-def _marks(resolved: dict[int, int], *, always: bool = False) -> list[Record]:
-    if not resolved and not always:
+def _marks(kind: FrameKind, marks: dict[int, int], *, always: bool = False) -> list[Record]:
+    if not marks and not always:
         return []
-    payload = frames.encode_resolved(resolved)
-    return [Record(FrameKind.RESOLVED, 0, payload, zlib.crc32(payload))]
+    payload = frames.encode_marks(marks)
+    return [Record(kind, 0, payload, zlib.crc32(payload))]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -320,7 +321,99 @@ async def test_a_table_whose_next_changes_are_collected_is_not_captured_with_a_g
         assert capture.tables == {fresh}
         await b.flushed(fresh)
         assert load(b.storage, paths.table_root(kept)).flushed_ts < lost_from
-        assert [each.getMessage() for each in caplog.records].count("table left out: its history is lost") == 1
+        assert told(caplog).count("table left out: its history is lost") == 1
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records]
+
+
+async def filled(b: Bench, table_id: int, *batches: range) -> int:
+    """Insert rows, each batch with a flush after it; return the timestamp that is flushed."""
+    ts = 0
+    for numbers in batches:
+        await b.insert("shop.t", [{"id": number, "name": "x" * 60} for number in numbers])
+        ts = await b.flushed(table_id)
+    return ts
+
+
+async def older_storage(b: Bench) -> int:
+    """Leave storage of an earlier moment beside the log of a later one, which has been cut; return the table.
+
+    Rows 0 to 9 were there at that moment. Of the later ones row 0 is deleted and rows 10 to 49 are added.
+    """
+    table_id: int = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
+    capture = await b.capture(wal_segment_bytes=1024)
+    await filled(b, table_id, range(10))
+    await capture.stop()
+    shutil.copytree(b.folder / "events", b.folder / "backup")
+    capture = await b.capture(wal_segment_bytes=1024)
+    await b.do(lambda: b.db.table("shop.t").delete([0]))
+    await filled(b, table_id, range(10, 20), range(20, 30), range(30, 40), range(40, 50))
+    await capture.stop()
+    shutil.rmtree(b.folder / "events")
+    shutil.copytree(b.folder / "backup", b.folder / "events")
+    return table_id
+
+
+async def test_changes_that_an_older_copy_of_storage_lacks_are_pulled_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with bench(tmp_path) as b:
+        table_id = await older_storage(b)
+        capture = await b.capture(wal_segment_bytes=1024)
+        assert capture.tables == {table_id}
+        ts = await filled(b, table_id, range(50, 60))
+        found = replayed(b.storage, table_id, ts)
+        assert sorted(row["id"] for row in found.values()) == list(range(1, 60))
+        assert told(caplog).count("storage is older than the log; changes are pulled again") == 1
+        assert "table left out: its history is lost" not in told(caplog)
+
+
+async def test_a_table_whose_storage_is_older_than_what_is_left_of_history_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with bench(tmp_path) as b:
+        table_id = await older_storage(b)
+        restored = load(b.storage, paths.table_root(table_id)).flushed_ts
+        await capture_gone(b, "a")
+        now = await b.do(b.client.timestamp)
+        assert await b.do(b.client.gc, now) == now
+        capture = await b.capture(wal_segment_bytes=1024)
+        assert capture.tables == set()
+        assert told(caplog).count("table left out: its history is lost") == 1
+        (left_out,) = [each for each in caplog.records if each.getMessage().startswith("table left out")]
+        assert f"changes from {restored} to {now} are collected; remove" in vars(left_out)["reason"]
+        assert load(b.storage, paths.table_root(table_id)).flushed_ts == restored
+        await capture.stop()
+        shutil.rmtree(tmp_path / "events" / "tables" / str(table_id))  # as the error says
+        capture = await b.capture(wal_segment_bytes=1024)
+        ts = await filled(b, table_id, range(50, 60))
+        found = replayed(b.storage, table_id, ts)
+        assert sorted(row["id"] for row in found.values()) == list(range(1, 60))
+
+
+async def test_an_older_copy_of_the_log_takes_nothing_from_storage(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with bench(tmp_path) as b:
+        table_id = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
+        capture = await b.capture(wal_segment_bytes=1024)
+        await filled(b, table_id, range(10))
+        await b.insert("shop.t", [{"id": 10, "name": "in the log"}])
+        await capture.stop(flush=False)
+        shutil.copytree(tmp_path / "a", tmp_path / "backup")
+        capture = await b.capture(wal_segment_bytes=1024)
+        await b.do(lambda: b.db.table("shop.t").delete([0, 10]))
+        await filled(b, table_id, range(11, 20), range(20, 30))
+        await capture.stop(flush=False)
+        shutil.rmtree(tmp_path / "a")
+        shutil.copytree(tmp_path / "backup", tmp_path / "a")
+        capture = await b.capture(wal_segment_bytes=1024)
+        ts = await filled(b, table_id, range(30, 40))
+        found = replayed(b.storage, table_id, ts)
+        assert sorted(row["id"] for row in found.values()) == [*range(1, 10), *range(11, 40)]
+        assert "storage is older than the log; changes are pulled again" not in told(caplog)
 
 
 async def test_a_table_that_moved_away_before_it_was_subscribed_holds_nothing(tmp_path: Path) -> None:
