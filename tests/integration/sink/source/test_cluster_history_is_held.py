@@ -7,6 +7,7 @@ from pathlib import Path
 
 from penstock.control import feedcalls
 from penstock.control.deployment import Deployment, deployed
+from penstock.kv.clusterref import ClusterRef
 from penstock.kv.pd import PdClient
 from penstock.settings import Settings, StoreSettings
 from penstock.sink.source.clusterhistory import ClusterHistory
@@ -27,6 +28,7 @@ async def cluster(folder: Path) -> AsyncIterator[tuple[Settings, PdClient]]:
         yield settings, pd
     finally:
         await pd.close()
+        await asyncio.to_thread(ClusterRef.of(settings).close)  # sources have one client for the process
         await running.stop()
 
 
