@@ -313,9 +313,13 @@ class SinkWorld:
         return asyncio.get_running_loop().create_task(self.sink.pass_block_event(dispatcher(number), ddl))
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Let everything else run until a condition holds; fail after a while."""
+        """Let everything else run until a condition holds, and what follows at once; fail after a while.
+
+        Who moves the clock then moves it for those who begin to wait because of it.
+        """
         for _ in range(5000):
             if holds():
+                await self.turns()
                 return
             await SYSTEM.sleep(0.001)
         raise AssertionError(f"it did not come to that; told: {self.told[-20:]}")
