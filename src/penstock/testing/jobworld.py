@@ -35,6 +35,7 @@ from penstock.jobs.scheduling.scheduler import Scheduler
 from penstock.jobs.spec import JobSpec
 from penstock.jobs.verifying.scheduled import ScheduledCare
 from penstock.kv import AsyncClient, Client, Transaction
+from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings, StoreSettings
 from penstock.store.cluster import Cluster
 from penstock.tables import Catalog, Table
@@ -276,4 +277,5 @@ async def job_world(
             finally:
                 await capturing.stop(flush=False)
     finally:
+        await asyncio.to_thread(ClusterRef.of(settings).close)  # consumers have one client for the process
         await cluster.stop()
