@@ -70,7 +70,7 @@ def _value(table: TableInfo, row: Row, ts: int) -> bytes:
 def read_object(storage: Storage, table_id: int, info: ObjectInfo) -> pa.Table:
     """All rows of one object."""
     with storage.open(paths.object_path(paths.table_root(table_id), info.side, info.id)) as file:
-        return pq.read_table(file)
+        return pq.ParquetFile(file).read()
 
 
 def objects(storage: Storage, table_id: int, side: paths.Side) -> list[ObjectInfo]:
@@ -96,7 +96,8 @@ def _located(storage: Storage, table_id: int, among: Iterable[ObjectInfo]) -> It
 @lru_cache(maxsize=1024)
 def _decoded(data: bytes) -> Sequence[Row]:
     """The rows of an object's bytes. Who looks after every step meets the same bytes again and again."""
-    rows: list[Row] = pq.read_table(pa.BufferReader(data), use_threads=False).to_pylist()
+    # Its read_table would import pandas.
+    rows: list[Row] = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False).to_pylist()
     return rows
 
 

@@ -76,3 +76,12 @@ def test_texts_of_several_columns_are_lines_of_one() -> None:
     columns = [pa.array(["a", None, None, "d"]), pa.array(["b", "c", None, None])]
     assert joined_texts(columns).to_pylist() == ["a\nb", "c", None, "d"]
     assert joined_texts(columns[:1]) is columns[0]
+
+
+@pytest.mark.parametrize("parser", ["words", "whitespace"])
+def test_a_text_is_cut_alike_whatever_stands_beside_it(parser: str) -> None:
+    texts = [f"left{chr(code)}right" for code in range(128)]
+    terms = Tokenizer(parser).terms
+    alone, beside = terms(pa.array(texts)), terms(pa.array([*texts, "ünïcode"]))
+    assert alone.to_pylist() == beside.to_pylist()[:-1]
+    assert {"left right", "leftxright"} <= set(alone.to_pylist())

@@ -20,8 +20,17 @@ __all__ = ["PARSERS", "Tokenizer", "joined_texts", "load_function"]
 Parser = Callable[[pa.Array], pa.Array]
 """Texts to terms: a text for each, with spaces between the terms, or a list of texts. NULL stays NULL."""
 
-_WORD_BREAKS = r"[^\p{L}\p{N}\p{M}_]+"
-_SPACES = r"[\s\p{Z}]+"
+
+@dataclass(frozen=True, slots=True)
+class _Breaks:
+    """What ends a term. Each pattern is compiled for every array, which takes milliseconds for the first."""
+
+    unicode: str
+    ascii: str  # the same, where all characters are of ASCII
+
+
+_WORD_BREAKS = _Breaks(r"[^\p{L}\p{N}\p{M}_]+", r"[^0-9A-Za-z_]+")
+_SPACES = _Breaks(r"[\s\p{Z}]+", r"\s+")
 
 
 def words(texts: pa.Array) -> pa.Array:
@@ -50,8 +59,10 @@ def _grams(text: str, *, size: int) -> str:
     )
 
 
-def _split(texts: pa.Array, breaks: str) -> pa.Array:
-    return pc.utf8_trim(pc.replace_substring_regex(texts, breaks, " "), " ")
+def _split(texts: pa.Array, breaks: _Breaks) -> pa.Array:
+    plain = pc.all(pc.string_is_ascii(texts), min_count=0).as_py()
+    pattern = breaks.ascii if plain else breaks.unicode
+    return pc.utf8_trim(pc.replace_substring_regex(texts, pattern, " "), " ")
 
 
 PARSERS = ("words", "whitespace", "ngram")
