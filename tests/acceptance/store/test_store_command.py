@@ -2,13 +2,12 @@
 
 import asyncio
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,33 +16,57 @@ from penstock import __version__, eventloop
 from penstock.errors import Invalid
 from penstock.kv import Client
 from penstock.testing.store import Admin, StoreProcess
+from penstock.testing.warmstart import WarmStart
 
 PENSTOCK = [sys.executable, "-m", "penstock.app.cli"]
 
 
-def penstock(*arguments: str, timeout: float = 30) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
-    return subprocess.run(
-        [*PENSTOCK, *arguments], capture_output=True, text=True, timeout=timeout, check=False, env=environment
-    )
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Refused = Callable[..., str]
 
 
-def refused(*arguments: str) -> str:
-    """Run a store that must not start; return the one line it says."""
-    done = penstock("store", *arguments)
-    assert done.returncode == 2, done
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("penstock: ")
-    return line
+@pytest.fixture(scope="module")
+def penstock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Runs a command to its end, in a process that need not import everything again."""
+    log = tmp_path_factory.mktemp("commands") / "log"
+
+    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        with log.open("w") as errors:
+            child = warm.fork(arguments, errors)
+        with child.stdout:
+            printed = child.stdout.read()
+            code = child.wait(30)
+        return subprocess.CompletedProcess(arguments, code, printed, log.read_text())
+
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}.items():
+            patched.setenv(name, value)
+        with WarmStart("penstock.app.cli", "penstock.app.store") as warm:
+            yield run
+
+
+@pytest.fixture(scope="module")
+def refused(penstock: Run) -> Refused:
+    """Runs a store that must not start; gives the one line it says."""
+
+    def run(*arguments: str) -> str:
+        done = penstock("store", *arguments)
+        assert done.returncode == 2, done
+        assert done.stdout == ""
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("penstock: ")
+        return line
+
+    return run
 
 
 def test_the_version_is_shown() -> None:
-    done = penstock("--version")
+    command = [*PENSTOCK, "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, f"penstock {__version__}")
 
 
-def test_mistakes_are_answered_with_help() -> None:
+def test_mistakes_are_answered_with_help(penstock: Run) -> None:
     command = penstock("stoer")
     assert command.returncode == 2
     assert "stoer" in command.stderr
@@ -118,7 +141,7 @@ def test_logs_are_json_for_machines_when_asked(tmp_path: Path) -> None:
     assert lines[0]["pd_addr"] == ready["pd"]
 
 
-def test_a_busy_address_is_named(tmp_path: Path) -> None:
+def test_a_busy_address_is_named(tmp_path: Path, refused: Refused) -> None:
     with socket.socket() as squatter:
         squatter.bind(("127.0.0.1", 0))
         squatter.listen(1)
@@ -127,7 +150,7 @@ def test_a_busy_address_is_named(tmp_path: Path) -> None:
     assert f"address {address} cannot be bound (Address already in use)" in line
 
 
-def test_a_bad_address_is_named(tmp_path: Path) -> None:
+def test_a_bad_address_is_named(tmp_path: Path, refused: Refused) -> None:
     assert "'localhost' is not host:port" in refused(
         "--pd-addr", "localhost", "--data", str(tmp_path / "data")
     )
@@ -136,7 +159,7 @@ def test_a_bad_address_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path, refused: Refused) -> None:
     (tmp_path / "file").write_text("")
     line = refused("--pd-addr", "127.0.0.1:0", "--data", str(tmp_path / "file" / "data"))
     assert str(tmp_path / "file" / "data") in line
@@ -167,13 +190,13 @@ def test_a_directory_without_the_right_to_write_is_named(open_folder: Path) -> N
         assert str(place) in line
 
 
-def test_a_directory_in_use_is_named(tmp_path: Path) -> None:
+def test_a_directory_in_use_is_named(tmp_path: Path, refused: Refused) -> None:
     with StoreProcess.start(tmp_path / "data", stores=1):
         line = refused("--pd-addr", "127.0.0.1:0", "--data", str(tmp_path / "data"))
     assert "in use by another process" in line
 
 
-def test_a_damaged_directory_is_named_and_left_as_it_is(tmp_path: Path) -> None:
+def test_a_damaged_directory_is_named_and_left_as_it_is(tmp_path: Path, refused: Refused) -> None:
     with StoreProcess.start(tmp_path / "data", stores=1) as store:
         assert store.terminate() == 0
     manifest = next((tmp_path / "data").glob("MANIFEST-*"))
@@ -184,7 +207,7 @@ def test_a_damaged_directory_is_named_and_left_as_it_is(tmp_path: Path) -> None:
     assert manifest.read_bytes() == b"\x00" * 64
 
 
-def test_missing_tls_files_are_named(tmp_path: Path) -> None:
+def test_missing_tls_files_are_named(tmp_path: Path, refused: Refused) -> None:
     data = ("--pd-addr", "127.0.0.1:0", "--data", str(tmp_path / "data"))
     missing = str(tmp_path / "none.pem")
     line = refused(*data, "--tls-cert", missing, "--tls-key", missing)
@@ -192,7 +215,7 @@ def test_missing_tls_files_are_named(tmp_path: Path) -> None:
     assert "--tls-cert and --tls-key" in refused(*data, "--tls-ca", missing)
 
 
-def test_settings_come_from_a_file_and_the_command_line_goes_first(tmp_path: Path) -> None:
+def test_settings_come_from_a_file_and_the_command_line_goes_first(tmp_path: Path, refused: Refused) -> None:
     config = tmp_path / "penstock.yaml"
     config.write_text(f"store:\n  data: {tmp_path / 'data'}\n  pd_addr: 127.0.0.1:0\n  stores: 2\n")
     with StoreProcess.start(tmp_path / "data", stores=3, config=config) as store:
