@@ -3,6 +3,7 @@
 import pickle
 import random  # noqa: TID251 - seeded, so that every run is the same
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,18 +33,35 @@ from penstock.testing.tableworld import START
 Row = tuple[int, bytes, str, str]  # commit_ts, handle, side, the rest
 
 
-@pytest.fixture(params=["integer", "not clustered"])
+KINDS = ["integer", "not clustered"]
+
+
+@pytest.fixture(params=KINDS)
 def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SourceWorld]:
+    """A world of one's own."""
+    with lively(tmp_path, request.param) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def seen(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[SourceWorld]:
+    """The same for those that only look."""
+    with lively(tmp_path_factory.mktemp("seen"), request.param) as made:
+        yield made
+
+
+@contextmanager
+def lively(folder: Path, kind: str) -> Iterator[SourceWorld]:
     """Changes in objects of several kinds, and some that are not flushed."""
     mix = random.Random(5)
-    with SourceWorld(tmp_path, item_table(request.param), large_txn_bytes=4000) as made:
+    with SourceWorld(folder, item_table(kind), large_txn_bytes=4000) as made:
         present: set[int] = set()
         for step in range(40):
             size = 60 if step == 20 else mix.randint(1, 5)  # one is large
             put = set(mix.sample(range(1, 100), size))
             gone = {each for each in sorted(present - put) if mix.random() < 0.1}
-            keys = [made.key(item(request.param, each, "")) for each in gone]
-            made.commit(*(item(request.param, each, f"{step}") for each in sorted(put)), delete=keys)
+            keys = [made.key(item(kind, each, "")) for each in gone]
+            made.commit(*(item(kind, each, f"{step}") for each in sorted(put)), delete=keys)
             present = (present | put) - gone
             if step % 9 == 8:
                 made.flush()
@@ -105,13 +123,13 @@ def any_limits(seed: int) -> Iterator[Limit]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_slices_are_the_changes_of_the_whole_range(world: SourceWorld, seed: int) -> None:
-    async with world.source() as source:
+async def test_slices_are_the_changes_of_the_whole_range(seen: SourceWorld, seed: int) -> None:
+    async with seen.source() as source:
         spec = DispatcherSpec.of("feed", 1)
-        pieces = await slices(source, spec, Position(START), world.ts, any_limits(seed))
+        pieces = await slices(source, spec, Position(START), seen.ts, any_limits(seed))
     assert len(pieces) > 3
     found = [row for piece in pieces for row in read(pickle.loads(pickle.dumps(piece)))]
-    assert sorted(found) == whole(world, START, world.ts)
+    assert sorted(found) == whole(seen, START, seen.ts)
     for piece in pieces:
         assert all(piece.start.ts < row[0] <= piece.end.ts for row in read(piece))
         assert piece.rows > 0
@@ -119,49 +137,49 @@ async def test_slices_are_the_changes_of_the_whole_range(world: SourceWorld, see
         assert piece.schema.name == "shop.items"
 
 
-async def test_limits_hold_but_for_a_commit_that_is_larger(world: SourceWorld) -> None:
-    async with world.source() as source:
+async def test_limits_hold_but_for_a_commit_that_is_larger(seen: SourceWorld) -> None:
+    async with seen.source() as source:
         spec = DispatcherSpec.of("feed", 1)
-        pieces = await slices(source, spec, Position(START), world.ts, [Limit(rows=20)] * 100)
+        pieces = await slices(source, spec, Position(START), seen.ts, [Limit(rows=20)] * 100)
     sizes = [(len(read(piece)), len({row[0] for row in read(piece)})) for piece in pieces]
     assert all(rows <= 20 or commits == 1 for rows, commits in sizes)
     assert sum(rows for rows, _ in sizes[:-1]) / len(sizes[:-1]) > 10
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_key_ranges_share_the_changes(world: SourceWorld, seed: int) -> None:
+async def test_key_ranges_share_the_changes(seen: SourceWorld, seed: int) -> None:
     bounds = [b"", *(encode_handle(each) for each in (10, 40, 41, 90)), b""]
     found: list[Row] = []
-    async with world.source() as source:
+    async with seen.source() as source:
         for low, high in pairwise(bounds):
             spec = DispatcherSpec.of("feed", 1, low, high)
-            pieces = await slices(source, spec, Position(START), world.ts, any_limits(seed))
+            pieces = await slices(source, spec, Position(START), seen.ts, any_limits(seed))
             rows = [row for piece in pieces for row in read(piece)]
             assert all(low <= row[1] and (not high or row[1] < high) for row in rows)
             assert [row[0] for row in sorted(rows)] == sorted(row[0] for row in rows)
             found += rows
-    assert sorted(found) == whole(world, START, world.ts)
+    assert sorted(found) == whole(seen, START, seen.ts)
 
 
-async def test_a_range_without_changes_has_no_slice(world: SourceWorld) -> None:
-    async with world.source() as source:
+async def test_a_range_without_changes_has_no_slice(seen: SourceWorld) -> None:
+    async with seen.source() as source:
         spec = DispatcherSpec.of("feed", 1)
-        last = max(world.moments())
-        assert await source.next_slice(spec, Position(last), world.ts, Limit()) is None
-        assert await source.next_slice(spec, Position(world.ts), world.ts, Limit()) is None
+        last = max(seen.moments())
+        assert await source.next_slice(spec, Position(last), seen.ts, Limit()) is None
+        assert await source.next_slice(spec, Position(seen.ts), seen.ts, Limit()) is None
         nobody = DispatcherSpec.of("feed", 1, encode_handle(1000), b"")
-        assert await source.next_slice(nobody, Position(START), world.ts, Limit()) is None
+        assert await source.next_slice(nobody, Position(START), seen.ts, Limit()) is None
 
 
-async def test_inside_a_commit_it_goes_on_at_the_handle(world: SourceWorld) -> None:
-    ts = list(world.moments())[20]
-    everything = whole(world, START, world.ts)
+async def test_inside_a_commit_it_goes_on_at_the_handle(seen: SourceWorld) -> None:
+    ts = list(seen.moments())[20]
+    everything = whole(seen, START, seen.ts)
     inside = sorted(row[1] for row in everything if row[0] == ts)
     middle = inside[len(inside) // 2]
-    async with world.source() as source:
+    async with seen.source() as source:
         spec = DispatcherSpec.of("feed", 1)
         for limit in (Limit(), Limit(rows=1)):
-            pieces = await slices(source, spec, Position(ts, middle), world.ts, [limit] * 200)
+            pieces = await slices(source, spec, Position(ts, middle), seen.ts, [limit] * 200)
             found = sorted(row for piece in pieces for row in read(piece))
             assert found == [row for row in everything if row[0] > ts or (row[0] == ts and row[1] >= middle)]
 
@@ -192,15 +210,15 @@ def snapshot(world: SourceWorld, ts: int) -> list[bytes]:
 @pytest.mark.parametrize("part_rows", [7, 10**6])
 @pytest.mark.parametrize("at", [17, 30, 39])
 async def test_a_snapshot_comes_in_slices_and_then_the_changes(
-    world: SourceWorld, bounds: tuple[bytes, bytes], part_rows: int, at: int, monkeypatch: pytest.MonkeyPatch
+    seen: SourceWorld, bounds: tuple[bytes, bytes], part_rows: int, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slicing, "_PART", Limit(part_rows, slicing.PART_BYTES))
-    ts = list(world.moments())[at]
+    ts = list(seen.moments())[at]
     low, high = bounds
     begin = Position(ts, b"")
-    async with world.source() as source:
+    async with seen.source() as source:
         spec = DispatcherSpec.of("feed", 1, low, high)
-        pieces = await slices(source, spec, begin, world.ts, [Limit(rows=15)] * 200, begin)
+        pieces = await slices(source, spec, begin, seen.ts, [Limit(rows=15)] * 200, begin)
     rows_before: list[bytes] = []
     for piece in [each for each in pieces if each.start.handle is not None]:
         assert all(part.snapshot is not None for part in piece.parts) or piece.start.ts != piece.end.ts
@@ -213,19 +231,19 @@ async def test_a_snapshot_comes_in_slices_and_then_the_changes(
                 assert all(each > max(rows_before, default=b"") for each in found)
                 rows_before += found
     assert sorted(rows_before) == [
-        each for each in snapshot(world, ts) if low <= each and (not high or each < high)
+        each for each in snapshot(seen, ts) if low <= each and (not high or each < high)
     ]
     tail = [row for piece in pieces if piece.start.handle is None for row in read(piece)]
     assert sorted(tail) == [
-        row for row in whole(world, ts, world.ts) if low <= row[1] and (not high or row[1] < high)
-    ] if ts < world.ts else tail == []  # fmt: skip
+        row for row in whole(seen, ts, seen.ts) if low <= row[1] and (not high or row[1] < high)
+    ] if ts < seen.ts else tail == []  # fmt: skip
 
 
-async def test_a_start_is_in_the_snapshot_that_the_dispatcher_began_with(world: SourceWorld) -> None:
-    ts = list(world.moments())[20]
+async def test_a_start_is_in_the_snapshot_that_the_dispatcher_began_with(seen: SourceWorld) -> None:
+    ts = list(seen.moments())[20]
     handle = encode_handle(50)
     spec = DispatcherSpec.of("feed", 1)
-    async with world.source() as source:
+    async with seen.source() as source:
         in_snapshot = await source.next_slice(
             spec, Position(ts, handle), ts, Limit(), begin=Position(ts, b"")
         )
@@ -234,7 +252,7 @@ async def test_a_start_is_in_the_snapshot_that_the_dispatcher_began_with(world: 
     assert in_commit is not None
     assert [part.snapshot is None for part in (*in_snapshot.parts, *in_commit.parts)] == [False, True]
     assert sorted(row[1] for row in read(in_snapshot)) == [
-        each for each in snapshot(world, ts) if each >= handle
+        each for each in snapshot(seen, ts) if each >= handle
     ]
 
 
