@@ -28,13 +28,14 @@ from penstock.eventstore.schemas import CapturedTable
 from penstock.eventstore.storage import open_storage
 from penstock.kv import Client
 from penstock.kv.pd import PdClient
-from penstock.settings import Settings, StoreSettings
+from penstock.settings import KvSettings, Settings, StoreSettings
 from penstock.store.cluster import Cluster
 from penstock.tables import Catalog
 from penstock.testing.capture import CaptureProcess
 from penstock.testing.events import replayed
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
+KV = KvSettings(safe_point_refresh_ms=50)  # collection waits for twice that
 
 
 class Bench:
@@ -65,7 +66,9 @@ class Bench:
             "flight_addr": "127.0.0.1:0",
             "lease_ttl_s": 3,
         }
-        made = await Capture.start(Settings(pd_addrs=(self.cluster.pd_addr,), capture=given | settings))
+        made = await Capture.start(
+            Settings(pd_addrs=(self.cluster.pd_addr,), kv=KV, capture=given | settings)
+        )
         self._captures.append(made)
         return made
 
@@ -94,7 +97,7 @@ async def bench(folder: Path) -> AsyncIterator[Bench]:
         data=folder / "kv", pd_addr="127.0.0.1:0", sync=False, resolved_ts_interval_ms=50
     )
     cluster = await Cluster.start(settings)
-    client = await asyncio.to_thread(Client.connect, [cluster.pd_addr])
+    client = await asyncio.to_thread(Client.connect, [cluster.pd_addr], settings=KV)
     made = Bench(folder, cluster, client)
     try:
         await made.do(made.db.create_database, "shop")
