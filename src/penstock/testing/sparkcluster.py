@@ -14,17 +14,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
-import pyspark
-
 from penstock.clock import SYSTEM, Clock
 from penstock.settings import Settings, SparkSettings
-from penstock.testing.spark import SHORT_LIVED, SMALL
+from penstock.testing.spark import SHORT_LIVED, SMALL, quick_home
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 30.0
 _MASTER_PORT = re.compile(r"Successfully started service 'sparkMaster' on port (?P<port>\d+)")
 _REGISTERED = re.compile(r"Successfully registered with master")
 _EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+_CONF = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # An executor that does not answer was killed by a test: nobody need wait for it.
+    "spark.locality.wait": "100ms",
+    "spark.shuffle.io.retryWait": "100ms",
+}
 _LOOPBACK = ("--host", "127.0.0.1", "--webui-port", "0")
 # Ends what it started when its standard input is closed, also because the test process was killed.
 _WATCHED = '"$@" & child=$!; cat > /dev/null; kill "$child" 2> /dev/null; wait "$child"'
@@ -51,19 +56,14 @@ class SparkCluster:
     def __enter__(self) -> Self:
         self._write_python()
         try:
-            port = self._launch("master", _MASTER_PORT, "--port", "0")["port"]
-            self.url = f"spark://127.0.0.1:{port}"
-            for number in range(1, self._workers + 1):
-                name = f"worker-{number}"
-                room = (
-                    "--cores",
-                    "1",
-                    "--memory",
-                    self._executor_memory,
-                    "--work-dir",
-                    str(self._folder / name),
-                )
-                self._launch(name, _REGISTERED, *room, self.url)
+            self._launch("master", "--port", "0")
+            self.url = f"spark://127.0.0.1:{self._started('master', _MASTER_PORT)['port']}"
+            names = [f"worker-{number}" for number in range(1, self._workers + 1)]
+            for name in names:
+                room = ("--cores", "1", "--memory", self._executor_memory)
+                self._launch(name, *room, "--work-dir", str(self._folder / name), self.url)
+            for name in names:
+                self._started(name, _REGISTERED)
         except BaseException:
             self._stop()
             raise
@@ -79,7 +79,7 @@ class SparkCluster:
             driver_memory="1g",
             executor_memory=self._executor_memory,
             python=str(self.python),
-            conf={**SMALL, "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"},
+            conf=SMALL | _CONF,
         )
         return (base or Settings()).model_copy(update={"spark": spark})
 
@@ -101,12 +101,11 @@ class SparkCluster:
         os.kill(victim, signal.SIGKILL)
         return victim
 
-    def _launch(self, name: str, ready: re.Pattern[str], *arguments: str) -> re.Match[str]:
+    def _launch(self, name: str, *arguments: str) -> None:
         role = name.partition("-")[0]
         main = f"org.apache.spark.deploy.{role}.{role.capitalize()}"
-        script = Path(pyspark.__file__).parent / "bin" / "spark-class"
-        log = self._folder / f"{name}.log"
-        with log.open("wb") as out:
+        script = Path(quick_home()) / "bin" / "spark-class"
+        with self._log(name).open("wb") as out:
             process = subprocess.Popen(  # noqa: S603 - Spark's own script
                 ["/bin/sh", "-c", _WATCHED, name, str(script), main, *_LOOPBACK, *arguments],
                 stdin=subprocess.PIPE,
@@ -116,6 +115,10 @@ class SparkCluster:
                 cwd=self._folder,
             )
         self._processes.append(process)
+
+    def _started(self, name: str, ready: re.Pattern[str]) -> re.Match[str]:
+        """Wait for the line of its log that says so."""
+        log = self._log(name)
         found: list[re.Match[str]] = []
 
         def is_ready() -> bool:
@@ -125,6 +128,9 @@ class SparkCluster:
         self._wait(is_ready, _START_TIMEOUT_S, f"{name} did not start; see {log}")
         return found[0]
 
+    def _log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
     def _environment(self, ours: Mapping[str, str]) -> dict[str, str]:
         kept = {
             name: value for name, value in ours.items() if not name.startswith(("PYTHON", "PYSPARK", "SPARK"))
@@ -132,6 +138,7 @@ class SparkCluster:
         return kept | {
             "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
             "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_HOME": quick_home(),
             "SPARK_LAUNCHER_OPTS": SHORT_LIVED,
             "SPARK_LOCAL_DIRS": str(self._folder / "scratch"),
         }

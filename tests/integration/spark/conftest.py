@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.testing.spark import local_settings, shared_session, stop_session
-from penstock.testing.sparkcluster import SparkCluster
+from penstock.testing.sparkcluster import SparkCluster, is_alive
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,10 +34,13 @@ def spark() -> SparkSession:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
-    """A master and two workers, with whatever session is on them stopped in the end."""
+    """A master and two workers, which stop with everything that they started; sessions on them end before."""
     with SparkCluster(tmp_path_factory.mktemp("cluster")) as running:
         yield running
+        members = running.processes()
+        assert len(members) >= 6  # three servers, and the shell that watches over each
         stop_session()
+    assert not any(map(is_alive, members)), "the cluster left processes behind"
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,8 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+import subprocess
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -14,144 +15,43 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from penstock import eventloop
+from penstock import __version__, eventloop
 from penstock.changes.admission import Limit
 from penstock.clock import SYSTEM
-from penstock.errors import Unavailable
-from penstock.eventstore import paths, sharing
+from penstock.errors import Invalid, Unavailable
+from penstock.eventstore import sharing
 from penstock.eventstore.capture import Capture
 from penstock.eventstore.partition import StorageRef
-from penstock.kv.clusterref import ClusterRef
-from penstock.settings import Settings
+from penstock.jobs.reading.scanning import scan_tail
 from penstock.sink.formats.encoding import encode_part
 from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.pipeline.engine import EncodeWork
 from penstock.sink.positions import Position
 from penstock.sink.source.eventsource import EventStoreSource
 from penstock.sink.work import DispatcherSpec, FileWork
-from penstock.spark import register
-from penstock.spark.failures import as_penstock_error
+from penstock.spark import jobframes
+from penstock.spark.failures import as_penstock_error, spark_errors
+from penstock.spark.jobframes import SparkFrames
 from penstock.spark.loading import load_snapshot
 from penstock.spark.merging import merge_table
 from penstock.spark.sinkengine import SparkEngine
 from penstock.spark.tasks import run_on_executors
 from penstock.spark.verifying import verify_table
-from penstock.tables import Catalog
-from penstock.tables.keys import record_key
 from penstock.testing.gate import Gate, GatedStorage
+from penstock.testing.itemtables import item, item_table
+from penstock.testing.loadedworld import DEADLINE_S, NAME, LoadedWorld, until
+from penstock.testing.servedworld import ServedWorld
 from penstock.testing.sparkcluster import SparkCluster, is_alive
-from penstock.testing.store import Admin, StoreProcess
+from penstock.testing.store import StoreProcess
 
 pytestmark = pytest.mark.timeout(300)
 
-DEADLINE_S = 120
-NAME = "shop.orders"
-ORDERS = [("id", "bigint primary key"), ("customer", "varchar(64)")]
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = SYSTEM.monotonic() + DEADLINE_S
-    while not holds():
-        assert SYSTEM.monotonic() < deadline, what
-        SYSTEM.pause(0.05)
-
-
-class World:
-    """A table of two regions that executors loaded, and the capture that goes on from there."""
-
-    def __init__(self, spark: SparkSession, folder: Path, pd_addr: str) -> None:
-        self.folder = folder
-        self.pd_addr = pd_addr
-        self.settings = self.settings_of("capture-1", flush_interval_s=0.3)
-        self.cluster = ClusterRef.of(self.settings)
-        self.db = Catalog(self.cluster.client())
-        self.db.create_database("shop")
-        self.table_id = self.create(NAME)
-        self.orders = self.db.table(NAME)
-        self.load = load_snapshot(spark, self.settings, NAME)
-        self.capture = eventloop.run(Capture.start(self.settings))
-        register(spark, self.settings)
-        self.spark = spark
-
-    def settings_of(self, capture: str, **more: Any) -> Settings:
-        """A capture of the one table and no other, with data of its own."""
-        given = {
-            "id": capture,
-            "data": str(self.folder / capture),
-            "storage": f"file://{self.folder}/events",
-            "tables": [NAME],
-            "flight_addr": "127.0.0.1:0",
-            "lease_ttl_s": 3,
-            "upkeep": {"merge": False},
-        }
-        return Settings.model_validate({"pd_addrs": [self.pd_addr], "capture": given | more})
-
-    def create(self, name: str) -> int:
-        """A table of 200 rows in two regions."""
-        table_id = self.db.create_table(name, ORDERS).id
-        self.db.table(name).insert([{"id": number, "customer": f"c{number}"} for number in range(200)])
-
-        async def split() -> None:
-            admin = Admin(self.pd_addr)
-            await admin.split([record_key(table_id, 100)])
-            await admin.close()
-
-        eventloop.run(split())
-        return table_id
-
-    def close(self) -> None:
-        eventloop.run(self.capture.stop(flush=False))
-        self.cluster.close()
-
-    def change(self) -> None:
-        """Change some rows, and wait until that can be read."""
-        self.orders.update([{"id": 1, "customer": "changed"}])
-        self.orders.delete([2])
-        self.orders.insert([{"id": 1000, "customer": "new"}])
-        self.catch_up()
-
-    def catch_up(self) -> int:
-        now = self.cluster.client().timestamp()
-        until(
-            lambda: (
-                self.table_id in self.capture.tables and self.capture.store.readable_ts(self.table_id) >= now
-            ),
-            "the capture does not catch up",
-        )
-        return now
-
-    def flush(self) -> None:
-        now = self.catch_up()
-        until(lambda: self.state().flushed_ts >= now, "the capture does not flush")
-
-    def state(self) -> Any:
-        return self.capture.store.ownership(self.table_id).state
-
-    def stored(self, table_id: int) -> list[str]:
-        """Every object that storage has of a table."""
-        storage, root = StorageRef(self.settings.capture.storage).open(), paths.table_root(table_id)
-        sides = [paths.object_folder(root, side) for side in ("data", "tombstone")]
-        return [name for folder in sides for name in storage.names(folder)]
-
-    def frame(self, **options: Any) -> DataFrame:
-        return self.spark.read.format("penstock").options(table=NAME, **options).load()
-
-    def feed(self, **options: Any) -> DataFrame:
-        return self.frame(readChangeFeed=True, startingVersion=self.load.ts + 1, **options)
-
-    def stream(self, **options: Any) -> DataFrame:
-        reader = self.spark.readStream.format("penstock").options(table=NAME, readChangeFeed=True, **options)
-        return reader.load()
-
-    def rows(self) -> list[dict[str, Any]]:
-        return self.orders.to_arrow().to_pylist()
-
 
 @pytest.fixture(scope="module")
-def world(cluster_spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(cluster_spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedWorld]:
     folder = tmp_path_factory.mktemp("reads")
     with StoreProcess.start(folder / "store") as store:
-        made = World(cluster_spark, folder, store.pd_addr)
+        made = LoadedWorld(cluster_spark, folder, store.pd_addr)
         made.change()
         yield made
         made.close()
@@ -190,7 +90,84 @@ def kill(pid: int) -> None:
     until(lambda: not is_alive(pid), "the process lives on")
 
 
-def test_executors_load_and_read_a_table_and_its_changes(world: World):
+def test_the_package_is_shipped_to_executors_that_do_not_have_it(
+    cluster: SparkCluster, cluster_spark: SparkSession
+):
+    bare = [str(cluster.python), "-c", "import pyarrow, penstock"]
+    said = subprocess.run(bare, capture_output=True, text=True, timeout=60, check=False)
+    assert "No module named 'penstock'" in said.stderr
+
+    def found(batches):
+        import pyarrow as pa
+
+        import penstock
+        from penstock.eventstore import manifest
+
+        for _ in batches:
+            yield pa.record_batch({"place": [manifest.__file__], "version": [penstock.__version__]})
+
+    rows = cluster_spark.range(0, 2, 1, 2).mapInArrow(found, "place string, version string").collect()
+    assert {row.version for row in rows} == {__version__}
+    assert all(f"penstock-{__version__}-" in row.place and row.place.endswith(".pyc") for row in rows)
+
+
+def test_reads_are_planned_with_the_package_that_is_shipped(cluster_spark: SparkSession):
+    with pytest.raises(Invalid, match="unknown option 'tabel'; did you mean table"), spark_errors():
+        cluster_spark.read.format("penstock").option("tabel", "a.b").load()
+
+
+def test_frames_of_jobs_are_read_by_executors_alone(
+    cluster_spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(jobframes, "LOCAL_ROWS", 0)
+    with ServedWorld(tmp_path, item_table()) as served:
+        start = served.commit(*(item("integer", each, "a") for each in range(20)))
+        served.commit(item("integer", 1, "b"), delete=[(2,)])
+        served.flush()
+        served.commit(item("integer", 1, "c"))  # in another part: it is with the capture
+        scan = scan_tail(served.view(served.flight_rows()), start, served.resolve(), Limit())
+        frame = SparkFrames(lambda: cluster_spark).open(scan, None)
+        found = {row["id"]: (row["name"], row["_deleted"]) for row in frame.dataframe.collect()}
+        assert found == {1: ("c", False), 2: (None, True)}
+        frame.release()
+
+
+def test_a_job_survives_the_death_of_an_executor(
+    cluster: SparkCluster, cluster_spark: SparkSession, tmp_path: Path
+):
+    folder = str(tmp_path)
+
+    def doubled(batches):
+        import os
+        from pathlib import Path
+
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        from penstock.clock import SYSTEM
+
+        Path(folder, f"{os.getpid()}.started").touch()
+        deadline = SYSTEM.monotonic() + 120
+        while not Path(folder, "go").exists() and SYSTEM.monotonic() < deadline:
+            SYSTEM.pause(0.05)
+        for batch in batches:
+            yield pa.record_batch({"id": pc.multiply(batch.column(0), 2)})
+
+    def total() -> int:
+        rows = cluster_spark.range(0, 100, 1, 2).mapInArrow(doubled, "id long").groupBy().sum("id").collect()
+        return rows[0][0]
+
+    until(lambda: len(cluster.executors()) == 2, "two executors did not start")
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(total)
+        until(lambda: len(list(tmp_path.glob("*.started"))) == 2, "the tasks did not start")
+        victim = cluster.kill_executor()
+        until(lambda: not is_alive(victim), "the executor lives on")
+        (tmp_path / "go").touch()
+        assert job.result(timeout=DEADLINE_S) == 9900
+
+
+def test_executors_load_and_read_a_table_and_its_changes(world: LoadedWorld):
     assert (world.load.rows, world.load.ranges) == (200, 2)
     assert in_order(world.frame()) == world.rows()
     changes = in_order(world.feed().select("id", "customer", "_change_type"))
@@ -203,7 +180,7 @@ def test_executors_load_and_read_a_table_and_its_changes(world: World):
 
 
 def test_a_read_is_the_same_when_an_executor_dies_in_the_middle(
-    cluster: SparkCluster, world: World, gate: Gate
+    cluster: SparkCluster, world: LoadedWorld, gate: Gate
 ):
     frame = world.frame(partitionBytes=1)
     with killed(cluster, gate, tasks=1) as pool:
@@ -212,7 +189,7 @@ def test_a_read_is_the_same_when_an_executor_dies_in_the_middle(
 
 
 def test_a_load_has_every_row_once_when_tasks_die_before_and_after_a_range_is_done(
-    cluster: SparkCluster, world: World, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    cluster: SparkCluster, world: LoadedWorld, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ):
     table_id = world.create("shop.loaded")
     url = world.settings.capture.storage
@@ -263,7 +240,7 @@ class Sink:
 
 
 def test_a_stream_gives_the_rows_then_the_changes_whoever_dies_meanwhile(
-    cluster: SparkCluster, world: World, gate: Gate, tmp_path: Path
+    cluster: SparkCluster, world: LoadedWorld, gate: Gate, tmp_path: Path
 ):
     sink = Sink(tmp_path / "checkpoint")
     before = world.rows()
@@ -294,7 +271,7 @@ def test_a_stream_gives_the_rows_then_the_changes_whoever_dies_meanwhile(
 
 
 def test_a_merge_is_committed_once_when_the_executor_that_writes_it_dies(
-    cluster: SparkCluster, world: World, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    cluster: SparkCluster, world: LoadedWorld, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ):
     def gated(spark: SparkSession, tasks: Sequence[Any], **more: Any) -> Any:
         storage = GatedStorage(world.settings.capture.storage, gate=gate, after="write")
@@ -324,7 +301,7 @@ def test_a_merge_is_committed_once_when_the_executor_that_writes_it_dies(
 class SinkJobs:
     """The table's rows and changes on their way to files, as the sink's jobs carry them."""
 
-    def __init__(self, world: World, target: StorageRef) -> None:
+    def __init__(self, world: LoadedWorld, target: StorageRef) -> None:
         self.world = world
         self.storage = target.open()
         self.engine = SparkEngine(world.spark, target)
@@ -382,7 +359,7 @@ class SinkJobs:
 
 
 def test_blocks_of_the_spool_that_are_lost_with_their_executors_are_encoded_again(
-    cluster: SparkCluster, world: World, gate: Gate, tmp_path: Path
+    cluster: SparkCluster, world: LoadedWorld, gate: Gate, tmp_path: Path
 ):
     jobs = SinkJobs(world, StorageRef(f"file://{tmp_path}/remote"))
     jobs.encode()
@@ -397,7 +374,7 @@ def test_blocks_of_the_spool_that_are_lost_with_their_executors_are_encoded_agai
 
 
 def test_a_file_is_there_once_when_the_executors_die_between_it_and_its_index(
-    cluster: SparkCluster, world: World, gate: Gate, tmp_path: Path
+    cluster: SparkCluster, world: LoadedWorld, gate: Gate, tmp_path: Path
 ):
     jobs = SinkJobs(world, GatedStorage(f"file://{tmp_path}/remote", gate=gate, after="create"))
     jobs.encode()
@@ -415,7 +392,7 @@ class Moving:
     A query that fails does so with one line, and is started again.
     """
 
-    def __init__(self, world: World, sink: Sink) -> None:
+    def __init__(self, world: LoadedWorld, sink: Sink) -> None:
         self.world = world
         self.sink = sink
         self.failures: list[str] = []
@@ -468,7 +445,7 @@ class Moving:
 
 
 def test_a_stream_gives_every_change_once_while_captures_move(
-    cluster: SparkCluster, world: World, gate: Gate, tmp_path: Path
+    cluster: SparkCluster, world: LoadedWorld, gate: Gate, tmp_path: Path
 ):
     names = (f"capture-1-{number}" for number in count())
     stronger = next(name for name in names if sharing.owner(world.table_id, ["capture-2", name]) == name)
