@@ -56,8 +56,8 @@ def register(world: ShopWorld, servers: ExitStack) -> None:
 def kill_within_first_syncs(world: ShopWorld, mix: random.Random) -> list[str]:
     """Kill the runner while targets are filled, or filled anew when all are full; return of which jobs."""
     if not unfilled(world):
-        for name in world.targets:
-            with deployed(world.settings) as deployment:
+        with deployed(world.settings) as deployment:
+            for name in world.targets:
                 repair(deployment, JobId.parse(name), rebuild=True)
     left = max(0, len(unfilled(world)) - mix.choice([0, 1, 1, 2, 4]))
     world.runners.start()
@@ -98,8 +98,8 @@ def test_targets_are_filled_completely_and_nothing_is_left_of_attempts_that_were
         assert len(scratch) == 1, "directories of runners that were killed are left"
         assert "Traceback" not in world.runners.logs(), f"seed {SEED}: a runner met what it does not know"
         world.check_search(words(world))
-        for name, target in world.targets.items():
-            if not isinstance(target, Receiver):  # what those have is known to nobody else
-                with deployed(world.settings) as deployment:
+        with deployed(world.settings) as deployment:
+            for name, target in world.targets.items():
+                if not isinstance(target, Receiver):  # what those have is known to nobody else
                     report = verify(deployment, JobId.parse(name))
-                assert report.same, f"seed {SEED}: {name}: {report.counts}"
+                    assert report.same, f"seed {SEED}: {name}: {report.counts}"

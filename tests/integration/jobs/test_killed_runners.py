@@ -126,8 +126,8 @@ def test_every_target_is_its_source_whoever_was_killed(
         assert all(job.state is not JobState.ERROR for job in world.rows().values()), world.told()
         assert "Traceback" not in world.runners.logs(), f"seed {SEED}: a runner met what it does not know"
         world.check_search(words(world))
-        for name, target in world.targets.items():
-            if not isinstance(target, Receiver):  # what those have is known to nobody else
-                with deployed(world.settings) as deployment:
+        with deployed(world.settings) as deployment:
+            for name, target in world.targets.items():
+                if not isinstance(target, Receiver):  # what those have is known to nobody else
                     report = verify(deployment, JobId.parse(name))
-                assert report.same, f"seed {SEED}: {name}: {report.counts}"
+                    assert report.same, f"seed {SEED}: {name}: {report.counts}"
