@@ -1,14 +1,12 @@
 """A process that writes an event store until it is killed: `killed_writer.py DATA STORAGE`.
 
-It prints a line for every change that was acknowledged. The changes are a function of their number. However
-fast the disk takes them, only so many are ahead of the objects: of those, most are on the disk alone.
+It prints a line for every change that was acknowledged. The changes are a function of their number.
 """
 
 import sys
 from pathlib import Path
 from typing import Any
 
-from penstock.clock import SYSTEM
 from penstock.eventstore.storage import open_storage
 from penstock.eventstore.store import EventStore
 from penstock.settings import CaptureSettings
@@ -19,7 +17,6 @@ from penstock.testing.rawbatches import Change, raw
 TABLE = a_table()
 START = 1 << 58
 KEYS = 40
-AHEAD = 600
 
 
 def commit_ts(number: int) -> int:
@@ -80,8 +77,6 @@ def main(data: Path, storage_url: str) -> None:
             say(f"acknowledged {last}")
             table.advance_resolved_ts(commit_ts(last))
 
-        while commit_ts(number - AHEAD) > max(START, table.flushed_ts):
-            SYSTEM.pause(0.002)
         table.consume_kv_events(raw([nth_change(each) for each in batch]), finish)
         number += 5
 
