@@ -28,6 +28,7 @@ _MESSAGE_MAX = 1 << 16
 _FDS_MAX = 1 << 16
 _OUTPUTS = (1, 2)
 _FAILED = 70
+_COMMAND_LINE = "penstock.app.cli"
 
 
 class WarmChild:
@@ -159,9 +160,7 @@ def _become(wanted: dict[str, Any], fds: list[int]) -> None:
     sys.argv = ["penstock", *wanted["arguments"]]
     code: object = _FAILED
     try:
-        from penstock.app.cli import main
-
-        main()
+        import_module(_COMMAND_LINE).main()
         code = 0
     except SystemExit as end:
         code = end.code
@@ -175,7 +174,7 @@ def _become(wanted: dict[str, Any], fds: list[int]) -> None:
 
 if __name__ == "__main__":
     arrowmemory.prepare()
-    for _module in sys.argv[2:]:
+    for _module in (_COMMAND_LINE, *sys.argv[2:]):
         import_module(_module)
     with socket.socket(fileno=int(sys.argv[1])) as _asked:
         _serve(_asked)
