@@ -18,6 +18,7 @@ import yaml
 
 from penstock.clock import SYSTEM
 from penstock.errors import Conflict
+from penstock.eventstore import paths
 from penstock.eventstore.storage import Storage, open_storage
 from penstock.kv import Client
 from penstock.sink.consuming.datafiles import FileOptions
@@ -31,6 +32,7 @@ from penstock.testing.s3server import SECRET, S3Bucket
 from penstock.testing.spark import SMALL
 from penstock.testing.store import StoreProcess
 from penstock.testing.tablesat import TablesAt, tables_with_rows
+from penstock.testing.warmstart import shared_start
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -203,6 +205,20 @@ def settings(folder: Path, pd_addr: str, bucket: S3Bucket) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def after(holds: Callable[[], object]) -> Iterator[None]:
+    """What is entered next has this before it."""
+    until(lambda: bool(holds()), "the capture does not flush")
+    yield
+
+
+def objects(folder: Path, table_id: int) -> list[str]:
+    """Of a table's rows: what a changefeed divides it by."""
+    return open_storage(f"file://{folder}/events").names(
+        paths.object_folder(paths.table_root(table_id), "data")
+    )
+
+
 def checkpoint(storage: Storage) -> int:
     data = storage.read(METADATA_PATH)
     return 0 if data is None else decode_checkpoint(data)
@@ -215,6 +231,7 @@ def test_a_consumer_has_the_rows_of_the_checkpoint_whenever_the_changefeed_is_ki
     storage = open_storage(f"{s3_bucket.url}/changes", s3_bucket.options)
     config = tmp_path / "penstock.yaml"
     changefeed = Commands(config)
+    warm = shared_start("penstock.app.feedservice")
 
     def disturb(source: Source) -> None:
         """Change more, and wait for a few more objects: whatever is going on then is interrupted."""
@@ -231,7 +248,8 @@ def test_a_consumer_has_the_rows_of_the_checkpoint_whenever_the_changefeed_is_ki
         follower = Follower(storage, source)
         with (
             CaptureProcess(tmp_path, settings(tmp_path, store.pd_addr, s3_bucket)),
-            ServiceProcess(tmp_path / "changefeed.log", "changefeed", "run", "--config", str(config)) as sink,
+            after(lambda: objects(tmp_path, source.tables.table("large").info.id)),
+            ServiceProcess(tmp_path / "log", "changefeed", "run", "--config", str(config), warm=warm) as sink,
             source.changing(),
         ):
             assert sink.ready == {"changefeeds": ["all"]}
