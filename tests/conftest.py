@@ -12,10 +12,10 @@ from penstock import eventloop
 pytest_plugins = ("penstock.testing.s3server",)
 
 LONGEST = (
-    "integration/jobs/test_killed_runners.py",
     "integration/spark/test_cluster_reads.py",
-    "integration/sink/endtoend/test_killed_at_any_moment.py",
     "thirdparty/test_go_client.py",
+    "integration/sink/endtoend/test_killed_at_any_moment.py",
+    "integration/jobs/test_killed_runners.py",
     "acceptance/test_first_minutes.py",
     "acceptance/up/test_up_command.py",
     "integration/spark/test_streaming.py",
@@ -24,7 +24,6 @@ LONGEST = (
     "integration/jobs/test_killed_first_syncs.py",
     "integration/spark/test_bulk_jobs.py",
     "integration/spark/test_event_store_reads.py",
-    "integration/spark/test_cluster.py",
     "acceptance/sink/test_changefeed_run.py",
     "properties/eventstore/test_store_against_a_dict.py",
 )

@@ -24,6 +24,8 @@ _MASTER_PORT = re.compile(r"Successfully started service 'sparkMaster' on port (
 _REGISTERED = re.compile(r"Successfully registered with master")
 _EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 _CONF = {
+    "spark.sql.codegen.factoryMode": "FALLBACK",  # as Spark does it by itself: here queries are compiled
+    "spark.sql.codegen.wholeStage": "true",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     # An executor that does not answer was killed by a test: nobody need wait for it.
