@@ -2,12 +2,33 @@
 
 import inspect
 import logging
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from penstock import eventloop
+
+_MEMORY = Path("/dev/shm")
+_MEMORY_BYTES_MIN = 8 << 30
+
+
+def _keep_files_in_memory() -> None:
+    """Have temporary folders in memory where there is enough: tests force thousands of files to the disk.
+
+    A process that is killed leaves the same files there, and no test takes the power away.
+    """
+    if "TMPDIR" in os.environ or not os.access(_MEMORY, os.W_OK | os.X_OK):
+        return
+    room = os.statvfs(_MEMORY)
+    if not room.f_flag & os.ST_NOEXEC and room.f_bavail * room.f_frsize >= _MEMORY_BYTES_MIN:
+        os.environ["TMPDIR"] = str(_MEMORY)
+        tempfile.tempdir = None  # it is looked for again
+
+
+_keep_files_in_memory()
 
 pytest_plugins = ("penstock.testing.s3server",)
 

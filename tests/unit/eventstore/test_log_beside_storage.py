@@ -172,5 +172,5 @@ def test_a_gap_is_pulled_again_however_often_the_capture_is_killed_before_it_was
     shutil.copytree(tmp_path / "backup", tmp_path / "events")
     for _ in range(3):  # nothing is pulled before the next start
         assert opened().open_table(1).resolved_ts == NOW + 2
-    told = [each for each in caplog.records if each.message.startswith("storage is older than the log")]
+    told = [each for each in caplog.records if each.getMessage().startswith("storage is older than the log")]
     assert [(vars(each)["from_ts"], vars(each)["to_ts"] > NOW + 2) for each in told] == [(NOW + 2, True)]

@@ -189,7 +189,7 @@ def settings(folder: Path, pd_addr: str, bucket: S3Bucket) -> dict[str, Any]:
         "tables": ["shop.*"],
         "start": "snapshot",
         "split_rows": 150,
-        "spark_rows": 20,  # some transactions and the snapshot have more: both kinds of work meet
+        "spark_rows": 200,  # the snapshot has more, and what gathers after a kill: both kinds of work meet
         "lease_ttl_s": 3,
     }
     return {
