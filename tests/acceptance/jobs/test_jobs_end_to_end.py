@@ -29,8 +29,6 @@ COLUMNS = [
     ("place", "vector(4)"),
     ("note", "varchar(20) default 'none'"),
 ]
-INTERPRETED = {"spark.sql.codegen.factoryMode": "NO_CODEGEN", "spark.sql.codegen.wholeStage": "false"}
-"""Compiling what runs for some rows costs more than it saves."""
 WORDS = ("river", "dam", "turbine", "valve", "gate", "water")
 
 Run = Callable[..., tuple[int, str, str]]
@@ -128,7 +126,7 @@ class World:
     def with_spark(self) -> Path:
         """Settings with which even small iterations are done by executors."""
         config = self.folder / "spark.yaml"
-        spark = {"master": "local[2]", "driver_memory": "1g", "conf": {**SMALL, **INTERPRETED}}
+        spark = {"master": "local[2]", "driver_memory": "1g", "conf": SMALL}
         jobs = {**self.settings["jobs"], "spark_rows": 1}
         config.write_text(yaml.safe_dump({**self.settings, "jobs": jobs, "spark": spark}))
         return config
