@@ -48,7 +48,7 @@ class ChangefeedSettings(Frozen):
     """Rows of a key range with a dispatcher of its own in large tables; 0 gives each table one dispatcher."""
     spark_rows: int = Field(20_000, ge=0)
     """Changes from which executors encode and write them; fewer are handled in this process without a job."""
-    lease_ttl_s: float = Field(15, ge=1)
+    lease_ttl_s: float = Field(15, ge=1, le=3600)
     """How long it stays with a process that is silent before another may run it."""
 
     @field_validator("sink", mode="before")

@@ -23,9 +23,8 @@ from penstock.sink.pipeline.storagesink import StorageSink
 from penstock.sink.source.eventsource import EventStoreSource
 
 _LOOK_S = 1.0
-_TTL_S = float(
-    ChangefeedSettings.model_fields["lease_ttl_s"].default
-)  # of those kept before it was a setting
+# Of changefeeds that were kept before it was a setting.
+_TTL_S = float(ChangefeedSettings.model_fields["lease_ttl_s"].default)
 
 OpenEngine = Callable[[str, SinkOptions], Engine]
 """Makes the engine of a changefeed; called once for each life of its sink."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,22 +16,12 @@ from penstock.sink.files.targetfiles import TargetFiles
 from penstock.sink.pipeline.localengine import LocalEngine
 from penstock.sink.pipeline.storagesink import StorageSink
 from penstock.testing.enginefaults import EngineFaults, lose_everything
-from penstock.testing.itemtables import item, item_table
 from penstock.testing.manual_clock import ManualClock
 from penstock.testing.sinkparts import KeptInMemory, SinkWorld, Watched
 from penstock.testing.slices import slice_of
 from penstock.testing.tableworld import START, TableWorld
 
 ROWS = 200
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Iterator[TableWorld]:
-    with TableWorld(tmp_path / "store", item_table()) as made:
-        for number in range(ROWS):
-            made.commit(item("integer", number, f"name {number}"))
-        made.resolve()
-        yield made
 
 
 class World(SinkWorld):

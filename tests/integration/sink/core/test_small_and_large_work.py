@@ -1,6 +1,6 @@
 """Which of two engines does what, and that files are the same whoever wrote them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -16,23 +16,11 @@ from penstock.sink.pipeline.localengine import LocalEngine
 from penstock.sink.pipeline.sizedengine import SizedEngine
 from penstock.sink.work import Chunk, FileWork, Written
 from penstock.testing.enginefaults import EngineFaults
-from penstock.testing.itemtables import item, item_table
 from penstock.testing.slices import slice_of
 from penstock.testing.tableworld import START, TableWorld
 
-ROWS = 60
-FAR_ROWS = 50
+FAR_ROWS = 150  # of the table's 200
 OPTIONS = EncoderOptions(chunk_bytes=1_000)
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Iterator[TableWorld]:
-    with TableWorld(tmp_path / "store", item_table()) as made:
-        for number in range(ROWS):
-            made.commit(item("integer", number, f"name {number}"))
-        made.resolve()
-        made.flush()
-        yield made
 
 
 class Far(LocalEngine):
@@ -62,6 +50,7 @@ class World:
         self.near = LocalEngine(target, numbers=numbers)
         self.far = Far(target, at=self.faults, numbers=numbers)
         self.engine = SizedEngine(self.near, self.open_far, **{"far_rows": FAR_ROWS, **more})
+        table.flush()  # slices know how many rows objects have
         middle = list(table.moments())[FAR_ROWS]
         self.large, self.small = (
             EncodeWork(slice_of(table, low, high), OPTIONS)

@@ -10,7 +10,9 @@ from penstock.errors import Invalid, Unavailable
 from penstock.settings import Settings
 from penstock.sink.feeds import runner
 from penstock.sink.feeds.feed import Feed, FeedInfo, FeedState, FeedStatus
-from penstock.sink.feeds.runner import FeedRunner
+from penstock.sink.feeds.runner import FeedRunner, create_configured
+
+SINK = "memory:///x?protocol=canal-json"
 
 
 class Quick:
@@ -54,13 +56,14 @@ class Kept:
     def __init__(self, *names: str) -> None:
         self.all = {name: feed_of(name) for name in names}
         self.acquired: list[str] = []
+        self.ttls: dict[str, float] = {}
         self.refuse: dict[str, Exception] = {}
 
     async def list(self) -> list[Feed]:
         return list(self.all.values())
 
     async def acquire(self, feed_id: str, _owner: str, *, ttl_s: float) -> Run:
-        assert ttl_s
+        self.ttls[feed_id] = ttl_s
         self.acquired.append(feed_id)
         if feed_id in self.refuse:
             raise self.refuse[feed_id]
@@ -70,8 +73,8 @@ class Kept:
         return self.all[name].status.state, self.all[name].status.error
 
 
-def feed_of(name: str) -> Feed:
-    info = FeedInfo(id=name, settings={"sink_uri": "memory:///x?protocol=canal-json"}, start_ts=1)
+def feed_of(name: str, **more: object) -> Feed:
+    info = FeedInfo(id=name, settings={"sink_uri": SINK, **more}, start_ts=1)
     return Feed(info, FeedStatus.of_new(info))
 
 
@@ -155,3 +158,26 @@ async def test_one_that_is_well_again_does_not_show_what_was(source: Source) -> 
     before = FeedStatus(checkpoint_ts=1, ddl_ts=1, state=FeedState.WARNING, error="what was")
     kept.all["a"] = Feed(info, before)
     await run_until(kept, lambda: kept.shown("a") == (FeedState.NORMAL, ""))
+
+
+async def test_a_lease_is_as_long_as_the_changefeed_says(source: Source) -> None:
+    kept = Kept("usual", "short")
+    kept.all["short"] = feed_of("short", lease_ttl_s=3)
+    await run_until(kept, lambda: len(kept.ttls) == 2)
+    assert kept.ttls == {"usual": 15.0, "short": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("kept", "warned"),
+    [({}, 0), ({"spark_rows": 20_000}, 0), ({"split_rows": 5}, 1), ({"of": "a later version"}, 1)],
+)
+async def test_only_settings_that_differ_are_told(
+    kept: dict[str, object], warned: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was kept before a setting was invented has its default."""
+    feeds = Kept("feed")
+    feeds.all["feed"] = feed_of("feed", **kept)
+    settings = Settings.model_validate({"changefeeds": {"feed": {"sink_uri": SINK}}})
+    await create_configured(feeds, settings, now_ts=1)
+    told = [each for each in caplog.records if "other settings than the file" in each.getMessage()]
+    assert len(told) == warned
