@@ -8,6 +8,8 @@ from math import ceil
 import numpy as np
 import numpy.typing as npt
 
+_NEAR = 1 / 16  # the part of an even share that one may be larger or smaller by
+_ABOUT = 1 / 4  # the part of `rows_max` that an even share may be larger by: more shares would be less even
 
 @dataclass(frozen=True, slots=True)
 class Weight:
@@ -29,34 +31,73 @@ class Share:
 
 
 def share_times(weights: Iterable[Weight], from_ts: int, to_ts: int, rows_max: int) -> list[Share]:
-    """Divide (from_ts, to_ts] into shares of at most about `rows_max` rows; together they are all of it.
+    """Divide (from_ts, to_ts] into as few even shares of at most about `rows_max` rows as may be.
 
-    Only a single timestamp may have more, as a share of its own.
+    Together they are all of it. Only a single timestamp may have more, as a share of its own. Shares end
+    where objects do if that is about even: an object in two of them is read twice.
     """
-    shares: list[Share] = []
-    begin, rows, large_ts = from_ts, 0.0, None
-    for start, end, held in _pieces(weights, from_ts, to_ts, rows_max):
-        if rows and rows + held > rows_max:
-            shares.append(Share(begin, start, round(rows), large_ts))
-            begin, rows, large_ts = start, 0.0, None
-        rows += held
-        large_ts = end if held > rows_max else large_ts
-    return [*shares, Share(begin, to_ts, round(rows), large_ts)]
+    pieces = list(_pieces(weights, from_ts, to_ts))
+    filling = _Filling(from_ts, rows_max, left=sum(held for _, _, held in pieces))
+    for piece in pieces:
+        filling.add(*piece)
+    return filling.shares(to_ts)
 
 
-def _pieces(
-    weights: Iterable[Weight], from_ts: int, to_ts: int, rows_max: int
-) -> Iterator[tuple[int, int, float]]:
-    """The parts of a range that have rows, with how many: at most `rows_max` but for single timestamps."""
+class _Filling:
+    """Shares in the making."""
+
+    def __init__(self, from_ts: int, rows_max: int, left: float) -> None:
+        self._rows_max = rows_max
+        self._left = left  # rows that no finished share has
+        self._even = self._even_rows()
+        self._done: list[Share] = []
+        self._begin, self._rows = from_ts, 0.0
+        self._large_ts: int | None = None
+
+    def add(self, start: int, end: int, held: float) -> None:
+        """Rows that were committed in (start, end], evenly."""
+        while self._rows + held > self._even * (1 + _NEAR):
+            length = end - start
+            fitting = round((self._even - self._rows) / held * length)
+            if self._rows and (length == 1 or fitting < 1 or self._rows >= self._even * (1 - _NEAR)):
+                self._finish(start)
+                continue
+            if length == 1:
+                break
+            fitting = min(max(1, fitting), length - 1)
+            self._take(start + fitting, held * fitting / length)
+            self._finish(start + fitting)
+            start, held = start + fitting, held * (length - fitting) / length
+        self._take(end, held)
+
+    def shares(self, to_ts: int) -> list[Share]:
+        """All of them, with what is left as the last."""
+        self._finish(to_ts)
+        return self._done
+
+    def _take(self, end: int, held: float) -> None:
+        self._rows += held
+        if held > self._rows_max:
+            self._large_ts = end
+
+    def _finish(self, end: int) -> None:
+        self._done.append(Share(self._begin, end, round(self._rows), self._large_ts))
+        self._left -= self._rows
+        self._even = self._even_rows()
+        self._begin, self._rows, self._large_ts = end, 0.0, None
+
+    def _even_rows(self) -> float:
+        return self._left / max(1, ceil(self._left / self._rows_max - _ABOUT))
+
+
+def _pieces(weights: Iterable[Weight], from_ts: int, to_ts: int) -> Iterator[tuple[int, int, float]]:
+    """The parts of a range that have rows, with how many: from where an object begins or ends to the next."""
     inside = [each for each in weights if each.max_ts > from_ts and each.min_ts <= to_ts]
     ends = {end for each in inside for end in (each.min_ts - 1, each.max_ts) if from_ts < end < to_ts}
     points = sorted({from_ts, to_ts, *ends})
     for (start, end), held in zip(pairwise(points), _rows(inside, np.array(points, np.int64)), strict=True):
-        count = max(1, min(end - start, ceil(held / rows_max)))
-        cuts = [start + (end - start) * part // count for part in range(count + 1)]
-        for low, high in pairwise(cuts):
-            if held:
-                yield low, high, float(held) / count
+        if held:
+            yield start, end, float(held)
 
 
 def _rows(weights: Iterable[Weight], points: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

@@ -234,14 +234,14 @@ def _divided(whole: SnapshotPartition, limit: int) -> list[SnapshotPartition]:
     """A partition's snapshot in parts of about `limit` bytes, neighbours by handle together."""
     storage = whole.partition.storage.open()
     packs: list[list[Piece]] = []
-    room = 0
+    packed = limit
     for each in sorted(whole.pieces, key=lambda piece: (piece.info.key_min, piece.info.id)):
         for piece in _cut(storage, whole.partition.table_id, each, limit):
-            if piece.size_bytes > room:
+            if packed + piece.size_bytes - limit >= limit - packed:  # nearer to the limit without it
                 packs.append([])
-                room = limit
+                packed = 0
             packs[-1].append(piece)
-            room -= piece.size_bytes
+            packed += piece.size_bytes
     if len(packs) <= 1:
         return [whole] if packs or whole.adds_unflushed else []
     parts = [
@@ -253,8 +253,8 @@ def _divided(whole: SnapshotPartition, limit: int) -> list[SnapshotPartition]:
 
 
 def _cut(storage: Storage, table_id: int, piece: Piece, limit: int) -> list[Piece]:
-    """A piece by its row groups, when it is too large."""
-    if piece.size_bytes <= limit:
+    """A piece by its row groups, when it is too large by more than a part of its own would be worth."""
+    if piece.size_bytes <= limit + limit // 4:
         return [piece]
     with opened(storage, table_id, piece.info) as file:
         sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]

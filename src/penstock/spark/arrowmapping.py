@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from penstock.spark.workerprocess import task_begins
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
@@ -20,6 +22,7 @@ def map_in_arrow(
     names = frame.columns
 
     def renamed(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+        task_begins()
         yield from work(batch.rename_columns(names) for batch in batches)
 
     return frame.toDF(*(f"c{place}" for place in range(len(names)))).mapInArrow(renamed, schema)

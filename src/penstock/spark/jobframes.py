@@ -16,6 +16,7 @@ from penstock import tracing
 from penstock.errors import PenstockError, Unavailable
 from penstock.spark.arrowmapping import map_in_arrow
 from penstock.spark.failures import first_line, one_line, spark_errors
+from penstock.spark.workerprocess import task_begins
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -136,6 +137,7 @@ def _frame(spark: "SparkSession", plan: _Plan, wanted: _Wanted, declared: "Struc
     def read(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         from penstock.spark.sparkschema import as_declared
 
+        task_begins()
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 with one_line():
@@ -162,6 +164,7 @@ def _traced(frame: "DataFrame", sampling: tracing.Sampling) -> tuple[tuple[int, 
     def pick(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         import pyarrow as pa
 
+        task_begins()
         for batch in batches:
             picked = sampling.pick(batch.column(0).to_numpy())
             columns = [pa.array(each.view("int64"), pa.int64()) for each in (picked.commit_ts, picked.rows)]

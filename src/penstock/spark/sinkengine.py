@@ -34,6 +34,7 @@ from penstock.spark.spoolrows import (
     written_batch,
 )
 from penstock.spark.spreading import spread
+from penstock.spark.workerprocess import task_begins
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -120,6 +121,7 @@ class SparkEngine:
         tasks = spread(pieces, self._tasks, weight=lambda piece: piece.rows)
 
         def encode(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+            task_begins()
             for batch in batches:
                 for task in batch.column(0).to_pylist():
                     with one_line():
@@ -162,6 +164,7 @@ class SparkEngine:
         def write(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
             from penstock.spark.sinkwriting import write_in_order
 
+            task_begins()
             with one_line():
                 payloads = ((place >> _PLACE_BITS, payload) for place, payload in read_payloads(batches))
                 for number, written in write_in_order(payloads, shipped, target, threads=threads):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
 from penstock.spark.failures import one_line
+from penstock.spark.workerprocess import task_begins
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,5 +87,6 @@ class _OneLineReader(DataSourceReader):
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         if type(partition) is InputPartition and partition.value is None:
             return  # Spark makes one up where a reader has planned none
+        task_begins()
         with one_line():
             yield from self._inner.read(partition)

@@ -23,6 +23,7 @@ from pyspark.sql.streaming.datasource import (
 from penstock.clock import SYSTEM, physical_ms
 from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
 from penstock.spark.failures import one_line
+from penstock.spark.workerprocess import task_begins
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -139,6 +140,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from penstock.spark.sparkschema import as_declared
 
         assert isinstance(partition, StreamInput)
+        task_begins()
         with one_line(), self._explained():
             yield from as_declared(read_feed(partition.part, partition.rows), self._schema)
 

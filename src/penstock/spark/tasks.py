@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from pyspark import inheritable_thread_target
 
 from penstock.spark.failures import one_line, spark_errors
+from penstock.spark.workerprocess import task_begins
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,6 +68,7 @@ def _job(spark: "SparkSession", pieces: Sequence[Work[R_co]]) -> list[R_co]:
     def run(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         import pyarrow as pa
 
+        task_begins()
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 with one_line():

@@ -12,6 +12,7 @@ from penstock.consumers.indexes.earlier import Earlier
 from penstock.consumers.indexes.table import written
 from penstock.consumers.lake.lakeschema import shaped
 from penstock.spark.failures import one_line, spark_errors
+from penstock.spark.workerprocess import task_begins
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -81,6 +82,7 @@ class FragmentTask:
 
         Files of a try that is given up stay unknown, until Lance removes them.
         """
+        task_begins()
         with one_line():
             texts = [json.dumps(each.to_json()) for each in self.write(batches)]
         yield pa.record_batch({_FRAGMENT: pa.array(texts, pa.string())})
