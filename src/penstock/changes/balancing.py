@@ -11,6 +11,7 @@ import numpy.typing as npt
 _NEAR = 1 / 16  # the part of an even share that one may be larger or smaller by
 _ABOUT = 1 / 4  # the part of `rows_max` that an even share may be larger by: more shares would be less even
 
+
 @dataclass(frozen=True, slots=True)
 class Weight:
     """So many rows that were committed from `min_ts` to `max_ts`, evenly as far as is known."""

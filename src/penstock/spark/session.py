@@ -13,6 +13,7 @@ from penstock.errors import Invalid, PenstockError, Unavailable
 from penstock.settings import Settings, SparkSettings
 from penstock.spark import archive, gateway
 from penstock.spark.failures import as_penstock_error, first_line
+from penstock.spark.home import spark_home
 from penstock.spark.java import require_java
 from penstock.spark.masters import Master, parse_master, require_master
 from penstock.spark.pools import allocation_file
@@ -101,7 +102,11 @@ def _start(wanted: SparkSettings, master: Master, app_name: str) -> "SparkSessio
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    with TemporaryDirectory(prefix="penstock-spark-") as folder, _interpreters(wanted):
+    with (
+        TemporaryDirectory(prefix="penstock-spark-") as folder,
+        _interpreters(wanted) as python,
+        spark_home(master, python),
+    ):
         allocations = Path(folder, "pools.xml")
         allocations.write_text(allocation_file(wanted.pools), encoding="utf-8")
         pairs = session_conf(wanted, master, app_name=app_name, allocations=allocations)
@@ -118,16 +123,16 @@ def _start(wanted: SparkSettings, master: Master, app_name: str) -> "SparkSessio
 
 
 @contextmanager
-def _interpreters(wanted: SparkSettings) -> Iterator[None]:
+def _interpreters(wanted: SparkSettings) -> Iterator[str]:
     """Name the interpreters while Spark starts: it takes them from the environment, and then remembers them.
 
-    One runs on executors and plans reads; the driver's own looks for data sources.
+    One, which is returned, runs on executors and plans reads; the driver's own looks for data sources.
     """
     before = {name: os.environ.get(name) for name in (_PYTHON, _DRIVER_PYTHON)}
-    os.environ[_PYTHON] = wanted.python or before[_PYTHON] or sys.executable
+    os.environ[_PYTHON] = python = wanted.python or before[_PYTHON] or sys.executable
     os.environ[_DRIVER_PYTHON] = before[_DRIVER_PYTHON] or sys.executable
     try:
-        yield
+        yield python
     finally:
         for name, value in before.items():
             if value is None:

@@ -1,12 +1,10 @@
 """A small Spark session for tests: one for each test process, because starting Java takes seconds."""
 
 import os
-from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from penstock.settings import PoolSettings, Settings, SparkSettings
+from penstock.spark.home import quick_home
 from penstock.spark.session import build_session
 
 if TYPE_CHECKING:
@@ -38,30 +36,11 @@ def shared_session(settings: Settings) -> "SparkSession":
     """The session of this process on the wanted master; one on another master is stopped first."""
     from pyspark import SparkContext
 
-    os.environ.setdefault("SPARK_HOME", quick_home())
+    os.environ.setdefault("SPARK_HOME", quick_home())  # on a cluster, too: it is this machine
     running = SparkContext._active_spark_context
     if running is not None and running.master != settings.spark.master:
         stop_session()
     return build_session(settings, app_name="penstock-tests")
-
-
-def quick_home() -> str:
-    """A SPARK_HOME that is PySpark's folder without the archive of its sources; removed with this process.
-
-    Every Python process that Spark starts would import PySpark from the archive and compile it first, which
-    takes it a second; without the archive it imports the installed package, which is compiled.
-    """
-    return _home().name
-
-
-@cache
-def _home() -> "TemporaryDirectory[str]":
-    import pyspark
-
-    folder = TemporaryDirectory(prefix="penstock-spark-home-")
-    for name in ("bin", "jars"):
-        Path(folder.name, name).symlink_to(Path(pyspark.__file__).parent / name)
-    return folder
 
 
 def stop_session() -> None:

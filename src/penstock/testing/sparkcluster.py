@@ -16,7 +16,8 @@ from typing import Self
 
 from penstock.clock import SYSTEM, Clock
 from penstock.settings import Settings, SparkSettings
-from penstock.testing.spark import SHORT_LIVED, SMALL, quick_home
+from penstock.spark.home import quick_home
+from penstock.testing.spark import SHORT_LIVED, SMALL
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 30.0
