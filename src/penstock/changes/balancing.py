@@ -1,7 +1,7 @@
 """Dividing a range into shares of about as many rows each, by what statistics say. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
 
@@ -53,39 +53,45 @@ class _Filling:
         self._even = self._even_rows()
         self._done: list[Share] = []
         self._begin, self._rows = from_ts, 0.0
-        self._large_ts: int | None = None
 
     def add(self, start: int, end: int, held: float) -> None:
         """Rows that were committed in (start, end], evenly."""
+        at_once = held / (end - start)
+        if at_once > self._rows_max:
+            for ts in range(start + 1, end + 1):
+                self._add_large(ts, at_once)
+            return
         while self._rows + held > self._even * (1 + _NEAR):
-            length = end - start
-            fitting = round((self._even - self._rows) / held * length)
-            if self._rows and (length == 1 or fitting < 1 or self._rows >= self._even * (1 - _NEAR)):
+            fitting = round((self._even - self._rows) / at_once)  # timestamps
+            if self._rows and (fitting < 1 or self._rows >= self._even * (1 - _NEAR)):
                 self._finish(start)
                 continue
-            if length == 1:
+            fitting = max(1, fitting)
+            if fitting >= end - start:
                 break
-            fitting = min(max(1, fitting), length - 1)
-            self._take(start + fitting, held * fitting / length)
-            self._finish(start + fitting)
-            start, held = start + fitting, held * (length - fitting) / length
-        self._take(end, held)
+            self._rows += at_once * fitting
+            start += fitting
+            held -= at_once * fitting
+            self._finish(start)
+        self._rows += held
 
     def shares(self, to_ts: int) -> list[Share]:
-        """All of them, with what is left as the last."""
-        self._finish(to_ts)
-        return self._done
+        """All of them; the last has what is left."""
+        if self._rows or not self._done:
+            self._finish(to_ts)
+        return [*self._done[:-1], replace(self._done[-1], to_ts=to_ts)]
 
-    def _take(self, end: int, held: float) -> None:
-        self._rows += held
-        if held > self._rows_max:
-            self._large_ts = end
+    def _add_large(self, ts: int, held: float) -> None:
+        if self._rows:
+            self._finish(ts - 1)
+        self._rows = held
+        self._finish(ts, large_ts=ts)
 
-    def _finish(self, end: int) -> None:
-        self._done.append(Share(self._begin, end, round(self._rows), self._large_ts))
+    def _finish(self, end: int, large_ts: int | None = None) -> None:
+        self._done.append(Share(self._begin, end, round(self._rows), large_ts))
         self._left -= self._rows
         self._even = self._even_rows()
-        self._begin, self._rows, self._large_ts = end, 0.0, None
+        self._begin, self._rows = end, 0.0
 
     def _even_rows(self) -> float:
         return self._left / max(1, ceil(self._left / self._rows_max - _ABOUT))

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from penstock.settings import PoolSettings, Settings, SparkSettings
 from penstock.spark.home import quick_home
+from penstock.spark.masters import parse_master
 from penstock.spark.session import build_session
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ def shared_session(settings: Settings) -> "SparkSession":
     """The session of this process on the wanted master; one on another master is stopped first."""
     from pyspark import SparkContext
 
-    os.environ.setdefault("SPARK_HOME", quick_home())  # on a cluster, too: it is this machine
+    if not parse_master(settings.spark.master).in_process:
+        os.environ.setdefault("SPARK_HOME", quick_home())  # the cluster is this machine
     running = SparkContext._active_spark_context
     if running is not None and running.master != settings.spark.master:
         stop_session()

@@ -25,9 +25,10 @@ Rows = dict[int, dict[str, Any]]
 def framed(rows: Rows, large: list[bool]) -> type[Consumer]:
     class Framed(Consumer):
         def consume(self, data: DataRetriever) -> None:
-            large.append(data.large)
             assert self.job.spark() is not None
             changes = data.dataframe().toArrow().to_pylist()
+            if changes:  # time may go on without any
+                large.append(data.large)
             if data.data_type is DataType.SNAPSHOT:
                 rows.clear()
             for row in changes:

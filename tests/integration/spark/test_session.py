@@ -3,6 +3,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -34,6 +35,18 @@ def test_workers_run_this_interpreter(spark: SparkSession):
 
     (row,) = spark.range(1).mapInArrow(prefix, "prefix string").collect()
     assert row.prefix == sys.prefix
+
+
+def test_workers_import_the_installed_pyspark_and_not_an_archive(spark: SparkSession):
+    def places(batches):
+        import pyarrow as pa
+        import pyspark
+
+        for _ in batches:
+            yield pa.record_batch({"place": [pyspark.__file__]})
+
+    (row,) = spark.range(1).mapInArrow(places, "place string").collect()
+    assert row.place == pyspark.__file__
 
 
 def test_jobs_of_an_account_run_in_its_pool_with_its_share(spark: SparkSession):

@@ -3,6 +3,8 @@
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.changes.balancing import Share, Weight, ranges, share_handles, share_times
 
@@ -36,6 +38,49 @@ def test_sides_and_partitions_that_overlap_are_added() -> None:
     assert sum(share.rows for share in found) == pytest.approx(2000, abs=5)
     assert all(share.rows <= 500 for share in found)
     assert len(found) <= 6
+
+
+def test_shares_end_where_objects_do_if_they_are_about_even_then() -> None:
+    weights = [Weight(100, ts, ts + 99) for ts in range(1, 1000, 100)]
+    found = shares(weights, 340)
+    assert [share.to_ts for share in found] == [333, 666, 1000]
+    assert all(332 <= share.rows <= 335 for share in found)
+    weights = [Weight(rows, ts, ts + 249) for rows, ts in ((98, 1), (104, 251), (99, 501), (103, 751))]
+    assert [share.to_ts for share in shares(weights, 101)] == [250, 500, 750, 1000]
+
+
+def test_no_share_is_left_small_because_the_others_ended_early() -> None:
+    both = [Weight(212, 1 + 90 * nth, 90 + 90 * nth) for nth in range(11)]
+    both += [Weight(90, 100 + 82 * nth, 181 + 82 * nth) for nth in range(10)]
+    rows = sum(each.rows for each in both)
+    found = shares(both, -(-rows // 4))
+    assert len(found) == 4
+    assert max(share.rows for share in found) <= 1.15 * min(share.rows for share in found)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5_000), st.integers(1, 900), st.integers(0, 99)), max_size=12),
+    st.integers(1, 3_000),
+)
+def test_shares_are_as_few_and_as_even_as_may_be(objects: list[tuple[int, int, int]], rows_max: int) -> None:
+    weights = [Weight(rows, start, start + length) for rows, start, length in objects]
+    found = shares(weights, rows_max)
+    rows = sum(each.rows for each in weights)
+    assert sum(share.rows for share in found) == pytest.approx(rows, abs=len(found))
+    for share in found:
+        at_once = max((_rows_at(ts, weights) for ts in range(share.from_ts + 1, share.to_ts + 1)), default=0)
+        if share.large_ts is None:
+            assert at_once <= rows_max + 0.001
+            assert share.rows <= 1.33 * rows_max + at_once + 1
+        else:
+            assert share.rows == pytest.approx(_rows_at(share.large_ts, weights), abs=0.6)
+            assert share.rows >= rows_max
+    if all(_rows_at(ts, weights) <= rows_max / 16 for ts in range(1, 1001)):  # well told apart
+        assert len(found) <= max(1, -(-rows // rows_max))
+
+
+def _rows_at(ts: int, weights: list[Weight]) -> float:
+    return sum(w.rows / (w.max_ts - w.min_ts + 1) for w in weights if w.min_ts <= ts <= w.max_ts)
 
 
 def test_a_single_timestamp_with_many_rows_is_a_share_of_its_own() -> None:

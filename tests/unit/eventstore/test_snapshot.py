@@ -177,6 +177,14 @@ def test_a_partitioned_table_is_the_union_of_its_partitions(made: HandMade) -> N
     assert [rows_of(part.read())[0]["id"] for part in parts] == [1, 3]
 
 
+def test_objects_of_about_the_wanted_size_are_not_cut(made: HandMade) -> None:
+    for number in range(4):
+        made.commit(some(range(100 * number, 100 * number + 12 + number % 2)))
+        made.flush()
+    parts = plan_snapshot(made.view(), made.ts, partitions=4)
+    assert sorted(part.rows for part in parts) == [12, 12, 13, 13]
+
+
 def test_a_plan_cuts_large_objects_and_packs_small_ones(made: HandMade) -> None:
     made.commit(some(range(100, 130)))
     made.flush()
