@@ -94,7 +94,8 @@ class _Filling:
         self._begin, self._rows = end, 0.0
 
     def _even_rows(self) -> float:
-        return self._left / max(1, ceil(self._left / self._rows_max - _ABOUT))
+        even = self._left / max(1, ceil(self._left / self._rows_max - _ABOUT))
+        return max(1.0, even)  # fractions of a row, and what rounding leaves of them, need no share
 
 
 def _pieces(weights: Iterable[Weight], from_ts: int, to_ts: int) -> Iterator[tuple[int, int, float]]:

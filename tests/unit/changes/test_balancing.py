@@ -107,6 +107,16 @@ def test_neighbouring_timestamps_are_told_apart_however_large_they_are() -> None
     ]
 
 
+def test_fractions_of_a_row_after_a_large_commit_are_not_divided() -> None:
+    end = 4 * TS
+    large_ts = end - 20_000
+    weights = [Weight(1, 1, end), Weight(5_000, large_ts, large_ts)]
+    weights += [
+        Weight(1_001, large_ts - (nth + 1) * 10**9 + 1, large_ts - nth * 10**9 - 1) for nth in range(99)
+    ]
+    assert 90 <= len(shares(weights, 1_000, 0, end)) <= 105
+
+
 def test_handles_divide_the_row_groups_of_a_transaction() -> None:
     groups = [(b"%02d" % number, 100) for number in range(10)]
     cuts = share_handles(reversed(groups), 250)
