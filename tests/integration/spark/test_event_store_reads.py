@@ -56,6 +56,33 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedWorld]:
         yield made
 
 
+def tasks_begun(spark: SparkSession) -> dict[int, int]:
+    """How many tasks of ours each Python process of Spark has begun. They are asked in turn."""
+
+    def ask(batches):
+        import os
+
+        from penstock.clock import SYSTEM
+        from penstock.spark import workerprocess
+
+        for _ in batches:
+            SYSTEM.pause(0.05)  # so that all are busy
+            yield pa.record_batch({"pid": [os.getpid()], "begun": [workerprocess._begun]})
+
+    answers = spark.range(0, 16, 1, 16).mapInArrow(ask, "pid long, begun long").collect()
+    return dict(answers)
+
+
+@pytest.mark.parametrize("options", [{}, {"readChangeFeed": "true", "startingVersion": START}])
+def test_reads_tell_their_processes_that_a_task_begins(
+    spark: SparkSession, world: ServedWorld, options: dict[str, Any]
+):
+    frame = world.load(spark, **options)
+    before = tasks_begun(spark)
+    frame.collect()
+    assert any(begun > before.get(pid, 0) for pid, begun in tasks_begun(spark).items())
+
+
 def test_a_snapshot_is_the_newest_that_can_be_read(spark: SparkSession, world: ServedWorld):
     found = world.load(spark)
     assert found.columns == ["id", "name", "extra"]

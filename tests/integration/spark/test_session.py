@@ -24,29 +24,18 @@ def test_arrow_is_on_time_is_utc_and_jobs_share_fairly(spark: SparkSession):
     assert spark.sparkContext.uiWebUrl is None
 
 
-def test_workers_run_this_interpreter(spark: SparkSession):
-    def prefix(batches):
+def test_workers_run_this_interpreter_and_import_the_installed_pyspark(spark: SparkSession):
+    def places(batches):
         import sys
 
-        import pyarrow as pa
-
-        for _ in batches:
-            yield pa.record_batch({"prefix": [sys.prefix]})
-
-    (row,) = spark.range(1).mapInArrow(prefix, "prefix string").collect()
-    assert row.prefix == sys.prefix
-
-
-def test_workers_import_the_installed_pyspark_and_not_an_archive(spark: SparkSession):
-    def places(batches):
         import pyarrow as pa
         import pyspark
 
         for _ in batches:
-            yield pa.record_batch({"place": [pyspark.__file__]})
+            yield pa.record_batch({"prefix": [sys.prefix], "package": [pyspark.__file__]})
 
-    (row,) = spark.range(1).mapInArrow(places, "place string").collect()
-    assert row.place == pyspark.__file__
+    (row,) = spark.range(1).mapInArrow(places, "prefix string, package string").collect()
+    assert (row.prefix, row.package) == (sys.prefix, pyspark.__file__)
 
 
 def test_jobs_of_an_account_run_in_its_pool_with_its_share(spark: SparkSession):
