@@ -22,7 +22,9 @@ import pyarrow as pa
 from pydantic import BaseModel
 
 from penstock.clock import SYSTEM, Clock
+from penstock.errors import Invalid
 from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.jobs.errorcodes import TargetDiffers
 from penstock.jobs.jobid import JobId, JobKey
 from penstock.jobs.spec import ConsumerInfo
 from penstock.settings import Settings
@@ -127,6 +129,29 @@ class JobContext:
     def owner(self) -> str:
         """What the target keeps beside the watermark, so that it knows whose it is."""
         return self.key.owner
+
+    def check_takeover(self, owner: str, job: str, place: str) -> None:
+        """Check that a first sync of this job may replace what the job `owner` left at a target.
+
+        `job` is that job's name as the target keeps it; empty where the target does not. A job that was
+        registered anew takes over from its predecessor. Raises Invalid when the target belongs to a job of
+        another name, and TargetDiffers when it belongs to a later registration of this one: then this job
+        was unregistered, or the log that it is in was restored from a backup.
+        """
+        if owner == self.owner:
+            return
+        there = JobKey.of_owner(owner)
+        same = (there.account_id, there.job_name) == (self.key.account_id, self.key.job_name)
+        if not same or (there.table_id != self.key.table_id and job not in {"", str(self.id)}):
+            raise Invalid(
+                f"{place} is kept by job {job or there.job_name}; give {self.id} a target of its own, or"
+                " unregister that job and remove what it left"
+            )
+        if (there.table_id, there.job_id) > (self.key.table_id, self.key.job_id):
+            raise TargetDiffers(
+                f"{place} is kept by a newer job {self.id}, registered after this one; register this one"
+                " anew, or give it another target"
+            )
 
 
 class Consumer(ABC):

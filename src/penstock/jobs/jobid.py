@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
-from penstock.errors import Invalid
+from penstock.errors import Corrupt, Invalid
 
 _JOB_NAME = re.compile(r"(?!.{129})[A-Za-z0-9_]+([.-]?[A-Za-z0-9_]+)*")
 
@@ -56,3 +56,12 @@ class JobKey:
     def owner(self) -> str:
         """Who a target belongs to: what consumers keep beside their data."""
         return f"{self.account_id}/{self.table_id}/{self.job_name}/{self.job_id}"
+
+    @classmethod
+    def of_owner(cls, owner: str) -> Self:
+        """The job that a target belongs to; raise Corrupt when `owner` names none."""
+        try:
+            account_id, table_id, job_name, job_id = owner.split("/")
+            return cls(int(account_id), int(table_id), job_name, int(job_id))
+        except ValueError:
+            raise Corrupt(f"a target belongs to {owner!r}, which is no job; remove the target") from None

@@ -16,6 +16,7 @@ from penstock.comparing.comparison import Comparison
 from penstock.comparing.tally import Counts
 from penstock.consumers.kv import KvTable
 from penstock.errors import Conflict, Fenced, Invalid, Unavailable
+from penstock.jobs.errorcodes import TargetDiffers
 from penstock.jobs.jobid import JobId
 from penstock.kv import Client
 from penstock.kv.clusterref import ClusterRef
@@ -360,7 +361,7 @@ def test_a_target_of_another_job_is_refused_and_one_of_the_same_name_taken_over(
     first = source.commit(item(1))
     earlier = Job(tmp_path, settings, name)
     earlier.consume(source.retriever(0, first))
-    with pytest.raises(Invalid, match=r"belongs to job shop\.items/job"):
+    with pytest.raises(Invalid, match=r"is kept by job shop\.items/job; give shop\.items/other a target"):
         Job(tmp_path, settings, name, job="other").consume(source.retriever(0, first))
     again = Job(tmp_path, settings, name, job_id=2)
     assert again.committed_ts() == 0
@@ -368,6 +369,24 @@ def test_a_target_of_another_job_is_refused_and_one_of_the_same_name_taken_over(
     assert rows(db, copies, "id") == [(1,), (2,)]
     with pytest.raises(Fenced):
         earlier.consume(source.retriever(first, source.ts))
+
+
+@pytest.mark.parametrize("there", ["table", "mark alone"])
+def test_a_job_that_was_unregistered_does_not_replace_the_table_of_its_successor(
+    tmp_path: Path, settings: Settings, db: Catalog, copies: str, there: str
+) -> None:
+    name = f"{copies}.items"
+    source = SourceModel(ITEMS)
+    old = source.retriever(0, source.commit(item(1)))
+    stopped, successor = Job(tmp_path, settings, name), Job(tmp_path, settings, name, job_id=2)
+    successor.consume(source.retriever(0, source.commit(item(2))))
+    if there == "mark alone":
+        db.drop_table(name)  # as a successor does that makes the table anew
+    with pytest.raises(TargetDiffers, match=r"kept by a newer job shop\.items/job"):
+        stopped.consume(old)
+    if there == "table":
+        assert rows(db, copies, "id") == [(1,), (2,)]
+        assert successor.committed_ts() == source.ts
 
 
 def test_a_job_whose_source_was_renamed_keeps_its_target(job: Job, db: Catalog, copies: str) -> None:

@@ -13,7 +13,7 @@ from penstock.clock import compose_ts
 from penstock.comparing.comparison import Comparison
 from penstock.errors import Aborted, Fenced, Invalid
 from penstock.jobs.consumer import DataRetriever
-from penstock.jobs.errorcodes import SchemaRefused
+from penstock.jobs.errorcodes import SchemaRefused, TargetDiffers
 from penstock.jobs.jobcolumns import key_names
 from penstock.tables.alter import add_column, drop_column, modify_column
 from penstock.tables.define import define_table
@@ -161,7 +161,7 @@ def test_a_job_that_is_registered_anew_takes_the_copy_over(world: LakeWorld, sou
     newer.consume(source.retriever(0, source.ts))
     assert world.consumer(job_id=2).committed_ts() == source.ts
     assert world.consumer(job_id=1).committed_ts() == 0
-    with pytest.raises(Fenced, match="newer job"):
+    with pytest.raises(TargetDiffers, match="newer job"):
         world.consumer(job_id=1).consume(source.retriever(0, source.ts))
     assert world.rows(KEY) == source.at(source.ts)
 

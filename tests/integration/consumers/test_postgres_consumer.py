@@ -21,6 +21,7 @@ from penstock.comparing.comparison import Comparison
 from penstock.comparing.tally import Counts
 from penstock.consumers.postgres import Postgres
 from penstock.errors import Fenced, Invalid, Unavailable
+from penstock.jobs.errorcodes import TargetDiffers
 from penstock.jobs.jobid import JobId
 from penstock.tables import alter
 from penstock.tables.define import define_table
@@ -308,7 +309,7 @@ def test_a_table_of_another_job_is_refused_and_one_of_the_same_name_taken_over(
     first = source.commit(item(1))
     earlier = Job(tmp_path, dsn, job_id=1)
     earlier.consume(source.retriever(0, first))
-    with pytest.raises(Invalid, match=r"belongs to job shop\.items/job"):
+    with pytest.raises(Invalid, match=r"is kept by job shop\.items/job; give shop\.items/other a target"):
         Job(tmp_path, dsn, job="other").consume(source.retriever(0, first))
     again = Job(tmp_path, dsn, job_id=2)
     assert again.committed_ts() == 0
@@ -318,6 +319,25 @@ def test_a_table_of_another_job_is_refused_and_one_of_the_same_name_taken_over(
     with pytest.raises(Fenced):
         earlier.consume(source.retriever(first, source.ts))
     assert earlier.committed_ts() == 0
+
+
+@pytest.mark.parametrize("looked", ["before", "after"])
+def test_a_job_that_was_unregistered_does_not_replace_the_table_of_its_successor(
+    tmp_path: Path, dsn: str, target: psycopg.Connection[Any], looked: str
+) -> None:
+    source = SourceModel(ITEMS)
+    old = source.retriever(0, source.commit(item(1)))
+    stopped, successor = Postgres(Job(tmp_path, dsn).context), Job(tmp_path, dsn, job_id=2)
+    with closing(stopped):
+        if looked == "before":
+            assert stopped.committed_ts() == 0
+        successor.consume(source.retriever(0, source.commit(item(2))))
+        if looked == "after":
+            assert stopped.committed_ts() == 0
+        with pytest.raises(TargetDiffers, match=r"kept by a newer job shop\.items/job"):
+            stopped.consume(old)
+    assert rows(target, "id") == [(1,), (2,)]
+    assert successor.committed_ts() == source.ts
 
 
 def test_a_job_whose_source_was_renamed_keeps_its_target(job: Job, target: psycopg.Connection[Any]) -> None:

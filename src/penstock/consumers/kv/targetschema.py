@@ -47,8 +47,8 @@ class TargetSchema:
     def claim(self, wanted: Sequence[TargetColumn], seen_ts: int | None) -> Mark:
         """Begin a first sync: whatever was begun before cannot write any more. Make the target if need be.
 
-        Raises Invalid when the target is not ours, Fenced when it is not at `seen_ts` any more, where its
-        iteration has seen it; None: it has not looked.
+        Raises Invalid when the target is not ours, or a newer job's; Fenced when it is not at `seen_ts` any
+        more, where its iteration has seen it; None: it has not looked.
         """
         for _ in range(_STEPS_MAX):
             mark = retried(partial(self._claimed, wanted, seen_ts), clock=self._job.clock)
@@ -85,18 +85,16 @@ class TargetSchema:
         account = self._catalog.account_of(self._database)
         if account.id != self._job.key.account_id:
             raise Invalid(f"database {self._database} belongs to account {account.name}, the job does not")
+        taken = place is not None and held.table_id == place.table.id
+        if taken or held.job == self._marks.fresh.job:  # its first sync may have dropped the table just now
+            self._job.check_takeover(held.owner, held.job, f"table {self._name}")
         if place is None:
             if not self._create:
                 raise Invalid(f"there is no table {self._name}; make it, or leave option create out")
             return
         if place.table.id == self._job.key.table_id:
             raise Invalid(f"table {self._name} is the source itself; choose another with option table")
-        if held.table_id == place.table.id:
-            if held.owner != self._job.owner and held.job != self._marks.fresh.job:
-                raise Invalid(
-                    f"table {self._name} belongs to job {held.job}; choose another with option table"
-                )
-        elif self._create:
+        if self._create and not taken:
             raise Invalid(
                 f"table {self._name} was not made by this job; drop it, choose another with option table,"
                 " or give create=false if all of its rows may go"

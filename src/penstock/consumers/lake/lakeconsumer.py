@@ -21,7 +21,7 @@ from penstock.consumers.lake.lakefiles import with_bounds
 from penstock.consumers.lake.lakeschema import Columns, Evolution, evolve, key_columns, shaped
 from penstock.consumers.lake.laketable import LakeTable, Marks, Version
 from penstock.consumers.lake.merging import merge, plan
-from penstock.errors import Fenced, Invalid, PenstockError
+from penstock.errors import Fenced, PenstockError
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import HANDLE, RESERVED
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType
@@ -105,7 +105,7 @@ class LakeConsumer(Consumer):
 
     def _replace(self, base: Version | None, data: DataRetriever, columns: Columns, marks: Marks) -> None:
         if base is not None:
-            self._check_replaceable(base.marks)
+            self.job.check_takeover(base.marks.owner, base.marks.job, self.table.place)
         with self._attempt(base, columns.schema, whole=True) as attempt:
             if data.large:
                 attempt.spread = True
@@ -116,19 +116,6 @@ class LakeConsumer(Consumer):
                 self._write_first(data, columns, attempt.writer())
             attempt.commit(marks, ())
         self._maintain()
-
-    def _check_replaceable(self, there: Marks) -> None:
-        """The copy of this job, and of one of its name that was dropped, may be replaced; others may not."""
-        if there.owner == self.job.owner:
-            return
-        if there.job != str(self.job.id):
-            raise Invalid(
-                f"{self.table.place} is kept by job {there.job}; give {self.job.id} a target of its own, or"
-                " unregister that job and remove what it left"
-            )
-        _, table_id, _, job_id = there.owner.split("/")
-        if int(table_id) == self.job.key.table_id and int(job_id) > self.job.key.job_id:
-            raise Fenced(f"{self.table.place} is kept by a newer job {self.job.id}")
 
     def _write_first(self, data: DataRetriever, columns: Columns, writer: FileWriter) -> None:
         rows = gather(data, self.job.scratch).upserts

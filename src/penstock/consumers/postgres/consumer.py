@@ -73,7 +73,7 @@ class Postgres(Consumer):
         self._name = f"{self._schema}.{self._target}"
         self._nul = options.nul
         self._table = TargetTable(self._schema, self._target, nul=options.nul)
-        self._marks = Watermarks(self._schema, self._target, owner=job.owner, job=str(job.id))
+        self._marks = Watermarks(self._schema, self._target, job)
         self._connection: psycopg.Connection[Any] | None = None
         self._compared: list[TargetColumn] | None = None
         self._seen_ts: int | None = None

@@ -22,6 +22,7 @@ from psycopg.types.json import Jsonb
 from penstock.consumers.evolution import TargetColumn, to_json
 from penstock.consumers.postgres.columns import known_columns
 from penstock.errors import Fenced, Invalid
+from penstock.jobs.consumer import JobContext
 
 NAME = "penstock_watermarks"
 
@@ -70,10 +71,9 @@ class Mark:
 class Watermarks:
     """The row of one job. Every method runs in the transaction of its cursor, and raises psycopg's errors."""
 
-    def __init__(self, schema: str, target: str, *, owner: str, job: str) -> None:
+    def __init__(self, schema: str, target: str, job: JobContext) -> None:
         self._schema = schema
         self._target = target
-        self._owner = owner
         self._job = job
         self._marks = sql.Identifier(schema, NAME)
 
@@ -95,8 +95,9 @@ class Watermarks:
     def claim(self, cursor: psycopg.Cursor[Any], seen_ts: int | None) -> Mark:
         """Begin a first sync: from now on none that was begun before can commit.
 
-        What the target has stays until this one commits. Raises Invalid when the table is not ours, Fenced
-        when it is not at `seen_ts` any more, where its iteration has seen it; None: it has not looked.
+        What the target has stays until this one commits. Raises Invalid when the table is not ours, or a
+        newer job's; Fenced when it is not at `seen_ts` any more, where its iteration has seen it; None: it
+        has not looked.
         """
         self._ensure(cursor)
         query = "SELECT owner, job, ts FROM {marks} WHERE target = %s FOR UPDATE"
@@ -106,13 +107,13 @@ class Watermarks:
             raise Invalid(
                 f"table {self._name} was not made by Penstock; drop it, or choose another with option table"
             )
-        if holder is not None and self._owner != holder[0] and self._job != holder[1]:
-            raise Invalid(f"table {self._name} belongs to job {holder[1]}; choose another with option table")
-        here = holder[2] if exists and holder is not None and holder[0] == self._owner else 0
+        if holder is not None:
+            self._job.check_takeover(holder[0], holder[1], f"table {self._name}")
+        here = holder[2] if exists and holder is not None and holder[0] == self._job.owner else 0
         if seen_ts not in {None, here}:
             raise Fenced(f"table {self._name} is not at {seen_ts} any more")
         self._run(cursor, "DELETE FROM {marks} WHERE owner = %s AND target <> %s", *self._mine)
-        found = self._one(cursor, _CLAIM, self._owner, self._job, self._target)
+        found = self._one(cursor, _CLAIM, self._job.owner, str(self._job.id), self._target)
         assert found is not None
         attempt, columns, seen_id = found
         return Mark(known_columns(columns) if exists else [], int(seen_id), int(attempt))
@@ -144,7 +145,7 @@ class Watermarks:
 
     @property
     def _mine(self) -> tuple[str, str]:
-        return self._owner, self._target
+        return self._job.owner, self._target
 
     @property
     def _name(self) -> str:
