@@ -78,7 +78,7 @@ class Versions:
                         row = in_schema(version.row, self.table_at(version.ts))
                         made.append(Step(version.ts, 1, key, row))
                 before = version.row
-        return sorted(made, key=lambda step: step[:3])
+        return sorted(made, key=lambda step: (*step[:2], [(cell is not None, cell) for cell in step.key]))
 
 
 def _row_at(versions: Iterable[_Version], ts: int) -> Row | None:

@@ -1,8 +1,13 @@
 """Fulltext indexes: what is found, by which parser, and how fresh an answer is."""
 
+import os
 import random  # noqa: TID251 - seeded
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +18,16 @@ from lance.dataset import LanceDataset
 
 from penstock.clock import physical_ms
 from penstock.consumers.fulltext import Fulltext
+from penstock.consumers.indexes.keeper import IndexKeeper
+from penstock.consumers.indexes.table import Rows
+from penstock.consumers.indexes.upkeep import Limits
 from penstock.consumers.search import search
 from penstock.errors import Corrupt, Fenced, Invalid, Unavailable
-from penstock.jobs.errorcodes import SchemaRefused
+from penstock.jobs.errorcodes import SchemaRefused, TargetDiffers
+from penstock.jobs.jobcolumns import key_names
 from penstock.tables import alter
 from penstock.tables.define import define_table
+from penstock.tables.schema import TableInfo
 from penstock.testing.everytype import EVERY_TYPE
 from penstock.testing.indexworld import IndexWorld
 from penstock.testing.manual_clock import ManualClock
@@ -198,6 +208,38 @@ def test_a_job_of_the_same_name_begins_anew_and_its_predecessor_is_fenced(world:
         world.consumer().consume(old)
 
 
+def test_a_job_that_was_unregistered_does_not_replace_the_index_of_its_successor(world: IndexWorld) -> None:
+    world.source.commit(doc(1, "green"))
+    old = world.changes()
+    early = world.consumer()
+    early.committed_ts()
+    world.job_id = 2
+    world.source.commit(doc(2, "green"))
+    world.catch_up()
+    with pytest.raises(Fenced):
+        early.consume(old.again())  # it looked before its successor wrote
+    world.job_id = 1
+    late = world.consumer()
+    assert late.committed_ts() == 0
+    with pytest.raises(TargetDiffers, match=r"a newer job shop\.items/job"):
+        late.consume(old)
+    world.job_id = 2
+    assert ids(world.search("green")) == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["shop.items/job", ""], ids=["named", "of an older version"])
+def test_the_index_of_another_job_is_not_replaced(world: IndexWorld, name: str) -> None:
+    world.source.commit(doc(1, "green"))
+    world.catch_up()
+    standing = world.standing()
+    world.consumer().table.change(standing, None, lambda marker, _: replace(marker, job=name))
+    other = Fulltext(job_context(world.folder, "fulltext", world.options, job="other"))
+    assert other.committed_ts() == 0
+    with pytest.raises(Invalid, match=r"is kept by job .*job; give shop.items/other a target of its own"):
+        other.consume(world.source.retriever(0, world.source.ts))
+    assert ids(world.search("green")) == [1]
+
+
 def test_somebody_elses_dataset_is_left_alone(world: IndexWorld) -> None:
     lance.write_dataset(pa.table({"id": [1]}), world.options["uri"])
     world.source.commit(doc(1, "green"))
@@ -344,3 +386,125 @@ def test_a_comparison_is_of_one_version_and_mending_another_one_is_fenced(world:
         consumer.mend(nothing, nothing, first)
     with pytest.raises(Fenced):
         list(consumer.present(first + 1))
+
+
+# keys
+
+
+KEYED: dict[str, tuple[TableInfo, list[Any]]] = {
+    "zero dates": (
+        define_table("items", [("id", "date primary key"), ("name", "text")]),
+        [None, date(2020, 1, 1), date(2020, 1, 2)],
+    ),
+    "numbers": (
+        define_table("items", [("id", "double primary key"), ("name", "text")]),
+        [-0.0, 1.5, -1e300, 5e-324],
+    ),
+    "texts": (
+        define_table("items", [("id", "varchar(9999)"), ("name", "text")], primary_key=["id"]),
+        ["", "'", "''; --", '"`\\', "a\x00b", "a", "ü" * 3000, "NULL", "_penstock IS NULL"],
+    ),
+    "bytes": (
+        define_table("items", [("id", "varbinary(99)"), ("name", "text")], primary_key=["id"]),
+        [b"", b"\x00", b"\x00\xff", b"'", b"\xff" * 99],
+    ),
+    "pairs": (
+        define_table("items", [("id", "date"), ("n", "int"), ("name", "text")], primary_key=["id", "n"]),
+        [None, date(2020, 1, 1)],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KEYED)
+def test_rows_are_replaced_and_removed_by_any_key(tmp_path: Path, kind: str) -> None:
+    table, keys = KEYED[kind]
+    world = IndexWorld(tmp_path, "fulltext", table, {"text_columns": "name"})
+    more = [{"n": number} for number in (1, 2)] if kind == "pairs" else [{}]
+    rows = [{"id": key, "name": f"old {place}", **each} for place, key in enumerate(keys) for each in more]
+    world.source.commit(*rows)
+    world.catch_up()
+    world.source.commit(*({**row, "name": "new"} for row in rows[::2]))
+    world.catch_up()
+    names = key_names(table)
+    shown = world.rows().drop_columns(["_terms", "_penstock"])
+    assert rows_by_key(shown, names) == world.source.at(world.source.ts)
+    assert world.search("new", k=99).rows.num_rows == len(rows[::2])
+    world.source.commit(delete=[tuple(row[name] for name in names) for row in rows])
+    world.catch_up()
+    assert world.rows().num_rows == 0
+    assert world.search("old new").rows.num_rows == 0
+
+
+def test_a_key_of_zero_removes_a_zero_of_either_sign(tmp_path: Path) -> None:
+    world = IndexWorld(tmp_path, "fulltext", KEYED["numbers"][0], {"text_columns": "name"})
+    world.source.commit({"id": -0.0, "name": "old"}, {"id": 2.0, "name": "old"}, {"id": 3.0, "name": "old"})
+    world.catch_up()
+    gone = Rows([], pa.table({"id": [0.0, 2.0]}))
+    world.consumer().table.change(world.standing(), gone, lambda marker, _: marker)
+    assert world.rows().column("id").to_pylist() == [3.0]
+
+
+# writers that stood still
+
+STOPPING = """
+import os, signal, sys
+from pathlib import Path
+from penstock.consumers.fulltext import Fulltext
+from penstock.errors import Fenced
+from penstock.testing.retrievers import SourceModel, job_context
+from penstock.tables.define import define_table
+
+folder, resync = Path(sys.argv[1]), sys.argv[2] == "rebuild"
+source = SourceModel(define_table("docs", [("id", "int primary key"), ("title", "varchar(99)")]))
+source.commit({"id": 1, "title": "old"})
+options = {"uri": str(folder / "index"), "text_columns": "title"}
+runner = Fulltext(job_context(folder / "stopped", "fulltext", options))
+assert bool(runner.committed_ts()) == resync
+os.kill(os.getpid(), signal.SIGSTOP)
+try:
+    runner.consume(source.retriever(0, source.ts))
+except Fenced:
+    sys.exit(42)
+"""
+
+
+@pytest.mark.parametrize("build", ["first", "rebuild"])
+def test_a_runner_that_stood_still_after_it_looked_replaces_nothing(tmp_path: Path, build: str) -> None:
+    table = define_table("docs", [("id", "int primary key"), ("title", "varchar(99)")])
+    world = IndexWorld(tmp_path, "fulltext", table, {"text_columns": "title"})
+    world.source.commit({"id": 1, "title": "new"})
+    if build == "rebuild":
+        world.catch_up()
+    command = [sys.executable, "-c", STOPPING, str(tmp_path), build]
+    with subprocess.Popen(command) as stopped:
+        try:
+            _, status = os.waitpid(stopped.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status), "it did not come to look"
+            world.source.commit({"id": 2, "title": "new"})
+            world.catch_up(resync=build == "rebuild")
+            world.source.commit({"id": 3, "title": "new"})
+            world.catch_up()
+            os.kill(stopped.pid, signal.SIGCONT)
+            assert stopped.wait(60) == 42, "it was not fenced"
+        finally:
+            stopped.kill()
+    assert ids(world.search("new")) == [1, 2, 3]
+    assert world.consumer().committed_ts() == world.source.ts
+
+
+def test_a_compaction_that_stood_still_brings_no_row_back(world: IndexWorld) -> None:
+    for number in range(6):
+        world.source.commit(doc(number, "green"), doc(10 + number, "green"))
+        world.catch_up()
+    consumer, stale = world.consumer(), world.standing()
+    world.source.commit(delete=[(1,), (4,)])
+    world.catch_up()
+    world.source.commit(doc(9, "green"))
+    world.catch_up()
+    world.standing().dataset.cleanup_old_versions(timedelta(0))
+    IndexKeeper(consumer.table, consumer.kind(stale.dataset), Limits(fragments=3), 900).keep(stale)
+    assert ids(world.search("green", k=99)) == [0, 2, 3, 5, 9, 10, 11, 12, 13, 14, 15]
+    keeper = IndexKeeper(consumer.table, consumer.kind(stale.dataset), Limits(fragments=3), 900)
+    keeper.keep(world.standing())
+    assert len(world.standing().dataset.get_fragments()) < 7, "one that did not stand still is done"
+    assert ids(world.search("green", k=99)) == [0, 2, 3, 5, 9, 10, 11, 12, 13, 14, 15]

@@ -187,9 +187,11 @@ class Target(RuleBasedStateMachine):
         from_ts = self.consumer().committed_ts()
         self.consume(self.source.retriever(from_ts, shorter_ts))
 
-    @rule(resync=st.booleans(), place=st.sampled_from(["next", "commit"]), columns=st.booleans())
+    @rule(resync=st.booleans(), place=st.sampled_from(["begin", "next", "commit"]), columns=st.booleans())
     def overtake(self, resync: bool, place: str, columns: bool) -> None:
-        """An iteration that was given up goes on when another one is through."""
+        """An iteration that was given up after it had looked goes on when another one is through."""
+        zombie = self.consumer()
+        zombie.committed_ts()
         given_up = self.iteration(resync=resync)
         if columns:
             self.add_a_column()
@@ -202,10 +204,12 @@ class Target(RuleBasedStateMachine):
                 begun.append("newer")
                 self.consume(newer)
 
-        if place == "next":
+        if place == "begin":
+            meanwhile()
+        elif place == "next":
             given_up.fault = meanwhile
         with commits(meanwhile if place == "commit" else lambda *_: None), pytest.raises(Fenced):
-            self.consume(given_up)
+            zombie.consume(given_up)
 
     @rule(place=st.sampled_from(["next", "commit"]))
     def a_stranger_compacts(self, place: str) -> None:

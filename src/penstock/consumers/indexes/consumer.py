@@ -61,6 +61,8 @@ class IndexConsumer(Consumer):
         self.table = LanceTable(options.uri, revealed(options.storage), job.owner)
         self._options = options
         self._compared: Standing | None = None
+        self._seen: tuple[Standing | None] | None = None
+        """The version that `committed_ts` saw: a build replaces that one or nothing."""
 
     @abstractmethod
     def maker(self, table: TableInfo, columns: pa.Schema) -> RowMaker:
@@ -86,6 +88,7 @@ class IndexConsumer(Consumer):
     def committed_ts(self) -> int:
         """See Consumer."""
         found = self.table.latest()
+        self._seen = (found,)
         return found.marker.of(self.job.owner) if found else 0
 
     def check(self, schema: SchemaVersion) -> None:
@@ -110,7 +113,10 @@ class IndexConsumer(Consumer):
         return IndexKeeper(self.table, self.kind(standing.dataset), self.limits, self._options.retain)
 
     def _build(self, data: DataRetriever, layout: Layout) -> Standing:
-        before = self.table.latest()
+        before = self._seen[0] if self._seen else self.table.latest()
+        self._seen = None
+        if before is not None:
+            self.job.check_takeover(before.marker.owner, before.marker.job, f"the index at {self.table.uri}")
         task = FragmentTask(
             maker=layout.maker,
             columns=data.columns,
@@ -129,6 +135,7 @@ class IndexConsumer(Consumer):
             raise
         marker = Marker(
             owner=self.job.owner,
+            job=str(self.job.id),
             watermark=data.to_ts,
             recipe=layout.maker.recipe,
             last_id=data.schema.table.max_column_id,
@@ -196,7 +203,8 @@ class IndexConsumer(Consumer):
         put = sum(each.physical_rows for each in fragments)
 
         def mark(marker: Marker, gone: int) -> Marker:
-            return replace(marker, changed_rows=marker.changed_rows + max(gone, put), **moved)
+            changed = marker.changed_rows + max(gone, put)
+            return replace(marker, job=str(self.job.id), changed_rows=changed, **moved)
 
         return self.table.change(before, Rows(fragments, keys_of(removed, before.dataset.schema)), mark)
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from lance.commit import CommitConflictError
 from lance.dataset import LanceDataset
+from lance.optimize import Compaction, CompactionOptions
 
 from penstock.consumers.indexes.table import LANCE_FAILURES, LanceTable, Standing
 from penstock.consumers.indexes.upkeep import Condition, Fragment, Limits, Step, next_steps, to_compact
@@ -87,19 +88,31 @@ class IndexKeeper:
                 folded = _statistics(dataset)["num_segments"] - 1
                 dataset.optimize.optimize_indices(index_names=[INDEX], num_indices_to_merge=folded)
             case Step.COMPACT:
-                chosen = to_compact(_fragments(standing), self.limits)
-                others = [
-                    each.fragment_id for each in dataset.get_fragments() if each.fragment_id not in chosen
-                ]
-                dataset.optimize.compact_files(
-                    excluded_fragment_ids=others, target_rows_per_fragment=self.limits.fragment_rows
-                )
+                self._compact(standing)
             case Step.CLEAN:
                 self.table.retire_tag(standing)  # a build may have been killed just before it did that
                 kept = timedelta(seconds=self.retain_s)
                 dataset.cleanup_old_versions(kept, error_if_tagged_old_versions=False)
                 return self._noted(standing, cleaned_version=standing.version)
         return self._reopened(standing)
+
+    def _compact(self, standing: Standing) -> None:
+        """Write fragments together; raises Fenced when the version that was read is gone.
+
+        Lance refuses to replace fragments that others have changed since, but it finds that out by the
+        versions in between. A process that stood still while those were cleaned away would bring rows back
+        that are deleted. Versions are removed by age: while the one that was read is there, so are those
+        after it. (Indexes need no such care: ids of fragments are never used again.)
+        """
+        dataset = standing.dataset
+        chosen = to_compact(_fragments(standing), self.limits)
+        others = [each.fragment_id for each in dataset.get_fragments() if each.fragment_id not in chosen]
+        options = CompactionOptions(
+            excluded_fragment_ids=others, target_rows_per_fragment=self.limits.fragment_rows
+        )
+        made = [task.execute(dataset) for task in Compaction.plan(dataset, options).tasks]
+        if made:
+            Compaction.commit(self.table.reopened(standing), made, options)
 
     def _trained(self, standing: Standing) -> dict[str, Any]:
         """Make the index anew; what the marker says of it then."""

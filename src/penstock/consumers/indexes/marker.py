@@ -26,6 +26,8 @@ class Marker:
     """How rows were made of those of the source; another one makes other rows."""
     last_id: int
     """The greatest id of a column that the source had."""
+    job: str = ""
+    """The owner's name, which a job that is registered anew has too; older versions did not write it."""
     attempt: str = ""
     """Which build made the dataset, a unique id."""
     complete: bool = True

@@ -12,10 +12,12 @@ from typing import Any
 
 import lance
 import pyarrow as pa
+import pyarrow.compute as pc
 from lance.dataset import LanceDataset, LanceOperation, Transaction
 from lance.fragment import FragmentMetadata, write_fragments
 
-from penstock.consumers.indexes.marker import MARKER, Marker
+from penstock.consumers.indexes.marker import MARKER, ROWS_ONLY, Marker
+from penstock.consumers.lake.keyorder import KeySet
 from penstock.errors import Corrupt, Fenced, Unavailable
 
 __all__ = ["LANCE_FAILURES", "LanceTable", "Rows", "Standing"]
@@ -26,6 +28,7 @@ LANCE_FAILURES = (OSError, ValueError, RuntimeError)
 """What Lance raises: a conflict of commits is an OSError."""
 _ATTEMPTS = 5
 _VERSIONS_BACK = 200
+_ADDRESS = "_rowaddr"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,13 @@ class LanceTable:
         if found is None or found.marker.of(self.owner) != ts:
             raise Fenced(f"the index at {self.uri} has no version at {ts} any more; begin again")
         return found
+
+    def reopened(self, standing: Standing) -> LanceDataset:
+        """The same version, read again; raise Fenced when it is gone."""
+        found = self._open(standing.version)
+        if found is None or not found.keeps(standing):
+            raise self._fenced()
+        return found.dataset
 
     def replace(
         self,
@@ -266,11 +276,43 @@ def _deleted(dataset: LanceDataset, keys: pa.Table) -> tuple[list[int], list[Fra
     """What removing the rows of some keys makes of the fragments: those without rows, those with fewer."""
     if not keys.num_rows:
         return [], [], 0
+    if not _joins_by_value(keys):
+        return _deleted_by_address(dataset, keys)
     merge = dataset.merge_insert(keys.column_names).when_matched_delete()
     transaction, counts = merge.execute_uncommitted(keys)
     operation = transaction.operation
     assert isinstance(operation, LanceOperation.Update)
     return operation.removed_fragment_ids, operation.updated_fragments, counts["num_deleted_rows"]
+
+
+def _joins_by_value(keys: pa.Table) -> bool:
+    """Whether Lance's join finds the rows of all these keys: it tells -0.0 from 0.0, and no NULL matches."""
+    return not any(
+        column.null_count or (pa.types.is_floating(column.type) and pc.any(pc.equal(column, 0.0)).as_py())
+        for column in keys.columns
+    )
+
+
+def _deleted_by_address(
+    dataset: LanceDataset, keys: pa.Table
+) -> tuple[list[int], list[FragmentMetadata], int]:
+    """The same for any keys: rows are compared here, and removed by where they are."""
+    changed = KeySet(keys)
+    removed: list[int] = []
+    updated: list[FragmentMetadata] = []
+    gone = 0
+    for fragment in dataset.get_fragments():
+        rows = fragment.to_batches(columns=keys.column_names, filter=ROWS_ONLY, with_row_address=True)
+        places = [place for batch in rows for place in changed.among(batch).column(_ADDRESS).to_pylist()]
+        if not places:
+            continue
+        gone += len(places)
+        left = fragment.delete(f"{_ADDRESS} IN ({', '.join(map(str, places))})")
+        if left is None:
+            removed.append(fragment.fragment_id)
+        else:
+            updated.append(left)
+    return removed, updated, gone
 
 
 def _tag(standing: Standing) -> None:

@@ -108,11 +108,12 @@ class OrderedRows:
 
 
 class KeySet:
-    """Keys that changed."""
+    """Keys that changed. NULL is equal to NULL, and -0.0 to 0.0, as they are in the source's keys."""
 
     def __init__(self, keys: pa.Table) -> None:
         self._names = keys.column_names
-        self._table = keys.combine_chunks()
+        unsigned = [_unsigned(column) for column in keys.columns]
+        self._table = pa.table(unsigned, names=self._names).combine_chunks()
         order, first = _ordered(self._table)
         self._table = self._table.take(pa.array(order))
         self._first = _Places(first)
@@ -131,12 +132,22 @@ class KeySet:
 
     def without(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Rows whose keys are not among these."""
+        gone = self._found(rows)
+        return rows if gone is None else rows.filter(pc.invert(gone))
+
+    def among(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows whose keys are among these."""
+        found = self._found(rows)
+        return rows.slice(0, 0) if found is None else rows.filter(found)
+
+    def _found(self, rows: pa.RecordBatch) -> pa.BooleanArray | None:
+        """Whether each row's key is among these; None: none is."""
         candidates = self._near(rows.column(self._names[0]))
         if not candidates.num_rows:
-            return rows
-        keys = rows.select(self._names)
-        gone = pc.is_in(_joined(keys.columns), value_set=_joined(candidates.columns))
-        return rows.filter(pc.invert(gone)) if pc.any(gone).as_py() else rows
+            return None
+        keys = [_unsigned(rows.column(name)) for name in self._names]
+        found = pc.is_in(_joined(keys), value_set=_joined(candidates.columns))
+        return found if pc.any(found).as_py() else None
 
     def _near(self, first: pa.Array) -> pa.Table:
         """Those that may be among rows with these first columns."""
@@ -148,6 +159,11 @@ class KeySet:
         if first.null_count:
             parts.append(self._table.slice(len(self._first)))
         return pa.concat_tables(parts) if parts else self._table.slice(0, 0)
+
+
+def _unsigned(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """The same values, with 0.0 for -0.0."""
+    return pc.add(column, pa.scalar(0, column.type)) if pa.types.is_floating(column.type) else column
 
 
 def _joined(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.Array | pa.ChunkedArray:
