@@ -68,6 +68,9 @@ class JobStatus:
     """What the target was last brought to. The watermark goes beyond it while there are no changes."""
     resync_ts: int = 0
     """What the target has up to here does not count any more: it is to be filled anew."""
+    begun_ts: int = 0
+    """The greatest `to_ts` of all iterations before the latest one. Until that one commits, the target cannot
+    have more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

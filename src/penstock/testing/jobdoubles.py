@@ -53,6 +53,7 @@ def job_row(
     detail: Mapping[str, Any] | None = None,
     committed_ts: int = 0,
     resync_ts: int = 0,
+    begun_ts: int = 0,
 ) -> Job:
     """A job that waits for its next iteration."""
     info = {"consumer": consumer}
@@ -64,7 +65,7 @@ def job_row(
         spec=JobSpec.parse(tree),
         state=JobState.COMPLETED,
         watermark=watermark,
-        status=JobStatus(committed_ts=committed_ts, resync_ts=resync_ts),
+        status=JobStatus(committed_ts=committed_ts, resync_ts=resync_ts, begun_ts=begun_ts),
         create_at=0,
     )
 

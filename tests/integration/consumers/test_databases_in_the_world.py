@@ -7,6 +7,7 @@ import psycopg
 
 from penstock.consumers.kv import KvTable
 from penstock.consumers.postgres import Postgres
+from penstock.jobs.job import ErrorCode
 from penstock.jobs.verifying.verifying import Verifier
 from penstock.kv.clusterref import ClusterRef
 from penstock.testing.jobworld import JobWorld, job_world
@@ -51,6 +52,12 @@ async def test_targets_follow_their_source_and_are_verified(tmp_path: Path) -> N
                 assert sorted((row["id"], row["name"]) for row in server.rows.values()) == wanted
                 await _verified(world, tmp_path, "pg", Postgres, {"dsn": dsn})
                 await _verified(world, tmp_path, "copy", KvTable, {"table": "copies.items"})
+                sent, server.to_ts = len(server.seen), 1 << 62
+                await world.upsert("shop.items", {"id": 5, "name": "e", "stock": "new"})
+                hook_job = await world.stopped("shop.items/hook")
+                assert hook_job.status.error_code == ErrorCode.TARGET_DIFFERS
+                assert "in the future" in hook_job.status.error_msg
+                assert len(server.seen) == sent
             await world.do(ClusterRef.of(world.settings).close)
 
 

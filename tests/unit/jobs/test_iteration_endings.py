@@ -160,7 +160,7 @@ def test_a_message_is_not_endless() -> None:
 def test_the_log_follows_the_target(
     committed: int, resynced: int, from_ts: int, target: int | None, found: Ready | Ahead
 ) -> None:
-    job = job_row("j", watermark=from_ts, committed_ts=committed, resync_ts=resynced)
+    job = job_row("j", watermark=from_ts, committed_ts=committed, resync_ts=resynced, begun_ts=180)
     assert reconcile(job, from_ts, target) == found
 
 
@@ -169,6 +169,22 @@ def test_a_target_behind_the_log_needs_somebody(target: int) -> None:
     job = job_row("j", watermark=120, committed_ts=100)
     with pytest.raises(TargetDiffers, match="penstock job repair"):
         reconcile(job, 120, target)
+
+
+@pytest.mark.parametrize("target", [201, 1 << 62, 10**30])
+def test_a_target_that_has_more_than_it_was_sent_needs_somebody(target: int) -> None:
+    job = job_row("j", watermark=120, committed_ts=100, begun_ts=200)
+    assert reconcile(job, 120, 200) == Ahead(200)
+    with pytest.raises(TargetDiffers, match=rf"at {target}.*after 200.*penstock job repair"):
+        reconcile(job, 120, target)
+
+
+@pytest.mark.parametrize("resynced", [0, 300])
+def test_a_first_sync_replaces_a_target_that_has_more_than_it_was_sent_if_the_log_agrees(
+    resynced: int,
+) -> None:
+    job = job_row("j", resync_ts=resynced, begun_ts=200)
+    assert reconcile(job, 0, 1 << 62) == Ready(0, doubtful=True)
 
 
 def test_a_first_sync_has_no_cap() -> None:

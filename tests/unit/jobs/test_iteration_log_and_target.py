@@ -8,7 +8,7 @@ import pytest
 from penstock.errors import Fenced, Unavailable
 from penstock.jobs.consumer import DataRetriever, JobContext
 from penstock.jobs.job import JobState
-from penstock.jobs.log.transitions import canceled, updated
+from penstock.jobs.log.transitions import canceled, resynced, updated
 from penstock.jobs.spec import JobSpec
 from penstock.testing.itemtables import item
 from penstock.testing.iterationbench import Bench, all_rows, item_bench
@@ -30,7 +30,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def test_the_log_follows_a_target_that_has_come_further_without_a_scan(bench: Bench) -> None:
     copy = Copy(ts=500)
     bench.consumers = {"copy": copy.consumer()}
-    bench.run(job_row("j", watermark=100, committed_ts=100), from_ts=100)
+    bench.run(job_row("j", watermark=100, committed_ts=100, begun_ts=500), from_ts=100)
     row = bench.end("j")
     assert (row.watermark, row.status.committed_ts, row.state) == (500, 500, JobState.COMPLETED)
     assert not bench.source.scans
@@ -42,7 +42,7 @@ def test_a_sibling_of_one_that_is_ahead_goes_on(bench: Bench) -> None:
     bench.consumers = {"ahead": ahead.consumer(), "copy": copy.consumer()}
     from_ts = bench.world.ts
     bench.world.commit(item("integer", 1, "changed"))
-    jobs = [job_row(name, name, watermark=7, committed_ts=7) for name in ("ahead", "copy")]
+    jobs = [job_row(name, name, watermark=7, committed_ts=7, begun_ts=ahead.ts) for name in ("ahead", "copy")]
     bench.run(*jobs, from_ts=from_ts)
     assert bench.end("ahead").watermark == ahead.ts
     assert bench.end("copy").watermark == copy.ts == bench.world.ts
@@ -64,6 +64,66 @@ def test_a_target_behind_the_log_needs_somebody(bench: Bench) -> None:
     bench.consumers = {"copy": Copy(ts=50).consumer()}
     bench.run(job_row("j", watermark=100, committed_ts=100), from_ts=100)
     assert (bench.end("j").status.error_code, bench.end("j").watermark) == (10003, 100)
+
+
+@pytest.mark.parametrize("future", [1 << 62, 10**30])
+def test_a_target_in_the_future_needs_somebody_and_a_rebuild_fills_it(bench: Bench, future: int) -> None:
+    copy = Copy()
+    bench.consumers = {"copy": copy.consumer()}
+    bench.run(job_row("j"))
+    done = bench.end("j")
+    copy.ts = future
+    bench.world.commit(item("integer", 9, "new"))
+    bench.run(done, from_ts=done.watermark)
+    row = bench.end("j")
+    assert (row.state, row.status.error_code, row.watermark) == (JobState.ERROR, 10003, done.watermark)
+    assert "in the future" in row.status.error_msg
+    assert "penstock job repair" in row.status.error_msg
+    bench.run(resynced(row, upto_ts=bench.world.ts))
+    assert bench.end("j").watermark == copy.ts == bench.world.ts
+    assert copy.rows == bench.world.versions.at(bench.world.ts)
+
+
+def test_a_source_that_was_restored_from_a_backup_does_not_follow_its_target(bench: Bench) -> None:
+    copy = Copy()
+    bench.consumers = {"copy": copy.consumer()}
+    bench.run(job_row("j"))
+    backup = bench.end("j")
+    rows = dict(copy.rows)
+    copy.rows[(77,)] = {"id": 77, "name": "committed after the backup, and lost with the source"}
+    copy.ts = bench.world.tick(10)
+    bench.world.commit(item("integer", 9, "new"))  # the restored source goes on, later than its target
+    bench.run(backup, from_ts=backup.watermark)
+    row = bench.end("j")
+    assert (row.status.error_code, row.watermark) == (10003, backup.watermark)
+    assert "restored from a backup" in row.status.error_msg
+    assert copy.rows.keys() == rows.keys() | {(77,)}, "nothing is written on top of it"
+    bench.run(resynced(row))
+    assert copy.rows == bench.world.versions.at(bench.world.ts)
+
+
+def test_a_job_that_is_registered_anew_after_a_restore_fills_a_target_that_knows_its_id(
+    bench: Bench,
+) -> None:
+    copy = Copy(rows={(77,): {"id": 77, "name": "lost"}}, ts=bench.world.ts - 1)
+    bench.consumers = {"copy": copy.consumer()}
+    bench.run(job_row("j"))
+    assert bench.end("j").watermark == copy.ts == bench.world.ts
+    assert copy.rows == bench.world.versions.at(bench.world.ts)
+
+
+def test_a_runner_that_was_overtaken_before_it_looked_at_the_target_leaves_it(bench: Bench) -> None:
+    copy = Copy()
+
+    def overtaken(step: str) -> None:
+        if step == "committed_ts" and not copy.ts:
+            bench.log.touch("j", lambda job: job.with_status(runner=9))
+            copy.ts, copy.rows = bench.world.ts + 500, {(1,): {"id": 1, "name": "newer"}}
+
+    bench.consumers = {"copy": copy.consumer(overtaken)}
+    assert bench.run(job_row("j")) == []
+    assert (copy.ts, len(copy.rows)) == (bench.world.ts + 500, 1)
+    assert bench.ends == {"j": None}
 
 
 def test_a_target_that_fences_ends_the_try_without_an_error(bench: Bench) -> None:

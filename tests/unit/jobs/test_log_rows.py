@@ -45,7 +45,7 @@ def job(name: str = "search", *, job_id: int = 1, table_id: int = 5, account_id:
         watermark=450_000_000_000_000_001,
         status=JobStatus(
             lsn=3, runner=2, from_ts=1, to_ts=1 << 62, start_at=4, end_at=5, error_code=10_001,
-            error_msg="ä\n", failures=2, committed_ts=7, resync_ts=8,
+            error_msg="ä\n", failures=2, committed_ts=7, resync_ts=8, begun_ts=9,
         ),
         create_at=1_794_808_935_507,
         drop_at=1_794_808_935_999,

@@ -159,6 +159,27 @@ def test_what_a_target_has_from_before_a_new_beginning_does_not_count() -> None:
     assert transitions.completed(400, at=2)(again).status.resync_ts == 250
 
 
+def test_the_log_remembers_how_far_iterations_went() -> None:
+    def begun(job: Job) -> int:
+        return job.status.begun_ts
+
+    waits = transitions.pending(100, 900, runner=1)(job())
+    runs = transitions.started(100, 900, runner=1, at=1)(waits)
+    assert (begun(waits), begun(runs)) == (0, 0), "the target has nothing of this one yet"
+    shorter = transitions.pending(100, 300, runner=1)(transitions.canceled(at=2)(runs))
+    assert begun(shorter) == 900, "the iteration that was given up may still commit"
+    again = transitions.started(100, 300, runner=1, at=3)(shorter)
+    assert begun(transitions.completed(300, at=4)(again)) == 900
+    assert begun(transitions.resynced(transitions.started(100, 1000, runner=1, at=5)(again))) == 1000
+    again = transitions.pending(100, 400, runner=2)(transitions.pending(100, 2000, runner=1)(again))
+    assert begun(again) == 900, "of one that only waited the target has nothing"
+    adopted = transitions.adopted(3)(transitions.started(100, 500, runner=2, at=6)(again))
+    assert begun(transitions.pending(100, 400, runner=3)(adopted)) == 900
+    assert (
+        begun(transitions.pending(100, 400, runner=3)(replace(adopted, status=JobStatus(to_ts=950)))) == 950
+    ), "rows of an older version have no begun_ts"
+
+
 @pytest.mark.parametrize("transition", [transitions.resumed, transitions.resynced])
 def test_somebody_who_repairs_a_job_lets_it_go_on(transition: Transition) -> None:
     stopped = transitions.failed(ErrorCode.SCHEMA, "no", at=1)(job(JobState.RUNNING))

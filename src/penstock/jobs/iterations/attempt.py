@@ -6,33 +6,24 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from penstock import metrics
 from penstock.errors import PenstockError
 from penstock.jobs.errorcodes import TableGone
 from penstock.jobs.iteration import Iteration
-from penstock.jobs.iterations.consumerrun import ConsumerRun, Workshop
+from penstock.jobs.iterations.consumerrun import ConsumerRun, IterationLog, Workshop
 from penstock.jobs.iterations.ending import Ending, How, Try
-from penstock.jobs.iterations.retriever import WatermarkLog
 from penstock.jobs.iterations.scratch import Scratch
 from penstock.jobs.iterations.sharedrange import Reading, SharedRange
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobKey
-from penstock.jobs.log.transitions import Transition, started
+from penstock.jobs.log.transitions import started
 from penstock.jobs.scheduling.usage import Usage, UsageMeter
 
 _log = logging.getLogger(__name__)
 
 OnEnd = Callable[[JobKey, Job | None], None]
 """Told of each job when it leaves an iteration: its row as it was written then; None: it is not known."""
-
-
-class IterationLog(WatermarkLog, Protocol):
-    """Where the rows of jobs are. Blocks; thread-safe."""
-
-    def transact(self, changes: Sequence[tuple[Job, Transition]]) -> list[Job | None]:
-        """Apply transitions to rows as they were seen; None where one was stale. Raises Unavailable."""
 
 
 @dataclass(frozen=True, slots=True)

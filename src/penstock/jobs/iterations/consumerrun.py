@@ -2,14 +2,14 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from penstock import metrics
 from penstock.clock import Clock
-from penstock.errors import Aborted, Invalid
+from penstock.errors import Aborted, Fenced, Invalid
 from penstock.jobs.consumer import Consumer, JobContext
 from penstock.jobs.errorcodes import SchemaRefused, failure_of
 from penstock.jobs.iterations.ending import Ending, How, Try
@@ -18,6 +18,7 @@ from penstock.jobs.iterations.retriever import JobRetriever, WatermarkLog
 from penstock.jobs.iterations.schemachanges import check_names
 from penstock.jobs.iterations.sharedrange import SharedRange
 from penstock.jobs.job import Job
+from penstock.jobs.log.transitions import Transition
 from penstock.jobs.scheduling.usage import Usage
 from penstock.settings import Settings
 
@@ -30,11 +31,18 @@ GRACE_S = 10.0
 """How long a consumer that was canceled may take to end, before its job goes on without it."""
 
 
+class IterationLog(WatermarkLog, Protocol):
+    """Where the rows of jobs are. Blocks; thread-safe."""
+
+    def transact(self, changes: Sequence[tuple[Job, Transition]]) -> list[Job | None]:
+        """Apply transitions to rows as they were seen; None where one was stale. Raises Unavailable."""
+
+
 @dataclass(frozen=True, slots=True)
 class Workshop:
     """What consumers need beside their changes."""
 
-    log: WatermarkLog
+    log: IterationLog
     settings: Settings
     find: Callable[[str], type[Consumer]]
     spark: "Callable[[str], SparkSession] | None"
@@ -147,6 +155,8 @@ class ConsumerRun:
             if isinstance(found, Ahead):
                 _log.info("the log follows the target", extra={"job": str(self.job.id), "ts": found.ts})
                 return self._attempt.followed(found.ts, at=self._workshop.clock.wall_ms())
+            if found.doubtful:
+                self._check_row()
             self._check_canceled()
             scan = self._shared.scan()
             if scan.before is not None:
@@ -179,6 +189,14 @@ class ConsumerRun:
             return self._attempt.canceled(at=at)
         cause = (self._retriever.failure if self._retriever is not None else None) or error
         return self._attempt.stopped(cause, at=at, by_source=self._shared.failed_by_source(cause))
+
+    def _check_row(self) -> None:
+        """Raise Fenced when another try has the job by now.
+
+        While the row is this try's, no newer one has begun, and none has written what the target has.
+        """
+        if self._workshop.log.transact([(self.job, lambda job: job)]) == [None]:
+            raise Fenced(f"job {self.job.id} was taken over by somebody else")
 
     def _check_canceled(self) -> None:
         if self._canceled:

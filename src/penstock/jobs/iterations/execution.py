@@ -9,8 +9,8 @@ from penstock.errors import PenstockError
 from penstock.jobs.consumer import Consumer
 from penstock.jobs.consumers import find_consumer
 from penstock.jobs.iteration import Iteration
-from penstock.jobs.iterations.attempt import Attempt, IterationLog, OnEnd, Tools
-from penstock.jobs.iterations.consumerrun import GRACE_S, Workshop
+from penstock.jobs.iterations.attempt import Attempt, OnEnd, Tools
+from penstock.jobs.iterations.consumerrun import GRACE_S, IterationLog, Workshop
 from penstock.jobs.iterations.ending import Try
 from penstock.jobs.iterations.frames import Frames
 from penstock.jobs.iterations.scratch import Scratch

@@ -47,12 +47,23 @@ def _begun(state: JobState, from_ts: int, to_ts: int, *, runner: int, start_at: 
     def begin(job: Job) -> Job:
         assert from_ts >= job.watermark, "an iteration would repeat what the job has"
         assert job.watermark or not from_ts, "the first iteration of a job begins with nothing"
-        return replace(
-            job.with_status(runner=runner, from_ts=from_ts, to_ts=to_ts, start_at=start_at, end_at=0),
-            state=state,
+        begun = job.with_status(
+            runner=runner,
+            from_ts=from_ts,
+            to_ts=to_ts,
+            start_at=start_at,
+            end_at=0,
+            begun_ts=_begun_ts(job),
         )
+        return replace(begun, state=state)
 
     return begin
+
+
+def _begun_ts(job: Job) -> int:
+    """The greatest end of an iteration whose changes the target may have; of one that waits it has none."""
+    status = job.status
+    return max(status.begun_ts, 0 if job.state is JobState.PENDING else status.to_ts)
 
 
 def completed(to_ts: int, *, at: int) -> Transition:
@@ -116,6 +127,7 @@ def resynced(job: Job, *, upto_ts: int = 0) -> Job:
         from_ts=0,
         to_ts=0,
         committed_ts=0,
+        begun_ts=_begun_ts(job),
         resync_ts=max(status.resync_ts, status.committed_ts, status.to_ts, job.watermark, upto_ts),
     )
     return replace(_cleared(_idle(reset, JobState.CANCELED)), watermark=0)
