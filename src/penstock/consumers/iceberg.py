@@ -5,8 +5,10 @@ was looked at: the catalog refuses whoever comes second.
 """
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from pathlib import Path
 
 import pyarrow as pa
 from pydantic import Field, field_validator
@@ -39,7 +41,7 @@ from penstock.consumers.lake.lakeconsumer import LakeConsumer
 from penstock.consumers.lake.lakefiles import DataFile, Written
 from penstock.consumers.lake.lakeschema import Dialect, key_columns, shaped
 from penstock.consumers.lake.laketable import Marks, Overtaken, Version
-from penstock.consumers.options import ConsumerOptions, Properties, Seconds, revealed
+from penstock.consumers.options import ConsumerOptions, Properties, Seconds, absolute_place, revealed
 from penstock.errors import Invalid, PenstockError
 from penstock.jobs.consumer import JobContext
 
@@ -53,6 +55,11 @@ _NEW_TABLE = {
     "write.metadata.previous-versions-max": "20",
 }
 
+_SQLITE = re.compile(r"(sqlite(?:\+\w+)?:///)([^/:].*)")
+"""A file of SQLite by a relative path: an absolute one has a fourth slash."""
+_WITH_FOLDERS = frozenset({"in-memory", "postgresql", "sql", "sqlite"})
+"""Types of catalogs, and schemes of their URIs, whose warehouse is a place of storage."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -65,6 +72,21 @@ class IcebergOptions(ConsumerOptions):
     """What pyiceberg has to know: catalog.type, catalog.uri, catalog.warehouse, catalog.s3.endpoint, ..."""
     history: Seconds = Field(86_400, ge=0)
     """How long old snapshots stay, while there are not more than some hundred."""
+
+    @classmethod
+    def placed(cls, options: Mapping[str, str]) -> dict[str, str]:
+        """See ConsumerOptions: the catalog may be a file of SQLite, and its warehouse a folder.
+
+        Other catalogs than those in databases may know a warehouse by a name, which stays as it is.
+        """
+        found = dict(options)
+        uri, warehouse = (found.get(f"catalog.{name}", "") for name in ("uri", "warehouse"))
+        in_database = found.get("catalog.type", uri.partition(":")[0].partition("+")[0]) in _WITH_FOLDERS
+        if warehouse and (in_database or warehouse.lower().startswith("file://")):
+            found["catalog.warehouse"] = absolute_place(warehouse)
+        if file := _SQLITE.fullmatch(uri):
+            found["catalog.uri"] = f"{file[1]}{Path(file[2]).absolute()}"
+        return found
 
     @field_validator("table")
     @classmethod

@@ -9,13 +9,16 @@
     options = PostgresOptions.parse(job.info)
 
 A field that is a dict takes all options that begin with its name and a dot: `storage.region`. A name that
-pydantic has itself is given as an alias: `schema_name: str = Field("public", alias="schema")`.
+pydantic has itself is given as an alias: `schema_name: str = Field("public", alias="schema")`. Options that
+name places are listed in `places`: a relative one is made absolute where the job is registered.
 """
 
 import difflib
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Self, get_origin
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self, get_origin
+from urllib.parse import unquote
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationError
 
@@ -59,6 +62,19 @@ Properties = dict[str, SecretStr]
 """A group of options that are handed on to a library; any of them may be a secret. See `revealed`."""
 
 
+def absolute_place(place: str) -> str:
+    """A path, or a URL, that names the same folder or file in every process of this machine.
+
+    A relative one is relative to this process's folder. URLs of other things than files stay as they are.
+    """
+    scheme, separator, rest = place.partition("://")
+    if not separator:
+        return str(Path(place).absolute())
+    if scheme.lower() != "file" or rest.startswith("/"):
+        return place
+    return Path(unquote(rest)).absolute().as_uri()
+
+
 def revealed(properties: Mapping[str, SecretStr]) -> dict[str, str]:
     """A group as the library wants it."""
     return {name: value.get_secret_value() for name, value in properties.items()}
@@ -72,12 +88,23 @@ class ConsumerOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
+    places: ClassVar[tuple[str, ...]] = ()
+    """The options that name a folder or a file, or a URL of one."""
+
+    @classmethod
+    def placed(cls, options: Mapping[str, str]) -> dict[str, str]:
+        """Options whose places are absolute."""
+        return {
+            name: absolute_place(value) if value and name in cls.places else value
+            for name, value in options.items()
+        }
+
     @classmethod
     def parse(cls, info: ConsumerInfo) -> Self:
         """Check what a job says; raise Invalid naming the option, never its value, and those that exist."""
         tree: dict[str, Any] = {}
         groups = cls._groups()
-        for option, value in info.options.items():
+        for option, value in cls.placed(info.options).items():
             name, dot, rest = option.partition(".")
             if name not in groups or bool(dot and rest) != groups[name]:
                 raise cls._unknown(info, option)

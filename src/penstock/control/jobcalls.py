@@ -13,7 +13,7 @@ from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.jobid import JobId
 from penstock.jobs.log.api import Jobs, no_such_job
-from penstock.jobs.log.checking import check_spec
+from penstock.jobs.log.checking import check_spec, placed
 from penstock.jobs.spec import JobSpec, UpdateOptions
 from penstock.kv import Transaction
 from penstock.settings import Settings
@@ -85,7 +85,11 @@ def parsed_state(name: str | None) -> JobState | None:
 
 
 def register(jobs: Jobs, loaded: Settings, job_id: JobId, spec: JobSpec) -> Job:
-    """Add a job after everything was checked; raise Invalid when it cannot work, AlreadyExists."""
+    """Add a job after everything was checked; raise Invalid when it cannot work, AlreadyExists.
+
+    Relative paths among its options are relative to this process's folder, and are kept absolute.
+    """
+    spec = placed(spec)
     check_spec(job_id, spec, _schema(jobs, job_id), loaded)
 
     def work(txn: Transaction) -> Job:
@@ -103,14 +107,15 @@ def update(jobs: Jobs, loaded: Settings, job_id: JobId, spec: JobSpec, *, interr
 
     def work(txn: Transaction) -> Job:
         before = jobs.get_job(job_id, txn=txn)
-        merged = before.spec.merged(spec)
+        newer = placed(spec, before.spec.consumer)
+        merged = before.spec.merged(newer)
         if merged.consumer != before.spec.consumer:
             raise Invalid(
                 f"job {job_id} has the consumer {before.spec.consumer}, which cannot be changed; register"
                 " another job"
             )
-        check_spec(job_id, merged, _schema(jobs, before.id), loaded, change=spec)
-        return jobs.update_job_spec(txn, job_id, spec, UpdateOptions(interrupt=interrupt))
+        check_spec(job_id, merged, _schema(jobs, before.id), loaded, change=newer)
+        return jobs.update_job_spec(txn, job_id, newer, UpdateOptions(interrupt=interrupt))
 
     return committed(jobs, work)
 

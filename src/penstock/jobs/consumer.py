@@ -12,7 +12,7 @@ A consumer is a class that anybody may write, named in a job's spec by a short n
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -169,6 +169,16 @@ class Consumer(ABC):
     options_type: ClassVar[type[BaseModel] | None] = None
     """What the options are read into: values of its fields are shown to people, unless they are SecretStr.
     Without it no value of an option is shown."""
+
+    @classmethod
+    def placed(cls, options: Mapping[str, str]) -> dict[str, str]:
+        """The options of a job as they are kept: paths among them are absolute.
+
+        Called where the job is registered; its folder is what relative paths are relative to. The job runs
+        in processes that have other folders.
+        """
+        made = getattr(cls.options_type, "placed", dict)
+        return dict(made(options))
 
     def __init__(self, job: JobContext) -> None:
         """Check the options; raise Invalid for one that is missing, unknown or wrong. No I/O."""

@@ -58,6 +58,22 @@ def job(told: Run, store: StoreProcess) -> Answer:
     return answer
 
 
+def test_a_relative_place_is_kept_as_that_of_the_command(
+    job: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def place(shown: Any) -> str:
+        return str(shown["spec"]["detail"]["consumer"]["options"]["uri"])
+
+    made = job("register", "shop.orders/files", "--consumer", "parquet", "--option", "uri=data/orders")
+    assert place(made) == str(tmp_path / "data" / "orders")
+    made = job("update", "shop.orders/files", "--option", "uri=file://elsewhere")
+    assert place(made) == (tmp_path / "elsewhere").as_uri()
+    assert place(job("update", "shop.orders/files", "--priority", "1")) == (tmp_path / "elsewhere").as_uri()
+    job("unregister", "shop.orders/files")
+
+
 def test_a_job_from_its_registration_to_its_end(job: Answer, tmp_path: Path) -> None:
     made = job(
         "register", COPY, "--consumer", "postgres", "--option", DSN, "--option", "table=orders_copy",

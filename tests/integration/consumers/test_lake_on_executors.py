@@ -1,6 +1,7 @@
 """Large first copies: executors write the files, the driver commits them."""
 
 import random  # noqa: TID251 - seeded
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.consumers.parquet import live_files
+from penstock.errors import Invalid
 from penstock.tables.define import define_table
 from penstock.testing.everytype import EVERY_TYPE
 from penstock.testing.lakeworld import FORMATS, LakeWorld, as_copied
 from penstock.testing.retrievers import SourceModel, rows_by_key
 from penstock.testing.spark import local_settings, shared_session, stop_session
+
+TEXTS = define_table("items", [("id", "bigint primary key"), ("name", "varchar(99)")])
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +78,36 @@ def test_spark_reads_the_files_of_a_copy(tmp_path: Path, spark: SparkSession) ->
     read = spark.read.parquet(*files)
     assert rows_by_key(read.toArrow(), ("id",)) == as_copied(model.at(model.ts))
     world.close()
+
+
+def test_a_relative_place_is_the_drivers_on_executors_too(
+    world: LakeWorld, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(world.folder)  # workers stay in the folder that the session was started in
+    model = SourceModel(TEXTS)
+    model.churn(random.Random(4), commits=20)
+    place = "catalog.warehouse" if world.format == "iceberg" else "uri"
+    consumer = world.consumer(**{place: "lake"})
+    consumer.consume(model.retriever(0, model.ts, large=True, spark=spark))
+    monkeypatch.chdir(world.folder.parent)
+    assert world.rows(("id",)) == model.at(model.ts)
+
+
+def test_a_folder_that_executors_do_not_see_is_refused(
+    world: LakeWorld, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = Path.cwd() / world.folder.name  # which workers make when they look
+    monkeypatch.chdir(world.folder)
+    model = SourceModel(TEXTS)
+    model.churn(random.Random(4), commits=20)
+    place = "catalog.warehouse" if world.format == "iceberg" else "uri"
+    elsewhere = f"file:///proc/self/cwd/{world.folder.name}"  # another one in each process
+    consumer = world.consumer(**{place: elsewhere})
+    try:
+        with pytest.raises(Invalid, match="executors do not see the folder"):
+            consumer.consume(model.retriever(0, model.ts, large=True, spark=spark))
+        assert not list(theirs.rglob("*.parquet")), "nothing is written there"
+    finally:
+        shutil.rmtree(theirs, ignore_errors=True)
+    assert consumer.table.look() is None
+    assert not list(world.folder.rglob("*-0.parquet")), "what shows it is removed"

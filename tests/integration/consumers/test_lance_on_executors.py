@@ -85,6 +85,38 @@ def test_a_vector_that_is_wrong_is_a_permanent_error_from_executors_too(
     assert "secret" not in str(refused.value)
 
 
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_relative_place_is_the_drivers_on_executors_too(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    monkeypatch.chdir(tmp_path)  # workers stay in the folder that the session was started in
+    world = IndexWorld(
+        tmp_path, "fulltext", ITEMS, {"text_columns": "name", "uri": f"{scheme}some/index"}, spark=spark
+    )
+    for seed in (1, 2):
+        world.source.churn(random.Random(seed), commits=20)
+        world.catch_up(large=True)
+    monkeypatch.chdir(tmp_path.parent)
+    world.options["uri"] = str(tmp_path / "some" / "index")
+    assert world.verifier().verify().same
+    assert not list((tmp_path / "some" / "index").glob("_penstock-probe-*"))
+
+
+def test_a_folder_that_executors_do_not_see_is_refused(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = {
+        "text_columns": "name",
+        "uri": f"/proc/self/cwd/{tmp_path.name}",
+    }  # another one in each process
+    world = IndexWorld(tmp_path, "fulltext", ITEMS, options, spark=spark)
+    world.source.churn(random.Random(1), commits=20)
+    with pytest.raises(Invalid, match="executors do not see the folder"):
+        world.catch_up(large=True)
+    assert world.consumer().table.latest() is None
+
+
 def test_a_large_range_that_was_overtaken_is_fenced(tmp_path: Path, spark: SparkSession) -> None:
     world = IndexWorld(tmp_path, "fulltext", ITEMS, {"text_columns": "name"}, spark=spark)
     world.source.churn(random.Random(1), commits=20)

@@ -5,8 +5,12 @@ from typing import Literal
 import pytest
 from pydantic import Field, SecretStr, model_validator
 
+from penstock.consumers.iceberg import Iceberg
+from penstock.consumers.lake.lakeoptions import LakeOptions
 from penstock.consumers.options import ByteSize, ConsumerOptions, Names, Properties, Seconds, revealed
 from penstock.errors import Invalid
+from penstock.jobs.consumer import Consumer, DataRetriever
+from penstock.jobs.consumers import find_consumer
 from penstock.jobs.spec import ConsumerInfo
 
 
@@ -55,6 +59,70 @@ def test_an_option_may_have_a_name_that_pydantic_has_itself() -> None:
     assert _parse(dsn="x", schema="app").schema_name == "app"
     with pytest.raises(Invalid, match="has no option schema_name; did you mean"):
         _parse(dsn="x", schema_name="app")
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("index", "/here/index"),
+        ("./a/index", "/here/a/index"),
+        ("/data/index", "/data/index"),
+        ("file://index", "file:///here/index"),
+        ("FILE://a%20b/c", "file:///here/a%20b/c"),
+        ("file:///data/index", "file:///data/index"),
+        ("s3://bucket/index", "s3://bucket/index"),
+        ("memory://index", "memory://index"),
+    ],
+)
+def test_a_relative_place_is_that_of_the_process(
+    monkeypatch: pytest.MonkeyPatch, given: str, kept: str
+) -> None:
+    monkeypatch.setattr("os.getcwd", lambda: "/here")
+    for consumer in ("fulltext", "vector", "delta", "parquet"):
+        assert find_consumer(consumer).placed({"uri": given, "history": "1h"}) == {
+            "uri": kept,
+            "history": "1h",
+        }
+    for catalog in ({"catalog.type": "sql"}, {"catalog.uri": "postgresql+psycopg2://db/catalog"}):
+        assert Iceberg.placed({**catalog, "catalog.warehouse": given})["catalog.warehouse"] == kept
+    assert LakeOptions.parse(ConsumerInfo(consumer="delta", options={"uri": given})).uri in {
+        kept,
+        f"file://{kept}",
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("sqlite:///catalog.db", "sqlite:////here/catalog.db"),
+        ("sqlite+pysqlite:///a/b.db?mode=ro", "sqlite+pysqlite:////here/a/b.db?mode=ro"),
+        ("sqlite:////data/catalog.db", "sqlite:////data/catalog.db"),
+        ("sqlite:///:memory:", "sqlite:///:memory:"),
+        ("sqlite://", "sqlite://"),
+        ("http://catalog:8181", "http://catalog:8181"),
+        ("thrift://hive:9083", "thrift://hive:9083"),
+    ],
+)
+def test_a_catalog_in_a_file_is_found_from_every_folder(
+    monkeypatch: pytest.MonkeyPatch, given: str, kept: str
+) -> None:
+    monkeypatch.setattr("os.getcwd", lambda: "/here")
+    assert Iceberg.placed({"catalog.uri": given}) == {"catalog.uri": kept}
+
+
+@pytest.mark.parametrize("warehouse", ["prod", "arn:aws:s3tables:eu-west-1:1:bucket/b", "s3://bucket/x", ""])
+def test_a_warehouse_that_a_catalog_knows_by_name_stays(warehouse: str) -> None:
+    options = {"table": "a.b", "catalog.uri": "http://catalog:8181", "catalog.warehouse": warehouse}
+    assert Iceberg.placed(options) == options
+    assert Iceberg.placed({"catalog.warehouse": warehouse}) == {"catalog.warehouse": warehouse}
+
+
+def test_a_consumer_without_declared_options_keeps_them_as_they_are() -> None:
+    class Own(Consumer):
+        def consume(self, data: DataRetriever) -> None:
+            del data
+
+    assert Own.placed({"uri": "index"}) == {"uri": "index"}
 
 
 def test_what_is_empty_takes_its_default() -> None:

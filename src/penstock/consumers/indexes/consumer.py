@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 from lance.commit import CommitConflictError
@@ -37,6 +37,8 @@ _DELETED = "_deleted"
 
 class IndexOptions(ConsumerOptions):
     """Where an index is, and how it is kept."""
+
+    places: ClassVar[tuple[str, ...]] = ("uri",)
 
     uri: str
     """The Lance dataset: a path, file://… or s3://…"""

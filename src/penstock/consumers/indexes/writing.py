@@ -2,15 +2,21 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Protocol
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 from lance.fragment import FragmentMetadata
 
 from penstock.consumers.indexes.earlier import Earlier
 from penstock.consumers.indexes.table import written
+from penstock.consumers.lake.executors import NOT_SHARED
 from penstock.consumers.lake.lakeschema import shaped
+from penstock.errors import Invalid
 from penstock.spark.failures import one_line, spark_errors
 from penstock.spark.workerprocess import task_begins
 
@@ -62,6 +68,8 @@ class FragmentTask:
     mode: str
     storage: Mapping[str, str] = field(repr=False)
     earlier: Earlier | None = None
+    probe: Path | None = None
+    """A file that the driver has written: an executor that does not see it writes elsewhere."""
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> list[FragmentMetadata]:
         """Make rows and write them, in memory of a fragment."""
@@ -84,15 +92,34 @@ class FragmentTask:
         """
         task_begins()
         with one_line():
+            if self.probe is not None and not self.probe.exists():
+                raise Invalid(NOT_SHARED)
             texts = [json.dumps(each.to_json()) for each in self.write(batches)]
         yield pa.record_batch({_FRAGMENT: pa.array(texts, pa.string())})
 
 
 def write_on_executors(rows: "DataFrame", task: FragmentTask) -> list[FragmentMetadata]:
-    """Let executors write rows; the driver gets descriptions of fragments only."""
-    with spark_errors():
-        made = rows.select(*task.columns.names).mapInArrow(task, f"{_FRAGMENT} string").toArrow()
+    """Let executors write rows; the driver gets descriptions of fragments only.
+
+    Raises Invalid when the dataset is in a local folder, and an executor does not see what the driver sees.
+    """
+    with _probe(task.uri) as probe, spark_errors():
+        work = replace(task, probe=probe)
+        made = rows.select(*task.columns.names).mapInArrow(work, f"{_FRAGMENT} string").toArrow()
     return [FragmentMetadata.from_json(text) for text in made.column(_FRAGMENT).to_pylist()]
+
+
+@contextmanager
+def _probe(uri: str) -> Iterator[Path | None]:
+    """A file in the dataset's folder, for as long as the context lasts; None where that is no local one."""
+    parts = urlsplit(uri)
+    if "://" in uri and parts.scheme != "file":
+        yield None
+        return
+    folder = Path(unquote(parts.path) if parts.scheme == "file" else uri)
+    folder.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile(prefix="_penstock-probe-", dir=folder) as file:
+        yield Path(file.name)
 
 
 def _regrouped(batches: Iterable[pa.RecordBatch], columns: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -11,12 +11,18 @@ import pyarrow.parquet as pq
 from penstock.consumers.lake.filewriting import FileWriter
 from penstock.consumers.lake.lakefiles import FileStore, Written
 from penstock.consumers.lake.lakeschema import shaped
+from penstock.errors import Invalid
 from penstock.jobs.iterations.frames import quoted
 from penstock.spark.arrowmapping import map_in_arrow
+from penstock.spark.failures import one_line, spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+NOT_SHARED = (
+    "executors do not see the folder that the driver writes to; give a folder that is mounted at the same"
+    " path on every machine, or object storage"
+)
 _DESCRIPTIONS = pa.schema([("path", pa.string()), ("nbytes", pa.int64()), ("footer", pa.binary())])
 
 
@@ -29,6 +35,8 @@ class WriteTask:
     file_schema: pa.Schema
     folder: str
     name: str
+    probe: str = ""
+    """A file that the driver has written: an executor that does not see it writes elsewhere."""
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write files of sorted rows; give a description of each.
@@ -37,10 +45,14 @@ class WriteTask:
         """
         from pyspark import TaskContext
 
+        store = self.open_store()
+        if self.probe not in store.names(self.folder):
+            with one_line():
+                raise Invalid(NOT_SHARED)
         task = TaskContext.get()
         assert task is not None, "tasks run on executors"
         name = f"{self.name}-{task.partitionId():05}-{task.taskAttemptId()}"
-        writer = FileWriter(self.open_store(), self.file_schema, folder=self.folder, name=name)
+        writer = FileWriter(store, self.file_schema, folder=self.folder, name=name)
         for batch in batches:
             writer.write([shaped(batch, self.columns)])
         writer.cut()
@@ -56,12 +68,18 @@ class WriteTask:
 
 
 def write_on_executors(rows: "DataFrame", keys: Sequence[str], task: WriteTask) -> list[Written]:
-    """Write rows in files that cover stretches of the key; the driver gets no row."""
+    """Write rows in files that cover stretches of the key; the driver gets no row.
+
+    Raises Invalid when an executor does not see what the driver writes, as in a local folder.
+    """
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
+    task = replace(task, probe=f"{task.folder}/{task.name}-0.parquet")
+    task.open_store().write(task.probe, b"")  # goes with the attempt's other files that belong to nothing
     columns = [F.col(quoted(name)) for name in keys]
     by_key = rows.repartitionByRange(*columns).sortWithinPartitions(*columns)
-    made = map_in_arrow(by_key, task.write, "path string, nbytes long, footer binary").toArrow()
+    with spark_errors():
+        made = map_in_arrow(by_key, task.write, "path string, nbytes long, footer binary").toArrow()
     return [
         Written(path, nbytes, pq.read_metadata(io.BytesIO(footer)))
         for path, nbytes, footer in zip(*(column.to_pylist() for column in made.columns), strict=True)

@@ -1,10 +1,11 @@
 """The options of copies that are kept at a URL."""
 
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from penstock.consumers.options import ConsumerOptions, Properties, Seconds, revealed
+from penstock.consumers.options import ConsumerOptions, Properties, Seconds, absolute_place, revealed
 from penstock.eventstore.partition import StorageRef
 
 __all__ = ["LakeOptions"]
@@ -12,6 +13,8 @@ __all__ = ["LakeOptions"]
 
 class LakeOptions(ConsumerOptions):
     """Where a copy is, and how long what was replaced in it can still be read."""
+
+    places: ClassVar[tuple[str, ...]] = ("uri",)
 
     uri: str
     """A directory, or a URL such as s3://bucket/path."""
@@ -25,7 +28,8 @@ class LakeOptions(ConsumerOptions):
     def _as_url(cls, uri: str) -> str:
         if "?" in uri or "@" in uri.partition("://")[2].partition("/")[0]:
             raise ValueError("give credentials and settings as storage.*, not in the URI")
-        return uri.rstrip("/") if "://" in uri else Path(uri).absolute().as_uri()
+        place = absolute_place(uri)
+        return place.rstrip("/") if "://" in place else Path(place).as_uri()
 
     @property
     def place(self) -> StorageRef:

@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterator
 from functools import partial
 from itertools import count
-from typing import Literal
+from typing import ClassVar, Literal
 from urllib.parse import quote
 
 from pydantic import Field, SecretStr
@@ -43,6 +43,8 @@ _OURS = re.compile(
 
 class WebhookOptions(ConsumerOptions):
     """Where changes go, and how."""
+
+    places: ClassVar[tuple[str, ...]] = ("ca_path",)
 
     url: SecretStr
     """Where changes are posted. Only the server's name is shown: the rest may be a secret."""

@@ -49,6 +49,20 @@ def check_spec(
         consumer.close()
 
 
+def placed(spec: JobSpec, consumer: str = "") -> JobSpec:
+    """A spec whose options name places that are the same for every process: relative paths are made absolute.
+
+    They are relative to this process's folder. `consumer` is that of the job whose spec is changed. Raises
+    Invalid when there is no such consumer.
+    """
+    info = spec.detail.consumer
+    if not info.options or not (info.consumer or consumer):
+        return spec
+    options = find_consumer(info.consumer or consumer).placed(info.options)
+    detail = spec.detail.model_copy(update={"consumer": info.model_copy(update={"options": options})})
+    return spec.model_copy(update={"detail": detail})
+
+
 def make_consumer(
     job_id: JobId,
     key: JobKey,
