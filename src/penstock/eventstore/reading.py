@@ -47,9 +47,20 @@ class Reader:
     def parts(self, wanted: ReadRange) -> list[Part]:
         """See RangeReader."""
         self._check(wanted.table_id, wanted.from_ts, wanted.to_ts)
-        versions = self._store.schemas.versions(wanted.table_id, wanted.from_ts, wanted.to_ts)
+        versions = self._versions(wanted)
         cuts = cut_at_changes(versions, wanted.from_ts, wanted.to_ts)
         return [Part(replace(wanted, from_ts=start, to_ts=end), version) for start, end, version in cuts]
+
+    def _versions(self, wanted: ReadRange) -> list[SchemaVersion]:
+        """The schemas of a range: as its flush recorded them, and by the schema history what is not flushed.
+
+        The cluster collects old schemas, so that a history read after a restart lacks them.
+        """
+        manifest = self._store.ownership(wanted.table_id).state
+        if wanted.from_ts >= manifest.flushed_ts:
+            return self._store.schemas.versions(wanted.table_id, wanted.from_ts, wanted.to_ts)
+        state = PartitionState(wanted.table_id, self._storage, manifest, self)
+        return state.schemas(wanted.from_ts, wanted.to_ts)
 
     def read(self, wanted: ReadRange) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """See RangeReader."""

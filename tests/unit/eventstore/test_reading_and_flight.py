@@ -131,6 +131,33 @@ def test_a_flush_in_between_changes_nothing(held: Held, wanted: dict[str, Any]) 
     assert before or wanted["from_ts"] == NOW + 50
 
 
+@pytest.mark.parametrize("side", ["data", "tombstone"])
+def test_a_range_stays_the_same_when_the_cluster_has_collected_its_schema(
+    held: Held, tmp_path: Path, side: paths.Side
+) -> None:
+    wanted = ReadRange(table_id=1, from_ts=0, to_ts=NOW + 200, side=side)
+
+    def parts(reader: RangeReader) -> list[tuple[SchemaVersion, list[dict[str, Any]]]]:
+        return [(part.schema, rows_of(reader, part.wanted)) for part in reader.parts(wanted)]
+
+    held.schemas.resolved = NOW + 110
+    assert held.store.flush(1)  # the last row is not flushed
+    held.schemas.resolved = NOW + 200
+    before = parts(held.reader)
+    held.store.close(flush=False)
+    store = EventStore(
+        CaptureSettings(data=tmp_path, flush_interval_s=3600, idle_flush_interval_s=10**9),
+        held.storage,
+        decoder=TidbRowDecoder(),
+        schemas=FixedSchemas(VERSIONS[1]),
+    )
+    store.start()
+    store.open_table(1)
+    assert parts(Reader(store, held.storage, TidbRowDecoder())) == before
+    assert [schema.version for schema, _ in before] == [1, 2]
+    store.close(flush=False)
+
+
 @pytest.fixture
 def service(held: Held) -> Iterator[FlightService]:
     service = FlightService("127.0.0.1:0", held.store, held.reader)
