@@ -37,6 +37,12 @@ class Schemas(Protocol):
     def resolved_ts(self) -> int:
         """How far the history is complete."""
 
+    def storable_ts(self, table_id: int) -> int:
+        """How far a table's changes can be kept: `resolved_ts`, or just before the version that forbids it.
+
+        A later version that can be kept moves it on.
+        """
+
     def versions(self, table_id: int, from_ts: int, to_ts: int) -> list[SchemaVersion]:
         """The versions in force for changes in (from_ts, to_ts], by time, from the one at its start on.
 

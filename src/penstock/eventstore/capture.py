@@ -6,10 +6,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock.clock import SYSTEM, Clock, compose_ts, physical_ms
-from penstock.errors import Conflict, Invalid, PenstockError, Unavailable, Undetermined
-from penstock.eventstore import sharing
+from penstock.errors import Conflict, Corrupt, Invalid, PenstockError, Unavailable, Undetermined
+from penstock.eventstore import paths, sharing
 from penstock.eventstore.flight import FlightService
 from penstock.eventstore.flightaccess import FlightAccess
 from penstock.eventstore.leases import Lease, Leases
@@ -19,7 +20,6 @@ from penstock.eventstore.partition import StorageRef
 from penstock.eventstore.reading import Reader
 from penstock.eventstore.safepoint import ServiceSafePoint
 from penstock.eventstore.schemas import META_RANGE, CapturedTable, SchemaHistory
-from penstock.eventstore.sides import side_schema
 from penstock.eventstore.storage import Storage
 from penstock.eventstore.store import EventStore
 from penstock.eventstore.tablenames import TableNames
@@ -37,6 +37,7 @@ _ROUND_S = 0.5
 _RENEWALS_PER_TTL = 3
 _DROPPED_KEPT_MS = 10 * 60 * 1000  # a table dropped this long ago is surely flushed by its owner
 _SAFE_POINT_EVERY_S = 10.0
+_LOOK_EVERY_S = 10.0
 _SCHEMA_WAIT_S = 60.0
 _OPENED_AT_ONCE = 16
 
@@ -68,11 +69,22 @@ class _Clients:
         await self._closing.aclose()
 
 
+class _LeftOut(NamedTuple):
+    """A table that is not captured, as it was when that was decided: once it changes, it is looked at again.
+
+    One whose history is lost is captured anew when its folder is removed from storage.
+    """
+
+    table: CapturedTable
+    lost: bool = False
+
+
 class Capture:
     """Runs until `stop`, or until `failed` is set: an error that this process cannot go on from.
 
     Start it with `Capture.start`. Tables come and go with the schema and with the other captures; each is
-    captured from the timestamp up to which its manifest, or this capture's own log, is complete.
+    captured from the timestamp up to which its manifest, or this capture's own log, is complete. What is
+    wrong with one table costs that table: it is left out, and the others go on.
     """
 
     def __init__(
@@ -99,6 +111,7 @@ class Capture:
             schemas=self.schemas,
             clock=clock,
             on_fenced=lambda table_id: self._soon(self._lost, table_id),
+            on_refused=lambda table_id, error: self._soon(self._refuse, table_id, error),
             on_failure=lambda error: self._soon(self._fail, error),
         )
         self._reader = Reader(self.store, storage, decoder)
@@ -114,7 +127,7 @@ class Capture:
         self._names = TableNames(storage, self.store, self.schemas)
         self._subscriptions: dict[int, int] = {}  # table -> subscription
         self._loading: set[int] = set()  # tables whose first snapshot is being loaded; told once
-        self._refused: set[int] = set()  # tables that cannot be captured; told once
+        self._left_out: dict[int, _LeftOut] = {}
         self._live: Mapping[str, Lease] = {}
         self._rounds: list[asyncio.Task[None]] = []
         self._forgetting: dict[int, asyncio.Task[None]] = {}  # tables that were lost, until they are let go
@@ -211,6 +224,7 @@ class Capture:
             asyncio.create_task(
                 self._again(_SAFE_POINT_EVERY_S, self._hold_back_gc), name="penstock-capture-gc"
             ),
+            asyncio.create_task(self._again(_LOOK_EVERY_S, self._look_around), name="penstock-capture-look"),
         ]
 
     async def _schemas_known(self) -> None:
@@ -242,11 +256,13 @@ class Capture:
     async def _share(self) -> None:
         """Take the tables that are ours, let go of those that are not."""
         known = {table.physical_id: table for table in self._candidates()}
-        mine = {
-            table_id
-            for table_id in known
-            if sharing.owner(table_id, self._live) == self._settings.id and table_id not in self._refused
+        for table in known.values():
+            if table.refused and table.physical_id in self._subscriptions:
+                await self._leave_out(table, table.refused)
+        self._left_out = {
+            table_id: each for table_id, each in self._left_out.items() if known.get(table_id) == each.table
         }
+        mine = {table_id for table_id in known if self._is_mine(table_id) and table_id not in self._left_out}
         for table_id in set(self._subscriptions) - mine:
             await self._let_go(table_id)
         await asyncio.to_thread(self._names.mark, list(self._subscriptions))
@@ -259,6 +275,9 @@ class Capture:
             failures = [each for each in await asyncio.gather(*taking, return_exceptions=True) if each]
             if failures:
                 raise failures[0]
+
+    def _is_mine(self, table_id: int) -> bool:
+        return sharing.owner(table_id, self._live) == self._settings.id
 
     def _candidates(self) -> list[CapturedTable]:
         """Tables to capture: those that are there, and those dropped whose rows may not all be flushed."""
@@ -278,22 +297,26 @@ class Capture:
         return chosen
 
     async def _take(self, table: CapturedTable) -> None:
-        try:
-            side_schema(table.table, "data")
-        except Invalid as error:
-            self._refused.add(table.physical_id)
-            _log.warning("table left out", extra={"table": table.table.name, "reason": str(error)})
+        if table.refused and not await asyncio.to_thread(self._names.marked, table.physical_id):
+            self._set_aside(table, table.refused)  # and it needs no manifest
             return
         if await asyncio.to_thread(in_progress, self._storage, table.physical_id):
             self._wait_for_load(table)
             return
         self._loading.discard(table.physical_id)
-        rows = await asyncio.to_thread(self.store.open_table, table.physical_id)
+        try:
+            rows = await asyncio.to_thread(self.store.open_table, table.physical_id)
+        except Corrupt as error:
+            await self._leave_out(table, str(error), flush=False)
+            return
         await asyncio.to_thread(self._names.mark, [table.physical_id])
-        if table.dropped_ts and rows.flushed_ts >= table.dropped_ts:
+        if table.dropped_ts and (table.refused or rows.flushed_ts >= table.dropped_ts):
             await asyncio.to_thread(self._names.end, table)
-            self._refused.add(table.physical_id)
-            await asyncio.to_thread(self.store.close_table, table.physical_id, flush=False)
+            await asyncio.to_thread(self.store.close_table, table.physical_id)
+            self._left_out[table.physical_id] = _LeftOut(table)
+            return
+        if table.refused:  # the log may have changes of the time before that
+            await self._leave_out(table, table.refused)
             return
         if await self._history_lost(table, rows.resolved_ts):
             return
@@ -323,7 +346,7 @@ class Capture:
             )
 
     async def _history_lost(self, table: CapturedTable, resolved_ts: int) -> bool:
-        """Hold back collection for a table; give it up when changes after its `resolved_ts` are gone.
+        """Hold back collection for a table; leave it out when changes after its `resolved_ts` are gone.
 
         Deletions among them would never be known. A table captured for the first time has no such gap; its
         history begins where the cluster's does.
@@ -335,22 +358,69 @@ class Capture:
             await asyncio.to_thread(self.store.state_fact, table.physical_id, begun)
         if not 0 < resolved_ts < collected_ts:
             return False
-        await asyncio.to_thread(self._names.end, table)
-        self._refused.add(table.physical_id)
+        await self._leave_out(table, _collected(resolved_ts, collected_ts), lost=True)
+        return True
+
+    async def _leave_out(
+        self, table: CapturedTable, reason: str, *, lost: bool = False, flush: bool = True
+    ) -> None:
+        """Give a table up until something about it changes. When that fails, the next round does it again."""
+        table_id = table.physical_id
+        subscription = self._subscriptions.pop(table_id, None)
+        if subscription is not None:
+            await self._clients.puller.unsubscribe(subscription)
+        if table_id in self.store.tables():
+            await asyncio.to_thread(self._names.end, table)
+        await asyncio.to_thread(self.store.close_table, table_id, flush=flush)
+        self._set_aside(table, reason, lost=lost)
+
+    def _set_aside(self, table: CapturedTable, reason: str, *, lost: bool = False) -> None:
+        """Remember that a table is left out, and say so once."""
+        self._left_out[table.physical_id] = _LeftOut(table, lost)
         _log.error(
-            "table left out: its history is lost",
+            "table left out: its history is lost" if lost else "table left out",
             extra={
                 "table": f"{table.database}.{table.table.name}",
                 "table_id": table.physical_id,
-                "reason": f"changes from {resolved_ts} to {collected_ts} are collected;"
-                " remove its folder from storage to capture it anew",
+                "reason": reason + ("; remove its folder from storage to capture it anew" if lost else ""),
             },
         )
-        await asyncio.to_thread(self.store.close_table, table.physical_id)
-        return True
+
+    def _refuse(self, table_id: int, error: PenstockError) -> None:
+        """Rows of a table cannot be kept: it was given up."""
+        table = self._known(table_id)
+        if table is not None:
+            self._set_aside(table, str(error))
+        self._lost(table_id)
+
+    def _known(self, table_id: int) -> CapturedTable | None:
+        return next((each for each in self.schemas.tables_ever() if each.physical_id == table_id), None)
+
+    async def _look_around(self) -> None:
+        """Find lost tables whose folder was removed, and end tables that the cluster has forgotten."""
+        for table_id in [table_id for table_id, each in self._left_out.items() if each.lost]:
+            if await asyncio.to_thread(self._is_removed, table_id):
+                self._left_out.pop(table_id, None)
+        forgotten = [
+            table_id
+            for table_id, names in self._names.forgotten.items()
+            if self._is_mine(table_id) and any(sharing.wanted(*name, self._settings.tables) for name in names)
+        ]
+        for table_id in forgotten:
+            await asyncio.to_thread(self._names.end_forgotten, table_id)
+
+    def _is_removed(self, table_id: int) -> bool:
+        """Whether nothing is left of a table's folder but watermarks, which consumers write at any time.
+
+        Before that, whoever removes it could take new files with it.
+        """
+        root = paths.table_root(table_id)
+        if self._storage.names(paths.manifest_folder(root)):
+            return False
+        return all(name.startswith(paths.watermark_folder(root)) for name in self._storage.names(root))
 
     async def _let_go(self, table_id: int) -> None:
-        table = next((each for each in self.schemas.tables_ever() if each.physical_id == table_id), None)
+        table = self._known(table_id)
         rows = self.store.tables().get(table_id)
         if table is not None and rows is not None and rows.flushed_ts >= table.dropped_ts:
             await asyncio.to_thread(self._names.end, table)
@@ -397,6 +467,10 @@ class Capture:
     def _fail(self, error: PenstockError) -> None:
         if not self.failed.done():
             self.failed.set_exception(error)
+
+
+def _collected(from_ts: int, to_ts: int) -> str:
+    return f"changes from {from_ts} to {to_ts} are collected"
 
 
 def _data_id(data: Path, clock: Clock) -> str:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from penstock import metrics, tracing
 from penstock.clock import Clock
-from penstock.errors import Fenced, PenstockError, Unavailable
+from penstock.errors import Fenced, Invalid, PenstockError, Unavailable
 from penstock.eventstore.building import Build, Built, Schemas
 from penstock.eventstore.manifest import Archive, ManifestState, ObjectInfo, Removal
 from penstock.eventstore.ownership import Ownership
@@ -83,8 +83,8 @@ class Table:
 class Flusher:
     """Flushes tables, and decides what a failure means.
 
-    Storage that does not answer is tried again later; a newer owner ends the table here (`fenced`);
-    anything else ends the store (`failed`).
+    Storage that does not answer is tried again later; a newer owner ends the table here (`fenced`), and so
+    do rows that cannot be kept (`refused`); anything else ends the store (`failed`).
     """
 
     build: Build
@@ -93,6 +93,7 @@ class Flusher:
     large_txn_bytes: int
     clock: Clock
     fenced: Callable[[Table], None]
+    refused: Callable[[Table, PenstockError], None]
     failed: Callable[[PenstockError], None]
 
     def changes(self, rows: TableRows, from_ts: int, to_ts: int) -> Generator[pa.RecordBatch, None, None]:
@@ -122,6 +123,11 @@ class Flusher:
             _log.warning("table lost", extra={"table_id": table.rows.table_id, "reason": str(error)})
             table.rows.disown()
             self.fenced(table)
+            return False
+        except Invalid as error:
+            metrics.EVENTSTORE_FLUSH_FAILURES_TOTAL.labels("refused").inc()
+            table.rows.disown()
+            self.refused(table, error)
             return False
         except PenstockError as error:
             metrics.EVENTSTORE_FLUSH_FAILURES_TOTAL.labels("failed").inc()
@@ -153,7 +159,8 @@ class Flusher:
         settled = table.ownership.settle()
         if settled.flushed_ts > rows.flushed_ts:  # a commit whose answer was lost
             rows.release(settled.flushed_ts)
-        from_ts, to_ts = rows.flushed_ts, min(rows.resolved_ts, self.schemas.resolved_ts())
+        from_ts = rows.flushed_ts
+        to_ts = min(rows.resolved_ts, self.schemas.storable_ts(rows.table_id))
         if to_ts <= from_ts:
             return
         versions = self.schemas.versions(rows.table_id, from_ts, to_ts)

@@ -8,8 +8,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from penstock.clock import TS_MAX
-from penstock.eventstore import manifestlog, paths
+from penstock.eventstore import paths
 from penstock.eventstore.schemaversion import SCHEMA_FACT
 from penstock.eventstore.storage import Storage
 
@@ -50,19 +49,17 @@ class NameMarks:
             with self._lock:
                 self._written = (self._written or frozenset()) | missing
 
-    def ids(self) -> set[int]:
-        """The physical tables that are known by any name: those that may have a manifest."""
-        found = (paths.marked_name(path) for path in self._known())
-        return {mark[2] for mark in found if mark is not None}
+    def names(self) -> dict[int, set[tuple[str, str]]]:
+        """The physical tables that are known by any name: those that may have a manifest. With the names."""
+        found: dict[int, set[tuple[str, str]]] = {}
+        for path in self._known():
+            mark = paths.marked_name(path)
+            if mark is not None:
+                found.setdefault(mark[2], set()).add(mark[:2])
+        return found
 
     def _known(self) -> frozenset[str]:
         with self._lock:
             if self._written is None:
                 self._written = frozenset(self._storage.names(paths.NAMES))
             return self._written
-
-
-def says_dropped(storage: Storage, table_id: int) -> bool:
-    """Whether a table's manifest says that it was dropped."""
-    state = manifestlog.load(storage, paths.table_root(table_id))
-    return bool(dropped_ts(state.facts, TS_MAX))

@@ -9,7 +9,7 @@ garbage collection has taken of them is older than any row that will still come.
 import threading
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ import pyarrow as pa
 from penstock.errors import Unavailable
 from penstock.eventstore.metachanges import META_RANGE, TableDescribed, read_description
 from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.sides import refusal
 from penstock.tables.schema import TableInfo
 
 __all__ = ["META_RANGE", "CapturedTable", "SchemaHistory"]
@@ -29,6 +30,7 @@ class CapturedTable(NamedTuple):
     database: str
     table: TableInfo
     dropped_ts: int  # 0: it is there
+    refused: str = ""  # why its rows cannot be kept as it is now
 
 
 @dataclass(order=True, frozen=True, slots=True)
@@ -36,6 +38,7 @@ class _Version:
     since_ts: int
     database_id: int = field(compare=False)
     table: TableInfo | None = field(compare=False)  # None: dropped
+    refused: str = field(default="", compare=False)  # why rows of this version cannot be kept
 
 
 class SchemaHistory:
@@ -49,6 +52,7 @@ class SchemaHistory:
         self._resolved_ts = 0
         self._versions: dict[int, list[_Version]] = {}
         self._logical: dict[int, set[int]] = {}  # keys' id -> the tables it was, or was a partition of
+        self._refused: set[int] = set()  # keys' ids that had a version whose rows cannot be kept
         self._databases: dict[int, str] = {}
 
     def consume_kv_events(self, raw: pa.RecordBatch, finish: Callable[[], None]) -> bool:
@@ -75,16 +79,31 @@ class SchemaHistory:
         """See Schemas."""
         return self._resolved_ts
 
+    def storable_ts(self, table_id: int) -> int:
+        """See Schemas."""
+        with self._lock:
+            upto = self._resolved_ts
+            if table_id in self._refused:
+                for version in reversed([each for each in self._of(table_id) if each.since_ts <= upto]):
+                    if not version.refused:
+                        break
+                    upto = version.since_ts - 1
+            return upto
+
     def versions(self, table_id: int, from_ts: int, to_ts: int) -> list[SchemaVersion]:
-        """See Schemas. Changes before the oldest version that is known read with that one."""
+        """See Schemas. Changes before the oldest version that is known read with that one.
+
+        A version whose rows cannot be kept has the columns of the next one whose rows can.
+        """
         with self._lock:
             if to_ts > self._resolved_ts:
                 raise Unavailable(f"schemas are known up to {self._resolved_ts}, not {to_ts}; wait")
-            found = [each for each in self._of(table_id) if each.since_ts <= to_ts]
+            known = [each for each in self._of(table_id) if each.since_ts <= self._resolved_ts]
+            found = [each for each in known if each.since_ts <= to_ts]
             if not found:
                 raise Unavailable(f"table {table_id} has no schema up to {to_ts}; wait for it")
             first = max(0, bisect_right(found, from_ts + 1, key=lambda each: each.since_ts) - 1)
-            return [self._shown(each) for each in found[first:]]
+            return self._shown(known[first:])[: len(found) - first]
 
     def names(self, physical_id: int) -> set[tuple[str, str]]:
         """Every (database, table) that an id is known to be, or to have been, a part of."""
@@ -118,22 +137,35 @@ class SchemaHistory:
             if version.table is not None and physical_id in version.table.physical_ids
         )
 
-    def _shown(self, version: _Version) -> SchemaVersion:
-        assert version.table is not None
-        database = self._databases.get(version.database_id, "")
-        return SchemaVersion(version.since_ts, version.since_ts, version.table, database)
+    def _shown(self, versions: list[_Version]) -> list[SchemaVersion]:
+        """Versions as rows are kept under them: by what follows, where one cannot be kept as it is."""
+        shown: list[SchemaVersion] = []
+        stored: TableInfo | None = None
+        for version in reversed(versions):
+            table = version.table
+            assert table is not None
+            if not version.refused:
+                stored = table
+            elif stored is not None:
+                table = replace(table, columns=stored.columns, indexes=stored.indexes)
+            database = self._databases.get(version.database_id, "")
+            shown.append(SchemaVersion(version.since_ts, version.since_ts, table, database))
+        return shown[::-1]
 
     def _table_changed(self, commit_ts: int, said: TableDescribed) -> None:
         database_id, table_id, table = said
+        refused = refusal(table) if table is not None and table.is_base_table else ""
         for physical_id in table.physical_ids if table else ():
             self._logical.setdefault(physical_id, set()).add(table_id)
+            if refused:
+                self._refused.add(physical_id)
         versions = self._versions.setdefault(table_id, [])
         same = next((each for each in versions if each.since_ts == commit_ts), None)
         if same is None:
-            insort(versions, _Version(commit_ts, database_id, table))
+            insort(versions, _Version(commit_ts, database_id, table, refused))
         elif table is not None:
             # A move to another database removes the description there and writes it here, at once.
-            versions[versions.index(same)] = _Version(commit_ts, database_id, table)
+            versions[versions.index(same)] = _Version(commit_ts, database_id, table, refused)
 
 
 def _latest(versions: list[_Version], names: Mapping[int, str], upto: int) -> Iterator[CapturedTable]:
@@ -145,6 +177,6 @@ def _latest(versions: list[_Version], names: Mapping[int, str], upto: int) -> It
             fresh = [each for each in version.table.physical_ids if each not in seen]
             name = names.get(version.database_id, "")
             for physical_id in fresh:
-                yield CapturedTable(physical_id, name, version.table, ended_ts)
+                yield CapturedTable(physical_id, name, version.table, ended_ts, version.refused)
             seen.update(fresh)
         ended_ts = version.since_ts

@@ -50,11 +50,23 @@ def side_schema(table: TableInfo, side: Side) -> pa.Schema:
     columns = arrow_schema(table)
     taken = sorted(RESERVED.intersection(columns.names))
     if taken:
-        raise Invalid(f"table {table.name} has a column {taken[0]}, a reserved name; leave the table out")
+        raise Invalid(
+            f"table {table.name} has a column {taken[0]}, a reserved name; rename the column or leave the"
+            " table out"
+        )
     if side == "data":
         return pa.schema([*columns, *_SYSTEM])
     keys = [arrow_field(column) for column in table.primary_key if column.name in columns.names]
     return pa.schema([*keys, *_SYSTEM, *_ROW_ID, pa.field(OLD, pa.struct(list(columns)))])
+
+
+def refusal(table: TableInfo) -> str:
+    """Why rows of a table cannot be kept, for people; empty when they can."""
+    try:
+        side_schema(table, "data")
+    except Invalid as error:
+        return str(error)
+    return ""
 
 
 def decode_sides(raw: pa.RecordBatch, table: TableInfo, decoder: RowDecoder) -> Sides:

@@ -40,8 +40,8 @@ class EventStore:
 
     After a crash at any moment, `start` finds everything that was acknowledged and says from where each
     subscription goes on; what is delivered again is recognised. `on_fenced` is told of a table that a newer
-    owner has taken, `on_failure` of an error that ends the store; both are called on a thread of the store
-    and must not block.
+    owner has taken, `on_refused` of one that was given up because its rows cannot be kept, `on_failure` of an
+    error that ends the store; all are called on a thread of the store and must not block.
     """
 
     def __init__(
@@ -53,12 +53,14 @@ class EventStore:
         schemas: Schemas,
         clock: Clock = SYSTEM,
         on_fenced: Callable[[int], None] = lambda _: None,
+        on_refused: Callable[[int, PenstockError], None] = lambda _, __: None,
         on_failure: Callable[[PenstockError], None] = lambda _: None,
     ) -> None:
         self._settings = settings
         self._storage = storage
         self._clock = clock
         self._on_fenced = on_fenced
+        self._on_refused = on_refused
         self._on_failure = on_failure
         self._writer = f"{settings.id}/{clock.unique_id()[:12]}"
         self.schemas = schemas
@@ -70,6 +72,7 @@ class EventStore:
             settings.large_txn_bytes,
             clock,
             fenced=self._fenced,
+            refused=self._refuse,
             failed=self._fail,
         )
         self._wal = Wal(
@@ -208,9 +211,9 @@ class EventStore:
         return self._owned(table_id).ownership
 
     def readable_ts(self, table_id: int) -> int:
-        """How far a table can be read: its own resolved-ts, and no further than the schema history's."""
+        """How far a table can be read: its own resolved-ts, and no further than its schemas allow."""
         table = self._owned(table_id)
-        return max(table.rows.flushed_ts, min(table.rows.resolved_ts, self.schemas.resolved_ts()))
+        return max(table.rows.flushed_ts, min(table.rows.resolved_ts, self.schemas.storable_ts(table_id)))
 
     def unflushed(self, table_id: int, from_ts: int, to_ts: int) -> Generator[pa.RecordBatch, None, None]:
         """The raw changes in (from_ts, to_ts] that are held, in order and once; close it after use."""
@@ -351,8 +354,7 @@ class EventStore:
         with self._lock:
             tables = list(self._tables.values())
         self._measure_lag(tables)
-        schema_ts = self.schemas.resolved_ts()
-        return [table.rows.load_of(schema_ts) for table in tables]
+        return [table.rows.load_of(self.schemas.storable_ts(table.rows.table_id)) for table in tables]
 
     def _measure_lag(self, tables: Iterable[Table]) -> None:
         slowest = min((table.rows.resolved_ts for table in tables), default=None)
@@ -376,12 +378,21 @@ class EventStore:
         self._pool.submit(work)
 
     def _fenced(self, table: Table) -> None:
+        if self._drop(table):
+            self._on_fenced(table.rows.table_id)
+
+    def _refuse(self, table: Table, error: PenstockError) -> None:
+        if self._drop(table):
+            self._on_refused(table.rows.table_id, error)
+
+    def _drop(self, table: Table) -> bool:
+        """Own a table no more; False when it was given up, or taken again, meanwhile."""
         with self._lock:
-            if self._tables.get(table.rows.table_id) is not table:  # given up, or taken again, meanwhile
-                return
+            if self._tables.get(table.rows.table_id) is not table:
+                return False
             self._wal.forget(table.rows.table_id)  # its rows are dropped: whoever takes it again pulls them
             del self._tables[table.rows.table_id]
-        self._on_fenced(table.rows.table_id)
+        return True
 
     def _fail(self, error: PenstockError) -> None:
         """End the store: nothing more is accepted. What was acknowledged is in the log."""

@@ -3,8 +3,10 @@
 import logging
 from collections.abc import Iterable
 
-from penstock.errors import Fenced
-from penstock.eventstore.namemarks import NameMarks, dropped_fact, says_dropped
+from penstock.clock import TS_MAX
+from penstock.errors import Corrupt, Fenced
+from penstock.eventstore import manifestlog, paths
+from penstock.eventstore.namemarks import NameMarks, dropped_fact, dropped_ts
 from penstock.eventstore.schemas import CapturedTable, SchemaHistory
 from penstock.eventstore.storage import Storage
 from penstock.eventstore.store import EventStore
@@ -21,17 +23,25 @@ class TableNames:
         self._schemas = schemas
         self._marks = NameMarks(storage)
         self._unended: set[int] = set()
+        self.forgotten: dict[int, set[tuple[str, str]]] = {}
+        """Tables on storage, with their names, of which the cluster knows nothing; see `end_forgotten`."""
 
     def start(self) -> None:
         """Find the tables that were dropped while nobody captured them, or whose owner was lost then."""
-        dropped = {table.physical_id for table in self._schemas.tables_ever() if table.dropped_ts}
-        known = dropped.intersection(self._marks.ids())
-        self._unended = {each for each in known if not says_dropped(self._storage, each)}
+        ends = {table.physical_id: table.dropped_ts for table in self._schemas.tables_ever()}
+        marked = self._marks.names()
+        dropped = [table_id for table_id in marked if ends.get(table_id)]
+        self._unended = {each for each in dropped if self._lacks_end(each)}
+        self.forgotten = {table_id: names for table_id, names in marked.items() if table_id not in ends}
 
     def mark(self, table_ids: Iterable[int]) -> None:
         """Let readers find tables by every name that they have or had."""
         for table_id in table_ids:
             self._marks.mark(self._schemas.names(table_id), table_id)
+
+    def marked(self, table_id: int) -> bool:
+        """Whether a table was ever captured, or loaded."""
+        return table_id in self._marks.names()
 
     def unended(self, table_id: int) -> bool:
         """Whether a table was dropped before the start and its manifest does not say so."""
@@ -46,3 +56,29 @@ class TableNames:
         except Fenced as error:
             _log.info("a newer owner ends the table", extra={"reason": str(error)})
         self._unended.discard(table.physical_id)
+
+    def end_forgotten(self, table_id: int) -> None:
+        """End a table that was dropped so long ago that the cluster has collected the drop, too.
+
+        When it was dropped is not known, so its manifest says that it ends where its changes do.
+        """
+        if self._lacks_end(table_id):
+            try:
+                log = manifestlog.ManifestLog.open(self._storage, paths.table_root(table_id), writer="ends")
+                log.commit(facts=[dropped_fact(log.state.flushed_ts + 1)])
+            except Fenced as error:
+                _log.info("a newer owner ends the table", extra={"reason": str(error)})
+            else:
+                _log.info("table ended: dropped while nobody captured it", extra={"table_id": table_id})
+        del self.forgotten[table_id]
+
+    def _lacks_end(self, table_id: int) -> bool:
+        """Whether a table that is gone from the cluster has a manifest that does not say so."""
+        try:
+            state = manifestlog.load(self._storage, paths.table_root(table_id))
+        except Corrupt as error:
+            _log.warning(
+                "a dropped table cannot be ended", extra={"table_id": table_id, "reason": str(error)}
+            )
+            return False
+        return state.seq > 0 and not dropped_ts(state.facts, TS_MAX)

@@ -46,6 +46,10 @@ class FixedSchemas:
         """See Schemas."""
         return self.resolved
 
+    def storable_ts(self, _table_id: int) -> int:
+        """See Schemas."""
+        return self.resolved
+
     def versions(self, table_id: int, from_ts: int, to_ts: int) -> list[SchemaVersion]:
         """See Schemas."""
         mine = [each for each in self._versions if each.table.id == table_id and each.since_ts <= to_ts]

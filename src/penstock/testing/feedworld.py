@@ -119,6 +119,10 @@ class FeedWorld:
         """See Schemas."""
         return self.history.resolved_ts()
 
+    def storable_ts(self, _table_id: int) -> int:
+        """See Schemas."""
+        return self.resolved_ts()
+
     def versions(self, table_id: int, from_ts: int, to_ts: int) -> list[SchemaVersion]:
         """See Schemas."""
         return in_force(self._versions[table_id], from_ts, to_ts)

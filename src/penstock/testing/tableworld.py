@@ -78,6 +78,10 @@ class GrowingSchemas:
         """See Schemas."""
         return (1 << 63) - 1
 
+    def storable_ts(self, _table_id: int) -> int:
+        """See Schemas."""
+        return self.resolved_ts()
+
     def versions(self, _table_id: int, from_ts: int, to_ts: int) -> list[SchemaVersion]:
         """See Schemas."""
         return in_force(self.all, from_ts, to_ts)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyarrow import flight
 
-from penstock.clock import SYSTEM
+from penstock.clock import SYSTEM, TS_MAX
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.capture import Capture
@@ -20,17 +20,19 @@ from penstock.eventstore.flight import write_ticket
 from penstock.eventstore.flushing import FlushPolicy
 from penstock.eventstore.leases import PREFIX
 from penstock.eventstore.manifestlog import ManifestLog, load
-from penstock.eventstore.namemarks import says_dropped
+from penstock.eventstore.namemarks import dropped_ts
 from penstock.eventstore.ownership import Ownership
 from penstock.eventstore.partition import StorageRef
 from penstock.eventstore.reading import ReadRange
 from penstock.eventstore.schemas import CapturedTable
+from penstock.eventstore.snapshot import read_snapshot
 from penstock.eventstore.storage import open_storage
 from penstock.kv import Client
 from penstock.kv.pd import PdClient
 from penstock.settings import KvSettings, Settings, StoreSettings
 from penstock.store.cluster import Cluster
 from penstock.tables import Catalog
+from penstock.tables.meta import table_key
 from penstock.testing.capture import CaptureProcess
 from penstock.testing.events import replayed
 
@@ -175,7 +177,7 @@ async def test_a_table_dropped_while_nobody_captured_ends_when_somebody_does(
         await b.insert("shop.t", [{"id": 1, "name": "nobody looks"}])
         await b.do(b.db.drop_table, "shop.t")
         second = await b.capture("b")
-        await until(lambda: says_dropped(b.storage, table_id))
+        await until(lambda: dropped_ts(load(b.storage, paths.table_root(table_id)).facts, TS_MAX) > 0)
         await until(lambda: second.tables == set())
         assert len(replayed(b.storage, table_id, load(b.storage, f"tables/{table_id}").flushed_ts)) == 1
         assert not second.failed.done()
@@ -275,9 +277,116 @@ async def test_only_wanted_tables_are_captured_and_reserved_names_left_out(tmp_p
     async with bench(tmp_path) as b:
         wanted = (await b.do(b.db.create_table, "shop.orders", COLUMNS)).id
         await b.do(b.db.create_table, "shop.other", COLUMNS)
-        await b.do(b.db.create_table, "shop.odd", [*COLUMNS, ("_old", "int")])
+        odd = (await b.do(b.db.create_table, "shop.odd", [*COLUMNS, ("_old", "int")])).id
+        await b.insert("shop.odd", [{"id": 1, "name": "x", "_old": 1}])
         capture = await b.capture(tables=("shop.o[rd]*",))
         assert capture.tables == {wanted}
+        assert not b.storage.names(paths.table_root(odd))
+        await b.do(b.db.drop_column, "shop.odd", "_old")
+        await until(lambda: capture.tables == {wanted, odd})
+        ts = await b.flushed(odd)
+        assert [row["id"] for row in replayed(b.storage, odd, ts).values()] == [1]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_reserved_column_costs_its_table_alone_until_it_is_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, restart: bool
+) -> None:
+    async with bench(tmp_path) as b:
+        table_id = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
+        other = (await b.do(b.db.create_table, "shop.u", COLUMNS)).id
+        capture = await b.capture(flush_interval_s=1)
+        await b.insert("shop.t", [{"id": 1, "name": "before"}])
+        before = await b.do(b.client.timestamp)
+        await until(lambda: capture.store.readable_ts(table_id) >= before)
+        if restart:
+            await capture.stop(flush=False)
+        await b.do(b.db.add_column, "shop.t", "_offset", "int")
+        await b.insert("shop.t", [{"id": 2, "name": "meanwhile", "_offset": 3}])
+        meanwhile = await b.do(b.client.timestamp)
+        if restart:
+            capture = await b.capture()
+        await until(lambda: capture.tables == {other})
+        await b.insert("shop.u", [{"id": 1, "name": "goes on"}])
+        await b.flushed(other)
+        assert before <= load(b.storage, paths.table_root(table_id)).flushed_ts < meanwhile
+        assert told(caplog).count("table left out") == 1
+        assert not capture.failed.done()
+        await b.do(b.db.drop_column, "shop.t", "_offset")
+        await until(lambda: capture.tables == {table_id, other})
+        await b.insert("shop.t", [{"id": 3, "name": "after"}])
+        ts = await b.flushed(table_id)
+        view = await b.do(find_table, StorageRef(f"file://{tmp_path}/events"), "shop.t")
+        for at_ts, names in ((before, ["before"]), (meanwhile, ["before", "meanwhile"])):
+            rows = [row for batch in read_snapshot(view, at_ts) for row in batch.to_pylist()]
+            assert sorted(row["name"] for row in rows) == names
+        assert sorted(row["id"] for row in replayed(b.storage, table_id, ts).values()) == [1, 2, 3]
+
+
+async def test_a_table_dropped_with_a_reserved_column_ends(tmp_path: Path) -> None:
+    ref = StorageRef(f"file://{tmp_path}/events")
+    async with bench(tmp_path) as b:
+        table_id = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
+        capture = await b.capture()
+        ts = await b.flushed(table_id)
+        await b.do(b.db.add_column, "shop.t", "_offset", "int")
+        await until(lambda: capture.tables == set())
+        assert await b.do(list_tables, ref) == ["shop.t"]
+        await b.do(b.db.drop_table, "shop.t")
+        await until(lambda: list_tables(ref) == [])
+        assert await b.do(lambda: find_table(ref, "shop.t", at_ts=ts).name) == "shop.t"
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_table_that_is_recovered_after_its_drop_is_captured_again(
+    tmp_path: Path, restart: bool
+) -> None:
+    ref = StorageRef(f"file://{tmp_path}/events")
+    async with bench(tmp_path) as b:
+        table_id = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
+        await b.insert("shop.t", [{"id": 1, "name": "x"}])
+        capture = await b.capture()
+        before = await b.flushed(table_id)
+        await b.do(b.db.drop_table, "shop.t")
+        await until(lambda: capture.tables == set())
+        if restart:
+            await capture.stop()
+            capture = await b.capture()
+        await until(lambda: table_id in capture._left_out)  # its end is told, and it is looked at no more
+        assert await b.do(list_tables, ref) == []
+        await b.do(recover_table, b, "shop", table_id, before)
+        await until(lambda: capture.tables == {table_id})
+        await b.insert("shop.t", [{"id": 2, "name": "after the recovery"}])
+        ts = await b.flushed(table_id)
+        assert sorted(row["id"] for row in replayed(b.storage, table_id, ts).values()) == [1, 2]
+        assert await b.do(list_tables, ref) == ["shop.t"]
+
+
+def recover_table(b: Bench, database: str, table_id: int, ts: int) -> None:
+    """Bring back a table as it was at `ts`, with its id, as RECOVER TABLE and FLASHBACK TABLE do."""
+    (database_id,) = [each.id for each in b.db.databases() if each.name == database]
+    key = table_key(database_id, table_id)
+    description = b.client.snapshot(ts).get(key)
+    with b.client.begin() as txn:
+        txn.put(key, description)
+    b.db = Catalog(b.client)  # the schema version stays, by which a catalog knows its tables
+
+
+async def test_a_damaged_manifest_costs_its_table_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with bench(tmp_path) as b:
+        damaged = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
+        other = (await b.do(b.db.create_table, "shop.u", COLUMNS)).id
+        capture = await b.capture()
+        await b.flushed(damaged)
+        await capture.stop()
+        for name in b.storage.names(paths.manifest_folder(paths.table_root(damaged))):
+            b.storage.write(name, b"no JSON")
+        capture = await b.capture()
+        assert capture.tables == {other}
+        await b.flushed(other)
+        assert told(caplog).count("table left out") == 1
 
 
 async def test_gc_is_held_back_at_what_is_not_flushed(tmp_path: Path) -> None:
@@ -327,6 +436,30 @@ async def test_a_table_whose_next_changes_are_collected_is_not_captured_with_a_g
         assert told(caplog).count("table left out: its history is lost") == 1
 
 
+async def test_a_table_dropped_so_long_ago_that_the_cluster_forgot_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.eventstore.capture._LOOK_EVERY_S", 0.2)
+    ref = StorageRef(f"file://{tmp_path}/events")
+    async with bench(tmp_path) as b:
+        table_id = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
+        await b.insert("shop.t", [{"id": 1, "name": "x"}])
+        capture = await b.capture()
+        await b.flushed(table_id)
+        await capture.stop()
+        await b.do(b.db.drop_table, "shop.t")
+        await capture_gone(b, "a")
+        now = await b.do(b.client.timestamp)
+        assert await b.do(b.client.gc, now) == now
+        await b.capture()
+        await until(lambda: list_tables(ref) == [])
+        with pytest.raises(Invalid, match="there is no table"):
+            await b.do(find_table, ref, "shop.t")
+        ts = load(b.storage, paths.table_root(table_id)).flushed_ts
+        view = await b.do(lambda: find_table(ref, "shop.t", at_ts=ts))
+        assert [row["id"] for batch in read_snapshot(view, ts) for row in batch.to_pylist()] == [1]
+
+
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records]
 
@@ -373,9 +506,11 @@ async def test_changes_that_an_older_copy_of_storage_lacks_are_pulled_again(
         assert "table left out: its history is lost" not in told(caplog)
 
 
+@pytest.mark.parametrize("restart", [True, False])
 async def test_a_table_whose_storage_is_older_than_what_is_left_of_history_is_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, restart: bool
 ) -> None:
+    monkeypatch.setattr("penstock.eventstore.capture._LOOK_EVERY_S", 0.2)
     async with bench(tmp_path) as b:
         table_id = await older_storage(b)
         restored = load(b.storage, paths.table_root(table_id)).flushed_ts
@@ -388,9 +523,12 @@ async def test_a_table_whose_storage_is_older_than_what_is_left_of_history_is_le
         (left_out,) = [each for each in caplog.records if each.getMessage().startswith("table left out")]
         assert f"changes from {restored} to {now} are collected; remove" in vars(left_out)["reason"]
         assert load(b.storage, paths.table_root(table_id)).flushed_ts == restored
-        await capture.stop()
+        if restart:
+            await capture.stop()
         shutil.rmtree(tmp_path / "events" / "tables" / str(table_id))  # as the error says
-        capture = await b.capture(wal_segment_bytes=1024)
+        if restart:
+            capture = await b.capture(wal_segment_bytes=1024)
+        await until(lambda: capture.tables == {table_id})
         ts = await filled(b, table_id, range(50, 60))
         found = replayed(b.storage, table_id, ts)
         assert sorted(row["id"] for row in found.values()) == list(range(1, 60))

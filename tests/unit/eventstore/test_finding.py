@@ -209,4 +209,4 @@ def test_a_mark_is_written_once(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> 
     again.mark([("shop", "items"), ("shop", "goods")], 1)
     again.mark([("shop", "goods")], 1)
     assert written == [paths.name_mark("shop", "goods", 1)]
-    assert again.ids() == {1}
+    assert again.names() == {1: {("shop", "items"), ("shop", "goods")}}

@@ -139,6 +139,36 @@ def test_a_table_exchanged_with_a_partition_lives_on_in_its_new_place(order: int
     assert versions(made, 71, 0, 50) == [(10, 1), (20, 1)]
 
 
+def test_a_version_that_cannot_be_kept_holds_its_table_back_until_one_follows_that_can() -> None:
+    kept, reserved = a_table(7, "a"), a_table(7, "a", "_old")
+    made = history(
+        described(10, kept), described(20, reserved), described(30, reserved), described(11, a_table(8)),
+        described(200, kept), resolved_ts=100,
+    )  # fmt: skip
+    assert (made.storable_ts(7), made.storable_ts(8)) == (19, 100)
+    assert [(each.physical_id, bool(each.refused)) for each in made.tables_ever()] == [(7, True), (8, False)]
+    made.advance_resolved_ts(200)
+    assert (made.storable_ts(7), made.storable_ts(8)) == (200, 200)
+    assert [each.refused for each in made.tables_ever()] == ["", ""]
+    assert versions(made, 7, 0, 40) == [(10, 2), (20, 2), (30, 2)]
+
+
+def test_a_column_that_gets_another_name_has_it_from_when_it_could_not_be_kept() -> None:
+    reserved = replace(a_table(7, "a", "_old"), name="before")
+    columns = (*reserved.columns[:2], replace(reserved.columns[2], name="b"))
+    made = history(
+        described(10, a_table(7, "a")),
+        described(20, reserved),
+        described(30, replace(reserved, name="after", columns=columns)),
+    )
+    found = made.versions(7, 0, 25)
+    assert [(each.since_ts, each.version, each.table.name) for each in found] == [
+        (10, 10, "t"),
+        (20, 20, "before"),
+    ]
+    assert [column.name for column in found[1].table.columns] == ["id", "a", "b"]
+
+
 def test_views_hold_no_rows() -> None:
     assert list(history(described(10, a_table(7, extra={"view": {"x": 1}}))).tables_ever()) == []
 

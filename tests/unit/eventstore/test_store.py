@@ -43,7 +43,8 @@ def open_store(tmp_path: Path, storage: Storage) -> Iterator[Open]:
         *, schemas: FixedSchemas | None = None, on: Storage | None = None, **settings: Any
     ) -> EventStore:
         given: dict[str, Any] = {"data": tmp_path, "flush_interval_s": 3600, "idle_flush_interval_s": 3600}
-        hooks = {name: settings.pop(name) for name in ("on_fenced", "on_failure") if name in settings}
+        known = ("on_fenced", "on_refused", "on_failure")
+        hooks = {name: settings.pop(name) for name in known if name in settings}
         store = EventStore(
             CaptureSettings(**(given | settings)),
             on or storage,
@@ -424,15 +425,28 @@ class _Blocked(Storage):
         super().write(path, data)
 
 
-def test_a_reserved_column_name_is_refused(open_store: Open) -> None:
-    bad: TableInfo = replace(define_table("t", [("id", "bigint primary key"), ("_commit_ts", "int")]), id=1)
+def test_rows_that_cannot_be_kept_cost_their_table_alone(open_store: Open, storage: Storage) -> None:
+    bad: TableInfo = replace(define_table("t", [("id", "bigint primary key"), ("_commit_ts", "int")]), id=2)
+    refused: list[tuple[int, str]] = []
     failed: list[PenstockError] = []
-    store = open_store(schemas=FixedSchemas.of(bad), on_failure=failed.append)
-    table = store.open_table(1)
+    store = open_store(
+        schemas=FixedSchemas.of(TABLE, bad),
+        on_refused=lambda table_id, error: refused.append((table_id, str(error))),
+        on_failure=failed.append,
+    )
+    good, table = store.open_table(1), store.open_table(2)
     give(table, change(bad, NOW + 1, {"id": 1, "_commit_ts": 1}))
     table.advance_resolved_ts(NOW + 2)
-    store.flush(1)
-    assert "_commit_ts, a reserved name" in str(failed[0])
+    assert not store.flush(2)
+    ((table_id, reason),) = refused
+    assert table_id == 2
+    assert "_commit_ts, a reserved name" in reason
+    assert set(store.tables()) == {1}
+    give(good, change(TABLE, NOW + 1, row(1)))
+    good.advance_resolved_ts(NOW + 2)
+    assert store.flush(1)
+    assert [each["id"] for each in events(storage, 1, "data")] == [1]
+    assert not failed
 
 
 def _until(holds: Callable[[], bool]) -> None:
