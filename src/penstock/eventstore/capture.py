@@ -2,15 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from penstock.clock import SYSTEM, Clock, compose_ts, physical_ms
 from penstock.errors import Conflict, Corrupt, Invalid, PenstockError, Unavailable, Undetermined
-from penstock.eventstore import paths, sharing
+from penstock.eventstore import paths, safepoint, sharing
 from penstock.eventstore.flight import FlightService
 from penstock.eventstore.flightaccess import FlightAccess
 from penstock.eventstore.leases import Lease, Leases
@@ -22,6 +23,7 @@ from penstock.eventstore.safepoint import ServiceSafePoint
 from penstock.eventstore.schemas import META_RANGE, CapturedTable, SchemaHistory
 from penstock.eventstore.storage import Storage
 from penstock.eventstore.store import EventStore
+from penstock.eventstore.table import TableRows
 from penstock.eventstore.tablenames import TableNames
 from penstock.kv import AsyncClient
 from penstock.kv.pd import PdClient
@@ -128,6 +130,7 @@ class Capture:
         self._subscriptions: dict[int, int] = {}  # table -> subscription
         self._loading: set[int] = set()  # tables whose first snapshot is being loaded; told once
         self._left_out: dict[int, _LeftOut] = {}
+        self._held_until: tuple[float, int] = (0.0, 0)  # of the monotonic clock, and of the wall's
         self._live: Mapping[str, Lease] = {}
         self._rounds: list[asyncio.Task[None]] = []
         self._forgetting: dict[int, asyncio.Task[None]] = {}  # tables that were lost, until they are let go
@@ -238,7 +241,7 @@ class Capture:
                 raise Unavailable("the cluster's schemas did not arrive within a minute; check its stores")
             await self._clock.sleep(0.02)
 
-    async def _again(self, every_s: float, work: Callable[[], Awaitable[None]]) -> None:
+    async def _again(self, every_s: float, work: Callable[[], Awaitable[object]]) -> None:
         """Repeat a duty for ever; what may pass is logged, the rest ends the capture."""
         while True:
             await self._clock.sleep(every_s)
@@ -324,7 +327,7 @@ class Capture:
             Span(table.physical_id, *record_range(table.physical_id)),
             max(_FIRST_TS, rows.resolved_ts),
             rows.consume_kv_events,
-            rows.advance_resolved_ts,
+            partial(self._advance, rows),
             on_failure=self._subscription_failed,
         )
         if rows.disowned:  # before there was a subscription to end
@@ -346,13 +349,12 @@ class Capture:
             )
 
     async def _history_lost(self, table: CapturedTable, resolved_ts: int) -> bool:
-        """Hold back collection for a table; leave it out when changes after its `resolved_ts` are gone.
+        """Hold back collection for a table; leave it out when changes after its `resolved_ts` may be gone.
 
         Deletions among them would never be known. A table captured for the first time has no such gap; its
         history begins where the cluster's does.
         """
-        await self._hold_back_gc()
-        collected_ts = await self._safe_point.collected_ts()
+        collected_ts = await self._hold_back_gc()
         if not resolved_ts and collected_ts:  # what is there now of earlier times is not all there was
             begun = {"kind": BEGUN, "ts": collected_ts}
             await asyncio.to_thread(self.store.state_fact, table.physical_id, begun)
@@ -360,6 +362,17 @@ class Capture:
             return False
         await self._leave_out(table, _collected(resolved_ts, collected_ts), lost=True)
         return True
+
+    def _advance(self, rows: TableRows, ts: int) -> None:
+        """Take a resolved-ts while history is held.
+
+        A capture that slept for longer than its safe point lasts goes on where its subscriptions were, below
+        what was collected meanwhile. Nothing is complete then until `_hold_back_gc` has looked.
+        """
+        monotonic_s, wall_ms = self._held_until
+        holds = self._clock.monotonic() < monotonic_s and self._clock.wall_ms() < wall_ms
+        if holds and rows.table_id in self._subscriptions:
+            rows.advance_resolved_ts(ts)
 
     async def _leave_out(
         self, table: CapturedTable, reason: str, *, lost: bool = False, flush: bool = True
@@ -428,17 +441,57 @@ class Capture:
         await asyncio.to_thread(self.store.close_table, table_id)
         _log.info("table given up", extra={"table_id": table_id})
 
-    async def _hold_back_gc(self) -> None:
-        """Keep the history that may have to be pulled again, should this machine be lost."""
+    async def _hold_back_gc(self) -> int:
+        """Keep the history that may have to be pulled again, should this machine be lost.
+
+        Returns the timestamp below which it may be gone. A table that is not complete up to there is left
+        out: its subscription may begin anew at any moment, and then miss something.
+        """
+        until = (
+            self._clock.monotonic() + safepoint.TTL_S,
+            self._clock.wall_ms() + safepoint.TTL_S * 1000,
+        )
         found = await self._safe_point.hold(self._needed_ts)
+        collected_ts = await self._safe_point.published_ts()
         if found is None:
-            return
+            return collected_ts
         needed, held = found
+        if held > needed:
+            collected_ts = max(collected_ts, held)
         if held > needed > _FIRST_TS:
             _log.warning(
                 "history that a lost machine would need is collected already",
                 extra={"needed_ts": needed, "safe_point": held},
             )
+        if collected_ts > needed:
+            for table_id, resolved_ts in self._incomplete(collected_ts).items():
+                await self._give_up(table_id, resolved_ts, collected_ts)
+        self._held_until = until
+        return collected_ts
+
+    def _incomplete(self, ts: int) -> dict[int, int]:
+        """The captured tables that are complete up to less than `ts`, and up to where.
+
+        One that was never complete counts from where it was begun.
+        """
+        found = {}
+        for table_id, rows in self.store.tables().items():
+            if table_id in self._subscriptions:
+                complete_ts = rows.resolved_ts or self.store.ownership(table_id).state.oldest_ts
+                if complete_ts < ts:
+                    found[table_id] = rows.resolved_ts
+        return found
+
+    async def _give_up(self, table_id: int, resolved_ts: int, collected_ts: int) -> None:
+        """End the subscription of a table that may miss something, unless somebody does so already."""
+        table = self._known(table_id)
+        if table_id not in self._subscriptions:
+            return
+        if table is None or not resolved_ts:  # its first scan did not end: the next round begins it anew
+            self._lost(table_id)
+            return
+        reason = _collected(resolved_ts, collected_ts)
+        await self._apart(table_id, self._leave_out(table, reason, lost=True))
 
     def _needed_ts(self) -> int | None:
         flushed = [max(_FIRST_TS, rows.flushed_ts) for rows in self.store.tables().values()]
@@ -448,9 +501,14 @@ class Capture:
         """A newer owner has the table; the next round takes it back if it is ours after all."""
         subscription = self._subscriptions.pop(table_id, None)
         if subscription is not None:
-            task = asyncio.create_task(self._forget(table_id, subscription), name="penstock-capture-forget")
-            self._forgetting[table_id] = task
-            task.add_done_callback(lambda _: self._forgetting.pop(table_id))
+            self._apart(table_id, self._forget(table_id, subscription))
+
+    def _apart(self, table_id: int, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Give a table up beside the rounds, which leave it alone until that is done."""
+        task = asyncio.create_task(work, name="penstock-capture-forget")
+        self._forgetting[table_id] = task
+        task.add_done_callback(lambda _: self._forgetting.pop(table_id))
+        return task
 
     async def _forget(self, table_id: int, subscription: int) -> None:
         await self._clients.puller.unsubscribe(subscription)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from penstock.errors import Unavailable
 from penstock.kv.pd import PdClient
 
-_TTL_S = 24 * 3600
+TTL_S = 24 * 3600
 _ATTEMPTS = 5  # each fails only when collection has moved on since the one before
 
 
 class ServiceSafePoint:
-    """One capture's safe point at the placement driver; it stays for a day after the last `hold`."""
+    """A service's safe point at the placement driver; it stays for `TTL_S` after the last `hold`."""
 
     def __init__(self, pd: PdClient, capture_id: str) -> None:
         self._pd = pd
@@ -21,15 +21,16 @@ class ServiceSafePoint:
     async def hold(self, needed: Callable[[], int | None]) -> tuple[int, int] | None:
         """Keep history from the needed timestamp on; return it and the one that is held.
 
-        The latter is higher where history is collected already: a safe point below the cluster's is not
-        stored at all, and what is left must be kept. None: nothing is needed. Raises Unavailable.
+        The latter is higher where history is given to collection already, whether or not that has published
+        it: a safe point below the cluster's is not stored at all, and what is left must be kept. None:
+        nothing is needed. Raises Unavailable.
         """
         async with self._turn:
             needed_ts = held = needed()
             if needed_ts is None or held is None:
                 return None
             for _ in range(_ATTEMPTS):
-                lowest = await self._pd.update_service_gc_safe_point(self._service, _TTL_S, held)
+                lowest = await self._pd.update_service_gc_safe_point(self._service, TTL_S, held)
                 if lowest <= held:
                     return needed_ts, held
                 held = lowest
@@ -39,6 +40,9 @@ class ServiceSafePoint:
         """Hold nothing back any more."""
         await self._pd.update_service_gc_safe_point(self._service, 0, 0)
 
-    async def collected_ts(self) -> int:
-        """The timestamp below which old versions may be gone."""
+    async def published_ts(self) -> int:
+        """The timestamp below which old versions may be gone, as collection has published it.
+
+        It publishes late: only `hold` tells what it is about to collect.
+        """
         return await self._pd.get_gc_safe_point()

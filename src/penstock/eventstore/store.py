@@ -18,11 +18,12 @@ from penstock.eventstore.flushes import Flusher, Table
 from penstock.eventstore.flushing import FlushPolicy, TableLoad
 from penstock.eventstore.frames import Frame, FrameKind, decode_rows
 from penstock.eventstore.logcover import Fit
+from penstock.eventstore.manifest import ManifestState
 from penstock.eventstore.memory import MemoryBudget
 from penstock.eventstore.merges import MergeOutput, MergePlan, check_output
 from penstock.eventstore.ownership import Ownership
 from penstock.eventstore.pkindex import PrimaryKeyIndex
-from penstock.eventstore.rows import commit_ends
+from penstock.eventstore.rows import between, commit_ends
 from penstock.eventstore.storage import Storage
 from penstock.eventstore.table import Held, TableRows
 from penstock.eventstore.upkeep import Upkeep
@@ -145,7 +146,7 @@ class EventStore:
                 return self._tables[table_id].rows
         ownership = Ownership(self._storage, table_id, writer=self._writer, clock=self._clock)
         flushed_ts = ownership.state.flushed_ts
-        self._join_log(table_id, flushed_ts)
+        self._join_log(table_id, ownership.state)
         assert self._index is not None, "start first"
         index = self._index.table(table_id, self._storage)
         with self._lock:
@@ -166,8 +167,9 @@ class EventStore:
         self._wal.flushed(table_id, flushed_ts)
         return table
 
-    def _join_log(self, table_id: int, flushed_ts: int) -> None:
-        """Have the log say of a table nothing but what follows on its objects."""
+    def _join_log(self, table_id: int, state: ManifestState) -> None:
+        """Have the log say of a table nothing but what follows on its objects, and can be read."""
+        flushed_ts = state.flushed_ts
         cover = self._wal.cover(table_id)
         fit = cover.beside(flushed_ts)
         if fit is Fit.GAP:
@@ -175,11 +177,45 @@ class EventStore:
                 "storage is older than the log; changes are pulled again",
                 extra={"table_id": table_id, "from_ts": flushed_ts, "to_ts": cover.cut_ts},
             )
-            with self._lock:
-                self._recovered.pop(table_id, None)
-            self._wal.forget(table_id)  # else a later start would take its resolved-ts for complete
+            self._void(table_id)  # else a later start would take its resolved-ts for complete
+        elif not max(flushed_ts, cover.resolved_ts):
+            # Rows of a first scan that did not end. It is repeated, and by now deletes may be collected that
+            # would have ended some of them.
+            self._void(table_id)
+        elif self._outlived_schemas(table_id, state):
+            _log.warning(
+                "the log is older than the schemas that are known; changes are pulled again",
+                extra={"table_id": table_id, "from_ts": flushed_ts, "to_ts": cover.resolved_ts},
+            )
+            self._void(table_id)
+            fit = Fit.ENDS
         if fit is not Fit.JOINS:
             self._wal.begin(table_id, flushed_ts)
+
+    def _void(self, table_id: int) -> None:
+        """Take back what the log says of a table that is not owned."""
+        with self._lock:
+            known = self._recovered.pop(table_id, None) is not None or table_id in self._wal.resolved()
+        if known:
+            self._wal.forget(table_id)
+
+    def _outlived_schemas(self, table_id: int, state: ManifestState) -> bool:
+        """Whether the log has changes that are older than every schema that is known of their table.
+
+        The cluster has collected their own. Read with a later one they would lose columns, or gain some.
+        """
+        with self._lock:
+            recovered = self._recovered.get(table_id, [])
+        if not recovered:
+            return False
+        try:
+            oldest = self.schemas.versions(table_id, state.flushed_ts, self.schemas.resolved_ts())[0]
+        except Unavailable:  # a table without a schema is neither read nor flushed
+            return False
+        if oldest.since_ts <= max(state.flushed_ts, state.oldest_ts) + 1:  # nobody reads what is older
+            return False
+        batches = (self._wal.load(held.place) for held in recovered)
+        return any(between(each, state.flushed_ts, oldest.since_ts - 1).num_rows for each in batches)
 
     def close_table(self, table_id: int, *, flush: bool = True) -> None:
         """Give a table up: flush what is resolved, then forget the rest; its next owner pulls it again."""

@@ -13,7 +13,7 @@ from pyarrow import flight
 
 from penstock.clock import SYSTEM, TS_MAX
 from penstock.errors import Invalid, Unavailable
-from penstock.eventstore import paths
+from penstock.eventstore import paths, safepoint
 from penstock.eventstore.capture import Capture
 from penstock.eventstore.finding import find_table, list_tables
 from penstock.eventstore.flight import write_ticket
@@ -29,9 +29,12 @@ from penstock.eventstore.snapshot import read_snapshot
 from penstock.eventstore.storage import open_storage
 from penstock.kv import Client
 from penstock.kv.pd import PdClient
+from penstock.puller import Span, SubscriptionClient
 from penstock.settings import KvSettings, Settings, StoreSettings
+from penstock.store.cdc.scan import IncrementalScan
 from penstock.store.cluster import Cluster
 from penstock.tables import Catalog
+from penstock.tables.keys import record_range
 from penstock.tables.meta import table_key
 from penstock.testing.capture import CaptureProcess
 from penstock.testing.events import replayed
@@ -414,8 +417,80 @@ async def test_gc_is_held_back_for_a_table_that_was_never_flushed(tmp_path: Path
         assert await b.do(b.client.gc, now) == collected
 
 
+async def test_a_table_is_subscribed_only_where_its_history_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subscribe = SubscriptionClient.subscribe
+    begun: list[tuple[int, int]] = []
+
+    async def beside_collection(
+        puller: SubscriptionClient, span: Span, start_ts: int, *given: Any, **rest: Any
+    ) -> int:
+        if span.table_id:
+            now = await b.do(b.client.timestamp)
+            begun.append((start_ts, await begin_collection(b, now)))
+        return await subscribe(puller, span, start_ts, *given, **rest)
+
+    monkeypatch.setattr(SubscriptionClient, "subscribe", beside_collection)
+    async with bench(tmp_path) as b:
+        table_id = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
+        capture = await b.capture()
+        await b.flushed(table_id)
+        await capture.stop()
+        await capture_gone(b, "a")
+        await b.capture()
+    assert len(begun) == 2
+    assert all(collected_ts <= start_ts for start_ts, collected_ts in begun)
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_table_whose_safe_point_ran_out_before_its_scan_has_no_gap(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    scan, queued, done = IncrementalScan.run, asyncio.Event(), asyncio.Event()
+
+    async def queues(scanning: IncrementalScan) -> None:
+        if scanning._subscription.bounds.start == record_range(table_id)[0]:
+            await queued.wait()
+            await scan(scanning)
+            done.set()
+        else:
+            await scan(scanning)
+
+    async with bench(tmp_path) as b:
+        table_id = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
+        await b.insert("shop.t", [{"id": 1, "name": "x"}])
+        if known:
+            capture = await b.capture()
+            await b.flushed(table_id)
+            await capture.stop()
+        lost_from = await b.do(b.client.timestamp)
+        await b.do(lambda: b.db.table("shop.t").delete([1]))
+        monkeypatch.setattr(IncrementalScan, "run", queues)
+        monkeypatch.setattr(safepoint, "TTL_S", 1)
+        monkeypatch.setattr("penstock.eventstore.capture._SAFE_POINT_EVERY_S", 3600)
+        capture = await b.capture()
+        assert capture.tables == {table_id}
+        now = await b.do(b.client.timestamp)
+        while await b.do(b.client.gc, now) < now:  # the capture sleeps; its second is over soon
+            await SYSTEM.sleep(0.05)
+        queued.set()
+        await done.wait()
+        monkeypatch.setattr(safepoint, "TTL_S", 3600)
+        fresh = (await b.do(b.db.create_table, "shop.fresh", COLUMNS)).id
+        await b.flushed(fresh)
+        if known:
+            assert capture.tables == {fresh}
+            assert load(b.storage, paths.table_root(table_id)).flushed_ts < lost_from
+        else:  # it begins anew, where history does
+            await b.flushed(table_id)
+            assert load(b.storage, paths.table_root(table_id)).oldest_ts >= now
+        assert told(caplog).count("table left out: its history is lost") == known
+
+
+@pytest.mark.parametrize("published", [True, False])
 async def test_a_table_whose_next_changes_are_collected_is_not_captured_with_a_gap(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, published: bool
 ) -> None:
     async with bench(tmp_path) as b:
         kept = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
@@ -428,11 +503,48 @@ async def test_a_table_whose_next_changes_are_collected_is_not_captured_with_a_g
         fresh = (await b.do(b.db.create_table, "shop.fresh", COLUMNS)).id
         await capture_gone(b, "a")
         now = await b.do(b.client.timestamp)
-        assert await b.do(b.client.gc, now) == now
+        assert await begin_collection(b, now) == now
+        if published:
+            assert await b.do(b.client.gc, now) == now
         capture = await b.capture()
         assert capture.tables == {fresh}
         await b.flushed(fresh)
+        assert load(b.storage, paths.table_root(fresh)).oldest_ts == now  # before that, rows may be missing
         assert load(b.storage, paths.table_root(kept)).flushed_ts < lost_from
+        assert told(caplog).count("table left out: its history is lost") == 1
+
+
+async def begin_collection(b: Bench, ts: int) -> int:
+    """Do what collection does long before it publishes its safe point; return how far it may go."""
+    pd = await PdClient.connect((b.cluster.pd_addr,))
+    allowed_ts = await pd.update_service_gc_safe_point("gc_worker", (1 << 63) - 1, ts)
+    await pd.close()
+    return min(ts, allowed_ts)
+
+
+@pytest.mark.parametrize("collected", ["up to the log's end", "between"])
+async def test_rows_of_the_log_whose_schema_is_collected_are_not_read_with_a_later_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, collected: str
+) -> None:
+    async with bench(tmp_path) as b:
+        table_id = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
+        capture = await b.capture(flush_interval_s=3600, idle_flush_interval_s=3600)
+        await until(lambda: capture.store.tables()[table_id].flushed_ts > 0)
+        flushed_ts = load(b.storage, paths.table_root(table_id)).flushed_ts
+        await b.insert("shop.t", [{"id": 1, "name": "of the first schema"}])
+        await b.do(b.db.drop_column, "shop.t", "name")
+        ts = await b.do(b.client.timestamp)
+        await b.insert("shop.t", [{"id": 2}])
+        end = await b.do(b.client.timestamp)
+        await until(lambda: capture.store.readable_ts(table_id) >= end)
+        await capture.stop(flush=False)
+        await capture_gone(b, "a")
+        if collected == "up to the log's end":
+            ts = await b.do(b.client.timestamp)
+        assert await b.do(b.client.gc, ts) == ts
+        capture = await b.capture()
+        assert capture.tables == set()
+        assert load(b.storage, paths.table_root(table_id)).flushed_ts == flushed_ts
         assert told(caplog).count("table left out: its history is lost") == 1
 
 

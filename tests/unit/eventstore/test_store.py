@@ -11,6 +11,7 @@ import pytest
 
 from penstock.errors import PenstockError, Unavailable
 from penstock.eventstore import paths
+from penstock.eventstore.manifest import BEGUN
 from penstock.eventstore.manifestlog import ManifestLog, load
 from penstock.eventstore.ranges import ReadRange
 from penstock.eventstore.reading import Reader
@@ -447,6 +448,42 @@ def test_rows_that_cannot_be_kept_cost_their_table_alone(open_store: Open, stora
     assert store.flush(1)
     assert [each["id"] for each in events(storage, 1, "data")] == [1]
     assert not failed
+
+
+def test_rows_of_a_first_scan_that_did_not_end_are_pulled_again(open_store: Open) -> None:
+    store = open_store()
+    give(store.open_table(1), change(TABLE, NOW + 1, row(1)))
+    store.close(flush=False)
+    again = open_store()
+    assert again.open_table(1).held(0, NOW + 9) == []  # row 1 may be deleted, and the delete collected
+    again.close(flush=False)
+    assert open_store().recovered_tables() == set()
+
+
+@pytest.mark.parametrize(
+    ("since", "begun", "known"),
+    [
+        pytest.param(0, 0, True, id="the schema of then"),
+        pytest.param(3, 0, True, id="a later one, after which all rows are"),
+        pytest.param(4, 0, False, id="one that is later than a row"),
+        pytest.param(4, 4, True, id="one that is later than a row, of a table that begins there"),
+    ],
+)
+def test_recovered_rows_need_the_schema_that_they_were_committed_under(
+    open_store: Open, since: int, begun: int, known: bool
+) -> None:
+    store = open_store()
+    table = store.open_table(1)
+    if begun:
+        store.state_fact(1, {"kind": BEGUN, "ts": NOW + begun})
+    give(table, change(TABLE, NOW + 3, row(1)), change(TABLE, NOW + 5, row(2)))
+    table.advance_resolved_ts(NOW + 6)
+    store.close(flush=False)
+    version = SchemaVersion(NOW + since, 1, TABLE) if since else SchemaVersion(0, 1, TABLE)
+    again = open_store(schemas=FixedSchemas(version))
+    table = again.open_table(1)
+    assert table.resolved_ts == (NOW + 6 if known else 0)  # else all of them are pulled again
+    assert len(table.held(0, NOW + 9)) == known
 
 
 def _until(holds: Callable[[], bool]) -> None:
