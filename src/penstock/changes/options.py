@@ -10,7 +10,7 @@ from penstock.errors import Invalid
 from penstock.eventstore.paths import Side
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD, START_TS, UPDATE, side_schema
 from penstock.eventstore.streams import narrow_old
-from penstock.tables.codec.collations import needs_restored
+from penstock.tables.records import key_follows_handle
 from penstock.tables.schema import HandleKind, TableInfo
 
 BATCH_ROWS = 8192
@@ -70,7 +70,7 @@ class Columns:
     data: SideColumns
     tombstone: SideColumns
     keys_move: bool  # a row may get another primary key, since that is not what its handle says
-    keys_vary: bool  # so it may, or at least one that its collation takes for the same
+    keys_vary: bool  # so it may, or at least one that its handle takes for the same
 
     @classmethod
     def of(cls, table: TableInfo, options: ChangeOptions) -> "Columns":
@@ -92,7 +92,7 @@ class Columns:
             data=SideColumns.of(data, [*user, *system, COMMIT_TS], needed),
             tombstone=SideColumns.of(tombstone, [*keys, *system, COMMIT_TS, *old], [*needed, *flag]),
             keys_move=keys_move,
-            keys_vary=keys_move or any(needs_restored(column.type) for column in table.primary_key),
+            keys_vary=not key_follows_handle(table),
         )
 
     @property

@@ -86,6 +86,17 @@ def in_key_only(table: TableInfo, column: ColumnInfo) -> bool:
     return lengths[column.offset] < 0 and not collations.needs_restored(column.type)
 
 
+def key_follows_handle(table: TableInfo) -> bool:
+    """Whether a row keeps its primary key, byte for byte, as long as it keeps its handle.
+
+    Not so where the handle is a row id, and where a clustered key is cut or folded: 'a' and 'a ' have one
+    handle under a collation that pads, as 'a' and 'A' have under one that ignores case.
+    """
+    if table.handle_kind is HandleKind.ROWID:
+        return not table.primary_key
+    return all(in_key_only(table, column) for column in table.primary_key)
+
+
 def handle_of(table: TableInfo, record: Record) -> Handle:
     """The handle of a row that has a clustered primary key."""
     if table.handle_kind is HandleKind.INT:

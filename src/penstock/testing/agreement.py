@@ -9,7 +9,7 @@ from penstock.changes import ChangeBatch, ChangesPartition, collect_changes, pla
 from penstock.eventstore.partition import TableView
 from penstock.eventstore.sides import COMMIT_TS, OLD
 from penstock.eventstore.snapshot import plan_snapshot, read_snapshot
-from penstock.tables.codec.collations import needs_restored
+from penstock.tables.records import key_follows_handle
 from penstock.tables.schema import HandleKind
 from penstock.testing.tableworld import TableWorld, gathered
 from penstock.testing.travel import sent
@@ -41,8 +41,8 @@ class Agreement:
 
     @property
     def _keys_fold(self) -> bool:
-        """Whether a row keeps its handle when its key becomes one that its collation takes for the same."""
-        return any(needs_restored(column.type) for column in self._versions.table.primary_key)
+        """Whether a row keeps its handle when its key becomes one that the handle takes for the same."""
+        return not key_follows_handle(self._versions.table)
 
     def of_snapshot(self, ts: int) -> None:
         """A snapshot is the table as of then; read at once and in parts."""

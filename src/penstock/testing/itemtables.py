@@ -28,9 +28,9 @@ def item_table(kind: str = "integer", *, table_id: int = 1, partitions: tuple[in
 
 def item(kind: str, number: int, name: str, *, rowid: int = 0, **more: Any) -> Row:
     """The row of a number; `rowid` (by default the number) is its handle where its key is not."""
-    row: Row = {"id": number, "name": name, **more}
+    row: Row = {"id": number, "name": name}
     if kind == "composite":
         row["part"] = f"p{number % 3}"
     elif kind in {"not clustered", "no key"}:
         row[ROWID_COLUMN] = rowid or number
-    return row
+    return {**row, **more}

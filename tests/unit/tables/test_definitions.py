@@ -11,6 +11,7 @@ from penstock.tables.arrow import arrow_schema, arrow_type
 from penstock.tables.define import Index, define_column, define_table
 from penstock.tables.fieldtypes import ColumnFlag, FieldType, Tp
 from penstock.tables.jobs import Job, SchemaDiff
+from penstock.tables.records import key_follows_handle
 from penstock.tables.schema import DatabaseInfo, HandleKind, TableInfo
 from penstock.tables.typetext import parse_definition
 
@@ -83,6 +84,34 @@ def test_the_primary_key_decides_the_handle():
     assert loose.handle_kind is HandleKind.ROWID
     assert [column.name for column in loose.primary_key] == ["a"]
     assert define_table("t", [("a", "int")]).primary_key == ()
+
+
+@pytest.mark.parametrize(
+    ("definition", "follows"),
+    [
+        ("bigint primary key", True),
+        ("decimal(9,2) primary key", True),
+        ("varbinary(9) primary key", True),
+        ("char(9) primary key", True),  # its trailing spaces are never stored
+        ("varchar(9) collate utf8mb4_0900_bin primary key", True),
+        ("varchar(9) primary key", False),
+        ("bigint", True),
+    ],
+)
+def test_a_key_changes_only_with_its_handle_where_the_handle_holds_all_of_it(
+    definition: str, follows: bool
+) -> None:
+    table = define_table("t", [("id", definition)])
+    assert key_follows_handle(table) == follows
+    if "primary" in definition:
+        moving = define_table(
+            "t", [("id", definition.removesuffix(" primary key"))], primary_key=["id"], clustered=False
+        )
+        assert not key_follows_handle(moving)
+    if table.is_common_handle:
+        (index,) = table.indexes
+        cut = replace(index, columns=tuple(replace(part, length=2) for part in index.columns))
+        assert not key_follows_handle(replace(table, indexes=(cut,)))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Where a stream of encoded rows is cut into chunks: by its rows alone, however they arrive. Pure.
 
 Chunks end between commits. A commit that is larger than `commit_bytes_max` may be cut after any of its rows,
-unless its rows belong together; so may a snapshot.
+unless its rows belong together; so may a snapshot. A position is a commit and a handle, so the delete and the
+insert that one row's update became are never cut apart.
 """
 
 from collections.abc import Iterator
@@ -10,14 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.sink.formats.joining import Ints
+from penstock.sink.formats.rowchanges import Mask
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How many bytes each of some rows takes, and the commit that it belongs to."""
+    """Of some rows: their bytes, their commits, and whether a row and the next one must not be parted."""
 
     nbytes: Ints
     commits: Ints
+    followed: Mask
 
 
 class Chunking:
@@ -35,11 +38,13 @@ class Chunking:
         self._never_inside = never_inside
         self._nbytes = np.empty(0, np.int64)
         self._commits = np.empty(0, np.int64)
+        self._followed = np.empty(0, np.bool_)
 
     def add(self, sizes: Sizes, *, whole: bool) -> Iterator[int]:
         """Rows of each chunk that is now complete; `whole`: the last commit has no more rows."""
         self._nbytes = np.concatenate((self._nbytes, sizes.nbytes))
         self._commits = np.concatenate((self._commits, sizes.commits))
+        self._followed = np.concatenate((self._followed, sizes.followed))
         ends = np.cumsum(self._nbytes)
         places = self._places(ends, whole=whole)
         reached, done = 0, 0
@@ -51,6 +56,7 @@ class Chunking:
             yield row + 1 - done
             reached, done = int(ends[row]), row + 1
         self._nbytes, self._commits = self._nbytes[done:], self._commits[done:]
+        self._followed = self._followed[done:]
 
     def rest(self) -> int:
         """How many rows wait still."""
@@ -67,4 +73,4 @@ class Chunking:
         allowed[-1] = whole
         if not self._never_inside:
             allowed |= np.repeat(held > self._commit_bytes_max, np.diff(bounds, prepend=-1))
-        return np.flatnonzero(allowed)
+        return np.flatnonzero(allowed & ~self._followed)

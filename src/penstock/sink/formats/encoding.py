@@ -152,13 +152,15 @@ class _Chunks:
 
     def add(self, changes: RowChanges, *, whole: bool) -> Iterator[Encoded]:
         """Changes that follow; `whole`: their last commit is complete."""
-        done = 0
+        done, followed = 0, changes.followed
         for each in changes.pieces(_PIECE_ROWS, _PIECE_BYTES):
+            behind = followed[done : done + len(each)]
             done += len(each)
             complete = whole and done == len(changes)
             block = self._encoder.encode(each)
             self._waiting.append(_Waiting(block, each, complete))
-            for rows in self._cuts.add(Sizes(block.nbytes, each.commit_ts), whole=complete):
+            sizes = Sizes(block.nbytes, each.commit_ts, behind)
+            for rows in self._cuts.add(sizes, whole=complete):
                 yield from self._chunk(rows)
 
     def end(self) -> Iterator[Encoded]:

@@ -1,8 +1,9 @@
 """The two sides of changes put together: which row became which, and in what order they are written. Pure.
 
-Changes are ordered by (commit_ts, handle). Where a row can get another primary key while its handle stays,
-the update that does so is a delete and an insert, and the deletes of a commit come before the rest of it: so
-a key that goes from one row to another in one commit is free when it is taken.
+Changes are ordered by (commit_ts, handle). A reader knows a row by its primary key, so an update that changes
+the key while the handle stays is a delete and an insert, in every format. Where keys can go from one row to
+another, the deletes of a commit come before the rest of it, so that a key is free when it is taken. Elsewhere
+('a' to 'a ' under a collation that pads) no other row can have the key, and the insert follows its delete.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from penstock.sink.formats.joining import Ints, content, truths
 from penstock.sink.formats.rowchanges import DELETE, INSERT, UPDATE, Mask, RowChanges, taken, taken_rows
 from penstock.sink.positions import Position
 from penstock.tables.arrow import arrow_schema
+from penstock.tables.records import key_follows_handle
 from penstock.tables.schema import HandleKind, TableInfo
 
 _INT_HANDLE_BYTES = 8
@@ -27,7 +29,7 @@ Keep = Callable[[pa.RecordBatch], Mask]
 
 
 def keys_move(table: TableInfo) -> bool:
-    """Whether a row may get another primary key, since that is not what its handle says."""
+    """Whether a primary key may go from one row to another, since it is not what the handle says."""
     return bool(table.primary_key) and table.handle_kind is HandleKind.ROWID
 
 
@@ -61,8 +63,8 @@ class Pairing:
         changes = sides.changes(after)
         if self.keep is not None:
             changes = changes.kept(self.keep(old) | ~known, self.keep(new))
-        if keys_move(self.table):
-            changes = changes.by_key(self._other_keys(changes, old, new))
+        if not key_follows_handle(self.table):
+            changes = changes.split(self._other_keys(changes, old, new), deletes_first=keys_move(self.table))
         return self._gathered(changes, sides, old, known, new, snapshot=bool(snapshot_ts))
 
     def _old(self, ends: pa.RecordBatch) -> tuple[pa.RecordBatch, Mask]:
@@ -84,13 +86,13 @@ class Pairing:
         return pa.schema([table.field(name) for name in self.reads])
 
     def _other_keys(self, changes: "_Changes", old: pa.RecordBatch, new: pa.RecordBatch) -> Mask:
-        """Which updates give their row another primary key."""
+        """Which updates give their row another primary key, as it is written."""
         other = np.zeros(len(changes.commits), np.bool_)
         at = np.flatnonzero((changes.ends >= 0) & (changes.begins >= 0))
         for column in self.table.primary_key:
             before = taken(old.column(column.name), changes.ends[at])
             after = taken(new.column(column.name), changes.begins[at])
-            other[at] |= ~truths(pc.equal(before, after))
+            other[at] |= ~truths(pc.equal(_as_written(before), _as_written(after)))
         return other
 
     def _gathered(
@@ -143,8 +145,10 @@ class _Changes:
         )
         return left.where(lasting_ends | lasting_begins)
 
-    def by_key(self, split: Mask) -> "_Changes":
-        """With some updates as a delete and an insert, and the deletes of each commit first."""
+    def split(self, split: Mask, *, deletes_first: bool) -> "_Changes":
+        """With some updates as a delete and an insert; `deletes_first`: those of a commit before the rest."""
+        if not deletes_first and not split.any():
+            return self
         both = (self.ends >= 0) & (self.begins >= 0)
         assert not (split & ~both).any(), "only updates are split"
         commits = np.concatenate((self.commits, self.commits[split]))
@@ -152,7 +156,10 @@ class _Changes:
         begins = np.concatenate((self.begins, np.full(int(split.sum()), -1, np.int64)))
         ends[: len(split)][split] = -1
         place = np.concatenate((np.arange(len(split)), np.flatnonzero(split)))
-        order = np.lexsort((place, begins >= 0, commits))
+        if deletes_first:
+            order = np.lexsort((place, begins >= 0, commits))
+        else:
+            order = np.lexsort((begins >= 0, place))
         return _Changes(commits[order], ends[order], begins[order])
 
 
@@ -207,6 +214,13 @@ def _commits(side: pa.RecordBatch, snapshot_ts: int = 0) -> Ints:
         return np.full(side.num_rows, snapshot_ts, np.int64)
     commits: Ints = side.column(COMMIT_TS).to_numpy()
     return commits
+
+
+def _as_written(cells: pa.Array) -> pa.Array:
+    """Cells that are equal when their texts are: -0.0 equals 0.0, and is written as -0."""
+    if pa.types.is_floating(cells.type):
+        return cells.view(pa.int64() if cells.type == pa.float64() else pa.int32())
+    return cells
 
 
 def _ranks(handles: pa.Array) -> npt.NDArray[np.unsignedinteger]:

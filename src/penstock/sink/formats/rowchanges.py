@@ -41,6 +41,17 @@ class RowChanges:
         mask: Mask = self.kinds == UPDATE
         return mask
 
+    @property
+    def followed(self) -> Mask:
+        """Deletes whose row comes back, with another key, in the change behind them."""
+        mask = np.zeros(len(self), np.bool_)
+        mask[:-1] = (self.kinds[:-1] == DELETE) & (self.kinds[1:] == INSERT)
+        mask[:-1] &= self.commit_ts[:-1] == self.commit_ts[1:]
+        at = np.flatnonzero(mask)
+        if len(at):
+            mask[at] = np.asarray(pc.equal(taken(self.handles, at), taken(self.handles, at + 1)))
+        return mask
+
     def slice(self, start: int, stop: int) -> "RowChanges":
         """Those in [start, stop); nothing is copied."""
         before, inside = int(self.updates[:start].sum()), int(self.updates[start:stop].sum())

@@ -23,7 +23,7 @@ from penstock.sink.feeds.runner import FeedRunner
 from penstock.sink.pipeline.localengine import LocalEngine
 from penstock.testing.jobworld import JobWorld, job_world
 
-ITEMS, NOTES = "shop.items", "shop.notes"
+ITEMS, NOTES, LABELS = "shop.items", "shop.notes", "shop.labels"
 ROWS = 60
 SPEED = {"flush-interval": "1s", "file-size": "65536", "date-separator": "none"}
 NOW = VerifyOptions(at="now", timeout="60s")
@@ -119,10 +119,13 @@ async def test_what_changefeeds_wrote_is_compared_and_every_damage_found(tmp_pat
     async with job_world(tmp_path / "world", capture={"tables": ["shop.*"]}) as world:
         await world.create(ITEMS, [("id", "bigint primary key"), ("name", "varchar(40)"), ("price", "int")])
         await world.create(NOTES, [("text", "varchar(40)")])
+        await world.create(LABELS, [("label", "varchar(9) primary key"), ("n", "int")])
         await world.insert(ITEMS, *({"id": n, "name": f'"{n}", naïve\n', "price": n} for n in range(ROWS)))
         await world.insert(NOTES, {"text": "one"}, {"text": "one"}, {"text": "two"})
+        await world.insert(LABELS, {"label": "a", "n": 1}, {"label": "b", "n": 2})
         await create_feeds(world, tmp_path)
         async with reached(world) as deployment, feeds_running(world):
+            await world.upsert(LABELS, {"label": "a ", "n": 3})  # the key that readers have, the same handle
             await world.upsert(ITEMS, *({"id": n, "name": None, "price": n + 1} for n in range(10)))
             await world.delete(ITEMS, 20, 21)
             await world.do(world.db.add_column, ITEMS, "tag", "varchar(9) not null default 'none'")

@@ -1,5 +1,7 @@
 """Chunks are cut by rows alone: between commits, unless a commit is too large."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ def cut(
     commit: int = 30,
     anywhere: bool = False,
     never_inside: bool = False,
+    followed: Sequence[int] = (),
 ) -> list[int]:
     cuts = Chunking(chunk, commit, anywhere=anywhere, never_inside=never_inside)
     ends = [*(blocks or []), len(rows)]
@@ -24,7 +27,11 @@ def cut(
     for end in ends:
         some = rows[start:end]
         whole = end == len(rows) or rows[end][0] != rows[end - 1][0]
-        sizes = Sizes(np.array([r[1] for r in some], np.int64), np.array([r[0] for r in some], np.int64))
+        sizes = Sizes(
+            np.array([r[1] for r in some], np.int64),
+            np.array([r[0] for r in some], np.int64),
+            np.array([number in followed for number in range(start, end)], np.bool_),
+        )
         found += cuts.add(sizes, whole=whole)
         start = end
     return [*found, cuts.rest()] if cuts.rest() else found
@@ -40,6 +47,13 @@ def test_a_commit_is_cut_only_when_it_is_too_large() -> None:
     assert cut(fits) == [6]
     assert cut(too_large) == [2, 2, 2, 1]
     assert cut(too_large, never_inside=True) == [7]
+
+
+def test_a_row_is_not_cut_off_from_the_one_that_belongs_to_it() -> None:
+    rows = [(1, 10)] * 6
+    assert cut(rows, followed=[1, 4]) == [1, 2, 1, 2]
+    for first in range(1, len(rows)):
+        assert cut(rows, blocks=[first], followed=[1, 4], commit=5) == [1, 2, 1, 2]
 
 
 def test_a_snapshot_is_cut_anywhere() -> None:

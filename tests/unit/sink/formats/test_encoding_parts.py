@@ -116,6 +116,22 @@ def test_a_key_that_moves_between_rows_is_free_when_it_is_taken(worlds: Any) -> 
     assert [chunk.rows for chunk in chunks] == [2, 2, 3], "such a commit is never cut"
 
 
+@pytest.mark.parametrize("protocol", ["csv", "canal-json", "debezium", "parquet"])
+def test_a_key_that_changes_under_its_handle_is_never_cut_in_two(worlds: Any, protocol: Any) -> None:
+    world = worlds("composite")
+    world.commit(*(item("composite", number, "a") for number in range(5)))
+    start = world.ts
+    world.commit(*(item("composite", number, "b", part=f"p{number % 3} ") for number in range(5)))
+    world.tick()
+    world.resolve()
+    options = replace(SMALL, protocol=protocol)
+    piece = slice_of(world, start, world.ts)
+    chunks = encoded(piece, options)
+    assert [chunk.rows for chunk in chunks] == [2] * 5
+    for number, chunk in enumerate(chunks[:-1], 1):
+        assert encoded(piece, options, start=chunk.end) == chunks[number:]
+
+
 def test_rows_that_do_not_satisfy_the_filter_do_not_exist(worlds: Any) -> None:
     world = worlds()
     start = world.ts

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from penstock.changes import ChangeBatch, Hint
 from penstock.eventstore.schemaversion import SchemaVersion
@@ -18,9 +19,23 @@ MOVING = replace(
 )
 STAYING = replace(define_table("items", [("id", "bigint primary key"), ("name", "text")]), id=1)
 
+FOLDING = replace(define_table("items", [("id", "varchar(9) primary key"), ("name", "text")]), id=1)
+EXACT = define_table("items", [("id", "varchar(9) collate utf8mb4_0900_bin primary key"), ("name", "text")])
+CUT = replace(  # PRIMARY KEY (id(2)) CLUSTERED: what is behind the first two characters may change
+    EXACT,
+    id=1,
+    indexes=tuple(
+        replace(index, columns=tuple(replace(part, length=2) for part in index.columns))
+        for index in EXACT.indexes
+    ),
+)
+RATIOS = replace(
+    define_table("items", [("id", "double"), ("name", "text")], primary_key=["id"], clustered=False), id=1
+)
+
 START = Position(0)
 
-Event = tuple[int, int, int | None, int | None]  # commit-ts, handle, id before, id after
+Event = tuple[int, int, Any, Any]  # commit-ts, handle, id before, id after
 
 
 def batch(table: TableInfo, *events: Event) -> ChangeBatch:
@@ -39,7 +54,7 @@ def batch(table: TableInfo, *events: Event) -> ChangeBatch:
     return ChangeBatch(*sides, Hint.TAIL_DONE, SchemaVersion(0, 1, table), 9)
 
 
-def paired(table: TableInfo, *events: Event, after: Position = START) -> list[tuple[int, str, int, str]]:
+def paired(table: TableInfo, *events: Event, after: Position = START) -> list[tuple[int, str, Any, str]]:
     made = Pairing(table, ["id", "name"], ["id", "name"]).of([batch(table, *events)], after)
     old = iter(made.old.to_pylist())
     return [
@@ -57,6 +72,25 @@ def test_rows_that_exchange_their_keys_are_deleted_before_they_come_back() -> No
         (5, "U", 30, "is 30, was 30"),
         (6, "D", 20, "was 20"),
     ]
+
+
+@pytest.mark.parametrize(("table", "before", "after"), [(FOLDING, "a", "a "), (CUT, "abc", "abd")])
+def test_a_key_that_changes_under_its_handle_is_deleted_and_inserted(
+    table: TableInfo, before: str, after: str
+) -> None:
+    events = (5, 1, before, after), (5, 2, "b", "b"), (5, 3, None, "c"), (6, 1, after, after)
+    assert paired(table, *events) == [
+        (5, "D", before, f"was {before}"),
+        (5, "I", after, f"is {after}"),
+        (5, "U", "b", "is b, was b"),
+        (5, "I", "c", "is c"),
+        (6, "U", after, f"is {after}, was {after}"),
+    ]
+
+
+def test_keys_are_compared_as_they_are_written() -> None:
+    """Files have `-0` and `0`, which are equal as numbers."""
+    assert [each[1] for each in paired(RATIOS, (5, 1, 0.0, -0.0), (6, 1, -0.0, -0.0))] == ["D", "I", "U"]
 
 
 def test_sides_come_together_in_the_order_of_commits_and_handles() -> None:
