@@ -7,16 +7,24 @@ import json
 import os
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from itertools import product
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.errors import Invalid
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.sink.formats.encoders import Encoder, encoder_of
-from penstock.sink.formats.options import CsvOptions, EncoderOptions
+from penstock.sink.consuming import csvfiles
+from penstock.sink.consuming.changerows import row_dicts
+from penstock.sink.consuming.datafiles import FileOptions, decoded
+from penstock.sink.files.options import SinkOptions, parse_sink_uri
+from penstock.sink.formats.encoders import Encoder, encoder_of, header_of
+from penstock.sink.formats.options import CsvOptions, EncoderOptions, check_readable
 from penstock.sink.formats.parquetrows import parquet_file
 from penstock.sink.formats.rowchanges import RowChanges
 from penstock.tables.define import define_table
@@ -219,3 +227,101 @@ def test_parquet(history: list[Change]) -> None:
     ]
     shown = [(each["_change_type"], {name: each[name] for name in ("id", *CELLS)}) for each in found]
     assert shown == wanted
+
+
+MARKS = [*",|\\rnNe1-$\0§", "||", "|@|", "|@"]
+NULLS = ["\\N", "NULL", "", "0", "true", "\\", "\\\\", "\r", "|"]
+
+
+def sink_of(delimiter: str, quote: str, null: str, terminator: str, *flags: bool) -> SinkOptions | None:
+    """The options of a changefeed; None when they are refused, in one line that says what to do."""
+    names = ("include-commit-ts", "output-old-value", "output-field-header")
+    given_ = {name: str(flag).lower() for name, flag in zip(names, flags, strict=True)}
+    given_ |= {"delimiter": delimiter, "quote": quote, "null": null, "terminator": terminator}
+    try:
+        sink = parse_sink_uri("file:///x", parameters={"protocol": "csv", **given_})
+        check_readable(sink.protocol, sink.terminator, sink.csv)
+    except Invalid as error:
+        told = str(error)
+    else:
+        return sink
+    assert "\n" not in told
+    assert ";" in told, "it does not say what to do"
+    return None
+
+
+def read_again(sink: SinkOptions, texts: list[str]) -> None:
+    """Write texts of what the options say themselves, also as a column's name, and read them back."""
+    null, name = (text.translate({0: None, ord("."): None}).rstrip() for text in (sink.csv.null, texts[-1]))
+    name = next(each for each in (name, null, "c") if each and each.lower() not in {"id", "ratio", "raw"})
+    columns = [("id", "bigint primary key"), ("ratio", "double"), (name, "varchar(99)"), ("raw", "blob")]
+    table = define_table("items", columns)
+    rows = [{"id": -at, "ratio": at * 1e7, name: text, "raw": b"\0"} for at, text in enumerate(texts)]
+    rows.append({"id": 99_999, "ratio": None, name: None, "raw": None})
+    history = [(1 << 60, row if at % 2 else None, row) for at, row in enumerate(rows)]
+    options = EncoderOptions(protocol="csv", csv=sink.csv, terminator=sink.terminator)
+    schema = SchemaVersion(0, 1, table, "shop")
+    encoder = encoder_of(schema, options)
+    text = header_of(schema, options) + encoder.payload([encoder.encode(row_changes(table, history))])
+    found = csvfiles.decode(
+        pa.BufferReader(text), table, sink.csv, terminator=sink.terminator, time_zone="UTC", block_bytes=999
+    )
+    assert [row for each in found for row in row_dicts(each.rows)] == rows
+
+
+def said(sink: SinkOptions) -> list[str]:
+    csv_ = sink.csv
+    whole = [csv_.delimiter, csv_.quote, csv_.null, sink.terminator]
+    return list(dict.fromkeys([*whole, *"".join(whole), *"\\rnNa0\r\n", ""]))
+
+
+@pytest.mark.parametrize("quote", ["", '"', "|"])
+def test_usual_csv_options_are_refused_or_what_is_written_reads_back(quote: str) -> None:
+    accepted = 0
+    for delimiter, null, terminator in product(MARKS, NULLS, ["\n", "$$", "r"]):
+        sink = sink_of(delimiter, quote, null, terminator, False, False, True)
+        if sink is not None:
+            accepted += 1
+            read_again(sink, ["".join(pair) for pair in product(said(sink), repeat=2)])
+            read_again(sink, [sink.csv.null])
+    assert accepted > 5
+
+
+@settings(max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "100")), deadline=None)
+@given(
+    st.text(max_size=3),
+    st.sampled_from(["", '"']) | st.text(max_size=1),
+    st.sampled_from(["\\N"]) | st.text(max_size=3),
+    st.sampled_from(["\n"]) | st.text(max_size=2),
+    st.tuples(st.booleans(), st.booleans(), st.booleans()),
+    st.data(),
+)
+def test_any_csv_options_are_refused_or_what_is_written_reads_back(
+    delimiter: str,
+    quote: str,
+    null: str,
+    terminator: str,
+    flags: tuple[bool, bool, bool],
+    data: st.DataObject,
+) -> None:
+    sink = sink_of(delimiter, quote, null, terminator, *flags)
+    if sink is not None:
+        text = st.lists(st.sampled_from(said(sink)), max_size=4).map("".join)
+        read_again(sink, data.draw(st.lists(text, min_size=1, max_size=4)))
+
+
+@given(st.sampled_from(["canal-json", "debezium"]), st.text(" \t\r\n|$a", max_size=3), histories())
+@settings(max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "60")), deadline=None)
+def test_json_terminators_are_refused_or_lines_read_back(
+    protocol: Any, terminator: str, history: list[Change]
+) -> None:
+    try:
+        sink = parse_sink_uri("file:///x", parameters={"protocol": protocol, "terminator": terminator})
+        check_readable(sink.protocol, sink.terminator, sink.csv)
+    except Invalid:
+        return
+    encoder = encoder_of(SCHEMA, EncoderOptions(protocol=protocol, terminator=sink.terminator))
+    stream = pa.BufferReader(encoder.payload([encoder.encode(row_changes(TABLE, history))]))
+    files = FileOptions(protocol=protocol, terminator=sink.terminator)
+    read = [row for each in decoded(stream, protocol, TABLE, files) for row in row_dicts(each.rows)]
+    assert [row and row["name"] for row in read] == [(new or old or {})["name"] for _, old, new in history]

@@ -44,7 +44,7 @@ def decode(
     An update that was written as a delete and an insert (`output-old-value`) is one change again. Raises
     Corrupt for what is no such csv, Invalid when the columns are not those of the schema file.
     """
-    if len(dialect.delimiter) == 1 and dialect.quote and terminator in {"\r\n", "\n"}:
+    if _is_plain(dialect.delimiter) and _is_plain(dialect.quote) and terminator in {"\r\n", "\n"}:
         texts = blocks(stream, b"\n", block_bytes, quote=dialect.quote.encode())
         cells_max = len(table.stored_columns) + len(_META) + _EXTRAS_MAX
         lines: Iterator[pa.RecordBatch] = (
@@ -55,6 +55,11 @@ def decode(
     to_bytes = bytes.fromhex if dialect.binary_encoding_method == "hex" else base64_bytes
     form = TextForm(to_bytes, numbered_elements=False, time_zone=time_zone)
     return paired(_halves(lines, table, form, dialect))
+
+
+def _is_plain(mark: str) -> bool:
+    """Whether Arrow takes it for a delimiter or a quote."""
+    return len(mark) == 1 and "\0" < mark < "\x80"
 
 
 def _halves(

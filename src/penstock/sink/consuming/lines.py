@@ -68,4 +68,4 @@ def parse_json(block: bytes, schema: pa.Schema) -> pa.RecordBatch:
     except pa.ArrowInvalid as error:
         raise Corrupt("a line is no JSON, or not of the schema file's columns; keep the file") from error
     batches = found.combine_chunks().to_batches()
-    return batches[0] if batches else schema.empty_table().to_batches()[0]
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema)

@@ -11,6 +11,7 @@ from penstock.sink.dispatch.tablefilter import TableFilter
 from penstock.sink.feeds.feed import Feed, FeedInfo, FeedState, FeedStatus, check_feed_id
 from penstock.sink.feeds.kvfeedstore import Feeds
 from penstock.sink.files.options import sink_options
+from penstock.sink.formats.options import check_readable
 from penstock.sink.formats.rowfilter import check_predicate
 
 _ENDED = frozenset({FeedState.STOPPED, FeedState.FAILED, FeedState.FINISHED})
@@ -44,6 +45,7 @@ async def create_feed(
     """
     check_feed_id(feed_id)
     check_settings(wanted)
+    _check_readable(wanted)
     start_ts = wanted.start if isinstance(wanted.start, int) else now_ts
     if start_ts > now_ts:
         raise Invalid(
@@ -142,6 +144,7 @@ def _check_shape(feed: Feed, updated: ChangefeedSettings) -> None:
     """Raise Invalid when a version of a table would have files of two kinds: who reads them goes by one."""
     before = parse_changefeed(dict(feed.info.settings), origin=f"changefeed {feed.info.id}")
     if _folder(before) != _folder(updated):
+        _check_readable(updated)
         return
     was, is_now = sink_options(before), sink_options(updated)
     changed = [name for name in _SHAPES if getattr(was, name) != getattr(is_now, name)]
@@ -150,6 +153,12 @@ def _check_shape(feed: Feed, updated: ChangefeedSettings) -> None:
             f"the {changed[0].replace('_', ' ')} of changefeed {feed.info.id} cannot be changed where its"
             " files are; give it another place with it, by --sink-uri"
         )
+
+
+def _check_readable(wanted: ChangefeedSettings) -> None:
+    """Raise Invalid when files of these settings could not be read back. For a place that has none yet."""
+    options = sink_options(wanted)
+    check_readable(options.protocol, options.terminator, options.csv)
 
 
 def _folder(wanted: ChangefeedSettings) -> str:

@@ -48,7 +48,7 @@ class Separated:
             *["is-update"] * self._csv.output_old_value,
         ]
         names = [*(f"ticdc-meta${name}" for name in meta), *(column.name for column in self._columns)]
-        return self._delimiter.join(name.encode() for name in names) + self._terminator
+        return self._delimiter.join(map(self._header_cell, names)) + self._terminator
 
     def lines(self, changes: RowChanges) -> pa.Array:
         """A line, with its terminator, for each change, or two."""
@@ -91,6 +91,13 @@ class Separated:
             values = (base64_cells if self._csv.binary_encoding_method == "base64" else hex_cells)(values)
         return self._protected.apply(texts(kind, values))
 
+    def _header_cell(self, name: str) -> bytes:
+        """A name: bare, as TiCDC writes it, unless a reader would take it for something else."""
+        marks = {*self._csv.delimiter, *self._csv.quote, *self._terminator.decode(), "\r", "\n"}
+        if self._quote and name != self._csv.null and not marks.intersection(name):
+            return name.encode()
+        return self._string(name)
+
     def _string(self, text: str) -> bytes:
         cell: bytes = self._protected.apply(as_binary(pa.array([text], pa.string())))[0].as_py()
         return b"%s%s%s" % (self._quote, cell, self._quote)
@@ -100,5 +107,9 @@ def _protection(quote: str, delimiter: str) -> Substitution:
     """In quotes, quotes are doubled; without them a backslash stands before what would end a cell or line."""
     if quote:
         return Substitution({quote.encode(): quote.encode() * 2})
-    escaped = "".join(f"\\{each}" for each in delimiter)
-    return Substitution({b"\r": b"\\r", b"\n": b"\\n", b"\\": b"\\\\", delimiter.encode(): escaped.encode()})
+    escaped = {b"\r": b"\\r", b"\n": b"\\n", b"\\": b"\\\\"}
+    if any(delimiter.startswith(delimiter[at:]) for at in range(1, len(delimiter))):
+        # Behind "a|" a delimiter "||" would be found one place too early, so that each "|" is escaped.
+        escaped[delimiter[0].encode()] = b"\\" + delimiter[0].encode()
+    escaped[delimiter.encode()] = "".join(f"\\{each}" for each in delimiter).encode()
+    return Substitution(escaped)

@@ -8,7 +8,7 @@ import pytest
 from penstock.errors import Invalid
 from penstock.settings import parse_changefeed
 from penstock.sink.feeds.feed import Feed, FeedInfo, FeedStatus
-from penstock.sink.feeds.feedcommands import dump, update_feed
+from penstock.sink.feeds.feedcommands import create_feed, dump, update_feed
 
 PLACE = "file:///out"
 SELECTED = [{"tables": ["shop.*"], "columns": ["id"]}]
@@ -62,3 +62,20 @@ async def test_another_place_may_have_other_files_and_one_place_other_tables(cha
     feeds = One()
     await update_feed(feeds, "feed", changes)
     assert all(feeds.feed.info.settings[name] == value for name, value in changes.items())
+
+
+LOSING = "?protocol=csv&quote=&null=NULL"
+
+
+async def test_what_could_not_be_read_back_is_not_begun() -> None:
+    wanted = parse_changefeed({"sink_uri": f"file:///new{LOSING}"}, origin="a test")
+    with pytest.raises(Invalid, match="could not be read back: null"):
+        await create_feed(One(), "another", wanted, now_ts=9)
+    with pytest.raises(Invalid, match="could not be read back: null"):
+        await update_feed(One(), "feed", {"sink_uri": f"file:///new{LOSING}"})
+
+
+async def test_a_changefeed_from_before_the_check_keeps_what_it_has_in_its_place() -> None:
+    feeds = One(sink_uri=f"{PLACE}{LOSING}")
+    await update_feed(feeds, "feed", {"target_ts": 5})
+    assert feeds.feed.info.settings["target_ts"] == 5
