@@ -34,6 +34,7 @@ from penstock.eventstore.partition import StorageRef
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.storage import Storage
 from penstock.jobs.consumer import JobContext
+from penstock.jobs.jobcolumns import chosen_columns
 
 __all__ = ["Delta"]
 
@@ -59,11 +60,11 @@ class Delta(LakeConsumer):
     def check(self, schema: SchemaVersion) -> None:
         """See Consumer."""
         super().check(schema)
-        for column in schema.table.stored_columns:
-            if _REFUSED.intersection(column.name):
+        for name in chosen_columns(schema.table, self.job.info.columns).names:
+            if _REFUSED.intersection(name):
                 raise Invalid(
-                    f"column {column.name!r} of {schema.name} has a name that Delta tables cannot have;"
-                    " choose other columns"
+                    f"column {name!r} of {schema.name} has a name that Delta tables cannot have;"
+                    " choose the others with --column"
                 )
 
 

@@ -18,6 +18,7 @@ from penstock.testing.lakeworld import LakeWorld
 from penstock.testing.retrievers import SourceModel
 
 KEY = ("id",)
+ITEM_COLUMNS = [("id", "bigint primary key"), ("name", "varchar(200)")]
 
 
 @pytest.fixture
@@ -55,6 +56,24 @@ def test_a_directory_with_files_of_somebody_else_is_refused(world: LakeWorld, so
         world.consumer().consume(source.retriever(0, source.ts))
 
 
+def test_a_column_that_delta_cannot_have_is_left_out(tmp_path: Path) -> None:
+    model = SourceModel(replace(define_table("items", [*ITEM_COLUMNS, ("a b", "int")]), id=1))
+    model.commit({"id": 1, "name": "one", "a b": 1})
+    world = LakeWorld("delta", tmp_path, columns=("name",))
+    begin = 0
+    for row in ({"id": 2, "name": "two", "a b": 2}, {"id": 1, "name": "uno", "a b": 3}):
+        world.consumer().check(SchemaVersion(0, 1, model.table, "shop"))
+        world.consumer().consume(model.retriever(begin, model.ts, columns=("name",)))
+        begin = model.ts
+        model.commit(row)
+    world.consumer().consume(model.retriever(begin, model.ts, columns=("name",)))
+    assert {row["id"]: row for row in table(world).to_pyarrow_table().to_pylist()} == {
+        1: {"id": 1, "name": "uno"},
+        2: {"id": 2, "name": "two"},
+    }
+    world.close()
+
+
 def test_each_commit_says_whose_it_is_and_up_to_when(world: LakeWorld, source: SourceModel) -> None:
     world.consumer().consume(source.retriever(0, source.ts))
     last = table(world).history(1)[0]
@@ -86,6 +105,25 @@ def test_a_commit_of_others_meanwhile_makes_it_try_again(world: LakeWorld, sourc
         slow.consume(data)
     world.consumer().consume(data.again())
     assert world.rows(KEY) == source.at(source.ts)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["a tail", "a new copy"])
+def test_nothing_is_put_on_top_of_rows_that_nobody_looked_at(
+    world: LakeWorld, source: SourceModel, whole: bool
+) -> None:
+    """An append of somebody else conflicts with nothing by Delta's rules: only the version tells."""
+    world.consumer().consume(source.retriever(0, source.ts))
+    slow = world.consumer()
+    begin = slow.committed_ts()
+    theirs = pa.table({"id": [1], "name": ["theirs"]}, schema=world.table().schema)
+    write_deltalake(world.options["uri"], theirs, mode="append")
+    known = table(world).version()
+    data = source.retriever(0 if whole else begin, source.commit({"id": 1, "name": "x"}))
+    with pytest.raises(Unavailable, match="somebody else meanwhile; try again"):
+        slow.consume(data)
+    assert table(world).version() == known
+    world.consumer().consume(data.again())
+    assert world.rows(KEY) == source.at(source.ts)  # each key once
 
 
 def test_columns_that_others_add_stay(world: LakeWorld, source: SourceModel) -> None:

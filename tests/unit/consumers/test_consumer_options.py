@@ -1,5 +1,7 @@
 """Options of consumers: texts in, a checked value out, and messages that show no value."""
 
+import re
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -9,9 +11,12 @@ from penstock.consumers.iceberg import Iceberg
 from penstock.consumers.lake.lakeoptions import LakeOptions
 from penstock.consumers.options import ByteSize, ConsumerOptions, Names, Properties, Seconds, revealed
 from penstock.errors import Invalid
+from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.jobs.consumer import Consumer, DataRetriever
 from penstock.jobs.consumers import find_consumer
 from penstock.jobs.spec import ConsumerInfo
+from penstock.tables.define import define_table
+from penstock.testing.retrievers import job_context
 
 
 class _Options(ConsumerOptions):
@@ -175,3 +180,31 @@ def test_options_that_do_not_fit_together_are_refused() -> None:
 
 def test_secrets_are_not_printed() -> None:
     assert "hush" not in repr(_parse(dsn="hush", storage__key="hush"))
+
+
+TARGETS = {
+    "delta": ({"uri": "memory:///delta"}, "a b"),
+    "parquet": ({"uri": "memory:///parquet"}, ""),
+    "iceberg": ({"table": "shop.items", "catalog.type": "in-memory"}, ""),
+    "postgres": ({"dsn": "host=nowhere"}, "tableoid"),
+    "kv": ({"table": "shop.copy"}, ""),
+    "fulltext": ({"uri": "memory:///index", "text_columns": "name"}, "more`s"),
+    "webhook": ({"url": "http://127.0.0.1:9/"}, ""),
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_column_is_refused_where_it_is_copied_and_only_there(tmp_path: Path, name: str) -> None:
+    """Whatever a target cannot have may be left out; each is given every name that some target refuses."""
+    options, refused = TARGETS[name]
+    odd = [(each, "int") for _, each in TARGETS.values() if each]
+    schema = SchemaVersion(1, 1, define_table("items", [("id", "int primary key"), ("name", "text"), *odd]))
+
+    def check(*columns: str) -> None:
+        consumer = find_consumer(name)(job_context(tmp_path, name, options, columns=columns))
+        consumer.check(schema)
+
+    check("name")
+    if refused:
+        with pytest.raises(Invalid, match=re.escape(refused)):
+            check("name", refused)
