@@ -211,7 +211,8 @@ class Comparable(Protocol):
     def expected(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """What the target should have of these rows of the source: the key's columns, then others.
 
-        Keys have the names and values of the source, and perhaps a type that these are cast to.
+        Keys have the names and values of the source, and perhaps a type that these are cast to. A target that
+        cannot have a value has another one, here too.
         """
 
     def present(self, at_ts: int) -> Iterator[pa.RecordBatch]:

@@ -1,10 +1,13 @@
 """Jobs into databases as people run them: a captured table, the runner, and three targets at once."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
+from penstock.comparing.tally import Counts
 from penstock.consumers.kv import KvTable
 from penstock.consumers.postgres import Postgres
 from penstock.jobs.job import ErrorCode
@@ -61,7 +64,36 @@ async def test_targets_follow_their_source_and_are_verified(tmp_path: Path) -> N
             await world.do(ClusterRef.of(world.settings).close)
 
 
-async def _verified(world: JobWorld, folder: Path, name: str, kind: Any, options: dict[str, str]) -> None:
+async def test_what_postgresql_cannot_have_is_no_difference_and_can_be_repaired(tmp_path: Path) -> None:
+    """Zeros below zero in documents, and with nul=replace the character U+0000, also in keys."""
+    dsn = shared_server().new_database()
+    options = {"dsn": dsn, "nul": "replace"}
+    numbers = ["-0.0", "-0", "0.0", "-0e5", "1e308", '{"a": [-0.0, 1.50, -12]}']
+    async with job_world(tmp_path) as world:
+        await world.create("shop.items", [("id", "varchar(20) primary key"), ("doc", "json")])
+        await world.insert(
+            "shop.items", *({"id": f"\0{number}", "doc": text} for number, text in enumerate(numbers))
+        )
+        await world.register("shop.items/pg", consumer="postgres", options=options)
+        async with world.running():
+            ts = await world.upsert("shop.items", {"id": "\0a", "doc": '"\\u0000"'}, {"id": "b", "doc": "1"})
+            await world.caught_up("shop.items/pg", ts)
+            await world.caught_up("shop.items/pg", await world.delete("shop.items", "\0002"))
+        async with _verifier(world, tmp_path, "pg", Postgres, options) as verifier:
+            assert (await world.do(verifier.verify)).counts == Counts()
+            with psycopg.connect(dsn) as target:
+                target.execute("DELETE FROM items WHERE id = '\ufffd1'")
+                target.execute("UPDATE items SET doc = '2' WHERE id IN ('\ufffd3', 'b')")
+                target.execute("INSERT INTO items VALUES ('\ufffdmore', '{}')")
+            assert (await world.do(verifier.repair)).counts == Counts(missing=1, different=2, extra=1)
+            assert (await world.do(verifier.verify)).counts == Counts()
+        await world.do(ClusterRef.of(world.settings).close)
+
+
+@asynccontextmanager
+async def _verifier(
+    world: JobWorld, folder: Path, name: str, kind: Any, options: dict[str, str]
+) -> AsyncIterator[Verifier]:
     job = await world.job(f"shop.items/{name}")
     context = job_context(
         folder,
@@ -73,9 +105,15 @@ async def _verified(world: JobWorld, folder: Path, name: str, kind: Any, options
         table_id=job.key.table_id,
     )
     consumer = kind(context)
-    verifier = Verifier(
-        job, consumer, world.source, folder / name, log_ts=lambda: job.watermark, same_ts=lambda ts: ts
-    )
-    report = await world.do(verifier.verify)
-    consumer.close()
+    try:
+        yield Verifier(
+            job, consumer, world.source, folder / name, log_ts=lambda: job.watermark, same_ts=lambda ts: ts
+        )
+    finally:
+        consumer.close()
+
+
+async def _verified(world: JobWorld, folder: Path, name: str, kind: Any, options: dict[str, str]) -> None:
+    async with _verifier(world, folder, name, kind, options) as verifier:
+        report = await world.do(verifier.verify)
     assert (report.counts.total, report.source_rows, report.target_rows) == (0, 49, 49)

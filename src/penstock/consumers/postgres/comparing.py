@@ -1,8 +1,9 @@
-"""Source and target in the same form, so that rows can be compared. Keys have the values of the source.
+"""Source and target in the same form, so that rows can be compared.
 
-Other values are texts of one form: moments with microseconds in UTC, spans in microseconds, numbers with a
-floating point, bytes and vectors in hexadecimal digits, documents with their keys in order and their numbers
-without needless digits.
+Keys have the values of the source, but for the character U+0000, which the target cannot have. Other values
+are texts of one form: moments with microseconds in UTC, spans in microseconds, numbers with a floating point,
+bytes and vectors in hexadecimal digits, documents with their keys in order and their numbers without needless
+digits.
 """
 
 import binascii
@@ -47,10 +48,7 @@ def of_source(columns: Sequence[TargetColumn], rows: pa.RecordBatch, *, nul: str
     compared = _compared(columns)
     if {column.name for column in compared} != set(rows.schema.names):
         raise Invalid("the target has other columns than its job wants now; rebuild it")
-    found = [
-        rows.column(column.name) if column.key else _form(column, rows.column(column.name), nul)
-        for column in compared
-    ]
+    found = [(_key if column.key else _form)(column, rows.column(column.name), nul) for column in compared]
     return pa.RecordBatch.from_arrays(found, [column.name for column in compared])
 
 
@@ -134,6 +132,10 @@ def _floats(texts: pa.Array, width: int) -> pa.Array:
     return pa.array(np.frombuffer(binascii.unhexlify(held.data), f">f{width}").astype(f"=f{width}"))
 
 
+def _key(column: TargetColumn, values: pa.Array, nul: str) -> pa.Array:
+    return storable(column, values, nul=nul) if column.type == "text" else values
+
+
 def _form(column: TargetColumn, values: pa.Array, nul: str) -> pa.Array:
     if column.type == "jsonb":
         return _documents(storable(column, values, nul=nul))
@@ -161,10 +163,14 @@ def _document(text: str) -> str:
 
 
 def _number(text: str) -> dict[str, str]:
-    """A number without needless digits, told from a text that looks like one: no document has such a key."""
+    """A number without needless digits, told from a text that looks like one: no document has such a key.
+
+    A zero has no sign: PostgreSQL keeps none.
+    """
     if text.isdecimal():
         return {"\0": text}
-    return {"\0": format(Decimal(text).normalize(_EXACT), "f")}
+    number = Decimal(text).normalize(_EXACT)
+    return {"\0": format(number, "f") if number else "0"}
 
 
 def _float_digits(values: pa.Array) -> pa.Array:

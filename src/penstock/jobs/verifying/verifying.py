@@ -206,16 +206,28 @@ class Verifier:
             raise Invalid(self._rebuild(f"rows of job {self._job.id} cannot be found by their keys"))
 
     def _chosen(self, wanted: Hashes, comparison: Comparison, moment: _Moment) -> Iterator[pa.RecordBatch]:
-        """Rows of the source whose keys have one of these hashes; one more than needed does no harm."""
-        for batch in self._rows(moment) if len(wanted) else ():
-            hashes = comparison.key_hashes(batch)
-            places = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
-            found = wanted[places] == hashes
-            if found.any():
-                yield batch.filter(pa.array(found))
+        """Rows of the source whose keys have one of these hashes; one more than needed does no harm.
+
+        Where the target has other keys than the source, it is asked for them: only then, because what it
+        makes of whole rows may cost much.
+        """
+        for shown in (_as_it_is, self._target.expected):
+            missing = np.ones(len(wanted), np.bool_)
+            for batch in self._rows(moment) if len(wanted) else ():
+                hashes = comparison.key_hashes(shown(batch))
+                places = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
+                found = wanted[places] == hashes
+                missing[places[found]] = False
+                if found.any():
+                    yield batch.filter(pa.array(found))
+            wanted = wanted[missing]
 
     def _rebuild(self, why: str) -> str:
         return f"{why}; fill the target anew with `penstock job repair --rebuild {self._job.id}`"
+
+
+def _as_it_is(rows: pa.RecordBatch) -> pa.RecordBatch:
+    return rows
 
 
 def _in_chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
