@@ -3,12 +3,12 @@
 Understood are comparisons of columns and constants (=, <>, !=, <, <=, >, >=, <=>), IN, BETWEEN, LIKE, IS
 [NOT] NULL, IS [NOT] TRUE and FALSE, AND, OR, NOT and parentheses, with MySQL's quoting and SQL's unknown: a
 row of which the predicate is unknown is none of the changefeed's. Text compares by its characters, whatever
-its collation; timestamps are in UTC.
+its collation. Times are in UTC: a constant with an offset is converted to it.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from enum import Enum
 from functools import lru_cache, reduce
@@ -295,11 +295,16 @@ class _Compiler:
             ) from None
 
     def _moment(self, text: str) -> pa.Scalar:
+        """A constant time. As in MySQL, one with an offset is brought to the session's zone, here UTC."""
         try:
-            return pa.scalar(datetime.fromisoformat(text).replace(tzinfo=None), pa.timestamp("us"))
-        except ValueError:
+            moment = datetime.fromisoformat(text)
+            if moment.tzinfo is not None:
+                moment = moment.astimezone(UTC).replace(tzinfo=None)
+            return pa.scalar(moment, pa.timestamp("us"))
+        except (ValueError, OverflowError):
             raise Invalid(
-                f"row filter of {self._name} has a time that is none; write 'YYYY-MM-DD[ HH:MM:SS[.ffffff]]'"
+                f"row filter of {self._name} has a time that is none;"
+                " write 'YYYY-MM-DD[ HH:MM:SS[.ffffff][+HH:MM]]'"
             ) from None
 
 
