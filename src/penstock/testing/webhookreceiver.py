@@ -110,7 +110,7 @@ class WebhookReceiver:
             return 200
         if not snapshot and from_ts != self.to_ts:
             return 409
-        iteration, _, sequence = headers["Idempotency-Key"].rpartition(":")
+        iteration, sequence = headers["Idempotency-Key"].rpartition(":")[0], headers["Penstock-Sequence"]
         if sequence == "0":
             self._staged = []
         if any(key == headers["Idempotency-Key"] for key, _ in self._staged):

@@ -1,5 +1,6 @@
 """The webhook consumer against a real server that misbehaves."""
 
+import hashlib
 import json
 import random  # noqa: TID251 - seeded
 import ssl
@@ -94,7 +95,8 @@ def test_changes_arrive_in_order_and_the_last_request_says_so(
     assert names(server) == {1: "b", 2: "once more"}
     assert server.to_ts == source.ts
     tail = server.seen[-1].headers
-    assert tail["Idempotency-Key"] == f"0/1/job/1:{first}:{source.ts}:0"
+    digest = hashlib.sha256(server.seen[-1].body).hexdigest()[:16]
+    assert tail["Idempotency-Key"] == f"0/1/job/1:{first}:{source.ts}:0-{digest}"
     assert [tail[f"Penstock-{name}"] for name in ("Kind", "Last", "Source")] == ["tail", "true", "shop.items"]
     assert [request.headers["Penstock-Kind"] for request in server.seen] == ["snapshot", "tail"]
 
@@ -170,6 +172,24 @@ def test_what_does_not_pass_is_left_to_the_next_iteration(
     assert len(clock.paused) == 4
     job.consume(data.again())
     assert names(server) == {1: "a"}
+
+
+def test_one_idempotency_key_never_stands_for_two_bodies(
+    tmp_path: Path, server: WebhookReceiver, clock: Patient
+) -> None:
+    """Options that are changed while an iteration is repeated cut it in other places."""
+    source = SourceModel(ITEMS)
+    data = source.retriever(0, source.commit(*(item(number, "x" * 50) for number in range(100))))
+    for form, size in (("json", "1KiB"), ("json", "1KiB"), ("json", "3KiB"), ("arrow", "3KiB")):
+        server.plan.extend(["", "", *["500"] * 5])  # it is broken off after two requests
+        with pytest.raises(Unavailable):
+            Job(tmp_path, server, clock, format=form, request_bytes=size).consume(data.again())
+    Job(tmp_path, server, clock, request_bytes="2KiB").consume(data.again())
+    bodies = {(request.headers["Idempotency-Key"], request.body) for request in server.seen}
+    assert len({key for key, _ in bodies}) == len(bodies)
+    first, again = (request.headers["Idempotency-Key"] for request in (server.seen[0], server.seen[2]))
+    assert first == again
+    assert len(server.rows) == 100
 
 
 def test_a_server_that_wants_to_be_left_alone_for_long_is(

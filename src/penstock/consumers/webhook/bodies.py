@@ -1,5 +1,6 @@
 """Changes cut into bodies of requests, each of limited size. Pure, but that it asks for the changes."""
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from penstock.tables.fieldtypes import Tp
 
 DELETED = "_deleted"
 ARROW = "application/vnd.apache.arrow.stream"
+_DIGEST_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,11 @@ class Body:
 
     content: bytes
     content_type: str
+
+    @property
+    def digest(self) -> str:
+        """Tells it from other bodies."""
+        return hashlib.sha256(self.content).hexdigest()[:_DIGEST_DIGITS]
 
 
 def bodies(data: DataRetriever, form: str, limit_bytes: int) -> Iterator[Body]:

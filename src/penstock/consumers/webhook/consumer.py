@@ -2,7 +2,7 @@
 
 Each request has
 
-    Idempotency-Key     owner:from_ts:to_ts:sequence: the same when it is sent again
+    Idempotency-Key     owner:from_ts:to_ts:sequence-digest: the same when the same body is sent again
     Penstock-Job        the owner: account/table/job name/job id
     Penstock-Source     database.table, percent-encoded
     Penstock-Kind       snapshot: all rows, in place of whatever there is; tail: what has changed
@@ -14,6 +14,9 @@ Each request has
 
 A server that wants each change exactly once keeps what comes until the last request, applies it together with
 `to_ts`, answers 409 when `from_ts` is not the `to_ts` that it has, and tells that one at `watermark_url`.
+
+An iteration that is sent again begins with sequence 0, and may be cut in other places: what was kept of it
+before does not count then. So the key has a digest of the body: the first 16 digits of its SHA-256 in hex.
 """
 
 import json
@@ -108,7 +111,7 @@ class Webhook(Consumer):
         changes = bodies(data, self._options.format, self._options.request_bytes)
         for sequence, body, last in _with_last(changes):
             headers = {
-                "Idempotency-Key": f"{self.job.owner}:{data.from_ts}:{data.to_ts}:{sequence}",
+                "Idempotency-Key": f"{self.job.owner}:{data.from_ts}:{data.to_ts}:{sequence}-{body.digest}",
                 "Penstock-Job": self.job.owner,
                 "Penstock-Source": quote(data.schema.name),
                 "Penstock-Kind": "snapshot" if data.data_type is DataType.SNAPSHOT else "tail",
