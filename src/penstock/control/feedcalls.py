@@ -1,18 +1,21 @@
 """What people do with changefeeds, and what they are shown of them."""
 
+import logging
 from typing import Any
 
 from penstock import eventloop
 from penstock.clock import SYSTEM, physical_ms
 from penstock.control.deployment import Deployment
 from penstock.control.moments import shown_ms
-from penstock.errors import Invalid
+from penstock.errors import Invalid, Unavailable
 from penstock.settings import ChangefeedSettings, parse_changefeed
 from penstock.sink.feeds.feed import Feed
 from penstock.sink.feeds.feedcommands import create_feed, dump, pause_feed, resume_feed, update_feed
 from penstock.sink.files.sinkuri import mask_uri
 from penstock.sink.source.clusterhistory import ClusterHistory
 from penstock.tables.accounts import SYSTEM as SYSTEM_ACCOUNT
+
+_log = logging.getLogger(__name__)
 
 _HIDDEN = {"sink": "***", "storage_options": "***"}
 
@@ -76,15 +79,22 @@ def change(deployment: Deployment, name: str, changes: dict[str, Any], *, accoun
 
 
 def remove(deployment: Deployment, name: str, *, account: str | None = None) -> None:
-    """Forget a changefeed, and let the cluster collect what it would have needed."""
+    """Forget a changefeed, and let the cluster collect what it would have needed.
+
+    A cluster that cannot be told so now collects it a day later: the changefeed is gone all the same.
+    """
 
     async def work() -> None:
         await deployment.feeds_of(account).remove(name)
-        history = await ClusterHistory.connect(deployment.settings, name)
         try:
-            await history.release()
-        finally:
-            await history.close()
+            history = await ClusterHistory.connect(deployment.settings, name)
+            try:
+                await history.release()
+            finally:
+                await history.close()
+        except Unavailable as error:
+            facts = {"changefeed": name, "error": str(error)}
+            _log.warning("history of a removed changefeed is held for up to a day", extra=facts)
 
     eventloop.run(work())
 

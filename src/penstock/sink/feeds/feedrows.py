@@ -102,7 +102,11 @@ def feed_of(feed_id: str, info: bytes, status: bytes | None) -> Feed:
 
 
 async def committed(client: AsyncClient, work: Callable[[AsyncTransaction], Awaitable[T]]) -> T:
-    """Run a transaction until it commits; all of ours may be repeated."""
+    """Run a transaction until it commits.
+
+    `work` runs again after a commit that was not answered, and may meet what it has written itself: it must
+    take that for its own success.
+    """
     problem: Exception | None = None
     for _ in range(_ATTEMPTS):
         try:

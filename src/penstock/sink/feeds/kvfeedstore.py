@@ -40,12 +40,18 @@ class Feeds:
         check_feed_id(info.id)
         keys = FeedKeys(info.id)
 
+        tried = False
+
         async def create(txn: AsyncTransaction) -> None:
+            nonlocal tried
             there = await txn.get(keys.info)
-            if there not in {None, info.to_json()}:  # the same: an earlier attempt of this very call
+            if there is not None:
+                if there == info.to_json() or (tried and _created_together(info, there)):
+                    return  # by an attempt of this call that was not answered; it may be running already
                 raise AlreadyExists(
                     f"there is a changefeed {info.id} already; remove it first, or take another name"
                 )
+            tried = True
             await txn.put(keys.info, info.to_json())
             await txn.put(keys.status, FeedStatus.of_new(info).to_json())
 
@@ -100,13 +106,21 @@ class Feeds:
         return await committed(self._client, change)
 
     async def remove(self, feed_id: str) -> None:
-        """Forget one, damaged or not, and everything of it but its files; who runs it is fenced."""
+        """Forget one, damaged or not, and everything of it but its files; who runs it is fenced.
+
+        Raises NotFound when there is none of that name as the call begins.
+        """
         keys = FeedKeys(feed_id)
+        seen = False
 
         async def remove(txn: AsyncTransaction) -> None:
+            nonlocal seen
+            if seen and await txn.get(keys.info) is None:
+                return  # an attempt of this call that was not answered has removed it, or somebody else
             info = await require_feed(txn, feed_id)
             if self._account is not None and not self._is_seen(FeedInfo.from_json(feed_id, info)):
                 raise no_such_feed(feed_id)
+            seen = True
             for key in (keys.info, keys.status, keys.lease):
                 await txn.delete(key)
             async for key, _ in txn.scan(keys.dispatchers, prefix_end(keys.dispatchers)):
@@ -141,3 +155,10 @@ class Feeds:
             return taken.epoch
 
         return FeedRun(self._client, feed_id, owner, await committed(self._client, acquire), ttl_s=ttl_s)
+
+
+def _created_together(info: FeedInfo, there: bytes) -> bool:
+    """Whether a row is of the very creation that made `info`, whatever was changed since."""
+    found = FeedInfo.from_json(info.id, there)
+    mine = (info.created_ms, info.start_ts, info.account)
+    return mine == (found.created_ms, found.start_ts, found.account)

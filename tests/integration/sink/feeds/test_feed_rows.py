@@ -1,15 +1,16 @@
 """Changefeeds in a real store: what commands do, what a run does, and what happens when two run one."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 
-from penstock.errors import Corrupt, Fenced, Invalid, Unavailable
-from penstock.kv import AsyncClient
+from penstock.errors import AlreadyExists, Corrupt, Fenced, Invalid, NotFound, Unavailable, Undetermined
+from penstock.kv import AsyncClient, AsyncTransaction
 from penstock.sink.feeds.feed import Feed, FeedInfo, FeedState
+from penstock.sink.feeds.feedcommands import pause_feed, resume_feed, update_feed
 from penstock.sink.feeds.feedrows import FeedKeys
 from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
 from penstock.sink.feeds.kvfeedstore import Feeds
@@ -210,3 +211,63 @@ async def test_a_damaged_changefeed_hides_no_other_and_can_be_removed(store: Sto
         await feeds.remove("damaged")
         with pytest.raises(Invalid, match="there is no changefeed damaged"):
             await feeds.remove("damaged")
+
+
+class Unanswered:
+    """A client whose next commits happen without an answer; `between` is called after each of them."""
+
+    def __init__(self, client: AsyncClient, commits: int = 1) -> None:
+        self._client = client
+        self._left = commits
+        self.between: Callable[[], Awaitable[object]] | None = None
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[AsyncTransaction]:
+        async with self._client.begin() as txn:
+            yield txn
+        if self._left and txn.commit_ts:
+            self._left -= 1
+            if self.between is not None:
+                await self.between()
+            raise Undetermined("the commit was not answered")
+
+
+async def test_a_removal_that_was_not_answered_is_no_changefeed_that_was_never_there(
+    store: StoreProcess,
+) -> None:
+    async with await AsyncClient.connect([store.pd_addr]) as client:
+        await Feeds(client).create(info("forgotten"))
+        await Feeds(Unanswered(client)).remove("forgotten")
+        with pytest.raises(NotFound):
+            await Feeds(client).get("forgotten")
+        with pytest.raises(NotFound, match="there is no changefeed forgotten"):
+            await Feeds(Unanswered(client)).remove("forgotten")
+
+
+async def test_a_creation_that_was_not_answered_leaves_alone_what_has_begun_since(
+    store: StoreProcess,
+) -> None:
+    async with await AsyncClient.connect([store.pd_addr]) as client:
+        shaky = Unanswered(client)
+
+        async def somebody_runs_it() -> None:
+            run = await Feeds(client).acquire("begun", "a", ttl_s=LONG_S)
+            await run.keep_checkpoint(700)
+
+        shaky.between = somebody_runs_it
+        await Feeds(shaky).create(info("begun"))
+        assert (await Feeds(client).get("begun")).status.checkpoint_ts == 700
+        with pytest.raises(AlreadyExists):
+            await Feeds(client).create(info("begun", created_ms=1))
+
+
+async def test_every_other_command_may_go_unanswered_too(store: StoreProcess) -> None:
+    async with await AsyncClient.connect([store.pd_addr]) as client:
+        await Feeds(client).create(info("repeated", settings={"sink_uri": "file:///tmp/y?protocol=csv"}))
+        assert (await pause_feed(Feeds(Unanswered(client)), "repeated")).state is FeedState.STOPPED
+        updated = await update_feed(Feeds(Unanswered(client)), "repeated", {"target_ts": 900})
+        assert updated.info.settings["target_ts"] == 900
+        assert (await resume_feed(Feeds(Unanswered(client)), "repeated")).state is FeedState.NORMAL
+        run = await Feeds(Unanswered(client)).acquire("repeated", "a", ttl_s=LONG_S)
+        await run.renew()
+        await run.give_up()
