@@ -5,12 +5,11 @@ import logging
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from penstock.clock import SYSTEM, Clock, physical_ms
-from penstock.errors import PenstockError
 from penstock.eventstore.paths import STAGING
 from penstock.eventstore.storage import Storage
 from penstock.sink.files.layout import NUMBER_DIGITS_MIN
@@ -32,8 +31,10 @@ def expired(paths: Iterable[str], checkpoint_ts: int, days: int) -> list[str]:
 
     Everything else stays: schema files have no date, and a table may have a name that looks like one.
     """
-    checkpoint = datetime.fromtimestamp(physical_ms(checkpoint_ts) / 1000, UTC)
-    oldest_kept = (checkpoint - timedelta(days=days)).strftime("%Y-%m-%d")
+    day = datetime.fromtimestamp(physical_ms(checkpoint_ts) / 1000, UTC).toordinal()
+    if days >= day:  # there is no date so long ago
+        return []
+    oldest_kept = date.fromordinal(day - days).isoformat()
     return [path for path in paths if (found := _DATED.search(path)) and found["date"] < oldest_kept]
 
 
@@ -64,8 +65,9 @@ class Cleanup:
             await self._sleep_until(self._options.file_cleanup_cron_spec.next_ms(self._clock.wall_ms()))
             try:
                 removed = await asyncio.to_thread(self.clean)
-            except PenstockError as error:
-                _log.warning("expired files could not all be removed", extra={"error": str(error)})
+            except Exception as error:  # noqa: BLE001 - nobody waits for this task: it must outlive whatever it is
+                facts = {"error": f"{type(error).__name__}: {error}"}
+                _log.warning("expired files could not all be removed", extra=facts)
             else:
                 _log.info("removed expired files", extra={"files": removed})
 

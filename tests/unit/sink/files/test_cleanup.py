@@ -27,6 +27,12 @@ def test_files_of_days_strictly_before_the_oldest_kept_one_go() -> None:
     assert expired(paths, ts("2021-01-03T00:00:00"), 30) == []
 
 
+@pytest.mark.parametrize("days", [740_000, 10**12])
+def test_more_days_than_there_were_keep_everything(days: int) -> None:
+    options = parse_sink_uri(f"memory:///?protocol=csv&file-expiration-days={days}")
+    assert expired(["a/b/7/1970-01-01/CDC000001.csv"], ts("2021-01-01"), options.file_expiration_days) == []
+
+
 @pytest.mark.parametrize(
     ("path", "goes"),
     [
@@ -90,25 +96,26 @@ async def test_runs_follow_the_cron_spec_and_a_failed_one_is_left_to_the_next(
     storage = open_storage("memory:///")
     storage.write("a/b/7/2020-01-01/CDC000001.csv", b"x")
     works, calls = storage.names, []
+    problems = [Unavailable("cannot list; try again"), OSError("a mistake of ours")]
 
     def names(folder: str, *, after: str = "") -> list[str]:
         calls.append(clock.wall_ms())
-        if len(calls) == 1:
-            raise Unavailable("cannot list; try again")
+        if len(calls) <= len(problems):
+            raise problems[len(calls) - 1]
         return works(folder, after=after)
 
     storage.names = names
     job = asyncio.create_task(Cleanup(storage, options, lambda: ts("2021-01-03T00:00:00"), clock=clock).run())
     try:
         with caplog.at_level(logging.INFO, "penstock"):
-            for _ in range(26 * 12):
+            for _ in range(50 * 12):
                 clock.advance(300)
                 await _settle()
             await _until(lambda: "removed expired files" in caplog.text)
     finally:
         job.cancel()
-    assert [call - 1_609_459_200_000 for call in calls] == [2 * 3_600_000, 26 * 3_600_000]
-    assert "could not all be removed" in caplog.text
+    assert [call - 1_609_459_200_000 for call in calls] == [each * 3_600_000 for each in (2, 26, 50)]
+    assert caplog.text.count("could not all be removed") == 2
     assert works("") == []
 
 
