@@ -135,6 +135,12 @@ class Storage:
             ]
         return sorted(path for path in found if path > after)
 
+    def folders(self, folder: str) -> list[str]:
+        """List the names of the folders right below a folder, in order; what is deeper costs nothing."""
+        with self._failures("list", folder):
+            found = obstore.list_with_delimiter(self._store, folder)["common_prefixes"]
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
+
     def listed(self, folder: str) -> list[Stored]:
         """List the objects in a folder, in order of their paths, with what storage knows of them."""
         with self._failures("list", folder):

@@ -74,6 +74,12 @@ class Remote(Storage):
         inside = f"{folder}/" if folder else ""
         return sorted(path for path in self._objects if path.startswith(inside) and path > after)
 
+    def folders(self, folder: str) -> list[str]:
+        """See Storage."""
+        inside = f"{folder.rstrip('/')}/"
+        rest = [path.removeprefix(inside) for path in self._objects if path.startswith(inside)]
+        return sorted({path.partition("/")[0] for path in rest if "/" in path})
+
     def listed(self, folder: str) -> list[Stored]:
         """See Storage; `modified_ms` is the number of the write."""
         return [Stored(path, len(self._objects[path]), self._written[path]) for path in self.names(folder)]
@@ -182,6 +188,10 @@ class Shaky(Storage):
     def names(self, folder: str, *, after: str = "") -> list[str]:
         """See Storage."""
         return self._look(lambda: self._remote.names(folder, after=after))
+
+    def folders(self, folder: str) -> list[str]:
+        """See Storage."""
+        return self._look(lambda: self._remote.folders(folder))
 
     def create(self, path: str, data: bytes) -> bool:
         """See Storage."""

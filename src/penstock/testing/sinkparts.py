@@ -188,6 +188,7 @@ class PlainFiles:
         self.error: Exception | None = None
         self.checkpoints: list[int] = []
         self.numbers: Counter[str] = Counter()
+        self.ends: list[int] = []
         self.swept: list[float] = []
 
     def place(self, spec: DispatcherSpec, schema: SchemaVersion) -> Place | None:
@@ -199,7 +200,8 @@ class PlainFiles:
             spec.id, Folder(schema="shop", table=f"t{spec.id}", version=schema.since_ts), named=False
         )
 
-    def next_file(self, place: Place) -> FilePaths:
+    def next_file(self, place: Place, end_ts: int) -> FilePaths:
+        self.ends.append(end_ts)
         self.numbers[place.dispatcher_id] += 1
         number = self.numbers[place.dispatcher_id]
         folder = place.folder.path

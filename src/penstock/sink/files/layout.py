@@ -125,9 +125,14 @@ def unescape(part: str) -> str:
     return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), part)
 
 
-def date_text(separator: DateSeparator, wall_ms: int) -> str:
+def date_text(separator: DateSeparator, at_ms: int) -> str:
     """The date part of a folder at a moment, in UTC; empty without a separator."""
-    return datetime.fromtimestamp(wall_ms / 1000, UTC).strftime(_DATE_FORMATS[separator])
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime(_DATE_FORMATS[separator])
+
+
+def is_date(separator: DateSeparator, name: str) -> bool:
+    """Whether a folder has the name of a date."""
+    return re.fullmatch(_DATE_PATTERNS[separator], f"/{name}", re.ASCII) is not None
 
 
 def extension(protocol: Protocol, compression: Compression) -> str:

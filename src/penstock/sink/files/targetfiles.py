@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 
-from penstock.clock import SYSTEM, Clock
+from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import Corrupt
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.storage import Storage
@@ -98,12 +98,21 @@ class TargetFiles:
             kept.since_ts = schema.since_ts
             return kept.place
 
-    def next_file(self, place: Place) -> FilePaths:
-        """The next free number under today's date (UTC); the first use looks at the target."""
+    def next_file(self, place: Place, end_ts: int) -> FilePaths:
+        """The next free number for a file of commits up to `end_ts`; the first use looks at the target.
+
+        The folder's date is that of `end_ts`, in UTC, whatever the clock says: readers take folders by their
+        dates, and so get a dispatcher's changes in the order of their commits. It is never before the date of
+        a file that the dispatcher has.
+        """
         kept = self._of(place.dispatcher_id)
-        date = layout.date_text(self._options.date_separator, self._clock.wall_ms())
-        folder = replace(place.folder, date=date)
+        date = layout.date_text(self._options.date_separator, physical_ms(end_ts))
         with kept.lock:
+            if kept.folder is not None and replace(kept.folder, date="") == place.folder:
+                date = max(date, kept.folder.date)
+            else:
+                date = self._not_before(place, date)
+            folder = replace(place.folder, date=date)
             if kept.folder != folder:
                 kept.number = self._last_number(place, folder)
                 kept.folder = folder
@@ -250,8 +259,25 @@ class TargetFiles:
             shared = partitioned and not apart
         return Place(dispatcher.id, folder, self._split or shared or not dispatcher.whole)
 
+    def _not_before(self, place: Place, date: str) -> str:
+        """A date, or the newest one under which the dispatcher has files of this version if that is later.
+
+        A fence file may be, and so are files of releases that took the date from the clock.
+        """
+        separator = self._options.date_separator
+        if separator == "none":
+            return date
+        dates = [each for each in self._target.folders(place.folder.path) if layout.is_date(separator, each)]
+        for later in sorted((each for each in dates if each > date), reverse=True):
+            if self._target.exists(self._index_path(place, replace(place.folder, date=later))):
+                return later
+        return date
+
+    def _index_path(self, place: Place, folder: Folder) -> str:
+        return layout.index_path(folder, place.dispatcher_id if place.named else "")
+
     def _last_number(self, place: Place, folder: Folder) -> int:
-        index_path = layout.index_path(folder, place.dispatcher_id if place.named else "")
+        index_path = self._index_path(place, folder)
         indexed = number_in_index(self._target.read(index_path), index_path)
         last = last_number(
             indexed, lambda number: self._target.exists(self._paths(place, folder, number).data_path)

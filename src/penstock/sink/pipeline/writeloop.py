@@ -127,7 +127,7 @@ class WriteLoop:
 
     def _place_one(self, task: FileTask) -> tuple[Place, FilePaths] | None:
         place = self._files.place(task.dispatcher, task.schema)
-        return None if place is None else (place, self._files.next_file(place))
+        return None if place is None else (place, self._files.next_file(place, task.chunks[-1].end.ts))
 
     def _work(self, task: FileTask, paths: FilePaths) -> FileWork:
         options = self._options.encoder(task.schema)

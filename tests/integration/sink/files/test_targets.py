@@ -59,8 +59,8 @@ def test_a_table_lives_through_ddl_crashes_and_expiry(storage: Storage, options:
     assert not storage.exists("metadata")
     first = files.place(dispatcher, table())
     assert first is not None
-    write(storage, files.next_file(first))
-    torn = files.next_file(first)
+    write(storage, files.next_file(first, compose_ts(clock.wall_ms())))
+    torn = files.next_file(first, compose_ts(clock.wall_ms()))
     write(storage, torn, index=False)
 
     files = TargetFiles(storage, options, clock=clock)
@@ -68,7 +68,7 @@ def test_a_table_lives_through_ddl_crashes_and_expiry(storage: Storage, options:
     assert files.repair(pending) == Position(8)
     place = files.place(dispatcher, table())
     assert place == first
-    never = files.next_file(first)
+    never = files.next_file(first, compose_ts(clock.wall_ms()))
     assert never.number == 3
     assert files.repair(replace(pending, data_path=never.data_path)) == Position(5)
     assert not storage.create(never.data_path, b"late")
@@ -82,7 +82,7 @@ def test_a_table_lives_through_ddl_crashes_and_expiry(storage: Storage, options:
     later = files.place(dispatcher, after)
     assert later is not None
     assert later.folder.version == 9
-    write(storage, files.next_file(later))
+    write(storage, files.next_file(later, compose_ts(clock.wall_ms())))
     files.write_checkpoint(compose_ts(clock.wall_ms() + 86_400_000))
 
     listed = storage.names("")
@@ -117,7 +117,7 @@ def test_dispatchers_of_one_table_that_begin_together_agree_on_its_schema_file(
         start.wait()
         place = files.place(DispatcherSpec(name, 1, name.encode(), b""), table())
         assert place is not None
-        write(storage, files.next_file(place))
+        write(storage, files.next_file(place, compose_ts(NOON_MS)))
         found.append(place.folder.version)
 
     threads = [threading.Thread(target=begin, args=(name,)) for name in "1234"]

@@ -180,3 +180,12 @@ async def test_what_is_known_of_idle_dispatchers_is_given_back() -> None:
             clock.advance(1)
             await world.settled()
         assert world.files.swept == [600.0]
+
+
+async def test_a_file_goes_where_its_last_commit_belongs() -> None:
+    async with SinkWorld() as world:
+        for ts in (5, 6, 9):
+            world.add(1, ts, 400)
+        await world.until(lambda: len(world.engine.files) == 1)
+        [written] = world.engine.files
+        assert world.files.ends == [written.chunks[-1].end.ts]

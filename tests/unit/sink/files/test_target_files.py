@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from penstock.clock import compose_ts
 from penstock.errors import Corrupt, Unavailable
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.storage import Storage, open_storage
@@ -62,9 +63,13 @@ class World:
         assert place is not None
         return place
 
-    def write(self, place: Place, *, index: bool = True) -> FilePaths:
+    def next_file(self, place: Place, end_ms: int | None = None) -> FilePaths:
+        """Where the next file goes, of commits up to a moment; by default up to now."""
+        return self.files.next_file(place, compose_ts(self.clock.wall_ms() if end_ms is None else end_ms))
+
+    def write(self, place: Place, end_ms: int | None = None, *, index: bool = True) -> FilePaths:
         """What the engine does with a file."""
-        paths = self.files.next_file(place)
+        paths = self.next_file(place, end_ms)
         assert self.storage.create(paths.data_path, paths.data_path.encode())
         if index:
             self.storage.write(paths.index_path, f"{paths.data_path.rpartition('/')[2]}\n".encode())
@@ -92,8 +97,8 @@ def test_the_schema_file_of_a_version_is_there_before_its_first_data_file() -> N
     world = World()
     place = world.place()
     assert world.paths() == [SchemaFile.of(table(), 5).path()]
-    assert world.files.next_file(place).data_path == "db/t/5/2023-03-09/CDC000001.json"
-    assert world.files.next_file(place).index_path == "db/t/5/2023-03-09/meta/CDC.index"
+    assert world.next_file(place).data_path == "db/t/5/2023-03-09/CDC000001.json"
+    assert world.next_file(place).index_path == "db/t/5/2023-03-09/meta/CDC.index"
 
 
 def test_a_version_that_was_placed_is_not_looked_at_again() -> None:
@@ -165,12 +170,56 @@ def test_folders_by_date(separator: str, folder: str) -> None:
     assert world.write(world.place()).data_path == f"db/t/5{folder}/CDC000001.json"
 
 
+MIDNIGHT_MS = NOON_MS + 12 * 3_600_000
+
+
+def test_dates_are_those_of_commits_whatever_a_clock_says() -> None:
+    """Two machines whose clocks differ run a changefeed around midnight, one after the other."""
+    world = World()
+    world.clock.advance(DAY)
+    first = world.write(world.place(), MIDNIGHT_MS - 1)
+    world.restart()
+    world.clock.advance(DAY)
+    second = world.write(world.place(), MIDNIGHT_MS - 1)
+    third = world.write(world.place(), MIDNIGHT_MS)
+    assert [each.data_path for each in (first, second, third)] == [
+        "db/t/5/2023-03-09/CDC000001.json",
+        "db/t/5/2023-03-09/CDC000002.json",
+        "db/t/5/2023-03-10/CDC000001.json",
+    ]
+
+
+@pytest.mark.parametrize("names", ["alone", "divided"])
+@pytest.mark.parametrize("separator", ["day", "month", "year"])
+def test_dates_of_a_dispatcher_never_go_back(separator: str, names: str) -> None:
+    """A fence file, or one of a release that took the date from the clock, may be ahead of the commits."""
+    world = World(f"file-index-digit=6&date-separator={separator}", split=names == "divided")
+    later = NOON_MS + 400 * DAY * 1000
+    ahead = world.write(world.place(), later)
+    other = DispatcherSpec("78", 1, b"m")
+    for again in range(3):
+        found = world.write(world.place(), NOON_MS)
+        assert found.data_path.rpartition("/")[0] == ahead.data_path.rpartition("/")[0]
+        assert found.number == 2 + again
+        world.restart()
+    if names == "divided":
+        path = world.write(world.place(other), NOON_MS).data_path
+        assert "/2023" in path, "it has no file that is later"
+
+
+def test_a_date_folder_without_files_of_the_dispatcher_holds_nobody_back() -> None:
+    world = World()
+    world.storage.write("db/t/5/2030-01-01/notes.txt", b"")
+    world.storage.write("db/t/5/zzz/CDC000001.json", b"")
+    assert world.write(world.place()).data_path == "db/t/5/2023-03-09/CDC000001.json"
+
+
 def test_a_number_that_no_file_has_is_given_out_again() -> None:
     world = World()
     place = world.place()
-    assert [world.files.next_file(place).number for _ in range(3)] == [1, 1, 1]
+    assert [world.next_file(place).number for _ in range(3)] == [1, 1, 1]
     world.write(place)
-    assert world.files.next_file(place).number == 2
+    assert world.next_file(place).number == 2
 
 
 def test_a_file_that_is_known_to_be_there_is_not_looked_for() -> None:
@@ -179,10 +228,10 @@ def test_a_file_that_is_known_to_be_there_is_not_looked_for() -> None:
     paths = world.write(place)
     world.files.wrote(place, paths)
     looks = world.looks
-    assert world.files.next_file(place).number == 2
+    assert world.next_file(place).number == 2
     assert world.looks == looks
     world.files.wrote(place, paths)  # not the one that is on its way
-    assert world.files.next_file(place).number == 2
+    assert world.next_file(place).number == 2
 
 
 def test_the_index_says_where_to_go_on_after_a_restart() -> None:
@@ -190,7 +239,7 @@ def test_the_index_says_where_to_go_on_after_a_restart() -> None:
     place = world.place()
     world.storage.write("db/t/5/2023-03-09/meta/CDC.index", b"CDC000005.json\n")
     looks = world.looks
-    assert world.files.next_file(place).number == 6
+    assert world.next_file(place).number == 6
     assert world.looks == looks + 1
 
 
@@ -200,7 +249,7 @@ def test_files_that_no_index_names_are_stepped_over(caplog: pytest.LogCaptureFix
     world.write(place)
     world.write(place, index=False)
     world.restart()
-    assert world.files.next_file(world.place()).number == 3
+    assert world.next_file(world.place()).number == 3
     assert "behind its files" in caplog.text
 
 
@@ -210,7 +259,7 @@ def test_few_looks_find_the_end_of_many_files() -> None:
         world.storage.write(f"db/t/5/2023-03-09/CDC{number:06d}.json", b"")
     place = world.place()
     looks = world.looks
-    assert world.files.next_file(place).number == 1001
+    assert world.next_file(place).number == 1001
     assert world.looks - looks <= 22
 
 
@@ -228,13 +277,13 @@ def test_a_dispatcher_that_comes_back_goes_on_after_what_another_process_wrote()
     other = elsewhere.place(WHOLE, table())
     assert other is not None
     for number in (2, 3, 4):
-        paths = elsewhere.next_file(other)
+        paths = elsewhere.next_file(other, compose_ts(NOON_MS))
         assert paths.number == number
         world.storage.write(paths.data_path, b"")
         world.storage.write(paths.index_path, f"CDC{number:06d}.json\n".encode())
     world.files.forget(WHOLE.id)
     looks = world.looks
-    assert world.files.next_file(world.place()).number == 5
+    assert world.next_file(world.place()).number == 5
     assert world.looks - looks <= 3
 
 
@@ -243,7 +292,7 @@ def test_an_index_that_names_no_file_is_damaged() -> None:
     place = world.place()
     world.storage.write("db/t/5/2023-03-09/meta/CDC.index", b"hello\n")
     with pytest.raises(Corrupt, match="names no data file"):
-        world.files.next_file(place)
+        world.next_file(place)
     assert number_in_index(None, "x") == 0
     assert number_in_index(b"CDC000007.csv", "x") == 7
     assert number_in_index(b"CDC_12_1000007.csv\n", "x") == 1_000_007
@@ -288,7 +337,7 @@ def test_a_divided_table_has_the_dispatcher_in_its_names(
     assert paths.data_path == "db/t/5/2023-03-09/CDC_77_000001.json"
     assert paths.index_path == "db/t/5/2023-03-09/meta/CDC_77.index"
     world.restart()
-    assert world.files.next_file(world.place(dispatcher)).number == 2
+    assert world.next_file(world.place(dispatcher)).number == 2
 
 
 def test_table_ids_can_be_the_paths() -> None:
@@ -313,18 +362,18 @@ def pending(paths: FilePaths) -> PendingFile:
 
 def test_a_file_that_did_not_arrive_can_never_arrive() -> None:
     world = World()
-    paths = world.files.next_file(world.place())
+    paths = world.next_file(world.place())
     assert world.files.repair(pending(paths)) == Position(5)
     assert not world.storage.create(paths.data_path, b"from a writer that nobody could stop")
     assert world.storage.read(paths.data_path) == b""
     assert world.storage.read(paths.index_path) == b"CDC000001.json\n"
     assert world.files.repair(pending(paths)) == Position(5), "it stays decided"
-    assert world.files.next_file(world.place()).number == 2
+    assert world.next_file(world.place()).number == 2
 
 
 def test_a_file_of_somebody_else_is_not_taken_for_ours() -> None:
     world = World()
-    paths = world.files.next_file(world.place())
+    paths = world.next_file(world.place())
     world.storage.write(paths.data_path, b"rows of somebody else")
     with pytest.raises(Corrupt, match=r"is not what this changefeed wrote there; .* resume"):
         world.files.repair(replace(pending(paths), nbytes=4))
@@ -334,7 +383,7 @@ def test_a_file_of_somebody_else_is_not_taken_for_ours() -> None:
 
 def test_a_file_that_arrives_while_it_is_looked_for_counts() -> None:
     world = World()
-    paths = world.files.next_file(world.place())
+    paths = world.next_file(world.place())
     create = world.storage.create
 
     def arrives_first(path: str, data: bytes) -> bool:
@@ -360,7 +409,7 @@ def test_a_file_that_arrives_while_it_is_looked_for_counts() -> None:
 )
 def test_a_text_file_without_rows_reads_as_nothing(protocol: str, read: Callable[[bytes], bytes]) -> None:
     world = World(protocol=protocol)
-    paths = world.files.next_file(world.place())
+    paths = world.next_file(world.place())
     world.files.repair(pending(paths))
     assert read(world.storage.read(paths.data_path) or b"") == b""
 
@@ -371,7 +420,7 @@ def test_a_text_file_without_rows_reads_as_nothing(protocol: str, read: Callable
 def test_a_parquet_file_without_rows_has_the_columns_of_its_table(parameters: str) -> None:
     world = World(parameters, protocol="parquet")
     place = world.place()
-    paths = world.files.next_file(place)
+    paths = world.next_file(place)
     assert world.files.repair(pending(paths)) == Position(5)
     assert world.files.repair(pending(paths)) == Position(5)
     read = pq.read_table(io.BytesIO(world.storage.read(paths.data_path) or b""))
@@ -379,7 +428,7 @@ def test_a_parquet_file_without_rows_has_the_columns_of_its_table(parameters: st
     assert read.column_names[:2] == ["id", "a"]
     [schema_file] = schema_paths(world)
     world.storage.delete(schema_file)
-    paths = world.files.next_file(place)
+    paths = world.next_file(place)
     assert world.files.repair(pending(paths)) == Position(5)
 
 
@@ -395,7 +444,7 @@ def test_a_file_without_rows_is_known_whichever_version_of_a_library_made_it(
     protocol: str, earlier: bytes
 ) -> None:
     world = World(protocol=protocol)
-    paths = world.files.next_file(world.place())
+    paths = world.next_file(world.place())
     if protocol == "parquet":
         made = io.BytesIO()
         pq.write_table(pa.table({"id": pa.array([], pa.int64())}), made, store_schema=False)
@@ -408,7 +457,7 @@ def test_a_file_without_rows_is_known_whichever_version_of_a_library_made_it(
 
 def test_a_parquet_file_with_rows_counts() -> None:
     world = World(protocol="parquet")
-    paths = world.files.next_file(world.place())
+    paths = world.next_file(world.place())
     made = io.BytesIO()
     pq.write_table(pa.table({"id": [1]}), made)
     world.storage.write(paths.data_path, made.getvalue())
@@ -417,7 +466,7 @@ def test_a_parquet_file_with_rows_counts() -> None:
 
 def test_a_repair_goes_by_the_format_that_the_file_was_begun_in() -> None:
     world = World()
-    paths = world.files.next_file(world.place())
+    paths = world.next_file(world.place())
     world.options = replace(world.options, protocol="parquet", date_separator="none")
     world.restart()
     assert world.files.repair(pending(paths)) == Position(5)
@@ -433,7 +482,7 @@ def test_a_file_without_its_index_gets_one(caplog: pytest.LogCaptureFixture) -> 
     assert world.files.repair(pending(paths)) == Position(9)
     assert world.storage.read(paths.index_path) == b"CDC000002.json\n"
     assert "no index yet" in caplog.text
-    assert world.files.next_file(world.place()).number == 3
+    assert world.next_file(world.place()).number == 3
 
 
 def test_an_index_never_goes_back() -> None:
@@ -480,11 +529,11 @@ def test_storage_that_does_not_answer_leaves_nothing_half_known() -> None:
     place = world.place()
     works, world.storage.exists = world.storage.exists, _unavailable
     with pytest.raises(Unavailable):
-        world.files.next_file(place)
+        world.next_file(place)
     with pytest.raises(Unavailable):
         world.files.place(WHOLE, table(since_ts=9, more="bigint"))
     world.storage.exists = works
-    assert world.files.next_file(place).number == 2
+    assert world.next_file(place).number == 2
     assert world.place(known=table(since_ts=9, more="bigint")).folder.version == 9
 
 
@@ -515,7 +564,7 @@ def test_a_place_outlives_what_was_kept_of_it() -> None:
     world.write(place)
     world.clock.advance(60)
     world.files.sweep(0)
-    assert world.files.next_file(place).number == 2
+    assert world.next_file(place).number == 2
 
 
 class Nowhere(Storage):
@@ -533,6 +582,9 @@ class Nowhere(Storage):
     def names(self, folder: str, *, after: str = "") -> list[str]:
         return []
 
+    def folders(self, folder: str) -> list[str]:
+        return []
+
     def write(self, path: str, data: bytes | Path) -> None:
         pass
 
@@ -548,7 +600,7 @@ def test_ten_thousand_tables_leave_no_memory_behind() -> None:
         for number in islice(numbers, tables):
             place = files.place(DispatcherSpec(str(number), number), known)
             assert place is not None
-            files.next_file(place)
+            files.next_file(place, compose_ts(NOON_MS))
         assert files.kept_state_count == tables
         clock.advance(DAY)
         assert files.sweep(3600) == tables
