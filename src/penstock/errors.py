@@ -12,6 +12,7 @@
   - Invalid          fix the argument, the option or the settings
     - KeyExists      an insert met a row that is already there
     - AssertionFailed  what the caller said of a key's existence does not hold
+    - Denied         credentials are refused: replace them; storage may accept them again by itself
     - NotFound       there is nothing of that name
     - AlreadyExists  there is something of that name
   - StaleRead        read a snapshot, and go on from it: older history is gone
@@ -28,6 +29,7 @@ __all__ = [
     "Conflict",
     "Corrupt",
     "Deadlock",
+    "Denied",
     "Fenced",
     "Invalid",
     "KeyExists",
@@ -135,6 +137,10 @@ class AssertionFailed(Invalid):
         super().__init__(f"assertion on {show_key(key)} failed in transaction {start_ts}; read the key again")
         self.key = key
         self.start_ts = start_ts
+
+
+class Denied(Invalid):
+    """Credentials are refused. They may be replaced, or accepted again, while the caller tries again."""
 
 
 class NotFound(Invalid):

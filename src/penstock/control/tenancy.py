@@ -1,4 +1,4 @@
-"""What a tenant may ask for: tables of its own databases, and targets where its account may write. Pure.
+"""What a tenant may ask for: tables of its own databases, and targets where its account may write.
 
 Changefeeds and jobs are carried out by processes that can reach everything, so what they are told is checked
 before: no code of others, no file of the machine, no address but those under the account's `targets`.
@@ -12,6 +12,7 @@ from penstock.errors import Invalid
 from penstock.jobs.consumers import BUILT_IN
 from penstock.jobs.spec import DEFAULT, GREEDY, PERIODIC, JobSpec
 from penstock.settings import ChangefeedSettings
+from penstock.sink.files.locations import location_of
 from penstock.sink.files.sinkuri import split_uri
 
 __all__ = ["Refused", "Tenant", "check_feed", "check_job", "is_below"]
@@ -43,7 +44,6 @@ _TARGETS: Mapping[str, tuple[str, ...]] = {
 }
 _CODE = ("parser", "embedding")
 _FILES = ("ca_path",)
-_SAME_SCHEME = {"postgres": "postgresql"}
 
 
 class Refused(Invalid):
@@ -126,14 +126,14 @@ def is_below(url: str, prefix: str) -> bool:
     """Whether a URL is a place below another one: the same server, and a path within its path.
 
     What could lead elsewhere is refused: `..`, escapes, several hosts, and parameters that name other hosts.
+    Links of this machine's file system are followed.
     """
     found, allowed = _split(url), _split(prefix)
-    if found is None or allowed is None or _place(found) != _place(allowed):
+    if found is None or allowed is None:
         return False
-    inside, base = found.path.rstrip("/"), allowed.path.rstrip("/")
     if found.scheme in {"postgresql", "postgres"} and found.query:  # may name another host
         return False
-    return inside == base or inside.startswith(base + "/")
+    return location_of(prefix, follow_links=True).holds(location_of(url, follow_links=True))
 
 
 def _split(url: str) -> SplitResult | None:
@@ -146,8 +146,3 @@ def _split(url: str) -> SplitResult | None:
     if not parts.scheme or "://" not in url or bad_path or set("%\\ ").intersection(parts.path):
         return None
     return None if "," in parts.netloc or parts.fragment else parts
-
-
-def _place(parts: SplitResult) -> tuple[str, str, int | None]:
-    scheme = parts.scheme.lower()
-    return _SAME_SCHEME.get(scheme, scheme), (parts.hostname or "").lower(), parts.port

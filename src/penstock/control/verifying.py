@@ -170,8 +170,8 @@ class _Comparing:
         facts = FeedFacts(
             name=feed.info.id,
             tables=settings.tables,
-            start_ts=feed.info.start_ts,
-            snapshot=feed.info.snapshot,
+            start_ts=feed.start_ts,
+            snapshot=feed.begins_with_rows,
         )
         source = DeploymentTables(self.deployment, clock=self.clock)
         with TemporaryDirectory(prefix="penstock-verify-") as folder:

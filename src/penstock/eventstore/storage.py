@@ -1,8 +1,8 @@
 """Object storage behind one narrow seam: file://, s3://, gs://, az:// and memory:// through obstore.
 
 Every call blocks (and releases the GIL), so it belongs on a worker thread. A call that fails for a
-reason that may pass raises Unavailable; what it was to write may or may not be there. Credentials or
-settings that storage refuses raise Invalid.
+reason that may pass raises Unavailable; what it was to write may or may not be there. Credentials that
+storage refuses raise Denied, settings Invalid.
 """
 
 import errno
@@ -24,7 +24,7 @@ from obstore import exceptions
 from obstore.store import LocalStore, ObjectStore, from_url
 
 from penstock.clock import SYSTEM, Clock
-from penstock.errors import Invalid, Unavailable
+from penstock.errors import Denied, Invalid, Unavailable
 from penstock.eventstore.paths import STAGING, STAGING_LOCK
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class _Failures:
             return
         call = f"{self._what} {self._path} at {self._url} ({_reason(error)})"
         if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
-            raise Invalid(f"storage refuses to {call}; check its credentials") from error
+            raise Denied(f"storage refuses to {call}; check its credentials") from error
         if isinstance(error, exceptions.BaseError | OSError):
             raise Unavailable(f"cannot {call}; try again") from error
 

@@ -78,6 +78,12 @@ class ShakyProgress:
         self._process = process
         self._clock = clock
 
+    async def location(self) -> str | None:
+        return await self._call(self._kept.location)
+
+    async def begin_at(self, location: str, *, anew: bool) -> None:
+        await self._call(lambda: self._kept.begin_at(location, anew=anew))
+
     async def checkpoint_ts(self) -> int:
         return await self._call(self._kept.checkpoint_ts)
 

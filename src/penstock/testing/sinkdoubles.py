@@ -30,7 +30,19 @@ class MemoryProgress:
         self.fault = fault
         self.kept: dict[str, KeptDispatcher] = {}
         self.checkpoints = [begin.checkpoint_ts]
-        self.done_ddl_ts = begin.ts
+        self.done_ddl_ts = self._start_ts = begin.ts
+        self.place: str | None = ""
+
+    async def location(self) -> str | None:
+        return self.place
+
+    async def begin_at(self, location: str, *, anew: bool) -> None:
+        self.fault("begin_at")
+        self.place = location
+        if anew:
+            self.kept.clear()
+            self.done_ddl_ts = max(self.checkpoints[-1], self._start_ts)
+        self.fault("began_at")
 
     async def checkpoint_ts(self) -> int:
         return self.checkpoints[-1]

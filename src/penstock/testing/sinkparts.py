@@ -239,6 +239,12 @@ class KeptInMemory:
         self.begun: list[list[PendingFile]] = []
         self.error: Exception | None = None
 
+    async def location(self) -> str | None:
+        return None
+
+    async def begin_at(self, location: str, *, anew: bool) -> None:
+        pass
+
     async def checkpoint_ts(self) -> int:
         return self.checkpoint
 

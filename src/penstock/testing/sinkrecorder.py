@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+from penstock.errors import Invalid
 from penstock.sink.dispatch.blockevents import DdlEvent
 from penstock.sink.feeds.feedstore import PendingFile, ProgressStore
 from penstock.sink.positions import Position
@@ -15,7 +16,8 @@ __all__ = ["RecordingSink", "RemoteDouble"]
 class RemoteDouble:
     """Files as facts, in the order in which they came to be. Implements FeedFiles."""
 
-    def __init__(self) -> None:
+    def __init__(self, location: str = "remote") -> None:
+        self.location = location
         self.files: dict[str, tuple[Slice, ...]] = {}
         self.log: list[str] = []
         self.checkpoints: list[int] = []
@@ -25,6 +27,10 @@ class RemoteDouble:
         """The path of a dispatcher's next file."""
         number = sum(path.startswith(f"{dispatcher_id}/") for path in self.files)
         return f"{dispatcher_id}/{number + 1}"
+
+    def check_unused(self) -> None:
+        if self.files or self.ddls or self.checkpoints:
+            raise Invalid(f"{self.location} holds files of a changefeed already")
 
     def repair(self, pending: PendingFile) -> Position:
         return pending.end if pending.data_path in self.files else pending.start

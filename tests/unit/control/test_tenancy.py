@@ -1,5 +1,7 @@
 """What a tenant may ask for: its own tables, and targets below its own places."""
 
+from pathlib import Path
+
 import pytest
 
 from penstock.control.tenancy import Refused, Tenant, check_feed, check_job, is_below
@@ -23,6 +25,8 @@ ANN = Tenant.of(
         ("postgresql://ann:secret@db.example/ann", "postgresql://db.example/ann"),
         ("postgres://db.example/ann", "postgresql://db.example/ann"),
         ("file:///srv/ann/index", "file:///srv/ann"),
+        ("https://HOOKS.example:443/ann/in", "https://hooks.example/ann"),
+        ("postgresql://db.example:5432/ann", "postgresql://db.example/ann"),
     ],
 )
 def test_places_below_a_prefix_are_its_own(url: str, prefix: str) -> None:
@@ -53,6 +57,15 @@ def test_places_below_a_prefix_are_its_own(url: str, prefix: str) -> None:
 )
 def test_nothing_leads_out_of_a_prefix(url: str, prefix: str) -> None:
     assert not is_below(url, prefix)
+
+
+def test_a_link_leads_out_of_a_prefix(tmp_path: Path) -> None:
+    (tmp_path / "ann").mkdir()
+    (tmp_path / "bob").mkdir()
+    (tmp_path / "ann" / "out").symlink_to(tmp_path / "bob")
+    (tmp_path / "own").symlink_to(tmp_path / "ann")
+    assert not is_below(f"file://{tmp_path}/ann/out/x", f"file://{tmp_path}/ann")
+    assert is_below(f"file://{tmp_path}/ann/x", f"file://{tmp_path}/own")
 
 
 def feed(**more: object) -> ChangefeedSettings:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from penstock.errors import Corrupt, Invalid
 from penstock.sink.consuming.progress import Progress
+from penstock.sink.files.locations import location_of
 
 
 class StateFile:
@@ -28,7 +29,7 @@ class StateFile:
                 f"state file {self._path} cannot be read ({error.strerror}); check its path"
             ) from error
         known = tree.get("directory") if isinstance(tree, dict) else None
-        if known is not None and known != self._directory:
+        if known is not None and location_of(str(known)) != location_of(self._directory):
             raise Invalid(f"state file {self._path} is of {known}; give each directory a file of its own")
         try:
             return Progress.from_json(tree)

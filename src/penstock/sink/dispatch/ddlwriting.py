@@ -62,6 +62,7 @@ class DdlWriting:
         self._carried = carried
         self._trouble = trouble
         self._pending = PendingDdls()
+        self._ended: dict[int, int] = {}  # tables, and the DDL that ended each
         self._barrier = Barrier()
         self._moved = asyncio.Event()
         self._affected = SINK_DDL_AFFECTED_DISPATCHERS.labels(feed_id)
@@ -89,9 +90,14 @@ class DdlWriting:
         """The tables that are carried now whose dispatchers have to come to a DDL."""
         return self.tables.blocked_by(block)
 
-    def needed_ids(self) -> frozenset[int]:
-        """The tables whose history is needed: those that are carried now or after a pending DDL."""
-        return self._pending.later_ids().union(self.tables.ids())
+    def needed_ids(self, done_ts: int) -> frozenset[int]:
+        """The tables whose history after `done_ts`, the checkpoint, is needed.
+
+        They are carried now or after a pending DDL, or have ended since: the changefeed may be given another
+        place, which has nothing of them.
+        """
+        self._ended = {table_id: ts for table_id, ts in self._ended.items() if ts > done_ts}
+        return self._pending.later_ids().union(self.tables.ids(), self._ended)
 
     def next_of(self, table_id: int) -> Block | None:
         """The DDL that the dispatchers of a carried table come to next."""
@@ -145,6 +151,7 @@ class DdlWriting:
         self._barrier.done()
         self.tables = turn.tables
         self.turns += 1
+        self._ended.update(dict.fromkeys(turn.ended_ids, block.commit_ts))
         for each in self._dispatchers.remove_tables(turn.ended_ids):
             each.end()
             self._barrier.vanish(each.spec.id)

@@ -133,7 +133,7 @@ class FeedLife:
         now, turns = self._clock.monotonic(), self._ddls.turns
         if turns == self._held_turns and now < self._held_at + _HOLD_S:
             return
-        needed = self._ddls.needed_ids()
+        needed = self._ddls.needed_ids(self.kept_ts)
         await self._trouble.through(lambda: self._source.hold(needed, self.kept_ts))
         gone = self._held_ids - needed
         if gone:

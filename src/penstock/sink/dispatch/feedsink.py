@@ -40,6 +40,12 @@ class FeedSink(Protocol):
 class FeedFiles(Protocol):
     """The files of a changefeed, beside the sink. Blocking, for threads."""
 
+    location: str
+    """The place where they are."""
+
+    def check_unused(self) -> None:
+        """Raise Invalid when there are files of a changefeed already."""
+
     def repair(self, pending: PendingFile) -> Position:
         """Find out whether a file came to be, and finish it: where its dispatcher goes on."""
 

@@ -75,6 +75,7 @@ class Startup:
         Tables that are carried and have no dispatcher get one: all at the first start, later those that
         other patterns brought in, which begin where the DDLs are.
         """
+        await self._settle()
         checkpoint_ts = await self.progress.checkpoint_ts()
         # A DDL holds the checkpoint until it is done, so those up to the checkpoint are done.
         ddl_ts = max(await self.progress.ddl_ts(), checkpoint_ts)
@@ -93,6 +94,21 @@ class Startup:
             for each, position in zip(kept, positions, strict=True)
         )
         return Resumed(checkpoint_ts, ddl_ts, tables, dispatchers)
+
+    async def _settle(self) -> None:
+        """See to it that what is kept is true of the place that is written to.
+
+        Another place than before has nothing after the checkpoint, whatever the former one has. It must be
+        unused: a reader could not tell whose files are whose. That is looked at before the place is kept, and
+        nothing is written before that, so that a crash never makes own files look like others'.
+        """
+        kept = await self.progress.location()
+        if kept == self.files.location:
+            return
+        known = kept is not None  # else an earlier release has begun here
+        if known:
+            await asyncio.to_thread(self.files.check_unused)
+        await self.progress.begin_at(self.files.location, anew=known)
 
     async def _ddls_known(self, ts: int) -> None:
         while self.source.ddl_resolved_ts() < ts:

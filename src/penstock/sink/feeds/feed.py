@@ -74,21 +74,33 @@ class FeedInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedStatus:
-    """How far it has come. Every change up to `checkpoint_ts` is on the remote, every DDL up to `ddl_ts`."""
+    """How far it has come. Every change up to `checkpoint_ts` is on the remote, every DDL up to `ddl_ts`.
+
+    That, and what is kept of dispatchers, is true of `location` only, where the changefeed has begun with the
+    changes after `location_ts`. It is empty before the first start, and None where an earlier release kept
+    none.
+    """
 
     checkpoint_ts: int
     ddl_ts: int
     state: FeedState = FeedState.NORMAL
     error: str = ""
+    location: str | None = None
+    location_ts: int = 0
 
     @classmethod
     def of_new(cls, info: FeedInfo) -> Self:
         """That of a changefeed that has not run yet."""
-        return cls(checkpoint_ts=info.begin.checkpoint_ts, ddl_ts=info.start_ts)
+        return cls(checkpoint_ts=info.begin.checkpoint_ts, ddl_ts=info.start_ts, location="")
 
     def resumed(self) -> "FeedStatus":
         """The same without what stopped it."""
         return replace(self, state=FeedState.NORMAL, error="")
+
+    def begun_at(self, location: str, info: FeedInfo) -> "FeedStatus":
+        """The same at the beginning of another place: nothing after the checkpoint is there."""
+        ddl_ts = max(self.checkpoint_ts, info.start_ts)
+        return replace(self, ddl_ts=ddl_ts, location=location, location_ts=self.checkpoint_ts)
 
     def to_json(self) -> bytes:
         """What is kept."""
@@ -97,6 +109,8 @@ class FeedStatus:
             "ddl_ts": self.ddl_ts,
             "state": self.state.value,
             "error": self.error,
+            "location": self.location,
+            "location_ts": self.location_ts,
         }
         return json.dumps(tree, sort_keys=True).encode()
 
@@ -110,6 +124,8 @@ class FeedStatus:
                 ddl_ts=int(tree["ddl_ts"]),
                 state=FeedState(tree["state"]),
                 error=str(tree["error"]),
+                location=None if tree.get("location") is None else str(tree["location"]),
+                location_ts=int(tree.get("location_ts", 0)),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise Corrupt(f"the status of changefeed {feed_id} is damaged; create it again") from error
@@ -121,6 +137,16 @@ class Feed:
 
     info: FeedInfo
     status: FeedStatus
+
+    @property
+    def start_ts(self) -> int:
+        """Its place has the changes after it; all rows as of it too, where `begins_with_rows`."""
+        return max(self.info.start_ts, self.status.location_ts)
+
+    @property
+    def begins_with_rows(self) -> bool:
+        """Whether its place began with all rows; one that was moved later began with changes."""
+        return self.info.snapshot and self.status.location_ts < self.info.start_ts
 
     @property
     def state(self) -> FeedState:

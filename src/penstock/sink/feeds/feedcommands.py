@@ -1,16 +1,22 @@
 """What people do with changefeeds: create, pause, resume, update and remove them."""
 
+import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from penstock.clock import SYSTEM, Clock
-from penstock.errors import Invalid
+from penstock.errors import Denied, Invalid, Unavailable
 from penstock.settings import ChangefeedSettings, parse_changefeed
 from penstock.sink.dispatch.tablefilter import TableFilter
 from penstock.sink.feeds.feed import Feed, FeedInfo, FeedState, FeedStatus, check_feed_id
-from penstock.sink.feeds.kvfeedstore import Feeds
-from penstock.sink.files.options import sink_options
+from penstock.sink.feeds.kvfeedstore import Check, Feeds
+from penstock.sink.files.locations import location_of
+from penstock.sink.files.options import SinkOptions, sink_options
+from penstock.sink.files.targetfiles import check_unused
 from penstock.sink.formats.options import check_readable
 from penstock.sink.formats.rowfilter import check_predicate
 
@@ -55,7 +61,8 @@ async def create_feed(
         raise Invalid(
             f"changefeed {feed_id} is to end at {wanted.target_ts}, not after its start at {start_ts}"
         )
-    await _check_target(feeds, feed_id, wanted, account)
+    options = sink_options(wanted)
+    await _look_for_files(options)
     info = FeedInfo(
         id=feed_id,
         settings=dump(wanted),
@@ -64,7 +71,7 @@ async def create_feed(
         created_ms=clock.wall_ms(),
         account=account,
     )
-    await feeds.create(info)
+    await feeds.create(info, check=_alone(feed_id, options, account))
     return Feed(info, FeedStatus.of_new(info))
 
 
@@ -93,26 +100,34 @@ async def resume_feed(feeds: Feeds, feed_id: str) -> Feed:
 async def update_feed(feeds: Feeds, feed_id: str, changes: Mapping[str, Any]) -> Feed:
     """Give some settings other values. Tables that come in begin at the checkpoint; those that go out end.
 
+    Another place gets everything after the checkpoint, and must hold no files of a changefeed.
+
     Raises Invalid when it runs, or the settings cannot be carried out; where it began cannot be changed.
     """
     if "start" in changes:
         raise Invalid("a changefeed's start cannot be changed; remove it and create another one")
-    if "sink_uri" in changes:
-        known = await feeds.get(feed_id)
-        wanted = parse_changefeed({**known.info.settings, **changes}, origin=f"changefeed {feed_id}")
-        await _check_target(feeds, feed_id, wanted, known.info.account)
+    known = await feeds.get(feed_id)
+    options = sink_options(_merged(known, changes))
+    moves = _moves(known, options)
+    if moves:
+        await _look_for_files(options)
 
     def update(feed: Feed) -> Feed:
         if feed.state not in _ENDED:
             raise Invalid(f"changefeed {feed_id} is {feed.state}; pause it before it is changed")
-        updated = parse_changefeed({**feed.info.settings, **changes}, origin=f"changefeed {feed_id}")
+        updated = _merged(feed, changes)
         check_settings(updated)
         _check_shape(feed, updated)
-        finished = feed.status.state is FeedState.FINISHED
-        status = feed.status.resumed() if finished and "target_ts" in changes else feed.status
+        status = feed.status
+        if status.location is None and _moves(feed, sink_options(updated)):
+            # Until its next start, what is kept belongs to the place that it leaves.
+            status = replace(status, location=_location(_options(feed)))
+        if status.state is FeedState.FINISHED and "target_ts" in changes:
+            status = status.resumed()
         return Feed(replace(feed.info, settings=dump(updated), stopped=True), status)
 
-    return await feeds.change(feed_id, update)
+    check = _alone(feed_id, options, known.info.account) if moves else None
+    return await feeds.change(feed_id, update, check=check)
 
 
 def check_settings(wanted: ChangefeedSettings) -> None:
@@ -123,30 +138,73 @@ def check_settings(wanted: ChangefeedSettings) -> None:
         check_predicate(each.where)
 
 
-async def _check_target(feeds: Feeds, feed_id: str, wanted: ChangefeedSettings, account: str) -> None:
-    """Raise Invalid when another changefeed writes to the same place, above or below it.
+def _merged(feed: Feed, changes: Mapping[str, Any]) -> ChangefeedSettings:
+    return parse_changefeed({**feed.info.settings, **changes}, origin=f"changefeed {feed.info.id}")
+
+
+def _options(feed: Feed) -> SinkOptions:
+    return sink_options(_merged(feed, {}))
+
+
+def _location(options: SinkOptions) -> str:
+    return str(location_of(options.target.url, options.target.options))
+
+
+def _moves(feed: Feed, options: SinkOptions) -> bool:
+    """Whether these options lead to another place than those that a changefeed has."""
+    return _location(_options(feed)) != _location(options)
+
+
+def _alone(feed_id: str, options: SinkOptions, account: str) -> Check:
+    """A check that raises Invalid when another changefeed writes to the same place, above or below it.
 
     Nobody but its own account learns what it is called.
     """
-    mine = _folder(wanted)
-    for feed in await feeds.list(every=True):
+    mine = location_of(options.target.url, options.target.options, follow_links=True)
+
+    def check(feeds: list[Feed]) -> None:
+        for feed in feeds:
+            if feed.info.id == feed_id:
+                continue
+            try:
+                target = _options(feed).target
+            except Invalid:  # it cannot run either
+                continue
+            if mine.meets(location_of(target.url, target.options, follow_links=True)):
+                named = f"changefeed {feed.info.id} writes to {target.url.rstrip('/')}/"
+                told = named if feed.info.account == account else "another changefeed writes there"
+                raise Invalid(f"{told}; give changefeed {feed_id} a place of its own")
+
+    return check
+
+
+async def _look_for_files(options: SinkOptions) -> None:
+    """Raise Invalid when there are files of a changefeed at a new place, as its first start would.
+
+    Storage that this process cannot open, or that does not answer it, is left to that start: only who writes
+    has to reach it. A directory that is not there is not made.
+    """
+
+    def look() -> None:
+        url = urlsplit(options.target.url)
+        if url.scheme == "file" and not Path(unquote(url.netloc + url.path)).is_dir():
+            return
         try:
-            other = _folder(parse_changefeed(dict(feed.info.settings), origin=f"changefeed {feed.info.id}"))
-        except Invalid:  # it cannot run either
-            continue
-        if feed.info.id != feed_id and (mine.startswith(other) or other.startswith(mine)):
-            named = f"changefeed {feed.info.id} writes to {other}"
-            told = named if feed.info.account == account else "another changefeed writes there"
-            raise Invalid(f"{told}; give changefeed {feed_id} a place of its own")
+            target = options.target.open()
+        except Invalid:
+            return
+        with suppress(Unavailable, Denied):
+            check_unused(target)
+
+    await asyncio.to_thread(look)
 
 
 def _check_shape(feed: Feed, updated: ChangefeedSettings) -> None:
     """Raise Invalid when a version of a table would have files of two kinds: who reads them goes by one."""
-    before = parse_changefeed(dict(feed.info.settings), origin=f"changefeed {feed.info.id}")
-    if _folder(before) != _folder(updated):
+    was, is_now = _options(feed), sink_options(updated)
+    if _moves(feed, is_now):
         _check_readable(updated)
         return
-    was, is_now = sink_options(before), sink_options(updated)
     changed = [name for name in _SHAPES if getattr(was, name) != getattr(is_now, name)]
     if changed:
         raise Invalid(
@@ -159,10 +217,6 @@ def _check_readable(wanted: ChangefeedSettings) -> None:
     """Raise Invalid when files of these settings could not be read back. For a place that has none yet."""
     options = sink_options(wanted)
     check_readable(options.protocol, options.terminator, options.csv)
-
-
-def _folder(wanted: ChangefeedSettings) -> str:
-    return sink_options(wanted).target.url.rstrip("/") + "/"
 
 
 def dump(wanted: ChangefeedSettings) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from penstock.sink.work import DispatcherSpec
 
 _PREFIX = b"penstock/changefeed/"
 INFOS, STATUSES, LEASES = _PREFIX + b"info/", _PREFIX + b"status/", _PREFIX + b"lease/"
+LOCATIONS = _PREFIX + b"locations"
+"""Whoever gives a changefeed a place writes it, so that two who choose one at the same time conflict."""
 _ATTEMPTS = 10
 
 T = TypeVar("T")

@@ -21,6 +21,7 @@ from penstock.sink.feeds.feedrows import (
     write_dispatcher,
 )
 from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
+from penstock.tables.keys import prefix_end
 
 
 class FeedRun:
@@ -49,6 +50,25 @@ class FeedRun:
         """Let people see how it does."""
         await self._change_status(lambda status: replace(status, state=state, error=error))
 
+    async def location(self) -> str | None:
+        """See ProgressStore."""
+        return (await self.feed()).status.location
+
+    async def begin_at(self, location: str, *, anew: bool) -> None:
+        """See ProgressStore."""
+
+        async def begin(txn: AsyncTransaction) -> None:
+            feed = await get_feed(txn, self.feed_id)
+            status = replace(feed.status, location=location)
+            if anew and feed.status.location != location:  # else: by an attempt that was not answered
+                status = feed.status.begun_at(location, feed.info)
+                folder = self._keys.dispatchers
+                async for key, _ in txn.scan(folder, prefix_end(folder)):
+                    await txn.delete(key)
+            await txn.put(self._keys.status, status.to_json())
+
+        await self._write(begin)
+
     async def checkpoint_ts(self) -> int:
         """See ProgressStore."""
         return (await self.feed()).status.checkpoint_ts
@@ -66,7 +86,7 @@ class FeedRun:
         folder = self._keys.dispatchers
         async with self._client.begin() as txn:
             await self._check(txn)
-            return [read_dispatcher(value) async for _, value in txn.scan(folder, folder + b"\xff")]
+            return [read_dispatcher(value) async for _, value in txn.scan(folder, prefix_end(folder))]
 
     async def change_dispatchers(
         self, added: Sequence[KeptDispatcher], removed: Iterable[str], *, ddl_ts: int | None = None

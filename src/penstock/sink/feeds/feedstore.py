@@ -40,6 +40,14 @@ class ProgressStore(Protocol):
     database does not answer.
     """
 
+    async def location(self) -> str | None:
+        """The place that the rest is of: empty before the first, None where nobody has kept it."""
+
+    async def begin_at(self, location: str, *, anew: bool) -> None:
+        """Keep the place. `anew`: it has nothing after the checkpoint yet, so that dispatchers, their files
+        and DDLs after it, which are of another place, are forgotten at once.
+        """
+
     async def checkpoint_ts(self) -> int:
         """The checkpoint that was kept last: every change up to it is on the remote."""
 

@@ -10,6 +10,7 @@ from penstock.sink.feeds.feed import Feed, FeedInfo, FeedStatus, check_feed_id
 from penstock.sink.feeds.feedrows import (
     INFOS,
     LEASES,
+    LOCATIONS,
     STATUSES,
     FeedKeys,
     Lease,
@@ -21,6 +22,9 @@ from penstock.sink.feeds.feedrows import (
 )
 from penstock.sink.feeds.feedrun import FeedRun
 from penstock.tables.keys import prefix_end
+
+Check = Callable[[list[Feed]], None]
+"""Looks at all changefeeds, of every account, before one gets a place; raises what speaks against it."""
 
 _log = logging.getLogger(__name__)
 
@@ -35,8 +39,8 @@ class Feeds:
         self._client = client
         self._account = account
 
-    async def create(self, info: FeedInfo) -> None:
-        """Add one; raise AlreadyExists when there is one of that name."""
+    async def create(self, info: FeedInfo, *, check: Check | None = None) -> None:
+        """Add one; raise AlreadyExists when there is one of that name, and what `check` raises."""
         check_feed_id(info.id)
         keys = FeedKeys(info.id)
 
@@ -51,6 +55,7 @@ class Feeds:
                 raise AlreadyExists(
                     f"there is a changefeed {info.id} already; remove it first, or take another name"
                 )
+            await self._check_all(txn, check)
             tried = True
             await txn.put(keys.info, info.to_json())
             await txn.put(keys.status, FeedStatus.of_new(info).to_json())
@@ -63,17 +68,7 @@ class Feeds:
         One whose rows are damaged is left out and logged: it can be removed.
         """
         async with self._client.begin() as txn:
-            rows = {
-                key: value
-                for prefix in (INFOS, STATUSES)
-                async for key, value in txn.scan(prefix, prefix_end(prefix))
-            }
-        found = []
-        for name in (key.removeprefix(INFOS).decode() for key in rows if key.startswith(INFOS)):
-            try:
-                found.append(feed_of(name, rows[FeedKeys(name).info], rows.get(FeedKeys(name).status)))
-            except Corrupt as error:
-                _log.error("a changefeed is left out", extra={"changefeed": name, "error": str(error)})
+            found = await _all_feeds(txn)
         return [feed for feed in found if every or self._is_seen(feed.info)]
 
     async def get(self, feed_id: str) -> Feed:
@@ -91,12 +86,13 @@ class Feeds:
             name: lease.owner for name, lease in found.items() if lease.owner and lease.expires_ms > now_ms
         }
 
-    async def change(self, feed_id: str, edit: Callable[[Feed], Feed]) -> Feed:
-        """Change one in a transaction; what `edit` raises is raised, and nothing is changed."""
+    async def change(self, feed_id: str, edit: Callable[[Feed], Feed], *, check: Check | None = None) -> Feed:
+        """Change one in a transaction; what `check` or `edit` raises is raised, and nothing is changed."""
         keys = FeedKeys(feed_id)
 
         async def change(txn: AsyncTransaction) -> Feed:
             feed = await self._get(txn, feed_id)
+            await self._check_all(txn, check)
             edited = edit(feed)
             await txn.put(keys.info, edited.info.to_json())
             if edited.status != feed.status:
@@ -128,6 +124,11 @@ class Feeds:
 
         await committed(self._client, remove)
 
+    async def _check_all(self, txn: AsyncTransaction, check: Check | None) -> None:
+        if check is not None:
+            check(await _all_feeds(txn))
+            await txn.put(LOCATIONS, b"%d" % await txn.start_ts)
+
     async def _get(self, txn: AsyncTransaction, feed_id: str) -> Feed:
         feed = await get_feed(txn, feed_id)
         if not self._is_seen(feed.info):
@@ -155,6 +156,21 @@ class Feeds:
             return taken.epoch
 
         return FeedRun(self._client, feed_id, owner, await committed(self._client, acquire), ttl_s=ttl_s)
+
+
+async def _all_feeds(txn: AsyncTransaction) -> list[Feed]:
+    rows = {
+        key: value
+        for prefix in (INFOS, STATUSES)
+        async for key, value in txn.scan(prefix, prefix_end(prefix))
+    }
+    found = []
+    for name in (key.removeprefix(INFOS).decode() for key in rows if key.startswith(INFOS)):
+        try:
+            found.append(feed_of(name, rows[FeedKeys(name).info], rows.get(FeedKeys(name).status)))
+        except Corrupt as error:
+            _log.error("a changefeed is left out", extra={"changefeed": name, "error": str(error)})
+    return found
 
 
 def _created_together(info: FeedInfo, there: bytes) -> bool:

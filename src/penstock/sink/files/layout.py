@@ -40,6 +40,7 @@ _INDEX_PATTERN = r"/meta/CDC(?:_(?P<dispatcher>[0-9A-Za-z-]+))?\.index"
 _SCHEMA_FILE = r"meta/schema_(?P<version>\d+)_(?P<checksum>\d{10})\.json"
 _SCHEMA_BY_NAME = re.compile(rf"(?P<schema>[^/]+)/(?:(?P<table>[^/]+)/)?{_SCHEMA_FILE}", re.ASCII)
 _SCHEMA_BY_ID = re.compile(rf"(?P<table_id>\d+)/{_SCHEMA_FILE}", re.ASCII)
+_META = re.compile(rf"(?:^|/)(?:{_SCHEMA_FILE}|meta/CDC(?:_[0-9A-Za-z-]+)?\.index)$", re.ASCII)
 _EXTENSIONS = {"canal-json": ".json", "debezium": ".json", "csv": ".csv", "parquet": ".parquet"}
 _COMPRESSED = {"none": "", "gzip": ".gz", "zstd": ".zst"}
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f/%]|^\.{1,2}$")
@@ -166,6 +167,12 @@ def parse_file_name(name: str) -> FileName | None:
     """What the name of a data file says; None when it is none."""
     found = _FILE.fullmatch(name)
     return FileName(found["dispatcher"] or "", int(found["number"]), found["extension"]) if found else None
+
+
+def is_of_a_changefeed(path: str) -> bool:
+    """Whether who reads this directory, or one that holds it, takes a path for a changefeed's."""
+    name = path.rpartition("/")[2]
+    return path == METADATA_PATH or parse_file_name(name) is not None or _META.search(path) is not None
 
 
 def number_digits(name: str) -> int:

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 
 from penstock.clock import SYSTEM, Clock, physical_ms
-from penstock.errors import Corrupt
+from penstock.errors import Corrupt, Invalid
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.storage import Storage
 from penstock.sink.dispatch.blockevents import DdlEvent
@@ -19,6 +19,7 @@ from penstock.sink.files.blankfiles import blank_file, is_blank
 from penstock.sink.files.ddlfiles import ddl_files
 from penstock.sink.files.filenumbers import last_number, number_in_index
 from penstock.sink.files.layout import FileName, Folder
+from penstock.sink.files.locations import location_of
 from penstock.sink.files.metadatafile import encode_checkpoint
 from penstock.sink.files.options import SinkOptions
 from penstock.sink.files.schemafile import SchemaFile, choose_version
@@ -63,6 +64,21 @@ class _Kept:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
+def check_unused(target: Storage) -> None:
+    """Raise Invalid when there are files of a changefeed at a target, above all of one that is gone.
+
+    What else is there does not matter: nobody reads it. `metadata` is looked for first, so that a directory
+    which was ever complete up to a checkpoint does not have to be listed.
+    """
+    used = layout.METADATA_PATH if target.exists(layout.METADATA_PATH) else None
+    used = used or next((path for path in target.names("") if layout.is_of_a_changefeed(path)), None)
+    if used is not None:
+        raise Invalid(
+            f"{target.url} holds files of a changefeed already, such as {used}; a directory serves one, from"
+            " its beginning: give another one by --sink-uri, or remove those files"
+        )
+
+
 class TargetFiles:
     """Thread-safe. Calls raise Unavailable when storage does not answer; repeating one is safe.
 
@@ -73,6 +89,7 @@ class TargetFiles:
     def __init__(
         self, target: Storage, options: SinkOptions, *, split: bool = False, clock: Clock = SYSTEM
     ) -> None:
+        self.location = str(location_of(options.target.url, options.target.options))
         self._target = target
         self._options = options
         self._split = split or options.enable_table_across_nodes
@@ -80,6 +97,10 @@ class TargetFiles:
         self._extension = layout.extension(options.protocol, options.compression)
         self._kept: OrderedDict[str, _Kept] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
+
+    def check_unused(self) -> None:
+        """Raise Invalid when there are files of a changefeed already."""
+        check_unused(self._target)
 
     def place(self, dispatcher: DispatcherSpec, schema: SchemaVersion) -> Place | None:
         """Where files of a version go, after its schema file is there; None when what is there is later.

@@ -9,8 +9,9 @@ import pytest
 
 from penstock.errors import AlreadyExists, Corrupt, Fenced, Invalid, NotFound, Unavailable, Undetermined
 from penstock.kv import AsyncClient, AsyncTransaction
+from penstock.settings import parse_changefeed
 from penstock.sink.feeds.feed import Feed, FeedInfo, FeedState
-from penstock.sink.feeds.feedcommands import pause_feed, resume_feed, update_feed
+from penstock.sink.feeds.feedcommands import create_feed, pause_feed, resume_feed, update_feed
 from penstock.sink.feeds.feedrows import FeedKeys
 from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
 from penstock.sink.feeds.kvfeedstore import Feeds
@@ -271,3 +272,35 @@ async def test_every_other_command_may_go_unanswered_too(store: StoreProcess) ->
         run = await Feeds(Unanswered(client)).acquire("repeated", "a", ttl_s=LONG_S)
         await run.renew()
         await run.give_up()
+
+
+async def test_of_two_that_choose_one_place_at_the_same_time_one_is_refused(store: StoreProcess) -> None:
+    async with await AsyncClient.connect([store.pd_addr]) as client:
+        wanted = parse_changefeed({"sink_uri": "memory:///chosen?protocol=csv"}, origin="a test")
+        now_ts = await client.timestamp()
+        creating = [create_feed(Feeds(client), f"race{each}", wanted, now_ts=now_ts) for each in range(4)]
+        outcomes = await asyncio.gather(*creating, return_exceptions=True)
+        refused = [each for each in outcomes if isinstance(each, Invalid)]
+        assert len(refused) == 3, outcomes
+        assert all("give changefeed race" in str(each) for each in refused)
+
+
+async def test_at_another_place_nothing_that_was_kept_of_the_former_counts(store: StoreProcess) -> None:
+    async with feeds_of(store) as feeds:
+        await feeds.create(info("moved", snapshot=True))
+        run = await feeds.acquire("moved", "a", ttl_s=LONG_S)
+        assert await run.location() == ""
+        await run.begin_at("old", anew=True)
+        assert (await feeds.get("moved")).status.location_ts == 99
+        await run.change_dispatchers([kept(1), kept(2)], [], ddl_ts=300)
+        await run.begin_files([pending(kept(1), 1)])
+        await run.keep_checkpoint(250)
+        assert (await feeds.get("moved")).begins_with_rows
+        await run.begin_at("new", anew=True)
+        assert await run.dispatchers() == []
+        assert (await run.location(), await run.ddl_ts(), await run.checkpoint_ts()) == ("new", 250, 250)
+        feed = await feeds.get("moved")
+        assert (feed.begins_with_rows, feed.start_ts) == (False, 250)
+        await run.change_dispatchers([kept(1)], [])
+        await run.begin_at("newer", anew=False)
+        assert await run.dispatchers() == [kept(1)], "only its name was unknown"

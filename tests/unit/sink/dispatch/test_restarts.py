@@ -6,6 +6,7 @@ from penstock.errors import Corrupt, Fenced, Invalid, StaleRead, Unavailable
 from penstock.sink.feeds.feed import FeedState
 from penstock.sink.positions import Position
 from penstock.testing.ddlevents import alter_table, create_table, drop_table, table_schema, truncate_table
+from penstock.testing.sinkrecorder import RemoteDouble
 
 A, B = table_schema(1), table_schema(2)
 
@@ -329,3 +330,108 @@ async def test_history_is_held_at_the_kept_checkpoint_and_for_tables_that_are_to
     del w.source.lagging[2]
     await w.reached(50)
     await w.until(lambda: w.source.held == {1: 50, 2: 50})
+
+
+def moved(w, location: str = "elsewhere"):
+    """Give the changefeed another place; return the one that it leaves."""
+    left, w.remote = w.remote, RemoteDouble(location)
+    return left
+
+
+async def test_another_place_gets_everything_after_the_checkpoint(world) -> None:
+    w = world(A, B)
+    w.source.lagging[2] = 15  # it holds the checkpoint
+    w.source.put(1, 12)
+    w.source.put(1, 20)
+    w.source.advance(25)
+    w.start()
+    await w.until(lambda: (1, 20, b"row") in w.rows())
+    w.source.put(1, 30)
+    w.source.advance(40)
+    await w.until(lambda: (1, 30, b"row") in w.rows())
+    await w.kill()
+    assert w.progress.checkpoints[-1] == 15
+    left = moved(w)
+    del w.source.lagging[2]
+    w.source.put(1, 50)
+    w.source.put(2, 16)
+    w.source.advance(60)
+    w.start()
+    await w.reached(60)
+    assert sorted(w.rows()) == [(1, 20, b"row"), (1, 30, b"row"), (1, 50, b"row"), (2, 16, b"row")]
+    assert len(left.files) == 2, "it is left as it was"
+    assert w.remote.checkpoints[0] >= 15
+
+
+async def test_ddls_after_the_checkpoint_are_told_at_another_place_too(world) -> None:
+    w = world(A, B)
+    w.source.lagging[2] = 15
+    w.source.put(1, 20)
+    w.source.ddl(truncate_table(30, A, 7))
+    w.source.put(7, 35)
+    w.source.advance(40)
+    w.start()
+    await w.until(lambda: (7, 35, b"row") in w.rows())
+    await w.settled()
+    assert w.source.held[1] <= 15, "its rows before the DDL are needed as long as the checkpoint is there"
+    await w.kill()
+    assert w.progress.done_ddl_ts == 30
+    moved(w)
+    del w.source.lagging[2]
+    w.source.advance(60)
+    w.start()
+    await w.reached(60)
+    assert [each.commit_ts for each in w.remote.ddls] == [30]
+    assert sorted(w.rows()) == [(1, 20, b"row"), (7, 35, b"row")]
+    await w.until(lambda: 1 not in w.source.held)
+
+
+async def test_a_snapshot_that_was_not_complete_begins_anew_at_another_place(world) -> None:
+    w = world(A, begin=Position(10, b""))
+    w.source.put(1, 5, *(b"%03d" % each for each in range(6)))
+    w.source.advance(50)
+    w.start()
+    await w.until(lambda: len(w.rows()) == 4)
+    await w.kill()
+    moved(w)
+    w.start()
+    await w.reached(50)
+    assert w.rows() == [(1, 10, b"%03d" % each) for each in range(6)]
+
+
+async def test_the_place_that_was_left_is_not_taken_up_again(world) -> None:
+    w = world(A)
+    w.source.put(1, 20)
+    w.source.advance(25)
+    w.start()
+    await w.reached(25)
+    await w.pause()
+    left = moved(w)
+    w.source.advance(30)
+    w.start()
+    await w.reached(30)
+    await w.pause()
+    w.remote, kept = left, dict(w.progress.kept)
+    w.start()
+    with pytest.raises(Invalid, match="holds files of a changefeed already"):
+        await w.task
+    assert w.feed.state is FeedState.FAILED
+    assert (w.progress.place, w.progress.kept) == ("elsewhere", kept)
+
+
+async def test_one_that_an_earlier_release_has_begun_goes_on_where_it_is(world) -> None:
+    w = world(A)
+    w.source.put(1, 20)
+    w.source.advance(25)
+    w.start()
+    await w.reached(25)
+    await w.pause()
+    w.progress.place = None  # nobody kept it
+    before = dict(w.progress.kept)
+    w.source.put(1, 28)
+    w.source.advance(30)
+    w.start()
+    await w.reached(30)
+    assert w.progress.place == "remote"
+    assert w.progress.kept.keys() == before.keys()
+    assert w.rows() == [(1, 20, b"row"), (1, 28, b"row")]

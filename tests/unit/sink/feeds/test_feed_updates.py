@@ -1,6 +1,8 @@
 """What of a changefeed may be changed, and what its consumers would not survive."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from penstock.errors import Invalid
 from penstock.settings import parse_changefeed
 from penstock.sink.feeds.feed import Feed, FeedInfo, FeedStatus
 from penstock.sink.feeds.feedcommands import create_feed, dump, update_feed
+from penstock.sink.feeds.kvfeedstore import Check
 
 PLACE = "file:///out"
 SELECTED = [{"tables": ["shop.*"], "columns": ["id"]}]
@@ -17,20 +20,31 @@ SELECTED = [{"tables": ["shop.*"], "columns": ["id"]}]
 class One:
     """A paused changefeed."""
 
-    def __init__(self, **settings: Any) -> None:
-        wanted = parse_changefeed({"sink_uri": f"{PLACE}?protocol=csv", **settings}, origin="a test")
+    def __init__(self, *, uri: str = f"{PLACE}?protocol=csv", **settings: Any) -> None:
+        wanted = parse_changefeed({"sink_uri": uri, **settings}, origin="a test")
         info = FeedInfo(id="feed", settings=dump(wanted), start_ts=1, stopped=True)
         self.feed = Feed(info, FeedStatus.of_new(info))
-
-    async def list(self, *, every: bool = False) -> list[Feed]:
-        return [self.feed]
+        self.created: FeedInfo | None = None
 
     async def get(self, _feed_id: str) -> Feed:
         return self.feed
 
-    async def change(self, _feed_id: str, edit: Callable[[Feed], Feed]) -> Feed:
+    async def create(self, info: FeedInfo, *, check: Check) -> None:
+        check([self.feed])
+        self.created = info
+
+    async def change(
+        self, _feed_id: str, edit: Callable[[Feed], Feed], *, check: Check | None = None
+    ) -> Feed:
+        if check is not None:
+            check([self.feed])
         self.feed = edit(self.feed)
         return self.feed
+
+
+async def create(feeds: One, uri: str, **settings: Any) -> None:
+    wanted = parse_changefeed({"sink_uri": f"{uri}?protocol=csv", **settings}, origin="a test")
+    await create_feed(feeds, "other", wanted, now_ts=5)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +54,7 @@ class One:
         ({"sink_uri": f"{PLACE}?protocol=canal-json"}, "protocol"),
         ({"sink_uri": f"{PLACE}?protocol=csv&date-separator=none"}, "date separator"),
         ({"sink_uri": f"{PLACE}?protocol=csv&file-index-digit=6"}, "file index digit"),
+        ({"sink_uri": "file:///./out?protocol=canal-json"}, "protocol"),
     ],
 )
 async def test_files_of_one_place_are_all_alike(changes: dict[str, Any], named: str) -> None:
@@ -55,6 +70,7 @@ async def test_files_of_one_place_are_all_alike(changes: dict[str, Any], named: 
     [
         {"column_selectors": SELECTED, "sink_uri": "file:///new?protocol=parquet"},
         {"sink_uri": f"{PLACE}/?protocol=csv&flush-interval=10s&file-size=1048576"},
+        {"sink_uri": "file:///x/../%6Fut?protocol=csv&flush-interval=10s"},
         {"tables": ["shop.*"], "target_ts": 5, "split_rows": 10},
     ],
 )
@@ -76,6 +92,80 @@ async def test_what_could_not_be_read_back_is_not_begun() -> None:
 
 
 async def test_a_changefeed_from_before_the_check_keeps_what_it_has_in_its_place() -> None:
-    feeds = One(sink_uri=f"{PLACE}{LOSING}")
+    feeds = One(uri=f"{PLACE}{LOSING}")
     await update_feed(feeds, "feed", {"target_ts": 5})
     assert feeds.feed.info.settings["target_ts"] == 5
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["{}/f", "{}/f/", "{}/./f", "{}//f", "{}/x/../f", "{}/%66", "{}/f/below", "{}", "{}/link", "{}/link/x"],
+)
+async def test_two_changefeeds_on_one_directory_are_refused_however_it_is_spelled(
+    tmp_path: Path, uri: str
+) -> None:
+    (tmp_path / "f").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "f")
+    feeds = One(uri=f"file://{tmp_path}/f?protocol=csv")
+    with pytest.raises(Invalid, match=r"changefeed feed writes to .* a place of its own"):
+        await create(feeds, f"file://{uri.format(tmp_path)}")
+    await create(feeds, f"file://{tmp_path}/ff")
+    assert feeds.created is not None
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "refused"), [("http://MINIO:9000/", True), ("http://minio:9001", False)]
+)
+async def test_a_bucket_of_another_server_is_another_place(endpoint: str, refused: bool) -> None:
+    feeds = One(uri="s3://lake/f?protocol=csv&endpoint=http://minio:9000")
+    wanted = parse_changefeed(
+        {"sink_uri": "s3://lake/f?protocol=csv", "storage_options": {"aws_endpoint": endpoint}}, origin="x"
+    )
+    if refused:
+        with pytest.raises(Invalid, match="a place of its own"):
+            await create_feed(feeds, "other", wanted, now_ts=5)
+    else:
+        await create_feed(feeds, "other", wanted, now_ts=5)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "metadata",
+        "shop/items/meta/schema_5_0123456789.json",
+        "shop/items/5/2023-03-09/CDC000001.json",
+        "shop/items/5/meta/CDC_77.index",
+        "below/shop/items/5/meta/CDC.index",
+    ],
+)
+async def test_a_directory_that_a_changefeed_has_used_is_refused(tmp_path: Path, path: str) -> None:
+    used = tmp_path / "used" / path
+    used.parent.mkdir(parents=True)
+    used.touch()
+    feeds = One()
+    before = feeds.feed
+    with pytest.raises(
+        Invalid, match=rf"holds files of a changefeed already, such as {path}; .* another one"
+    ):
+        await create(feeds, f"file://{tmp_path}/used")
+    with pytest.raises(Invalid, match="holds files of a changefeed already"):
+        await update_feed(feeds, "feed", {"sink_uri": f"file://{tmp_path}/used?protocol=csv"})
+    assert (feeds.created, feeds.feed) == (None, before)
+
+
+async def test_a_directory_with_files_of_others_is_as_good_as_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "README").touch()
+    (tmp_path / "metadata.json").touch()
+    feeds = One()
+    await create(feeds, f"file://{tmp_path}")
+    await create(feeds, f"file://{tmp_path}/new")
+    assert not (tmp_path / "new").exists(), "who writes there makes it"
+
+
+async def test_one_of_an_earlier_release_that_is_moved_keeps_which_place_it_leaves() -> None:
+    feeds = One()
+    feeds.feed = Feed(feeds.feed.info, replace(feeds.feed.status, location=None))
+    await update_feed(feeds, "feed", {"target_ts": 7})
+    assert feeds.feed.status.location is None
+    await update_feed(feeds, "feed", {"sink_uri": "file:///new?protocol=csv"})
+    assert feeds.feed.status.location == "file:///out"
