@@ -72,6 +72,7 @@ class RecordingSink:
         self._writing: dict[str, asyncio.Lock] = {}
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._failed = False
+        self.told_ts = 0
 
     def add_dml_event(self, event: DmlEvent) -> None:
         if self._failed:
@@ -118,7 +119,13 @@ class RecordingSink:
         self.fault("wrote_block_event")
 
     def add_checkpoint_ts(self, ts: int) -> None:
-        self._remote.write_checkpoint(ts)
+        try:
+            self.fault("tell")
+            self._remote.write_checkpoint(ts)
+        except Exception as error:  # noqa: BLE001 - whatever it is, a sink tells it when it runs
+            self.fail(error)
+        else:
+            self.told_ts = ts
 
     async def remove_dispatcher(self, dispatcher_id: str) -> None:
         assert not self.events.pop(dispatcher_id, None), "a dispatcher is removed with unwritten changes"

@@ -59,8 +59,8 @@ class Changefeed:
 
     @property
     def checkpoint_ts(self) -> int:
-        """Every change up to it is on the remote; 0 before it is known."""
-        return self._life.checkpoint_ts if self._life is not None else 0
+        """Every change up to it is on the remote, and it is kept; 0 before it is known."""
+        return self._life.kept_ts if self._life is not None else 0
 
     async def run(self) -> None:
         """Return when `target_ts` is reached. Cancel it to pause: what was read is written, then it ends.

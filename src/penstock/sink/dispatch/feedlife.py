@@ -27,7 +27,9 @@ _log = logging.getLogger(__name__)
 class FeedLife:
     """Drives dispatchers with one sink. It is used once: after a failure there is another one.
 
-    `checkpoint_ts` never goes back, and what it says is on the remote; `kept_ts` of it is durable.
+    `checkpoint_ts` never goes back, and what it says is on the remote; `kept_ts` of it is durable. A later
+    one is kept only when consumers were told the one before: people never see more than one step that
+    consumers do not, and only what consumers can read is progress.
     """
 
     def __init__(
@@ -69,6 +71,8 @@ class FeedLife:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ready: deque[tuple[Dispatcher, Read]] = deque()
         self._reading = 0
+        self._given_ts = 0  # what the sink was given to tell
+        self._told_ts = resumed.checkpoint_ts  # there was progress when consumers were told more
         self._kept_at = self._held_at = clock.monotonic()
         self._held_turns, self._held_ids = 0, frozenset(resumed.tables.ids())
 
@@ -106,6 +110,8 @@ class FeedLife:
             await asyncio.gather(main, return_exceptions=True)
 
     async def _tick_to_the_end(self) -> None:
+        if self.kept_ts > self._options.begin.checkpoint_ts:
+            await self._keep_checkpoint()  # who was here before may not have come to tell it
         while True:
             await self._tick()
             if self._at_target(self.kept_ts):
@@ -186,9 +192,13 @@ class FeedLife:
         self._dispatchers.sent(dispatcher)
         event.add_post_enqueue(partial(self._woken, dispatcher))
         if asked.start.handle is not None:  # inside a snapshot no checkpoint moves for hours
-            event.add_post_flush(self._trouble.over)
+            event.add_post_flush(self._flushed_inside)
         self._sink.add_dml_event(event)
         self._read_more()
+
+    def _flushed_inside(self) -> None:
+        if not self._untold:
+            self._trouble.over()
 
     def _woken(self, dispatcher: Dispatcher) -> None:
         dispatcher.woken()
@@ -204,18 +214,27 @@ class FeedLife:
 
     def _advance_checkpoint(self) -> None:
         reached = self._bounded(min(self._dispatchers.checkpoint_ts(), self._ddls.bound_ts))
-        if reached > self.checkpoint_ts:
-            self.checkpoint_ts = reached
+        self.checkpoint_ts = max(reached, self.checkpoint_ts)
+
+    @property
+    def _untold(self) -> bool:
+        """Whether consumers are still to be told what was kept."""
+        return self._sink.told_ts < self._given_ts
+
+    def _hear_told(self) -> None:
+        if self._sink.told_ts > self._told_ts:
+            self._told_ts = self._sink.told_ts
             self._trouble.over()
 
     async def _keep(self) -> None:
         now = self._clock.monotonic()
-        lag_ms = self._clock.wall_ms() - physical_ms(self.checkpoint_ts)
+        self._hear_told()
+        lag_ms = self._clock.wall_ms() - physical_ms(self.kept_ts)
         SINK_CHECKPOINT_LAG_SECONDS.labels(self._feed_id).set(lag_ms / 1000)
         SINK_DISPATCHERS.labels(self._feed_id).set(len(self._dispatchers))
         SINK_READING_DISPATCHERS.labels(self._feed_id).set(len(self._dispatchers.active))
         due = now >= self._kept_at + _KEEP_S or self._at_target(self.checkpoint_ts)
-        if self.checkpoint_ts == self.kept_ts or not due:
+        if self.checkpoint_ts == self.kept_ts or not due or self._untold:
             return
         await self._keep_checkpoint()
         self._kept_at = now
@@ -224,8 +243,9 @@ class FeedLife:
         """First for us, then for consumers: what they were told is never taken back."""
         ts = self.checkpoint_ts
         await self._trouble.through(lambda: self._progress.keep_checkpoint(ts))
-        self.kept_ts = ts
+        self.kept_ts = self._given_ts = ts
         self._sink.add_checkpoint_ts(ts)
+        self._hear_told()
 
     async def _watch(self, serving: "asyncio.Task[None]") -> None:
         await asyncio.shield(serving)
@@ -265,11 +285,15 @@ class FeedLife:
             await asyncio.gather(serving, return_exceptions=True)
 
     async def _keep_last(self) -> None:
-        """Keep it whether it moved or not: who was taken over hears of it, and tells consumers nothing."""
+        """Keep it whether it moved or not: who was taken over hears of it, and tells consumers nothing.
+
+        What was kept before is told first, if it is not: when that fails, no later one is kept.
+        """
         self._advance_checkpoint()
-        await self._progress.keep_checkpoint(self.checkpoint_ts)
-        self.kept_ts = self.checkpoint_ts
-        await asyncio.to_thread(self._files.write_checkpoint, self.kept_ts)
+        for ts in (self.kept_ts, self.checkpoint_ts) if self._untold else (self.checkpoint_ts,):
+            await self._progress.keep_checkpoint(ts)
+            self.kept_ts = ts
+            await asyncio.to_thread(self._files.write_checkpoint, ts)
 
     async def _keep_at_pause(self) -> None:
         try:

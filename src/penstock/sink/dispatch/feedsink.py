@@ -24,8 +24,12 @@ class FeedSink(Protocol):
     async def write_block_event(self, event: DdlEvent) -> None:
         """Write the files of a DDL. Doing it again changes nothing."""
 
+    @property
+    def told_ts(self) -> int:
+        """The newest checkpoint that consumers can read by this sink's doing; 0 before the first."""
+
     def add_checkpoint_ts(self, ts: int) -> None:
-        """Tell consumers that everything up to it is there."""
+        """Tell consumers, in a moment, that everything up to it is there; `told_ts` says when it is done."""
 
     async def remove_dispatcher(self, dispatcher_id: str) -> None:
         """Forget one that has drained."""

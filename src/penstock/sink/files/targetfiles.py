@@ -9,9 +9,9 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 
 from penstock.clock import SYSTEM, Clock, physical_ms
-from penstock.errors import Corrupt, Invalid
+from penstock.errors import Corrupt, Invalid, Unavailable
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.eventstore.storage import Storage
+from penstock.eventstore.storage import LocalStorage, Storage
 from penstock.sink.dispatch.blockevents import DdlEvent
 from penstock.sink.feeds.feedstore import PendingFile
 from penstock.sink.files import layout
@@ -156,6 +156,7 @@ class TargetFiles:
     def write_ddl(self, event: DdlEvent) -> None:
         """Write the schema files of a DDL. Writing them again changes nothing."""
         for path, file in ddl_files(event, self._options):
+            self._check_database(file.schema)
             self._target.write(path, file.to_json())
 
     def repair(self, pending: PendingFile) -> Position:
@@ -179,7 +180,13 @@ class TargetFiles:
 
     def write_checkpoint(self, ts: int) -> None:
         """Say that every change up to `ts` is here."""
-        self._target.write(layout.METADATA_PATH, encode_checkpoint(ts))
+        try:
+            self._target.write(layout.METADATA_PATH, encode_checkpoint(ts))
+        except Unavailable as error:
+            raise Unavailable(
+                f"consumers cannot be told the checkpoint: {error}; see that it may be replaced, and that"
+                f" nothing else there is called {layout.METADATA_PATH}"
+            ) from error
 
     def forget(self, dispatcher_id: str) -> None:
         """Give back what is kept of a dispatcher."""
@@ -244,7 +251,18 @@ class TargetFiles:
             self._kept.move_to_end(dispatcher_id)
             return kept
 
+    def _check_database(self, name: str) -> None:
+        """Raise Invalid for a database whose folder would take the place of the checkpoint's file."""
+        collides = name == layout.METADATA_PATH and not self._options.use_table_id_as_path
+        if collides and isinstance(self._target, LocalStorage):  # objects and folders may share a name
+            raise Invalid(
+                f"database {name} cannot be written to {self._target.url}, where a file of that name tells"
+                f' the checkpoint; leave it out by the pattern "!{name}.*", or take object storage, or'
+                " another directory with use-table-id-as-path=true"
+            )
+
     def _settled_version(self, dispatcher: DispatcherSpec, schema: SchemaVersion) -> int | None:
+        self._check_database(schema.database)
         by_id = self._options.use_table_id_as_path
         file = SchemaFile.of(
             schema,

@@ -19,7 +19,7 @@ class Checkpoints:
         self._metrics = metrics
         self._clock = clock
         self._newest = 0
-        self._written = 0
+        self.written = 0
         self._changed = Signal(clock)
         self._one_at_a_time = asyncio.Lock()
 
@@ -40,7 +40,7 @@ class Checkpoints:
         """Write the newest now, unless it is there."""
         async with self._one_at_a_time:
             newest = self._newest
-            if newest > self._written:
+            if newest > self.written:
                 with self._metrics.stage("checkpoint"):
                     await self._threads.call(self._files.write_checkpoint, newest)
-                self._written = newest
+                self.written = newest

@@ -99,6 +99,11 @@ class StorageSink:
         with self._metrics.stage("ddl"):
             await self._threads.call(self._files.write_ddl, event)
 
+    @property
+    def told_ts(self) -> int:
+        """The newest checkpoint that consumers can read by this sink's doing; 0 before the first."""
+        return self._checkpoints.written
+
     def add_checkpoint_ts(self, ts: int) -> None:
         """Tell consumers that everything up to it is there, in a moment; older ones are skipped."""
         self._checkpoints.add(ts)

@@ -16,10 +16,13 @@ import pytest
 import zstandard
 
 from penstock.clock import compose_ts
-from penstock.errors import Corrupt, Unavailable
+from penstock.errors import Corrupt, Invalid, Unavailable
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.storage import Storage, open_storage
-from penstock.sink.dispatch.blockevents import DdlEvent, TableChange
+from penstock.sink.consuming.datafiles import FileOptions
+from penstock.sink.consuming.listing import Survey
+from penstock.sink.consuming.reader import DirectoryReader
+from penstock.sink.dispatch.blockevents import DdlEvent, Scope, TableChange
 from penstock.sink.feeds.feedstore import PendingFile
 from penstock.sink.files.filenumbers import last_number, number_in_index
 from penstock.sink.files.metadatafile import decode_checkpoint, encode_checkpoint
@@ -519,6 +522,38 @@ def test_the_checkpoint_is_in_the_metadata_file() -> None:
     for damaged in (b"", b"{}", b'{"checkpoint-ts":"x"}', b"[]", b'{"checkpoint-ts":-1}'):
         with pytest.raises(Corrupt, match="metadata"):
             decode_checkpoint(damaged)
+
+
+def test_a_checkpoint_that_cannot_be_written_says_what_to_look_at(tmp_path: Path) -> None:
+    (tmp_path / "metadata").mkdir()
+    options = parse_sink_uri(f"file://{tmp_path}?protocol=csv")
+    files = TargetFiles(options.target.open(), options)
+    with pytest.raises(Unavailable, match=r"consumers cannot be told the checkpoint: .* called metadata"):
+        files.write_checkpoint(7)
+
+
+def test_a_database_called_metadata_is_refused_where_it_would_hide_the_checkpoint(tmp_path: Path) -> None:
+    named = replace(table(), database="metadata")
+    created = DdlEvent(commit_ts=9, type=1, query="CREATE", database="metadata", scope=Scope.DATABASE)
+    options = parse_sink_uri(f"file://{tmp_path}?protocol=csv")
+    files = TargetFiles(options.target.open(), options)
+    for refused in (lambda: files.place(WHOLE, named), lambda: files.write_ddl(created)):
+        with pytest.raises(Invalid, match=r"database metadata cannot be written .* leave it out by"):
+            refused()
+    files.write_checkpoint(7)
+    staging = files.place(WHOLE, replace(table(), database="staging"))
+    assert staging is not None, "half-written files are beside its tables"
+    by_id = parse_sink_uri(f"file://{tmp_path}/ids?protocol=csv&use-table-id-as-path=true")
+    assert TargetFiles(by_id.target.open(), by_id).place(WHOLE, named) is not None
+
+
+def test_a_database_called_metadata_is_one_as_any_other_on_object_storage() -> None:
+    world = World()
+    world.write(world.place(known=replace(table(), database="metadata")))
+    world.files.write_checkpoint(compose_ts(NOON_MS))
+    reader = DirectoryReader(world.storage, FileOptions(protocol="csv"), Survey())
+    listing = reader.contents().listing
+    assert [each.root for each in (*listing.schemas, *listing.stretches)] == ["metadata/t"] * 2
 
 
 def test_storage_that_does_not_answer_leaves_nothing_half_known() -> None:
