@@ -2,11 +2,12 @@
 
 import fcntl
 import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from penstock.errors import Invalid, Unavailable
+from penstock.errors import Denied, Invalid, Unavailable
 from penstock.eventstore.storage import Storage, open_storage
 from penstock.testing.manual_clock import ManualClock
 
@@ -14,6 +15,13 @@ from penstock.testing.manual_clock import ManualClock
 @pytest.fixture(params=["file", "memory"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     return open_storage(f"file://{tmp_path}/root" if request.param == "file" else "memory:///")
+
+
+def test_folders_are_those_right_below(storage: Storage) -> None:
+    for path in ("a/b/c/1", "a/b/2", "a/d/3", "a/4", "ab/5"):
+        storage.write(path, b"")
+    assert storage.folders("a") == ["b", "d"]
+    assert storage.folders("none") == []
 
 
 def test_an_object_is_created_once_and_keeps_its_first_content(storage: Storage) -> None:
@@ -121,3 +129,41 @@ def test_storage_that_does_not_answer_is_unavailable() -> None:
     with pytest.raises(Unavailable, match="cannot read") as caught:
         storage.read("x")
     assert "secret-b" not in str(caught.value)
+
+
+class _Forbidding(BaseHTTPRequestHandler):
+    """An S3 server that knows nobody."""
+
+    def _refuse(self) -> None:
+        self.send_response(403)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_HEAD = do_PUT = _refuse  # noqa: N815 - what the base class calls
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_credentials_that_storage_refuses_are_told_from_a_call_that_is_wrong() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Forbidding) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        options = {
+            "endpoint": f"http://127.0.0.1:{server.server_port}",
+            "allow_http": "true",
+            "access_key_id": "a",
+            "secret_access_key": "b",
+        }
+        storage = open_storage("s3://lake/x", options)
+        calls = (
+            lambda: storage.exists("a"),
+            lambda: storage.read("a"),
+            lambda: storage.write("a", b""),
+            lambda: storage.create("a", b""),
+        )
+        for call in calls:
+            with pytest.raises(Denied, match="check its credentials"):
+                call()
+        with pytest.raises(Unavailable, match="403"):  # of a listing, obstore does not tell what it was
+            storage.names("a")
+        server.shutdown()

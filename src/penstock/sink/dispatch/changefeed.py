@@ -66,7 +66,8 @@ class Changefeed:
         """Return when `target_ts` is reached. Cancel it to pause: what was read is written, then it ends.
 
         It can be run again after a pause or a failure. Raises what it could not get over, and is FAILED then:
-        Invalid, StaleRead, Corrupt and Fenced at once, anything else after trying for long enough.
+        Invalid (but for Denied), StaleRead, Corrupt and Fenced at once, anything else after trying for long
+        enough.
         """
         self._ended = None
         try:

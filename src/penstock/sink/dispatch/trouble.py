@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from penstock.clock import SYSTEM, Clock
-from penstock.errors import Corrupt, Fenced, Invalid, StaleRead, Unavailable
+from penstock.errors import Corrupt, Denied, Fenced, Invalid, StaleRead, Unavailable
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class Trouble:
         now = self._clock.monotonic()
         self._since = now if self._since is None else self._since
         self.error = f"{type(error).__name__}: {_first_line(error)}"
-        if isinstance(error, _HOPELESS) or now - self._since >= self._give_up_s:
+        if _is_hopeless(error) or now - self._since >= self._give_up_s:
             raise error
         facts = {"changefeed": self._feed_id, "error": self.error, "attempt": attempt}
         _log.warning("a changefeed failed and tries again", extra=facts)
@@ -58,6 +58,11 @@ class Trouble:
             except Unavailable as error:
                 await self._clock.sleep(self.met(error, attempt))
                 attempt += 1
+
+
+def _is_hopeless(error: Exception) -> bool:
+    """Whether waiting cannot help. Credentials that are refused may be replaced, or valid again, by then."""
+    return isinstance(error, _HOPELESS) and not isinstance(error, Denied)
 
 
 def _first_line(error: Exception) -> str:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from penstock.clock import SYSTEM, Clock
-from penstock.errors import Fenced, Invalid, PenstockError, Unavailable
+from penstock.errors import Denied, Fenced, Invalid, PenstockError, Unavailable
 from penstock.settings import ChangefeedSettings, Settings, parse_changefeed
 from penstock.sink.dispatch.changefeed import Changefeed
 from penstock.sink.dispatch.startup import FeedOptions
@@ -156,7 +156,7 @@ class _RunningFeed:
         try:
             yield
         except Exception as error:
-            state = FeedState.WARNING if isinstance(error, Unavailable) else FeedState.FAILED
+            state = FeedState.WARNING if isinstance(error, Unavailable | Denied) else FeedState.FAILED
             await lease.keep_state(state, f"{type(error).__name__}: {error}")
             raise
 

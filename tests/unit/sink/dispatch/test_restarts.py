@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.errors import Corrupt, Fenced, Invalid, StaleRead, Unavailable
+from penstock.errors import Corrupt, Denied, Fenced, Invalid, StaleRead, Unavailable
 from penstock.sink.feeds.feed import FeedState
 from penstock.sink.positions import Position
 from penstock.testing.ddlevents import alter_table, create_table, drop_table, table_schema, truncate_table
@@ -291,6 +291,42 @@ async def test_it_gives_up_at_once_when_trying_again_cannot_help(world, error: E
     assert len(w.sinks) == 1
     w.start()
     await w.reached(50)
+
+
+@pytest.mark.parametrize("moment", ["write_file", "write_block_event", "tell", "hold"])
+async def test_credentials_that_are_refused_for_a_while_end_nothing(world, moment: str) -> None:
+    w = world(A)
+    w.source.put(1, 20)
+    w.source.ddl(alter_table(30, A))
+    w.source.put(1, 35)
+    w.source.advance(50)
+    fault = Once(moment, Denied("storage refuses to look for shop/t1 (403); check its credentials"))
+    w.sink_options = {"fault": fault}
+    w.source.fault = fault
+    w.start()
+    await w.until(lambda: w.feed.state is FeedState.WARNING)
+    assert "check its credentials" in w.feed.error
+    await w.reached(50)
+    w.source.advance(60)
+    await w.until(lambda: w.feed.state is FeedState.NORMAL)
+    assert w.rows() == [(1, 20, b"row"), (1, 35, b"row")]
+
+
+async def test_credentials_that_are_refused_for_good_fail_it_after_half_an_hour(world) -> None:
+    w = world(A)
+    w.source.put(1, 20)
+    w.source.advance(50)
+
+    def fault(name: str) -> None:
+        if name == "write_file":
+            raise Denied("storage refuses it; check its credentials")
+
+    w.sink_options = {"fault": fault}
+    w.start()
+    with pytest.raises(Denied):
+        await w.task
+    assert w.feed.state is FeedState.FAILED
+    assert 1800 <= w.clock.now < 2000
 
 
 async def test_a_pause_gets_through_although_the_sink_cannot_write(world) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.clock import SYSTEM
-from penstock.errors import Invalid, Unavailable
+from penstock.errors import Denied, Invalid, Unavailable
 from penstock.settings import Settings
 from penstock.sink.feeds import runner
 from penstock.sink.feeds.feed import Feed, FeedInfo, FeedState, FeedStatus
@@ -141,6 +141,7 @@ async def test_whatever_ends_one_changefeed_leaves_the_others_alone(source: Sour
     [
         (Invalid("the token is wrong"), FeedState.FAILED),
         (Unavailable("nobody answers"), FeedState.WARNING),
+        (Denied("the key is not valid yet"), FeedState.WARNING),
         (KeyError("a mistake of ours"), FeedState.FAILED),
     ],
 )
