@@ -167,11 +167,12 @@ class _Comparing:
         options = sink_options(settings)
         if self.at_ts is not None:
             self._wait(feed, options, self.at_ts)
+        now = feedcalls.get(self.deployment, feed.info.id)  # it may have begun at another place meanwhile
         facts = FeedFacts(
             name=feed.info.id,
             tables=settings.tables,
-            start_ts=feed.start_ts,
-            snapshot=feed.begins_with_rows,
+            start_ts=now.start_ts,
+            snapshot=now.begins_with_rows,
         )
         source = DeploymentTables(self.deployment, clock=self.clock)
         with TemporaryDirectory(prefix="penstock-verify-") as folder:
