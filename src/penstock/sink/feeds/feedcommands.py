@@ -22,6 +22,8 @@ from penstock.sink.formats.rowfilter import check_predicate
 
 _ENDED = frozenset({FeedState.STOPPED, FeedState.FAILED, FeedState.FINISHED})
 
+_PLACING = frozenset({"sink_uri", "storage_options"})  # what may lead elsewhere
+
 _SHAPES = (
     "protocol",
     "compression",
@@ -108,8 +110,7 @@ async def update_feed(feeds: Feeds, feed_id: str, changes: Mapping[str, Any]) ->
         raise Invalid("a changefeed's start cannot be changed; remove it and create another one")
     known = await feeds.get(feed_id)
     options = sink_options(_merged(known, changes))
-    moves = _moves(known, options)
-    if moves:
+    if _moves(known, options):
         await _look_for_files(options)
 
     def update(feed: Feed) -> Feed:
@@ -126,7 +127,8 @@ async def update_feed(feeds: Feeds, feed_id: str, changes: Mapping[str, Any]) ->
             status = status.resumed()
         return Feed(replace(feed.info, settings=dump(updated), stopped=True), status)
 
-    check = _alone(feed_id, options, known.info.account) if moves else None
+    placed = not _PLACING.isdisjoint(changes)
+    check = _alone(feed_id, options, known.info.account) if placed else None
     return await feeds.change(feed_id, update, check=check)
 
 
