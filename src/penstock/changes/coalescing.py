@@ -1,6 +1,8 @@
 """The net effect of changes on each row, in vectors. Pure.
 
-Of the changes to a row, by time and at one time the tombstone first, the first and the last decide:
+A row is a handle in a physical table: where the changes of several are together, their PARTITION tells which.
+Two of them may have rows of the same handle, as EXCHANGE PARTITION leaves them. Of the changes to a row, by
+time and at one time the tombstone first, the first and the last decide:
 
     first      last       kept
     tombstone  data       the first tombstone and the last data
@@ -24,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD, UPDATE
+from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD, PARTITION, UPDATE
 
 _INT_HANDLE_BYTES = 8
 
@@ -37,6 +39,8 @@ def coalesce(
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """The net changes of both sides, each ordered by time as before; `_update` says what they are now."""
     rows = _number([tombstones.column(HANDLE), data.column(HANDLE)])
+    if int(rows.max(initial=-1)) + 1 < len(rows):
+        rows = _within_partitions(rows, (tombstones, data))
     count = int(rows.max(initial=-1)) + 1
     if count == len(rows):
         return data, tombstones
@@ -95,7 +99,20 @@ def _number(handles: list[pa.Array]) -> Ints:
     if any(each is None for each in integers):
         codes = pa.concat_arrays(handles).dictionary_encode().indices.to_numpy()
         return np.asarray(codes, np.int64)
-    values = np.concatenate([each for each in integers if each is not None])
+    return _ranks(np.concatenate([each for each in integers if each is not None]))
+
+
+def _within_partitions(rows: Ints, sides: tuple[pa.RecordBatch, pa.RecordBatch]) -> Ints:
+    """Numbers from 0 without gaps that are the same for the same number in the same partition."""
+    named = [each.column(PARTITION).to_numpy() for each in sides if PARTITION in each.schema.names]
+    if not named:
+        return rows
+    partitions, at = np.unique(np.concatenate(named), return_inverse=True)
+    return rows if len(partitions) == 1 else _ranks(rows * len(partitions) + at)
+
+
+def _ranks(values: Ints) -> Ints:
+    """Numbers from 0 without gaps, the same for equal values."""
     if not len(values):
         return values
     order = np.argsort(values)

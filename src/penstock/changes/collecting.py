@@ -140,6 +140,7 @@ def _opened(
             handle_from=part.handle_from,
             handle_to=part.handle_to,
             schema=schema,
+            with_partition=len(states) > 1,
         )
         for stream in found:
             stack.callback(stream.close)

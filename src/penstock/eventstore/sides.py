@@ -19,6 +19,8 @@ from penstock.tables.schema import TableInfo
 
 HANDLE, COMMIT_TS, START_TS, UPDATE = "_handle", "_commit_ts", "_start_ts", "_update"
 OBJECT, OFFSET, OLD = "_object", "_offset", "_old"
+PARTITION = "\0partition"
+"""The physical table of a row, where changes of several are together; no column of a table is called so."""
 RESERVED = frozenset({HANDLE, COMMIT_TS, START_TS, UPDATE, OBJECT, OFFSET, OLD})
 
 _SYSTEM = [

@@ -18,7 +18,7 @@ from penstock.eventstore.paths import Side
 from penstock.eventstore.ranges import RangeReader, ReadRange
 from penstock.eventstore.readahead import ReadAhead
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.eventstore.sides import COMMIT_TS, OLD, START_TS, side_schema
+from penstock.eventstore.sides import COMMIT_TS, OLD, PARTITION, START_TS, side_schema
 
 __all__ = [
     "BlockStream",
@@ -57,10 +57,14 @@ class Stream(Protocol):
 
 
 class BlockStream:
-    """The stream of blocks that are in order, in themselves and one after the other; one is read ahead."""
+    """The stream of blocks that are in order, in themselves and one after the other; one is read ahead.
 
-    def __init__(self, blocks: Blocks) -> None:
+    With a `partition` its rows name that in a column PARTITION.
+    """
+
+    def __init__(self, blocks: Blocks, partition: int | None = None) -> None:
         self._ahead = ReadAhead(blocks)
+        self._partition = partition
         self._block: Block | None = None
         self._at = 0  # rows of the block that are taken
 
@@ -70,6 +74,8 @@ class BlockStream:
             self._block, self._at = self._ahead.next(), 0
             if self._block is None:
                 return None
+            if self._partition is not None:
+                self._block = self._block._replace(rows=_named(self._block.rows, self._partition))
         return int(self._block.commit[self._at]), int(self._block.start[self._at])
 
     def take(self, before: Place | None, rows_max: int) -> pa.RecordBatch:
@@ -92,6 +98,10 @@ class BlockStream:
         self._ahead.close()
 
 
+def _named(rows: pa.RecordBatch, partition: int) -> pa.RecordBatch:
+    return rows.append_column(PARTITION, pa.repeat(pa.scalar(partition, pa.int64()), rows.num_rows))
+
+
 def _rows_before(block: Block, begin: int, place: Place) -> int:
     """How many rows of a block come before a place; none of the first `begin` is asked."""
     if (block.commit[-1], block.start[-1]) < place:
@@ -102,17 +112,21 @@ def _rows_before(block: Block, begin: int, place: Place) -> int:
     return low + below(block.start[low:high], start_ts)
 
 
-def object_stream(state: PartitionState, reader: BlockReader, objects: Sequence[ObjectInfo]) -> Stream:
+def object_stream(
+    state: PartitionState, reader: BlockReader, objects: Sequence[ObjectInfo], partition: int | None = None
+) -> Stream:
     """The stream of objects of one side and kind, of which a state has said that they report changes."""
 
     def blocks() -> Blocks:
         with state.reading(reader.from_ts):
             yield from reader.blocks(objects)
 
-    return BlockStream(blocks())
+    return BlockStream(blocks(), partition)
 
 
-def memory_stream(rows: RangeReader, wanted: ReadRange, shown: pa.Schema) -> Stream:
+def memory_stream(
+    rows: RangeReader, wanted: ReadRange, shown: pa.Schema, partition: int | None = None
+) -> Stream:
     """The stream of a range that is read from whoever has it."""
 
     def blocks() -> Blocks:
@@ -121,7 +135,7 @@ def memory_stream(rows: RangeReader, wanted: ReadRange, shown: pa.Schema) -> Str
             if batch.num_rows:
                 yield Block.of(batch, shown)
 
-    return BlockStream(blocks())
+    return BlockStream(blocks(), partition)
 
 
 def streams_of(
@@ -135,13 +149,14 @@ def streams_of(
     handle_from: bytes = b"",
     handle_to: bytes = b"",
     schema: SchemaVersion | None = None,
+    with_partition: bool = False,
 ) -> list[Stream]:
     """The streams of a partition in (from_ts, to_ts], which has one schema version (`schema`, if known).
 
-    Their batches have exactly `columns` (None: every column of the side); `_old` has `old_columns` (see
-    `narrow_old`). Streams that have nothing to give are left out. Raises Invalid when the schema changes
-    within the range or has no such column, Unavailable when nobody has the newest rows. The range
-    must have passed `check_range`.
+    Their batches have exactly `columns` (None: every column of the side), and with `with_partition` the
+    state's id in PARTITION; `_old` has `old_columns` (see `narrow_old`). Streams that have nothing to give
+    are left out. Raises Invalid when the schema changes within the range or has no such column, Unavailable
+    when nobody has the newest rows. The range must have passed `check_range`.
     """
     version = schema or _only_schema(state, from_ts, to_ts)
     shown = narrow_old(shown_schema(version, side, columns), old_columns)
@@ -157,7 +172,8 @@ def streams_of(
     found = state.changes(side, from_ts, min(to_ts, state.flushed_ts))
     kinds: tuple[Kind, ...] = ("appendable", "direct")
     by_kind = ([each for each in found if each.kind == kind] for kind in kinds)
-    streams = [object_stream(state, reader, objects) for objects in by_kind if objects]
+    partition = state.table_id if with_partition else None
+    streams = [object_stream(state, reader, objects, partition) for objects in by_kind if objects]
     if to_ts > state.flushed_ts:
         if state.rows is None:
             raise Unavailable(
@@ -172,7 +188,7 @@ def streams_of(
             handle_from=handle_from,
             handle_to=handle_to,
         )
-        streams.append(memory_stream(state.rows, wanted, shown))
+        streams.append(memory_stream(state.rows, wanted, shown, partition))
     return streams
 
 

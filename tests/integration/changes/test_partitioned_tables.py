@@ -91,3 +91,32 @@ def test_batches_are_bounded_whatever_the_number_of_partitions(world: TableWorld
     assert max(sizes) <= 600
     assert max(batch.num_rows for batch in read_snapshot(world.view(), to_ts, batch_rows=200)) <= 200
     assert max(batch.data.num_rows for batch in world.changes(0, to_ts, batch_rows=200)) <= 400
+
+
+def twin(number: int, name: str, rowid: int = 5) -> dict[str, object]:
+    return item("not clustered", number, name, rowid=rowid)
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+@pytest.mark.parametrize("replay", [False, True])
+def test_rows_of_two_partitions_that_have_the_same_handle_are_two_rows(
+    make_world: MakeWorld, flushed: bool, replay: bool
+) -> None:
+    """EXCHANGE PARTITION leaves such rows: tables give out their `_tidb_rowid`s independently."""
+    world = make_world("not clustered", partitions=(11, 12))
+    world.commit(twin(1, "a"), into=0)
+    started = world.commit(twin(2, "b"), into=1)
+    world.commit(twin(3, "c", 7), into=0)
+    inserted = world.commit(twin(4, "d", 7), into=1)
+    world.commit(twin(1, "a2"), into=0)
+    updated = world.commit(twin(2, "b2"), into=1)
+    deleted = world.commit(delete=[(1,), (4,)])
+    world.flush() if flushed else world.resolve()
+    moments = (START, started, inserted, updated, deleted)
+    for from_ts in moments:
+        for to_ts in moments[moments.index(from_ts) + 1 :]:
+            rows = world.versions.at(from_ts)
+            target = Target(rows, from_ts, again=replay, in_order=replay, coalesced=not replay)
+            target.take_all(world.changes(from_ts, to_ts, replay=replay))
+            assert target.rows == world.versions.at(to_ts), (from_ts, to_ts)
+    assert world.snapshot(deleted) == world.versions.at(deleted)

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.changes.coalescing import coalesce, without_updates
+from penstock.eventstore.sides import PARTITION
 
 DATA = pa.schema(
     [
@@ -157,3 +158,15 @@ def test_sides_without_rows_and_slices_are_fine() -> None:
     found = coalesce(data.slice(3), ends.slice(3))
     assert found[1].column("_commit_ts").to_pylist() == [4, 5, 6]
     assert found[0].column("name").to_pylist() == ["at 7", "at 8", "at 9"]
+
+
+@pytest.mark.parametrize("handle", [b"eight...", b"text"])
+def test_a_handle_in_another_partition_is_another_row(handle: bytes) -> None:
+    data, ends = sides([(handle, "I", 1), (handle, "I", 2), (handle, "D", 3), (handle, "I", 4)])
+    tagged = data.append_column(PARTITION, pa.array([11, 12, 11]))
+    for of, left in ((11, [2, 4]), (12, [4])):
+        net, gone = coalesce(tagged, ends.append_column(PARTITION, pa.array([of])))
+        assert net.column("_commit_ts").to_pylist() == left
+        assert gone.num_rows == 0
+    net, gone = coalesce(tagged, ends.slice(0, 0))
+    assert net.column("_commit_ts").to_pylist() == [2, 4]
