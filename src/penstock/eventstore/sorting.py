@@ -84,7 +84,7 @@ def ordered(
 
 
 def choose_cuts(batches: Iterable[pa.RecordBatch], keys: Sequence[str], *, parts: int) -> list[Place]:
-    """Places that divide a sample of the rows evenly."""
+    """Places that divide a sample of the rows evenly; none when there are no rows."""
     sample: list[Place] = []
     apart, skipped = 1, 0  # every so many rows one is sampled; the fewer, the more rows there are
     for batch in batches:
@@ -95,7 +95,7 @@ def choose_cuts(batches: Iterable[pa.RecordBatch], keys: Sequence[str], *, parts
             del sample[1::2]
             apart *= 2
     sample.sort()
-    return sorted({sample[len(sample) * part // parts] for part in range(1, parts)})
+    return sorted({sample[len(sample) * part // parts] for part in range(1, parts)}) if sample else []
 
 
 def _chunks(batches: Iterable[pa.RecordBatch], order: Order, nbytes: int) -> Iterator[pa.RecordBatch]:

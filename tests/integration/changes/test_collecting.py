@@ -299,3 +299,14 @@ def test_a_row_whose_key_changed_ends_under_the_key_that_a_reader_has(
     assert (batch.data.column("id").to_pylist(), batch.tombstones.column("id").to_pylist()) == ([1], [1])
     skipped = world.changes(from_ts, renamed, skip_deletes=True)
     assert counts(skipped) == (1, 1), "nothing would replace the row under its old key"
+
+
+def test_a_range_without_changes_is_told_beside_more_unflushed_rows_than_are_sorted_in_memory(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world(sort_bytes=1 << 20)
+    world.commit(*(item("integer", number, "n" * 200) for number in range(6000)), deliver=False)
+    from_ts, to_ts = world.tick(), world.tick()
+    world.commit(item("integer", 1, "later"))  # they arrive together
+    world.resolve()
+    assert counts(check(world, from_ts, to_ts)) == (0, 0)

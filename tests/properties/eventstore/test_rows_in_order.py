@@ -65,7 +65,7 @@ def test_a_sample_divides_the_rows_however_they_are_batched(sizes: list[int], pa
             raw([put(NOW + row, b"k") for row in range(start, start + size)])
             for start, size in zip(starts, sizes, strict=True)
         ]
-        cuts = [place[0] - NOW for place in choose_cuts(batches, KEYS, parts=parts)] if total else []
+        cuts = [place[0] - NOW for place in choose_cuts(batches, KEYS, parts=parts)]
     bounds = [0, *cuts, total]
     assert all(high - low <= total / parts + 2 * (total / 32 + 1) for low, high in itertools.pairwise(bounds))
 
