@@ -152,19 +152,34 @@ class AlreadyExists(Invalid):
 
 
 class StaleRead(PenstockError):
-    """Read a snapshot and go on from it: the history before `oldest_ts` is gone."""
+    """Read a snapshot and go on from it: what was before `oldest_ts` cannot be read from `ts` on.
 
-    def __init__(self, table: str, ts: int, *, oldest_ts: int) -> None:
-        super().__init__(
-            f"history of {table} at {ts} is gone; the oldest that can be read is {oldest_ts}:"
-            " read a snapshot and go on from it"
-        )
+    Its history is gone; or it is there, and with `replaced` a DDL at `oldest_ts` took or brought rows without
+    a change of any (TRUNCATE, DROP or EXCHANGE PARTITION, another table under the name).
+    """
+
+    def __init__(
+        self,
+        table: str,
+        ts: int,
+        *,
+        oldest_ts: int,
+        replaced: bool = False,
+        remedy: str = "read a snapshot and go on from it",
+    ) -> None:
+        reason = f"history of {table} at {ts} is gone"
+        if replaced:
+            reason = f"a DDL replaced rows of {table} since {ts} without changes of them"
+        super().__init__(f"{reason}; the oldest that can be read is {oldest_ts}: {remedy}")
         self.table = table
         self.ts = ts
         self.oldest_ts = oldest_ts
+        self.replaced = replaced
+        self.remedy = remedy
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(StaleRead, oldest_ts=self.oldest_ts), (self.table, self.ts)
+        made = partial(StaleRead, oldest_ts=self.oldest_ts, replaced=self.replaced, remedy=self.remedy)
+        return made, (self.table, self.ts)
 
 
 class Corrupt(PenstockError):

@@ -1,16 +1,28 @@
-"""What changed in a table between two timestamps."""
+"""What changed in a table between two timestamps, and the physical tables that say it."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
 from penstock.changes.handle import Batches, ChangesHandle
 from penstock.changes.options import ChangeOptions, Columns, Wishes, check_columns
 from penstock.changes.snapshots import snapshot_batches
 from penstock.changes.tail import Tail
-from penstock.eventstore.partition import PartitionState, TableView
+from penstock.errors import Unavailable
+from penstock.eventstore.finding import find_lives
+from penstock.eventstore.partition import Partition, PartitionState, TableView, require_range
+from penstock.eventstore.partitionsets import (
+    AskedTable,
+    Life,
+    PartitionSet,
+    first_set,
+    joined,
+    life_at,
+    lives_of,
+    partition_sets,
+)
 from penstock.eventstore.paths import Side
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.streams import Stream, merged, streams_of
@@ -34,8 +46,10 @@ def collect_changes(table: TableView, from_ts: int, to_ts: int, **wishes: Unpack
     batch is complete up to to_ts, and may have no rows. The same range gives the same changes in the same
     order, whatever was flushed or merged meanwhile.
 
-    Raises Invalid for what is no range or no column, StaleRead when history from `from_ts` on is gone, and
-    Unavailable when the range is not complete yet.
+    Raises Invalid for what is no range or no column, Unavailable when the range is not complete yet, and
+    StaleRead when history from `from_ts` on is gone, or when rows came or went in the range without a change
+    of any: with TRUNCATE, with a partition that was dropped, truncated, exchanged or reorganized, or with
+    another table under the name. `oldest_ts` is then the last such moment.
     """
     options = ChangeOptions(**wishes)
     return ChangesHandle(collect(table, ChangesRange(from_ts, to_ts), options))
@@ -58,7 +72,7 @@ def collect(
 
     `checked`: the columns are of some version of the table, if not of one in this range.
     """
-    states = open_range(table, wanted.from_ts, wanted.to_ts)
+    table, states, _ = fix_range(table, wanted.from_ts, wanted.to_ts)
     if not wanted.from_ts:
         return snapshot_batches(table, states[0].schema_at(wanted.to_ts), wanted.to_ts, options)
     parts = schema_parts(states, wanted.from_ts, wanted.to_ts)
@@ -67,12 +81,102 @@ def collect(
     return _tail_batches(states, parts, wanted, options)
 
 
+class FixedRange(NamedTuple):
+    """The physical tables that hold a range up to `to_ts`, and what each is now."""
+
+    view: TableView
+    states: list[PartitionState]
+    to_ts: int
+
+
 def open_range(table: TableView, from_ts: int, to_ts: int) -> list[PartitionState]:
-    """What each partition is now; raise unless the range can be read from all of them."""
-    states = [partition.state(from_ts=from_ts or to_ts) for partition in table.partitions]
-    for state in states:
+    """What each physical table that holds a range is now; raises as `fix_range` does."""
+    return fix_range(table, from_ts, to_ts).states
+
+
+def fix_range(table: TableView, from_ts: int, to_ts: int, *, one_set: bool = False) -> FixedRange:
+    """Find the physical tables that hold the changes in (from_ts, to_ts]; from_ts = 0: the rows at to_ts.
+
+    They are those that the table has at to_ts, whenever the view was opened. With `one_set` the range ends
+    before a partition is added. Raises as `collect_changes` does, unless all of them can be read.
+    """
+    require_range(from_ts, to_ts)
+    start = from_ts or to_ts
+    states = {each.table_id: each.state(from_ts=start) for each in table.partitions}
+    failures: dict[int, Unavailable] = {}
+    if not table.fixed:
+        sets = _sets(table, list(states.values()), start, to_ts, failures)
+        if sets:
+            to_ts, ids = first_set(sets, to_ts) if one_set else (to_ts, sets[-1].ids)
+            table = _fixed_view(table, ids)
+    found = [states.get(each.table_id) or each.state(from_ts=start) for each in table.partitions]
+    for state in found:
         state.check_range(from_ts, to_ts)
-    return states
+        if state.table_id in failures:
+            raise failures[state.table_id]
+    return FixedRange(replace(table, fixed=True), found, to_ts)
+
+
+def _fixed_view(table: TableView, ids: Sequence[int]) -> TableView:
+    """The view of some physical tables; what those have that it did not know is with the capture it knows."""
+    known = {each.table_id: each for each in table.partitions}
+    near = next((each for each in table.partitions if each.rows is not None), table.partitions[0])
+    members = (known.get(each) or Partition(near.storage, each, near.rows) for each in ids)
+    return replace(table, partitions=tuple(members))
+
+
+def _sets(
+    table: TableView,
+    states: Sequence[PartitionState],
+    from_ts: int,
+    to_ts: int,
+    failures: dict[int, Unavailable],
+) -> list[PartitionSet]:
+    """See `partition_sets`; `failures` gets those that do not say all: they may be none that are needed.
+
+    Only a table that was not there at `from_ts` under its name, or is gone, is looked for by its name.
+    """
+    known: list[Life] = []
+    for state in states:
+        try:
+            versions, ends = state.schemas_upto(to_ts), state.ends(to_ts)
+        except Unavailable as error:
+            failures[state.table_id] = error
+            versions, ends = state.known_schemas, state.ends(state.flushed_ts)
+        known += lives_of(state.table_id, versions, ends)
+    lives = joined(known)
+    table_id = table.table_id or _table_id(lives, states[0].table_id, to_ts)
+    asked = AskedTable(table.name, table_id, table.named)
+    start = life_at(lives, table_id, from_ts)
+    there = start is not None and life_at(lives, table_id, to_ts) is not None
+    if table.named and not (there and start is not None and start.is_called(table.name)):
+        lives = _with_others(table, lives, asked)
+    return partition_sets(asked, lives, from_ts, to_ts)
+
+
+def _table_id(lives: Sequence[Life], physical_id: int, ts: int) -> int:
+    """The table that a physical table belongs to at `ts`, or next."""
+    mine = [each for each in lives if physical_id in each.ids]
+    begun = [each for each in mine if each.since_ts <= ts]
+    return (begun[-1] if begun else mine[0]).schema.table.id if mine else 0
+
+
+def _with_others(table: TableView, lives: Sequence[Life], asked: AskedTable) -> list[Life]:
+    """With what is known of other tables that had the name, and of partitions that the table had.
+
+    Raises Unavailable when there may be one of which nothing is known yet.
+    """
+    near = next((each for each in table.partitions if each.rows is not None), table.partitions[0])
+    found = find_lives(near.storage, table.name, near.rows)
+    everything = joined([*lives, *(life for known in found.values() for life in known)])
+    mine = {each for life in everything if life.schema.table.id == asked.table_id for each in life.ids}
+    unknown = sorted(each for each, known in found.items() if not known and each not in mine)
+    if unknown:
+        raise Unavailable(
+            f"table {unknown[0]} may have been {table.name} before and has no schema on"
+            f" {near.storage.url} yet; wait for its first flush, or start later"
+        )
+    return everything
 
 
 def schema_parts(

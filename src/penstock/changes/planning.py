@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Unpack
 
 from penstock.changes.balancing import Share, Weight, ranges, share_handles, share_times
-from penstock.changes.collecting import SIDES, ChangesRange, collect, open_range, schema_parts
+from penstock.changes.collecting import SIDES, ChangesRange, collect, fix_range, schema_parts
 from penstock.changes.handle import ChangesHandle
 from penstock.changes.options import ChangeOptions, Columns, Wishes, check_columns
 from penstock.changes.snapshots import as_batches, snapshot_columns
@@ -83,7 +83,7 @@ def plan_changes(
     if partition_rows < 1:
         raise Invalid(f"partition_rows is {partition_rows}; a partition needs at least one row")
     options = ChangeOptions(**wishes)
-    states = open_range(table, from_ts, to_ts)
+    table, states, _ = fix_range(table, from_ts, to_ts)
     if not from_ts:
         return _plan_snapshot(table, states, to_ts, partition_rows, options)
     return _TailPlan(table, states, from_ts, to_ts, partition_rows, options).parts()

@@ -1,7 +1,7 @@
 """The changes of a table between two timestamps, one after the other, as people and programs ask for them."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,7 @@ from penstock.changes.admission import Limit
 from penstock.changes.collecting import open_range, schema_parts
 from penstock.clock import compose_ts, physical_ms
 from penstock.control.deployment import Deployment
-from penstock.errors import Conflict, Invalid
+from penstock.errors import Conflict, Invalid, StaleRead
 from penstock.eventstore.projection import Projection
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD, UPDATE
 from penstock.jobs.iterations.projecting import columns_read
@@ -33,8 +33,8 @@ _BATCH_ROWS = 4096
 class Asked:
     """A range (from_ts, to_ts] of a table, and some of its columns; the key's always come.
 
-    Without `from_ts` it begins an hour before its end, or where history does. Without `to_ts` it ends where
-    the table can be read. from_ts = 0 stands for the rows that there are at to_ts.
+    Without `from_ts` it begins an hour before its end, or where history does that can be told. Without
+    `to_ts` it ends where the table can be read. from_ts = 0 stands for the rows that there are at to_ts.
     """
 
     from_ts: int | None = None
@@ -59,7 +59,8 @@ class Fixed:
 def fixed(deployment: Deployment, place: Place, asked: Asked, limit: Limit) -> Fixed:
     """Fix a range, as much of it as the limit allows in whole transactions, and at least one.
 
-    Raises Conflict when it is not complete yet, StaleRead when its history is gone, Invalid when it is none.
+    Raises Conflict when it is not complete yet, Invalid when it is none, and StaleRead as `collect_changes`
+    does: its history is gone, or rows came or went in it without a change of any.
     """
     name = f"{place.database.name}.{place.table.name}"
     look = deployment.looks([place.table.id]).get(place.table.id)
@@ -71,7 +72,13 @@ def fixed(deployment: Deployment, place: Place, asked: Asked, limit: Limit) -> F
     from_ts, to_ts = _range(name, asked, look)
     if from_ts == to_ts:
         return Fixed(from_ts, to_ts, None)
-    return Fixed(from_ts, to_ts, deployment.source.scan(place.table.id, from_ts, to_ts, limit))
+    try:
+        scan = deployment.source.scan(place.table.id, from_ts, to_ts, limit, named=True)
+    except StaleRead as error:
+        if asked.from_ts is not None or not from_ts < error.oldest_ts <= to_ts:
+            raise
+        return fixed(deployment, place, replace(asked, from_ts=error.oldest_ts, to_ts=to_ts), limit)
+    return Fixed(from_ts, to_ts, scan)
 
 
 def _range(name: str, asked: Asked, look: Look) -> tuple[int, int]:

@@ -49,6 +49,9 @@ class Schemas(Protocol):
         Raises Unavailable when the table is not known.
         """
 
+    def ended_ts(self, table_id: int) -> int:
+        """When the physical table was dropped, truncated or replaced, as far as is known; 0: it is there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Built:

@@ -10,10 +10,11 @@ from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.namemarks import dropped_ts
 from penstock.eventstore.partition import Partition, PartitionState, StorageRef, TableView
+from penstock.eventstore.partitionsets import Life, lives_of
 from penstock.eventstore.ranges import RangeReader
 from penstock.eventstore.schemaversion import SchemaVersion, in_force
 
-__all__ = ["RowsOf", "find_table", "list_tables"]
+__all__ = ["RowsOf", "find_lives", "find_table", "list_tables"]
 
 RowsOf = Callable[[int], RangeReader | None]
 """Who has the newest rows of a physical table; None: nobody that is known."""
@@ -47,9 +48,7 @@ def find_table(
     """
     wanted = _parse(name)
     rows_of = _resolver(rows)
-    folder = paths.name_folder(*wanted)
-    marks = filter(None, map(paths.marked_name, storage.open().names(folder)))
-    looked_at = _look([Partition(storage, each[2], rows_of(each[2])) for each in marks], at_ts)
+    looked_at = _look(_marked(storage, wanted, rows_of), at_ts)
     fitting = [each for each in looked_at.values() if each is not None and each.name == wanted]
     if not fitting:
         if None in looked_at.values():
@@ -57,7 +56,32 @@ def find_table(
         raise Invalid(_unknown(storage, name, wanted))
     newest = max(fitting, key=lambda each: (each.begun, each.schema.since_ts)).schema
     members = tuple(Partition(storage, each, rows_of(each)) for each in newest.table.physical_ids)
-    return TableView(newest.name, members)
+    return TableView(newest.name, members, table_id=newest.table.id)
+
+
+def find_lives(storage: StorageRef, name: str, rows: RangeReader | None = None) -> dict[int, list[Life]]:
+    """What is known of every physical table that has or had a name, by their ids; none of unknown ones.
+
+    Raises Unavailable when storage does not answer.
+    """
+    partitions = _marked(storage, _parse(name), _resolver(rows))
+    with ThreadPoolExecutor(_LOADED_AT_ONCE, thread_name_prefix="penstock-find") as pool:
+        states = list(pool.map(Partition.state, partitions))
+        known = list(pool.map(_lives, states))
+    return {state.table_id: lives for state, lives in zip(states, known, strict=True)}
+
+
+def _lives(state: PartitionState) -> list[Life]:
+    try:
+        ends = state.ends(TS_MAX)
+    except Unavailable:
+        ends = state.ends(state.flushed_ts)
+    return lives_of(state.table_id, _schemas(state, None), ends)
+
+
+def _marked(storage: StorageRef, name: _Name, rows_of: RowsOf) -> list[Partition]:
+    marks = filter(None, map(paths.marked_name, storage.open().names(paths.name_folder(*name))))
+    return [Partition(storage, each[2], rows_of(each[2])) for each in marks]
 
 
 def list_tables(storage: StorageRef) -> list[str]:

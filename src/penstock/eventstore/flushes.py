@@ -16,6 +16,7 @@ from penstock.clock import Clock
 from penstock.errors import Fenced, Invalid, PenstockError, Unavailable
 from penstock.eventstore.building import Build, Built, Schemas
 from penstock.eventstore.manifest import Archive, ManifestState, ObjectInfo, Removal
+from penstock.eventstore.namemarks import dropped_fact
 from penstock.eventstore.ownership import Ownership
 from penstock.eventstore.pkindex import TableIndex
 from penstock.eventstore.rowids import Moves
@@ -164,19 +165,30 @@ class Flusher:
         if to_ts <= from_ts:
             return
         versions = self.schemas.versions(rows.table_id, from_ts, to_ts)
+        ended_ts = self.schemas.ended_ts(rows.table_id)
+        # Whoever reads the table up to here must know that it ended: its rows are no rows any more.
+        facts = [dropped_fact(ended_ts)] if from_ts < ended_ts <= to_ts else []
         with closing(self.changes(rows, from_ts, to_ts)) as changes:
-            self._commit_chunks(table, versions, changes, to_ts)
+            self._commit_chunks(table, versions, changes, to_ts, facts)
         metrics.EVENTSTORE_FLUSH_SECONDS.observe(self.clock.monotonic() - started)
 
     def _commit_chunks(
-        self, table: Table, versions: list[SchemaVersion], changes: Iterable[pa.RecordBatch], to_ts: int
+        self,
+        table: Table,
+        versions: list[SchemaVersion],
+        changes: Iterable[pa.RecordBatch],
+        to_ts: int,
+        facts: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Commit chunk by chunk, each when the index knows of all before it: a tombstone asks it."""
+        """Commit chunk by chunk, each when the index knows of all before it: a tombstone asks it.
+
+        The last one says the facts.
+        """
         pieces = cut(changes, large_bytes=self.large_txn_bytes, chunk_bytes=self.sort_bytes // 2)
         chunks = groupby(pieces, key=lambda piece: (piece.chunk, piece.direct))
         chunk = next(chunks, None)
         if chunk is None:
-            self._commit(table, versions, Built([], to_ts, None))
+            self._commit(table, versions, Built([], to_ts, None), facts)
             return
         table.index.catch_up(table.ownership.state)
         while chunk is not None:
@@ -188,14 +200,29 @@ class Flusher:
                 rows = passage.through(rows)
             built = build(table.rows.table_id, versions, rows, table.index.find)
             chunk = next(chunks, None)
-            self._commit(table, versions, built if chunk else replace(built, last_ts=to_ts))
+            if chunk:
+                self._commit(table, versions, built)
+            else:
+                self._commit(table, versions, replace(built, last_ts=to_ts), facts)
             if passage is not None:
                 table_id, name = table.rows.table_id, versions[-1].name
                 passage.arrived(tracing.Stage.FLUSH, key=str(table_id), table_id=table_id, table=name)
 
-    def _commit(self, table: Table, versions: list[SchemaVersion], built: Built) -> None:
+    def _commit(
+        self,
+        table: Table,
+        versions: list[SchemaVersion],
+        built: Built,
+        facts: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         """Make a chunk part of the table, and let its rows go."""
-        table.commit(add=built.objects, flushed_ts=built.last_ts, schemas=versions, moves=built.moves)
+        table.commit(
+            add=built.objects,
+            flushed_ts=built.last_ts,
+            schemas=versions,
+            facts=[each for each in facts if each not in table.ownership.state.facts],
+            moves=built.moves,
+        )
         table.rows.release(built.last_ts)
         for info in built.objects:
             metrics.EVENTSTORE_FLUSHED_ROWS_TOTAL.labels(info.side).inc(info.rows)

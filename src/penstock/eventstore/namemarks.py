@@ -20,10 +20,14 @@ def dropped_fact(ts: int) -> dict[str, Any]:
     return {"kind": _DROPPED_FACT, "ts": ts}
 
 
+def drops(facts: Iterable[Mapping[str, Any]]) -> list[int]:
+    """When a table was dropped, each time."""
+    return [int(fact["ts"]) for fact in facts if fact["kind"] == _DROPPED_FACT]
+
+
 def dropped_ts(facts: Sequence[Mapping[str, Any]], at_ts: int) -> int:
     """When a table that is not there at `at_ts` was dropped; 0 when it is there, also when it came back."""
-    ended = [int(fact["ts"]) for fact in facts if fact["kind"] == _DROPPED_FACT and fact["ts"] <= at_ts]
-    last = max(ended, default=0)
+    last = max((ts for ts in drops(facts) if ts <= at_ts), default=0)
     returned = any(fact["kind"] == SCHEMA_FACT and last < fact["since_ts"] <= at_ts for fact in facts)
     return 0 if returned else last
 

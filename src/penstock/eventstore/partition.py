@@ -11,11 +11,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from penstock.clock import TS_MAX
 from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
 from penstock.eventstore import manifestlog, paths
 from penstock.eventstore.manifest import ManifestState, ObjectInfo, read_archive
+from penstock.eventstore.namemarks import dropped_ts, drops
 from penstock.eventstore.paths import Side
-from penstock.eventstore.ranges import RangeReader, ReadRange
+from penstock.eventstore.ranges import RangeReader, ReadRange, TableProgress
 from penstock.eventstore.schemaversion import SchemaVersion, cut_at_changes, in_force, schemas_in
 from penstock.eventstore.storage import Storage, open_storage
 
@@ -66,10 +68,17 @@ class Partition:
 
 @dataclass(frozen=True)
 class TableView:
-    """A table as readers name it: its partitions, or itself as the only one."""
+    """A table as readers name it: its partitions, or itself as the only one.
+
+    Changes of a range are those of the table's partitions at the end of the range, which may be others than
+    these; see `changes.collecting.fix_range`. A `fixed` view is of exactly these.
+    """
 
     name: str
     partitions: tuple[Partition, ...]
+    table_id: int = 0  # 0: that of the table that the first partition belongs to
+    named: bool = True  # whether its name was asked for, whatever table has it when; else it is this table
+    fixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,7 @@ class PartitionState:
     manifest: ManifestState  # with the objects of the archives that were asked for
     rows: RangeReader | None = None
     history_from: int = 0  # what was removed before it may be missing from `manifest`
+    _told: dict[int, list[SchemaVersion]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def flushed_ts(self) -> int:
@@ -93,19 +103,38 @@ class PartitionState:
         return self.manifest.oldest_ts
 
     @cached_property
+    def _progress(self) -> TableProgress | None:
+        return None if self.rows is None else self.rows.progress(self.table_id)
+
+    @property
     def readable_ts(self) -> int:
         """How far the partition can be read, with the help of whoever has the newest rows."""
-        if self.rows is None:
-            return self.flushed_ts
-        return max(self.flushed_ts, self.rows.progress(self.table_id).readable_ts)
+        return max(self.flushed_ts, 0 if self._progress is None else self._progress.readable_ts)
+
+    @property
+    def newest_ts(self) -> int:
+        """How far the partition can be read as a part of its table: it may have been dropped, or replaced."""
+        ended_ts = dropped_ts(self.manifest.facts, TS_MAX)
+        if not ended_ts and self._progress is not None:
+            ended_ts = self._progress.ended_ts
+        return min(self.readable_ts, ended_ts - 1) if ended_ts else self.readable_ts
+
+    def ends(self, upto_ts: int) -> list[int]:
+        """When the partition was dropped or replaced, each time up to `upto_ts`, and maybe later ones.
+
+        Raises Unavailable when whoever has the newest rows does not answer.
+        """
+        known = drops(self.manifest.facts)
+        if upto_ts > self.flushed_ts and self._progress is not None and self._progress.ended_ts:
+            return [*known, self._progress.ended_ts]
+        return known
 
     def check_range(self, from_ts: int, to_ts: int) -> None:
         """Raise unless (from_ts, to_ts] can be read; from_ts = 0 stands for a snapshot at to_ts.
 
         Invalid: it is no range. StaleRead: history it needs is gone. Unavailable: it is not complete yet.
         """
-        if not 0 <= from_ts < to_ts:
-            raise Invalid(f"({from_ts}, {to_ts}] is no range; from_ts must be below to_ts")
+        require_range(from_ts, to_ts)
         self.check_history(from_ts or to_ts)
         if to_ts > self.flushed_ts and to_ts > self.readable_ts:
             raise Unavailable(
@@ -127,18 +156,27 @@ class PartitionState:
 
         Raises Unavailable when the range is not complete yet, or the table has no schema.
         """
-        known = {each.version: each for each in self.known_schemas}
-        if to_ts > self.flushed_ts:
-            if self.rows is None:
-                raise Unavailable(
-                    f"table {self.table_id} can be read up to {self.flushed_ts}, not {to_ts}; wait"
-                )
-            newer = ReadRange(table_id=self.table_id, from_ts=max(from_ts, self.flushed_ts), to_ts=to_ts)
-            known |= {part.schema.version: part.schema for part in self.rows.parts(newer)}
-        found = in_force(sorted(known.values(), key=lambda each: each.since_ts), from_ts, to_ts)
+        found = in_force(self.schemas_upto(to_ts), from_ts, to_ts)
         if not found:
             raise Unavailable(f"table {self.table_id} has no schema up to {to_ts}; wait for it")
         return found
+
+    def schemas_upto(self, to_ts: int) -> list[SchemaVersion]:
+        """Every version up to `to_ts` that is known, and maybe later ones, by time.
+
+        Raises Unavailable when that is not complete yet, or whoever has the newest rows does not answer.
+        """
+        if to_ts <= self.flushed_ts:
+            return self.known_schemas
+        if self.rows is None:
+            raise Unavailable(f"table {self.table_id} can be read up to {self.flushed_ts}, not {to_ts}; wait")
+        asked_ts = min((ts for ts in self._told if ts >= to_ts), default=0)
+        if not asked_ts:
+            newer = ReadRange(table_id=self.table_id, from_ts=self.flushed_ts, to_ts=to_ts)
+            known = {each.version: each for each in self.known_schemas}
+            known |= {part.schema.version: part.schema for part in self.rows.parts(newer)}
+            asked_ts, self._told[to_ts] = to_ts, sorted(known.values(), key=lambda each: each.since_ts)
+        return self._told[asked_ts]
 
     def schema_at(self, ts: int) -> SchemaVersion:
         """The version in force at `ts`; raise Unavailable as `schemas` does."""
@@ -161,6 +199,12 @@ class PartitionState:
     def reading(self, ts: int) -> AbstractContextManager[None]:
         """See `reading_history`."""
         return reading_history(self.storage, self.table_id, ts)
+
+
+def require_range(from_ts: int, to_ts: int) -> None:
+    """Raise Invalid unless (from_ts, to_ts] is a range."""
+    if not 0 <= from_ts < to_ts:
+        raise Invalid(f"({from_ts}, {to_ts}] is no range; from_ts must be below to_ts")
 
 
 def known_state(

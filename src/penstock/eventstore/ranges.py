@@ -36,7 +36,8 @@ class Part:
 class TableProgress:
     """How far a table has come in the capture that owns it.
 
-    No change up to `readable_ts` was committed after `changed_ts`, and none after `oldest_ts` is gone.
+    No change up to `readable_ts` was committed after `changed_ts`, and none after `oldest_ts` is gone. The
+    table was dropped, truncated or replaced at `ended_ts` (0: it is there).
     """
 
     table_id: int
@@ -45,6 +46,7 @@ class TableProgress:
     flushed_ts: int
     changed_ts: int = TS_MAX
     oldest_ts: int = 0
+    ended_ts: int = 0
 
 
 class RangeReader(Protocol):

@@ -40,8 +40,9 @@ class Reader:
         rows = self._store.rows(table_id)
         readable_ts = self._store.readable_ts(table_id)  # first: it is what `changed_ts` has to cover
         oldest_ts = self._store.ownership(table_id).state.oldest_ts
+        ended_ts = self._store.schemas.ended_ts(table_id)
         return TableProgress(
-            table_id, readable_ts, rows.resolved_ts, rows.flushed_ts, rows.changed_ts, oldest_ts
+            table_id, readable_ts, rows.resolved_ts, rows.flushed_ts, rows.changed_ts, oldest_ts, ended_ts
         )
 
     def parts(self, wanted: ReadRange) -> list[Part]:

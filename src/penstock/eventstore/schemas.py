@@ -105,6 +105,13 @@ class SchemaHistory:
             first = max(0, bisect_right(found, from_ts + 1, key=lambda each: each.since_ts) - 1)
             return self._shown(known[first:])[: len(found) - first]
 
+    def ended_ts(self, physical_id: int) -> int:
+        """See Schemas. What went from one table to another is there while either has it."""
+        with self._lock:
+            known = [self._versions[each] for each in self._logical.get(physical_id, ())]
+            ends = [_ended(physical_id, versions, self._resolved_ts) for versions in known]
+        return 0 if 0 in ends else max(ends, default=0)
+
     def names(self, physical_id: int) -> set[tuple[str, str]]:
         """Every (database, table) that an id is known to be, or to have been, a part of."""
         with self._lock:
@@ -166,6 +173,16 @@ class SchemaHistory:
         elif table is not None:
             # A move to another database removes the description there and writes it here, at once.
             versions[versions.index(same)] = _Version(commit_ts, database_id, table, refused)
+
+
+def _ended(physical_id: int, versions: list[_Version], upto: int) -> int:
+    """When a table's last version with an id ended; 0: it is the newest."""
+    ended_ts = 0
+    for version in reversed([each for each in versions if each.since_ts <= upto]):
+        if version.table is not None and physical_id in version.table.physical_ids:
+            break
+        ended_ts = version.since_ts
+    return ended_ts
 
 
 def _latest(versions: list[_Version], names: Mapping[int, str], upto: int) -> Iterator[CapturedTable]:

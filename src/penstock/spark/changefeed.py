@@ -148,10 +148,10 @@ def feed_parts(
     Raises as `plan_changes` does.
     """
     from penstock.changes import plan_changes
-    from penstock.changes.collecting import open_range, schema_parts
+    from penstock.changes.collecting import fix_range, schema_parts
     from penstock.spark.changerows import FEED_BATCH_ROWS
 
-    states = open_range(view, from_ts, to_ts)
+    view, states, _ = fix_range(view, from_ts, to_ts)
     versions = [schema.table for _, _, schema in schema_parts(states, from_ts or to_ts - 1, to_ts)]
     planned = plan_changes(
         view,

@@ -18,7 +18,9 @@ __all__ = ["as_penstock_error", "first_line", "one_line", "spark_errors"]
 _OURS = re.compile(r"penstock\.errors\.(?P<kind>[A-Z]\w*): (?P<message>[^\n]*)")
 _SQLSTATE = re.compile(r"\s*SQLSTATE: \w+\s*$")
 _STALE = re.compile(
-    r"history of (?P<table>.+) at (?P<ts>\d+) is gone; the oldest that can be read is (?P<oldest>\d+)"
+    r"(?:history of (?P<table>.+) at (?P<ts>\d+) is gone"
+    r"|a DDL replaced rows of (?P<of>.+) since (?P<since>\d+) without changes of them)"
+    r"; the oldest that can be read is (?P<oldest>\d+): (?P<remedy>.*)"
 )
 _EXECUTOR_PYTHON = "set spark.python to an interpreter there that has Penstock's dependencies"
 
@@ -84,7 +86,13 @@ def _rebuilt(kind: str, message: str) -> PenstockError:
     """An error of the named kind, or of the nearest above it that is made of a message alone."""
     stale = _STALE.search(message) if kind == StaleRead.__name__ else None
     if stale:
-        return StaleRead(stale["table"], int(stale["ts"]), oldest_ts=int(stale["oldest"]))
+        return StaleRead(
+            stale["table"] or stale["of"],
+            int(stale["ts"] or stale["since"]),
+            oldest_ts=int(stale["oldest"]),
+            replaced=stale["of"] is not None,
+            remedy=stale["remedy"],
+        )
     named: type[PenstockError] = getattr(errors, kind, PenstockError)
     nearest = PenstockError
     for each in reversed(named.__mro__):

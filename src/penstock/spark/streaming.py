@@ -1,9 +1,10 @@
 """`spark.readStream.format("penstock")`: a table's rows, then its changes, in batches that can be replayed.
 
-An offset is a timestamp: everything up to it has been read. A stream without a start begins with the rows
-that the table has at some moment, which its first offset fixes; of these a part may be read at a time, up to
-a handle. Rows depend on the two offsets of a batch alone, so that a batch that is replayed has the same
-rows, whatever was flushed, merged or committed meanwhile.
+An offset is a timestamp: everything up to it has been read. It also names the physical tables that the table
+had then: rows of one that is not there any more went without a delete, and the stream ends. A stream without
+a start begins with the rows that the table has at some moment, which its first offset fixes; of these a part
+may be read at a time, up to a handle. Rows depend on the two offsets of a batch alone, so that a batch that
+is replayed has the same rows, whatever was flushed, merged or committed meanwhile.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -50,16 +51,21 @@ _IDLE_MS = 600_000  # after which a stream goes on without changes, so that hist
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """Everything up to `ts` was read; with a handle, of the snapshot at `ts` the rows before it."""
+    """Everything up to `ts` was read; with a handle, of the snapshot at `ts` the rows before it.
+
+    `ids` are the physical tables that the table had at `ts`; none in an offset of an earlier version.
+    """
 
     ts: int
     handle: bytes = b""
+    ids: tuple[int, ...] = ()
 
     @classmethod
     def read(cls, tree: dict[str, Any]) -> "Offset":
         """An offset out of a checkpoint; raise Invalid when it is not one of ours."""
         try:
-            return cls(int(tree["ts"]), bytes.fromhex(tree.get("handle", "")))
+            ids = tuple(int(each) for each in tree.get("ids", ()))
+            return cls(int(tree["ts"]), bytes.fromhex(tree.get("handle", "")), ids)
         except (KeyError, TypeError, ValueError) as error:
             raise Invalid(
                 "the checkpoint has an offset that is none of this source's; start with a new checkpoint"
@@ -67,7 +73,8 @@ class Offset:
 
     def as_json(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"ts": self.ts, "handle": self.handle.hex()} if self.handle else {"ts": self.ts}
+        handle = {"handle": self.handle.hex()} if self.handle else {}
+        return {"ts": self.ts, **handle, **({"ids": list(self.ids)} if self.ids else {})}
 
     @property
     def in_snapshot(self) -> bool:
@@ -130,7 +137,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The parts of a micro-batch."""
         with one_line(), self._explained():
             begin, stop = Offset.read(start), Offset.read(end)
-            if begin == stop:
+            if (begin.ts, begin.handle) == (stop.ts, stop.handle):
                 return []
             return self._of_table(lambda view: self._planned(view, begin, stop), at_ts=stop.ts)
 
@@ -166,17 +173,18 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._newest_ts if self._until_ts is None else min(self._newest_ts, self._until_ts)
 
     def _next_of_snapshot(self, view: "TableView", begin: Offset, limit: "Limit") -> Offset:
-        from penstock.changes.collecting import open_range
+        from penstock.changes.collecting import fix_range
         from penstock.changes.snapshotcut import admitted_handle
 
         ts = begin.ts or self._snapshot_ts(view)
         if not ts:
             return begin
         self._keep(view, ts)
-        states = open_range(view, 0, ts)
+        states = fix_range(view, 0, ts).states
         low, high = self._bounds(view, ts)
         cut = admitted_handle(states, ts, max(low, begin.handle), limit)
-        return Offset(ts) if cut is None or (high and cut >= high) else Offset(ts, cut)
+        whole = cut is None or (high and cut >= high)
+        return Offset(ts, b"" if whole or cut is None else cut, _ids(states))
 
     def _snapshot_ts(self, view: "TableView") -> int:
         """The newest moment at which the table has the declared columns."""
@@ -188,10 +196,15 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end_ts if change is None else change.since_ts - 1
 
     def _next_change(self, view: "TableView", begin: Offset, end_ts: int, limit: "Limit") -> Offset:
-        from penstock.changes.collecting import open_range
+        from penstock.changes.collecting import fix_range
         from penstock.changes.counting import ChangeCounts
 
-        states = open_range(view, begin.ts, end_ts)
+        _, states, set_ts = fix_range(view, begin.ts, end_ts, one_set=True)
+        ids = _ids(states)
+        if not set(begin.ids) <= set(ids):
+            since_ts = states[0].schema_at(set_ts).since_ts
+            raise StaleRead(self._options.table, begin.ts, oldest_ts=since_ts, replaced=True)
+        grows, end_ts = set_ts < end_ts, set_ts
         change = None
         if self._declared is not None:
             change = self._declared.first_change(_versions(states, begin.ts, end_ts))
@@ -199,11 +212,11 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end_ts = max(begin.ts, change.since_ts - 1)
         counts = ChangeCounts(states, begin.ts, end_ts)
         if end_ts > begin.ts and counts.any():
-            return Offset(counts.admitted_ts(limit))
+            return Offset(counts.admitted_ts(limit), ids=ids)
         if change is not None and self._declared is not None:
             raise self._declared.stopped_by(change)
         is_late = physical_ms(end_ts) - physical_ms(begin.ts) >= _IDLE_MS
-        return Offset(end_ts) if is_late else begin
+        return Offset(end_ts, ids=ids) if is_late or grows else begin
 
     def _planned(self, view: "TableView", begin: Offset, stop: Offset) -> list[InputPartition]:
         from penstock.spark.changefeed import feed_parts
@@ -264,6 +277,14 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except Unavailable as error:
             raise Unavailable(f"{error}; start the query again: it goes on from its checkpoint") from error
         except StaleRead as error:
+            if error.replaced:
+                raise StaleRead(
+                    self._options.table,
+                    error.ts,
+                    oldest_ts=error.oldest_ts,
+                    replaced=True,
+                    remedy="start the query with a new checkpoint",
+                ) from error
             raise Invalid(
                 f"history of {self._options.table} at version {error.ts} is gone; the oldest that can be read"
                 f" is {error.oldest_ts}: start the query with a new checkpoint"
@@ -318,7 +339,11 @@ class StreamInput(InputPartition):
 
 def _readable_ts(view: "TableView") -> int:
     """How far every partition can be read; 0: not at all yet."""
-    return min(partition.state().readable_ts for partition in view.partitions)
+    return min(partition.state().newest_ts for partition in view.partitions)
+
+
+def _ids(states: "Sequence[PartitionState]") -> tuple[int, ...]:
+    return tuple(state.table_id for state in states)
 
 
 def _table_at(view: "TableView", ts: int) -> "TableInfo":

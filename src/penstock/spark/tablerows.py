@@ -52,7 +52,7 @@ def open_table(options: "SourceOptions", *, at_ts: int | None = None) -> TableVi
 
 def newest_ts(view: TableView) -> int:
     """How far every partition of a table can be read; raise Unavailable when nothing of it can be yet."""
-    found = min(partition.state().readable_ts for partition in view.partitions)
+    found = min(partition.state().newest_ts for partition in view.partitions)
     if not found:
         raise Unavailable(
             f"nothing of {view.name} can be read yet; wait for its first flush, or let its capture be found"
@@ -95,7 +95,9 @@ def naming(table: str, *, inclusive: bool = False) -> Iterator[None]:
     try:
         yield
     except StaleRead as error:
-        raise StaleRead(table, error.ts + shift, oldest_ts=error.oldest_ts + shift) from error
+        raise StaleRead(
+            table, error.ts + shift, oldest_ts=error.oldest_ts + shift, replaced=error.replaced
+        ) from error
 
 
 def require_storage(storage: StorageRef, table_id: int | None = None) -> None:

@@ -56,6 +56,10 @@ class FixedSchemas:
         begun = [each for each in mine if each.since_ts <= from_ts + 1]
         return [*(begun[-1:] or mine[:1]), *(each for each in mine if each.since_ts > from_ts + 1)]
 
+    def ended_ts(self, _table_id: int) -> int:
+        """See Schemas."""
+        return 0
+
 
 def change(table: TableInfo, commit_ts: int, new: Row | None, old: Row | None = None) -> Change:
     """A put of a row, or a delete of an old one, by a transaction that began a tick before."""

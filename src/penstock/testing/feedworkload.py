@@ -152,6 +152,9 @@ class FeedWorkload:
             world.create_table(f"{name}.t{self._names}", mix.choice(self._kinds), mix.choice([0, 0, 2]))
             return
         table = mix.choice(tables)
+        if table.info.physical_ids != (table.info.id,) and mix.random() < 0.4:
+            self._partition_ddl(table)
+            return
         extra = [each.name for each in table.info.stored_columns if each.name.startswith("c")]
         if what < 0.4:
             name = f"c{mix.randint(1, 3)}"
@@ -178,3 +181,24 @@ class FeedWorkload:
             if mix.random() < 0.5:
                 world.create_database(name)
                 world.create_table(f"{name}.t{self._names}", mix.choice(self._kinds))
+
+    def _partition_ddl(self, table: WorldTable) -> None:
+        """Partitions come and go, with their rows."""
+        mix, world = self._mix, self._world
+        ids = table.info.physical_ids
+        at = mix.randrange(len(ids))
+        what = mix.choice(["add", "drop", "truncate", "truncate all", "exchange", "exchange"])
+        if what == "add":
+            world.add_partition(table)
+        elif what == "drop" and len(ids) > 1:
+            world.drop_partition(table, at)
+        elif what == "truncate":
+            world.truncate_partitions(table, at)
+        elif what == "truncate all":
+            world.truncate_partitions(table, *range(len(ids)))
+        elif what == "exchange":
+            other = world.create_like(f"{table.database}.x{self._names}", table)
+            self._change_rows(other, mix.randint(1, 6))
+            numbers = [{held.row["id"] for held in each.rows.values()} for each in (table, other)]
+            if numbers[0].isdisjoint(numbers[1]):
+                world.exchange_partition(table, at, other)

@@ -6,7 +6,7 @@ happens by itself: commits, DDLs, what is resolved and what is flushed are the c
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -15,12 +15,15 @@ from typing import Self
 import pyarrow as pa
 
 from penstock.clock import compose_ts
-from penstock.eventstore.partition import StorageRef
+from penstock.eventstore.finding import find_table
+from penstock.eventstore.namemarks import NameMarks
+from penstock.eventstore.partition import StorageRef, TableView
 from penstock.eventstore.ranges import Part, ReadRange, TableProgress
 from penstock.eventstore.reading import Reader
 from penstock.eventstore.schemaversion import SchemaVersion, in_force
 from penstock.eventstore.store import EventStore
 from penstock.settings import CaptureSettings
+from penstock.sink.source.ddlchanges import OtherAction
 from penstock.sink.source.ddlhistory import DdlHistory
 from penstock.tables import alter, keys, records
 from penstock.tables.decoding.decoder import TidbRowDecoder
@@ -76,14 +79,16 @@ class WorldTable:
 class FeedWorld:
     """The database and its event store. `now_ms` says the time of new timestamps; a context."""
 
-    def __init__(self, folder: Path, now_ms: Callable[[], int]) -> None:
+    def __init__(self, folder: Path, now_ms: Callable[[], int], *, url: str = "") -> None:
         self._now_ms = now_ms
         self.ts = compose_ts(now_ms())
-        self.storage = StorageRef(f"memory://{folder}")
+        self.storage = StorageRef(url or f"memory://{folder}")
         self.history = DdlHistory()
+        self._marks = NameMarks(self.storage.open())
         self.databases: dict[str, int] = {}
         self.tables: dict[str, WorldTable] = {}
         self.uncaptured: set[int] = set()  # physical tables that nobody captures yet
+        self.repartitioned: set[tuple[str, int]] = set()  # names, and when their partitions came or went
         self._ids = count(100)
         self._rowids = count(1)
         self._versions: dict[int, list[SchemaVersion]] = {}
@@ -101,7 +106,7 @@ class FeedWorld:
             settings, self.storage.open(), decoder=decoder, schemas=self, clock=CountingClock()
         )
         self.store.start()
-        self._reader = Reader(self.store, self.storage.open(), decoder)
+        self.reader = Reader(self.store, self.storage.open(), decoder)
         self._note()
 
     def __enter__(self) -> Self:
@@ -126,6 +131,11 @@ class FeedWorld:
     def versions(self, table_id: int, from_ts: int, to_ts: int) -> list[SchemaVersion]:
         """See Schemas."""
         return in_force(self._versions[table_id], from_ts, to_ts)
+
+    def ended_ts(self, table_id: int) -> int:
+        """See Schemas."""
+        ended_ts = self._gone.get(table_id, 0)
+        return ended_ts if ended_ts <= self.resolved_ts() else 0
 
     @property
     def physical_ids(self) -> set[int]:
@@ -240,6 +250,16 @@ class FeedWorld:
         self._describe(ts, made, Action.CREATE_TABLE, f"CREATE TABLE {_quoted(name)} (...)")
         return made
 
+    def create_like(self, name: str, table: WorldTable) -> WorldTable:
+        """CREATE TABLE with the columns of another, and without partitions."""
+        ts = self.tick()
+        database_name, _, own = name.partition(".")
+        extra = {key: value for key, value in table.info.extra.items() if key != "partition"}
+        info = replace(table.info, id=next(self._ids), name=own, extra=extra)
+        made = self.tables[name] = WorldTable(database_name, info)
+        self._describe(ts, made, Action.CREATE_TABLE, f"CREATE TABLE {_quoted(name)} (...)")
+        return made
+
     def drop_table(self, table: WorldTable) -> None:
         """DROP TABLE."""
         ts = self.tick()
@@ -254,14 +274,59 @@ class FeedWorld:
         ts = self.tick()
         old_id = table.info.id
         parts = () if table.info.physical_ids == (old_id,) else table.info.physical_ids
-        extra = dict(table.info.extra)
-        if parts:
-            extra["partition"] = {"enable": True, "definitions": [{"id": next(self._ids)} for _ in parts]}
-        table.info = replace(table.info, id=next(self._ids), extra=extra)
+        table.info = partitioned(table.info, [next(self._ids) for _ in parts])
+        table.info = replace(table.info, id=next(self._ids))
         table.rows.clear()
         left = gone(ts, old_id, self.databases[table.database])
         query = f"TRUNCATE TABLE {_quoted(table.name)}"
         self._describe(ts, table, Action.TRUNCATE_TABLE, query, left, job_of=old_id)
+
+    def add_partition(self, table: WorldTable) -> int:
+        """ALTER TABLE ... ADD PARTITION; returns when."""
+        ids = (*table.info.physical_ids, next(self._ids))
+        return self._repartition(table, ids, OtherAction.ADD_PARTITION, "ADD PARTITION (...)")
+
+    def drop_partition(self, table: WorldTable, at: int) -> int:
+        """ALTER TABLE ... DROP PARTITION, with its rows; returns when."""
+        ids = tuple(each for number, each in enumerate(table.info.physical_ids) if number != at)
+        return self._repartition(table, ids, OtherAction.DROP_PARTITION, f"DROP PARTITION p{at}")
+
+    def truncate_partitions(self, table: WorldTable, *at: int) -> int:
+        """ALTER TABLE ... TRUNCATE PARTITION: other ids, no rows; returns when."""
+        ids = tuple(
+            next(self._ids) if number in at else each for number, each in enumerate(table.info.physical_ids)
+        )
+        names = ", ".join(f"p{number}" for number in at)
+        return self._repartition(table, ids, OtherAction.TRUNCATE_PARTITION, f"TRUNCATE PARTITION {names}")
+
+    def exchange_partition(self, table: WorldTable, at: int, other: WorldTable) -> int:
+        """ALTER TABLE ... EXCHANGE PARTITION: each has the other's id and rows; returns when."""
+        ts = self.tick()
+        mine, theirs = table.info.physical_ids[at], other.info.id
+        ids = tuple(theirs if each == mine else each for each in table.info.physical_ids)
+        leaving = {place: held for place, held in table.rows.items() if place[0] == mine}
+        table.rows = {place: held for place, held in table.rows.items() if place[0] != mine} | other.rows
+        table.info, other.info = partitioned(table.info, ids), replace(other.info, id=mine)
+        other.rows = leaving
+        known = self.databases[other.database]
+        left, came = gone(ts, theirs, known), described(ts, other.info, known)
+        self._version(ts, other)
+        self.repartitioned |= {(table.name, ts), (other.name, ts)}
+        query = f"ALTER TABLE {_quoted(table.name)} EXCHANGE PARTITION p{at} WITH TABLE {_quoted(other.name)}"
+        self._describe(ts, table, OtherAction.EXCHANGE_PARTITION, query, left, came)
+        return ts
+
+    def _repartition(self, table: WorldTable, ids: tuple[int, ...], action: int, what: str) -> int:
+        ts = self.tick()
+        table.info = partitioned(table.info, ids)
+        table.rows = {place: held for place, held in table.rows.items() if place[0] in ids}
+        self.repartitioned.add((table.name, ts))
+        self._describe(ts, table, action, f"ALTER TABLE {_quoted(table.name)} {what}")
+        return ts
+
+    def find(self, name: str, at_ts: int | None = None) -> TableView:
+        """The table of a name for readers, with the rows of the store; see `find_table`."""
+        return find_table(self.storage, name, at_ts=at_ts, rows=self.reader)
 
     def rename_table(self, table: WorldTable, name: str) -> None:
         """RENAME TABLE, maybe into another database."""
@@ -297,18 +362,22 @@ class FeedWorld:
         self._describe(ts, table, action, f"ALTER TABLE {_quoted(table.name)} {what}")
 
     def _describe(
-        self, ts: int, table: WorldTable, action: Action, query: str, *others: Change, job_of: int = 0
+        self, ts: int, table: WorldTable, action: int, query: str, *others: Change, job_of: int = 0
     ) -> None:
         known = self.databases[table.database]
+        self._version(ts, table)
+        job = self._job(ts, action, job_of or table.info.id, query, known)
+        self._ddl([*others, described(ts, table.info, known), job])
+
+    def _version(self, ts: int, table: WorldTable) -> None:
         version = SchemaVersion(ts, ts, table.info, table.database)
         for each in table.info.physical_ids:
             if each not in self._versions:
                 self.uncaptured.add(each)
             self._versions.setdefault(each, []).append(version)
-        job = self._job(ts, action, job_of or table.info.id, query, known)
-        self._ddl([*others, described(ts, table.info, known), job])
+            self._marks.mark([(table.database, table.info.name)], each)
 
-    def _job(self, ts: int, action: Action, table_id: int, query: str, database_id: int) -> Change:
+    def _job(self, ts: int, action: int, table_id: int, query: str, database_id: int) -> Change:
         return recorded(ts, next(self._ids), int(action), table_id, query, database_id=database_id)
 
     def _ddl(self, changes: list[Change]) -> None:
@@ -328,19 +397,27 @@ class FeedWorld:
             self._world = world
 
         def progress(self, table_id: int) -> TableProgress:
-            return self._world._reader.progress(table_id)
+            return self._world.reader.progress(table_id)
 
         def parts(self, wanted: ReadRange) -> list[Part]:
-            return self._world._reader.parts(wanted)
+            return self._world.reader.parts(wanted)
 
         def read(self, wanted: ReadRange) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-            return self._world._reader.read(wanted)
+            return self._world.reader.read(wanted)
 
         def tables(self) -> list[TableProgress]:
-            return [self._world._reader.progress(each) for each in sorted(self._world.store.tables())]
+            return [self._world.reader.progress(each) for each in sorted(self._world.store.tables())]
 
         def close(self) -> None:
             pass
+
+
+def partitioned(info: TableInfo, ids: Sequence[int]) -> TableInfo:
+    """A table with other partitions; none: it is not partitioned."""
+    extra = dict(info.extra)
+    if ids:
+        extra["partition"] = {"enable": True, "definitions": [{"id": each} for each in ids]}
+    return replace(info, extra=extra)
 
 
 def _change(ts: int, at: Place, new: Held | None, old: Held | None) -> Change:

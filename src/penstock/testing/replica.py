@@ -3,7 +3,7 @@
 A simulation compares `tables` with its source; every rule that the sink gives its readers is checked here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from penstock.eventstore.storage import Storage
@@ -31,6 +31,8 @@ class Replica:
     number. With `exactly_once`, as Penstock's sink promises, an insert must meet no row, an update or delete
     must meet one, an update the row that it says, and no change may be in two files; TiCDC's directories may
     repeat. `cut_commits`: a commit may go on in the next file, as one does that is larger than a file.
+    `redo` does to a table's rows what a DDL does that drops, truncates or exchanges a partition, as does a
+    database that runs the statement: files do not tell which rows are in which partition.
     """
 
     def __init__(
@@ -41,7 +43,10 @@ class Replica:
         survey: Survey | None = None,
         exactly_once: bool = True,
         cut_commits: bool = False,
+        redo: Callable[[Ddl, list[Row]], list[Row]] | None = None,
     ) -> None:
+        self._redo = redo
+        self._redone: set[tuple[str, int]] = set()  # a version may have several files
         self.tables: dict[str, dict[Key, Row]] = {}
         self.shapes: dict[str, TableInfo] = {}
         self._described: dict[str, int] = {}  # by files without a DDL: of which version; partitions have such
@@ -98,6 +103,9 @@ class Replica:
         if ddl.type == Action.CREATE_TABLE and self._exactly_once and known:
             raise BrokenPromise(f"{name} is created at {ddl.version}, but it is there already")
         rows = {} if ddl.type == Action.TRUNCATE_TABLE else self.tables.get(name, {})
+        if self._redo is not None and (name, ddl.version) not in self._redone:
+            self._redone.add((name, ddl.version))
+            rows = _keyed(shape, self._redo(ddl, list(rows.values())))
         self.tables[name] = _reshaped(rows, self.shapes.get(name, shape), shape)
         self.shapes[name] = shape
 
@@ -173,9 +181,13 @@ def _reshaped(rows: dict[Key, Row], old: TableInfo, new: TableInfo) -> dict[Key,
     if known == set(names):
         return rows
     shown = [{name: row[name] if name in row else added[name] for name in names} for row in rows.values()]
+    return _keyed(new, shown)
+
+
+def _keyed(table: TableInfo, rows: Iterable[Row]) -> dict[Key, Row]:
     found: dict[Key, Row] = {}
-    for row in shown:
-        found[_key(new, row) if new.primary_key else (*row.values(), _count(found, row))] = row
+    for row in rows:
+        found[_key(table, row) if table.primary_key else (*row.values(), _count(found, row))] = row
     return found
 
 

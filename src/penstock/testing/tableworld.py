@@ -86,6 +86,10 @@ class GrowingSchemas:
         """See Schemas."""
         return in_force(self.all, from_ts, to_ts)
 
+    def ended_ts(self, _table_id: int) -> int:
+        """See Schemas."""
+        return 0
+
 
 class TableWorld:
     """A table with its store, and `versions`, which knows what is right. A context.

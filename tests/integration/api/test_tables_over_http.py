@@ -214,3 +214,36 @@ def test_a_table_without_a_key_has_its_handle(shared: ApiWorld) -> None:
     page = shared.client("root").get("/api/v1/tables/shop.keyless/changes").json()
     assert [row["name"] for row in page["rows"]] == ["a", "b"]
     assert len({row["_handle"] for row in page["rows"]}) == 2
+
+
+def test_a_range_in_which_the_table_was_truncated_is_refused_and_one_after_it_is_told(
+    shared: ApiWorld,
+) -> None:
+    world = shared.world
+
+    async def made() -> tuple[int, int]:
+        await world.create("shop.emptied", [("id", "bigint primary key"), ("name", "varchar(64)")])
+        before_ts = await world.insert("shop.emptied", {"id": 1, "name": "gone"})
+        await world.do(world.db.truncate_table, "shop.emptied")
+        to_ts = await world.insert("shop.emptied", {"id": 2, "name": "there"})
+        await world.readable("shop.emptied", to_ts)
+        return before_ts, to_ts
+
+    before_ts, to_ts = shared.run(made())
+    client = shared.client("root")
+    path = "/api/v1/tables/shop.emptied/changes"
+
+    def answered() -> int:
+        status = client.get(path, params={"from_ts": before_ts, "to_ts": to_ts}).status_code
+        assert status in {410, 503}, "503: what the name meant before is not flushed yet"
+        return status
+
+    shared.until(lambda: answered() == 410, "it is not told what happened")
+    told = client.get(path, params={"from_ts": before_ts, "to_ts": to_ts}).json()["detail"]
+    assert told.startswith(f"a DDL replaced rows of shop.emptied since {before_ts} without changes of them")
+    assert told.endswith(": read a snapshot and go on from it")
+    ddl_ts = int(told.rpartition(": ")[0].rpartition(" ")[2])
+    assert before_ts < ddl_ts < to_ts
+    after = client.get(path, params={"from_ts": ddl_ts, "to_ts": to_ts})
+    assert rows_of(after.json()) == [("insert", 2, "there")]
+    assert rows_of(client.get(path).json()) == [("insert", 2, "there")], "the last hour, as far as it is told"

@@ -20,7 +20,7 @@ from penstock.tables.alter import add_column
 from penstock.testing.chosenmerge import begin_merge
 from penstock.testing.everytype import EVERY_CELL, EVERY_ROW, EVERY_TYPE
 from penstock.testing.itemtables import TABLES, item, item_table
-from penstock.testing.servedworld import ServedWorld
+from penstock.testing.servedworld import ServedDatabase, ServedWorld
 from penstock.testing.tableworld import START, gathered
 
 FEED = ["_change_type", "_commit_version", "_commit_timestamp"]
@@ -264,6 +264,37 @@ def test_the_table_function_gives_the_change_feed(configured: SparkSession, worl
     assert rows(found) == expected_feed(world, 1, last)
     newest = configured.sql("select count(*) from penstock_changes('shop.items', '2000-01-01')").first()
     assert newest[0] == len(expected_feed(world, 1, world.ts))
+
+
+def test_a_feed_in_which_rows_were_replaced_names_the_first_version_that_can_be_told(
+    spark: SparkSession, tmp_path: Path
+):
+    with ServedDatabase(tmp_path) as made:
+        table = made.create_table("shop.items", "integer", 2)
+        made.commit((table, [], [item("integer", 1, "a")]))
+        start = made.known() + 1
+        made.truncate_partitions(table, 0, 1)
+        first = made.ts + 1
+        made.commit((table, [], [item("integer", 2, "b")]))
+        made.known()
+        session = spark.newSession()
+        session.conf.set("spark.penstock.storage", made.storage.url)
+        session.conf.set("spark.penstock.flightAddr", made.flight.addr)
+        register(session)
+
+        def feed(version: int) -> DataFrame:
+            reader = session.read.format("penstock").option("readChangeFeed", "true")
+            return reader.option("table", "shop.items").option("startingVersion", version).load()
+
+        def function(version: int) -> DataFrame:
+            return session.sql(f"select * from penstock_changes('shop.items', {version})")
+
+        for read in (feed, function):
+            with pytest.raises(StaleRead) as caught, spark_errors():
+                read(start).collect()
+            assert (caught.value.table, caught.value.oldest_ts) == ("shop.items", first)
+            assert caught.value.replaced
+            assert ids(read(first)) == [2]
 
 
 def test_the_table_function_refuses_what_is_no_moment_in_one_line(configured: SparkSession):

@@ -1,18 +1,24 @@
 """Streams through the data source: what each batch has, over restarts, crashes and changes of schema."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StructType
 
-from penstock.errors import Invalid
+from penstock.errors import Invalid, StaleRead
 from penstock.eventstore.watermarks import Watermarks
 from penstock.spark.failures import spark_errors
+from penstock.spark.options import parse_options
+from penstock.spark.streaming import ChangeStreamReader
 from penstock.tables.alter import add_column
+from penstock.testing.feedworld import FeedWorld, WorldTable
 from penstock.testing.itemtables import item, item_table
-from penstock.testing.servedworld import ServedWorld
+from penstock.testing.servedworld import ServedDatabase, ServedWorld
 
 Change = tuple[int, str, int, str]
 DEADLINE_S = 60
@@ -78,6 +84,15 @@ class Stream:
         last = max((int(each.name), each) for each in (self.checkpoint / "commits").glob("[0-9]*"))[1]
         last.unlink()
         last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+
+    def write_offsets_without_ids(self) -> None:
+        """As versions wrote them that did not know of physical tables."""
+        for path in (self.checkpoint / "offsets").glob("[0-9]*"):
+            lines = path.read_text().splitlines()
+            tree = json.loads(lines[-1])
+            assert tree.pop("ids")
+            path.write_text("\n".join([*lines[:-1], json.dumps(tree)]))
+            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -308,3 +323,95 @@ def test_a_stream_that_is_not_of_changes_is_refused_in_one_line(stream: Stream):
     with pytest.raises(Invalid, match="streams are of changes; give option readChangeFeed = true") as caught:
         stream.run()
     assert "\n" not in str(caught.value)
+
+
+def put(world: ServedDatabase, *numbers: int) -> None:
+    for number in numbers:
+        world.commit((world.tables["shop.items"], [], [row(number, f"a{number}")]))
+
+
+@pytest.fixture
+def ddl_world(tmp_path: Path) -> Iterator[ServedDatabase]:
+    with ServedDatabase(tmp_path / "world") as made:
+        made.create_table("shop.items", "integer", 2)
+        put(made, 1, 2, 3, 4)
+        made.known()
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("ddl", "offsets"),
+    [
+        (lambda world, table: world.truncate_table(table), "with ids"),
+        (lambda world, table: world.truncate_partitions(table, 0, 1), "of an earlier version"),
+    ],
+    ids=["another table", "other partitions"],
+)
+def test_a_stream_ends_where_rows_were_replaced_while_it_was_stopped(
+    spark: SparkSession,
+    ddl_world: ServedDatabase,
+    tmp_path: Path,
+    ddl: Callable[[FeedWorld, WorldTable], object],
+    offsets: str,
+):
+    stream = Stream(spark, ddl_world, tmp_path / "checkpoint")
+    (first,) = stream.run()
+    assert ids(first) == [1, 2, 3, 4]
+    if offsets == "of an earlier version":
+        stream.write_offsets_without_ids()
+    ddl(ddl_world, ddl_world.tables["shop.items"])
+    ddl_ts = ddl_world.ts
+    put(ddl_world, 15, 16)
+    ddl_world.known()
+    with pytest.raises(StaleRead) as caught:
+        stream.run()
+    assert caught.value.oldest_ts == ddl_ts
+    assert str(caught.value).endswith(f"can be read is {ddl_ts}: start the query with a new checkpoint")
+    assert stream.batches == {}
+    anew = Stream(spark, ddl_world, tmp_path / "another checkpoint")
+    (rows,) = anew.run()
+    assert ids(rows) == sorted(each["id"] for each in ddl_world.rows_at(ddl_world.ts)["shop.items"])
+
+
+def test_a_running_stream_passes_added_partitions_and_ends_where_the_table_is_truncated(
+    spark: SparkSession, ddl_world: ServedDatabase, tmp_path: Path
+):
+    stream = Stream(spark, ddl_world, tmp_path / "checkpoint")
+    query = stream.start()
+    query.processAllAvailable()
+    added = [ddl_world.add_partition(ddl_world.tables["shop.items"])]  # nothing had changed before it
+    put(ddl_world, 5, 6, 7)
+    added.append(ddl_world.add_partition(ddl_world.tables["shop.items"]))
+    put(ddl_world, 8, 9, 10, 11)
+    ddl_world.known()
+    seen: list[Change] = []
+    while len(seen) < 7:
+        query.processAllAvailable()
+        seen = [each for number in sorted(stream.batches)[1:] for each in stream.batches[number]]
+    assert [each[2] for each in sorted(seen)] == [5, 6, 7, 8, 9, 10, 11]
+    for batch in list(stream.batches.values())[1:]:
+        assert len({each[0] < added[1] for each in batch}) <= 1, "a batch goes across the DDL"
+    ddl_world.truncate_table(ddl_world.tables["shop.items"])
+    ddl_ts = ddl_world.ts
+    put(ddl_world, 12)
+    ddl_world.known()
+    with (
+        pytest.raises(StaleRead, match=rf"replaced rows of shop\.items .* read is {ddl_ts}:"),
+        spark_errors(),
+    ):
+        assert query.awaitTermination(DEADLINE_S), "the query does not end"
+    query.stop()
+
+
+def test_a_stream_whose_offset_names_other_physical_tables_ends_whatever_storage_remembers(
+    ddl_world: ServedDatabase,
+):
+    since_ts = ddl_world.known()
+    put(ddl_world, 5)
+    ddl_world.known()
+    options = parse_options(ddl_world.options(readChangeFeed="true"), defaults={}, settings=None)
+    reader = ChangeStreamReader(options, StructType(), None, parallelism=1)
+    mine = list(ddl_world.tables["shop.items"].info.physical_ids)
+    assert reader.latestOffset({"ts": since_ts, "ids": mine}, ReadAllAvailable())["ids"] == mine
+    with pytest.raises(StaleRead, match="start the query with a new checkpoint"):
+        reader.latestOffset({"ts": since_ts, "ids": [*mine, 9999]}, ReadAllAvailable())

@@ -112,6 +112,7 @@ def partitioned(table_id: int, *parts: int, columns: tuple[str, ...] = ()) -> Ta
 def ends(made: SchemaHistory) -> dict[int, int]:
     listed = [(each.physical_id, each.dropped_ts) for each in made.tables_ever()]
     assert len(dict(listed)) == len(listed), "an id is listed twice"
+    assert {each: made.ended_ts(each) for each, _ in listed} == dict(listed)
     return dict(listed)
 
 

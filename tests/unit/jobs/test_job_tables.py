@@ -1,13 +1,9 @@
-"""What is known of tables by their ids, and how far changes of partitions can be told. Pure."""
+"""What is known of tables by their ids. Pure."""
 
 from dataclasses import replace
 
-import pytest
-
-from penstock.errors import StaleRead
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.jobs.reading.jobtables import JobTables
-from penstock.jobs.reading.partitionsets import partition_range
 from penstock.sink.dispatch.blockevents import DdlEvent, TableChange
 from penstock.testing.ddlevents import (
     alter_table,
@@ -82,43 +78,3 @@ def test_what_nobody_needs_is_forgotten_but_for_what_is_in_force() -> None:
 
 def at(ts: int, schema: SchemaVersion) -> SchemaVersion:
     return replace(schema, since_ts=ts, version=ts)
-
-
-def parts(ts: int, *ids: int) -> SchemaVersion:
-    return at(ts, table_schema(7, partitions=ids))
-
-
-@pytest.mark.parametrize(
-    ("versions", "from_ts", "to_ts", "end", "ids"),
-    [
-        ([parts(5, 1, 2)], 10, 50, 50, (1, 2)),
-        ([parts(5, 1, 2), parts(20, 1, 2)], 10, 50, 50, (1, 2)),  # a column was added
-        ([parts(5, 1, 2), parts(20, 1, 2, 3)], 10, 50, 19, (1, 2)),
-        ([parts(5, 1, 2), parts(20, 1, 2, 3)], 19, 50, 50, (1, 2, 3)),
-        ([parts(5, 1, 2), parts(20, 1, 2, 3)], 20, 50, 50, (1, 2, 3)),
-        ([parts(5, 1, 2), parts(20, 1, 2, 3)], 10, 19, 19, (1, 2)),
-        ([parts(5, 1), parts(20, 1, 2), parts(30, 1, 2, 3)], 19, 50, 29, (1, 2)),
-        ([parts(5, 1), parts(20, 1, 2), parts(30, 1, 2, 3)], 10, 50, 19, (1,)),
-        ([parts(5, 1, 2), parts(60, 1)], 10, 50, 50, (1, 2)),  # dropped later
-        ([parts(5, 1, 2), parts(10, 2)], 10, 50, 50, (2,)),  # dropped before
-    ],
-)
-def test_a_range_has_one_set_of_partitions(
-    versions: list[SchemaVersion], from_ts: int, to_ts: int, end: int, ids: tuple[int, ...]
-) -> None:
-    assert partition_range("shop.t7", versions, from_ts, to_ts) == (end, ids)
-
-
-@pytest.mark.parametrize(
-    "versions",
-    [
-        [parts(5, 1, 2), parts(20, 1)],
-        [parts(5, 1, 2), parts(11, 2)],  # right after the start
-        [parts(5, 1, 2), parts(20, 1, 3)],  # truncated
-        [parts(5, 1, 2), parts(20, 1, 2, 3), parts(30, 1, 3)],
-        [parts(20, 3, 4)],  # all of them were replaced
-    ],
-)
-def test_rows_that_went_with_their_partition_need_a_snapshot(versions: list[SchemaVersion]) -> None:
-    with pytest.raises(StaleRead):
-        partition_range("shop.t7", versions, 10, 50)

@@ -1,4 +1,5 @@
 import os
+import pickle
 
 import pytest
 
@@ -53,11 +54,14 @@ def test_an_error_on_one_line_loses_sparks_state():
     assert str(found) == "no such table"
 
 
-def test_history_that_is_gone_comes_back_with_its_numbers():
-    error = StaleRead("shop.orders", 5, oldest_ts=9)
+@pytest.mark.parametrize("replaced", [False, True])
+def test_history_that_is_gone_comes_back_with_its_numbers(replaced: bool):
+    error = StaleRead("shop.orders", 5, oldest_ts=9, replaced=replaced, remedy="begin anew")
     found = as_penstock_error(RuntimeError(f"Traceback:\npenstock.errors.StaleRead: {error}"))
     assert isinstance(found, StaleRead)
     assert (found.table, found.ts, found.oldest_ts, str(found)) == ("shop.orders", 5, 9, str(error))
+    assert found.replaced == replaced
+    assert str(pickle.loads(pickle.dumps(found))) == str(error)
 
 
 def test_an_error_that_a_message_cannot_make_comes_back_as_the_nearest_that_it_can():

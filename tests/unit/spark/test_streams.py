@@ -1,5 +1,6 @@
 """The decisions of a stream that need no Spark: offsets, changes of schema, holds, cuts of a snapshot."""
 
+import json
 import logging
 from dataclasses import replace
 from typing import Any
@@ -27,16 +28,18 @@ def version(since_ts: int, table: Any) -> SchemaVersion:
     return SchemaVersion(since_ts, since_ts, table, "shop")
 
 
-@pytest.mark.parametrize("offset", [Offset(0), Offset(77), Offset(77, b"\x01\xff")])
+@pytest.mark.parametrize("offset", [Offset(0), Offset(77), Offset(77, b"\x01\xff"), Offset(7, ids=(1, 2))])
 def test_an_offset_is_read_back_from_a_checkpoint(offset: Offset) -> None:
-    assert Offset.read(offset.as_json()) == offset
+    assert Offset.read(json.loads(json.dumps(offset.as_json()))) == offset
 
 
 def test_what_follows_an_offset_is_of_a_snapshot_until_that_is_complete() -> None:
     assert [each.in_snapshot for each in (Offset(0), Offset(77, b"\x01"), Offset(77))] == [True, True, False]
 
 
-@pytest.mark.parametrize("tree", [{}, {"ts": "x"}, {"ts": 1, "handle": "z"}, {"ts": None}])
+@pytest.mark.parametrize(
+    "tree", [{}, {"ts": "x"}, {"ts": 1, "handle": "z"}, {"ts": None}, {"ts": 1, "ids": ["x"]}]
+)
 def test_an_offset_of_another_source_is_refused(tree: dict[str, Any]) -> None:
     with pytest.raises(Invalid, match="none of this source's; start with a new checkpoint"):
         Offset.read(tree)

@@ -88,6 +88,11 @@ def changes(
 ) -> StreamedAnswer:
     """Read the changes of a table in (from_ts, to_ts], in the order of their commits.
 
+    A DDL that takes or brings rows without changing any cannot be told row by row: TRUNCATE TABLE; TRUNCATE,
+    DROP, EXCHANGE or REORGANIZE PARTITION; another table under the same name. A range of changes with such a
+    moment in it fails with status 410, which names the last of them: read a snapshot there, and the changes
+    after it. Without from_ts the range begins there.
+
     An Arrow stream says in its headers Penstock-To-Ts how far it goes, and in Penstock-More whether the range
     has more after that.
     """

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Self, TypeVar
 
@@ -134,19 +135,14 @@ class EventStoreJobSource:
 
     # Ranges.
 
-    def scan(self, table_id: int, from_ts: int, to_ts: int, limit: Limit) -> Scan:
-        """See JobSource. Rows that go with a dropped partition raise StaleRead too: read a snapshot.
-
-        Raises TableGone when the table is.
-        """
+    def scan(self, table_id: int, from_ts: int, to_ts: int, limit: Limit, *, named: bool = False) -> Scan:
+        """See JobSource. Raises TableGone when the table is."""
         schema = self._tables.at(table_id, to_ts)
 
         def fixed() -> Scan:
-            view = self._view_of(schema.name, schema.table.physical_ids)
-            if not from_ts:
-                return scan_snapshot(view, to_ts)
-            partitioned = schema.table.physical_ids != (table_id,)
-            return scan_tail(view, from_ts, to_ts, limit, partitioned=partitioned)
+            ids = schema.table.physical_ids
+            view = TableView(schema.name, self._partitions(ids), table_id=table_id, named=named)
+            return scan_tail(view, from_ts, to_ts, limit) if from_ts else scan_snapshot(view, to_ts)
 
         return self._tried(schema, fixed)
 
@@ -159,15 +155,14 @@ class EventStoreJobSource:
 
         def opened() -> ChangesHandle:
             ids = [each.table_id for each in scan.view.partitions]
-            view = self._view_of(scan.view.name, ids)
+            view = replace(scan.view, partitions=self._partitions(ids))
             wishes = change_wishes(view, scan, columns)
             return collect_changes(view, scan.from_ts, scan.to_ts, **wishes)
 
         return self._tried(scan.schema, opened)
 
-    def _view_of(self, name: str, physical_ids: Iterable[int]) -> TableView:
-        partitions = (Partition(self._storage, each, self._captures.owner(each)) for each in physical_ids)
-        return TableView(name, tuple(partitions))
+    def _partitions(self, physical_ids: Iterable[int]) -> tuple[Partition, ...]:
+        return tuple(Partition(self._storage, each, self._captures.owner(each)) for each in physical_ids)
 
     def _tried(self, schema: SchemaVersion, work: Callable[[], T]) -> T:
         """Do something with whoever has the newest rows of a table; again, if that was another one."""

@@ -3,19 +3,18 @@
 from collections.abc import Collection, Sequence
 
 from penstock.changes.admission import Limit
-from penstock.changes.collecting import open_range, schema_parts
+from penstock.changes.collecting import fix_range, open_range, schema_parts
 from penstock.changes.counting import ChangeCounts
 from penstock.changes.options import Wishes
 from penstock.eventstore.partition import PartitionState, TableView
 from penstock.jobs.iterations.projecting import columns_read
 from penstock.jobs.jobcolumns import chosen_columns
-from penstock.jobs.reading.partitionsets import partition_range
 from penstock.jobs.source import Scan
 
 
 def scan_snapshot(view: TableView, ts: int) -> Scan:
     """All rows at `ts`. Raises as reading them does."""
-    states = open_range(view, 0, ts)
+    view, states, _ = fix_range(view, 0, ts)
     sizes = [_snapshot_size(state, ts) for state in states]
     return Scan(
         view=view,
@@ -37,15 +36,12 @@ def _snapshot_size(state: PartitionState, ts: int) -> tuple[int, int]:
     return rows, nbytes
 
 
-def scan_tail(view: TableView, from_ts: int, to_ts: int, limit: Limit, *, partitioned: bool = False) -> Scan:
+def scan_tail(view: TableView, from_ts: int, to_ts: int, limit: Limit) -> Scan:
     """Changes in (from_ts, to_ts], as many as the limit allows: whole commits, and at least one.
 
-    That of a partitioned table also ends before a partition is added. Raises as reading them does, and
-    StaleRead when rows went without a delete, with their partition.
+    The range also ends before a partition is added. Raises as reading changes does.
     """
-    if partitioned:
-        view, to_ts = _one_set(view, from_ts, to_ts)
-    states = open_range(view, from_ts, to_ts)
+    view, states, to_ts = fix_range(view, from_ts, to_ts, one_set=True)
     counts = ChangeCounts(states, from_ts, to_ts)
     end_ts = counts.admitted_ts(limit) if counts.any() else to_ts
     rows, nbytes = counts.weigh(end_ts)
@@ -59,18 +55,6 @@ def scan_tail(view: TableView, from_ts: int, to_ts: int, limit: Limit, *, partit
         nbytes=nbytes,
         before=before,
     )
-
-
-def _one_set(view: TableView, from_ts: int, to_ts: int) -> tuple[TableView, int]:
-    """The partitions that have all changes from `from_ts` on, and up to when they do."""
-    known = {
-        version.since_ts: version
-        for partition in view.partitions
-        for version in partition.state(from_ts=from_ts).schemas(from_ts - 1, to_ts)
-    }
-    found = partition_range(view.name, known.values(), from_ts, to_ts)
-    inside = tuple(each for each in view.partitions if each.table_id in found.ids)
-    return TableView(view.name, inside), found.to_ts
 
 
 def change_wishes(view: TableView, scan: Scan, columns: Collection[str] | None) -> Wishes:

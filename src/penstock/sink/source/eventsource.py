@@ -172,7 +172,7 @@ class EventStoreSource:
 
     async def _plan(self, work: Callable[[TableView], T], schema: SchemaVersion, table_id: int) -> T:
         partition = Partition(self._storage, table_id, self._captures.owner(table_id))
-        view = TableView(schema.name, (partition,))
+        view = TableView(schema.name, (partition,), fixed=True)  # DDLs are told as such: see ADR 41
         return await asyncio.get_running_loop().run_in_executor(self._planning, work, view)
 
     async def _find_owners(self) -> None:

@@ -17,7 +17,8 @@ __all__ = ["Lineage", "Lineages", "with_ids_of"]
 _SEVERAL_CHANGES = 61  # TiDB's number of an ALTER TABLE with several parts
 _RECOVER_TABLE = 25
 _CHANGES_OF_COLUMNS = frozenset({int(Action.MODIFY_COLUMN), _SEVERAL_CHANGES})
-_LOSES_ROWS = frozenset({20, 23, 42})  # DROP, TRUNCATE and EXCHANGE PARTITION, of which no row tells
+_EXCHANGE_PARTITION = 42
+_LOSES_ROWS = frozenset({20, 23, _EXCHANGE_PARTITION})  # and DROP, TRUNCATE PARTITION, of which no row tells
 _NOT_FROM_THE_BEGINNING = frozenset({int(Action.RENAME_TABLE), _RECOVER_TABLE})
 
 
@@ -43,6 +44,8 @@ class Lineages:
         self._snapshot = snapshot
         self._now: dict[str, Lineage] = {}
         self._versions: dict[tuple[str, int], tuple[Lineage, TableInfo]] = {}
+        self._exchanges: set[int] = set()  # versions at which a partition was exchanged
+        self._undone: dict[int, list[Lineage]] = {}  # tables with a file without a DDL, by its version
         self.born = 0
         """How many there were ever; their numbers are below."""
         self._ids = count(1)
@@ -88,9 +91,20 @@ class Lineages:
             lineage.whole = True  # it may have been described before
         lineage.name = ddl.name
         lineage.columns = self._identified(lineage.columns, table, ddl.type)
-        lineage.loses_rows |= ddl.type in _LOSES_ROWS
+        self._note_lost_rows(lineage, ddl)
         self._now[name] = lineage
         self._versions[name, ddl.version] = lineage, lineage.columns
+
+    def _note_lost_rows(self, lineage: Lineage, ddl: Ddl) -> None:
+        """The statement of an exchange is in the partitioned table's file; the other's says the version."""
+        if ddl.type == _EXCHANGE_PARTITION:
+            self._exchanges.add(ddl.version)
+            for other in self._undone.get(ddl.version, []):
+                other.loses_rows = True
+        if not ddl.query:
+            self._undone.setdefault(ddl.version, []).append(lineage)
+        exchanged = not ddl.query and ddl.version in self._exchanges
+        lineage.loses_rows |= exchanged or ddl.type in _LOSES_ROWS
 
     def _new(self, ddl: Ddl) -> Lineage:
         begins = ddl.type in {Action.CREATE_TABLE, Action.TRUNCATE_TABLE}

@@ -2,6 +2,8 @@
 
 from itertools import count
 
+import pytest
+
 from penstock.sink.consuming.reader import Ddl, TableVersion
 from penstock.sink.verifying.lineages import Lineages
 from penstock.tables.define import define_table
@@ -18,11 +20,18 @@ class Story:
         self._ts = count(100, 10)
 
     def ddl(
-        self, action: int, name: str, columns: tuple[str, ...] = A, *, query: str = "...", was: str = ""
+        self,
+        action: int,
+        name: str,
+        columns: tuple[str, ...] = A,
+        *,
+        query: str = "...",
+        was: str = "",
+        at: int = 0,
     ) -> int:
         database, _, table = name.partition(".")
         shape = define_table(table or "none", [(each, "bigint") for each in columns], primary_key=columns[:1])
-        version = next(self._ts)
+        version = at or next(self._ts)
         renamed = (database, was.partition(".")[2]) if was else None
         self.lineages.learn(Ddl(database, shape if table else None, version, action, query, renamed))
         return version
@@ -109,3 +118,18 @@ def test_rows_that_went_with_a_partition_are_known_to_be_unknown() -> None:
     story.ddl(20, "shop.a")
     (lineage,) = story.lineages
     assert lineage.loses_rows
+
+
+@pytest.mark.parametrize("partitioned_first", [True, False])
+def test_an_exchange_takes_rows_of_both_tables_though_one_file_has_the_statement(
+    partitioned_first: bool,
+) -> None:
+    story = Story()
+    for name in ("shop.parts", "shop.whole", "shop.other"):
+        story.ddl(Action.CREATE_TABLE, name)
+    files = [(42, "shop.parts", "ALTER ..."), (0, "shop.whole", "")]
+    for action, name, query in files if partitioned_first else reversed(files):
+        story.ddl(action, name, query=query, at=1000)
+    story.described("shop.other")
+    lost = {each.name: each.loses_rows for each in story.lineages}
+    assert lost == {"shop.parts": True, "shop.whole": True, "shop.other": False}
