@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql.types import TimestampType
 from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult
 
 from penstock.errors import Invalid
@@ -99,7 +100,7 @@ def _planned(
 
     if any(not each.isConstantExpression or each.value is None for each in given):
         raise Invalid(f"the arguments of {FUNCTION} must be constants; {_USAGE}")
-    table, start, *end = (each.value for each in given)
+    table, start, *end = map(_value, given)
     asked = {"table": str(table), "readChangeFeed": "true", **_bound("starting", start)}
     for last in end:
         asked |= _bound("ending", last)
@@ -116,8 +117,15 @@ def _rows(planned: PlannedChanges) -> Iterator[tuple[Any, ...]]:
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
+def _value(given: AnalyzeArgument) -> Any:
+    """The value of an argument. A TIMESTAMP is an instant; Spark gives it in this process's time zone."""
+    if isinstance(given.dataType, TimestampType) and isinstance(given.value, datetime):
+        return given.value.astimezone(UTC)
+    return given.value
+
+
 def _bound(end: str, given: Any) -> dict[str, str]:
-    """The option for one end of the range."""
+    """The option for one end of the range; a time without a zone is UTC, as in options."""
     if isinstance(given, int) and not isinstance(given, bool):
         return {f"{end}Version": str(given)}
     if isinstance(given, date):

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
@@ -295,6 +296,68 @@ def test_a_feed_in_which_rows_were_replaced_names_the_first_version_that_can_be_
             assert (caught.value.table, caught.value.oldest_ts) == ("shop.items", first)
             assert caught.value.replaced
             assert ids(read(first)) == [2]
+
+
+@pytest.fixture
+def far_away(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
+    """A session in one time zone, whose Python processes run in another."""
+    monkeypatch.setitem(spark.sparkContext.environment, "TZ", "America/New_York")
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+
+    def offset(_batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from datetime import datetime
+
+        local = datetime.fromtimestamp(0).astimezone()
+        yield pa.record_batch({"hours": [int(local.utcoffset().total_seconds()) // 3600]})
+
+    assert session.range(1).mapInArrow(offset, "hours long").first()[0] == -5
+    return session
+
+
+def test_moments_mean_the_same_wherever_sessions_and_python_processes_run(
+    far_away: SparkSession, tmp_path: Path
+):
+    with ServedWorld(tmp_path, EVERY_TYPE) as made:
+        made.commit(EVERY_ROW)
+        before = made.ts
+        made.commit({**EVERY_ROW, "id": 2}, at=before + (5000 << 18))
+        made.ts = before + (5000 << 18)
+        made.flush()
+        at = timestamp(before + (2000 << 18))
+        utc, tokyo = (at.astimezone(ZoneInfo(zone)).replace(tzinfo=None) for zone in ("UTC", "Asia/Tokyo"))
+        far_away.conf.set("spark.penstock.storage", made.storage.url)
+        far_away.conf.set("spark.penstock.flightAddr", made.flight.addr)
+        register(far_away)
+        feed = rows(made.feed(far_away, startingTimestamp=utc.isoformat(" ")))
+        assert [row["id"] for row in feed] == [2]
+        for moment in (
+            f"timestamp '{tokyo}'",
+            f"timestamp '{utc}+00:00'",
+            f"timestamp_ntz '{utc}'",
+            f"'{utc}'",
+            f"'{at.astimezone(ZoneInfo('Asia/Tokyo')).isoformat()}'",
+        ):
+            found = far_away.sql(f"select * from penstock_changes('shop.items', {moment})")
+            assert rows(found) == feed, moment
+            ended = far_away.sql(f"select id from penstock_changes('shop.items', 2, {moment})")
+            assert [row.id for row in ended.collect()] == [EVERY_ROW["id"]], moment
+        everything = far_away.sql("select count(*) from penstock_changes('shop.items', date '2023-11-14')")
+        assert everything.first()[0] == 2
+        for start in (at, utc):
+            assert changes_view(far_away, "shop.items", start).toArrow().to_pylist() == feed
+        stream = far_away.readStream.format("penstock").option("readChangeFeed", "true")
+        taken: list[int] = []
+        query = (
+            stream.options(**made.options(startingTimestamp=utc.isoformat()))
+            .load()
+            .writeStream.foreachBatch(lambda batch, _: taken.extend(row.id for row in batch.collect()))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(60)
+        assert taken == [2]
 
 
 def test_the_table_function_refuses_what_is_no_moment_in_one_line(configured: SparkSession):
