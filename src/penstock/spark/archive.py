@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import penstock
 from penstock.errors import Invalid
+from penstock.spark.pools import driver_context
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,11 +24,12 @@ def ship(spark: "SparkSession") -> None:
     """Give the package to every executor, present and future; there it comes before an installed one."""
     from pyspark import SparkFiles
 
+    context = driver_context(spark)
     root = Path(SparkFiles.getRootDirectory())  # lives as long as the session, which serves the file from it
     shipped = root / "shipped"
     shipped.mkdir(exist_ok=True)
     path = build_archive(shipped)
-    spark.sparkContext.addPyFile(str(path))
+    context.addPyFile(str(path))
     with zipfile.ZipFile(path) as archive:
         archive.extractall(root / _STREAMS)
     # Spark puts the file on the driver's path too; the driver goes on with the package it was started with

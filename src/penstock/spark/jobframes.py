@@ -106,12 +106,13 @@ def _planned(spark: "SparkSession", scan: "Scan", columns: Collection[str] | Non
     from penstock.changes.collecting import open_range, schema_parts
     from penstock.jobs.iterations.schemachanges import check_keys
     from penstock.jobs.reading.scanning import change_wishes
+    from penstock.spark.pools import driver_context
 
     if not scan.snapshot:
         states = open_range(scan.view, scan.from_ts, scan.to_ts)
         for _, _, version in schema_parts(states, scan.from_ts, scan.to_ts):
             check_keys(version.table, wanted.schema.table)
-    tasks = _SHARES * spark.sparkContext.defaultParallelism
+    tasks = _SHARES * driver_context(spark).defaultParallelism
     share = -(-scan.rows // tasks)
     parts = plan_changes(
         scan.view,

@@ -5,7 +5,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
+from penstock.errors import Invalid
+
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     from penstock.settings import PoolSettings
@@ -24,15 +27,26 @@ def allocation_file(pools: Mapping[str, "PoolSettings"]) -> str:
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
 
 
+def driver_context(spark: "SparkSession") -> "SparkContext":
+    """The context of a session whose driver is this process; raise Invalid for one of Spark Connect."""
+    try:
+        return spark.sparkContext
+    except AttributeError as error:
+        raise Invalid(
+            "this session is of Spark Connect; changefeeds, jobs, pools and shipping need a driver in this"
+            " process: build a session with penstock.spark.session.build_session"
+        ) from error
+
+
 def enter_pool(spark: "SparkSession", account: str) -> None:
-    """Run all jobs that this thread starts from now on in the account's pool."""
-    spark.sparkContext.setLocalProperty(_POOL, account)
+    """Run all jobs that this thread starts from now on in the account's pool; raise as `driver_context`."""
+    driver_context(spark).setLocalProperty(_POOL, account)
 
 
 @contextmanager
 def in_pool(spark: "SparkSession", account: str) -> Iterator[None]:
-    """Run the jobs that this thread starts inside the block in the account's pool."""
-    context = spark.sparkContext
+    """Run the jobs that this thread starts inside the block in the account's pool; see `enter_pool`."""
+    context = driver_context(spark)
     before = context.getLocalProperty(_POOL)
     context.setLocalProperty(_POOL, account)
     try:

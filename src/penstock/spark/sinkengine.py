@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 from penstock.sink.formats.tryingagain import tried_again
 from penstock.sink.work import Chunk, FileWork, Written
 from penstock.spark.failures import one_line, spark_errors
-from penstock.spark.pools import in_pool
+from penstock.spark.pools import driver_context, in_pool
 from penstock.spark.spoolrows import (
     CHUNKS,
     DESCRIPTORS,
@@ -66,7 +66,7 @@ class SparkEngine:
         self._target = target
         self._account = account
         self._threads = threads
-        self._tasks = _TASKS_PER_CORE * spark.sparkContext.defaultParallelism
+        self._tasks = _TASKS_PER_CORE * driver_context(spark).defaultParallelism
         self._numbers = numbers or count(1)
         self._segments: dict[int, DataFrame] = {}
         self._jobs = ThreadPoolExecutor(_JOBS_AT_ONCE, thread_name_prefix="penstock-sink-job")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql.types import TimestampType
 from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult
@@ -44,7 +44,6 @@ def changes_function(settings: "Settings | None", defaults: dict[str, str]) -> "
     function may find out its columns by itself: it is for thousands of changes, not for millions.
     """
     from pyspark.sql.functions import udtf
-    from pyspark.sql.udtf import UserDefinedTableFunction
 
     class Changes:  # made here, so that it is pickled as a whole, with what it knows
         def __init__(self, planned: PlannedChanges) -> None:
@@ -62,8 +61,7 @@ def changes_function(settings: "Settings | None", defaults: dict[str, str]) -> "
                 yield from _rows(self._planned)
 
     made = udtf(Changes, useArrow=True)
-    assert isinstance(made, UserDefinedTableFunction), "a class was given"
-    return made
+    return cast("UserDefinedTableFunction", made)  # or the class of that name that Spark Connect has
 
 
 def changes_view(
