@@ -176,13 +176,13 @@ class SchemaHistory:
 
 
 def _ended(physical_id: int, versions: list[_Version], upto: int) -> int:
-    """When a table's last version with an id ended; 0: it is the newest."""
+    """When a table's last version with an id ended; 0: it is the newest, or there is none yet."""
     ended_ts = 0
     for version in reversed([each for each in versions if each.since_ts <= upto]):
         if version.table is not None and physical_id in version.table.physical_ids:
-            break
+            return ended_ts
         ended_ts = version.since_ts
-    return ended_ts
+    return 0
 
 
 def _latest(versions: list[_Version], names: Mapping[int, str], upto: int) -> Iterator[CapturedTable]:

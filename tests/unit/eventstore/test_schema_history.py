@@ -127,6 +127,15 @@ def test_a_partition_that_was_dropped_is_captured_to_its_end() -> None:
     assert versions(made, 72, 0, 50) == [(10, 1), (20, 1), (30, 2)]
 
 
+def test_a_partition_that_is_not_known_yet_has_not_ended() -> None:
+    made = SchemaHistory()
+    made.consume_kv_events(
+        raw([described(10, partitioned(7, 71)), described(30, partitioned(7, 71, 72))]), lambda: None
+    )
+    made.advance_resolved_ts(20)
+    assert [made.ended_ts(each) for each in (71, 72, 99)] == [0, 0, 0]
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_table_exchanged_with_a_partition_lives_on_in_its_new_place(order: int) -> None:
     changes = [
