@@ -18,7 +18,7 @@ _MEMORY_BYTES_MIN = 8 << 30
 def _keep_files_in_memory() -> None:
     """Have temporary folders in memory where there is enough: tests force thousands of files to the disk.
 
-    A process that is killed leaves the same files there, and no test takes the power away.
+    A process that is killed leaves the same files there; a loss of power is a double's, on any disk.
     """
     if "TMPDIR" in os.environ or not os.access(_MEMORY, os.W_OK | os.X_OK):
         return

@@ -25,6 +25,7 @@ from penstock.eventstore.storage import Storage
 from penstock.eventstore.store import EventStore
 from penstock.eventstore.table import TableRows
 from penstock.eventstore.tablenames import TableNames
+from penstock.files import make_folder, replace_file
 from penstock.kv import AsyncClient
 from penstock.kv.pd import PdClient
 from penstock.puller import Span, SubscriptionClient
@@ -535,9 +536,11 @@ def _data_id(data: Path, clock: Clock) -> str:
     """A name for this data directory that stays with it."""
     path = data / "id"
     try:
-        data.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            path.write_text(clock.unique_id(), encoding="ascii")
+        make_folder(data)
+        if (
+            not path.exists() or not path.read_bytes()
+        ):  # empty: an older version lost the power while writing it
+            replace_file(path, clock.unique_id().encode("ascii"))
         return path.read_text(encoding="ascii")
     except OSError as error:
         raise Invalid(

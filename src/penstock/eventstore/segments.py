@@ -12,7 +12,7 @@ import pyarrow as pa
 from penstock.errors import Corrupt
 from penstock.eventstore import frames, paths
 from penstock.eventstore.frames import Frame, FrameKind
-from penstock.eventstore.storage import sync_folder
+from penstock.files import sync_data, sync_folder
 
 _log = logging.getLogger(__name__)
 
@@ -46,9 +46,12 @@ class SegmentFile:
         self.number = number
         self._sync = sync
         self._file: IO[bytes] = paths.wal_segment(folder, number).open("xb", buffering=0)
-        self._file.write(frames.segment_header(number))
-        sync(self._file.fileno())
-        sync_folder(folder)
+        try:
+            self._file.write(frames.segment_header(number))  # it is synced with the first group
+            sync_folder(folder)
+        except OSError:
+            self._file.close()
+            raise
         self.size = frames.SEGMENT_HEADER_BYTES
 
     def write(self, records: Sequence[Record], *, group: int) -> list[Location]:
@@ -77,7 +80,8 @@ class SegmentFile:
 def read_segment(path: Path, number: int, *, last: bool) -> tuple[list[Frame], int] | None:
     """The frames of a segment and its size; None when its creation was cut short, and it is removed.
 
-    The torn end of the last segment is cut off. Raises Corrupt for any other damage.
+    The torn end of the last segment is cut off. On return the disk has what is returned: the process that
+    wrote it may have been killed before it could sync it. Raises Corrupt for any other damage.
     """
     data = map_file(path)
     if not frames.has_segment_header(data, number):
@@ -85,14 +89,17 @@ def read_segment(path: Path, number: int, *, last: bool) -> tuple[list[Frame], i
             raise Corrupt(f"log segment {path} has no header; keep it for inspection")
         _log.warning("log segment without a header removed", extra={"path": str(path)})
         path.unlink()
+        sync_folder(path.parent)  # else it may come back beside the next segment, and is not the last then
         return None
     scan = frames.scan_segment(data)
-    if scan.end < data.size:
-        if scan.damaged or not last:
-            raise Corrupt(f"log segment {path} is damaged at offset {scan.end}; keep it for inspection")
-        with path.open("rb+") as file:
+    torn = scan.end < data.size
+    if torn and (scan.damaged or not last):
+        raise Corrupt(f"log segment {path} is damaged at offset {scan.end}; keep it for inspection")
+    with path.open("rb+") as file:
+        if torn:
             file.truncate(scan.end)
-            os.fsync(file.fileno())
+        sync_data(file.fileno())
+    if torn:
         _log.warning(
             "torn end of the log cut off",
             extra={"path": str(path), "offset": scan.end, "bytes": data.size - scan.end},

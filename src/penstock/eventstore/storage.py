@@ -11,7 +11,7 @@ import io
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +26,7 @@ from obstore.store import LocalStore, ObjectStore, from_url
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Denied, Invalid, Unavailable
 from penstock.eventstore.paths import STAGING, STAGING_LOCK
+from penstock.files import make_folder, sync_data, sync_folder
 
 if TYPE_CHECKING:
     from obstore import UpdateVersion
@@ -34,6 +35,7 @@ _SCHEMES = ("file", "s3", "gs", "az", "memory")
 _RETRIES: dict[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds=10)}
 _UPLOAD_PART_BYTES = 8 * 1024 * 1024
 _LOCK_WAIT_S, _LOCK_LOOK_S = 10.0, 0.005
+_SYNCED_FOLDERS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,12 +222,13 @@ class _ObjectFile(io.RawIOBase):
 
 
 class LocalStorage(Storage):
-    """A directory. Unlike the general case, writes are forced to the disk before they are answered."""
+    """A directory. Unlike the general case, changes are forced to the disk before they are answered."""
 
     def __init__(self, url: str, folder: Path, clock: Clock) -> None:
         super().__init__(url, LocalStore(folder, mkdir=True))
         self._folder = folder
         self._clock = clock
+        self._synced: set[Path] = set()  # folders whose names are on the disk
 
     def open(self, path: str) -> pa.NativeFile:
         with self._failures("open", path):
@@ -237,18 +240,26 @@ class LocalStorage(Storage):
     def create(self, path: str, data: bytes) -> bool:
         with self._failures("create", path), self._staged(data) as staged:
             target = self._prepare(path)
+            made = True
             try:
                 os.link(staged, target)
             except FileExistsError:
-                return False
-            sync_folder(target.parent)
-            return True
+                made = False
+            sync_folder(target.parent)  # also of what somebody made who was killed before doing so
+            return made
 
     def write(self, path: str, data: bytes | Path) -> None:
         with self._failures("write", path), self._staged(data) as staged:
             target = self._prepare(path)
             staged.replace(target)
             sync_folder(target.parent)
+
+    def delete(self, path: str) -> None:
+        with self._failures("delete", path):
+            target = self._folder / path
+            with suppress(FileNotFoundError):  # of the object, or of its folder
+                target.unlink(missing_ok=True)
+                sync_folder(target.parent)
 
     def swap(self, path: str, data: bytes, *, seen: bytes | None) -> bool:
         if seen is None:
@@ -287,7 +298,7 @@ class LocalStorage(Storage):
                 else:
                     file.write(data)
                 file.flush()
-                os.fsync(file.fileno())
+                sync_data(file.fileno())
             yield staged
         finally:
             staged.unlink(missing_ok=True)
@@ -298,11 +309,18 @@ class LocalStorage(Storage):
         return target
 
     def _make_folder(self, folder: Path) -> None:
-        if folder.is_dir():
+        """Have a folder whose name is on the disk: another who made it may not have synced it."""
+        if folder in self._synced and folder.is_dir():
             return
-        self._make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
-        sync_folder(folder.parent)
+        if folder == self._folder:
+            make_folder(folder)
+        else:
+            self._make_folder(folder.parent)
+            folder.mkdir(exist_ok=True)
+            sync_folder(folder.parent)
+        if len(self._synced) >= _SYNCED_FOLDERS_MAX:
+            self._synced.clear()
+        self._synced.add(folder)
 
 
 def _flocked(file: IO[bytes]) -> bool:
@@ -311,15 +329,6 @@ def _flocked(file: IO[bytes]) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def sync_folder(folder: Path) -> None:
-    """Force a directory's names to the disk."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def open_storage(url: str, options: Mapping[str, str] | None = None, *, clock: Clock = SYSTEM) -> Storage:

@@ -10,7 +10,6 @@ disk. So a cut-ts is written before the segments that it speaks of go, and befor
 
 import fcntl
 import logging
-import os
 import threading
 import zlib
 from collections import deque
@@ -29,6 +28,7 @@ from penstock.eventstore.frames import Frame, FrameKind
 from penstock.eventstore.logcover import LogCover
 from penstock.eventstore.retention import Retention
 from penstock.eventstore.segments import Location, Record, SegmentFile, Sync, map_file, read_segment
+from penstock.files import make_folder, sync_data
 
 __all__ = ["Location", "Wal"]
 
@@ -72,7 +72,7 @@ class Wal:
         queue_bytes: int,
         failed: Callable[[PenstockError], None],
         clock: Clock = SYSTEM,
-        sync: Sync = os.fdatasync,
+        sync: Sync = sync_data,
     ) -> None:
         self._folder = folder
         self._segment_bytes = segment_bytes
@@ -90,7 +90,7 @@ class Wal:
         self._closing = False
         self._failure: PenstockError | None = None
         self._retention = Retention()
-        self._sizes: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}  # of the segments that are needed; their files are there
         self._maps: dict[int, pa.Buffer] = {}
         self._group = 0
         self._segment: SegmentFile | None = None
@@ -105,15 +105,19 @@ class Wal:
         Invalid when the folder cannot be used.
         """
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
             self._owner = (self._folder / "LOCK").open("wb")
             fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._recover(replay)
         except BlockingIOError as error:
             raise Invalid(f"log {self._folder} is used by another process; give each its own data") from error
         except OSError as error:
             raise Invalid(
                 f"log {self._folder} cannot be used ({error.strerror}); check capture.data"
             ) from error
+        self._thread.start()
+
+    def _recover(self, replay: Replay) -> None:
         segments = paths.wal_segments(self._folder)
         free: list[int] = []
         for number, path in segments:
@@ -122,7 +126,6 @@ class Wal:
                 free += self._replay_segment(number, *found, replay)
         self._begin_segment(segments[-1][0] + 1 if segments else 1)
         self._remove(free)
-        self._thread.start()
 
     def _replay_segment(self, number: int, found: list[Frame], size: int, replay: Replay) -> list[int]:
         """Replay one segment; return the earlier ones that turned out to be free."""
@@ -226,15 +229,14 @@ class Wal:
     def load(self, location: Location) -> pa.RecordBatch:
         """Read a raw batch again; raise Unavailable when its segment has gone (its rows were flushed)."""
         with self._lock:
+            size = self._sizes.get(location.segment)
+            if size is None:  # it may still have its name: a map would keep its bytes on the disk for ever
+                raise Unavailable("rows of the log were flushed meanwhile; plan the read again")
             data = self._maps.get(location.segment)
-            if data is None or data.size < self._sizes.get(location.segment, 0):
-                try:
-                    data = map_file(paths.wal_segment(self._folder, location.segment))
-                except FileNotFoundError as error:
-                    raise Unavailable(
-                        "rows of the log were flushed meanwhile; plan the read again"
-                    ) from error
-                self._maps[location.segment] = data
+            if data is None or data.size < size:
+                data = self._maps[location.segment] = map_file(
+                    paths.wal_segment(self._folder, location.segment)
+                )
         frame = frames.read_frame(data, location.offset)
         if frame is None:
             raise Corrupt(f"log segment {location.segment} is damaged at offset {location.offset}")

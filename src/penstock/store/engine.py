@@ -25,6 +25,7 @@ from rocksdict import (
 
 from penstock import metrics
 from penstock.errors import Corrupt, Invalid, Unavailable
+from penstock.files import make_folder
 
 _MIB = 1024 * 1024
 _BLOCK_CACHE_BYTES = 128 * _MIB
@@ -163,7 +164,7 @@ class Engine:
         Without `sync` a write may be lost when the machine (not only the process) goes down.
         """
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path)
         except OSError as error:
             raise Invalid(
                 f"data directory {path} cannot be created ({error.strerror}); choose another one"

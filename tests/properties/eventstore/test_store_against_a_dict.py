@@ -1,6 +1,6 @@
 """The event store against a dict: what is flushed is there exactly once, whatever happens."""
 
-import random  # noqa: TID251 - only the type; Hypothesis decides the numbers
+import random  # noqa: TID251 - by numbers and seeds of Hypothesis
 import shutil
 import tempfile
 import threading
@@ -16,6 +16,7 @@ from penstock.eventstore.store import EventStore
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.testing.events import FixedSchemas, a_table, change, replayed
+from penstock.testing.powerloss import Disk
 from penstock.testing.rawbatches import Change, raw
 
 TABLES = {1: a_table(1), 2: a_table(2)}
@@ -57,6 +58,9 @@ class StoreAgainstADict(RuleBasedStateMachine):
     )
     def begin(self, memory: int, large: int, sort: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-store-"))
+        (self.folder / "wal").mkdir()
+        self.disk = Disk(self.folder / "wal")
+        self.disk.__enter__()
         clean = open_storage("memory:///")
         self.storage = _Flaky(clean.url, clean._store)
         self.settings = CaptureSettings(
@@ -150,6 +154,35 @@ class StoreAgainstADict(RuleBasedStateMachine):
             file.write(garbage)
         self.open()
 
+    @rule(
+        table_id=st.sampled_from([1, 1, 1, 2]),
+        numbers=st.sets(st.integers(1, 6), min_size=1),
+        syncs=st.integers(0, 3),
+        luck=st.none() | st.integers(0, 1 << 32),
+    )
+    def lose_power_or_the_process_while_rows_arrive(
+        self, table_id: int, numbers: set[int], syncs: int, luck: int | None
+    ) -> None:
+        if luck is None:
+            self.disk.kill_at(syncs)
+        else:
+            self.disk.lose_power_at(syncs, random.Random(luck).random)
+        self.commit(table_id, numbers, delete=False)
+        for row in self.pending[table_id]:
+            done = threading.Event()
+            try:
+                if not self.rows[table_id].consume_kv_events(raw([row]), done.set):
+                    continue
+                while not done.wait(0.01) and not self.disk.dead:
+                    pass
+            except Unavailable:
+                assert self.disk.dead
+        if not self.disk.dead:
+            self.rows[table_id].advance_resolved_ts(self.ts)
+        self.store.close(flush=False)
+        self.disk.restart()
+        self.open()
+
     @rule(table_id=st.sampled_from([1, 1, 1, 2]))
     def give_up_and_take_back(self, table_id: int) -> None:
         self.store.close_table(table_id)
@@ -169,6 +202,7 @@ class StoreAgainstADict(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "store"):
             self.store.close(flush=False)
+            self.disk.__exit__()
             shutil.rmtree(self.folder)
 
 

@@ -10,6 +10,7 @@ import pytest
 from penstock.errors import Denied, Invalid, Unavailable
 from penstock.eventstore.storage import Storage, open_storage
 from penstock.testing.manual_clock import ManualClock
+from penstock.testing.powerloss import Disk
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -108,6 +109,34 @@ def test_a_local_write_leaves_nothing_staged(tmp_path: Path) -> None:
     storage.create("a", b"2")
     storage.write("b", b"3")
     assert list((tmp_path / "with space" / "staging").iterdir()) == []
+
+
+def test_an_object_that_was_made_by_somebody_killed_outlives_the_power_once_it_was_met(
+    tmp_path: Path,
+) -> None:
+    storage = open_storage(f"file://{tmp_path}/root")
+    storage.write("f/other", b"0")
+    with Disk(tmp_path) as disk:
+        disk.kill_at(1)  # its content is synced, its name is not
+        with pytest.raises(Unavailable):
+            storage.create("f/a", b"1")
+        disk.restart()
+        assert not storage.create("f/a", b"2")
+        disk.lose_power()
+        assert storage.read("f/a") == b"1"
+
+
+def test_an_object_that_was_deleted_by_somebody_killed_stays_away_once_it_was_missed(tmp_path: Path) -> None:
+    storage = open_storage(f"file://{tmp_path}/root")
+    storage.write("f/a", b"1")
+    with Disk(tmp_path) as disk:
+        disk.kill_at(0)
+        with pytest.raises(Unavailable):
+            storage.delete("f/a")
+        disk.restart()
+        storage.delete("f/a")
+        disk.lose_power()
+        assert storage.read("f/a") is None
 
 
 @pytest.mark.parametrize("url", ["ftp://host/x", "nothing", "file:///proc/nowhere/x"])

@@ -4,6 +4,8 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from penstock.eventstore import frames, paths
 from penstock.eventstore import wal as wal_module
 from penstock.eventstore.frames import Frame, FrameKind
 from penstock.eventstore.wal import Location, Wal
+from penstock.testing.powerloss import Disk, everything_survives
 from penstock.testing.rawbatches import changes, put, raw
 
 Open = Callable[..., tuple[Wal, list[tuple[Frame, Location]]]]
@@ -128,6 +131,27 @@ def test_rows_of_a_segment_that_has_gone_ask_for_a_new_plan(open_wal: Open) -> N
         wal.load(place)
 
 
+def test_a_read_during_the_removal_of_its_segment_leaves_no_map_of_it(
+    open_wal: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wal, _ = open_wal(segment_bytes=300)
+    place = append(wal, 1, 1)
+    append(wal, 2, 2)
+    unlink, reads = Path.unlink, list[str]()
+
+    def read_first(path: Path, *, missing_ok: bool = False) -> None:
+        with pytest.raises(Unavailable, match="flushed meanwhile") as caught:
+            wal.load(place)
+        reads.append(str(caught.value))
+        unlink(path, missing_ok=missing_ok)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", read_first)
+        wal.flushed(1, 1)
+    assert reads
+    assert place.segment not in wal._maps
+
+
 def test_segments_that_nobody_needs_after_a_restart_go(open_wal: Open, tmp_path: Path) -> None:
     wal, _ = open_wal(segment_bytes=300)
     for ts in range(1, 7):
@@ -198,6 +222,38 @@ def test_a_torn_tail_is_cut_with_one_line(
     assert rows_of(seen) == [(1, 1), (1, 3)]
 
 
+def test_rows_replayed_after_a_kill_outlive_a_loss_of_power(open_wal: Open, tmp_path: Path) -> None:
+    with Disk(tmp_path) as disk:
+        wal, _ = open_wal()
+        append(wal, 1, 1)
+        disk.kill_at(0)
+        wal.append(1, raw([put(2, "k")]), 2, lambda _: None)
+        wal.close()  # the rows are in the file, and nobody has synced them
+        disk.restart()
+        wal, seen = open_wal()
+        assert rows_of(seen) == [(1, 1), (1, 2)]
+        wal.close()
+        disk.lose_power()
+        _, seen = open_wal()
+        assert rows_of(seen) == [(1, 1), (1, 2)]
+
+
+def test_a_torn_end_that_was_cut_off_does_not_come_back_with_the_power(
+    open_wal: Open, tmp_path: Path
+) -> None:
+    with Disk(tmp_path) as disk:
+        wal, _ = open_wal()
+        place = append(wal, 1, 1)
+        wal.close()
+        with paths.wal_segment(tmp_path, place.segment).open("ab") as file:
+            file.write(b"half of a group")
+        disk.lose_power(everything_survives)
+        open_wal()[0].close()
+        disk.lose_power()
+        _, seen = open_wal()
+        assert rows_of(seen) == [(1, 1)]
+
+
 def test_damage_before_a_later_group_is_corruption_not_a_torn_tail(open_wal: Open, tmp_path: Path) -> None:
     wal, _ = open_wal()
     place = append(wal, 1, 1)
@@ -228,6 +284,43 @@ def test_a_segment_whose_creation_was_cut_short_is_removed(open_wal: Open, tmp_p
         wal, seen = open_wal()
         assert rows_of(seen) == [(1, 1)]
         wal.close()
+
+
+@pytest.mark.parametrize("syncs", range(5))
+def test_a_segment_that_was_removed_for_its_header_does_not_come_back_beside_the_next(
+    open_wal: Open, tmp_path: Path, syncs: int
+) -> None:
+    wal, _ = open_wal()
+    place = append(wal, 1, 1)
+    wal.close()
+    paths.wal_segment(tmp_path, place.segment + 1).write_bytes(b"PENS")
+    with Disk(tmp_path) as disk:
+        disk.lose_power_at(syncs, chain([0.0], repeat(1.0)).__next__)  # the first name that changed is back
+        with suppress(Invalid):
+            open_wal()[0].close()
+        disk.restart()
+        _, seen = open_wal()
+        assert rows_of(seen) == [(1, 1)]
+
+
+def test_a_segment_goes_only_after_the_disk_says_what_goes_with_it(open_wal: Open, tmp_path: Path) -> None:
+    with Disk(tmp_path) as disk:
+        wal, _ = open_wal(segment_bytes=300)
+        places = [append(wal, 1, ts) for ts in (1, 2)]
+        assert places[0].segment < places[1].segment
+        disk.kill_at(0)
+        wal.flushed(1, 1)
+        assert paths.wal_segment(tmp_path, places[0].segment).exists()
+        wal.close()
+        disk.restart()
+        wal, _ = open_wal(segment_bytes=300)
+        place = append(wal, 1, 3)
+        wal.flushed(1, 3)
+        disk.kill_at(1)  # the name of the next segment is synced, what it says is not
+        wal.append(1, raw([put(4, "k")]), 4, lambda _: None)
+        wal.close()
+        assert paths.wal_segment(tmp_path, place.segment + 1).exists()
+        assert paths.wal_segment(tmp_path, place.segment).exists()
 
 
 def test_a_failed_sync_acknowledges_nothing_and_fails_the_log_for_good(open_wal: Open) -> None:
@@ -261,7 +354,7 @@ def test_a_failed_sync_acknowledges_nothing_and_fails_the_log_for_good(open_wal:
 
 
 def test_a_full_queue_holds_the_writer_back_until_the_disk_is_done(open_wal: Open) -> None:
-    go = threading.Semaphore(2)  # the segment's header and its first frame
+    go = threading.Semaphore(1)  # the segment's first group
 
     def sync(handle: int) -> None:
         assert go.acquire(timeout=10)

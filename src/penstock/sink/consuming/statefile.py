@@ -1,10 +1,10 @@
 """Where a consumer keeps its progress between runs: one small file, replaced as a whole."""
 
 import json
-import os
 from pathlib import Path
 
 from penstock.errors import Corrupt, Invalid
+from penstock.files import replace_file
 from penstock.sink.consuming.progress import Progress
 from penstock.sink.files.locations import location_of
 
@@ -38,13 +38,9 @@ class StateFile:
 
     def save(self, progress: Progress) -> None:
         """Keep progress in place of what was kept before."""
-        fresh = self._path.with_name(f"{self._path.name}.new")
+        tree = {"directory": self._directory, **progress.to_json()}
         try:
-            with fresh.open("w") as file:
-                json.dump({"directory": self._directory, **progress.to_json()}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self._path)
+            replace_file(self._path, json.dumps(tree).encode())
         except OSError as error:
             raise Invalid(
                 f"state file {self._path} cannot be written ({error.strerror}); check its path"
