@@ -1,7 +1,7 @@
 """Files that outlive a loss of power.
 
 The bytes of a file and its name in a folder reach the disk separately, each when it is synced. What a killed
-process left behind can be read by the next one, and is still not on the disk: who builds on it syncs it first.
+process left behind can be read by the next one, and is not on the disk yet: who builds on it syncs it first.
 """
 
 import os

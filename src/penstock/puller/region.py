@@ -45,7 +45,7 @@ class Phase(Enum):
 
 
 class RegionFeedState:
-    """A subscribed region. The receive loop stops it; all else is done by its processor worker."""
+    """A subscribed region. The receive loop stops it, or its processor worker, which does all else."""
 
     __slots__ = ("asked_at", "end", "phase", "reader", "task")
 
@@ -71,8 +71,9 @@ class RegionFeedState:
 
     def stop(self, end: FeedEnd) -> bool:
         """Ignore what comes from now on; return whether it was running. The first reason counts."""
-        if self.phase is not Phase.RUNNING:
-            return False
-        self.phase = Phase.STOPPED
-        self.end = end
-        return True
+        with self.task.span.lock:  # the receive loop and the region's worker may both want to
+            if self.phase is not Phase.RUNNING:
+                return False
+            self.phase = Phase.STOPPED
+            self.end = end
+            return True

@@ -109,7 +109,7 @@ class RegionRequestWorker:
                 extra={"store_id": self.store_id, "addr": self.addr, "error": end.detail},
             )
             self._listener.store_failed(self.store_id)
-            self._give_back(end)
+            self.give_back(end)
             await self._clock.sleep(_PAUSE_S)
 
     def _end_of(self, error: grpc.aio.AioRpcError) -> FeedEnd:
@@ -239,7 +239,8 @@ class RegionRequestWorker:
         if state.stop(end):
             self._processor.dispatch_end(state)
 
-    def _give_back(self, end: FeedEnd) -> None:
+    def give_back(self, end: FeedEnd) -> None:
+        """Give every region back, those that wait and those that are followed."""
         feeds, self._feeds = self._feeds, {}
         for of_subscription in feeds.values():
             for state in of_subscription.values():

@@ -5,34 +5,48 @@ from collections.abc import Callable, Iterator
 
 from penstock.kv.pd import PdClient
 from penstock.puller.requestworker import RegionRequestWorker
+from penstock.puller.routing import FeedEnd, Reason
 
 __all__ = ["StoreWorkers"]
 
 
 class StoreWorkers:
-    """One worker per store, made when it is first needed, and anew when the store has moved."""
+    """One worker per store, made when it is first needed, and anew when the store has moved.
+
+    Invariant: a worker that is closed has no task, and gets none. So one caller at a time asks where a store
+    is; the others wait for what it finds.
+    """
 
     def __init__(self, pd: PdClient, new_worker: Callable[[int, str], RegionRequestWorker]) -> None:
         self._pd = pd
         self._new_worker = new_worker
         self._workers: dict[int, RegionRequestWorker] = {}
         self._addrs: dict[int, str] = {}
+        self._asking: dict[int, asyncio.Lock] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     def __iter__(self) -> Iterator[RegionRequestWorker]:
         return iter(list(self._workers.values()))
 
     async def get(self, store_id: int) -> RegionRequestWorker | None:
-        """Return the worker of a store; None when it is gone for good. Raises what the client of PD does."""
-        if store_id not in self._addrs:
-            store = await self._pd.get_store(store_id)
-            if store is None:
-                return None
-            self._addrs[store_id] = store.address
+        """Return the worker of a store; None when it is gone for good, or `close` was called.
+
+        Give it the task before anything else is awaited. Raises what the client of PD does.
+        """
+        async with self._asking.setdefault(store_id, asyncio.Lock()):
+            if store_id not in self._addrs:
+                store = await self._pd.get_store(store_id)
+                if store is None:
+                    return None
+                self._addrs[store_id] = store.address
+        if self._closed:
+            return None
         addr = self._addrs[store_id]
         worker = self._workers.get(store_id)
         if worker is None or worker.addr != addr:
-            if worker is not None:  # its stream has ended: nothing is followed there any more
+            if worker is not None:
+                worker.give_back(FeedEnd(Reason.STREAM_LOST, f"the store has moved to {addr}"))
                 closing = asyncio.create_task(worker.close())
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
@@ -44,6 +58,7 @@ class StoreWorkers:
         self._addrs.pop(store_id, None)
 
     async def close(self) -> None:
-        """End every stream."""
+        """End every stream; no other is opened."""
+        self._closed = True
         await asyncio.gather(*(worker.close() for worker in self._workers.values()), *self._closing)
         self._workers.clear()

@@ -1,7 +1,7 @@
 """A disk that forgets, when the power goes, what was not synced. The files are real, only the loss is made.
 
-The bytes of a file are on this disk once they are synced, a name once its folder is. Of all else luck decides what
-is left: each name by itself, and of what was appended to a file any beginning.
+The bytes of a file are on this disk once they are synced, a name once its folder is. Of all else luck decides
+what is left: each name by itself, and of what was appended to a file any beginning.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""Small files that are replaced as a whole: there is the old one or the new one, and what was answered stays."""
+"""Small files that are replaced as a whole: the old one is there or the new one; what was answered stays."""
 
 from collections.abc import Iterator
 from itertools import count

@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable
 
 import pyarrow as pa
+import pytest
 
 from penstock.clock import SYSTEM
 from penstock.proto import cdcpb_pb2 as cdcpb
+from penstock.puller import region
 from penstock.puller.pipeline import SpanPipelineManager
 from penstock.puller.processor import RegionEventProcessor
 from penstock.puller.region import Phase, RegionFeedState
@@ -82,6 +85,31 @@ async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert SYSTEM.monotonic() < deadline, "it never came true"
         await SYSTEM.sleep(0.002)
+
+
+def test_a_region_is_stopped_once_when_the_loop_and_its_worker_stop_it_at_the_same_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    feed, stopped = a_feed(a_task(a_span())), list[bool]()
+    other = threading.Thread(target=lambda: stopped.append(feed.stop(FeedEnd(Reason.CANCELLED))))
+
+    class Switching:
+        """The phases; between the look at one and the change to the next the other thread has its turn."""
+
+        RUNNING = Phase.RUNNING
+
+        @property
+        def STOPPED(self) -> Phase:
+            if other.ident is None:
+                other.start()
+                other.join(0.1)
+            return Phase.STOPPED
+
+    monkeypatch.setattr(region, "Phase", Switching())
+    stopped.append(feed.stop(FeedEnd(Reason.STREAM_LOST)))
+    other.join()
+    assert sorted(stopped) == [False, True]
+    assert feed.end == FeedEnd(Reason.STREAM_LOST)
 
 
 async def test_rows_reach_the_consumer_before_the_timestamp_that_covers_them() -> None:
