@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _SCHEMES = ("file", "s3", "gs", "az", "memory")
 _RETRIES: dict[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds=10)}
+_CONFLICT_RETRIES, _CONFLICT_PAUSE_S = 5, 0.05
 _UPLOAD_PART_BYTES = 8 * 1024 * 1024
 _LOCK_WAIT_S, _LOCK_LOOK_S = 10.0, 0.005
 _SYNCED_FOLDERS_MAX = 10_000
@@ -50,9 +51,10 @@ class Stored:
 class Storage:
     """Objects under one URL. A written object is durable, whole and visible to everybody on return."""
 
-    def __init__(self, url: str, store: ObjectStore) -> None:
+    def __init__(self, url: str, store: ObjectStore, clock: Clock = SYSTEM) -> None:
         self.url = url
         self._store = store
+        self._clock = clock
 
     def read(self, path: str) -> bytes | None:
         """Return an object's bytes, or None when there is none."""
@@ -95,11 +97,16 @@ class Storage:
         compare the content.
         """
         with self._failures("create", path):
-            try:
-                obstore.put(self._store, path, data, mode="create")
-            except exceptions.AlreadyExistsError:
-                return False
-            return True
+            tried = 0
+            while True:
+                try:
+                    obstore.put(self._store, path, data, mode="create")
+                except exceptions.AlreadyExistsError as error:
+                    if self.exists(path):
+                        return False
+                    tried = self._retry(tried, error)
+                else:
+                    return True
 
     def write(self, path: str, data: bytes | Path) -> None:
         """Write or replace an object from memory, or from a local file in bounded memory."""
@@ -115,18 +122,38 @@ class Storage:
         if seen is None:
             return self.create(path, data) or self.read(path) == data
         with self._failures("replace", path):
-            try:
-                there = obstore.get(self._store, path)
-            except FileNotFoundError:
-                return False
-            if there.bytes().to_bytes() != seen:
-                return False
-            known = {name: there.meta[name] for name in ("e_tag", "version") if there.meta[name] is not None}
-            try:
-                obstore.put(self._store, path, data, mode=cast("UpdateVersion", known), use_multipart=False)
-            except (exceptions.PreconditionError, exceptions.NotFoundError):
-                return self.read(path) == data
-            return True
+            tried = 0
+            while True:
+                try:
+                    there = obstore.get(self._store, path)
+                except FileNotFoundError:
+                    return False
+                content = there.bytes().to_bytes()
+                if content != seen:
+                    return tried > 0 and content == data
+                known = {
+                    name: there.meta[name] for name in ("e_tag", "version") if there.meta[name] is not None
+                }
+                try:
+                    obstore.put(
+                        self._store, path, data, mode=cast("UpdateVersion", known), use_multipart=False
+                    )
+                except (exceptions.PreconditionError, exceptions.NotFoundError):
+                    return self.read(path) == data
+                except exceptions.AlreadyExistsError as error:
+                    tried = self._retry(tried, error)
+                else:
+                    return True
+
+    def _retry(self, tried: int, error: exceptions.AlreadyExistsError) -> int:
+        """Pause before a put is tried again that met another request for its object; return the tries so far.
+
+        S3 answers 409 then, and does nothing; obstore takes that for an object that is there.
+        """
+        if tried == _CONFLICT_RETRIES:
+            raise error
+        self._clock.pause(_CONFLICT_PAUSE_S * 2**tried)
+        return tried + 1
 
     def names(self, folder: str, *, after: str = "") -> list[str]:
         """List the objects in a folder whose paths are above `after`, in order of their paths."""
@@ -225,9 +252,8 @@ class LocalStorage(Storage):
     """A directory. Unlike the general case, changes are forced to the disk before they are answered."""
 
     def __init__(self, url: str, folder: Path, clock: Clock) -> None:
-        super().__init__(url, LocalStore(folder, mkdir=True))
+        super().__init__(url, LocalStore(folder, mkdir=True), clock)
         self._folder = folder
-        self._clock = clock
         self._synced: set[Path] = set()  # folders whose names are on the disk
 
     def open(self, path: str) -> pa.NativeFile:
@@ -350,7 +376,7 @@ def open_storage(url: str, options: Mapping[str, str] | None = None, *, clock: C
         store = from_url(url) if parts.scheme == "memory" else from_url(url, **settings)
     except (exceptions.BaseError, ValueError) as error:
         raise Invalid(f"storage {url} cannot be opened ({_reason(error)}); check its options") from error
-    return Storage(url, store)
+    return Storage(url, store, clock)
 
 
 def _open_folder(url: str, path: str, clock: Clock) -> Storage:

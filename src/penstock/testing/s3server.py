@@ -4,10 +4,15 @@ A pytest plugin. Its state is the process's, so every module of tests gets a buc
 """
 
 import logging
+import threading
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
+from typing import ClassVar
 
 import pytest
 
@@ -79,3 +84,93 @@ def s3_server() -> Iterator[S3Server]:
 def s3_bucket(s3_server: S3Server) -> S3Bucket:
     """An empty bucket for a module of tests."""
     return s3_server.bucket()
+
+
+class Fault(StrEnum):
+    """What happens to a put on a condition."""
+
+    NONE = "none"
+    CONFLICT = "ConditionalRequestConflict"
+    """409: another request for the object was under way. Nothing was done, and it may be tried again."""
+    LOST_ANSWER = "InternalError"
+    """500, and yet the object was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultyS3:
+    """A proxy before the server. Each put on a condition takes the next of `faults`, if there is one."""
+
+    port: int
+    faults: deque[Fault]
+
+    def before(self, bucket: S3Bucket) -> S3Bucket:
+        """A bucket as it is reached through the proxy."""
+        return S3Bucket(bucket.name, f"http://127.0.0.1:{self.port}")
+
+
+@pytest.fixture
+def faulty_s3(s3_server: S3Server) -> Iterator[FaultyS3]:
+    """A proxy that is there for one test."""
+    faults = deque[Fault]()
+
+    class Handler(_FaultyHandler):
+        behind = s3_server
+        waiting = faults
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as proxy:
+        thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield FaultyS3(proxy.server_port, faults)
+        proxy.shutdown()
+        thread.join()
+
+
+class _FaultyHandler(BaseHTTPRequestHandler):
+    behind: ClassVar[S3Server]
+    waiting: ClassVar[deque[Fault]]
+
+    def handle_one_request(self) -> None:
+        """Every method is treated alike."""
+        self.raw_requestline = self.rfile.readline(65537)
+        if not self.raw_requestline or not self.parse_request():
+            self.close_connection = True
+            return
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        conditional = self.command == "PUT" and {"if-match", "if-none-match"} & {
+            *map(str.lower, self.headers)
+        }
+        fault = self.waiting.popleft() if conditional and self.waiting else Fault.NONE
+        if fault is Fault.CONFLICT:
+            self._answer(409, [], f"<Error><Code>{fault}</Code><Message>try again</Message></Error>".encode())
+            return
+        status, headers, answer = self._forwarded(body)
+        if fault is Fault.LOST_ANSWER:
+            assert status == 200, f"there is nothing to lose of {status}"
+            self._answer(500, [], f"<Error><Code>{fault}</Code></Error>".encode())
+            return
+        self._answer(status, headers, answer)
+
+    def _forwarded(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+        connection = HTTPConnection(self.behind.host, self.behind.port)
+        try:
+            connection.request(self.command, self.path, body, dict(self.headers))
+            answer = connection.getresponse()
+            return answer.status, answer.getheaders(), answer.read()
+        finally:
+            connection.close()
+
+    def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+        dropped = {"content-length", "connection", "transfer-encoding"} - (
+            {"content-length"} if self.command == "HEAD" else set()
+        )
+        self.send_response_only(status)
+        for name, value in headers:
+            if name.lower() not in dropped:
+                self.send_header(name, value)
+        if self.command != "HEAD":
+            self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+        self.close_connection = True
