@@ -261,10 +261,12 @@ class DeltaStaging:
                 storage_options=dict(self._copy.ref.options),
                 commit_properties=properties,
             )
-        except DeltaError:
-            if DeltaTable.is_deltatable(self._copy.place, dict(self._copy.ref.options)):
-                raise Overtaken(f"there is a Delta table at {self._copy.place} by now") from None
-            raise
+        except DeltaError as error:
+            try:  # unlike `is_deltatable`, this lets other threads run while it waits for storage
+                DeltaTable(self._copy.place, storage_options=dict(self._copy.ref.options))
+            except TableNotFoundError:
+                raise error from None
+            raise Overtaken(f"there is a Delta table at {self._copy.place} by now") from None
 
 
 def _has_deletion_vectors(table: DeltaTable) -> bool:

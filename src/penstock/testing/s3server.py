@@ -126,6 +126,7 @@ def faulty_s3(s3_server: S3Server) -> Iterator[FaultyS3]:
 
 
 class _FaultyHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"  # some clients wait for 100 Continue
     behind: ClassVar[S3Server]
     waiting: ClassVar[deque[Fault]]
 

@@ -13,7 +13,7 @@ from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.testing.itemtables import item_table
 from penstock.testing.lakeworld import FORMATS, Killed, LakeWorld
 from penstock.testing.retrievers import SourceModel, job_context
-from penstock.testing.s3server import SECRET, S3Bucket
+from penstock.testing.s3server import SECRET, Fault, FaultyS3, S3Bucket
 
 
 @pytest.fixture(params=sorted(FORMATS))
@@ -85,3 +85,25 @@ def test_wrong_credentials_and_secrets_are_not_shown(s3_bucket: S3Bucket, tmp_pa
     with pytest.raises((Unavailable, Invalid)) as caught:
         consumer.committed_ts()
     assert SECRET not in f"{caught.value} {consumer.options!r} {consumer.job!r}"
+
+
+@pytest.mark.parametrize("world", ["delta", "parquet"], indirect=True)  # Iceberg commits in its catalog
+@pytest.mark.parametrize("fault", [Fault.CONFLICT, Fault.LOST_ANSWER])
+def test_a_commit_that_s3_refused_for_the_moment_or_did_not_answer_leaves_a_whole_copy(
+    world: LakeWorld, s3_bucket: S3Bucket, faulty_s3: FaultyS3, fault: Fault
+) -> None:
+    behind = faulty_s3.before(s3_bucket)
+    world.more = {
+        name: behind.endpoint if value == s3_bucket.endpoint else value for name, value in world.more.items()
+    }
+    model = SourceModel(replace(item_table("integer"), id=1))
+    for data in model.iterations(random.Random(3), count=3):
+        faulty_s3.faults.append(fault)
+        for _ in range(3):  # as a job does
+            if world.committed_ts() == data.to_ts:
+                break
+            try:
+                world.consumer().consume(data.again())
+            except (Fenced, Unavailable):
+                faulty_s3.faults.clear()
+        assert world.rows(data.keys) == model.at(data.to_ts)

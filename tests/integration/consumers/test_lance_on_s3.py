@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import Fenced
+from penstock.errors import Fenced, Unavailable
 from penstock.testing.indexworld import IndexWorld
 from penstock.testing.itemtables import item_table
-from penstock.testing.s3server import SECRET, S3Bucket
+from penstock.testing.s3server import SECRET, Fault, FaultyS3, S3Bucket
 
 
 def storage_of(bucket: S3Bucket) -> dict[str, str]:
@@ -34,6 +34,27 @@ def test_rows_and_watermark_are_one_conditional_commit(
     assert world.verifier().verify().same
     world.catch_up(resync=True)
     assert world.search("green").complete
+
+
+@pytest.mark.parametrize("fault", [Fault.CONFLICT, Fault.LOST_ANSWER])
+def test_a_commit_that_s3_refused_for_the_moment_or_did_not_answer_leaves_a_whole_index(
+    tmp_path: Path, s3_bucket: S3Bucket, faulty_s3: FaultyS3, fault: Fault
+) -> None:
+    behind = faulty_s3.before(s3_bucket)
+    where = {"uri": f"{behind.url}/{tmp_path.name}", **storage_of(behind), "text_columns": "name"}
+    world = IndexWorld(tmp_path, "fulltext", item_table(), where)
+    for number in range(1, 4):
+        world.source.commit({"id": number, "name": "green"}, delete=[(number - 1,)] if number > 1 else ())
+        faulty_s3.faults.append(fault)
+        for _ in range(3):  # as a job does
+            try:
+                world.catch_up()
+                break
+            except (Fenced, Unavailable, OSError):
+                faulty_s3.faults.clear()
+        assert not faulty_s3.faults
+        assert world.search("green").rows.column("id").to_pylist() == [number]
+        assert world.verifier().verify().same
 
 
 def test_the_secret_is_not_shown(tmp_path: Path, s3_bucket: S3Bucket) -> None:

@@ -2,8 +2,10 @@
 
 import pytest
 
+from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
 from penstock.eventstore.manifestlog import ManifestLog, load
+from penstock.eventstore.ownership import Ownership
 from penstock.eventstore.storage import Storage, open_storage
 from penstock.testing.manual_clock import ManualClock
 from penstock.testing.s3server import Fault, FaultyS3, S3Bucket
@@ -58,15 +60,15 @@ def test_a_manifest_takes_entries_through_conflicts_and_lost_answers(
     assert load(storage, "t").seq == 3
 
 
-def test_storage_that_refuses_for_ever_is_unavailable_not_damaged(
+def test_storage_that_refuses_for_ever_is_unavailable_and_the_owner_goes_on_later(
     s3_bucket: S3Bucket, faulty_s3: FaultyS3
 ) -> None:
     bucket = faulty_s3.before(s3_bucket)
     storage = open_storage(f"{bucket.url}/refused", bucket.options, clock=ManualClock())
-    log = ManifestLog.open(storage, "t", writer="a")
+    ownership = Ownership(storage, 1, writer="a", clock=SYSTEM)
     faulty_s3.faults.extend([Fault.CONFLICT] * 100)
     with pytest.raises(Unavailable, match="cannot create"):
-        log.commit(flushed_ts=5)
+        ownership.commit(flushed_ts=5)
     faulty_s3.faults.clear()
-    again = ManifestLog.open(storage, "t", writer="a", after_epoch=log.epoch)
-    assert again.commit(flushed_ts=5).flushed_ts == 5
+    assert ownership.settle().flushed_ts == 0
+    assert ownership.commit(flushed_ts=5).flushed_ts == 5

@@ -47,12 +47,12 @@ class Attempt:
     ) -> None:
         self._table = table
         self._base = base
+        self.written: list[Written] = []
         with self._overtaken():
             self.staging = table.stage(base, schema, whole=whole)
         self.store = self.staging.open_store()
         self.there: list[DataFile] = table.files(base) if base else []
         """The files of the copy."""
-        self.written: list[Written] = []
         self.spread = False
         """Whether executors write: tasks that are tried again leave files of which only storage knows."""
         watermark = base.marks.watermark if base else 0
@@ -85,13 +85,23 @@ class Attempt:
         try:
             yield
         except Overtaken as error:
-            self._decided = False
             now, base = self._table.look(), self._base
+            if now is not None and self._is_in(now):
+                return
+            self._decided = False
             if (now and now.marks) != (base and base.marks):
                 raise Fenced(f"{self._table.place} was changed by another iteration of a job") from error
             raise Unavailable(
                 f"{self._table.place} was changed by somebody else meanwhile; try again"
             ) from error
+
+    def _is_in(self, version: Version) -> bool:
+        """Whether a version has this attempt's files: then it was committed, and the answer was lost.
+
+        The library's own second try met the first one, and took it for somebody else's.
+        """
+        written = {each.path for each in self.written}
+        return any(each.path in written for each in self._table.files(version))
 
     def _mine(self) -> list[str]:
         return [
