@@ -12,9 +12,10 @@ from penstock.sink.files.locations import location_of
 class StateFile:
     """The progress of one directory's consumer. Durable on return of `save`."""
 
-    def __init__(self, path: Path, directory: str) -> None:
+    def __init__(self, path: Path, directory: str, server: str = "") -> None:
         self._path = path
         self._directory = directory
+        self._server = server
 
     def load(self) -> Progress:
         """What was saved, or the beginning; Invalid when it is another directory's, Corrupt when damaged."""
@@ -31,6 +32,12 @@ class StateFile:
         known = tree.get("directory") if isinstance(tree, dict) else None
         if known is not None and location_of(str(known)) != location_of(self._directory):
             raise Invalid(f"state file {self._path} is of {known}; give each directory a file of its own")
+        server = tree.get("server") if isinstance(tree, dict) else None  # older files do not say it
+        if server is not None and server != self._server:
+            raise Invalid(
+                f"state file {self._path} is of {known} at {server or 'the default endpoint'};"
+                " give each directory a file of its own"
+            )
         try:
             return Progress.from_json(tree)
         except Corrupt as error:
@@ -38,7 +45,7 @@ class StateFile:
 
     def save(self, progress: Progress) -> None:
         """Keep progress in place of what was kept before."""
-        tree = {"directory": self._directory, **progress.to_json()}
+        tree = {"directory": self._directory, "server": self._server, **progress.to_json()}
         try:
             replace_file(self._path, json.dumps(tree).encode())
         except OSError as error:

@@ -83,6 +83,8 @@ def test_a_state_file_that_is_none_or_anothers_is_refused(tmp_path: Path) -> Non
     StateFile(path, "s3://one").save(Progress())
     with pytest.raises(Invalid, match="is of s3://one"):
         StateFile(path, "s3://two").load()
+    with pytest.raises(Invalid, match="is of s3://one at the default endpoint"):
+        StateFile(path, "s3://one", "https://minio").load()  # a bucket of the same name elsewhere
     for content in (b"{", b"[]", b"{}", b'{"format": 1, "directory": "s3://two"}'):
         path.write_bytes(content)
         with pytest.raises(Corrupt, match=r"state\.json"):
