@@ -123,7 +123,7 @@ class _Consumption:
             time_zone=options.time_zone,
         )
         survey = Survey(sink.date_separator, sink.use_table_id_as_path)
-        self._state = StateFile(options.state, sink.target.url, sink.target.server) if options.state else None
+        self._state = StateFile(options.state, sink.target) if options.state else None
         progress = self._state.load() if self._state else Progress()
         self._reader = DirectoryReader(sink.target.open(), files, survey, progress)
         self._output = output

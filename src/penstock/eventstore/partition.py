@@ -23,8 +23,6 @@ from penstock.eventstore.storage import Storage, open_storage
 
 _LOAD_ATTEMPTS = 10
 
-_SERVERS = ("endpoint", "base_url", "account_name")  # obstore's names, with s3, gs and az
-
 _opened: dict[tuple[str, tuple[tuple[str, str], ...]], Storage] = {}
 _opening = threading.Lock()
 
@@ -35,11 +33,6 @@ class StorageRef:
 
     url: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
-
-    @property
-    def server(self) -> str:
-        """Who has the bucket, as far as options say it: buckets of two servers may have one name."""
-        return next((self.options[name] for name in _SERVERS if name in self.options), "")
 
     def open(self) -> Storage:
         """The storage; the same object every time within a process, also for memory://."""

@@ -9,6 +9,7 @@ import pytest
 from penstock.clock import SYSTEM
 from penstock.errors import Invalid
 from penstock.eventstore.capture import _data_id
+from penstock.eventstore.partition import StorageRef
 from penstock.files import make_folder, replace_file
 from penstock.sink.consuming.progress import Progress
 from penstock.sink.consuming.statefile import StateFile
@@ -76,7 +77,7 @@ def test_a_capture_keeps_the_name_of_its_data_whenever_the_power_goes(
 
 
 def test_what_a_consumer_has_saved_outlives_a_loss_of_power(disk: Disk, tmp_path: Path) -> None:
-    state = StateFile(tmp_path / "state.json", "s3://bucket/feed")
+    state = StateFile(tmp_path / "state.json", StorageRef("s3://bucket/feed"))
     for ts in (5, 7):
         state.save(Progress(ts))
         disk.lose_power()

@@ -2,8 +2,10 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from penstock.errors import Corrupt, Invalid
+from penstock.eventstore.partition import StorageRef
 from penstock.files import replace_file
 from penstock.sink.consuming.progress import Progress
 from penstock.sink.files.locations import location_of
@@ -12,10 +14,10 @@ from penstock.sink.files.locations import location_of
 class StateFile:
     """The progress of one directory's consumer. Durable on return of `save`."""
 
-    def __init__(self, path: Path, directory: str, server: str = "") -> None:
+    def __init__(self, path: Path, directory: StorageRef) -> None:
         self._path = path
         self._directory = directory
-        self._server = server
+        self._location = str(location_of(directory.url, directory.options))
 
     def load(self) -> Progress:
         """What was saved, or the beginning; Invalid when it is another directory's, Corrupt when damaged."""
@@ -29,23 +31,25 @@ class StateFile:
             raise Invalid(
                 f"state file {self._path} cannot be read ({error.strerror}); check its path"
             ) from error
-        known = tree.get("directory") if isinstance(tree, dict) else None
-        if known is not None and location_of(str(known)) != location_of(self._directory):
-            raise Invalid(f"state file {self._path} is of {known}; give each directory a file of its own")
-        server = tree.get("server") if isinstance(tree, dict) else None  # older files do not say it
-        if server is not None and server != self._server:
-            raise Invalid(
-                f"state file {self._path} is of {known} at {server or 'the default endpoint'};"
-                " give each directory a file of its own"
-            )
+        if isinstance(tree, dict):
+            self._check_directory(tree)
         try:
             return Progress.from_json(tree)
         except Corrupt as error:
             raise Corrupt(f"state file {self._path}: {error}") from error
 
+    def _check_directory(self, tree: dict[str, Any]) -> None:
+        """Raise Invalid for the state of another directory: also of a bucket of this name elsewhere."""
+        known = tree.get("location")
+        mine = self._location
+        if known is None and "directory" in tree:  # an older release kept the URL without the endpoint
+            known, mine = str(location_of(str(tree["directory"]))), str(location_of(self._directory.url))
+        if known is not None and known != mine:
+            raise Invalid(f"state file {self._path} is of {known}; give each directory a file of its own")
+
     def save(self, progress: Progress) -> None:
         """Keep progress in place of what was kept before."""
-        tree = {"directory": self._directory, "server": self._server, **progress.to_json()}
+        tree = {"location": self._location, **progress.to_json()}
         try:
             replace_file(self._path, json.dumps(tree).encode())
         except OSError as error:

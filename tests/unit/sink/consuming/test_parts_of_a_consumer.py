@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import Corrupt, Invalid
+from penstock.eventstore.partition import StorageRef
 from penstock.sink.consuming.altering import Step, steps
 from penstock.sink.consuming.changerows import ChangeRows, no_old
 from penstock.sink.consuming.printing import Printer
@@ -69,7 +70,7 @@ def test_identical_rows_of_a_table_without_a_key_are_no_repetition() -> None:
 
 
 def test_a_state_file_keeps_what_was_saved_last(tmp_path: Path) -> None:
-    state = StateFile(tmp_path / "state.json", "s3://bucket/feed")
+    state = StateFile(tmp_path / "state.json", StorageRef("s3://bucket/feed"))
     assert state.load() == Progress()
     for rows in (1, 2):
         progress = Progress(5, {"a/b": 3}, {"a/b": 4, "a": 1}, {"a/b/3/meta/CDC.index": Mark(7, rows)})
@@ -80,19 +81,21 @@ def test_a_state_file_keeps_what_was_saved_last(tmp_path: Path) -> None:
 
 def test_a_state_file_that_is_none_or_anothers_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
-    StateFile(path, "s3://one").save(Progress())
+    StateFile(path, StorageRef("s3://one")).save(Progress())
     with pytest.raises(Invalid, match="is of s3://one"):
-        StateFile(path, "s3://two").load()
-    with pytest.raises(Invalid, match="is of s3://one at the default endpoint"):
-        StateFile(path, "s3://one", "https://minio").load()  # a bucket of the same name elsewhere
+        StateFile(path, StorageRef("s3://two")).load()
+    with pytest.raises(Invalid, match="is of s3://one/;"):  # a bucket of the same name elsewhere
+        StateFile(path, StorageRef("s3://one", {"endpoint": "https://minio"})).load()
+    path.write_text(json.dumps({"directory": "s3://one/", **Progress().to_json()}))  # by an older release
+    assert StateFile(path, StorageRef("s3://one")).load() == Progress()
     for content in (b"{", b"[]", b"{}", b'{"format": 1, "directory": "s3://two"}'):
         path.write_bytes(content)
         with pytest.raises(Corrupt, match=r"state\.json"):
-            StateFile(path, "s3://two").load()
+            StateFile(path, StorageRef("s3://two")).load()
     with pytest.raises(Invalid, match="cannot be written"):
-        StateFile(tmp_path / "no" / "state", "s3://two").save(Progress())
+        StateFile(tmp_path / "no" / "state", StorageRef("s3://two")).save(Progress())
     with pytest.raises(Invalid, match="cannot be read"):
-        StateFile(tmp_path, "s3://two").load()
+        StateFile(tmp_path, StorageRef("s3://two")).load()
 
 
 def printed(delivery: Any) -> list[dict[str, Any]]:
