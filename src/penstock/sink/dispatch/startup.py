@@ -98,7 +98,8 @@ class Startup:
     async def _settle(self) -> None:
         """See to it that what is kept is true of the place that is written to.
 
-        Another place than before has nothing after the checkpoint, whatever the former one has. It must be
+        Another place than before has nothing after the checkpoint, whatever the former one has, so that the
+        tables of then have to be known: once dispatchers are forgotten, nobody would miss one. It must be
         unused: a reader could not tell whose files are whose. That is looked at before the place is kept, and
         nothing is written before that, so that a crash never makes own files look like others'.
         """
@@ -107,6 +108,10 @@ class Startup:
             return
         known = kept is not None  # else an earlier release has begun here
         if known:
+            from_ts = max(await self.progress.checkpoint_ts(), self.options.begin.ts)
+            await self._ddls_known(from_ts)
+            begun = [each for each in await self.progress.dispatchers() if each.begin.ts <= from_ts]
+            self._check_history(begun, self.source.tables(from_ts), from_ts)
             await asyncio.to_thread(self.files.check_unused)
         await self.progress.begin_at(self.files.location, anew=known)
 
@@ -117,7 +122,7 @@ class Startup:
     def _check_history(
         self, kept: Iterable[KeptDispatcher], there: Iterable[SchemaVersion], ddl_ts: int
     ) -> None:
-        """Every table that was carried at `ddl_ts` was there; else raise StaleRead.
+        """Every table that was carried at `ddl_ts` is known to have been there; else raise StaleRead.
 
         The cluster keeps only the newest description of a table once its history is collected, and none of
         one that was dropped: changes up to that DDL would be left out, and nobody would know.
