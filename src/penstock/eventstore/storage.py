@@ -10,7 +10,7 @@ import fcntl
 import io
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -164,6 +164,12 @@ class Storage:
             ]
         return sorted(path for path in found if path > after)
 
+    def find(self, wanted: Callable[[str], bool]) -> str | None:
+        """An object whose path is wanted; None when there is none. Ends with the first; keeps no listing."""
+        with self._failures("list", ""):
+            found = (meta["path"] for page in obstore.list(self._store) for meta in page)
+            return next(filter(wanted, found), None)
+
     def folders(self, folder: str) -> list[str]:
         """List the names of the folders right below a folder, in order; what is deeper costs nothing."""
         with self._failures("list", folder):
@@ -262,6 +268,11 @@ class LocalStorage(Storage):
                 return pa.OSFile(str(self._folder / path))
             except FileNotFoundError as error:
                 raise Unavailable(_not_there(path, self.url)) from error
+
+    def find(self, wanted: Callable[[str], bool]) -> str | None:
+        """See Storage. Folders that this process may not list are passed over, and links to others."""
+        paths = (Path(folder, name) for folder, _, names in os.walk(self._folder) for name in names)
+        return next(filter(wanted, (path.relative_to(self._folder).as_posix() for path in paths)), None)
 
     def create(self, path: str, data: bytes) -> bool:
         with self._failures("create", path), self._staged(data) as staged:

@@ -189,11 +189,11 @@ async def _look_for_files(options: SinkOptions) -> None:
 
     def look() -> None:
         url = urlsplit(options.target.url)
-        if url.scheme == "file" and not Path(unquote(url.netloc + url.path)).is_dir():
-            return
         try:
+            if url.scheme == "file" and not Path(unquote(url.netloc + url.path)).is_dir():
+                return
             target = options.target.open()
-        except Invalid:
+        except (Invalid, OSError):
             return
         with suppress(Unavailable, Denied):
             check_unused(target)

@@ -71,7 +71,7 @@ def check_unused(target: Storage) -> None:
     which was ever complete up to a checkpoint does not have to be listed.
     """
     used = layout.METADATA_PATH if target.exists(layout.METADATA_PATH) else None
-    used = used or next((path for path in target.names("") if layout.is_of_a_changefeed(path)), None)
+    used = used or target.find(layout.is_of_a_changefeed)
     if used is not None:
         raise Invalid(
             f"{target.url} holds files of a changefeed already, such as {used}; a directory serves one, from"

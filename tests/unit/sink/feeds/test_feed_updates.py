@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from penstock.errors import Invalid
+from penstock.eventstore.storage import open_storage
 from penstock.settings import parse_changefeed
 from penstock.sink.feeds.feed import Feed, FeedInfo, FeedStatus
 from penstock.sink.feeds.feedcommands import create_feed, dump, update_feed
 from penstock.sink.feeds.kvfeedstore import Check
+from penstock.sink.files.targetfiles import check_unused
 
 PLACE = "file:///out"
 SELECTED = [{"tables": ["shop.*"], "columns": ["id"]}]
@@ -160,6 +162,18 @@ async def test_a_directory_with_files_of_others_is_as_good_as_an_empty_one(tmp_p
     await create(feeds, f"file://{tmp_path}")
     await create(feeds, f"file://{tmp_path}/new")
     assert not (tmp_path / "new").exists(), "who writes there makes it"
+
+
+async def test_folders_that_cannot_be_listed_do_not_make_a_directory_unusable(tmp_path: Path) -> None:
+    """As `lost+found`, of the file system's owner, at the root of a volume."""
+    (tmp_path / "lost+found").mkdir(mode=0)
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "dangling").symlink_to("nowhere")
+    check_unused(open_storage(f"file://{tmp_path}"))
+    (tmp_path / "zoo/items/meta").mkdir(parents=True)
+    (tmp_path / "zoo/items/meta/schema_5_0123456789.json").touch()
+    with pytest.raises(Invalid, match=r"such as zoo/items/meta/schema_5_0123456789\.json;"):
+        check_unused(open_storage(f"file://{tmp_path}"))
 
 
 async def test_one_of_an_earlier_release_that_is_moved_keeps_which_place_it_leaves() -> None:
