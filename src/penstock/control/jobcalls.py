@@ -107,7 +107,7 @@ def update(jobs: Jobs, loaded: Settings, job_id: JobId, spec: JobSpec, *, interr
 
     def work(txn: Transaction) -> Job:
         before = jobs.get_job(job_id, txn=txn)
-        newer = placed(spec, before.spec.consumer)
+        newer = placed(spec, before.spec)
         merged = before.spec.merged(newer)
         if merged.consumer != before.spec.consumer:
             raise Invalid(

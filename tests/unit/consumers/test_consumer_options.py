@@ -14,7 +14,8 @@ from penstock.errors import Invalid
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.jobs.consumer import Consumer, DataRetriever
 from penstock.jobs.consumers import find_consumer
-from penstock.jobs.spec import ConsumerInfo
+from penstock.jobs.log.checking import placed
+from penstock.jobs.spec import ConsumerInfo, IterationDetail, JobSpec
 from penstock.tables.define import define_table
 from penstock.testing.retrievers import job_context
 
@@ -113,6 +114,20 @@ def test_a_catalog_in_a_file_is_found_from_every_folder(
 ) -> None:
     monkeypatch.setattr("os.getcwd", lambda: "/here")
     assert Iceberg.placed({"catalog.uri": given}) == {"catalog.uri": kept}
+
+
+def _spec(consumer: str | None, options: dict[str, str]) -> JobSpec:
+    info = ConsumerInfo(consumer=consumer, options=options)
+    return JobSpec(detail=IterationDetail(consumer=info))
+
+
+def test_a_changed_place_is_read_with_the_options_that_the_job_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getcwd", lambda: "/here")
+    options = {"table": "a.b", "catalog.uri": "sqlite:///old/catalog.db", "catalog.warehouse": "old"}
+    before = _spec("iceberg", options)
+    change = _spec(None, {"catalog.warehouse": "new"})
+    assert placed(change, before) == _spec(None, {"catalog.warehouse": "/here/new"})
+    assert placed(_spec(None, {"history": "1h"}), before) == _spec(None, {"history": "1h"})
 
 
 @pytest.mark.parametrize("warehouse", ["prod", "arn:aws:s3tables:eu-west-1:1:bucket/b", "s3://bucket/x", ""])

@@ -49,16 +49,18 @@ def check_spec(
         consumer.close()
 
 
-def placed(spec: JobSpec, consumer: str = "") -> JobSpec:
+def placed(spec: JobSpec, before: JobSpec | None = None) -> JobSpec:
     """A spec whose options name places that are the same for every process: relative paths are made absolute.
 
-    They are relative to this process's folder. `consumer` is that of the job whose spec is changed. Raises
-    Invalid when there is no such consumer.
+    They are relative to this process's folder. `before` is the spec that this one changes: its other options
+    say what a place is, and stay as they are. Raises Invalid when there is no such consumer.
     """
     info = spec.detail.consumer
-    if not info.options or not (info.consumer or consumer):
+    whole = before.merged(spec) if before is not None else spec
+    if not info.options or not whole.consumer:
         return spec
-    options = find_consumer(info.consumer or consumer).placed(info.options)
+    found = find_consumer(whole.consumer).placed(whole.detail.consumer.options)
+    options = {name: found[name] for name in info.options}
     detail = spec.detail.model_copy(update={"consumer": info.model_copy(update={"options": options})})
     return spec.model_copy(update={"detail": detail})
 
