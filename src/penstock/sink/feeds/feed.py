@@ -36,6 +36,9 @@ class FeedInfo:
     stopped: bool = False
     account: str = "sys"
     """Whose it is: who may see and change it."""
+    left: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
+    """The settings with which it has begun at the place that its status tells, while `settings` lead to
+    another one, where it has not begun."""
 
     @property
     def begin(self) -> Position:
@@ -51,6 +54,7 @@ class FeedInfo:
             "created_ms": self.created_ms,
             "stopped": self.stopped,
             "account": self.account,
+            "left": None if self.left is None else dict(self.left),
         }
         return json.dumps(tree, sort_keys=True).encode()
 
@@ -67,6 +71,7 @@ class FeedInfo:
                 created_ms=int(tree["created_ms"]),
                 stopped=bool(tree["stopped"]),
                 account=str(tree.get("account", "sys")),
+                left=None if tree.get("left") is None else dict(tree["left"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise Corrupt(f"changefeed {feed_id} is damaged; remove it and create it again") from error

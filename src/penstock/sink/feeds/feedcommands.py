@@ -119,13 +119,15 @@ async def update_feed(feeds: Feeds, feed_id: str, changes: Mapping[str, Any]) ->
         updated = _merged(feed, changes)
         check_settings(updated)
         _check_shape(feed, updated)
-        status = feed.status
-        if status.location is None and _moves(feed, sink_options(updated)):
+        status, left = feed.status, None
+        if _moves(feed, sink_options(updated)):
             # Until its next start, what is kept belongs to the place that it leaves.
-            status = replace(status, location=_location(_options(feed)))
+            left = _begun_with(feed)
+            if status.location is None:
+                status = replace(status, location=_location(_options(feed)))
         if status.state is FeedState.FINISHED and "target_ts" in changes:
             status = status.resumed()
-        return Feed(replace(feed.info, settings=dump(updated), stopped=True), status)
+        return Feed(replace(feed.info, settings=dump(updated), stopped=True, left=left), status)
 
     placed = not _PLACING.isdisjoint(changes)
     check = _alone(feed_id, options, known.info.account) if placed else None
@@ -148,13 +150,27 @@ def _options(feed: Feed) -> SinkOptions:
     return sink_options(_merged(feed, {}))
 
 
+def _begun_with(feed: Feed) -> Mapping[str, Any]:
+    """The settings with which a changefeed has begun where it was last, or will if it has not begun."""
+    left = feed.info.left
+    if left is None:
+        return feed.info.settings
+    options = sink_options(parse_changefeed(dict(left), origin=f"changefeed {feed.info.id}"))
+    return left if _location(options) == feed.status.location else feed.info.settings
+
+
+def _files(feed: Feed) -> SinkOptions:
+    """What the files of a changefeed are like, and where they are."""
+    return sink_options(parse_changefeed(dict(_begun_with(feed)), origin=f"changefeed {feed.info.id}"))
+
+
 def _location(options: SinkOptions) -> str:
     return str(location_of(options.target.url, options.target.options))
 
 
 def _moves(feed: Feed, options: SinkOptions) -> bool:
-    """Whether these options lead to another place than those that a changefeed has."""
-    return _location(_options(feed)) != _location(options)
+    """Whether these options lead to another place than where a changefeed has its files."""
+    return _location(_files(feed)) != _location(options)
 
 
 def _alone(feed_id: str, options: SinkOptions, account: str) -> Check:
@@ -203,7 +219,7 @@ async def _look_for_files(options: SinkOptions) -> None:
 
 def _check_shape(feed: Feed, updated: ChangefeedSettings) -> None:
     """Raise Invalid when a version of a table would have files of two kinds: who reads them goes by one."""
-    was, is_now = _options(feed), sink_options(updated)
+    was, is_now = _files(feed), sink_options(updated)
     if _moves(feed, is_now):
         _check_readable(updated)
         return

@@ -183,3 +183,32 @@ async def test_one_of_an_earlier_release_that_is_moved_keeps_which_place_it_leav
     assert feeds.feed.status.location is None
     await update_feed(feeds, "feed", {"sink_uri": "file:///new?protocol=csv"})
     assert feeds.feed.status.location == "file:///out"
+
+
+async def test_a_move_can_be_taken_back_until_it_has_begun(tmp_path: Path) -> None:
+    was = f"file://{tmp_path}/was?protocol=csv"
+    (tmp_path / "was").mkdir()
+    (tmp_path / "was/metadata").touch()
+    feeds = One(uri=was)
+    feeds.feed = begun(feeds.feed, f"file://{tmp_path}/was")
+    await update_feed(feeds, "feed", {"sink_uri": f"file://{tmp_path}/mistaken?protocol=csv"})
+    await update_feed(feeds, "feed", {"sink_uri": f"file://{tmp_path}/worse?protocol=parquet"})
+    await update_feed(feeds, "feed", {"sink_uri": was})
+    assert feeds.feed.info.settings["sink_uri"] == was
+    await update_feed(feeds, "feed", {"sink_uri": f"file://{tmp_path}/new?protocol=csv"})
+    feeds.feed = begun(feeds.feed, f"file://{tmp_path}/new")
+    with pytest.raises(Invalid, match="holds files of a changefeed already"):
+        await update_feed(feeds, "feed", {"sink_uri": was})
+
+
+async def test_who_takes_a_move_back_takes_back_what_files_are_like() -> None:
+    """Also where the storage is another machine's, so that nobody here sees the files."""
+    feeds = One()
+    feeds.feed = begun(feeds.feed, PLACE)
+    await update_feed(feeds, "feed", {"sink_uri": "file:///new?protocol=parquet"})
+    with pytest.raises(Invalid, match=r"protocol .* give it another place"):
+        await update_feed(feeds, "feed", {"sink_uri": f"{PLACE}?protocol=parquet"})
+
+
+def begun(feed: Feed, location: str) -> Feed:
+    return Feed(feed.info, replace(feed.status, location=location))
