@@ -229,7 +229,7 @@ def test_parquet(history: list[Change]) -> None:
     assert shown == wanted
 
 
-MARKS = [*",|\\rnNe1-$\0§", "||", "|@|", "|@"]
+MARKS = [*",|\\rnNe1-$\0§", "||", "|@|", "|@", "|+|", ";1"]
 NULLS = ["\\N", "NULL", "", "0", "true", "\\", "\\\\", "\r", "|"]
 
 
@@ -285,6 +285,10 @@ def test_usual_csv_options_are_refused_or_what_is_written_reads_back(quote: str)
             read_again(sink, ["".join(pair) for pair in product(said(sink), repeat=2)])
             read_again(sink, [sink.csv.null])
     assert accepted > 5
+
+
+def test_a_delimiter_may_have_digits_and_signs_behind_its_first_character() -> None:
+    assert sink_of("|+|", '"', "\\N", "\r\n", False, False, False)
 
 
 @settings(max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "100")), deadline=None)

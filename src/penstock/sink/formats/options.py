@@ -51,8 +51,8 @@ def check_readable(protocol: Protocol, terminator: str, csv: CsvOptions) -> None
 def _csv_fault(terminator: str, csv: CsvOptions) -> str:
     marks = {"delimiter": csv.delimiter, "quote": csv.quote, "terminator": terminator}
     for name, mark in marks.items():
-        if set(mark) & _BARE_CHARACTERS:
-            return f"{name} = {mark!r} has a character of numbers, true or false; choose another"
+        if mark[:1] in _BARE_CHARACTERS:  # what follows another one ("|+|") is no part of a value
+            return f"{name} = {mark!r} begins with a character of numbers, true or false; choose another"
     for (one, mark), (other, text) in combinations({**marks, "null": csv.null}.items(), 2):
         if set(mark) & set(text):
             return f"{one} = {mark!r} and {other} = {text!r} share a character; choose different ones"
