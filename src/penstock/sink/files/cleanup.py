@@ -11,13 +11,14 @@ from urllib.parse import unquote, urlsplit
 
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.eventstore.paths import STAGING
-from penstock.eventstore.storage import Storage
+from penstock.eventstore.storage import Storage, Stored
 from penstock.sink.files.layout import NUMBER_DIGITS_MIN
 from penstock.sink.files.options import SinkOptions
 
 _log = logging.getLogger(__name__)
 
 _THREADS = 16
+_DAY_MS = 86_400_000
 _NAP_S = 600.0  # how long the wall clock is trusted to go on as it does
 _DATED = re.compile(
     r"/(?P<date>\d{4}-\d{2}-\d{2})"
@@ -36,6 +37,18 @@ def expired(paths: Iterable[str], checkpoint_ts: int, days: int) -> list[str]:
         return []
     oldest_kept = date.fromordinal(day - days).isoformat()
     return [path for path in paths if (found := _DATED.search(path)) and found["date"] < oldest_kept]
+
+
+def young_folders(files: Iterable[Stored], since_ms: int) -> set[str]:
+    """The folders by day that have a file which was written since a moment."""
+    found = ((_DATED.search(each.path), each) for each in files)
+    return {_folder(each.path) for dated, each in found if dated and each.modified_ms > since_ms}
+
+
+def _folder(path: str) -> str:
+    dated = _DATED.search(path)
+    assert dated is not None, "only files in folders by day expire"
+    return path[: dated.end("date")]
 
 
 class Cleanup:
@@ -72,9 +85,16 @@ class Cleanup:
                 _log.info("removed expired files", extra={"files": removed})
 
     def clean(self) -> int:
-        """Remove what has expired, and local directories that are empty then; return the number of files."""
+        """Remove what has expired, and local directories that are empty then; return the number of files.
+
+        A folder of which a file was written within those days stays: a changefeed that catches up writes
+        files of old commits, and whoever reads them has as long for them.
+        """
         days = self._options.file_expiration_days
-        paths = expired(self._target.names(""), self._checkpoint_ts(), days)
+        files = self._target.listed("")
+        young = young_folders(files, self._clock.wall_ms() - days * _DAY_MS)
+        old = expired((each.path for each in files), self._checkpoint_ts(), days)
+        paths = [path for path in old if _folder(path) not in young]
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="penstock-cleanup") as pool:
             for _ in pool.map(self._target.delete, paths):
                 pass

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.clock import compose_ts
+from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import PenstockError
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.storage import Storage
@@ -101,7 +101,9 @@ def test_a_table_lives_through_ddl_crashes_and_expiry(storage: Storage, options:
         check_named(path, SchemaFile.from_json(storage.read(path) or b""))
 
     checkpoint = decode_checkpoint(storage.read("metadata") or b"")
-    assert Cleanup(storage, options, lambda: checkpoint).clean() == 4
+    assert Cleanup(storage, options, lambda: checkpoint).clean() == 0, "all was written just now"
+    days_later = ManualClock(wall_ms=SYSTEM.wall_ms() + 2 * 86_400_000)
+    assert Cleanup(storage, options, lambda: checkpoint, clock=days_later).clean() == 4
     left = [found.folder.version for path in storage.names("") if (found := parse_data_path(path))]
     assert left == [9]
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from datetime import datetime
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import pytest
 
 from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import Unavailable
-from penstock.eventstore.storage import open_storage
+from penstock.eventstore.storage import Stored, open_storage
 from penstock.sink.files.cleanup import Cleanup, expired, remove_empty_directories
 from penstock.sink.files.options import parse_sink_uri
 from penstock.testing.manual_clock import ManualClock
+
+MIDNIGHT_MS = 4_102_444_800_000  # 2100-01-01 00:00 UTC: files of today are old
 
 
 def ts(day: str) -> int:
@@ -64,7 +67,7 @@ def test_empty_directories_go_with_the_files_and_a_second_run_does_the_same(tmp_
         "metadata",
     ):
         storage.write(path, b"x")
-    job = Cleanup(storage, options, lambda: ts("2021-01-09T00:00:00"))
+    job = Cleanup(storage, options, lambda: ts("2021-01-09T00:00:00"), clock=_in_days(2))
     assert job.clean() == 2
     assert job.clean() == 0
     left = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*"))
@@ -76,6 +79,30 @@ def test_empty_directories_go_with_the_files_and_a_second_run_does_the_same(tmp_
         "metadata",
     ]
     storage.write("a/b/9/2021-01-09/CDC000002.csv", b"x")
+
+
+def _in_days(days: float) -> ManualClock:
+    return ManualClock(wall_ms=SYSTEM.wall_ms() + round(days * 86_400_000))
+
+
+def test_files_stay_for_so_many_days_after_they_were_written_whatever_their_date(tmp_path: Path) -> None:
+    """A changefeed that catches up writes files of old commits: consumers have as long to read them."""
+    options = parse_sink_uri(f"file://{tmp_path}?protocol=csv&file-expiration-days=3")
+    storage = open_storage(options.target.url)
+    first, second, index = (
+        f"a/b/7/2021-01-01/{name}" for name in ("CDC000001.csv", "CDC000002.csv", "meta/CDC.index")
+    )
+    for path in (first, second, index):
+        storage.write(path, b"x")
+    day_ago = SYSTEM.wall_ms() / 1000 - 86_400
+    os.utime(tmp_path / first, (day_ago, day_ago))
+
+    def clean(in_days: float) -> int:
+        return Cleanup(storage, options, lambda: ts("2021-01-09"), clock=_in_days(in_days)).clean()
+
+    assert clean(0) == 0
+    assert clean(2.5) == 0, "the files of a folder go together: numbers have no holes"
+    assert clean(3.5) == 3
 
 
 def test_the_root_and_directories_in_use_stay(tmp_path: Path) -> None:
@@ -91,20 +118,20 @@ def test_the_root_and_directories_in_use_stay(tmp_path: Path) -> None:
 async def test_runs_follow_the_cron_spec_and_a_failed_one_is_left_to_the_next(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    clock = ManualClock(wall_ms=1_609_459_200_000)  # 2021-01-01 00:00 UTC
+    clock = ManualClock(wall_ms=MIDNIGHT_MS)
     options = parse_sink_uri("memory:///?protocol=csv&file-expiration-days=1")
     storage = open_storage("memory:///")
     storage.write("a/b/7/2020-01-01/CDC000001.csv", b"x")
-    works, calls = storage.names, []
+    works, calls = storage.listed, []
     problems = [Unavailable("cannot list; try again"), OSError("a mistake of ours")]
 
-    def names(folder: str, *, after: str = "") -> list[str]:
+    def listed(folder: str) -> list[Stored]:
         calls.append(clock.wall_ms())
         if len(calls) <= len(problems):
             raise problems[len(calls) - 1]
-        return works(folder, after=after)
+        return works(folder)
 
-    storage.names = names
+    storage.listed = listed
     job = asyncio.create_task(Cleanup(storage, options, lambda: ts("2021-01-03T00:00:00"), clock=clock).run())
     try:
         with caplog.at_level(logging.INFO, "penstock"):
@@ -114,7 +141,7 @@ async def test_runs_follow_the_cron_spec_and_a_failed_one_is_left_to_the_next(
             await _until(lambda: "removed expired files" in caplog.text)
     finally:
         job.cancel()
-    assert [call - 1_609_459_200_000 for call in calls] == [each * 3_600_000 for each in (2, 26, 50)]
+    assert [call - MIDNIGHT_MS for call in calls] == [each * 3_600_000 for each in (2, 26, 50)]
     assert caplog.text.count("could not all be removed") == 2
     assert works("") == []
 
