@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.clock import SYSTEM, Clock, compose_ts, physical_ms
-from penstock.errors import Conflict, Corrupt, Invalid, PenstockError, Unavailable, Undetermined
+from penstock.errors import Conflict, Corrupt, Denied, Invalid, PenstockError, Unavailable, Undetermined
 from penstock.eventstore import paths, safepoint, sharing
 from penstock.eventstore.flight import FlightService
 from penstock.eventstore.flightaccess import FlightAccess
@@ -248,7 +248,7 @@ class Capture:
             await self._clock.sleep(every_s)
             try:
                 await work()
-            except (Conflict, Unavailable, Undetermined) as error:
+            except (Conflict, Denied, Unavailable, Undetermined) as error:
                 _log.warning("a duty of the capture is delayed", extra={"reason": str(error)})
             except PenstockError as error:
                 self._fail(error)

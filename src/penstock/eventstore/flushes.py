@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from penstock import metrics, tracing
 from penstock.clock import Clock
-from penstock.errors import Fenced, Invalid, PenstockError, Unavailable
+from penstock.errors import Denied, Fenced, Invalid, PenstockError, Unavailable
 from penstock.eventstore.building import Build, Built, Schemas
 from penstock.eventstore.manifest import Archive, ManifestState, ObjectInfo, Removal
 from penstock.eventstore.namemarks import dropped_fact
@@ -84,8 +84,9 @@ class Table:
 class Flusher:
     """Flushes tables, and decides what a failure means.
 
-    Storage that does not answer is tried again later; a newer owner ends the table here (`fenced`), and so
-    do rows that cannot be kept (`refused`); anything else ends the store (`failed`).
+    Storage that does not answer, or refuses its credentials, is tried again later; a newer owner ends the
+    table here (`fenced`), and so do rows that cannot be kept (`refused`); anything else ends the store
+    (`failed`).
     """
 
     build: Build
@@ -115,7 +116,7 @@ class Flusher:
         """Move everything complete into objects; return whether that succeeded."""
         try:
             self._flush(table)
-        except Unavailable as error:
+        except (Unavailable, Denied) as error:
             metrics.EVENTSTORE_FLUSH_FAILURES_TOTAL.labels("unavailable").inc()
             self._postpone(table, error)
             return False
@@ -143,7 +144,7 @@ class Flusher:
         table.failures = 0
         return True
 
-    def _postpone(self, table: Table, error: Unavailable) -> None:
+    def _postpone(self, table: Table, error: PenstockError) -> None:
         table.failures += 1
         pause = min(_RETRY_MAX_S, _RETRY_FIRST_S * 2 ** min(table.failures - 1, 10))
         table.retry_at = self.clock.monotonic() + pause

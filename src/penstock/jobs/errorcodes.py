@@ -1,14 +1,15 @@
 """What an error means for a job: its code, and what is said of it. Pure.
 
-Invalid and Corrupt need somebody to repair the job; whatever else may pass. Errors of others may show values
-of rows in their words, so of those only the kind is told, and where in the code they came up.
+Invalid and Corrupt need somebody to repair the job; whatever else may pass, and so may refused credentials.
+Errors of others may show values of rows in their words, so of those only the kind is told, and where in the
+code they came up.
 """
 
 import traceback
 from pathlib import PurePath
 from typing import NamedTuple
 
-from penstock.errors import Corrupt, Invalid, PenstockError
+from penstock.errors import Corrupt, Denied, Invalid, PenstockError
 from penstock.jobs.job import ErrorCode
 
 _MESSAGE_CHARS = 1000
@@ -52,6 +53,8 @@ def _code(error: BaseException) -> ErrorCode:
             return ErrorCode.TABLE_GONE
         case TargetDiffers():
             return ErrorCode.TARGET_DIFFERS
+        case Denied():
+            return ErrorCode.TEMPORARY
         case Invalid() | Corrupt():
             return ErrorCode.REFUSED
         case CutOff():

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.errors import PenstockError, Unavailable
+from penstock.errors import Denied, PenstockError, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.manifest import BEGUN
 from penstock.eventstore.manifestlog import ManifestLog, load
@@ -448,6 +448,37 @@ def test_rows_that_cannot_be_kept_cost_their_table_alone(open_store: Open, stora
     assert store.flush(1)
     assert [each["id"] for each in events(storage, 1, "data")] == [1]
     assert not failed
+
+
+class _Refusing(Storage):
+    """Credentials are refused, as while they are being replaced."""
+
+    refuses = False
+
+    def write(self, path: str, data: bytes | Path) -> None:
+        if self.refuses:
+            raise Denied(f"storage refuses to write {path} (403); check its credentials")
+        super().write(path, data)
+
+
+def test_credentials_that_storage_refuses_for_a_while_cost_no_table(
+    open_store: Open, storage: Storage
+) -> None:
+    refusing = _Refusing(storage.url, storage._store)
+    refused: list[int] = []
+    failed: list[PenstockError] = []
+    store = open_store(
+        on=refusing, on_refused=lambda table_id, _: refused.append(table_id), on_failure=failed.append
+    )
+    table = store.open_table(1)
+    give(table, change(TABLE, NOW + 1, row(1)))
+    table.advance_resolved_ts(NOW + 2)
+    refusing.refuses = True
+    assert not store.flush(1)
+    assert (refused, failed, set(store.tables())) == ([], [], {1})
+    refusing.refuses = False
+    assert store.flush(1)
+    assert [each["id"] for each in events(storage, 1, "data")] == [1]
 
 
 def test_rows_of_a_first_scan_that_did_not_end_are_pulled_again(open_store: Open) -> None:

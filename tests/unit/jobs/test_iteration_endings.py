@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.errors import Aborted, Corrupt, Fenced, Invalid, KeyExists, StaleRead, Unavailable
+from penstock.errors import Aborted, Corrupt, Denied, Fenced, Invalid, KeyExists, StaleRead, Unavailable
 from penstock.jobs.errorcodes import CutOff, SchemaRefused, TableGone, TargetDiffers, failure_of
 from penstock.jobs.iterations.caps import caps_of
 from penstock.jobs.iterations.ending import How, Try
@@ -35,6 +35,7 @@ def _running(watermark: int = 100) -> Job:
         (Aborted("rolled back"), False, False, False, How.RETRIED, P, 1, 100),
         (CutOff("slow"), False, False, False, How.FAILED, C, 2, 100),
         (Invalid("no"), False, False, False, How.PERMANENT, E, 10000, 100),
+        (Denied("403"), False, False, False, How.RETRIED, P, 1, 100),  # replaced, or accepted again
         (KeyExists(b"k"), False, False, False, How.PERMANENT, E, 10000, 100),
         (Corrupt("bad"), False, False, True, How.PERMANENT, E, 10000, 100),
         (SchemaRefused("no"), False, False, False, How.PERMANENT, E, 10001, 100),
