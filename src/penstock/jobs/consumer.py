@@ -148,9 +148,11 @@ class JobContext:
                 " unregister that job and remove what it left"
             )
         if (there.table_id, there.job_id) > (self.key.table_id, self.key.job_id):
+            # A recovered table has a lower id than the one between: no new registration outdoes that.
+            cure = "register this one anew, or " if there.table_id == self.key.table_id else ""
             raise TargetDiffers(
-                f"{place} is kept by a newer job {self.id}, registered after this one; register this one"
-                " anew, or give it another target"
+                f"{place} is kept by a newer job {self.id}, registered after this one or for a later table of"
+                f" that name; {cure}give it another target"
             )
 
 

@@ -45,3 +45,12 @@ def test_a_target_is_taken_over_from_a_predecessor_alone(
     with pytest.raises(refused) as error:
         job.check_takeover(owner, name, "the table")
     assert error.type is refused
+
+
+@pytest.mark.parametrize(("owner", "helps"), [("0/7/job/4", True), ("0/8/job/1", False)])
+def test_a_new_registration_is_advised_only_where_it_helps(tmp_path: Path, owner: str, helps: bool) -> None:
+    """A table that was recovered after its drop keeps its id, which is lower than that of its successor."""
+    job = job_context(tmp_path, "delta", {}, job_id=3, table_id=7)
+    with pytest.raises(TargetDiffers, match="give it another target") as error:
+        job.check_takeover(owner, NAME, "the table")
+    assert ("register this one anew" in str(error.value)) is helps
