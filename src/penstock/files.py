@@ -4,6 +4,7 @@ The bytes of a file and its name in a folder reach the disk separately, each whe
 process left behind can be read by the next one, and is not on the disk yet: who builds on it syncs it first.
 """
 
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -17,10 +18,16 @@ def sync_data(handle: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force the names in a folder to the disk: those that came, changed and went."""
+    """Force the names in a folder to the disk: those that came, changed and went.
+
+    A file system that knows no such call (some mounts, /proc) has nothing to force.
+    """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in {errno.EINVAL, errno.ENOTSUP}:
+            raise
     finally:
         os.close(handle)
 
