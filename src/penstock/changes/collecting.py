@@ -11,7 +11,7 @@ from penstock.changes.options import ChangeOptions, Columns, Wishes, check_colum
 from penstock.changes.snapshots import snapshot_batches
 from penstock.changes.tail import Tail
 from penstock.errors import Unavailable
-from penstock.eventstore.finding import find_lives
+from penstock.eventstore.finding import find_lives, known_ends
 from penstock.eventstore.partition import Partition, PartitionState, TableView, require_range
 from penstock.eventstore.partitionsets import (
     AskedTable,
@@ -26,6 +26,7 @@ from penstock.eventstore.partitionsets import (
 from penstock.eventstore.paths import Side
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.streams import Stream, merged, streams_of
+from penstock.tables.schema import HandleKind
 
 SIDES: tuple[Side, Side] = ("data", "tombstone")
 
@@ -139,11 +140,11 @@ def _sets(
     known: list[Life] = []
     for state in states:
         try:
-            versions, ends = state.schemas_upto(to_ts), state.ends(to_ts)
-        except Unavailable as error:
+            versions = state.schemas_upto(to_ts)
+        except Unavailable as error:  # it may be that it has ended, which its capture knows
             failures[state.table_id] = error
-            versions, ends = state.known_schemas, state.ends(state.flushed_ts)
-        known += lives_of(state.table_id, versions, ends)
+            versions = state.known_schemas
+        known += lives_of(state.table_id, versions, known_ends(state))
     lives = joined(known)
     table_id = table.table_id or _table_id(lives, states[0].table_id, to_ts)
     asked = AskedTable(table.name, table_id, table.named)
@@ -187,7 +188,9 @@ def schema_parts(
     What is before the first version, where the table was not there yet, belongs to that one.
     """
     known = {each.since_ts: each for state in states for each in state.schemas(from_ts, to_ts)}
-    versions = [known[since_ts] for since_ts in sorted(known)]
+    by_time = [known[since_ts] for since_ts in sorted(known)]
+    # One of a partition that is added after the range is no version of it.
+    versions = [each for each in by_time if each.since_ts <= to_ts] or by_time[:1]
     starts = [from_ts, *(each.since_ts - 1 for each in versions[1:] if each.since_ts > from_ts + 1)]
     parts = []
     for start, end in pairwise([*starts, to_ts]):
@@ -244,7 +247,8 @@ def _opened(
             handle_from=part.handle_from,
             handle_to=part.handle_to,
             schema=schema,
-            with_partition=len(states) > 1,
+            # Elsewhere a handle is the key, and a row that moves to another partition is the same one.
+            with_partition=len(states) > 1 and schema.table.handle_kind is HandleKind.ROWID,
         )
         for stream in found:
             stack.callback(stream.close)

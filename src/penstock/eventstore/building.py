@@ -52,6 +52,9 @@ class Schemas(Protocol):
     def ended_ts(self, table_id: int) -> int:
         """When the physical table was dropped, truncated or replaced, as far as is known; 0: it is there."""
 
+    def ends(self, table_id: int, from_ts: int, to_ts: int) -> list[int]:
+        """When in (from_ts, to_ts] it ceased to be a table or a part of one, as far as that is known."""
+
 
 @dataclass(frozen=True, slots=True)
 class Built:

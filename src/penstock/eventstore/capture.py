@@ -270,6 +270,8 @@ class Capture:
         for table_id in set(self._subscriptions) - mine:
             await self._let_go(table_id)
         await asyncio.to_thread(self._names.mark, list(self._subscriptions))
+        for table_id in self.store.ending():
+            await asyncio.to_thread(self.store.flush, table_id)
         kept = self.store.recovered_tables().union(self.store.tables())  # some never came to be subscribed
         for table_id in kept.difference(mine, self._subscriptions, self._forgetting):
             await asyncio.to_thread(self.store.close_table, table_id, flush=False)
@@ -353,16 +355,23 @@ class Capture:
         """Hold back collection for a table; leave it out when changes after its `resolved_ts` may be gone.
 
         Deletions among them would never be known. A table captured for the first time has no such gap; its
-        history begins where the cluster's does.
+        history begins where the cluster's does, or where it was made.
         """
         collected_ts = await self._hold_back_gc()
-        if not resolved_ts and collected_ts:  # what is there now of earlier times is not all there was
-            begun = {"kind": BEGUN, "ts": collected_ts}
+        if not resolved_ts and self._made_ts(table.physical_id) <= collected_ts:
+            begun = {"kind": BEGUN, "ts": collected_ts}  # what is left of earlier times is not all there was
             await asyncio.to_thread(self.store.state_fact, table.physical_id, begun)
         if not 0 < resolved_ts < collected_ts:
             return False
         await self._leave_out(table, _collected(resolved_ts, collected_ts), lost=True)
         return True
+
+    def _made_ts(self, table_id: int) -> int:
+        """When a table, or partition, was made, or later where the cluster has collected that.
+
+        Of one that was made after a collection nothing is missing.
+        """
+        return self.schemas.versions(table_id, 0, self.schemas.resolved_ts())[0].since_ts
 
     def _advance(self, rows: TableRows, ts: int) -> None:
         """Take a resolved-ts while history is held.
@@ -473,12 +482,13 @@ class Capture:
     def _incomplete(self, ts: int) -> dict[int, int]:
         """The captured tables that are complete up to less than `ts`, and up to where.
 
-        One that was never complete counts from where it was begun.
+        One that was never complete counts from where it was begun, or made.
         """
         found = {}
         for table_id, rows in self.store.tables().items():
             if table_id in self._subscriptions:
-                complete_ts = rows.resolved_ts or self.store.ownership(table_id).state.oldest_ts
+                oldest_ts = self.store.ownership(table_id).state.oldest_ts
+                complete_ts = rows.resolved_ts or max(oldest_ts, self._made_ts(table_id))
                 if complete_ts < ts:
                     found[table_id] = rows.resolved_ts
         return found

@@ -1,6 +1,6 @@
 """Finding tables on storage by their names, without the database that they came from."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -8,13 +8,13 @@ from difflib import get_close_matches
 from penstock.clock import TS_MAX
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import paths
-from penstock.eventstore.namemarks import dropped_ts
+from penstock.eventstore.namemarks import drops
 from penstock.eventstore.partition import Partition, PartitionState, StorageRef, TableView
 from penstock.eventstore.partitionsets import Life, lives_of
 from penstock.eventstore.ranges import RangeReader
 from penstock.eventstore.schemaversion import SchemaVersion, in_force
 
-__all__ = ["RowsOf", "find_lives", "find_table", "list_tables"]
+__all__ = ["RowsOf", "find_lives", "find_table", "known_ends", "list_tables"]
 
 RowsOf = Callable[[int], RangeReader | None]
 """Who has the newest rows of a physical table; None: nobody that is known."""
@@ -72,11 +72,15 @@ def find_lives(storage: StorageRef, name: str, rows: RangeReader | None = None) 
 
 
 def _lives(state: PartitionState) -> list[Life]:
+    return lives_of(state.table_id, _schemas(state, None), known_ends(state))
+
+
+def known_ends(state: PartitionState) -> list[int]:
+    """When a physical table was dropped or replaced, as far as its capture knows, or objects without it."""
     try:
-        ends = state.ends(TS_MAX)
+        return state.ends(TS_MAX)
     except Unavailable:
-        ends = state.ends(state.flushed_ts)
-    return lives_of(state.table_id, _schemas(state, None), ends)
+        return state.ends(state.flushed_ts)
 
 
 def _marked(storage: StorageRef, name: _Name, rows_of: RowsOf) -> list[Partition]:
@@ -123,17 +127,25 @@ def _look(partitions: list[Partition], at_ts: int | None) -> dict[int, _Found | 
     """The physical tables that are there at a time; None for those of which nothing is known yet."""
     with ThreadPoolExecutor(_LOADED_AT_ONCE, thread_name_prefix="penstock-find") as pool:
         states = list(pool.map(Partition.state, partitions))
-        present = [each for each in states if not dropped_ts(each.manifest.facts, _moment(at_ts))]
-        found = pool.map(lambda state: _found(state, at_ts), present)
-        return dict(zip((state.table_id for state in present), found, strict=True))
+        schemas = list(pool.map(lambda state: _schemas(state, at_ts), states))
+    found = zip(states, schemas, strict=True)
+    return {
+        state.table_id: _found(known, at_ts) for state, known in found if not _is_gone(state, known, at_ts)
+    }
+
+
+def _is_gone(state: PartitionState, known: Sequence[SchemaVersion], at_ts: int | None) -> bool:
+    """Whether a table was dropped and did not come back; its capture may be the first to know that it did."""
+    ts = _moment(at_ts)
+    ended_ts = max((each for each in drops(state.manifest.facts) if each <= ts), default=0)
+    return bool(ended_ts) and not any(ended_ts < each.since_ts <= ts for each in known)
 
 
 def _moment(at_ts: int | None) -> int:
     return TS_MAX if at_ts is None else at_ts
 
 
-def _found(state: PartitionState, at_ts: int | None) -> _Found | None:
-    known = _schemas(state, at_ts)
+def _found(known: Sequence[SchemaVersion], at_ts: int | None) -> _Found | None:
     if not known:
         return None
     moment = _moment(at_ts)

@@ -166,11 +166,10 @@ class Flusher:
         if to_ts <= from_ts:
             return
         versions = self.schemas.versions(rows.table_id, from_ts, to_ts)
-        ended_ts = self.schemas.ended_ts(rows.table_id)
         # Whoever reads the table up to here must know that it ended: its rows are no rows any more.
-        facts = [dropped_fact(ended_ts)] if from_ts < ended_ts <= to_ts else []
+        ends = [dropped_fact(ts) for ts in self.schemas.ends(rows.table_id, from_ts, to_ts)]
         with closing(self.changes(rows, from_ts, to_ts)) as changes:
-            self._commit_chunks(table, versions, changes, to_ts, facts)
+            self._commit_chunks(table, versions, changes, to_ts, ends)
         metrics.EVENTSTORE_FLUSH_SECONDS.observe(self.clock.monotonic() - started)
 
     def _commit_chunks(
@@ -183,7 +182,7 @@ class Flusher:
     ) -> None:
         """Commit chunk by chunk, each when the index knows of all before it: a tombstone asks it.
 
-        The last one says the facts.
+        The first one says what else is true of the range, so that no manifest is complete without it.
         """
         pieces = cut(changes, large_bytes=self.large_txn_bytes, chunk_bytes=self.sort_bytes // 2)
         chunks = groupby(pieces, key=lambda piece: (piece.chunk, piece.direct))
@@ -201,10 +200,8 @@ class Flusher:
                 rows = passage.through(rows)
             built = build(table.rows.table_id, versions, rows, table.index.find)
             chunk = next(chunks, None)
-            if chunk:
-                self._commit(table, versions, built)
-            else:
-                self._commit(table, versions, replace(built, last_ts=to_ts), facts)
+            self._commit(table, versions, built if chunk else replace(built, last_ts=to_ts), facts)
+            facts = ()
             if passage is not None:
                 table_id, name = table.rows.table_id, versions[-1].name
                 passage.arrived(tracing.Stage.FLUSH, key=str(table_id), table_id=table_id, table=name)
@@ -214,7 +211,7 @@ class Flusher:
         table: Table,
         versions: list[SchemaVersion],
         built: Built,
-        facts: Sequence[Mapping[str, Any]] = (),
+        facts: Sequence[Mapping[str, Any]],
     ) -> None:
         """Make a chunk part of the table, and let its rows go."""
         table.commit(

@@ -93,6 +93,22 @@ def partition_sets(asked: AskedTable, lives: Sequence[Life], from_ts: int, to_ts
     if it was not there at `from_ts` under its name, of every other that had the name. Raises StaleRead, with
     the commit-ts of the last DDL after which the changes can be told, when they cannot be from `from_ts` on.
     """
+    try:
+        return _unbroken_sets(asked, lives, from_ts, to_ts)
+    except StaleRead as error:
+        oldest_ts = error.oldest_ts
+    last_ts = from_ts
+    while last_ts < oldest_ts < to_ts:  # there may be a later reason
+        last_ts = oldest_ts
+        try:
+            _unbroken_sets(asked, lives, last_ts, to_ts)
+        except StaleRead as error:
+            oldest_ts = error.oldest_ts
+    raise StaleRead(asked.name, from_ts, oldest_ts=oldest_ts, replaced=True)
+
+
+def _unbroken_sets(asked: AskedTable, lives: Sequence[Life], from_ts: int, to_ts: int) -> list[PartitionSet]:
+    """See `partition_sets`; of several reasons for StaleRead it tells one."""
     mine = [each for each in lives if each.schema.table.id == asked.table_id]
     if not mine:
         return []
@@ -100,7 +116,9 @@ def partition_sets(asked: AskedTable, lives: Sequence[Life], from_ts: int, to_ts
     if asked.named and (start is None or not start.is_called(asked.name)):
         others = (each for each in lives if each.schema.table.id != asked.table_id)
         if any(each.is_called(asked.name) and each.since_ts <= from_ts < each.until_ts for each in others):
-            raise StaleRead(asked.name, from_ts, oldest_ts=_named_since(mine, asked.name), replaced=True)
+            inside = [each for each in mine if each.since_ts <= to_ts]
+            named_ts = _named_since(inside or mine, asked.name)
+            raise StaleRead(asked.name, from_ts, oldest_ts=named_ts, replaced=True)
     known = [each for each in mine if each.since_ts <= to_ts]
     if not known:
         return []
@@ -140,7 +158,8 @@ def _named_since(mine: Sequence[Life], name: str) -> int:
     """When a table got its name, for the last time."""
     since_ts = 0
     for before, life in zip([None, *mine], mine, strict=False):
-        if life.is_called(name) and (before is None or not before.is_called(name)):
+        begun = before is None or not before.is_called(name) or before.until_ts < life.since_ts
+        if begun and life.is_called(name):
             since_ts = life.since_ts
     return since_ts or mine[-1].since_ts
 

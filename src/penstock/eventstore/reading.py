@@ -15,7 +15,7 @@ from penstock.eventstore.blocks import within_handles
 from penstock.eventstore.partition import PartitionState, known_state
 from penstock.eventstore.paths import Side
 from penstock.eventstore.ranges import Part, RangeReader, ReadRange, TableProgress
-from penstock.eventstore.schemaversion import SchemaVersion, cut_at_changes
+from penstock.eventstore.schemaversion import SchemaVersion, cut_at_changes, in_force, schemas_in
 from penstock.eventstore.sides import HANDLE, decode_side
 from penstock.eventstore.storage import Storage
 from penstock.eventstore.store import EventStore
@@ -55,13 +55,19 @@ class Reader:
     def _versions(self, wanted: ReadRange) -> list[SchemaVersion]:
         """The schemas of a range: as its flush recorded them, and by the schema history what is not flushed.
 
-        The cluster collects old schemas, so that a history read after a restart lacks them.
+        The cluster collects old schemas, so that a history read after a restart lacks them; of a table that
+        was dropped and recovered it has none from before. Nothing is in a range before a table was made.
         """
-        manifest = self._store.ownership(wanted.table_id).state
-        if wanted.from_ts >= manifest.flushed_ts:
-            return self._store.schemas.versions(wanted.table_id, wanted.from_ts, wanted.to_ts)
-        state = PartitionState(wanted.table_id, self._storage, manifest, self)
-        return state.schemas(wanted.from_ts, wanted.to_ts)
+        table_id, from_ts, to_ts = wanted.table_id, wanted.from_ts, wanted.to_ts
+        manifest = self._store.ownership(table_id).state
+        if from_ts < manifest.flushed_ts:
+            return PartitionState(table_id, self._storage, manifest, self).schemas(from_ts, to_ts)
+        schemas = self._store.schemas
+        try:
+            return schemas.versions(table_id, from_ts, to_ts)
+        except Unavailable:
+            recorded = in_force(schemas_in(manifest.facts), from_ts, to_ts)
+            return recorded or schemas.versions(table_id, from_ts, schemas.resolved_ts())[:1]
 
     def read(self, wanted: ReadRange) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """See RangeReader."""
@@ -69,7 +75,9 @@ class Reader:
         if len(parts) != 1:
             cuts = ", ".join(str(part.wanted.to_ts) for part in parts[:-1])
             raise Invalid(f"the schema of table {wanted.table_id} changes after {cuts}; read the parts")
-        self._state(wanted.table_id, wanted.from_ts).check_history(wanted.from_ts)
+        state = self._state(wanted.table_id, wanted.from_ts)
+        if wanted.from_ts or state.flushed_ts:  # else it is everything since the first scan of the table
+            state.check_history(wanted.from_ts)
         shown = shown_schema(parts[0].schema, wanted.side, wanted.columns or None)
         return shown, self._batches(wanted, parts[0].schema, shown)
 

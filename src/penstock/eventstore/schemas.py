@@ -10,6 +10,7 @@ import threading
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -40,6 +41,10 @@ class _Version:
     table: TableInfo | None = field(compare=False)  # None: dropped
     refused: str = field(default="", compare=False)  # why rows of this version cannot be kept
 
+    def has(self, physical_id: int) -> bool:
+        """Whether the table's rows are under an id."""
+        return self.table is not None and physical_id in self.table.physical_ids
+
 
 class SchemaHistory:
     """Versions of every table, complete up to `resolved_ts`. Thread-safe; implements Schemas.
@@ -54,6 +59,7 @@ class SchemaHistory:
         self._logical: dict[int, set[int]] = {}  # keys' id -> the tables it was, or was a partition of
         self._refused: set[int] = set()  # keys' ids that had a version whose rows cannot be kept
         self._databases: dict[int, str] = {}
+        self._parted: set[int] = set()  # keys' ids that a table does not have in all of its versions
 
     def consume_kv_events(self, raw: pa.RecordBatch, finish: Callable[[], None]) -> bool:
         """Take changes of meta keys. Always False: they are read again from the store at a restart."""
@@ -105,12 +111,32 @@ class SchemaHistory:
             first = max(0, bisect_right(found, from_ts + 1, key=lambda each: each.since_ts) - 1)
             return self._shown(known[first:])[: len(found) - first]
 
-    def ended_ts(self, physical_id: int) -> int:
+    def ended_ts(self, table_id: int) -> int:
         """See Schemas. What went from one table to another is there while either has it."""
+        ends = self.ends(table_id, 0, self._resolved_ts)
         with self._lock:
-            known = [self._versions[each] for each in self._logical.get(physical_id, ())]
-            ends = [_ended(physical_id, versions, self._resolved_ts) for versions in known]
-        return 0 if 0 in ends else max(ends, default=0)
+            known = [self._versions[each] for each in self._logical.get(table_id, ())]
+            there = any(_has_at(each, self._resolved_ts, table_id) for each in known)
+        return 0 if there or not ends else ends[-1]
+
+    def ends(self, table_id: int, from_ts: int, to_ts: int) -> list[int]:
+        """See Schemas. An id that one table hands to another at once does not end."""
+        if table_id not in self._parted:
+            return []
+        with self._lock:
+            upto = min(to_ts, self._resolved_ts)
+            known = [self._versions[each] for each in self._logical.get(table_id, ())]
+            left = {
+                after.since_ts
+                for versions in known
+                for before, after in pairwise(versions)
+                if before.has(table_id) and not after.has(table_id)
+            }
+            return sorted(
+                ts
+                for ts in left
+                if from_ts < ts <= upto and not any(_has_at(each, ts, table_id) for each in known)
+            )
 
     def names(self, physical_id: int) -> set[tuple[str, str]]:
         """Every (database, table) that an id is known to be, or to have been, a part of."""
@@ -167,6 +193,8 @@ class SchemaHistory:
             if refused:
                 self._refused.add(physical_id)
         versions = self._versions.setdefault(table_id, [])
+        had = {each for version in versions if version.table for each in version.table.physical_ids}
+        self._parted |= had.symmetric_difference(table.physical_ids if table else ())
         same = next((each for each in versions if each.since_ts == commit_ts), None)
         if same is None:
             insort(versions, _Version(commit_ts, database_id, table, refused))
@@ -175,14 +203,10 @@ class SchemaHistory:
             versions[versions.index(same)] = _Version(commit_ts, database_id, table, refused)
 
 
-def _ended(physical_id: int, versions: list[_Version], upto: int) -> int:
-    """When a table's last version with an id ended; 0: it is the newest, or there is none yet."""
-    ended_ts = 0
-    for version in reversed([each for each in versions if each.since_ts <= upto]):
-        if version.table is not None and physical_id in version.table.physical_ids:
-            return ended_ts
-        ended_ts = version.since_ts
-    return 0
+def _has_at(versions: list[_Version], ts: int, physical_id: int) -> bool:
+    """Whether a table's rows are under an id at a timestamp."""
+    begun = [each for each in versions if each.since_ts <= ts]
+    return bool(begun) and begun[-1].has(physical_id)
 
 
 def _latest(versions: list[_Version], names: Mapping[int, str], upto: int) -> Iterator[CapturedTable]:

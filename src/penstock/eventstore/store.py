@@ -247,9 +247,27 @@ class EventStore:
         return self._owned(table_id).ownership
 
     def readable_ts(self, table_id: int) -> int:
-        """How far a table can be read: its own resolved-ts, and no further than its schemas allow."""
-        table = self._owned(table_id)
-        return max(table.rows.flushed_ts, min(table.rows.resolved_ts, self.schemas.storable_ts(table_id)))
+        """How far a table can be read: its own resolved-ts, and no further than its schemas allow.
+
+        Where the table ended it can be read on once its manifest says so: until then readers, who look there,
+        would take it for the table that has the name.
+        """
+        rows = self._owned(table_id).rows
+        flushed_ts, complete_ts = rows.flushed_ts, self._complete_ts(rows)
+        ends = self.schemas.ends(table_id, flushed_ts, complete_ts)
+        return max(flushed_ts, ends[0] - 1 if ends else complete_ts)
+
+    def ending(self) -> list[int]:
+        """The tables that ended, are complete up to then, and whose manifests do not say so: flush them."""
+        return [
+            table_id
+            for table_id, rows in self.tables().items()
+            if self.schemas.ends(table_id, rows.flushed_ts, self._complete_ts(rows))
+        ]
+
+    def _complete_ts(self, rows: TableRows) -> int:
+        """How far a flush would come."""
+        return min(rows.resolved_ts, self.schemas.storable_ts(rows.table_id))
 
     def unflushed(self, table_id: int, from_ts: int, to_ts: int) -> Generator[pa.RecordBatch, None, None]:
         """The raw changes in (from_ts, to_ts] that are held, in order and once; close it after use."""

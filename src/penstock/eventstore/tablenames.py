@@ -51,6 +51,7 @@ class TableNames:
         """Have the manifest of a dropped table say so; when there is a newer owner, that one will."""
         if not table.dropped_ts:
             return
+        self.mark([table.physical_id])  # it may have had its last name for a moment only
         try:
             self._store.state_fact(table.physical_id, dropped_fact(table.dropped_ts))
         except Fenced as error:

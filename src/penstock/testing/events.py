@@ -50,6 +50,10 @@ class FixedSchemas:
         """See Schemas."""
         return self.resolved
 
+    def ends(self, _table_id: int, _from_ts: int, _to_ts: int) -> list[int]:
+        """See Schemas."""
+        return []
+
     def versions(self, table_id: int, from_ts: int, to_ts: int) -> list[SchemaVersion]:
         """See Schemas."""
         mine = [each for each in self._versions if each.table.id == table_id and each.since_ts <= to_ts]

@@ -128,6 +128,11 @@ class FeedWorld:
         """See Schemas."""
         return self.resolved_ts()
 
+    def ends(self, table_id: int, from_ts: int, to_ts: int) -> list[int]:
+        """See Schemas."""
+        ended_ts = self.ended_ts(table_id)
+        return [ended_ts] if from_ts < ended_ts <= to_ts else []
+
     def versions(self, table_id: int, from_ts: int, to_ts: int) -> list[SchemaVersion]:
         """See Schemas."""
         return in_force(self._versions[table_id], from_ts, to_ts)

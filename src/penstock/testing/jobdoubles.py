@@ -204,7 +204,7 @@ class WorldSource:
         names = None
         if columns is not None:
             keys = [name for name in key_names(scan.schema.table) if not name.startswith("_")]
-            versions = self.world.schemas.versions(0, scan.from_ts, scan.to_ts)
+            versions = self.world.schemas.versions(self.world.ids[0], scan.from_ts, scan.to_ts)
             names = sorted(columns_read(versions, scan.schema, [*keys, *columns]))
         handle = collect_changes(
             scan.view, scan.from_ts, scan.to_ts, columns=names, batch_rows=self.batch_rows

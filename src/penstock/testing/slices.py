@@ -51,7 +51,7 @@ def slice_of(
     **planned: Any,
 ) -> Slice:
     """The changes of a world's table in (from_ts, to_ts], or with from_ts = 0 its snapshot at to_ts."""
-    schema = schema or world.schemas.all[-1]
+    schema = schema or world.table.schemas[-1]
     parts = plan_changes(world.view(), from_ts, to_ts, **{**plan_options(schema), **planned})
     return Slice(
         dispatcher=DispatcherSpec.of("feed", world.ids[0]),

@@ -25,6 +25,7 @@ class Step(NamedTuple):
 class _Version(NamedTuple):
     ts: int
     row: Row | None
+    silent: bool = False  # it came or went with a DDL: no change of a row says so
 
 
 class Versions:
@@ -47,9 +48,9 @@ class Versions:
         """The schema in force at a timestamp."""
         return next(table for since, table in reversed(self._tables) if since <= ts)
 
-    def write(self, ts: int, key: Key, row: Row | None) -> None:
-        """A row, or its end; of one key the times must rise."""
-        self._rows.setdefault(key, []).append(_Version(ts, row))
+    def write(self, ts: int, key: Key, row: Row | None, *, silent: bool = False) -> None:
+        """A row, or its end; of one key the times must rise. `silent`: no change of a row says so."""
+        self._rows.setdefault(key, []).append(_Version(ts, row, silent))
 
     def last(self, key: Key) -> Row | None:
         """The newest row of a key."""
@@ -67,12 +68,15 @@ class Versions:
         return {key: in_schema(row, table) for key, row in found.items() if row is not None}
 
     def steps(self, from_ts: int, to_ts: int) -> list[Step]:
-        """Every change in (from_ts, to_ts]: by time, at one time ends before beginnings, then by key."""
+        """Every change in (from_ts, to_ts]: by time, at one time ends before beginnings, then by key.
+
+        What was silent is not among them.
+        """
         made: list[Step] = []
         for key, versions in self._rows.items():
             before = None
             for version in versions:
-                if from_ts < version.ts <= to_ts:
+                if from_ts < version.ts <= to_ts and not version.silent:
                     made += [Step(version.ts, 0, key, None)] if before is not None else []
                     if version.row is not None:
                         row = in_schema(version.row, self.table_at(version.ts))

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.changes import Hint
+from penstock.changes import Hint, plan_changes
 from penstock.eventstore.snapshot import read_snapshot
 from penstock.testing.itemtables import item
-from penstock.testing.tableworld import START, TableWorld
+from penstock.testing.tableworld import NAME, START, TableWorld
 from penstock.testing.versions import Target
 
 MakeWorld = Callable[..., TableWorld]
@@ -120,3 +120,38 @@ def test_rows_of_two_partitions_that_have_the_same_handle_are_two_rows(
             target.take_all(world.changes(from_ts, to_ts, replay=replay))
             assert target.rows == world.versions.at(to_ts), (from_ts, to_ts)
     assert world.snapshot(deleted) == world.versions.at(deleted)
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_parts_that_end_before_a_partition_is_added_have_their_own_changes_only(
+    make_world: MakeWorld, flushed: bool
+) -> None:
+    world = make_world(partitions=(11, 12))
+    world.share()
+    from_ts = world.commit(item("integer", 1, "before"))
+    for number in range(2, 8):
+        world.commit(item("integer", number, "x"), into=number % 2)
+    world.add_partition(world.table)
+    world.share()
+    world.commit(item("integer", 8, "into the new one"), into=2)
+    to_ts = world.flush() if flushed else world.resolve()
+    told: list[int] = []
+    for part in plan_changes(world.find(NAME), from_ts, to_ts, partition_rows=1, coalesce=False):
+        with part.collect() as handle:
+            told += [number for batch in handle for number in batch.data.column("id").to_pylist()]
+    assert told == list(range(2, 9))
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_row_whose_key_is_its_handle_stays_one_row_in_another_partition(
+    make_world: MakeWorld, flushed: bool
+) -> None:
+    world = make_world(partitions=(11, 12))
+    from_ts = world.commit(item("integer", 1, "here"), into=0)
+    for turn in range(3):
+        world.commit(item("integer", 1, "there"), into=1)
+        world.commit(item("integer", 1, f"back {turn}"), into=0)
+    to_ts = world.commit(delete=[(1,)])
+    world.flush() if flushed else world.resolve()
+    (batch,) = world.changes(from_ts, to_ts, replay=True)
+    assert (batch.data.num_rows, batch.tombstones.num_rows) == (0, 1)

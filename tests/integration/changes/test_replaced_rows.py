@@ -223,4 +223,4 @@ def test_a_table_that_is_dropped_is_not_read_beyond_that_before_its_end_is_in_it
     early = world.find(NAME, from_ts)
     assert replaced(early, from_ts, to_ts) < to_ts
     (state,) = (each.state() for each in early.partitions)
-    assert from_ts <= state.newest_ts < to_ts <= state.readable_ts
+    assert from_ts <= state.newest_ts == state.readable_ts < to_ts

@@ -95,6 +95,7 @@ def test_a_move_to_another_database_is_no_end(order: int) -> None:
     made = history(database(1, 1, "old"), database(1, 2, "new"), described(10, a_table(7)), *moves)
     (table,) = made.tables_ever()
     assert (table.database, table.dropped_ts) == ("new", 0)
+    assert made.ends(7, 0, 50) == []
 
 
 def test_partitions_read_with_the_schema_of_their_table() -> None:
@@ -125,6 +126,17 @@ def test_a_partition_that_was_dropped_is_captured_to_its_end() -> None:
     assert ends(made) == {71: 20, 72: 0, 73: 0}
     assert versions(made, 71, 0, 50) == [(10, 1)]
     assert versions(made, 72, 0, 50) == [(10, 1), (20, 1), (30, 2)]
+    assert [made.ends(each, 0, 50) for each in (71, 72, 73)] == [[20], [], []]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_table_that_is_dropped_and_recovered_has_ended_once_as_far_as_is_known(order: int) -> None:
+    changes = [described(10, a_table(7)), dropped(20, 7), described(30, a_table(7)), dropped(40, 7)]
+    made = history(*changes[::order], resolved_ts=35)
+    assert made.ends(7, 0, 50) == [20]
+    made.advance_resolved_ts(60)
+    assert made.ends(7, 0, 50) == [20, 40]
+    assert made.ends(7, 20, 39) == []
 
 
 def test_a_partition_that_is_not_known_yet_has_not_ended() -> None:
@@ -145,6 +157,7 @@ def test_a_table_exchanged_with_a_partition_lives_on_in_its_new_place(order: int
     ]  # fmt: skip
     made = history(*changes[::order])
     assert ends(made) == {8: 0, 71: 40}
+    assert [made.ends(each, 0, 50) for each in (8, 71)] == [[], [40]]
     assert versions(made, 8, 0, 50) == [(11, 1), (20, 1), (30, 2)]
     assert versions(made, 71, 0, 50) == [(10, 1), (20, 1)]
 

@@ -28,7 +28,7 @@ LATER = add_column(RENAMED, "stock", "int default 7")  # of the same columns: id
 
 def feed(world: TableWorld, from_ts: int, to_ts: int, columns: list[str] | None = None) -> list[Any]:
     rows = ChangeRows(world.versions.table, columns)
-    reads = rows.reads([version.table for version in world.schemas.all])
+    reads = rows.reads([version.table for version in world.table.schemas])
     batches = world.changes(
         from_ts, to_ts, columns=reads, coalesce=False, old_rows=True, batch_rows=FEED_BATCH_ROWS
     )

@@ -81,10 +81,10 @@ async def test_a_reader_of_the_directory_has_the_rows_of_the_source(
 
         write_history(world, kind)
         sent = await send(START)
-        before = world.schemas.all[-1]
+        before = world.table.schemas[-1]
         wider = alter.add_column(before.table, "tag", "varchar(9) not null default 'none'")
         ts = world.alter(wider)
-        change = TableChange(before, world.schemas.all[-1])
+        change = TableChange(before, world.table.schemas[-1])
         await sink.write_block_event(
             DdlEvent(commit_ts=ts, type=5, query="ALTER TABLE", database="shop", tables=(change,))
         )

@@ -110,7 +110,7 @@ async def test_a_ddl_is_on_the_remote_after_the_rows_before_it(tmp_path: Path, t
     async with world:
         world.send_all()
         await world.drain_table()
-        before = table.schemas.all[-1]
+        before = table.table.schemas[-1]
         ts = table.ts + 10
         after = replace(before, since_ts=ts, version=2)
         change = TableChange(before, after)
