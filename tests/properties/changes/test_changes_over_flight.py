@@ -39,7 +39,7 @@ def happen(world: TableWorld, kind: str, what: str, numbers: set[int], scratch: 
         world.flush()
     elif what == "merge" and world.manifest().visible("data", world.ts):
         assert begin_merge(world, scratch).commit(world)
-    elif what == "alter" and len(world.schemas.all) == 1:
+    elif what == "alter" and len(world.table.schemas) == 1:
         world.alter(add_column(world.versions.table, "extra", "varchar(20) default 'none'"))
 
 

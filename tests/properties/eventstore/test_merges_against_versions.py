@@ -81,8 +81,8 @@ class Merging:
             self.plan(given)
         elif what == "commit" and self.written:
             self.commit(*self.written.pop(given % len(self.written)))
-        elif what == "alter" and len(world.schemas.all) < 3:
-            nth = len(world.schemas.all)
+        elif what == "alter" and len(world.table.schemas) < 3:
+            nth = len(world.table.schemas)
             world.alter(add_column(world.versions.table, f"extra{nth}", "varchar(20) default 'none'"))
         elif what == "crash":
             world.crash()
@@ -98,7 +98,7 @@ class Merging:
             self.world.flush()
 
     def row(self, number: int) -> dict[str, Any]:
-        more = {"extra1": "yes"} if len(self.world.schemas.all) > 1 and number % 2 else {}
+        more = {"extra1": "yes"} if len(self.world.table.schemas) > 1 and number % 2 else {}
         return item(self.kind, number, f"{number} at {self.world.ts}" + "." * 20, **more)
 
     def plan(self, bits: int) -> None:
