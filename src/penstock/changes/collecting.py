@@ -237,6 +237,8 @@ def _opened(
     """The streams of a side over all partitions, which begin to read; the stack closes them."""
     streams: list[Stream] = []
     for state in states:
+        if state.schemas(part.from_ts, part.to_ts)[0].since_ts > part.to_ts:
+            continue  # it was added later, when columns may have been others
         found = streams_of(
             state,
             side,

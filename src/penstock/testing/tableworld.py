@@ -1,8 +1,8 @@
 """Tables in an event store, beside the plain dicts of versions that every read of them must agree with.
 
-The source is modelled too: what a crash or a lost disk takes is delivered again, from where the store says,
-and descriptions of tables come from a subscription that begins anew at every start, without what the
-cluster has collected. A name leads to a table as it does for every reader, by what the event store says.
+The source is modelled too: what a crash or a lost disk takes is delivered again, from where the store says.
+Descriptions of tables come from a subscription that begins anew at every start, without what the cluster has
+collected. A name leads to a table as it does for every reader, by what the event store says.
 Nothing happens by itself, ids are drawn in order and time stands still, so a run can be repeated exactly.
 """
 
