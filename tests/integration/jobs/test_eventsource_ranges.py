@@ -300,11 +300,12 @@ def parted(*ids: int) -> TableInfo:
 
 
 async def test_a_range_ends_before_a_partition_is_added_and_the_next_one_has_it(tmp_path: Path) -> None:
-    with JobSourceWorld(tmp_path, parted(11), partitions=(11, 12)) as world:
+    with JobSourceWorld(tmp_path, parted(11), partitions=(11,)) as world:
         start = world.commit(item("integer", 1, "a"), into=0)
         before = world.commit(item("integer", 2, "b"), into=0)
-        added = world.alter(parted(11, 12))
-        world.store.state_fact(12, {"kind": BEGUN, "ts": added - 1})  # nobody knows what was before
+        added = world.add_partition(world.table)
+        world.share()
+        world.store.state_fact(world.ids[1], {"kind": BEGUN, "ts": added - 1})  # nobody knows what was before
         world.commit(item("integer", 3, "c"), into=1)
         world.resolve()
         async with world.job_source() as source:

@@ -261,7 +261,6 @@ def test_a_delete_of_a_row_that_was_never_captured_has_its_key(worlds: Any) -> N
     start = world.ts
     world.commit(item("integer", 7, "a"), deliver=False)
     world._pending[1].clear()  # captured from here on only
-    world._history[1].clear()
     world.commit(delete=[(7,)], deliver=False)
     change = world._pending[1].pop()
     world._pending[1].append((*change[:4], None))  # and the old row is not known
