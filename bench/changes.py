@@ -43,7 +43,7 @@ from penstock.tables.arrow import arrow_schema
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.define import define_table
 from penstock.tables.raw import RAW_SCHEMA
-from penstock.testing.events import FixedSchemas
+from support.events import FixedSchemas
 
 COLUMNS = [
     ("id", "bigint primary key"),

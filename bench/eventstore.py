@@ -24,7 +24,7 @@ from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.keys import record_key
 from penstock.tables.raw import RAW_SCHEMA
-from penstock.testing.events import FixedSchemas, a_table, change
+from support.events import FixedSchemas, a_table, change
 
 TABLE = a_table()
 START = 1 << 58

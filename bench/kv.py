@@ -16,7 +16,7 @@ from pathlib import Path
 from penstock import eventloop
 from penstock.kv import AsyncClient, Client
 from penstock.settings import KvSettings
-from penstock.testing.store import StoreProcess
+from support.warmstore import WarmStore
 
 CALLERS = (1, 16, 64)
 PROTOCOLS = {
@@ -107,7 +107,7 @@ def main() -> int:
     options = parser.parse_args()
     settings = {"batch": KvSettings(), "unary": KvSettings(max_batch_size=0)}
     results: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as data, StoreProcess.start(Path(data), stores=1) as store:
+    with tempfile.TemporaryDirectory() as data, WarmStore.start(Path(data), stores=1) as store:
         for (name, protocol), callers, (mode, chosen) in itertools.product(
             PROTOCOLS.items(), CALLERS, settings.items()
         ):

@@ -49,7 +49,7 @@ from penstock.settings import CaptureSettings, KvSettings, PullerSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.define import define_table
 from penstock.tables.keys import record_key
-from penstock.testing.events import FixedSchemas, change
+from support.events import FixedSchemas, change
 
 RATIO_MIN = 0.4
 EVENTS_MIN = 200_000

@@ -38,8 +38,8 @@ from penstock.sink.source.slicing import SliceRange, plan_slice
 from penstock.sink.work import Chunk, DispatcherSpec, DmlEvent, FileWork, Slice, Written
 from penstock.spark.session import build_session
 from penstock.spark.sinkengine import SparkEngine
-from penstock.testing.sinkparts import KeptInMemory
 from spark import load, named
+from support.sinkparts import KeptInMemory
 
 SLICE = Limit(nbytes=64 * 1024 * 1024)
 TABLES = 4

@@ -27,7 +27,8 @@ from penstock.spark.session import build_session
 from penstock.tables import Catalog
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.keys import record_key
-from penstock.testing.store import Admin, StoreProcess
+from penstock.testing.store import Admin
+from support.warmstore import WarmStore
 
 INSERT_ROWS = 2_000  # in one transaction
 ORDERS = [
@@ -113,7 +114,7 @@ def measure_reads(spark: SparkSession, folder: Path, changes: int) -> None:
 
 def measure_loads(spark: SparkSession, folder: Path, rows: int) -> None:
     """A table of the embedded store, divided into more and more regions."""
-    with StoreProcess.start(folder / "store", stores=1) as store:
+    with WarmStore.start(folder / "store", stores=1) as store:
         base = Settings(pd_addrs=(store.pd_addr,))
         cluster = ClusterRef.of(base)
         catalog = Catalog(cluster.client())

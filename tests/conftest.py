@@ -30,7 +30,7 @@ def _keep_files_in_memory() -> None:
 
 _keep_files_in_memory()
 
-pytest_plugins = ("penstock.testing.s3server",)
+pytest_plugins = ("support.s3server",)
 
 LONGEST = (
     "integration/spark/test_cluster_reads.py",

@@ -17,8 +17,8 @@ from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.jobs.consumer import DataType
 from penstock.jobs.jobcolumns import chosen_columns, with_commit_ts
 from penstock.tables.define import define_table
-from penstock.testing.indexworld import IndexWorld
-from penstock.testing.retrievers import START, ListRetriever
+from penstock.testing.consumers import START, ListRetriever
+from support.indexworld import IndexWorld
 
 DOCS = [("id", "bigint primary key"), ("body", "text")]
 DIMENSION, LATENT = 64, 12

@@ -22,7 +22,7 @@ from penstock.jobs.spec import JobSpec
 from penstock.kv import Client
 from penstock.settings import Settings
 from penstock.tables import Catalog
-from penstock.testing.command import ServiceProcess
+from support.command import ServiceProcess
 
 SEARCHED = "shop.docs/words"
 FRESH = "freshly"  # in every text that is committed while lag is measured

@@ -8,15 +8,15 @@ from typing import Any
 import yaml
 
 from penstock.settings import Settings
-from penstock.testing.capture import CaptureProcess
-from penstock.testing.store import StoreProcess
+from support.capture import CaptureProcess
+from support.warmstore import WarmStore
 
 
 @contextmanager
 def cluster(folder: Path, **jobs: Any) -> Iterator[tuple[Settings, Path]]:
     """A store and a capture as processes, and settings for whoever runs jobs beside them, also as a file."""
     folder.mkdir()
-    with StoreProcess.start(folder / "kv", stores=1, faults=False) as store:
+    with WarmStore.start(folder / "kv", stores=1, faults=False) as store:
         tree = {
             "pd_addrs": [store.pd_addr],
             "capture": {

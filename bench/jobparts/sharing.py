@@ -28,10 +28,10 @@ from penstock.jobs.reading.netchanges import every
 from penstock.tables import keys, records
 from penstock.tables.define import define_table
 from penstock.tables.raw import RAW_SCHEMA, Op
-from penstock.testing.iterationbench import Bench
-from penstock.testing.jobdoubles import job_row
-from penstock.testing.jobsources import JobSourceWorld
-from penstock.testing.tableworld import START
+from support.iterationbench import Bench
+from support.jobdoubles import job_row
+from support.jobsources import JobSourceWorld
+from support.tableworld import START
 
 T = TypeVar("T")
 

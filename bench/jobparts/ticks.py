@@ -21,7 +21,7 @@ from penstock.jobs.spec import JobSpec
 from penstock.kv import AsyncClient, Client
 from penstock.settings import Settings
 from penstock.tables import Catalog
-from penstock.testing.jobworld import JobWorld
+from support.jobworld import JobWorld
 
 
 class Counting(Consumer):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.testing.store import StoreProcess
+from support.warmstore import WarmStore
 
 SOURCE = Path(__file__).parent / "go"
 QUICKLY = ["-gcflags=all=-N -l -dwarf=false", "-ldflags=-s -w"]
@@ -40,7 +40,7 @@ def test_the_go_client_finds_what_it_expects(tmp_path: Path) -> None:
     build = ["go", "build", "-buildvcs=false", *QUICKLY, "-o", str(program), "."]
     without_c = {**os.environ, "CGO_ENABLED": "0"}
     subprocess.run(build, cwd=SOURCE, env=without_c, check=True, timeout=800)
-    with StoreProcess.start(tmp_path / "data", stores=3) as store:
+    with WarmStore.start(tmp_path / "data", stores=3) as store:
         run = subprocess.run(
             [program, store.pd_addr], capture_output=True, text=True, timeout=90, check=False
         )

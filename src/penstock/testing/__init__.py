@@ -1,1 +1,1 @@
-"""Doubles and fault tools, for our tests and for our users'."""
+"""Doubles for users of the library: a clock, a store, a retriever, a directory and a connection that breaks."""

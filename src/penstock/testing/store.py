@@ -4,10 +4,12 @@ import json
 import os
 import select
 import signal
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Protocol, Self
 
 import grpc
 
@@ -16,13 +18,28 @@ from penstock.errors import Invalid, Unavailable
 from penstock.proto import metapb_pb2 as metapb
 from penstock.proto import storepb_pb2 as storepb
 from penstock.proto.services import Stub
-from penstock.testing.warmstart import WarmChild, shared_start
 
-__all__ = ["Admin", "StoreProcess"]
+__all__ = ["Admin", "ChildProcess", "StoreProcess"]
 
 _READY_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 20.0
 _CALL_TIMEOUT_S = 10.0
+
+
+class ChildProcess(Protocol):
+    """What is used of `subprocess.Popen`."""
+
+    pid: int
+
+    @property
+    def stdout(self) -> IO[str] | None:
+        """The pipe that the process writes to."""
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the process runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code; raise TimeoutExpired when the process runs for longer."""
 
 
 class StoreProcess:
@@ -35,7 +52,7 @@ class StoreProcess:
         self._command = list(command)
         self._data = data
         self._clock = clock
-        self._child: WarmChild | None = None
+        self._child: ChildProcess | None = None
         self.pd_addr = ""
         self.store_addrs: dict[int, str] = {}
         self.cluster_id = 0
@@ -74,15 +91,22 @@ class StoreProcess:
     def _launch(self) -> None:
         assert self._child is None or self._child.poll() is not None, "the process still runs"
         with self.log.open("a") as log:
-            warm = shared_start("penstock.app.store")
-            self._child = warm.fork(["store", "--pd-addr", self.pd_addr, *self._command], log)
+            self._child = self._start_child(["store", "--pd-addr", self.pd_addr, *self._command], log)
         ready = json.loads(self._first_line())
         self.pd_addr = ready["pd"]
         self.store_addrs = {int(store_id): addr for store_id, addr in ready["stores"].items()}
         self.cluster_id = ready["cluster_id"]
 
+    def _start_child(self, arguments: Sequence[str], log: IO[str]) -> ChildProcess:
+        """Start `penstock` with these arguments: its output is a pipe, its errors go to `log`."""
+        command = [sys.executable, "-m", "penstock.app.cli", *arguments]
+        return subprocess.Popen(  # noqa: S603 - our own command
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True
+        )
+
     def _first_line(self) -> str:
         assert self._child is not None
+        assert self._child.stdout is not None
         line = _line_within(self._child.stdout, _READY_TIMEOUT_S)
         if line:
             return line
@@ -102,7 +126,8 @@ class StoreProcess:
         """Wait until the process has ended by itself, and return its exit code."""
         assert self._child is not None, "the process was not started"
         code = self._child.wait(timeout_s)
-        self._child.stdout.close()
+        if self._child.stdout is not None:
+            self._child.stdout.close()
         return code
 
     def restart(self) -> None:

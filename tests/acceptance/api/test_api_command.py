@@ -7,8 +7,8 @@ import httpx
 import yaml
 
 from penstock.clock import SYSTEM
-from penstock.testing.command import ServiceProcess, penstock
-from penstock.testing.store import StoreProcess
+from support.command import ServiceProcess, penstock
+from support.warmstore import WarmStore
 
 _WAIT_S = 60.0
 
@@ -20,7 +20,7 @@ def written(path: Path, **tree: object) -> str:
 
 def test_it_serves_before_its_cluster_is_there_and_ends_when_asked(tmp_path: Path) -> None:
     quick = written(tmp_path / "store.yaml", store={"sync": False})
-    store = StoreProcess.start(tmp_path / "kv", stores=1, config=Path(quick))
+    store = WarmStore.start(tmp_path / "kv", stores=1, config=Path(quick))
     pd_addr = store.pd_addr
     store.kill()
     config = written(
@@ -41,7 +41,7 @@ def test_it_serves_before_its_cluster_is_there_and_ends_when_asked(tmp_path: Pat
         assert told.status_code == 400
         told = httpx.get(f"{url}/api/v1/tables", timeout=_WAIT_S)
         assert (told.status_code, "retry-after" in told.headers) == (503, True)
-        with StoreProcess.start(tmp_path / "kv", stores=1, pd_addr=pd_addr, config=Path(quick)):
+        with WarmStore.start(tmp_path / "kv", stores=1, pd_addr=pd_addr, config=Path(quick)):
             deadline = SYSTEM.monotonic() + _WAIT_S
             while httpx.get(f"{url}/ready", timeout=_WAIT_S).status_code != 200:
                 assert SYSTEM.monotonic() < deadline, "it does not see that the cluster is back"

@@ -10,7 +10,7 @@ from schemathesis import Case
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from penstock.api.application import described
-from penstock.testing.apiworld import TOKENS, ApiWorld, api_world, blocking
+from support.apiworld import TOKENS, ApiWorld, api_world, blocking
 
 ASKED = os.environ.get("PENSTOCK_API_EXAMPLES")
 EXAMPLES = int(ASKED or 5)

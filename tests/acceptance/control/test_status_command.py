@@ -18,8 +18,8 @@ from penstock.control.overview import Overview, told
 from penstock.control.partstates import PartKind, PartState, PartStatus, UpStates
 from penstock.jobs.job import JobState
 from penstock.sink.feeds.feed import FeedState
-from penstock.testing.jobworld import JobWorld, job_world
-from penstock.testing.overviews import ago, facts, feed, job, part, spool, table
+from support.jobworld import JobWorld, job_world
+from support.overviews import ago, facts, feed, job, part, spool, table
 
 Run = Callable[..., tuple[int, str, str]]
 

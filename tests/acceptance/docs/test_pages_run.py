@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from penstock import settings
-from penstock.testing.docblocks import blocks_of
-from penstock.testing.docworld import DocWorld
-from penstock.testing.s3server import S3Server
-from penstock.testing.spark import SMALL
+from support.docblocks import blocks_of
+from support.docworld import DocWorld
+from support.s3server import S3Server
+from support.spark import SMALL
 
 pytestmark = pytest.mark.timeout(900)
 

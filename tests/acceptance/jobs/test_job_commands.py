@@ -10,8 +10,8 @@ import yaml
 
 from penstock.kv import Client
 from penstock.tables import Catalog
-from penstock.testing.command import penstock
-from penstock.testing.store import StoreProcess
+from support.command import penstock
+from support.warmstore import WarmStore
 
 SECRET = "hunter2hunter2"
 DSN = f"dsn=postgresql://me:{SECRET}@127.0.0.1/shop"
@@ -23,8 +23,8 @@ Answer = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
-    with StoreProcess.start(tmp_path_factory.mktemp("commands") / "store", stores=1) as running:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmStore]:
+    with WarmStore.start(tmp_path_factory.mktemp("commands") / "store", stores=1) as running:
         with Client.connect([running.pd_addr]) as client:
             db = Catalog(client)
             db.create_database("shop")
@@ -47,7 +47,7 @@ def told(run: Run) -> Run:
 
 
 @pytest.fixture
-def job(told: Run, store: StoreProcess) -> Answer:
+def job(told: Run, store: WarmStore) -> Answer:
     """What commands of the cluster answer that work."""
 
     def answer(*arguments: str) -> Any:
@@ -140,7 +140,7 @@ def test_usage_is_a_list_by_account(job: Answer) -> None:
 
 
 def test_what_cannot_be_done_is_said_in_one_line_and_shows_no_secret(
-    told: Run, job: Answer, store: StoreProcess, tmp_path: Path
+    told: Run, job: Answer, store: WarmStore, tmp_path: Path
 ) -> None:
     job("register", "shop.orders/there", "--consumer", "postgres", "--option", DSN)
     files = {
@@ -210,7 +210,7 @@ def test_what_cannot_be_done_is_said_in_one_line_and_shows_no_secret(
     assert (lost[0], "cannot be read" in lost[2]) == (2, True)
 
 
-def test_a_process_answers_and_refuses_in_the_same_way(store: StoreProcess) -> None:
+def test_a_process_answers_and_refuses_in_the_same_way(store: WarmStore) -> None:
     listed = penstock("job", "list", "--pd", store.pd_addr)
     assert (listed.returncode, listed.stderr) == (0, "")
     assert isinstance(json.loads(listed.stdout), list)

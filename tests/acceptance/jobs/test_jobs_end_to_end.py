@@ -13,11 +13,11 @@ import yaml
 
 from penstock.kv import Client
 from penstock.tables import Catalog
-from penstock.testing.capture import CaptureProcess
-from penstock.testing.command import ServiceProcess
-from penstock.testing.postgres import PostgresServer
-from penstock.testing.spark import SMALL
-from penstock.testing.store import StoreProcess
+from support.capture import CaptureProcess
+from support.command import ServiceProcess
+from support.postgres import PostgresServer
+from support.spark import SMALL
+from support.warmstore import WarmStore
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -72,7 +72,7 @@ def whenever(context):
 class World:
     """A store with a table, and where the targets are."""
 
-    def __init__(self, folder: Path, store: StoreProcess, client: Client, dsn: str) -> None:
+    def __init__(self, folder: Path, store: WarmStore, client: Client, dsn: str) -> None:
         self.folder = folder
         self.config = folder / "penstock.yaml"
         self.dsn = dsn
@@ -147,7 +147,7 @@ def own_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def world(tmp_path_factory: pytest.TempPathFactory, own_code: None) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("jobs")
     with (
-        StoreProcess.start(folder / "store", stores=1) as store,
+        WarmStore.start(folder / "store", stores=1) as store,
         Client.connect([store.pd_addr]) as client,
         PostgresServer() as server,
     ):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
 
-from penstock.testing.pagedouble import PageWorld, page_world
+from support.pagedouble import PageWorld, page_world
 
 SIZES = {"desk": (1280, 800), "phone": (360, 740)}
 SHOTS = Path(__file__).parents[3] / "build" / "screenshots"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from penstock.testing.pagedouble import PageWorld
+from support.pagedouble import PageWorld
 
 CHECKS = (Path(__file__).parent / "checks.js").read_text(encoding="utf-8").rstrip(";\n")
 VIEWS = {

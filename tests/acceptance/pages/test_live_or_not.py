@@ -2,7 +2,7 @@
 
 from playwright.sync_api import expect
 
-from penstock.testing.pagedouble import PageWorld
+from support.pagedouble import PageWorld
 
 TOKEN = "a-token-of-the-shop"
 

@@ -7,8 +7,8 @@ import pytest
 from playwright.sync_api import Browser, Error, Page
 
 from penstock.clock import compose_ts
-from penstock.testing.pagedata import NOW_MS
-from penstock.testing.pagedouble import page_world
+from support.pagedata import NOW_MS
+from support.pagedouble import page_world
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from playwright.sync_api import expect
 
-from penstock.testing.apiworld import TOKENS, api_world, blocking
-from penstock.testing.pagedata import HOSTILE
+from support.apiworld import TOKENS, api_world, blocking
+from support.pagedata import HOSTILE
 
 PRODUCTS = "shop.products"
 WORDS = "shop.products/words"

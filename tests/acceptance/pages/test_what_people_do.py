@@ -5,8 +5,8 @@ import json
 from playwright.sync_api import Page, Route, expect
 
 from penstock.clock import compose_ts
-from penstock.testing.pagedata import HOSTILE, NOW_MS
-from penstock.testing.pagedouble import PageWorld
+from support.pagedata import HOSTILE, NOW_MS
+from support.pagedouble import PageWorld
 
 
 def deeds(world: PageWorld) -> list[str]:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.testing.command import penstock
-from penstock.testing.store import StoreProcess
+from support.command import penstock
+from support.warmstore import WarmStore
 
 SECRET = "hunter2hunter2"
 LAKE = f"s3://lake/orders?protocol=canal-json&access-key=me&secret-access-key={SECRET}&region=eu-central-1"
@@ -21,8 +21,8 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
-    with StoreProcess.start(tmp_path_factory.mktemp("commands") / "store", stores=1) as running:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmStore]:
+    with WarmStore.start(tmp_path_factory.mktemp("commands") / "store", stores=1) as running:
         yield running
 
 
@@ -39,7 +39,7 @@ def told(run: Run) -> Run:
 
 
 @pytest.fixture
-def changefeed(told: Run, store: StoreProcess) -> Callable[..., Any]:
+def changefeed(told: Run, store: WarmStore) -> Callable[..., Any]:
     """What commands of the cluster answer that work."""
 
     def answer(*arguments: str) -> Any:
@@ -82,7 +82,7 @@ def test_a_changefeed_from_its_creation_to_its_end(changefeed: Callable[..., Any
 
 
 def test_what_cannot_be_done_is_said_in_one_line_and_shows_no_secret(
-    told: Run, changefeed: Callable[..., Any], store: StoreProcess, tmp_path: Path
+    told: Run, changefeed: Callable[..., Any], store: WarmStore, tmp_path: Path
 ) -> None:
     changefeed("create", "there", "--sink-uri", LAKE)
     config = tmp_path / "penstock.yaml"
@@ -142,7 +142,7 @@ def test_what_cannot_be_done_is_said_in_one_line_and_shows_no_secret(
     assert [each["id"] for each in changefeed("list")] == ["there"], "nothing of them was done"
 
 
-def test_a_process_answers_and_refuses_in_the_same_way(store: StoreProcess) -> None:
+def test_a_process_answers_and_refuses_in_the_same_way(store: WarmStore) -> None:
     listed = penstock("changefeed", "list", "--pd", store.pd_addr)
     assert (listed.returncode, listed.stderr) == (0, "")
     assert isinstance(json.loads(listed.stdout), list)

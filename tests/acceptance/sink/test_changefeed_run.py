@@ -17,12 +17,12 @@ from penstock.sink.feeds.feedcommands import create_feed
 from penstock.sink.feeds.kvfeedstore import Feeds
 from penstock.sink.files.options import SinkOptions, sink_options
 from penstock.tables import Catalog
-from penstock.testing.capture import CaptureProcess
-from penstock.testing.command import penstock
-from penstock.testing.replica import Replica
-from penstock.testing.spark import SMALL
-from penstock.testing.store import StoreProcess
-from penstock.testing.tablesat import TablesAt, tables_with_rows
+from penstock.testing.directory import Replica
+from support.capture import CaptureProcess
+from support.command import penstock
+from support.spark import SMALL
+from support.tablesat import TablesAt, tables_with_rows
+from support.warmstore import WarmStore
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -74,7 +74,7 @@ def item(number: int, name: str) -> dict[str, Any]:
 class World:
     """A store with tables that a capture follows, and the changes between two moments."""
 
-    def __init__(self, folder: Path, store: StoreProcess, client: Client) -> None:
+    def __init__(self, folder: Path, store: WarmStore, client: Client) -> None:
         self.folder = folder
         self.config = folder / "penstock.yaml"
         self.pd_addr = store.pd_addr
@@ -132,7 +132,7 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("run")
     with (
-        StoreProcess.start(folder / "store", stores=1) as store,
+        WarmStore.start(folder / "store", stores=1) as store,
         Client.connect([store.pd_addr]) as client,
     ):
         yield World(folder, store, client)

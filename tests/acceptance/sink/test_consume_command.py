@@ -13,8 +13,8 @@ import pytest
 from penstock.eventstore.storage import open_storage
 from penstock.kv import Client
 from penstock.tables import Catalog
-from penstock.testing.store import StoreProcess
-from penstock.testing.ticdcfiles import TicdcDirectory, canal_line, column
+from support.ticdcfiles import TicdcDirectory, canal_line, column
+from support.warmstore import WarmStore
 
 PENSTOCK = [sys.executable, "-m", "penstock.app.cli", "--log-level", "error"]
 ORDERS = [column("id", "BIGINT", pk=True), column("note", "VARCHAR", ColumnPrecision="20")]
@@ -94,7 +94,7 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path) -> None:
 
 
 def test_a_replay_fills_tables_of_the_database(directory: TicdcDirectory, tmp_path: Path) -> None:
-    with StoreProcess.start(tmp_path / "store", stores=1) as store:
+    with WarmStore.start(tmp_path / "store", stores=1) as store:
         to = ("--into", "database", "--pd-addrs", store.pd_addr)
         assert printed(directory.storage.url, *to) == []
         (tmp_path / "penstock.yaml").write_text(f"pd_addrs: ['{store.pd_addr}']\n")

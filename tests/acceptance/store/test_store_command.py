@@ -15,8 +15,9 @@ import pytest
 from penstock import __version__, eventloop
 from penstock.errors import Invalid
 from penstock.kv import Client
-from penstock.testing.store import Admin, StoreProcess
-from penstock.testing.warmstart import WarmStart
+from penstock.testing.store import Admin
+from support.warmstart import WarmStart
+from support.warmstore import WarmStore
 
 PENSTOCK = [sys.executable, "-m", "penstock.app.cli"]
 
@@ -191,13 +192,13 @@ def test_a_directory_without_the_right_to_write_is_named(open_folder: Path) -> N
 
 
 def test_a_directory_in_use_is_named(tmp_path: Path, refused: Refused) -> None:
-    with StoreProcess.start(tmp_path / "data", stores=1):
+    with WarmStore.start(tmp_path / "data", stores=1):
         line = refused("--pd-addr", "127.0.0.1:0", "--data", str(tmp_path / "data"))
     assert "in use by another process" in line
 
 
 def test_a_damaged_directory_is_named_and_left_as_it_is(tmp_path: Path, refused: Refused) -> None:
-    with StoreProcess.start(tmp_path / "data", stores=1) as store:
+    with WarmStore.start(tmp_path / "data", stores=1) as store:
         assert store.terminate() == 0
     manifest = next((tmp_path / "data").glob("MANIFEST-*"))
     manifest.write_bytes(b"\x00" * 64)
@@ -218,7 +219,7 @@ def test_missing_tls_files_are_named(tmp_path: Path, refused: Refused) -> None:
 def test_settings_come_from_a_file_and_the_command_line_goes_first(tmp_path: Path, refused: Refused) -> None:
     config = tmp_path / "penstock.yaml"
     config.write_text(f"store:\n  data: {tmp_path / 'data'}\n  pd_addr: 127.0.0.1:0\n  stores: 2\n")
-    with StoreProcess.start(tmp_path / "data", stores=3, config=config) as store:
+    with WarmStore.start(tmp_path / "data", stores=3, config=config) as store:
         assert len(store.store_addrs) == 3
     config.write_text("store:\n  stores: 2\n  colour: red\n")
     assert "store.colour" in refused("--config", str(config))
@@ -227,7 +228,7 @@ def test_settings_come_from_a_file_and_the_command_line_goes_first(tmp_path: Pat
 
 
 def test_committed_data_survives_kill_nine(tmp_path: Path) -> None:
-    with StoreProcess.start(tmp_path / "data", stores=3) as store:
+    with WarmStore.start(tmp_path / "data", stores=3) as store:
         with Client.connect([store.pd_addr]) as client:
             for i in range(20):
                 with client.begin() as txn:
@@ -244,7 +245,7 @@ def test_committed_data_survives_kill_nine(tmp_path: Path) -> None:
 
 
 def test_a_crash_fault_ends_the_process_after_the_write(tmp_path: Path) -> None:
-    with StoreProcess.start(tmp_path / "data", stores=1) as store:
+    with WarmStore.start(tmp_path / "data", stores=1) as store:
         admin = Admin(store.pd_addr)
 
         async def crash() -> None:
@@ -261,7 +262,7 @@ def test_a_crash_fault_ends_the_process_after_the_write(tmp_path: Path) -> None:
             assert txn.get(b"crashed") == b"1"
 
 
-def _write_until_it_is_gone(store: StoreProcess) -> None:
+def _write_until_it_is_gone(store: WarmStore) -> None:
     command = [
         sys.executable,
         "-c",
@@ -275,7 +276,7 @@ def _write_until_it_is_gone(store: StoreProcess) -> None:
 
 
 def test_faults_are_off_unless_they_were_enabled(tmp_path: Path) -> None:
-    with StoreProcess.start(tmp_path / "data", stores=1, faults=False) as store:
+    with WarmStore.start(tmp_path / "data", stores=1, faults=False) as store:
         admin = Admin(store.pd_addr)
         with pytest.raises(Invalid, match="--enable-faults"):
             eventloop.run(admin.set_faults([Admin.fault("DROP")]))
@@ -284,4 +285,4 @@ def test_faults_are_off_unless_they_were_enabled(tmp_path: Path) -> None:
 
 def test_a_store_process_that_refuses_says_why(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="is not host:port"):
-        StoreProcess.start(tmp_path / "data", pd_addr="nonsense")
+        WarmStore.start(tmp_path / "data", pd_addr="nonsense")

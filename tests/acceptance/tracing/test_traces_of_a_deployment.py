@@ -12,8 +12,8 @@ from penstock.control.deployment import deployed
 from penstock.jobs.jobid import JobId
 from penstock.jobs.spec import JobSpec
 from penstock.settings import Settings
-from penstock.testing.jobdoubles import until
-from penstock.testing.tracereceiver import TraceReceiver
+from support.jobdoubles import until
+from support.tracereceiver import TraceReceiver
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
 

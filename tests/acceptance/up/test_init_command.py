@@ -5,7 +5,7 @@ from pathlib import Path
 
 from penstock import settings as settings_
 from penstock.settings import Settings
-from penstock.testing.command import ServiceProcess, penstock
+from support.command import ServiceProcess, penstock
 
 
 def test_a_settings_file_is_written_once(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from penstock.control.deployment import Deployment, deployed
 from penstock.control.partstates import PartState, PartStatus, UpStates
 from penstock.errors import Unavailable
 from penstock.tables import Table
-from penstock.testing.command import ServiceProcess, penstock
+from support.command import ServiceProcess, penstock
 
 DEADLINE_S = 60.0
 SMALL: dict[str, Any] = {

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.testing.apiworld import TOKENS, ApiWorld, api_world
+from support.apiworld import TOKENS, ApiWorld, api_world
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)"), ("price", "decimal(10,2)")]
 

@@ -12,8 +12,8 @@ from penstock.api.reaching import LateDeployment
 from penstock.api.serving import served, tls_context
 from penstock.errors import Invalid, Unavailable
 from penstock.settings import ServerTlsSettings, Settings
-from penstock.testing.apiworld import TOKENS, blocking
-from penstock.testing.certificates import Identity, issue
+from support.apiworld import TOKENS, blocking
+from support.certificates import Identity, issue
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.api.limits import Readers
 from penstock.api.problems import Problem
-from penstock.testing.apiworld import TOKENS, ApiWorld
+from support.apiworld import TOKENS, ApiWorld
 
 
 def test_whoever_has_no_token_is_told_so(shared: ApiWorld) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.testing.apiworld import ApiWorld, blocking
+from support.apiworld import ApiWorld, blocking
 
 JOBS = "/api/v1/jobs"
 

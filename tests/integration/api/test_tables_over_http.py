@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.testing.apiworld import ApiWorld
+from support.apiworld import ApiWorld
 
 PATH = "/api/v1/tables/shop.history"
 

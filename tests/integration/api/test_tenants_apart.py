@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.testing.apiworld import TOKENS, ApiWorld
+from support.apiworld import TOKENS, ApiWorld
 
 
 @pytest.fixture(scope="module")

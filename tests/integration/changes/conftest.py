@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.testing.itemtables import item_table
-from penstock.testing.tableworld import TableWorld
+from support.itemtables import item_table
+from support.tableworld import TableWorld
 
 MakeWorld = Callable[..., TableWorld]
 _MADE = count()

@@ -8,10 +8,10 @@ from penstock.changes import ChangeBatch, Hint, collect_changes, plan_changes
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import paths
 from penstock.tables.alter import add_column, drop_column
-from penstock.testing.agreement import MODES
-from penstock.testing.itemtables import item
-from penstock.testing.tableworld import START, TableWorld
 from penstock.testing.versions import Target, in_schema
+from support.agreement import MODES
+from support.itemtables import item
+from support.tableworld import START, TableWorld
 
 MakeWorld = Callable[..., TableWorld]
 ROWS_MAX = 16 * 1024 + 8 * 1024  # of a side of a batch

@@ -7,9 +7,9 @@ import pytest
 from penstock.changes import Hint, plan_changes
 from penstock.eventstore.snapshot import read_snapshot
 from penstock.tables.alter import drop_column
-from penstock.testing.itemtables import item
-from penstock.testing.tableworld import NAME, START, TableWorld
 from penstock.testing.versions import Target
+from support.itemtables import item
+from support.tableworld import NAME, START, TableWorld
 
 MakeWorld = Callable[..., TableWorld]
 PARTS = (11, 12, 13)

@@ -13,10 +13,10 @@ from penstock.eventstore.snapshot import read_snapshot
 from penstock.eventstore.watermarks import Watermarks
 from penstock.settings import UpkeepSettings
 from penstock.tables.alter import add_column
-from penstock.testing.chosenmerge import begin_merge
-from penstock.testing.itemtables import item
-from penstock.testing.tableworld import START, TableWorld
 from penstock.testing.versions import Target
+from support.chosenmerge import begin_merge
+from support.itemtables import item
+from support.tableworld import START, TableWorld
 
 MakeWorld = Callable[..., TableWorld]
 

@@ -9,9 +9,9 @@ import pytest
 from penstock.changes import ChangeBatch, collect_changes, plan_changes
 from penstock.errors import StaleRead
 from penstock.eventstore.partition import TableView
-from penstock.testing.feedworld import FeedWorld, WorldTable
-from penstock.testing.itemtables import item
 from penstock.testing.versions import Row, Target
+from support.feedworld import FeedWorld, WorldTable
+from support.itemtables import item
 
 NAME = "shop.items"
 Ddl = Callable[[FeedWorld, WorldTable], object]

@@ -13,10 +13,10 @@ from penstock.consumers.postgres import Postgres
 from penstock.jobs.job import ErrorCode
 from penstock.jobs.verifying.verifying import Verifier
 from penstock.kv.clusterref import ClusterRef
-from penstock.testing.jobworld import JobWorld, job_world
-from penstock.testing.postgres import shared_server
-from penstock.testing.retrievers import job_context
-from penstock.testing.webhookreceiver import WebhookReceiver
+from penstock.testing.consumers import job_context
+from support.jobworld import JobWorld, job_world
+from support.postgres import shared_server
+from support.webhookreceiver import WebhookReceiver
 
 
 def _postgres_rows(dsn: str) -> list[tuple[Any, ...]]:

@@ -13,9 +13,9 @@ from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.tables.alter import add_column
 from penstock.tables.define import define_table
-from penstock.testing.itemtables import item_table
-from penstock.testing.lakeworld import LakeWorld
-from penstock.testing.retrievers import SourceModel
+from penstock.testing.consumers import SourceModel
+from support.itemtables import item_table
+from support.lakeworld import LakeWorld
 
 KEY = ("id",)
 ITEM_COLUMNS = [("id", "bigint primary key"), ("name", "varchar(200)")]

@@ -28,10 +28,10 @@ from penstock.jobs.jobcolumns import key_names
 from penstock.tables import alter
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo
-from penstock.testing.everytype import EVERY_TYPE
-from penstock.testing.indexworld import IndexWorld
-from penstock.testing.manual_clock import ManualClock
-from penstock.testing.retrievers import START, job_context, rows_by_key
+from penstock.testing.clock import ManualClock
+from penstock.testing.consumers import START, job_context, rows_by_key
+from support.everytype import EVERY_TYPE
+from support.indexworld import IndexWorld
 
 DOCS = define_table(
     "docs", [("id", "int primary key"), ("title", "varchar(99)"), ("body", "text"), ("stars", "int")]
@@ -103,8 +103,8 @@ def test_a_filter_and_columns_are_of_the_source(world: IndexWorld) -> None:
         ({"parser": "ngram"}, "界世", []),
         ({"parser": "ngram", "ngram": "3"}, "unnin", [3]),
         ({"parser": "words"}, "世界", []),
-        ({"parser": "penstock.testing.indexfunctions:shouted", "lower": "false"}, "NOW", [4]),
-        ({"parser": "penstock.testing.indexfunctions:shouted", "lower": "false"}, "now", []),
+        ({"parser": "support.indexfunctions:shouted", "lower": "false"}, "NOW", [4]),
+        ({"parser": "support.indexfunctions:shouted", "lower": "false"}, "now", []),
         ({"stem": "true"}, "runs", [3]),
         ({}, "runs", []),
         ({"stop_words": "true"}, "the", []),
@@ -451,7 +451,7 @@ import os, signal, sys
 from pathlib import Path
 from penstock.consumers.fulltext import Fulltext
 from penstock.errors import Fenced
-from penstock.testing.retrievers import SourceModel, job_context
+from penstock.testing.consumers import SourceModel, job_context
 from penstock.tables.define import define_table
 
 folder, resync = Path(sys.argv[1]), sys.argv[2] == "rebuild"

@@ -14,9 +14,9 @@ from pyiceberg.transforms import IdentityTransform
 from penstock.consumers.iceberg import Iceberg
 from penstock.consumers.lake import icebergentries
 from penstock.errors import Invalid, Unavailable
-from penstock.testing.itemtables import item_table
-from penstock.testing.lakeworld import LakeWorld
-from penstock.testing.retrievers import SourceModel, job_context
+from penstock.testing.consumers import SourceModel, job_context
+from support.itemtables import item_table
+from support.lakeworld import LakeWorld
 
 KEY = ("id",)
 

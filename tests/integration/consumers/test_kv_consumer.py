@@ -23,9 +23,9 @@ from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings
 from penstock.tables import Catalog, Index, alter
 from penstock.tables.define import define_table
-from penstock.testing.everytype import EVERY_CELL, EVERY_TYPE
-from penstock.testing.retrievers import SourceModel, job_context
-from penstock.testing.store import StoreProcess
+from penstock.testing.consumers import SourceModel, job_context
+from support.everytype import EVERY_CELL, EVERY_TYPE
+from support.warmstore import WarmStore
 
 ITEMS = replace(
     define_table("items", [("id", "bigint primary key"), ("name", "varchar(20)"), ("price", "decimal(8,2)")]),
@@ -37,7 +37,7 @@ _databases = count(1)
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
     data: Path = tmp_path_factory.mktemp("kvconsumer") / "store"
-    with StoreProcess.start(data, stores=1) as store:
+    with WarmStore.start(data, stores=1) as store:
         found = Settings(pd_addrs=(store.pd_addr,))
         yield found
         ClusterRef.of(found).close()

@@ -18,10 +18,10 @@ from penstock.jobs.jobcolumns import key_names
 from penstock.tables.alter import add_column, drop_column, modify_column
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo
-from penstock.testing.everytype import EVERY_TYPE
-from penstock.testing.itemtables import item_table
-from penstock.testing.lakeworld import FORMATS, Killed, LakeWorld, as_copied
-from penstock.testing.retrievers import SourceModel, rows_by_key
+from penstock.testing.consumers import SourceModel, rows_by_key
+from support.everytype import EVERY_TYPE
+from support.itemtables import item_table
+from support.lakeworld import FORMATS, Killed, LakeWorld, as_copied
 
 KEY = ("id",)
 

@@ -6,9 +6,9 @@ import pyarrow as pa
 
 from penstock.consumers.lake.lakeconsumer import LakeConsumer
 from penstock.jobs.verifying.verifying import Verifier
-from penstock.testing.jobworld import JobWorld, job_world
-from penstock.testing.lakeworld import FORMATS, LakeWorld
-from penstock.testing.retrievers import job_context, rows_by_key
+from penstock.testing.consumers import job_context, rows_by_key
+from support.jobworld import JobWorld, job_world
+from support.lakeworld import FORMATS, LakeWorld
 
 COLUMNS = [("id", "int primary key"), ("name", "varchar(64)"), ("took", "time"), ("total", "bigint unsigned")]
 KEY = ("id",)

@@ -12,10 +12,10 @@ from pyspark.sql import SparkSession
 from penstock.consumers.parquet import live_files
 from penstock.errors import Invalid
 from penstock.tables.define import define_table
-from penstock.testing.everytype import EVERY_TYPE
-from penstock.testing.lakeworld import FORMATS, LakeWorld, as_copied
-from penstock.testing.retrievers import SourceModel, rows_by_key
-from penstock.testing.spark import local_settings, shared_session, stop_session
+from penstock.testing.consumers import SourceModel, rows_by_key
+from support.everytype import EVERY_TYPE
+from support.lakeworld import FORMATS, LakeWorld, as_copied
+from support.spark import local_settings, shared_session, stop_session
 
 TEXTS = define_table("items", [("id", "bigint primary key"), ("name", "varchar(99)")])
 

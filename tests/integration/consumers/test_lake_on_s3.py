@@ -10,10 +10,10 @@ import pytest
 
 from penstock.consumers.delta import Delta
 from penstock.errors import Fenced, Invalid, Unavailable
-from penstock.testing.itemtables import item_table
-from penstock.testing.lakeworld import FORMATS, Killed, LakeWorld
-from penstock.testing.retrievers import SourceModel, job_context
-from penstock.testing.s3server import SECRET, Fault, FaultyS3, S3Bucket
+from penstock.testing.consumers import SourceModel, job_context
+from support.itemtables import item_table
+from support.lakeworld import FORMATS, Killed, LakeWorld
+from support.s3server import SECRET, Fault, FaultyS3, S3Bucket
 
 
 @pytest.fixture(params=sorted(FORMATS))

@@ -7,7 +7,7 @@ import pytest
 from penstock.consumers.search import search
 from penstock.errors import Unavailable
 from penstock.jobs.job import PERMANENT
-from penstock.testing.jobworld import job_world
+from support.jobworld import job_world
 
 WORDS, LIKE, BROKEN = "shop.items/words", "shop.items/like", "shop.items/broken"
 

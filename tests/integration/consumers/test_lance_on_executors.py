@@ -10,10 +10,10 @@ from pyspark.sql import SparkSession
 from penstock.errors import Fenced, Invalid
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo
-from penstock.testing.everytype import EVERY_TYPE
-from penstock.testing.indexworld import IndexWorld
-from penstock.testing.retrievers import rows_by_key
-from penstock.testing.spark import local_settings, shared_session
+from penstock.testing.consumers import rows_by_key
+from support.everytype import EVERY_TYPE
+from support.indexworld import IndexWorld
+from support.spark import local_settings, shared_session
 
 ITEMS = define_table(
     "items",
@@ -51,7 +51,7 @@ def test_vectors_made_on_executors_are_those_made_here_and_earlier_ones_are_kept
 ) -> None:
     options = {
         "text_columns": "name",
-        "embedding": "penstock.testing.indexfunctions:embedded",
+        "embedding": "support.indexfunctions:embedded",
         "dimension": "2",
     }
     world = IndexWorld(tmp_path, "vector", ITEMS, options, spark=spark)
@@ -65,7 +65,7 @@ def test_vectors_made_on_executors_are_those_made_here_and_earlier_ones_are_kept
     table = world.consumer().table
     before = table.latest()
     assert before is not None
-    world.options["embedding"] = "penstock.testing.indexfunctions:wrong"
+    world.options["embedding"] = "support.indexfunctions:wrong"
     recipe = before.marker.recipe.replace(":embedded", ":wrong")
     table.change(before, None, lambda marker, _: replace(marker, recipe=recipe))
     world.catch_up(large=True)

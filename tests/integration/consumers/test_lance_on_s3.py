@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Fenced, Unavailable
-from penstock.testing.indexworld import IndexWorld
-from penstock.testing.itemtables import item_table
-from penstock.testing.s3server import SECRET, Fault, FaultyS3, S3Bucket
+from support.indexworld import IndexWorld
+from support.itemtables import item_table
+from support.s3server import SECRET, Fault, FaultyS3, S3Bucket
 
 
 def storage_of(bucket: S3Bucket) -> dict[str, str]:

@@ -13,10 +13,10 @@ from penstock.consumers.parquet import ParquetCopy, live_files
 from penstock.errors import Corrupt, Invalid
 from penstock.eventstore.storage import open_storage
 from penstock.tables.alter import add_column
-from penstock.testing.itemtables import item_table
-from penstock.testing.lakeworld import LakeWorld
-from penstock.testing.manual_clock import ManualClock
-from penstock.testing.retrievers import SourceModel, job_context, rows_by_key
+from penstock.testing.clock import ManualClock
+from penstock.testing.consumers import SourceModel, job_context, rows_by_key
+from support.itemtables import item_table
+from support.lakeworld import LakeWorld
 
 KEY = ("id",)
 HOUR_S = 3600.0

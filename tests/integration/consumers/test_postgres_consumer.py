@@ -26,9 +26,9 @@ from penstock.jobs.jobid import JobId
 from penstock.tables import alter
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo
-from penstock.testing.everytype import EVERY_CELL, EVERY_TYPE
-from penstock.testing.postgres import shared_server
-from penstock.testing.retrievers import SourceModel, job_context
+from penstock.testing.consumers import SourceModel, job_context
+from support.everytype import EVERY_CELL, EVERY_TYPE
+from support.postgres import shared_server
 
 ITEMS = replace(
     define_table("items", [("id", "bigint primary key"), ("name", "varchar(20)"), ("price", "decimal(8,2)")]),

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import Invalid
 from penstock.tables.define import define_table
-from penstock.testing.indexworld import IndexWorld
+from support.indexworld import IndexWorld
 
 ITEMS = define_table("items", [("id", "int primary key"), ("name", "text"), ("more", "int")])
 

@@ -17,9 +17,9 @@ from penstock.consumers.vector import Vector
 from penstock.errors import Invalid, Unavailable
 from penstock.tables import alter
 from penstock.tables.define import define_table
-from penstock.testing import indexfunctions
-from penstock.testing.indexworld import IndexWorld
-from penstock.testing.retrievers import job_context
+from penstock.testing.consumers import job_context
+from support import indexfunctions
+from support.indexworld import IndexWorld
 
 ITEMS = define_table(
     "items",
@@ -35,7 +35,7 @@ ITEMS = define_table(
 )
 EMBEDDED = {
     "text_columns": "name,note",
-    "embedding": "penstock.testing.indexfunctions:embedded",
+    "embedding": "support.indexfunctions:embedded",
     "dimension": "2",
 }
 
@@ -194,9 +194,9 @@ def test_damaged_vectors_are_found_and_mended(tmp_path: Path) -> None:
             "column raw has a vector of other than 2",
         ),
         (
-            {**EMBEDDED, "embedding": "penstock.testing.indexfunctions:wrong"},
+            {**EMBEDDED, "embedding": "support.indexfunctions:wrong"},
             item(1, "secret"),
-            "embedding penstock.testing.indexfunctions:wrong has a vector of other than 2",
+            "embedding support.indexfunctions:wrong has a vector of other than 2",
         ),
     ],
 )

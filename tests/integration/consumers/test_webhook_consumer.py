@@ -16,9 +16,9 @@ from penstock.clock import SystemClock
 from penstock.consumers.webhook import Webhook, is_signed
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.tables.define import define_table
-from penstock.testing.certificates import issue
-from penstock.testing.retrievers import SourceModel, job_context
-from penstock.testing.webhookreceiver import WebhookReceiver
+from penstock.testing.consumers import SourceModel, job_context
+from support.certificates import issue
+from support.webhookreceiver import WebhookReceiver
 
 ITEMS = replace(
     define_table("items", [("id", "int primary key"), ("name", "varchar(200)"), ("n", "int")]), id=1

@@ -25,8 +25,8 @@ from penstock.sink.feeds.feed import FeedState
 from penstock.sink.feeds.feedcommands import create_feed
 from penstock.store.cluster import Cluster
 from penstock.tables.keys import record_key
-from penstock.testing.jobdoubles import Copy
-from penstock.testing.jobworld import JobWorld, job_world
+from support.jobdoubles import Copy
+from support.jobworld import JobWorld, job_world
 
 COLUMNS = [("id", "bigint primary key"), ("title", "varchar(99)")]
 WAIT_S = 30.0

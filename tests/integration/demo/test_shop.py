@@ -13,12 +13,12 @@ from penstock.clock import SYSTEM
 from penstock.errors import Conflict
 from penstock.kv import Client
 from penstock.tables import Catalog
-from penstock.testing.store import StoreProcess
+from support.warmstore import WarmStore
 
 
 def test_everybody_writes_at_once_and_every_commit_is_told(tmp_path: Path) -> None:
     commits: list[Commit] = []
-    with StoreProcess.start(tmp_path / "store", stores=1) as store, Client.connect([store.pd_addr]) as client:
+    with WarmStore.start(tmp_path / "store", stores=1) as store, Client.connect([store.pd_addr]) as client:
         db = Catalog(client)
         shop = Shop(db, SYSTEM, commits.append)
         shop.open(customers=30, products=40)

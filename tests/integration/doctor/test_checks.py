@@ -20,8 +20,8 @@ from penstock.eventstore.storage import Storage, open_storage
 from penstock.kv import Client
 from penstock.metricserver import MetricServer
 from penstock.settings import Settings, parse
-from penstock.testing.certificates import Identity, issue
-from penstock.testing.store import StoreProcess
+from support.certificates import Identity, issue
+from support.warmstore import WarmStore
 
 OK, WARN, BAD = Verdict.OK, Verdict.WARN, Verdict.BAD
 
@@ -184,7 +184,7 @@ class LateClock:
 
 
 def test_a_cluster_is_found_with_its_clock_and_its_captures(tmp_path: Path) -> None:
-    with StoreProcess.start(tmp_path / "store", stores=1) as store:
+    with WarmStore.start(tmp_path / "store", stores=1) as store:
         settings = parse(
             {
                 "pd_addrs": [store.pd_addr],

@@ -4,7 +4,7 @@ from penstock.app.doctor import storages
 from penstock.app.doctor.findings import Verdict
 from penstock.eventstore.partition import StorageRef
 from penstock.eventstore.storage import open_storage
-from penstock.testing.s3server import S3Bucket
+from support.s3server import S3Bucket
 
 
 def test_a_bucket_is_written_to_on_conditions_and_left_as_it_was(s3_bucket: S3Bucket) -> None:

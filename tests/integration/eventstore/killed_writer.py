@@ -11,8 +11,8 @@ from penstock.eventstore.storage import open_storage
 from penstock.eventstore.store import EventStore
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
-from penstock.testing.events import FixedSchemas, a_table, change
-from penstock.testing.rawbatches import Change, raw
+from support.events import FixedSchemas, a_table, change
+from support.rawbatches import Change, raw
 
 TABLE = a_table()
 START = 1 << 58

@@ -21,7 +21,7 @@ from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.define import define_table
 from penstock.tables.keys import record_key
 from penstock.tables.raw import RAW_SCHEMA
-from penstock.testing.events import FixedSchemas, change
+from support.events import FixedSchemas, change
 
 MIB = 1 << 20
 START = 1 << 58

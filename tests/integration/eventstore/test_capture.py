@@ -36,8 +36,8 @@ from penstock.store.cluster import Cluster
 from penstock.tables import Catalog
 from penstock.tables.keys import record_range
 from penstock.tables.meta import table_key
-from penstock.testing.capture import CaptureProcess
-from penstock.testing.events import replayed
+from support.capture import CaptureProcess
+from support.events import replayed
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
 KV = KvSettings(safe_point_refresh_ms=50)  # collection waits for twice that

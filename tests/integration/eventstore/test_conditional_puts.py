@@ -7,8 +7,8 @@ from penstock.errors import Unavailable
 from penstock.eventstore.manifestlog import ManifestLog, load
 from penstock.eventstore.ownership import Ownership
 from penstock.eventstore.storage import Storage, open_storage
-from penstock.testing.manual_clock import ManualClock
-from penstock.testing.s3server import Fault, FaultyS3, S3Bucket
+from penstock.testing.clock import ManualClock
+from support.s3server import Fault, FaultyS3, S3Bucket
 
 CONFLICTS = [Fault.CONFLICT, Fault.CONFLICT]
 LOST = [Fault.LOST_ANSWER]

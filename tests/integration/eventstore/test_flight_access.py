@@ -21,10 +21,10 @@ from penstock.eventstore.storage import Storage, open_storage
 from penstock.eventstore.store import EventStore
 from penstock.settings import CaptureSettings, ServerTlsSettings, Settings, TlsSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
-from penstock.testing.capture import CaptureProcess
-from penstock.testing.certificates import issue
-from penstock.testing.events import FixedSchemas, a_table, change
-from penstock.testing.rawbatches import raw
+from support.capture import CaptureProcess
+from support.certificates import issue
+from support.events import FixedSchemas, a_table, change
+from support.rawbatches import raw
 
 TOKEN = SecretStr("a-token-of-some-length")
 OTHER = SecretStr("a-token-of-same-length")

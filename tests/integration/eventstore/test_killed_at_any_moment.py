@@ -8,8 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 from penstock.clock import SYSTEM
-from penstock.testing.events import replayed
-from penstock.testing.rawbatches import changes
+from support.events import replayed
+from support.rawbatches import changes
 
 SCRIPT = Path(__file__).with_name("killed_writer.py")
 ROUNDS = 4

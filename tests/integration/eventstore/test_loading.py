@@ -25,8 +25,9 @@ from penstock.tables import Catalog
 from penstock.tables.keys import encode_handle, record_key
 from penstock.tables.meta import MetaWriter
 from penstock.tables.records import to_record, value_of
-from penstock.testing.events import objects, read_object, replayed
-from penstock.testing.store import Admin, StoreProcess
+from penstock.testing.store import Admin
+from support.events import objects, read_object, replayed
+from support.warmstore import WarmStore
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
 ROWS = [{"id": n, "name": f"n{n}"} for n in range(600)]
@@ -39,7 +40,7 @@ class Crash(Exception):
 class Bench:
     """A store, a table of several regions in it, and where the event store keeps it."""
 
-    def __init__(self, folder: Path, store: StoreProcess) -> None:
+    def __init__(self, folder: Path, store: WarmStore) -> None:
         self.settings = Settings(
             pd_addrs=(store.pd_addr,),
             capture={
@@ -74,7 +75,7 @@ class Bench:
         return manifestlog.load(self.storage, paths.table_root(self.table_id)).flushed_ts
 
 
-def split(store: StoreProcess, keys: Sequence[bytes]) -> None:
+def split(store: WarmStore, keys: Sequence[bytes]) -> None:
     async def cut() -> None:
         admin = Admin(store.pd_addr)
         await admin.split(keys)
@@ -90,7 +91,7 @@ def run_all(tasks: Sequence[RangeTask]) -> None:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    with StoreProcess.start(tmp_path / "store", stores=2) as store:
+    with WarmStore.start(tmp_path / "store", stores=2) as store:
         made = Bench(tmp_path, store)
         yield made
         made.cluster.close()

@@ -24,7 +24,8 @@ from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings
 from penstock.tables import Catalog
 from penstock.tables.keys import record_key
-from penstock.testing.store import Admin, StoreProcess
+from penstock.testing.store import Admin
+from support.warmstore import WarmStore
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
 
@@ -39,7 +40,7 @@ def load_now(pieces: Sequence[Any]) -> None:
 
 
 def test_a_table_is_merged_in_parallel_while_it_changes(tmp_path: Path) -> None:
-    with StoreProcess.start(tmp_path / "store", stores=1) as store:
+    with WarmStore.start(tmp_path / "store", stores=1) as store:
         settings = Settings(
             pd_addrs=(store.pd_addr,),
             capture={
@@ -118,7 +119,7 @@ def check_merging(settings: Settings, capture: Capture, orders: Any, table_id: i
     assert all(plan.tombstones == plan.gone == () for plan in plans[1:])
 
 
-def split(store: StoreProcess, keys: Sequence[bytes]) -> None:
+def split(store: WarmStore, keys: Sequence[bytes]) -> None:
     async def cut() -> None:
         admin = Admin(store.pd_addr)
         await admin.split(keys)

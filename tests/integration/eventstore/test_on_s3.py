@@ -12,9 +12,9 @@ from penstock.eventstore.storage import Storage, open_storage
 from penstock.eventstore.store import EventStore
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
-from penstock.testing.events import FixedSchemas, a_table, change, replayed
-from penstock.testing.rawbatches import raw
-from penstock.testing.s3server import S3Bucket
+from support.events import FixedSchemas, a_table, change, replayed
+from support.rawbatches import raw
+from support.s3server import S3Bucket
 
 TABLE = a_table()
 NOW = 1 << 58

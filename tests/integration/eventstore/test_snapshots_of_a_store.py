@@ -13,8 +13,8 @@ from penstock.eventstore.flightreader import FlightReader
 from penstock.eventstore.snapshot import plan_snapshot, read_snapshot
 from penstock.tables.alter import add_column
 from penstock.tables.define import define_table
-from penstock.testing.tableworld import TableWorld
 from penstock.testing.versions import Snapshot, visible
+from support.tableworld import TableWorld
 
 ITEMS = replace(define_table("items", [("id", "bigint primary key"), ("name", "varchar(64)")]), id=1)
 

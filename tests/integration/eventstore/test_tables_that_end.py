@@ -9,9 +9,9 @@ import pytest
 from penstock.changes import collect_changes
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.snapshot import read_snapshot
-from penstock.testing.itemtables import item, item_table
-from penstock.testing.tableworld import NAME, TableWorld
 from penstock.testing.versions import Target
+from support.itemtables import item, item_table
+from support.tableworld import NAME, TableWorld
 
 NTH = count()
 

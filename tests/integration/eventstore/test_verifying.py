@@ -24,7 +24,8 @@ from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings
 from penstock.tables import Catalog
 from penstock.tables.keys import encode_handle, record_key
-from penstock.testing.store import Admin, StoreProcess
+from penstock.testing.store import Admin
+from support.warmstore import WarmStore
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)"), ("price", "decimal(10,2)")]
 ABSENT = 250
@@ -36,7 +37,7 @@ def run(pieces: Sequence[Any]) -> list[Any]:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Iterator[Settings]:
-    with StoreProcess.start(tmp_path / "store", stores=1) as store:
+    with WarmStore.start(tmp_path / "store", stores=1) as store:
         made = Settings(
             pd_addrs=(store.pd_addr,),
             capture={

@@ -20,7 +20,7 @@ from penstock.jobs.spec import JobSpec, UpdateOptions
 from penstock.kv import Client, Transaction
 from penstock.settings import JobsSettings
 from penstock.tables import Catalog
-from penstock.testing.store import StoreProcess
+from support.warmstore import WarmStore
 
 SEARCH = JobId("shop", "orders", "search")
 SECRET = "pa55word"
@@ -35,7 +35,7 @@ SPEC = JobSpec.parse(
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     data = tmp_path_factory.mktemp("jobs") / "store"
-    with StoreProcess.start(data, stores=1) as store, Client.connect([store.pd_addr]) as connected:
+    with WarmStore.start(data, stores=1) as store, Client.connect([store.pd_addr]) as connected:
         yield connected
 
 

@@ -25,12 +25,12 @@ from penstock.jobs.reading.netchanges import net_of
 from penstock.jobs.source import Look, Scan
 from penstock.tables.alter import add_column
 from penstock.tables.schema import TableInfo
-from penstock.testing.itemtables import TABLES, item, item_table
-from penstock.testing.jobsources import HandFed, JobSourceWorld
-from penstock.testing.manual_clock import ManualClock
-from penstock.testing.metaevents import a_table, database, described, gone
-from penstock.testing.tableworld import START
+from penstock.testing.clock import ManualClock
 from penstock.testing.versions import Snapshot, key_of
+from support.itemtables import TABLES, item, item_table
+from support.jobsources import HandFed, JobSourceWorld
+from support.metaevents import a_table, database, described, gone
+from support.tableworld import START
 
 EVERYTHING = Limit()
 

@@ -7,7 +7,7 @@ from penstock.eventstore.watermarks import Watermarks
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType
 from penstock.jobs.reading.eventsource import HOLDER
 from penstock.jobs.reading.netchanges import gather
-from penstock.testing.jobworld import JobWorld, job_world
+from support.jobworld import JobWorld, job_world
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
 

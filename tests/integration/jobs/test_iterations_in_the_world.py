@@ -14,9 +14,9 @@ from penstock.jobs.job import Job, JobState
 from penstock.jobs.jobid import JobId
 from penstock.jobs.spec import JobSpec, UpdateOptions
 from penstock.kv import Client
-from penstock.testing.iterationbench import all_rows
-from penstock.testing.jobdoubles import Copy, consumer_of
-from penstock.testing.jobworld import JobWorld, job_world
+from support.iterationbench import all_rows
+from support.jobdoubles import Copy, consumer_of
+from support.jobworld import JobWorld, job_world
 
 ITEMS = "shop.items"
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]

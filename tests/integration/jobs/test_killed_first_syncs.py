@@ -16,7 +16,7 @@ from penstock.control.deployment import deployed
 from penstock.control.targetcalls import repair, verify
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.jobid import JobId
-from penstock.testing.jobtargets import (
+from support.jobtargets import (
     DeltaTarget,
     IcebergTarget,
     KvTarget,
@@ -24,9 +24,9 @@ from penstock.testing.jobtargets import (
     ParquetTarget,
     PostgresTarget,
 )
-from penstock.testing.shopworkload import KEYS, item_of_json
-from penstock.testing.shopworld import ShopWorld, shop_world
-from penstock.testing.webhooktargets import Merging, Receiver
+from support.shopworkload import KEYS, item_of_json
+from support.shopworld import ShopWorld, shop_world
+from support.webhooktargets import Merging, Receiver
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -18,7 +18,7 @@ from penstock.control.deployment import deployed
 from penstock.control.targetcalls import verify
 from penstock.jobs.job import JobState
 from penstock.jobs.jobid import JobId
-from penstock.testing.jobtargets import (
+from support.jobtargets import (
     DeltaTarget,
     IcebergTarget,
     KvTarget,
@@ -26,9 +26,9 @@ from penstock.testing.jobtargets import (
     ParquetTarget,
     PostgresTarget,
 )
-from penstock.testing.shopworkload import KEYS, item_of_json
-from penstock.testing.shopworld import ShopWorld, shop_world
-from penstock.testing.webhooktargets import Merging, Receiver, Staging
+from support.shopworkload import KEYS, item_of_json
+from support.shopworld import ShopWorld, shop_world
+from support.webhooktargets import Merging, Receiver, Staging
 
 pytestmark = pytest.mark.timeout(600)
 

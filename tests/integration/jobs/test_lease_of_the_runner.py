@@ -10,28 +10,28 @@ from penstock.clock import SYSTEM
 from penstock.errors import Corrupt, Fenced, Unavailable
 from penstock.jobs.log.lease import Lease, LeaseRow, holder
 from penstock.kv import AsyncClient
-from penstock.testing.manual_clock import ManualClock
-from penstock.testing.store import StoreProcess
+from penstock.testing.clock import ManualClock
+from support.warmstore import WarmStore
 
 LONG_S = 60.0
 KEY = b"penstock/jobs/lease"
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
-    with StoreProcess.start(tmp_path_factory.mktemp("lease") / "store", stores=1) as running:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmStore]:
+    with WarmStore.start(tmp_path_factory.mktemp("lease") / "store", stores=1) as running:
         yield running
 
 
 @asynccontextmanager
-async def clean(store: StoreProcess) -> AsyncIterator[AsyncClient]:
+async def clean(store: WarmStore) -> AsyncIterator[AsyncClient]:
     async with await AsyncClient.connect([store.pd_addr]) as client:
         async with client.begin() as txn:
             await txn.delete(KEY)
         yield client
 
 
-async def test_a_second_runner_waits_until_the_first_gives_up(store: StoreProcess) -> None:
+async def test_a_second_runner_waits_until_the_first_gives_up(store: WarmStore) -> None:
     async with clean(store) as client:
         assert await holder(client) == LeaseRow()
         first = await Lease.acquire(client, "one", ttl_s=LONG_S)
@@ -48,7 +48,7 @@ async def test_a_second_runner_waits_until_the_first_gives_up(store: StoreProces
         assert (await holder(client)).owner == "two", "who has lost it cannot give it up"
 
 
-async def test_a_silent_runner_is_taken_over_and_is_fenced_when_it_wakes(store: StoreProcess) -> None:
+async def test_a_silent_runner_is_taken_over_and_is_fenced_when_it_wakes(store: WarmStore) -> None:
     async with clean(store) as client:
         first = await Lease.acquire(client, "one", ttl_s=0.05)
         while True:
@@ -64,7 +64,7 @@ async def test_a_silent_runner_is_taken_over_and_is_fenced_when_it_wakes(store: 
         await second.renew()
 
 
-async def test_the_same_process_that_starts_again_has_a_new_epoch(store: StoreProcess) -> None:
+async def test_the_same_process_that_starts_again_has_a_new_epoch(store: WarmStore) -> None:
     async with clean(store) as client:
         first = await Lease.acquire(client, "one", ttl_s=LONG_S)
         again = await Lease.acquire(client, "one", ttl_s=LONG_S)
@@ -73,14 +73,14 @@ async def test_the_same_process_that_starts_again_has_a_new_epoch(store: StorePr
             await first.renew()
 
 
-async def test_of_many_who_want_it_one_gets_it(store: StoreProcess) -> None:
+async def test_of_many_who_want_it_one_gets_it(store: WarmStore) -> None:
     async with clean(store) as client:
         wanted = [Lease.acquire(client, f"r{number}", ttl_s=LONG_S) for number in range(8)]
         found = await asyncio.gather(*wanted, return_exceptions=True)
         assert sorted(type(each).__name__ for each in found) == ["Lease"] + ["Unavailable"] * 7
 
 
-async def test_a_lease_lapses_by_the_clock_of_its_holder(store: StoreProcess) -> None:
+async def test_a_lease_lapses_by_the_clock_of_its_holder(store: WarmStore) -> None:
     async with clean(store) as client:
         clock = ManualClock()
         lease = await Lease.acquire(client, "one", ttl_s=10, clock=clock)
@@ -95,7 +95,7 @@ async def test_a_lease_lapses_by_the_clock_of_its_holder(store: StoreProcess) ->
 
 
 @pytest.mark.parametrize("value", [b"{}", b"nothing", b"[]", b'{"owner": 1, "epoch": "x", "expires_ms": 0}'])
-async def test_a_damaged_lease_is_said_so(store: StoreProcess, value: bytes) -> None:
+async def test_a_damaged_lease_is_said_so(store: WarmStore, value: bytes) -> None:
     async with clean(store) as client:
         async with client.begin() as txn:
             await txn.put(KEY, value)

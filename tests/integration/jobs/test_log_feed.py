@@ -20,7 +20,8 @@ from penstock.jobs.spec import JobSpec
 from penstock.kv import Client
 from penstock.settings import KvSettings, Settings
 from penstock.tables import Catalog
-from penstock.testing.store import Admin, StoreProcess
+from penstock.testing.store import Admin
+from support.warmstore import WarmStore
 
 SPEC = JobSpec.parse({"detail": {"consumer": {"consumer": "delta"}}})
 SEARCH = JobId("shop", "orders", "search")
@@ -29,13 +30,13 @@ WAIT_S = 30.0
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
-    with StoreProcess.start(tmp_path_factory.mktemp("logfeed") / "store", stores=1) as running:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmStore]:
+    with WarmStore.start(tmp_path_factory.mktemp("logfeed") / "store", stores=1) as running:
         yield running
 
 
 @pytest.fixture
-def jobs(store: StoreProcess, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
+def jobs(store: WarmStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
     monkeypatch.setattr(logfeed, "_LOOK_S", 0.1)
     with Client.connect([store.pd_addr], settings=KV) as client:
         catalog = Catalog(client)
@@ -73,7 +74,7 @@ class Follower:
 
 
 @asynccontextmanager
-async def following(store: StoreProcess, jobs: Jobs) -> AsyncIterator[Follower]:
+async def following(store: WarmStore, jobs: Jobs) -> AsyncIterator[Follower]:
     """Somebody who reads all jobs and then follows."""
     ts, rows = await asyncio.to_thread(jobs.log.read_all)
     follower = Follower({job.key: job for job in rows})
@@ -105,7 +106,7 @@ async def log_now(jobs: Jobs) -> dict[JobKey, Job]:
     return {job.key: job for job in (await asyncio.to_thread(jobs.log.read_all))[1]}
 
 
-async def test_whatever_is_committed_comes(store: StoreProcess, jobs: Jobs) -> None:
+async def test_whatever_is_committed_comes(store: WarmStore, jobs: Jobs) -> None:
     await do(jobs, jobs.register_job, SEARCH, SPEC)
     async with following(store, jobs) as seen:
         (job,) = seen.rows.values()
@@ -124,7 +125,7 @@ async def test_whatever_is_committed_comes(store: StoreProcess, jobs: Jobs) -> N
         assert seen.replays == 0
 
 
-async def test_what_is_rolled_back_never_comes(store: StoreProcess, jobs: Jobs) -> None:
+async def test_what_is_rolled_back_never_comes(store: WarmStore, jobs: Jobs) -> None:
     await asyncio.to_thread(jobs.log.ensure)
     async with following(store, jobs) as seen:
 
@@ -139,14 +140,14 @@ async def test_what_is_rolled_back_never_comes(store: StoreProcess, jobs: Jobs) 
         assert [job.id.job for change in seen.changes for job in change.rows] == ["later"]
 
 
-async def test_a_log_that_is_not_there_yet_is_made_and_followed(store: StoreProcess, jobs: Jobs) -> None:
+async def test_a_log_that_is_not_there_yet_is_made_and_followed(store: WarmStore, jobs: Jobs) -> None:
     async with following(store, jobs) as seen:
         await seen.until(lambda seen: seen.replays == 1)
         await do(jobs, jobs.register_job, SEARCH, SPEC)
         await seen.until(lambda seen: len(seen.rows) == 1)
 
 
-async def test_a_log_with_another_table_id_is_read_anew(store: StoreProcess, jobs: Jobs) -> None:
+async def test_a_log_with_another_table_id_is_read_anew(store: WarmStore, jobs: Jobs) -> None:
     await do(jobs, jobs.register_job, SEARCH, SPEC)
     async with following(store, jobs) as seen:
         await asyncio.to_thread(jobs.log.catalog.drop_table, LOG_NAME)
@@ -161,7 +162,7 @@ async def test_a_log_with_another_table_id_is_read_anew(store: StoreProcess, job
         assert seen.replays == 2
 
 
-async def test_the_log_is_read_anew_when_its_history_may_be_gone(store: StoreProcess, jobs: Jobs) -> None:
+async def test_the_log_is_read_anew_when_its_history_may_be_gone(store: WarmStore, jobs: Jobs) -> None:
     await do(jobs, jobs.register_job, SEARCH, SPEC)
     async with following(store, jobs) as seen:
         await do(jobs, jobs.register_job, JobId("shop", "orders", "b"), SPEC)
@@ -175,7 +176,7 @@ async def test_the_log_is_read_anew_when_its_history_may_be_gone(store: StorePro
 
 
 async def test_the_log_is_read_anew_when_its_subscription_fails(
-    store: StoreProcess, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+    store: WarmStore, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await asyncio.to_thread(jobs.log.ensure)
     put, failures = LatestRows.put, iter([True])
@@ -195,7 +196,7 @@ async def test_the_log_is_read_anew_when_its_subscription_fails(
 
 
 async def test_nothing_is_missed_when_the_store_is_killed_and_comes_back(
-    store: StoreProcess, jobs: Jobs
+    store: WarmStore, jobs: Jobs
 ) -> None:
     await do(jobs, jobs.register_job, SEARCH, SPEC)
     async with following(store, jobs) as seen:
@@ -206,7 +207,7 @@ async def test_nothing_is_missed_when_the_store_is_killed_and_comes_back(
         assert seen.rows == await log_now(jobs)
 
 
-async def test_a_damaged_row_counts_as_gone_and_the_others_come(store: StoreProcess, jobs: Jobs) -> None:
+async def test_a_damaged_row_counts_as_gone_and_the_others_come(store: WarmStore, jobs: Jobs) -> None:
     await do(jobs, jobs.register_job, SEARCH, SPEC)
     async with following(store, jobs) as seen:
         (key,) = seen.rows
@@ -217,7 +218,7 @@ async def test_a_damaged_row_counts_as_gone_and_the_others_come(store: StoreProc
         assert (key,) in [change.removed for change in seen.changes]
 
 
-async def test_nothing_is_missed_while_regions_split_and_stores_fail(store: StoreProcess, jobs: Jobs) -> None:
+async def test_nothing_is_missed_while_regions_split_and_stores_fail(store: WarmStore, jobs: Jobs) -> None:
     for number in range(6):
         await do(jobs, jobs.register_job, JobId("shop", "orders", f"j{number}"), SPEC)
     rows = await asyncio.to_thread(jobs.log.ensure)

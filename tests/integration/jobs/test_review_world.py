@@ -7,8 +7,8 @@ from prometheus_client import REGISTRY
 
 from penstock.jobs.jobid import JobId
 from penstock.jobs.spec import JobSpec
-from penstock.testing.jobdoubles import Copy
-from penstock.testing.jobworld import JobWorld, job_world
+from support.jobdoubles import Copy
+from support.jobworld import JobWorld, job_world
 
 ITEMS = "shop.items"
 COPY = f"{ITEMS}/copy"

@@ -9,8 +9,8 @@ from penstock.jobs.jobid import JobId
 from penstock.jobs.log.lease import holder
 from penstock.jobs.running.freshnessdesk import FreshnessDesk
 from penstock.jobs.spec import JobSpec
-from penstock.testing.jobdoubles import Copy
-from penstock.testing.jobworld import JobWorld, job_world
+from support.jobdoubles import Copy
+from support.jobworld import JobWorld, job_world
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
 DEFAULT = {"job_type": "default"}

@@ -8,13 +8,13 @@ import pytest
 from penstock.errors import Corrupt, Unavailable, Undetermined
 from penstock.jobs.scheduling.usage import PREFIX, Usage, UsageMeter, read_usage
 from penstock.kv import Client, Transaction
-from penstock.testing.store import StoreProcess
+from support.warmstore import WarmStore
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     data = tmp_path_factory.mktemp("usage") / "store"
-    with StoreProcess.start(data, stores=1) as running, Client.connect([running.pd_addr]) as connected:
+    with WarmStore.start(data, stores=1) as running, Client.connect([running.pd_addr]) as connected:
         yield connected
 
 

@@ -14,7 +14,7 @@ from penstock.errors import Fenced
 from penstock.jobs.jobid import JobId
 from penstock.jobs.log.lease import holder
 from penstock.jobs.verifying.outcomes import LastVerification, Outcomes
-from penstock.testing.jobworld import JobWorld, job_world
+from support.jobworld import JobWorld, job_world
 
 JOB = "shop.items/copy"
 

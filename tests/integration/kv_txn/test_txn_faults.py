@@ -9,7 +9,8 @@ import pytest
 from penstock.errors import Unavailable, Undetermined
 from penstock.kv import AsyncClient, Phase, budgets
 from penstock.kv.sender import RegionStale
-from penstock.testing.store import Admin, StoreProcess
+from penstock.testing.store import Admin
+from support.warmstore import WarmStore
 
 PROTOCOLS = ["1pc", "2pc", "async-commit"]
 
@@ -218,7 +219,7 @@ async def test_a_store_that_crashes_before_it_answers_loses_nothing(
     tmp_path: Path, protocol: str, method: str
 ) -> None:
     options = {"1pc": {}, "async-commit": {"one_pc": False}, "2pc": {"one_pc": False, "async_commit": False}}
-    store = await asyncio.to_thread(StoreProcess.start, tmp_path / "data", stores=2)
+    store = await asyncio.to_thread(WarmStore.start, tmp_path / "data", stores=2)
     admin = Admin(store.pd_addr)
     try:
         async with await AsyncClient.connect([store.pd_addr]) as client:
@@ -258,7 +259,7 @@ async def test_a_store_that_is_gone_for_good_leaves_the_outcome_open_only_where_
     hasty: None,
     world: Any,
 ) -> None:
-    store = await asyncio.to_thread(StoreProcess.start, tmp_path / "data", stores=2)
+    store = await asyncio.to_thread(WarmStore.start, tmp_path / "data", stores=2)
     admin = Admin(store.pd_addr)
     try:
         async with await AsyncClient.connect([store.pd_addr]) as client:

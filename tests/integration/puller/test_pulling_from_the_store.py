@@ -15,8 +15,8 @@ from penstock.puller import Span, SubscriptionClient
 from penstock.settings import PullerSettings
 from penstock.store.cdc import stream as store_stream
 from penstock.store.cluster import Cluster
-from penstock.testing.recorder import Recorder
 from penstock.testing.store import Admin
+from support.recorder import Recorder
 
 SPAN = Span(7, b"k", b"l")
 PROTOCOLS = (

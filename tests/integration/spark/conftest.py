@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.testing.spark import local_settings, shared_session, stop_session
-from penstock.testing.sparkcluster import SparkCluster, is_alive
+from support.spark import local_settings, shared_session, stop_session
+from support.sparkcluster import SparkCluster, is_alive
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,7 +8,7 @@ from penstock import settings as penstock_settings
 from penstock.eventstore.loading import RangeTask
 from penstock.eventstore.loadjob import load_table
 from penstock.spark.tasks import run_on_executors
-from penstock.testing.spark import local_settings, shared_session
+from support.spark import local_settings, shared_session
 
 
 def main(config: str, table: str) -> None:

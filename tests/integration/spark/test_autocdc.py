@@ -9,8 +9,8 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from penstock.testing.itemtables import item, item_table
-from penstock.testing.servedworld import ServedWorld
+from support.itemtables import item, item_table
+from support.servedworld import ServedWorld
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "autocdc"
 

@@ -36,7 +36,8 @@ from penstock.spark.tasks import run_on_executors
 from penstock.spark.verifying import Difference, verify_table
 from penstock.tables import Catalog
 from penstock.tables.keys import encode_handle, record_key
-from penstock.testing.store import Admin, StoreProcess
+from penstock.testing.store import Admin
+from support.warmstore import WarmStore
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # executors do not have the tests
 
@@ -76,7 +77,7 @@ EVERY_ROW: dict[str, Any] = {
 class World:
     """A store with a table of four regions, and an event store that is empty at first."""
 
-    def __init__(self, folder: Path, store: StoreProcess) -> None:
+    def __init__(self, folder: Path, store: WarmStore) -> None:
         self.folder = folder
         self.tree = {
             "pd_addrs": [store.pd_addr],
@@ -120,7 +121,7 @@ class World:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("bulk")
-    with StoreProcess.start(folder / "store", stores=2) as store:
+    with WarmStore.start(folder / "store", stores=2) as store:
         made = World(folder, store)
         made.db.create_database("shop")
         yield made

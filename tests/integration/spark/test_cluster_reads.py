@@ -37,12 +37,12 @@ from penstock.spark.merging import merge_table
 from penstock.spark.sinkengine import SparkEngine
 from penstock.spark.tasks import run_on_executors
 from penstock.spark.verifying import verify_table
-from penstock.testing.gate import Gate, GatedStorage
-from penstock.testing.itemtables import item, item_table
-from penstock.testing.loadedworld import DEADLINE_S, NAME, LoadedWorld, until
-from penstock.testing.servedworld import ServedWorld
-from penstock.testing.sparkcluster import SparkCluster, is_alive
-from penstock.testing.store import StoreProcess
+from support.gate import Gate, GatedStorage
+from support.itemtables import item, item_table
+from support.loadedworld import DEADLINE_S, NAME, LoadedWorld, until
+from support.servedworld import ServedWorld
+from support.sparkcluster import SparkCluster, is_alive
+from support.warmstore import WarmStore
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.fixture(scope="module")
 def world(cluster_spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedWorld]:
     folder = tmp_path_factory.mktemp("reads")
-    with StoreProcess.start(folder / "store") as store:
+    with WarmStore.start(folder / "store") as store:
         made = LoadedWorld(cluster_spark, folder, store.pd_addr)
         made.change()
         yield made

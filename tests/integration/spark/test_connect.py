@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from penstock.testing.itemtables import item, item_table
-from penstock.testing.servedworld import ServedWorld
-from penstock.testing.spark import SMALL
+from support.itemtables import item, item_table
+from support.servedworld import ServedWorld
+from support.spark import SMALL
 
 CLIENT = Path(__file__).with_name("connect_client.py")
 LOOPBACK = {

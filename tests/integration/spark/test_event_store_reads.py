@@ -18,11 +18,11 @@ from penstock.spark import changes_view, register
 from penstock.spark.failures import spark_errors
 from penstock.spark.source import PenstockDataSource
 from penstock.tables.alter import add_column
-from penstock.testing.chosenmerge import begin_merge
-from penstock.testing.everytype import EVERY_CELL, EVERY_ROW, EVERY_TYPE
-from penstock.testing.itemtables import TABLES, item, item_table
-from penstock.testing.servedworld import ServedDatabase, ServedWorld
-from penstock.testing.tableworld import START, gathered
+from support.chosenmerge import begin_merge
+from support.everytype import EVERY_CELL, EVERY_ROW, EVERY_TYPE
+from support.itemtables import TABLES, item, item_table
+from support.servedworld import ServedDatabase, ServedWorld
+from support.tableworld import START, gathered
 
 FEED = ["_change_type", "_commit_version", "_commit_timestamp"]
 

@@ -15,9 +15,9 @@ from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings
 from penstock.spark import tablerows
 from penstock.spark.source import PenstockDataSource
-from penstock.testing.itemtables import item, item_table
-from penstock.testing.servedworld import ServedWorld
-from penstock.testing.store import StoreProcess
+from support.itemtables import item, item_table
+from support.servedworld import ServedWorld
+from support.warmstore import WarmStore
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ class Announced:
 
     def __init__(self, world: ServedWorld, folder: Path) -> None:
         self.world = world
-        self._store = StoreProcess.start(folder / "store", stores=1)
+        self._store = WarmStore.start(folder / "store", stores=1)
         self._cluster = ClusterRef.of(Settings(pd_addrs=(self._store.pd_addr,)))
         self._announce()
 

@@ -20,10 +20,10 @@ from penstock.spark.jobframes import SparkFrames
 from penstock.tables import alter
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo
-from penstock.testing.everytype import EVERY_CELL, EVERY_ROW, EVERY_TYPE
-from penstock.testing.itemtables import TABLES, item, item_table
-from penstock.testing.servedworld import ServedWorld
 from penstock.testing.versions import key_of
+from support.everytype import EVERY_CELL, EVERY_ROW, EVERY_TYPE
+from support.itemtables import TABLES, item, item_table
+from support.servedworld import ServedWorld
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from penstock.settings import TracingSettings
 from penstock.spark import jobframes
 from penstock.spark.jobframes import SparkFrames
 from penstock.spark.pools import enter_pool
-from penstock.testing.jobworld import job_world
-from penstock.testing.tracereceiver import TraceReceiver
+from support.jobworld import job_world
+from support.tracereceiver import TraceReceiver
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)"), ("size", "int")]
 

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from penstock.jobs.consumer import Consumer, DataRetriever
 from penstock.jobs.job import ErrorCode
 from penstock.spark.jobframes import SparkFrames
-from penstock.testing.jobworld import job_world
+from support.jobworld import job_world
 
 
 def _framed(rows: list[dict[str, Any]]) -> type[Consumer]:

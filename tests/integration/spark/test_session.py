@@ -14,7 +14,7 @@ from penstock.spark import register
 from penstock.spark.failures import as_penstock_error, spark_errors
 from penstock.spark.pools import in_pool
 from penstock.spark.session import build_session
-from penstock.testing.spark import local_settings
+from support.spark import local_settings
 
 
 def test_arrow_is_on_time_is_utc_and_jobs_share_fairly(spark: SparkSession):

@@ -22,9 +22,9 @@ from penstock.sink.positions import Position
 from penstock.sink.source.slicing import SliceRange, plan_slice
 from penstock.sink.work import Chunk, DispatcherSpec, FileWork, Slice
 from penstock.spark.sinkengine import SparkEngine
-from penstock.testing.itemtables import item, item_table
-from penstock.testing.servedworld import ServedWorld
-from penstock.testing.tableworld import START
+from support.itemtables import item, item_table
+from support.servedworld import ServedWorld
+from support.tableworld import START
 
 SMALL = EncoderOptions(chunk_bytes=2_000, enable_tidb_extension=True, encoded_at_ms=5)
 ROWS = 60

@@ -16,9 +16,9 @@ from penstock.spark.failures import spark_errors
 from penstock.spark.options import parse_options
 from penstock.spark.streaming import ChangeStreamReader
 from penstock.tables.alter import add_column
-from penstock.testing.feedworld import FeedWorld, WorldTable
-from penstock.testing.itemtables import item, item_table
-from penstock.testing.servedworld import ServedDatabase, ServedWorld
+from support.feedworld import FeedWorld, WorldTable
+from support.itemtables import item, item_table
+from support.servedworld import ServedDatabase, ServedWorld
 
 Change = tuple[int, str, int, str]
 DEADLINE_S = 60

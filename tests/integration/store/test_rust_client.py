@@ -7,12 +7,13 @@ import pytest
 from tikv_client import RawClient, TransactionClient, asynchronous
 
 from penstock import eventloop
-from penstock.testing.store import Admin, StoreProcess
+from penstock.testing.store import Admin
+from support.warmstore import WarmStore
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
-    with StoreProcess.start(tmp_path_factory.mktemp("rust") / "data", stores=3) as process:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmStore]:
+    with WarmStore.start(tmp_path_factory.mktemp("rust") / "data", stores=3) as process:
         yield process
 
 
@@ -32,7 +33,7 @@ def read_all(client: TransactionClient, start: bytes, end: bytes) -> list[tuple[
     return pairs
 
 
-def test_transactions_commit_and_roll_back(store: StoreProcess) -> None:
+def test_transactions_commit_and_roll_back(store: WarmStore) -> None:
     client = TransactionClient.connect([store.pd_addr])
     txn = client.begin(pessimistic=False)
     txn.put(b"rust/a", b"1")
@@ -44,7 +45,7 @@ def test_transactions_commit_and_roll_back(store: StoreProcess) -> None:
     assert read_all(client, b"rust/", b"rust0") == [(b"rust/a", b"1"), (b"rust/b", b"2")]
 
 
-def test_pessimistic_transactions_lose_no_update(store: StoreProcess) -> None:
+def test_pessimistic_transactions_lose_no_update(store: WarmStore) -> None:
     async def increment(client: asynchronous.TransactionClient) -> None:
         for _ in range(50):
             txn = await client.begin(pessimistic=True)
@@ -73,7 +74,7 @@ def test_pessimistic_transactions_lose_no_update(store: StoreProcess) -> None:
     assert asyncio.run(count()) == b"12"
 
 
-def test_of_two_optimistic_writers_one_wins(store: StoreProcess) -> None:
+def test_of_two_optimistic_writers_one_wins(store: WarmStore) -> None:
     client = TransactionClient.connect([store.pd_addr])
     first, second = client.begin(pessimistic=False), client.begin(pessimistic=False)
     first.put(b"contested", b"first")
@@ -84,7 +85,7 @@ def test_of_two_optimistic_writers_one_wins(store: StoreProcess) -> None:
     assert read_all(client, b"contested", b"contestee") == [(b"contested", b"first")]
 
 
-def test_scans_cross_regions_that_were_split_under_the_client(store: StoreProcess) -> None:
+def test_scans_cross_regions_that_were_split_under_the_client(store: WarmStore) -> None:
     client = TransactionClient.connect([store.pd_addr])
     txn = client.begin(pessimistic=False)
     rows = [(b"row/%03d" % i, b"%d" % i) for i in range(300)]
@@ -106,7 +107,7 @@ def test_scans_cross_regions_that_were_split_under_the_client(store: StoreProces
     assert changed == [b"row/050", b"row/150", b"row/250"]
 
 
-def test_raw_keys(store: StoreProcess) -> None:
+def test_raw_keys(store: WarmStore) -> None:
     client = RawClient.connect([store.pd_addr])
     client.batch_put({b"raw/%d" % i: b"%d" % i for i in range(5)})
     client.put(b"raw/1", b"one")
@@ -121,7 +122,7 @@ def test_raw_keys(store: StoreProcess) -> None:
     assert [key for key, _ in left] == [b"raw/1", b"raw/4"]
 
 
-def test_the_asynchronous_client(store: StoreProcess) -> None:
+def test_the_asynchronous_client(store: WarmStore) -> None:
     async def use() -> None:
         client = await asynchronous.TransactionClient.connect([store.pd_addr])
 
@@ -141,7 +142,7 @@ def test_the_asynchronous_client(store: StoreProcess) -> None:
     asyncio.run(use())
 
 
-def test_a_client_survives_a_crash_of_the_store(store: StoreProcess) -> None:
+def test_a_client_survives_a_crash_of_the_store(store: WarmStore) -> None:
     client = TransactionClient.connect([store.pd_addr])
     txn = client.begin(pessimistic=False)
     txn.put(b"durable", b"1")

@@ -8,7 +8,7 @@ from penstock.proto import pdpb_pb2 as pdpb
 from penstock.proto.services import Stub
 from penstock.settings import ServerTlsSettings, StoreSettings
 from penstock.store.cluster import Cluster
-from penstock.testing.certificates import issue
+from support.certificates import issue
 
 
 async def members(address: str, credentials: grpc.ChannelCredentials) -> pdpb.GetMembersResponse:

@@ -18,13 +18,13 @@ from penstock.tables.jobs import Action
 from penstock.tables.keys import index_prefix, prefix_end, record_range
 from penstock.tables.meta import MetaReader, MetaWriter
 from penstock.tables.schema import SchemaState
-from penstock.testing.store import StoreProcess
+from support.warmstore import WarmStore
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     data: Path = tmp_path_factory.mktemp("tables") / "store"
-    with StoreProcess.start(data, stores=1) as store, Client.connect([store.pd_addr]) as connected:
+    with WarmStore.start(data, stores=1) as store, Client.connect([store.pd_addr]) as connected:
         yield connected
 
 

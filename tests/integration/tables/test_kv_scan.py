@@ -21,20 +21,21 @@ from penstock.tables.keys import encode_handle, record_key
 from penstock.tables.kvscan import HANDLE_COLUMN, KvScanPartition, plan_kv_scan
 from penstock.tables.meta import MetaWriter
 from penstock.tables.records import to_record, value_of
-from penstock.testing.store import Admin, StoreProcess
+from penstock.testing.store import Admin
+from support.warmstore import WarmStore
 
 ORDERS = [("id", "bigint primary key"), ("customer", "varchar(64) not null"), ("total", "decimal(12,2)")]
 ROWS = [{"id": n, "customer": f"c{n}", "total": Decimal(n) / 4} for n in range(1000)]
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
-    with StoreProcess.start(tmp_path_factory.mktemp("kvscan") / "store", stores=2) as running:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmStore]:
+    with WarmStore.start(tmp_path_factory.mktemp("kvscan") / "store", stores=2) as running:
         yield running
 
 
 @pytest.fixture
-def cluster(store: StoreProcess) -> Iterator[ClusterRef]:
+def cluster(store: WarmStore) -> Iterator[ClusterRef]:
     ref = ClusterRef((store.pd_addr,))
     yield ref
     ref.close()
@@ -48,7 +49,7 @@ def db(cluster: ClusterRef) -> Iterator[Catalog]:
     catalog.drop_database("shop")
 
 
-def split(store: StoreProcess, keys: list[bytes]) -> None:
+def split(store: WarmStore, keys: list[bytes]) -> None:
     async def cut() -> None:
         admin = Admin(store.pd_addr)
         await admin.split(keys)
@@ -62,9 +63,7 @@ def rows_of(parts: list[KvScanPartition]) -> list[dict[str, Any]]:
     return [row for part in shipped for batch in part.read() for row in batch.to_pylist()]
 
 
-def test_ranges_by_region_give_what_a_scan_gives(
-    store: StoreProcess, cluster: ClusterRef, db: Catalog
-) -> None:
+def test_ranges_by_region_give_what_a_scan_gives(store: WarmStore, cluster: ClusterRef, db: Catalog) -> None:
     table_id = db.create_table("shop.orders", ORDERS).id
     db.table("shop.orders").insert(ROWS)
     split(store, [record_key(table_id, n) for n in (100, 500, 501)])
@@ -82,7 +81,7 @@ def test_ranges_by_region_give_what_a_scan_gives(
 
 
 def test_regions_that_split_and_merge_after_planning_change_nothing(
-    store: StoreProcess, cluster: ClusterRef, db: Catalog
+    store: WarmStore, cluster: ClusterRef, db: Catalog
 ) -> None:
     table_id = db.create_table("shop.orders", ORDERS).id
     db.table("shop.orders").insert(ROWS)
@@ -100,7 +99,7 @@ def test_regions_that_split_and_merge_after_planning_change_nothing(
 
 
 def test_columns_and_handles_are_pushed_down(
-    store: StoreProcess, cluster: ClusterRef, db: Catalog, monkeypatch: pytest.MonkeyPatch
+    store: WarmStore, cluster: ClusterRef, db: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table_id = db.create_table("shop.orders", ORDERS).id
     db.table("shop.orders").insert(ROWS)
@@ -181,7 +180,7 @@ def test_what_people_get_wrong_is_said_in_one_line(cluster: ClusterRef, db: Cata
 
 
 def test_a_timestamp_that_was_collected_is_refused(tmp_path: Path) -> None:
-    with StoreProcess.start(tmp_path / "store", stores=1) as store:
+    with WarmStore.start(tmp_path / "store", stores=1) as store:
         cluster = ClusterRef((store.pd_addr,), kv=KvSettings(safe_point_refresh_ms=1))
         catalog = Catalog(cluster.client())
         catalog.create_database("shop")

@@ -13,7 +13,7 @@ from penstock.tables import Catalog, DuplicateRow, Index, Table
 from penstock.tables.indexes import entry, handle_in, written_indexes
 from penstock.tables.keys import decode_record_key, index_prefix, prefix_end, record_range
 from penstock.tables.records import read_record
-from penstock.testing.store import StoreProcess
+from support.warmstore import WarmStore
 
 STEPS = 120
 COLUMNS = [("a", "varchar(6)"), ("b", "int"), ("email", "varchar(6)"), ("n", "int")]
@@ -24,7 +24,7 @@ INDEXES = [Index("by_email", ["email"], unique=True), Index("by_n", ["n", "email
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     data: Path = tmp_path_factory.mktemp("model") / "store"
-    with StoreProcess.start(data, stores=1) as store, Client.connect([store.pd_addr]) as connected:
+    with WarmStore.start(data, stores=1) as store, Client.connect([store.pd_addr]) as connected:
         yield connected
 
 

@@ -12,8 +12,8 @@ from penstock.settings import ChangefeedSettings, TracingSettings
 from penstock.sink.feeds.kvfeedstore import Feeds
 from penstock.sink.feeds.runner import FeedRunner, create_configured
 from penstock.sink.pipeline.localengine import LocalEngine
-from penstock.testing.jobworld import JobWorld, job_world
-from penstock.testing.tracereceiver import ReceivedSpan, TraceReceiver
+from support.jobworld import JobWorld, job_world
+from support.tracereceiver import ReceivedSpan, TraceReceiver
 
 
 class Reading(Consumer):

@@ -16,7 +16,7 @@ from penstock.app.up.supervisor import Supervisor
 from penstock.clock import SYSTEM
 from penstock.control.partstates import PartState, PartStatus, UpStates
 from penstock.errors import Invalid, Unavailable
-from penstock.testing.fakepart import Journal, fake_part_command
+from support.fakepart import Journal, fake_part_command
 
 DEADLINE_S = 30.0
 SMALL = {"changefeeds": False, "jobs": False}

@@ -24,10 +24,10 @@ from penstock.eventstore.finding import list_tables
 from penstock.eventstore.watermarks import Watermarks
 from penstock.settings import UpkeepSettings
 from penstock.tables.alter import add_column, drop_column
-from penstock.testing.agreement import MODES, NamedReads
-from penstock.testing.chosenmerge import WrittenMerge, begin_merge, current_objects
-from penstock.testing.itemtables import TABLES, item, item_table
-from penstock.testing.tableworld import NAME, START, ModelTable, TableWorld
+from support.agreement import MODES, NamedReads
+from support.chosenmerge import WrittenMerge, begin_merge, current_objects
+from support.itemtables import TABLES, item, item_table
+from support.tableworld import NAME, START, ModelTable, TableWorld
 
 EXAMPLES = int(os.environ.get("PENSTOCK_EXAMPLES", "25"))
 LONG = compose_ts(2000)  # a step in time, after which removed objects may go

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from penstock.eventstore.flight import FlightService
 from penstock.eventstore.flightreader import FlightReader
 from penstock.tables.alter import add_column
-from penstock.testing.agreement import MODES, Agreement
-from penstock.testing.chosenmerge import begin_merge
-from penstock.testing.itemtables import TABLES, item, item_table
-from penstock.testing.tableworld import START, TableWorld
+from support.agreement import MODES, Agreement
+from support.chosenmerge import begin_merge
+from support.itemtables import TABLES, item, item_table
+from support.tableworld import START, TableWorld
 
 WORLDS = count()
 

@@ -13,7 +13,7 @@ from penstock.changes.tail import Tail
 from penstock.eventstore.paths import Side
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import side_schema
-from penstock.testing.events import a_table
+from support.events import a_table
 
 VERSION = SchemaVersion(0, 1, a_table())
 END = 1000

@@ -25,8 +25,8 @@ from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings
 from penstock.tables import Catalog, alter
 from penstock.tables.define import define_table
-from penstock.testing.retrievers import ListRetriever, SourceModel, job_context
-from penstock.testing.store import StoreProcess
+from penstock.testing.consumers import ListRetriever, SourceModel, job_context
+from support.warmstore import WarmStore
 
 TABLES = {
     "number": define_table(
@@ -42,7 +42,7 @@ _databases = count(1)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
-    with StoreProcess.start(tmp_path_factory.mktemp("kvcrash") / "store", stores=1) as store:
+    with WarmStore.start(tmp_path_factory.mktemp("kvcrash") / "store", stores=1) as store:
         found = Settings(pd_addrs=(store.pd_addr,))
         yield found
         ClusterRef.of(found).close()

@@ -19,8 +19,8 @@ from penstock.errors import Fenced, Invalid
 from penstock.jobs.jobcolumns import key_names
 from penstock.tables import alter
 from penstock.tables.define import define_table
-from penstock.testing.lakeworld import Killed, LakeWorld, as_copied
-from penstock.testing.retrievers import ListRetriever, SourceModel, rows_by_key
+from penstock.testing.consumers import ListRetriever, SourceModel, rows_by_key
+from support.lakeworld import Killed, LakeWorld, as_copied
 
 TABLES = {
     "number": define_table(

@@ -31,7 +31,7 @@ from penstock.consumers.vector import Vector
 from penstock.errors import Fenced
 from penstock.tables import alter
 from penstock.tables.define import define_table
-from penstock.testing.retrievers import ListRetriever, SourceModel, job_context, rows_by_key
+from penstock.testing.consumers import ListRetriever, SourceModel, job_context, rows_by_key
 
 TABLES = {
     "number": define_table(

@@ -22,9 +22,9 @@ from penstock.consumers.postgres import Postgres
 from penstock.errors import Fenced, Unavailable
 from penstock.tables import alter
 from penstock.tables.define import define_table
-from penstock.testing.cutting import CuttingProxy
-from penstock.testing.postgres import shared_server
-from penstock.testing.retrievers import ListRetriever, SourceModel, job_context
+from penstock.testing.consumers import ListRetriever, SourceModel, job_context
+from penstock.testing.proxy import CuttingProxy
+from support.postgres import shared_server
 
 TABLES = {
     "number": define_table(

@@ -9,7 +9,7 @@ from penstock.control.overviewfacts import SLOW_S, CaptureFact, Facts
 from penstock.control.partstates import PartKind, PartState
 from penstock.jobs.job import JobState
 from penstock.sink.feeds.feed import FeedState
-from penstock.testing.overviews import ago, facts, feed, job, part, spool, table
+from support.overviews import ago, facts, feed, job, part, spool, table
 
 ACCOUNTS = ("zoe", "quinn")
 LAGS = st.floats(0, 5000, allow_nan=False)

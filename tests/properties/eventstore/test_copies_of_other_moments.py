@@ -18,8 +18,8 @@ from penstock.eventstore.store import EventStore
 from penstock.eventstore.table import TableRows
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
-from penstock.testing.events import FixedSchemas, a_table, change, replayed
-from penstock.testing.rawbatches import Change, raw
+from support.events import FixedSchemas, a_table, change, replayed
+from support.rawbatches import Change, raw
 
 TABLES = {1: a_table(1), 2: a_table(2)}
 START = 1 << 58

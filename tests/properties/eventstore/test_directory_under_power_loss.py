@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from penstock.errors import Unavailable
 from penstock.eventstore.storage import Storage, open_storage
-from penstock.testing.powerloss import Disk
+from support.powerloss import Disk
 
 PATHS = st.sampled_from(["a", "f/a", "f/b", "f/g/a"])
 

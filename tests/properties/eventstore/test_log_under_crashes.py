@@ -14,8 +14,8 @@ from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import frames, paths
 from penstock.eventstore.frames import Frame, FrameKind
 from penstock.eventstore.wal import Location, Wal
-from penstock.testing.powerloss import Disk
-from penstock.testing.rawbatches import changes, put, raw
+from support.powerloss import Disk
+from support.rawbatches import changes, put, raw
 
 TABLES = st.integers(1, 3)
 LUCK = st.none() | st.integers(0, 1 << 32)  # None: the process alone is killed

@@ -19,9 +19,9 @@ from penstock.eventstore.manifest import ManifestState
 from penstock.eventstore.merges import MergeOutput, MergePlan, plan_merge, write_merge
 from penstock.eventstore.merging import MergeChoice, MergePolicy
 from penstock.tables.alter import add_column
-from penstock.testing.itemtables import TABLES, item, item_table
-from penstock.testing.tableworld import START, TableWorld
 from penstock.testing.versions import Target
+from support.itemtables import TABLES, item, item_table
+from support.tableworld import START, TableWorld
 
 WORLDS = count()
 NUMBERS = range(1, 13)

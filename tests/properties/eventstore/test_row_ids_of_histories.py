@@ -18,17 +18,8 @@ from penstock.eventstore.storage import Storage, open_storage
 from penstock.eventstore.store import EventStore
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
-from penstock.testing.events import (
-    FixedSchemas,
-    RowId,
-    a_table,
-    change,
-    live_rows,
-    moved_rows,
-    objects,
-    read_object,
-)
-from penstock.testing.rawbatches import Change, raw
+from support.events import FixedSchemas, RowId, a_table, change, live_rows, moved_rows, objects, read_object
+from support.rawbatches import Change, raw
 
 START = 1 << 60  # neighbouring timestamps up here are one and the same float
 TABLE = a_table()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.eventstore.rows import between, in_order, ordered
 from penstock.eventstore.sorting import choose_cuts, position
 from penstock.eventstore.transactions import cut
-from penstock.testing.rawbatches import Change, changes, put, raw
+from support.rawbatches import Change, changes, put, raw
 
 KEYS = ("commit_ts", "start_ts", "key")
 NOW = 1 << 60  # neighbouring timestamps up here are one and the same float

@@ -15,7 +15,7 @@ from penstock.tables.alter import add_column, drop_column, modify_column
 from penstock.tables.define import define_table
 from penstock.tables.keys import encode_handle
 from penstock.tables.schema import TableInfo
-from penstock.testing.handmade import HandMade, Row
+from support.handmade import HandMade, Row
 
 NUMBERS = range(1, 9)
 FIRST = replace(define_table("items", [("id", "bigint primary key"), ("name", "varchar(64)")]), id=1)

@@ -15,9 +15,9 @@ from penstock.eventstore.storage import Storage, open_storage
 from penstock.eventstore.store import EventStore
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
-from penstock.testing.events import FixedSchemas, a_table, change, replayed
-from penstock.testing.powerloss import Disk
-from penstock.testing.rawbatches import Change, raw
+from support.events import FixedSchemas, a_table, change, replayed
+from support.powerloss import Disk
+from support.rawbatches import Change, raw
 
 TABLES = {1: a_table(1), 2: a_table(2)}
 START = 1 << 58

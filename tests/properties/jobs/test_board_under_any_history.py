@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock.jobs.job import ErrorCode, JobState
 from penstock.jobs.running.standing import Group
-from penstock.testing.boardstage import BoardStage, spec_of, ts_of
+from support.boardstage import BoardStage, spec_of, ts_of
 
 NAMES = st.sampled_from(["a", "b", "c", "d", "a@2", "b@2"])
 SPECS = st.sampled_from(["", "", "", "own", "greedy", "2s", "30s", "30s+share", "paused"])

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from penstock.jobs.jobcolumns import key_names
 from penstock.jobs.reading.netrows import last_rows, net_schema
-from penstock.testing.itemtables import TABLES, item_table
-from penstock.testing.retrievers import SourceModel
+from penstock.testing.consumers import SourceModel
+from support.itemtables import TABLES, item_table
 
 
 @settings(max_examples=40, deadline=None)

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.jobs.reading.netchanges import gather
-from penstock.testing.itemtables import TABLES, item_table
-from penstock.testing.retrievers import SourceModel, rows_by_key
+from penstock.testing.consumers import SourceModel, rows_by_key
+from support.itemtables import TABLES, item_table
 
 
 @settings(max_examples=40, deadline=None)

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from penstock.jobs.iteration import Iteration
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.scheduling.queueing import FairQueue, Waiting
-from penstock.testing.jobdoubles import iteration_of, job_row
+from support.jobdoubles import iteration_of, job_row
 
 WAITING_MAX = 12
 ACCOUNTS = ("a", "b", "c")

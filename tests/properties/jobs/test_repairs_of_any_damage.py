@@ -23,7 +23,7 @@ from penstock.jobs.spec import JobSpec
 from penstock.jobs.verifying import verifying
 from penstock.jobs.verifying.verifying import Verifier
 from penstock.tables.define import define_table
-from penstock.testing.retrievers import SourceModel, job_context
+from penstock.testing.consumers import SourceModel, job_context
 
 Row = dict[str, Any]
 TABLES = {

@@ -22,7 +22,7 @@ from penstock.sink.dispatch.startup import FeedOptions
 from penstock.sink.dispatch.tablefilter import TableFilter
 from penstock.sink.positions import Position
 from penstock.sink.work import Slice
-from penstock.testing.ddlevents import (
+from support.ddlevents import (
     alter_table,
     create_table,
     drop_database,
@@ -31,8 +31,8 @@ from penstock.testing.ddlevents import (
     table_schema,
     truncate_table,
 )
-from penstock.testing.sinkdoubles import MemoryProgress, ScriptedSource
-from penstock.testing.sinkrecorder import RecordingSink, RemoteDouble
+from support.sinkdoubles import MemoryProgress, ScriptedSource
+from support.sinkrecorder import RecordingSink, RemoteDouble
 
 BEGIN = 100
 DEADLINE_S = 20.0

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from penstock.sink.formats.encoding import Encoded
 from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.positions import Position
-from penstock.testing.itemtables import item, item_table
-from penstock.testing.slices import encoded, slice_of
-from penstock.testing.tableworld import TableWorld
+from support.itemtables import item, item_table
+from support.slices import encoded, slice_of
+from support.tableworld import TableWorld
 
 EXAMPLES = settings(max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "12")), deadline=None)
 WORLDS = count()

@@ -28,7 +28,7 @@ from penstock.sink.formats.options import CsvOptions, EncoderOptions, check_read
 from penstock.sink.formats.parquetrows import parquet_file
 from penstock.sink.formats.rowchanges import RowChanges
 from penstock.tables.define import define_table
-from penstock.testing.slices import row_changes
+from support.slices import row_changes
 
 TABLE = define_table(
     "items",

@@ -31,7 +31,7 @@ from penstock.sink.verifying.feedverifier import FeedFacts, FeedVerifier
 from penstock.sink.verifying.reports import Scope, TableReport
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.define import define_table
-from penstock.testing.everytype import EVERY_CELL, EVERY_TYPE
+from support.everytype import EVERY_CELL, EVERY_TYPE
 
 Row = dict[str, Any]
 

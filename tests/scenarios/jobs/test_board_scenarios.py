@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from penstock.jobs.job import ErrorCode
-from penstock.testing.boardstage import BoardStage, seconds, spec_of, ts_of
+from support.boardstage import BoardStage, seconds, spec_of, ts_of
 
 HERE = Path(__file__).parent
 SCENARIOS = sorted(HERE.glob("*.txt"))

@@ -1,4 +1,4 @@
-"""Replays the text scenarios of the transactional storage (see penstock.testing.mvcc_script).
+"""Replays the text scenarios of the transactional storage (see support.mvcc_script).
 
 Each block is a scenario of its own: a comment, commands, and indented under each command what it tells.
 PENSTOCK_REWRITE_SCENARIOS=1 writes down what is told now, to be read before it is kept.
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock import eventloop
-from penstock.testing.mvcc_script import Script
+from support.mvcc_script import Script
 
 SCENARIOS = sorted(Path(__file__).parent.glob("*.txt"))
 

@@ -19,7 +19,7 @@ from penstock.sink.dispatch.barrier import Barrier
 from penstock.sink.dispatch.dispatcher import Dispatcher, Drain, Horizon, Read, State
 from penstock.sink.positions import Position
 from penstock.sink.work import DispatcherSpec, DmlEvent, Slice
-from penstock.testing.ddlevents import table_schema
+from support.ddlevents import table_schema
 
 HERE = Path(__file__).parent
 SCENARIOS = sorted(HERE.glob("*.txt"))

@@ -21,21 +21,22 @@ from penstock.eventstore.storage import Storage, open_storage
 from penstock.kv import Client
 from penstock.tables import Catalog
 from penstock.tables.keys import record_key
-from penstock.testing.capture import CaptureProcess
-from penstock.testing.events import replayed
-from penstock.testing.store import Admin, StoreProcess
+from penstock.testing.store import Admin
+from support.capture import CaptureProcess
+from support.events import replayed
+from support.warmstore import WarmStore
 
 KEYS = 60
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[StoreProcess]:
-    with StoreProcess.start(tmp_path / "kv", stores=2) as process:
+def cluster(tmp_path: Path) -> Iterator[WarmStore]:
+    with WarmStore.start(tmp_path / "kv", stores=2) as process:
         yield process
 
 
-def capture_settings(cluster: StoreProcess, folder: Path, name: str) -> dict[str, Any]:
+def capture_settings(cluster: WarmStore, folder: Path, name: str) -> dict[str, Any]:
     return {
         "pd_addrs": [cluster.pd_addr],
         "capture": {
@@ -120,7 +121,7 @@ def wait_flushed(storage: Storage, table_id: int, ts: int) -> None:
     raise AssertionError(f"table {table_id} was not flushed up to {ts} within a minute")
 
 
-def test_the_event_store_equals_the_snapshots_of_the_kv_store(cluster: StoreProcess, tmp_path: Path) -> None:
+def test_the_event_store_equals_the_snapshots_of_the_kv_store(cluster: WarmStore, tmp_path: Path) -> None:
     names = ["shop.one", "shop.two"]
     client = Client.connect([cluster.pd_addr])
     db = Catalog(client)
@@ -154,9 +155,7 @@ def test_the_event_store_equals_the_snapshots_of_the_kv_store(cluster: StoreProc
     client.close()
 
 
-def test_captures_share_the_tables_and_take_over_from_a_lost_one(
-    cluster: StoreProcess, tmp_path: Path
-) -> None:
+def test_captures_share_the_tables_and_take_over_from_a_lost_one(cluster: WarmStore, tmp_path: Path) -> None:
     client = Client.connect([cluster.pd_addr])
     db = Catalog(client)
     db.create_database("shop")

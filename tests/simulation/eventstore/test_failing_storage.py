@@ -16,8 +16,8 @@ from penstock.eventstore.storage import Storage, open_storage
 from penstock.eventstore.store import EventStore
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
-from penstock.testing.events import FixedSchemas, a_table, change, replayed
-from penstock.testing.rawbatches import raw
+from support.events import FixedSchemas, a_table, change, replayed
+from support.rawbatches import raw
 
 START = 1 << 58
 TABLES = {number: a_table(number) for number in (1, 2, 3)}

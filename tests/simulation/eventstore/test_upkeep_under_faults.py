@@ -13,9 +13,9 @@ from penstock.errors import PenstockError, Unavailable
 from penstock.eventstore import manifestlog, merging
 from penstock.eventstore.storage import Storage
 from penstock.eventstore.watermarks import Watermarks
-from penstock.testing.itemtables import item, item_table
-from penstock.testing.tableworld import START, TableWorld
 from penstock.testing.versions import Snapshot, Target
+from support.itemtables import item, item_table
+from support.tableworld import START, TableWorld
 
 NTH = count()
 STEPS_MAX = 100

@@ -21,12 +21,12 @@ from penstock.jobs.jobid import JobKey
 from penstock.jobs.log.transitions import BUSY, adopted
 from penstock.jobs.scheduling.scheduler import Scheduler
 from penstock.tables.define import define_table
-from penstock.testing.itemtables import item, item_table
-from penstock.testing.iterationbench import Bench
-from penstock.testing.jobdoubles import Copy, WorldSource, job_row, until
-from penstock.testing.sinkdoubles import Fault
-from penstock.testing.tableworld import TableWorld
+from penstock.testing.consumers import Fault
 from penstock.testing.versions import Snapshot, in_schema
+from support.itemtables import item, item_table
+from support.iterationbench import Bench
+from support.jobdoubles import Copy, WorldSource, job_row, until
+from support.tableworld import TableWorld
 
 SEEDS = [int(os.environ["PENSTOCK_SEED"])] if "PENSTOCK_SEED" in os.environ else range(8)
 NAMES = ("a", "b", "c", "d", "e")

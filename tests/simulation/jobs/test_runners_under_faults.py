@@ -14,11 +14,11 @@ from penstock.jobs.job import JobState
 from penstock.jobs.log.transitions import resumed, resynced, updated
 from penstock.jobs.spec import JobSpec, TriggerSpec
 from penstock.settings import JobsSettings
-from penstock.testing.boardstage import spec_of
-from penstock.testing.shakyfeed import SimClock
-from penstock.testing.simjoblog import Chance
-from penstock.testing.simjobs import SimCluster, SimProcess
-from penstock.testing.simloop import SimLoop
+from support.boardstage import spec_of
+from support.shakyfeed import SimClock
+from support.simjoblog import Chance
+from support.simjobs import SimCluster, SimProcess
+from support.simloop import SimLoop
 
 Body = Callable[[SimCluster, random.Random], Coroutine[Any, Any, None]]
 

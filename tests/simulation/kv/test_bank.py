@@ -15,7 +15,8 @@ from pathlib import Path
 from penstock.clock import SYSTEM
 from penstock.errors import Conflict, Unavailable, Undetermined
 from penstock.kv import AsyncClient
-from penstock.testing.store import Admin, StoreProcess
+from penstock.testing.store import Admin
+from support.warmstore import WarmStore
 
 ACCOUNTS = 40
 OPENING = 1_000
@@ -97,7 +98,7 @@ async def progress(books: Books, workers: list["asyncio.Task[None]"]) -> None:
 
 
 async def events(
-    store: StoreProcess, admin: Admin, client: AsyncClient
+    store: WarmStore, admin: Admin, client: AsyncClient
 ) -> list[Callable[[], Awaitable[object]]]:
     async def split() -> None:
         await admin.split([account(int(SYSTEM.random() * ACCOUNTS)), b"ledger/"])
@@ -119,7 +120,7 @@ async def events(
 
 async def test_money_is_neither_made_nor_lost_while_regions_move_and_the_store_dies(tmp_path: Path) -> None:
     books = Books()
-    store = await asyncio.to_thread(StoreProcess.start, tmp_path, stores=3)
+    store = await asyncio.to_thread(WarmStore.start, tmp_path, stores=3)
     try:
         client = await AsyncClient.connect([store.pd_addr])
         async with client.begin() as txn:

@@ -11,8 +11,8 @@ from penstock.errors import Conflict, Unavailable, Undetermined
 from penstock.kv import AsyncClient
 from penstock.settings import StoreSettings
 from penstock.store.cluster import Cluster
-from penstock.testing.histories import Outcome, Transaction, check
 from penstock.testing.store import Admin
+from support.histories import Outcome, Transaction, check
 
 KEYS = [b"list/%d" % number for number in range(12)]
 CALLERS = 12

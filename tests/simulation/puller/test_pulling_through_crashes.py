@@ -8,8 +8,9 @@ from penstock.clock import SYSTEM
 from penstock.errors import PenstockError
 from penstock.kv import AsyncClient
 from penstock.puller import Span, SubscriptionClient
-from penstock.testing.recorder import Recorder
-from penstock.testing.store import Admin, StoreProcess
+from penstock.testing.store import Admin
+from support.recorder import Recorder
+from support.warmstore import WarmStore
 
 SPAN = Span(3, b"k", b"l")
 ROUNDS = 3
@@ -30,7 +31,7 @@ async def write(client: AsyncClient, stopping: asyncio.Event, number: int) -> No
 
 
 async def test_nothing_is_missing_after_the_store_was_killed_under_the_puller(tmp_path: Path) -> None:
-    with await asyncio.to_thread(StoreProcess.start, tmp_path) as store:
+    with await asyncio.to_thread(WarmStore.start, tmp_path) as store:
         client = await AsyncClient.connect([store.pd_addr])
         admin = Admin(store.pd_addr)
         recorder = Recorder()

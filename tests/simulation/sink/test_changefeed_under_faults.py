@@ -41,14 +41,14 @@ from penstock.sink.source import eventsource
 from penstock.sink.source.eventsource import EventStoreSource
 from penstock.sink.verifying.feedverifier import FeedFacts, FeedVerifier
 from penstock.sink.verifying.reports import Scope
-from penstock.testing.feedworkload import FeedWorkload
-from penstock.testing.feedworld import FeedWorld
-from penstock.testing.replica import Replica
-from penstock.testing.shakyfeed import ShakyProgress, SimClock, WeighingEngine
-from penstock.testing.shakyremote import Killed, Process, Remote, Shaky, ShakyRef, Weather
-from penstock.testing.simloop import SimLoop, SimPool
-from penstock.testing.sinkdoubles import MemoryProgress
-from penstock.testing.worldtables import WorldTables
+from penstock.testing.directory import Replica
+from support.feedworkload import FeedWorkload
+from support.feedworld import FeedWorld
+from support.shakyfeed import ShakyProgress, SimClock, WeighingEngine
+from support.shakyremote import Killed, Process, Remote, Shaky, ShakyRef, Weather
+from support.simloop import SimLoop, SimPool
+from support.sinkdoubles import MemoryProgress
+from support.worldtables import WorldTables
 
 T = TypeVar("T")
 

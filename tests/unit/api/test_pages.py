@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from hatchling.builders.wheel import WheelBuilder
 
 from penstock.api import pages
-from penstock.testing.pagedouble import served
+from support.pagedouble import served
 
 ROOT = Path(__file__).parents[3]
 STATIC = ROOT / "src" / "penstock" / "api" / "static"

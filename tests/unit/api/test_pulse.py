@@ -8,7 +8,7 @@ import pytest
 from penstock.api.reaching import Pulse
 from penstock.errors import Unavailable
 from penstock.settings import Settings
-from penstock.testing.manual_clock import ManualClock
+from penstock.testing.clock import ManualClock
 
 
 class Cluster:

@@ -10,8 +10,8 @@ from penstock.changes import ChangeBatch, ChangesHandle, Hint, collect_changes, 
 from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore.partition import PartitionState
 from penstock.eventstore.streams import Stream, streams_of
-from penstock.testing.itemtables import item, item_table
-from penstock.testing.tableworld import START, TableWorld
+from support.itemtables import item, item_table
+from support.tableworld import START, TableWorld
 
 
 @pytest.fixture

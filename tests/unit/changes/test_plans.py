@@ -15,9 +15,9 @@ from penstock.eventstore import objects
 from penstock.eventstore.partition import PartitionState
 from penstock.tables.alter import add_column
 from penstock.tables.define import define_table
-from penstock.testing.itemtables import item, item_table
-from penstock.testing.tableworld import START, TableWorld
-from penstock.testing.travel import sent
+from support.itemtables import item, item_table
+from support.tableworld import START, TableWorld
+from support.travel import sent
 
 MakeWorld = Callable[..., TableWorld]
 

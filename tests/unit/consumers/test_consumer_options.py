@@ -17,7 +17,7 @@ from penstock.jobs.consumers import find_consumer
 from penstock.jobs.log.checking import placed
 from penstock.jobs.spec import ConsumerInfo, IterationDetail, JobSpec
 from penstock.tables.define import define_table
-from penstock.testing.retrievers import job_context
+from penstock.testing.consumers import job_context
 
 
 class _Options(ConsumerOptions):

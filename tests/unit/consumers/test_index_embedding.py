@@ -71,12 +71,12 @@ def test_words_that_take_each_other_away_still_make_a_vector() -> None:
 
 
 def test_a_function_of_ones_own_is_asked_for_texts_and_checked() -> None:
-    own = Embedding("penstock.testing.indexfunctions:embedded", 2)
+    own = Embedding("support.indexfunctions:embedded", 2)
     assert own(pa.array(["one two", "three"])).to_pylist() == [[7, 2], [5, 1]]
     assert own(pa.array([], pa.string())).to_pylist() == []
-    assert len(Embedding("penstock.testing.indexfunctions:wrong", 3)(pa.array(["a"]))) == 1
+    assert len(Embedding("support.indexfunctions:wrong", 3)(pa.array(["a"]))) == 1
     for name, message in (
-        ("penstock.testing.indexfunctions:wrong", "other than 2 dimensions"),
+        ("support.indexfunctions:wrong", "other than 2 dimensions"),
         ("builtins:len", "a vector for each text"),
         ("nowhere:f", "cannot be imported"),
         ("best", "is no embedding; there is hashing"),

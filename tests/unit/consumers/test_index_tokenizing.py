@@ -27,11 +27,11 @@ def terms(text: str | None, **options: object) -> str | None:
         ({"parser": "ngram", "ngram": 3}, "abcd ef", "abc bcd ef"),
         ({"parser": "ngram", "ngram": 1}, "ab", "a b"),
         (
-            {"parser": "penstock.testing.indexfunctions:shouted", "lower": False},
+            {"parser": "support.indexfunctions:shouted", "lower": False},
             "come NOW or NEVER",
             "NOW NEVER",
         ),
-        ({"parser": "penstock.testing.indexfunctions:shouted", "lower": False}, None, None),
+        ({"parser": "support.indexfunctions:shouted", "lower": False}, None, None),
     ],
 )
 def test_terms_of_a_text(options: dict[str, object], text: str | None, expected: str | None) -> None:

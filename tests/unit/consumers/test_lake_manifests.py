@@ -18,7 +18,7 @@ from penstock.consumers.lake.laketable import Marks
 from penstock.errors import Corrupt
 from penstock.jobs.jobcolumns import chosen_columns, key_names
 from penstock.tables.define import define_table
-from penstock.testing.everytype import EVERY_TYPE
+from support.everytype import EVERY_TYPE
 
 MARKS = Marks(owner="0/1/job/7", job="shop.items/job", watermark=1 << 60, column_id=17)
 

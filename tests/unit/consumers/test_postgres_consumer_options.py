@@ -9,8 +9,8 @@ from penstock.consumers.postgres import Postgres
 from penstock.errors import Invalid
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.tables.define import define_table
-from penstock.testing.everytype import EVERY_TYPE
-from penstock.testing.retrievers import job_context
+from penstock.testing.consumers import job_context
+from support.everytype import EVERY_TYPE
 
 
 def consumer(folder: Path, **options: str) -> Postgres:

@@ -12,8 +12,8 @@ from penstock.consumers.webhook.jsonlines import JsonLines
 from penstock.consumers.webhook.sending import Address
 from penstock.errors import Invalid
 from penstock.tables import alter
-from penstock.testing.everytype import EVERY_CELL, EVERY_TYPE
-from penstock.testing.retrievers import SourceModel, job_context
+from penstock.testing.consumers import SourceModel, job_context
+from support.everytype import EVERY_CELL, EVERY_TYPE
 
 
 @pytest.mark.parametrize(

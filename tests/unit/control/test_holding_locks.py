@@ -3,7 +3,7 @@
 from penstock.control.lockholding import HoldingLock, oldest
 from penstock.kv.locks import Lock
 from penstock.tables.keys import meta_string_key, record_key
-from penstock.testing.overviews import NOW_TS, ago
+from support.overviews import NOW_TS, ago
 
 
 def lock(start_ts: int, *, primary: bytes = b"", pessimistic: bool = False) -> Lock:

@@ -14,7 +14,7 @@ from penstock.jobs.job import JobState
 from penstock.jobs.verifying.outcomes import LastVerification
 from penstock.settings import Settings
 from penstock.sink.feeds.feed import FeedState
-from penstock.testing.overviews import NOW_MS, ago, facts, feed, job, part, table
+from support.overviews import NOW_MS, ago, facts, feed, job, part, table
 
 SECRET_ADDR = "10.1.2.3:4567"
 SLOW = table("shop.orders", 31.0)

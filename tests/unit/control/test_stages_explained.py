@@ -8,7 +8,7 @@ from penstock.control.overviewmodel import Stage, StageRow
 from penstock.control.stages import Explanation
 from penstock.jobs.job import JobState
 from penstock.sink.feeds.feed import FeedState
-from penstock.testing.overviews import ago, facts, feed, job, spool, table
+from support.overviews import ago, facts, feed, job, spool, table
 
 LOCK = HoldingLock(ago(40), 7, "0x74")
 

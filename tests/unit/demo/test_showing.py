@@ -13,7 +13,7 @@ from penstock.app.demo.showing import LiveShow, Pace, PlainShow, Progress, Stage
 from penstock.app.demo.targets import Answer, Place, places
 from penstock.control.verifying import TargetReport
 from penstock.errors import Invalid
-from penstock.testing.manual_clock import ManualClock
+from penstock.testing.clock import ManualClock
 
 STAGE = StageProgress("delta table", 10, 1_500, 800, 2_000)
 

@@ -15,7 +15,7 @@ from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import PenstockError, Unavailable
 from penstock.jobs.source import Look
 from penstock.sink.feeds.feed import FeedState
-from penstock.testing.manual_clock import ManualClock
+from penstock.testing.clock import ManualClock
 
 IDS = {PRODUCTS: 7, ORDERS: 8}
 

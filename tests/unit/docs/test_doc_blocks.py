@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.testing.docblocks import Block, Command, blocks_of, commands_of, matches
+from support.docblocks import Block, Command, blocks_of, commands_of, matches
 
 PAGE = """# A page
 

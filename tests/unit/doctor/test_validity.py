@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from penstock.app.doctor.validity import periods
-from penstock.testing.certificates import issue
+from support.certificates import issue
 
 
 def made(begin: dt.datetime, end: dt.datetime) -> str:

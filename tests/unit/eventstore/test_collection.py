@@ -20,10 +20,10 @@ from penstock.eventstore.ownership import Ownership
 from penstock.eventstore.snapshot import plan_snapshot
 from penstock.eventstore.storage import Storage, Stored, open_storage
 from penstock.eventstore.watermarks import Watermarks
-from penstock.testing.itemtables import item, item_table
-from penstock.testing.manual_clock import ManualClock
-from penstock.testing.tableworld import TableWorld
+from penstock.testing.clock import ManualClock
 from penstock.testing.versions import Target
+from support.itemtables import item, item_table
+from support.tableworld import TableWorld
 
 NTH = count()
 ROOT = paths.table_root(1)

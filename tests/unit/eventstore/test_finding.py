@@ -17,7 +17,7 @@ from penstock.eventstore.partition import StorageRef
 from penstock.eventstore.ranges import Part, ReadRange, TableProgress
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.tables.schema import TableInfo
-from penstock.testing.events import a_table
+from support.events import a_table
 
 
 def table(name: str, table_id: int, partitions: tuple[int, ...] = ()) -> TableInfo:

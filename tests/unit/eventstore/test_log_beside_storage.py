@@ -18,8 +18,8 @@ from penstock.eventstore.store import EventStore
 from penstock.eventstore.wal import Wal
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
-from penstock.testing.events import FixedSchemas, a_table, change
-from penstock.testing.rawbatches import put, raw
+from support.events import FixedSchemas, a_table, change
+from support.rawbatches import put, raw
 
 NOW = 1 << 58
 TABLE = a_table()

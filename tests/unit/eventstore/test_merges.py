@@ -14,10 +14,10 @@ from penstock.eventstore.merges import MergeOutput, MergePlan, plan_merge, write
 from penstock.eventstore.merging import MergePolicy
 from penstock.eventstore.ownership import Ownership
 from penstock.eventstore.sides import HANDLE, MERGED_TOMBSTONES, OBJECT, OFFSET
-from penstock.testing.events import read_object
-from penstock.testing.itemtables import item, item_table
-from penstock.testing.tableworld import START, TableWorld
 from penstock.testing.versions import Target
+from support.events import read_object
+from support.itemtables import item, item_table
+from support.tableworld import START, TableWorld
 
 NTH = count()
 

@@ -15,7 +15,7 @@ from penstock.eventstore.rowids import RowIds
 from penstock.eventstore.sides import side_schema
 from penstock.eventstore.storage import Storage, open_storage
 from penstock.eventstore.tombstones import bounded, by_row_id
-from penstock.testing.events import a_table, read_object
+from support.events import a_table, read_object
 
 TABLE = a_table()
 NOW = 1 << 60

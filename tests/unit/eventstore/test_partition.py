@@ -18,7 +18,7 @@ from penstock.eventstore.partition import Partition, PartitionState, StorageRef,
 from penstock.eventstore.ranges import Part, ReadRange, TableProgress
 from penstock.eventstore.schemaversion import SchemaVersion, cut_at_changes, in_force
 from penstock.eventstore.storage import Storage
-from penstock.testing.events import a_table
+from support.events import a_table
 
 TABLE = a_table()
 V1, V2, V3 = (SchemaVersion(since, since, TABLE, "shop") for since in (10, 50, 80))

@@ -16,7 +16,7 @@ from penstock.eventstore.partitionsets import (
     partition_sets,
 )
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.testing.itemtables import item_table
+from support.itemtables import item_table
 
 BY_ID = AskedTable("shop.t7", 7, named=False)
 BY_NAME = AskedTable("shop.t7", 7)

@@ -19,8 +19,8 @@ from penstock.eventstore.store import EventStore
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.define import define_table
-from penstock.testing.events import FixedSchemas, a_table, change, events, live_rows, objects
-from penstock.testing.rawbatches import Change, raw
+from support.events import FixedSchemas, a_table, change, events, live_rows, objects
+from support.rawbatches import Change, raw
 
 TABLE = a_table()
 NOW = 1 << 58

@@ -25,8 +25,8 @@ from penstock.eventstore.store import EventStore
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.define import define_table
-from penstock.testing.events import FixedSchemas, a_table, change
-from penstock.testing.rawbatches import raw
+from support.events import FixedSchemas, a_table, change
+from support.rawbatches import raw
 
 TABLE = a_table()
 WIDER = replace(

@@ -11,7 +11,7 @@ from penstock.tables.define import define_table
 from penstock.tables.keys import meta_hash_key, meta_string_key
 from penstock.tables.meta import DATABASES, JOB_HISTORY, database_field, table_field
 from penstock.tables.schema import DatabaseInfo, TableInfo
-from penstock.testing.rawbatches import Change, put, raw
+from support.rawbatches import Change, put, raw
 
 
 def a_table(table_id: int, *columns: str, **rest: object) -> TableInfo:

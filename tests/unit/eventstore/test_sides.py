@@ -7,8 +7,8 @@ import pytest
 from penstock.eventstore.paths import Side
 from penstock.eventstore.sides import HANDLE, OLD, UPDATE, decode_side, decode_sides
 from penstock.tables.decoding.decoder import TidbRowDecoder
-from penstock.testing.events import a_table, change
-from penstock.testing.rawbatches import raw
+from support.events import a_table, change
+from support.rawbatches import raw
 
 TABLE = a_table()
 RAW = raw(

@@ -17,7 +17,7 @@ from penstock.eventstore.snapshot import plan_snapshot, read_snapshot, snapshot_
 from penstock.tables.alter import add_column
 from penstock.tables.define import define_table
 from penstock.tables.keys import encode_handle
-from penstock.testing.handmade import TABLE_ID, HandMade, Row
+from support.handmade import TABLE_ID, HandMade, Row
 
 ITEMS = replace(define_table("items", [("id", "bigint primary key"), ("name", "varchar(64)")]), id=1)
 

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.errors import Denied, Invalid, Unavailable
 from penstock.eventstore.storage import Storage, open_storage
-from penstock.testing.manual_clock import ManualClock
-from penstock.testing.powerloss import Disk
+from penstock.testing.clock import ManualClock
+from support.powerloss import Disk
 
 
 @pytest.fixture(params=["file", "memory"])

@@ -23,8 +23,8 @@ from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo
-from penstock.testing.events import FixedSchemas, a_table, change, events, objects, read_object, replayed
-from penstock.testing.rawbatches import Change, raw
+from support.events import FixedSchemas, a_table, change, events, objects, read_object, replayed
+from support.rawbatches import Change, raw
 
 TABLE = a_table()
 NOW = 1 << 58

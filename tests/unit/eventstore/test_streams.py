@@ -25,7 +25,7 @@ from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import side_schema
 from penstock.eventstore.storage import Storage, open_storage
 from penstock.eventstore.streams import Place, merged, streams_of
-from penstock.testing.events import a_table
+from support.events import a_table
 
 TABLE = a_table()
 VERSION = SchemaVersion(0, 1, TABLE, "shop")

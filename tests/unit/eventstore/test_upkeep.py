@@ -14,8 +14,8 @@ from penstock.errors import Corrupt, Fenced, Unavailable
 from penstock.eventstore import duties, merging, upkeep
 from penstock.eventstore.duties import Care, Duty, DutyPolicy
 from penstock.eventstore.ownership import Ownership
-from penstock.testing.itemtables import item, item_table
-from penstock.testing.tableworld import TableWorld
+from support.itemtables import item, item_table
+from support.tableworld import TableWorld
 
 NTH = count()
 POLICY = DutyPolicy(merge=True, merge_interval_s=10, collect_interval_s=100, sweep_interval_s=1000)
@@ -78,7 +78,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TableWorl
     monkeypatch.setattr(merging, "_FANOUT", 2)
     monkeypatch.setattr(upkeep, "_TICK_S", 0.01)
     monkeypatch.setattr(duties, "_RETRY_FIRST_S", 0.01)
-    monkeypatch.setattr("penstock.testing.tableworld.CountingClock.monotonic", lambda _: SYSTEM.monotonic())
+    monkeypatch.setattr("support.tableworld.CountingClock.monotonic", lambda _: SYSTEM.monotonic())
     often = {"merge_interval_s": 0.01, "collect_interval_s": 0.02, "history_ttl_s": 0}
     url = f"memory:///upkeep-{next(NTH)}"
     with TableWorld(tmp_path, item_table(), url=url, upkeep=often) as made:

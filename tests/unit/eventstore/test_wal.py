@@ -15,8 +15,8 @@ from penstock.eventstore import frames, paths
 from penstock.eventstore import wal as wal_module
 from penstock.eventstore.frames import Frame, FrameKind
 from penstock.eventstore.wal import Location, Wal
-from penstock.testing.powerloss import Disk, everything_survives
-from penstock.testing.rawbatches import changes, put, raw
+from support.powerloss import Disk, everything_survives
+from support.rawbatches import changes, put, raw
 
 Open = Callable[..., tuple[Wal, list[tuple[Frame, Location]]]]
 

@@ -14,7 +14,7 @@ from penstock.files import make_folder, replace_file
 from penstock.sink.consuming.progress import Progress
 from penstock.sink.consuming.statefile import StateFile
 from penstock.store.engine import Engine
-from penstock.testing.powerloss import Disk, Luck, everything_survives, nothing_survives
+from support.powerloss import Disk, Luck, everything_survives, nothing_survives
 
 LUCK = pytest.mark.parametrize("luck", [nothing_survives, everything_survives])
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.testing.histories import Outcome, Transaction, check
+from support.histories import Outcome, Transaction, check
 
 A, B = b"a", b"b"
 

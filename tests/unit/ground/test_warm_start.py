@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock import __version__
-from penstock.testing.warmstart import WarmStart
+from support.warmstart import WarmStart
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.jobs.iterations.diskspool import DiskSpool
 from penstock.jobs.iterations.pieces import Piece, closed
-from penstock.testing.jobdoubles import until
+from support.jobdoubles import until
 
 
 def _piece(number: int, rows: int = 3, *, last: bool = False) -> Piece:

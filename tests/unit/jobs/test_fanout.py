@@ -11,7 +11,7 @@ from penstock.clock import SYSTEM
 from penstock.errors import Aborted, PenstockError, Unavailable
 from penstock.jobs.errorcodes import CutOff
 from penstock.jobs.iterations.fanout import FanOut
-from penstock.testing.jobdoubles import until
+from support.jobdoubles import until
 
 
 class ListSpool:

@@ -16,10 +16,10 @@ from penstock.jobs.running.freshnessdesk import FreshnessDesk
 from penstock.jobs.source import Look
 from penstock.jobs.spec import JobSpec
 from penstock.settings import JobsSettings
-from penstock.testing.itemtables import item
-from penstock.testing.iterationbench import Bench, item_bench
-from penstock.testing.jobdoubles import WorldSource, job_row
-from penstock.testing.manual_clock import ManualClock
+from penstock.testing.clock import ManualClock
+from support.itemtables import item
+from support.iterationbench import Bench, item_bench
+from support.jobdoubles import WorldSource, job_row
 
 
 def ts(second: float) -> int:

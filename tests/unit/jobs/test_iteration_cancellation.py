@@ -10,15 +10,8 @@ from prometheus_client import REGISTRY
 from penstock.errors import Aborted, Fenced
 from penstock.jobs.consumer import DataRetriever, JobContext
 from penstock.jobs.job import JobState
-from penstock.testing.iterationbench import Bench, item_bench
-from penstock.testing.jobdoubles import (
-    Copy,
-    MemoryTxn,
-    consumer_of,
-    iteration_of,
-    job_row,
-    until,
-)
+from support.iterationbench import Bench, item_bench
+from support.jobdoubles import Copy, MemoryTxn, consumer_of, iteration_of, job_row, until
 
 
 @pytest.fixture

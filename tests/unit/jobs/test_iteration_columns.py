@@ -5,14 +5,10 @@ from pathlib import Path
 
 from penstock.jobs.job import ErrorCode, JobState
 from penstock.tables.define import define_table
-from penstock.testing.itemtables import item, item_table
-from penstock.testing.iterationbench import Bench
-from penstock.testing.jobdoubles import (
-    Copy,
-    WorldSource,
-    job_row,
-)
-from penstock.testing.tableworld import TableWorld
+from support.itemtables import item, item_table
+from support.iterationbench import Bench
+from support.jobdoubles import Copy, WorldSource, job_row
+from support.tableworld import TableWorld
 
 
 def test_each_job_gets_its_own_columns_and_the_scan_reads_their_union(tmp_path: Path) -> None:

@@ -10,12 +10,8 @@ from prometheus_client import REGISTRY
 from penstock.errors import Invalid
 from penstock.jobs.consumer import DataRetriever, JobContext
 from penstock.jobs.source import Scan
-from penstock.testing.iterationbench import Bench, all_rows, item_bench
-from penstock.testing.jobdoubles import (
-    Copy,
-    consumer_of,
-    job_row,
-)
+from support.iterationbench import Bench, all_rows, item_bench
+from support.jobdoubles import Copy, consumer_of, job_row
 
 
 @pytest.fixture

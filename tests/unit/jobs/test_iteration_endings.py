@@ -13,7 +13,7 @@ from penstock.jobs.job import ErrorCode, Job, JobState
 from penstock.jobs.log.transitions import started
 from penstock.jobs.scheduling.retrying import Retrying
 from penstock.settings import JobsSettings
-from penstock.testing.jobdoubles import iteration_of, job_row
+from support.jobdoubles import iteration_of, job_row
 
 STALE = StaleRead("shop.items", 5, oldest_ts=9)
 C, E, X, P = JobState.COMPLETED, JobState.ERROR, JobState.CANCELED, JobState.PENDING

@@ -11,14 +11,9 @@ from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext
 from penstock.jobs.job import JobState
 from penstock.jobs.source import Scan
-from penstock.testing.itemtables import item
-from penstock.testing.iterationbench import Bench, all_rows, item_bench
-from penstock.testing.jobdoubles import (
-    Copy,
-    consumer_of,
-    iteration_of,
-    job_row,
-)
+from support.itemtables import item
+from support.iterationbench import Bench, all_rows, item_bench
+from support.jobdoubles import Copy, consumer_of, iteration_of, job_row
 
 
 @pytest.fixture

@@ -10,15 +10,9 @@ from penstock.jobs.consumer import DataRetriever, JobContext
 from penstock.jobs.job import JobState
 from penstock.jobs.log.transitions import canceled, resynced, updated
 from penstock.jobs.spec import JobSpec
-from penstock.testing.itemtables import item
-from penstock.testing.iterationbench import Bench, all_rows, item_bench
-from penstock.testing.jobdoubles import (
-    Copy,
-    MemoryTxn,
-    consumer_of,
-    iteration_of,
-    job_row,
-)
+from support.itemtables import item
+from support.iterationbench import Bench, all_rows, item_bench
+from support.jobdoubles import Copy, MemoryTxn, consumer_of, iteration_of, job_row
 
 
 @pytest.fixture

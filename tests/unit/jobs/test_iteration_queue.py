@@ -6,7 +6,7 @@ import pytest
 
 from penstock.jobs.iteration import Iteration
 from penstock.jobs.scheduling.queueing import FairQueue, Waiting
-from penstock.testing.jobdoubles import iteration_of, job_row
+from support.jobdoubles import iteration_of, job_row
 
 
 def _iteration(name: str, account: str = "sys", *, priority: int = 0) -> Iteration:

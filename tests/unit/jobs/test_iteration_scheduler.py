@@ -12,8 +12,8 @@ from penstock import eventloop
 from penstock.errors import Unavailable
 from penstock.jobs.consumer import DataRetriever, JobContext
 from penstock.jobs.job import JobState
-from penstock.testing.iterationbench import Bench, all_rows, item_bench
-from penstock.testing.jobdoubles import Copy, consumer_of, iteration_of, job_row, until
+from support.iterationbench import Bench, all_rows, item_bench
+from support.jobdoubles import Copy, consumer_of, iteration_of, job_row, until
 
 
 @pytest.fixture

@@ -7,14 +7,10 @@ import pytest
 from prometheus_client import REGISTRY
 
 from penstock.jobs.job import JobState
-from penstock.testing.itemtables import item, item_table
-from penstock.testing.iterationbench import Bench, item_bench
-from penstock.testing.jobdoubles import (
-    Copy,
-    WorldSource,
-    job_row,
-)
-from penstock.testing.tableworld import TableWorld
+from support.itemtables import item, item_table
+from support.iterationbench import Bench, item_bench
+from support.jobdoubles import Copy, WorldSource, job_row
+from support.tableworld import TableWorld
 
 
 @pytest.fixture

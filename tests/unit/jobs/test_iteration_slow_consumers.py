@@ -8,13 +8,9 @@ import pytest
 from prometheus_client import REGISTRY
 
 from penstock.jobs.job import JobState
-from penstock.testing.itemtables import item
-from penstock.testing.iterationbench import Bench, item_bench
-from penstock.testing.jobdoubles import (
-    Copy,
-    job_row,
-    until,
-)
+from support.itemtables import item
+from support.iterationbench import Bench, item_bench
+from support.jobdoubles import Copy, job_row, until
 
 
 @pytest.fixture

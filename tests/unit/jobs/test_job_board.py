@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.jobs.job import ErrorCode, JobState
-from penstock.testing.boardstage import BoardStage, spec_of, ts_of
+from support.boardstage import BoardStage, spec_of, ts_of
 
 
 @pytest.fixture

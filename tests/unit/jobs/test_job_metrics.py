@@ -13,11 +13,11 @@ from prometheus_client import REGISTRY
 from penstock.errors import Unavailable
 from penstock.jobs.spec import JobSpec
 from penstock.settings import JobsSettings
-from penstock.testing.boardstage import spec_of
-from penstock.testing.shakyfeed import SimClock
-from penstock.testing.simjoblog import Chance, LogChange, SimFeed
-from penstock.testing.simjobs import SimCluster
-from penstock.testing.simloop import SimLoop
+from support.boardstage import spec_of
+from support.shakyfeed import SimClock
+from support.simjoblog import Chance, LogChange, SimFeed
+from support.simjobs import SimCluster
+from support.simloop import SimLoop
 
 Body = Callable[[SimCluster], Coroutine[Any, Any, None]]
 

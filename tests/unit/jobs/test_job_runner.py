@@ -17,11 +17,11 @@ from penstock.jobs.running import customtriggers
 from penstock.jobs.running.customtriggers import TriggerContext
 from penstock.jobs.spec import JobSpec
 from penstock.settings import JobsSettings
-from penstock.testing.boardstage import spec_of
-from penstock.testing.shakyfeed import SimClock
-from penstock.testing.simjoblog import Chance
-from penstock.testing.simjobs import SimCluster
-from penstock.testing.simloop import SimLoop
+from support.boardstage import spec_of
+from support.shakyfeed import SimClock
+from support.simjoblog import Chance
+from support.simjobs import SimCluster
+from support.simloop import SimLoop
 
 Body = Callable[[SimCluster], Coroutine[Any, Any, None]]
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.jobs.reading.jobtables import JobTables
 from penstock.sink.dispatch.blockevents import DdlEvent, TableChange
-from penstock.testing.ddlevents import (
+from support.ddlevents import (
     alter_table,
     create_table,
     drop_table,

@@ -12,8 +12,8 @@ from penstock.jobs.jobcolumns import chosen_columns, key_names, with_commit_ts
 from penstock.jobs.reading.netchanges import every, gather, last_changes
 from penstock.jobs.reading.rowspool import RowSpool
 from penstock.tables.define import define_table
-from penstock.testing.itemtables import item_table
-from penstock.testing.retrievers import SourceModel
+from penstock.testing.consumers import SourceModel
+from support.itemtables import item_table
 
 
 def net_of(model, from_ts, scratch, **options):

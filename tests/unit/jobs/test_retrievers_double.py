@@ -7,9 +7,9 @@ import pytest
 from penstock.errors import Unavailable
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType
 from penstock.tables.define import define_table
-from penstock.testing.everytype import EVERY_TYPE
-from penstock.testing.itemtables import TABLES, item_table
-from penstock.testing.retrievers import SourceModel, job_context, rows_by_key
+from penstock.testing.consumers import SourceModel, job_context, rows_by_key
+from support.everytype import EVERY_TYPE
+from support.itemtables import TABLES, item_table
 
 
 class Copy(Consumer):

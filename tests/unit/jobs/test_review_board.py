@@ -8,8 +8,8 @@ from penstock.jobs.jobid import JobKey
 from penstock.jobs.log.transitions import Transition, adopted, started
 from penstock.jobs.running.boardlog import BoardLog
 from penstock.jobs.running.jobboard import JobBoard
-from penstock.testing.boardstage import BoardStage, ts_of
-from penstock.testing.jobdoubles import job_row
+from support.boardstage import BoardStage, ts_of
+from support.jobdoubles import job_row
 
 
 def _board() -> JobBoard:

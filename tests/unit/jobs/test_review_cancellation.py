@@ -10,8 +10,8 @@ from penstock.errors import Aborted
 from penstock.jobs.consumer import DataRetriever, JobContext
 from penstock.jobs.job import JobState
 from penstock.jobs.source import Scan
-from penstock.testing.iterationbench import Bench, item_bench
-from penstock.testing.jobdoubles import consumer_of, iteration_of, job_row, until
+from support.iterationbench import Bench, item_bench
+from support.jobdoubles import consumer_of, iteration_of, job_row, until
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from penstock.clock import compose_ts, physical_ms
 from penstock.jobs.iterations.reconciling import Ready, reconcile
 from penstock.jobs.log.transitions import resynced, started, updated
 from penstock.jobs.spec import JobSpec
-from penstock.testing.boardstage import ts_of
-from penstock.testing.jobdoubles import job_row
+from support.boardstage import ts_of
+from support.jobdoubles import job_row
 
 
 def _columns(*names: str) -> JobSpec:

@@ -28,7 +28,7 @@ from penstock.jobs.verifying.verifying import VerifyReport
 from penstock.metrics import JOBS_DIFFERENCES
 from penstock.settings import Settings
 from penstock.tables.define import define_table
-from penstock.testing.manual_clock import ManualClock
+from penstock.testing.clock import ManualClock
 
 HOUR_MS = 3_600_000
 

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import Corrupt, Invalid, PenstockError
 from penstock.jobs.errorcodes import TargetDiffers
-from penstock.testing.retrievers import job_context
+from penstock.testing.consumers import job_context
 
 NAME, RENAMED, OTHER_TABLE = "shop.items/job", "shop.things/job", "shop.orders/job"
 

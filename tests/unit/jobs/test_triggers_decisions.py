@@ -19,7 +19,7 @@ from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
 from penstock.jobs.running.standing import Standing
 from penstock.jobs.running.triggers import Candidate, select
-from penstock.testing.boardstage import seconds, spec_of
+from support.boardstage import seconds, spec_of
 
 NOW_S = 1000
 

@@ -9,8 +9,8 @@ from penstock.clock import compose_ts
 from penstock.errors import Unavailable
 from penstock.puller.lockchecker import AGAIN_AFTER_S, TASKS_MAX, LockChecker, resolve_target
 from penstock.puller.subscribed import SubscribedSpan
-from penstock.testing.feeds import a_span, a_task
-from penstock.testing.manual_clock import ManualClock
+from penstock.testing.clock import ManualClock
+from support.feeds import a_span, a_task
 
 START_MS = 100_000
 

@@ -16,8 +16,8 @@ from penstock.puller.processor import RegionEventProcessor
 from penstock.puller.region import Phase, RegionFeedState
 from penstock.puller.routing import FeedEnd, Reason
 from penstock.puller.subscribed import SubscribedSpan
-from penstock.testing.feeds import a_feed, a_span, a_task
-from penstock.testing.recorder import Recorder
+from support.feeds import a_feed, a_span, a_task
+from support.recorder import Recorder
 
 Row = cdcpb.Event.Row
 INITIALIZED = Row(type=cdcpb.Event.INITIALIZED)

@@ -4,8 +4,8 @@ import asyncio
 
 from penstock.puller.priority import Urgency
 from penstock.puller.requestcache import STALE_AFTER_S, Deregister, RequestCache
-from penstock.testing.feeds import a_feed, a_span, a_task
-from penstock.testing.manual_clock import ManualClock
+from penstock.testing.clock import ManualClock
+from support.feeds import a_feed, a_span, a_task
 
 LOW = Urgency.LOW
 

@@ -19,7 +19,7 @@ from penstock.puller.requestworker import RegionRequestWorker
 from penstock.puller.routing import FeedEnd, Reason
 from penstock.puller.subscribed import SubscribedSpan
 from penstock.settings import KvSettings
-from penstock.testing.feeds import a_matcher, a_span, a_task
+from support.feeds import a_matcher, a_span, a_task
 
 
 class ScriptedStore:

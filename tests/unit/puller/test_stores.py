@@ -12,7 +12,7 @@ from penstock.puller.requestworker import RegionRequestWorker
 from penstock.puller.routing import FeedEnd, Reason
 from penstock.puller.stores import StoreWorkers
 from penstock.settings import KvSettings
-from penstock.testing.feeds import a_matcher, a_span, a_task
+from support.feeds import a_matcher, a_span, a_task
 
 NOWHERE = ("127.0.0.1:1", "127.0.0.1:2")
 

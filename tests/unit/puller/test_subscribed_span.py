@@ -1,6 +1,6 @@
 """When a span's resolved timestamp is told."""
 
-from penstock.testing.feeds import a_span, a_task
+from support.feeds import a_span, a_task
 
 
 def test_the_start_is_told_once_and_only_when_every_part_is_initialized() -> None:

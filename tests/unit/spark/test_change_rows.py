@@ -18,8 +18,8 @@ from penstock.spark.changerows import FEED_BATCH_ROWS, ChangeRows
 from penstock.tables.alter import add_column
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo
-from penstock.testing.itemtables import item, item_table
-from penstock.testing.tableworld import TableWorld
+from support.itemtables import item, item_table
+from support.tableworld import TableWorld
 
 ITEMS = item_table()
 RENAMED = replace(define_table("items", [("id", "bigint primary key"), ("title", "varchar(200)")]), id=1)

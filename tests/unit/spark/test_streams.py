@@ -17,8 +17,8 @@ from penstock.spark.consumerhold import TTL_S, ConsumerHold
 from penstock.spark.streaming import Offset, RefusedStreamReader
 from penstock.spark.streamschema import Declared
 from penstock.tables.alter import add_column
-from penstock.testing.itemtables import item_table
-from penstock.testing.manual_clock import ManualClock
+from penstock.testing.clock import ManualClock
+from support.itemtables import item_table
 
 TABLE = item_table()
 WIDER = add_column(TABLE, "extra", "varchar(20)")

@@ -10,11 +10,11 @@ import pytest
 from penstock import metrics, tracing
 from penstock.clock import SYSTEM, compose_ts
 from penstock.settings import TracingSettings
-from penstock.testing.rawbatches import raw
-from penstock.testing.tracereceiver import TraceReceiver
 from penstock.tracing.sampling import Sampling
 from penstock.tracing.spans import Span, Stage
 from penstock.tracing.tracer import Tracer
+from support.rawbatches import raw
+from support.tracereceiver import TraceReceiver
 
 NOW_MS = 1_700_000_000_000
 ALL = Sampling.of(7, 1.0)

@@ -10,8 +10,8 @@ import pytest
 from penstock.app.consume import ConsumeOptions, Into, consume
 from penstock.errors import Invalid, PenstockError
 from penstock.eventstore.storage import open_storage
-from penstock.testing.s3server import S3Bucket
-from penstock.testing.ticdcfiles import TicdcDirectory, canal_line, column
+from support.s3server import S3Bucket
+from support.ticdcfiles import TicdcDirectory, canal_line, column
 
 ORDERS = [column("id", "BIGINT", pk=True), column("note", "VARCHAR", ColumnPrecision="20")]
 

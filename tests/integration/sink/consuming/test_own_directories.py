@@ -18,11 +18,11 @@ from penstock.sink.pipeline.localengine import LocalEngine
 from penstock.sink.pipeline.storagesink import StorageSink
 from penstock.sink.work import DmlEvent
 from penstock.tables import alter
-from penstock.testing.itemtables import item, item_table
-from penstock.testing.replica import Replica
-from penstock.testing.sinkparts import KeptInMemory
-from penstock.testing.slices import slice_of
-from penstock.testing.tableworld import START, TableWorld
+from penstock.testing.directory import Replica
+from support.itemtables import item, item_table
+from support.sinkparts import KeptInMemory
+from support.slices import slice_of
+from support.tableworld import START, TableWorld
 
 CSV = CsvOptions(include_commit_ts=True, output_old_value=True)
 

@@ -16,9 +16,9 @@ from penstock.sink.consuming.progress import Progress
 from penstock.sink.consuming.reader import DirectoryReader
 from penstock.sink.consuming.replaying import Replayer
 from penstock.tables import Catalog
-from penstock.testing.replica import Replica
-from penstock.testing.store import StoreProcess
-from penstock.testing.ticdcfiles import TicdcDirectory, canal_line, column
+from penstock.testing.directory import Replica
+from support.ticdcfiles import TicdcDirectory, canal_line, column
+from support.warmstore import WarmStore
 
 ID, NOTE = column("id", "BIGINT", pk=True), column("note", "VARCHAR", ColumnPrecision="20")
 
@@ -26,7 +26,7 @@ ID, NOTE = column("id", "BIGINT", pk=True), column("note", "VARCHAR", ColumnPrec
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     data: Path = tmp_path_factory.mktemp("replay") / "store"
-    with StoreProcess.start(data, stores=1) as store, Client.connect([store.pd_addr]) as connected:
+    with WarmStore.start(data, stores=1) as store, Client.connect([store.pd_addr]) as connected:
         yield connected
 
 

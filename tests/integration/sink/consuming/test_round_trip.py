@@ -18,7 +18,7 @@ from penstock.sink.formats.options import CsvOptions, EncoderOptions
 from penstock.sink.formats.parquetrows import parquet_file
 from penstock.sink.formats.rowchanges import RowChanges
 from penstock.tables.arrow import arrow_schema
-from penstock.testing.everytype import EVERY_CELL, EVERY_TYPE
+from support.everytype import EVERY_CELL, EVERY_TYPE
 
 SCHEMA = SchemaVersion(100, 1, replace(EVERY_TYPE, name="orders"), "shop")
 NULLS = dict.fromkeys(EVERY_CELL)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.testing.itemtables import item, item_table
-from penstock.testing.tableworld import TableWorld
+from support.itemtables import item, item_table
+from support.tableworld import TableWorld
 
 ROWS = 200
 

@@ -15,11 +15,11 @@ from penstock.sink.files.options import SinkOptions
 from penstock.sink.files.targetfiles import TargetFiles
 from penstock.sink.pipeline.localengine import LocalEngine
 from penstock.sink.pipeline.storagesink import StorageSink
-from penstock.testing.enginefaults import EngineFaults, lose_everything
-from penstock.testing.manual_clock import ManualClock
-from penstock.testing.sinkparts import KeptInMemory, SinkWorld, Watched
-from penstock.testing.slices import slice_of
-from penstock.testing.tableworld import START, TableWorld
+from penstock.testing.clock import ManualClock
+from support.enginefaults import EngineFaults, lose_everything
+from support.sinkparts import KeptInMemory, SinkWorld, Watched
+from support.slices import slice_of
+from support.tableworld import START, TableWorld
 
 ROWS = 200
 

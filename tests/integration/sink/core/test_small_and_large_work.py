@@ -15,9 +15,9 @@ from penstock.sink.pipeline.engine import EncodeWork
 from penstock.sink.pipeline.localengine import LocalEngine
 from penstock.sink.pipeline.sizedengine import SizedEngine
 from penstock.sink.work import Chunk, FileWork, Written
-from penstock.testing.enginefaults import EngineFaults
-from penstock.testing.slices import slice_of
-from penstock.testing.tableworld import START, TableWorld
+from support.enginefaults import EngineFaults
+from support.slices import slice_of
+from support.tableworld import START, TableWorld
 
 FAR_ROWS = 150  # of the table's 200
 OPTIONS = EncoderOptions(chunk_bytes=1_000)

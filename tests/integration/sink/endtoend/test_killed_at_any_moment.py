@@ -25,14 +25,14 @@ from penstock.sink.consuming.datafiles import FileOptions
 from penstock.sink.files.layout import METADATA_PATH
 from penstock.sink.files.metadatafile import decode_checkpoint
 from penstock.tables import Catalog
-from penstock.testing.capture import CaptureProcess
-from penstock.testing.command import ServiceProcess, penstock
-from penstock.testing.replica import Replica
-from penstock.testing.s3server import SECRET, S3Bucket
-from penstock.testing.spark import SMALL
-from penstock.testing.store import StoreProcess
-from penstock.testing.tablesat import TablesAt, tables_with_rows
-from penstock.testing.warmstart import shared_start
+from penstock.testing.directory import Replica
+from support.capture import CaptureProcess
+from support.command import ServiceProcess, penstock
+from support.s3server import SECRET, S3Bucket
+from support.spark import SMALL
+from support.tablesat import TablesAt, tables_with_rows
+from support.warmstart import shared_start
+from support.warmstore import WarmStore
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -241,7 +241,7 @@ def test_a_consumer_has_the_rows_of_the_checkpoint_whenever_the_changefeed_is_ki
         SYSTEM.pause(drawn.uniform(0, 0.5))
 
     with (
-        StoreProcess.start(tmp_path / "store", stores=1) as store,
+        WarmStore.start(tmp_path / "store", stores=1) as store,
         Client.connect([store.pd_addr]) as client,
     ):
         source = Source(client)

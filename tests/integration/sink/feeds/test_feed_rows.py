@@ -17,19 +17,19 @@ from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
 from penstock.sink.feeds.kvfeedstore import Feeds
 from penstock.sink.positions import Position
 from penstock.sink.work import DispatcherSpec
-from penstock.testing.store import StoreProcess
+from support.warmstore import WarmStore
 
 LONG_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
-    with StoreProcess.start(tmp_path_factory.mktemp("feeds") / "store", stores=1) as running:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmStore]:
+    with WarmStore.start(tmp_path_factory.mktemp("feeds") / "store", stores=1) as running:
         yield running
 
 
 @asynccontextmanager
-async def feeds_of(store: StoreProcess) -> AsyncIterator[Feeds]:
+async def feeds_of(store: WarmStore) -> AsyncIterator[Feeds]:
     async with await AsyncClient.connect([store.pd_addr]) as client:
         yield Feeds(client)
 
@@ -48,7 +48,7 @@ def pending(dispatcher: KeptDispatcher, number: int) -> PendingFile:
     return PendingFile(dispatcher.spec.id, path, "shop/items/1/meta/CDC.index", start, end, 7 * number)
 
 
-async def test_a_changefeed_is_found_again_as_it_was_created(store: StoreProcess) -> None:
+async def test_a_changefeed_is_found_again_as_it_was_created(store: WarmStore) -> None:
     async with feeds_of(store) as feeds:
         await feeds.create(info("found", snapshot=True))
         feed = await feeds.get("found")
@@ -58,7 +58,7 @@ async def test_a_changefeed_is_found_again_as_it_was_created(store: StoreProcess
         assert "found" in [each.info.id for each in await feeds.list()]
 
 
-async def test_a_name_is_taken_once(store: StoreProcess) -> None:
+async def test_a_name_is_taken_once(store: WarmStore) -> None:
     async with feeds_of(store) as feeds:
         await feeds.create(info("once"))
         await feeds.create(info("once"))  # an attempt of the same call that was not answered
@@ -67,13 +67,13 @@ async def test_a_name_is_taken_once(store: StoreProcess) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "-a", "a--b", "ä", "a" * 129])
-async def test_a_name_that_cannot_be_one_is_refused(store: StoreProcess, name: str) -> None:
+async def test_a_name_that_cannot_be_one_is_refused(store: WarmStore, name: str) -> None:
     async with feeds_of(store) as feeds:
         with pytest.raises(Invalid, match="cannot name a changefeed"):
             await feeds.create(info(name))
 
 
-async def test_what_is_not_there_is_said_so(store: StoreProcess) -> None:
+async def test_what_is_not_there_is_said_so(store: WarmStore) -> None:
     async with feeds_of(store) as feeds:
         with pytest.raises(Invalid, match="there is no changefeed gone"):
             await feeds.get("gone")
@@ -81,7 +81,7 @@ async def test_what_is_not_there_is_said_so(store: StoreProcess) -> None:
             await feeds.acquire("gone", "me", ttl_s=LONG_S)
 
 
-async def test_a_stopped_changefeed_says_so_and_goes_on_where_it_was(store: StoreProcess) -> None:
+async def test_a_stopped_changefeed_says_so_and_goes_on_where_it_was(store: WarmStore) -> None:
     async with feeds_of(store) as feeds:
         await feeds.create(info("paused"))
         run = await feeds.acquire("paused", "me", ttl_s=LONG_S)
@@ -98,7 +98,7 @@ async def test_a_stopped_changefeed_says_so_and_goes_on_where_it_was(store: Stor
         assert resumed.status.checkpoint_ts == 500
 
 
-async def test_progress_is_there_for_the_next_run(store: StoreProcess) -> None:
+async def test_progress_is_there_for_the_next_run(store: WarmStore) -> None:
     async with feeds_of(store) as feeds:
         await feeds.create(info("next"))
         first = await feeds.acquire("next", "a", ttl_s=LONG_S)
@@ -119,7 +119,7 @@ async def test_progress_is_there_for_the_next_run(store: StoreProcess) -> None:
         assert await second.ddl_ts() == 300
 
 
-async def test_one_process_at_a_time_runs_a_changefeed(store: StoreProcess) -> None:
+async def test_one_process_at_a_time_runs_a_changefeed(store: WarmStore) -> None:
     async with feeds_of(store) as feeds:
         await feeds.create(info("one"))
         await feeds.acquire("one", "a", ttl_s=LONG_S)
@@ -127,7 +127,7 @@ async def test_one_process_at_a_time_runs_a_changefeed(store: StoreProcess) -> N
             await feeds.acquire("one", "b", ttl_s=LONG_S)
 
 
-async def test_a_process_that_was_taken_over_changes_nothing_more(store: StoreProcess) -> None:
+async def test_a_process_that_was_taken_over_changes_nothing_more(store: WarmStore) -> None:
     async with feeds_of(store) as feeds:
         await feeds.create(info("fenced"))
         old = await feeds.acquire("fenced", "a", ttl_s=0)
@@ -151,7 +151,7 @@ async def test_a_process_that_was_taken_over_changes_nothing_more(store: StorePr
         await new.renew()
 
 
-async def test_the_same_process_takes_over_from_its_former_life(store: StoreProcess) -> None:
+async def test_the_same_process_takes_over_from_its_former_life(store: WarmStore) -> None:
     async with feeds_of(store) as feeds:
         await feeds.create(info("again"))
         former = await feeds.acquire("again", "a", ttl_s=LONG_S)
@@ -160,7 +160,7 @@ async def test_the_same_process_takes_over_from_its_former_life(store: StoreProc
             await former.renew()
 
 
-async def test_a_file_of_a_dispatcher_that_is_gone_is_not_begun(store: StoreProcess) -> None:
+async def test_a_file_of_a_dispatcher_that_is_gone_is_not_begun(store: WarmStore) -> None:
     async with feeds_of(store) as feeds:
         await feeds.create(info("none"))
         run = await feeds.acquire("none", "a", ttl_s=LONG_S)
@@ -170,7 +170,7 @@ async def test_a_file_of_a_dispatcher_that_is_gone_is_not_begun(store: StoreProc
         assert await run.dispatchers() == [kept(1)], "nothing of a call that failed is kept"
 
 
-async def test_a_removed_changefeed_leaves_nothing_and_stops_who_runs_it(store: StoreProcess) -> None:
+async def test_a_removed_changefeed_leaves_nothing_and_stops_who_runs_it(store: WarmStore) -> None:
     async with feeds_of(store) as feeds:
         await feeds.create(info("removed"))
         run = await feeds.acquire("removed", "a", ttl_s=LONG_S)
@@ -182,7 +182,7 @@ async def test_a_removed_changefeed_leaves_nothing_and_stops_who_runs_it(store: 
         assert await (await feeds.acquire("removed", "b", ttl_s=LONG_S)).dispatchers() == []
 
 
-async def test_many_files_may_begin_at_the_same_time(store: StoreProcess) -> None:
+async def test_many_files_may_begin_at_the_same_time(store: WarmStore) -> None:
     async with feeds_of(store) as feeds:
         await feeds.create(info("busy"))
         run = await feeds.acquire("busy", "me", ttl_s=LONG_S)
@@ -197,7 +197,7 @@ async def test_many_files_may_begin_at_the_same_time(store: StoreProcess) -> Non
         assert {each.pending.start.ts for each in await run.dispatchers()} == {104}
 
 
-async def test_a_damaged_changefeed_hides_no_other_and_can_be_removed(store: StoreProcess) -> None:
+async def test_a_damaged_changefeed_hides_no_other_and_can_be_removed(store: WarmStore) -> None:
     async with await AsyncClient.connect([store.pd_addr]) as client:
         feeds = Feeds(client)
         await feeds.create(info("sound"))
@@ -234,7 +234,7 @@ class Unanswered:
 
 
 async def test_a_removal_that_was_not_answered_is_no_changefeed_that_was_never_there(
-    store: StoreProcess,
+    store: WarmStore,
 ) -> None:
     async with await AsyncClient.connect([store.pd_addr]) as client:
         await Feeds(client).create(info("forgotten"))
@@ -246,7 +246,7 @@ async def test_a_removal_that_was_not_answered_is_no_changefeed_that_was_never_t
 
 
 async def test_a_creation_that_was_not_answered_leaves_alone_what_has_begun_since(
-    store: StoreProcess,
+    store: WarmStore,
 ) -> None:
     async with await AsyncClient.connect([store.pd_addr]) as client:
         shaky = Unanswered(client)
@@ -262,7 +262,7 @@ async def test_a_creation_that_was_not_answered_leaves_alone_what_has_begun_sinc
             await Feeds(client).create(info("begun", created_ms=1))
 
 
-async def test_every_other_command_may_go_unanswered_too(store: StoreProcess) -> None:
+async def test_every_other_command_may_go_unanswered_too(store: WarmStore) -> None:
     async with await AsyncClient.connect([store.pd_addr]) as client:
         await Feeds(client).create(info("repeated", settings={"sink_uri": "file:///tmp/y?protocol=csv"}))
         assert (await pause_feed(Feeds(Unanswered(client)), "repeated")).state is FeedState.STOPPED
@@ -274,7 +274,7 @@ async def test_every_other_command_may_go_unanswered_too(store: StoreProcess) ->
         await run.give_up()
 
 
-async def test_of_two_that_choose_one_place_at_the_same_time_one_is_refused(store: StoreProcess) -> None:
+async def test_of_two_that_choose_one_place_at_the_same_time_one_is_refused(store: WarmStore) -> None:
     async with await AsyncClient.connect([store.pd_addr]) as client:
         wanted = parse_changefeed({"sink_uri": "memory:///chosen?protocol=csv"}, origin="a test")
         now_ts = await client.timestamp()
@@ -285,7 +285,7 @@ async def test_of_two_that_choose_one_place_at_the_same_time_one_is_refused(stor
         assert all("give changefeed race" in str(each) for each in refused)
 
 
-async def test_at_another_place_nothing_that_was_kept_of_the_former_counts(store: StoreProcess) -> None:
+async def test_at_another_place_nothing_that_was_kept_of_the_former_counts(store: WarmStore) -> None:
     async with feeds_of(store) as feeds:
         await feeds.create(info("moved", snapshot=True))
         run = await feeds.acquire("moved", "a", ttl_s=LONG_S)

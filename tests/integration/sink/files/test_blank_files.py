@@ -12,7 +12,7 @@ from penstock.sink.files.blankfiles import blank_file
 from penstock.sink.files.schemafile import SchemaFile
 from penstock.sink.formats.options import CsvOptions
 from penstock.sink.formats.parquetrows import ParquetRows
-from penstock.testing.everytype import EVERY_TYPE
+from support.everytype import EVERY_TYPE
 
 
 @pytest.mark.parametrize(

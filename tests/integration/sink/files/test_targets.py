@@ -21,8 +21,8 @@ from penstock.sink.files.targetfiles import FilePaths, TargetFiles
 from penstock.sink.positions import Position
 from penstock.sink.work import DispatcherSpec
 from penstock.tables.define import define_table
-from penstock.testing.manual_clock import ManualClock
-from penstock.testing.s3server import SECRET, S3Bucket
+from penstock.testing.clock import ManualClock
+from support.s3server import SECRET, S3Bucket
 
 NOON_MS = 1_678_363_200_000  # 2023-03-09 12:00 UTC
 

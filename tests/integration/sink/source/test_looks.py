@@ -12,9 +12,9 @@ from penstock.sink.source import looking
 from penstock.sink.source.feedsource import Look
 from penstock.sink.source.looking import OBJECTS_S
 from penstock.tables.keys import encode_handle
-from penstock.testing.itemtables import item, item_table
-from penstock.testing.metaevents import a_table, described, gone
-from penstock.testing.sourceworld import SourceWorld
+from support.itemtables import item, item_table
+from support.metaevents import a_table, described, gone
+from support.sourceworld import SourceWorld
 
 
 async def test_a_thousand_tables_are_looked_at_in_one_call(tmp_path: Path) -> None:

@@ -24,11 +24,11 @@ from penstock.sink.source.eventsource import EventStoreSource
 from penstock.sink.work import DispatcherSpec, Slice
 from penstock.tables.alter import add_column
 from penstock.tables.keys import encode_handle
-from penstock.testing.itemtables import item, item_table
-from penstock.testing.metaevents import a_table, described
-from penstock.testing.rawbatches import raw
-from penstock.testing.sourceworld import SourceWorld
-from penstock.testing.tableworld import START
+from support.itemtables import item, item_table
+from support.metaevents import a_table, described
+from support.rawbatches import raw
+from support.sourceworld import SourceWorld
+from support.tableworld import START
 
 Row = tuple[int, bytes, str, str]  # commit_ts, handle, side, the rest
 

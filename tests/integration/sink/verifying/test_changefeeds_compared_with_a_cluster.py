@@ -21,7 +21,7 @@ from penstock.sink.feeds.feedcommands import create_feed, pause_feed, resume_fee
 from penstock.sink.feeds.kvfeedstore import Feeds
 from penstock.sink.feeds.runner import FeedRunner
 from penstock.sink.pipeline.localengine import LocalEngine
-from penstock.testing.jobworld import JobWorld, job_world
+from support.jobworld import JobWorld, job_world
 
 ITEMS, NOTES, LABELS = "shop.items", "shop.notes", "shop.labels"
 ROWS = 60

@@ -11,8 +11,8 @@ from penstock.sink.pipeline.ledger import EncodeJob, Ledger
 from penstock.sink.pipeline.sinkmetrics import SinkMetrics
 from penstock.sink.positions import Position
 from penstock.sink.work import Chunk
-from penstock.testing.manual_clock import ManualClock
-from penstock.testing.sinkparts import SCHEMA, Watched, dispatcher, sink_options, slice_of
+from penstock.testing.clock import ManualClock
+from support.sinkparts import SCHEMA, Watched, dispatcher, sink_options, slice_of
 
 HERE = Path(__file__).parent
 SCENARIOS = sorted(HERE.glob("*.txt"))

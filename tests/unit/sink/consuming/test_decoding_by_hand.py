@@ -16,7 +16,7 @@ from penstock.sink.consuming.changerows import ChangeRows, row_dicts
 from penstock.sink.files.schemafile import SchemaFile
 from penstock.sink.formats.options import CsvOptions
 from penstock.tables.schema import TableInfo
-from penstock.testing.ticdcfiles import canal_line, column
+from support.ticdcfiles import canal_line, column
 
 COLUMNS = [
     column("id", "BIGINT UNSIGNED", pk=True),

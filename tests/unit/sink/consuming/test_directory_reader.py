@@ -16,7 +16,7 @@ from penstock.sink.consuming.progress import Progress
 from penstock.sink.consuming.reader import Ddl, Delivery, DirectoryReader, TableVersion
 from penstock.sink.files.blankfiles import blank_file
 from penstock.sink.files.schemafile import SchemaFile
-from penstock.testing.ticdcfiles import TicdcDirectory, canal_line, column
+from support.ticdcfiles import TicdcDirectory, canal_line, column
 
 ORDERS = [column("id", "BIGINT", pk=True), column("note", "VARCHAR", ColumnPrecision="20")]
 

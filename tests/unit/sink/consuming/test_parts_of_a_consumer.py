@@ -20,7 +20,7 @@ from penstock.sink.consuming.repetition import Repetition
 from penstock.sink.consuming.statefile import StateFile
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.define import define_table
-from penstock.testing.everytype import EVERY_CELL, EVERY_TYPE
+from support.everytype import EVERY_CELL, EVERY_TYPE
 
 ITEMS = define_table("items", [("id", "bigint primary key"), ("note", "varchar(20)")])
 

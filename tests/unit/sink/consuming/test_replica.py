@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.eventstore.storage import open_storage
-from penstock.testing.replica import BrokenPromise, Replica
-from penstock.testing.ticdcfiles import TicdcDirectory, canal_line, column
+from penstock.testing.directory import BrokenPromise, Replica
+from support.ticdcfiles import TicdcDirectory, canal_line, column
 
 ID, NOTE = column("id", "BIGINT", pk=True), column("note", "VARCHAR", ColumnPrecision="20")
 ORDERS = [ID, NOTE]

@@ -10,7 +10,7 @@ from penstock.sink.pipeline.filetasks import FileTask, Reason
 from penstock.sink.pipeline.ratios import Ratios
 from penstock.sink.positions import Position
 from penstock.sink.work import Chunk, DmlEvent
-from penstock.testing.sinkparts import SCHEMA, dispatcher, slice_of
+from support.sinkparts import SCHEMA, dispatcher, slice_of
 
 _numbers = count()
 

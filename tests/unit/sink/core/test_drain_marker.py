@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import Unavailable
 from penstock.sink.pipeline.drain import DrainMarker
-from penstock.testing.sinkparts import dispatcher
+from support.sinkparts import dispatcher
 
 
 def marker() -> DrainMarker:

@@ -11,15 +11,8 @@ from penstock.sink.pipeline.ledger import Ledger
 from penstock.sink.pipeline.sinkmetrics import SinkMetrics
 from penstock.sink.pipeline.storagesink import StorageSink
 from penstock.sink.work import Chunk
-from penstock.testing.manual_clock import ManualClock
-from penstock.testing.sinkparts import (
-    KeptInMemory,
-    RowlessEngine,
-    SinkWorld,
-    Watched,
-    sink_options,
-    slice_of,
-)
+from penstock.testing.clock import ManualClock
+from support.sinkparts import KeptInMemory, RowlessEngine, SinkWorld, Watched, sink_options, slice_of
 
 
 class Driven:

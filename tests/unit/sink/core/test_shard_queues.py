@@ -3,7 +3,7 @@
 from penstock.sink.pipeline.drain import DrainMarker
 from penstock.sink.pipeline.shards import Batch, Shards
 from penstock.sink.work import DmlEvent
-from penstock.testing.sinkparts import dispatcher, slice_of
+from support.sinkparts import dispatcher, slice_of
 
 LARGE = 1 << 40
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.testing.manual_clock import ManualClock
-from penstock.testing.sinkparts import RowlessEngine, SinkWorld
+from penstock.testing.clock import ManualClock
+from support.sinkparts import RowlessEngine, SinkWorld
 
 
 async def test_an_early_wake_does_not_advance_the_checkpoint() -> None:
@@ -123,7 +123,7 @@ async def test_rows_of_a_version_that_the_remote_has_moved_past_are_left_out_and
 async def test_a_version_change_begins_a_new_file() -> None:
     from dataclasses import replace
 
-    from penstock.testing.sinkparts import SCHEMA
+    from support.sinkparts import SCHEMA
 
     async with SinkWorld(clock=ManualClock()) as world:
         world.add(1, 5)

@@ -8,8 +8,8 @@ from prometheus_client import REGISTRY
 
 from penstock.errors import Unavailable
 from penstock.sink.dispatch.blockevents import DdlEvent
-from penstock.testing.manual_clock import ManualClock
-from penstock.testing.sinkparts import SinkWorld, refused
+from penstock.testing.clock import ManualClock
+from support.sinkparts import SinkWorld, refused
 
 
 def ddl(ts: int) -> DdlEvent:

@@ -6,8 +6,8 @@ import pytest
 
 from penstock.errors import Fenced, Unavailable
 from penstock.sink.dispatch.blockevents import DdlEvent
-from penstock.testing.manual_clock import ManualClock
-from penstock.testing.sinkparts import RowlessEngine, SinkWorld, dispatcher, refused
+from penstock.testing.clock import ManualClock
+from support.sinkparts import RowlessEngine, SinkWorld, dispatcher, refused
 
 DDL = DdlEvent(commit_ts=9, type=0, query="", database="shop")
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from prometheus_client import REGISTRY
 
-from penstock.testing.manual_clock import ManualClock
-from penstock.testing.sinkparts import RowlessEngine, SinkWorld
+from penstock.testing.clock import ManualClock
+from support.sinkparts import RowlessEngine, SinkWorld
 
 
 def metric(name: str, **labels: Any) -> float:

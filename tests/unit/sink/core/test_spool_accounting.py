@@ -3,7 +3,7 @@
 from penstock.sink.pipeline.spool import Spool
 from penstock.sink.positions import Position
 from penstock.sink.work import Chunk, DmlEvent
-from penstock.testing.sinkparts import slice_of
+from support.sinkparts import slice_of
 
 
 def chunk(nbytes: int, segment: int = 1, number: int = 0) -> Chunk:

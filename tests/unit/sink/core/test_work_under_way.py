@@ -8,7 +8,7 @@ import pytest
 from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
 from penstock.sink.pipeline.underway import Pulse, Signal, Threads, Underway
-from penstock.testing.manual_clock import ManualClock
+from penstock.testing.clock import ManualClock
 
 
 async def turns() -> None:

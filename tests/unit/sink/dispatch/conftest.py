@@ -14,8 +14,8 @@ from penstock.sink.dispatch.changefeed import Changefeed
 from penstock.sink.dispatch.startup import FeedOptions
 from penstock.sink.dispatch.tablefilter import TableFilter
 from penstock.sink.positions import Position
-from penstock.testing.sinkdoubles import MemoryProgress, ScriptedSource
-from penstock.testing.sinkrecorder import RecordingSink, RemoteDouble
+from support.sinkdoubles import MemoryProgress, ScriptedSource
+from support.sinkrecorder import RecordingSink, RemoteDouble
 
 BEGIN = Position(10)
 TURNS_MAX = 20_000

@@ -5,7 +5,7 @@ from prometheus_client import REGISTRY
 
 from penstock.sink.feeds.feed import FeedState
 from penstock.sink.positions import Position
-from penstock.testing.ddlevents import (
+from support.ddlevents import (
     alter_table,
     create_database,
     create_table,

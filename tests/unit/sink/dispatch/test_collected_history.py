@@ -4,9 +4,9 @@ import pytest
 
 from penstock.errors import StaleRead
 from penstock.sink.feeds.feed import FeedState
-from penstock.testing.ddlevents import alter_table, create_table, table_schema
-from penstock.testing.sinkdoubles import ScriptedSource
-from penstock.testing.sinkrecorder import RemoteDouble
+from support.ddlevents import alter_table, create_table, table_schema
+from support.sinkdoubles import ScriptedSource
+from support.sinkrecorder import RemoteDouble
 
 A, B = table_schema(1), table_schema(2)
 

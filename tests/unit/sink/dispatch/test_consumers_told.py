@@ -5,7 +5,7 @@ import pytest
 from penstock.errors import Invalid, Unavailable
 from penstock.sink.feeds.feed import FeedState
 from penstock.sink.positions import Position
-from penstock.testing.ddlevents import table_schema
+from support.ddlevents import table_schema
 
 A, B = table_schema(1), table_schema(2)
 

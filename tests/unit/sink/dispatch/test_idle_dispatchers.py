@@ -2,7 +2,7 @@
 
 from penstock.sink.dispatch import feedlife
 from penstock.sink.dispatch.dispatcher import Dispatcher
-from penstock.testing.ddlevents import alter_table, table_schema
+from support.ddlevents import alter_table, table_schema
 
 IDLE, BUSY = 10_000, 10
 

@@ -2,7 +2,7 @@ from penstock.sink.dispatch.blockevents import DdlEvent
 from penstock.sink.dispatch.pendingddls import Block, CarriedTables, PendingDdls, blocks
 from penstock.sink.dispatch.tablefilter import TableFilter
 from penstock.sink.positions import Position
-from penstock.testing.ddlevents import (
+from support.ddlevents import (
     alter_table,
     create_table,
     drop_database,

@@ -5,8 +5,8 @@ import pytest
 from penstock.errors import Corrupt, Denied, Fenced, Invalid, StaleRead, Unavailable
 from penstock.sink.feeds.feed import FeedState
 from penstock.sink.positions import Position
-from penstock.testing.ddlevents import alter_table, create_table, drop_table, table_schema, truncate_table
-from penstock.testing.sinkrecorder import RemoteDouble
+from support.ddlevents import alter_table, create_table, drop_table, table_schema, truncate_table
+from support.sinkrecorder import RemoteDouble
 
 A, B = table_schema(1), table_schema(2)
 

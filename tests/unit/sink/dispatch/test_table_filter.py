@@ -3,13 +3,7 @@ import pytest
 from penstock.errors import Invalid
 from penstock.sink.dispatch.blockevents import TableChange
 from penstock.sink.dispatch.tablefilter import TableFilter
-from penstock.testing.ddlevents import (
-    alter_table,
-    create_database,
-    drop_database,
-    rename_tables,
-    table_schema,
-)
+from support.ddlevents import alter_table, create_database, drop_database, rename_tables, table_schema
 
 
 @pytest.mark.parametrize(

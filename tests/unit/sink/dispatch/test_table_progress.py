@@ -3,7 +3,7 @@ import pytest
 from penstock.sink.dispatch.tableprogress import TableProgress
 from penstock.sink.positions import Position
 from penstock.sink.work import DispatcherSpec, DmlEvent, Slice
-from penstock.testing.ddlevents import table_schema
+from support.ddlevents import table_schema
 
 SPEC = DispatcherSpec("1", 1)
 

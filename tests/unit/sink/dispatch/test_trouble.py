@@ -2,7 +2,7 @@ import pytest
 
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.sink.dispatch.trouble import Trouble
-from penstock.testing.manual_clock import ManualClock
+from penstock.testing.clock import ManualClock
 
 
 def test_waits_grow_to_a_bound() -> None:

@@ -13,7 +13,7 @@ from penstock.errors import Unavailable
 from penstock.eventstore.storage import Stored, open_storage
 from penstock.sink.files.cleanup import Cleanup, expired, remove_empty_directories
 from penstock.sink.files.options import parse_sink_uri
-from penstock.testing.manual_clock import ManualClock
+from penstock.testing.clock import ManualClock
 
 MIDNIGHT_MS = 4_102_444_800_000  # 2100-01-01 00:00 UTC: files of today are old
 

@@ -32,7 +32,7 @@ from penstock.sink.files.targetfiles import FilePaths, Place, TargetFiles
 from penstock.sink.positions import Position
 from penstock.sink.work import DispatcherSpec
 from penstock.tables.define import define_table
-from penstock.testing.manual_clock import ManualClock
+from penstock.testing.clock import ManualClock
 
 DAY = 86_400
 NOON_MS = 1_678_363_200_000  # 2023-03-09 12:00 UTC

@@ -12,8 +12,8 @@ from penstock.sink.formats.options import EncoderOptions
 from penstock.tables.define import define_table
 from penstock.tables.fieldtypes import ColumnFlag
 from penstock.tables.schema import TableInfo
-from penstock.testing.everytype import EVERY_CELL, EVERY_TYPE
-from penstock.testing.slices import Row, row_changes
+from support.everytype import EVERY_CELL, EVERY_TYPE
+from support.slices import Row, row_changes
 
 TS = compose_ts(1_700_000_000_123, 7)
 ITEMS = define_table("it<em>s", [("id", "bigint primary key"), ("name", "varchar(20)"), ("n", "int")])

@@ -9,8 +9,8 @@ from penstock.sink.formats.encoders import encoder_of
 from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.formats.rowchanges import RowChanges
 from penstock.tables.define import define_table
-from penstock.testing.everytype import EVERY_CELL, EVERY_TYPE
-from penstock.testing.slices import row_changes
+from support.everytype import EVERY_CELL, EVERY_TYPE
+from support.slices import row_changes
 
 TS = compose_ts(1_700_000_000_123, 7)
 ITEMS = define_table("items", [("id", "bigint primary key"), ("name", "varchar(20)")])

@@ -17,9 +17,9 @@ from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.positions import Position
 from penstock.sink.work import DispatcherSpec
 from penstock.tables import keys
-from penstock.testing.itemtables import item, item_table
-from penstock.testing.slices import encoded, slice_of
-from penstock.testing.tableworld import TableWorld
+from support.itemtables import item, item_table
+from support.slices import encoded, slice_of
+from support.tableworld import TableWorld
 
 OPTIONS = EncoderOptions(enable_tidb_extension=True, terminator="\n")
 SMALL = replace(OPTIONS, chunk_bytes=1, commit_bytes_max=1)

@@ -12,8 +12,8 @@ from penstock.sink.formats.encoders import encoder_of
 from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.formats.parquetrows import parquet_file
 from penstock.tables.define import define_table
-from penstock.testing.everytype import EVERY_CELL, EVERY_TYPE
-from penstock.testing.slices import row_changes
+from support.everytype import EVERY_CELL, EVERY_TYPE
+from support.slices import row_changes
 
 TS = compose_ts(1_700_000_000_123, 7)
 OPTIONS = EncoderOptions(protocol="parquet")

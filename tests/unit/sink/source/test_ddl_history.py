@@ -13,16 +13,8 @@ from penstock.tables.define import define_table
 from penstock.tables.fieldtypes import ColumnFlag
 from penstock.tables.jobs import Action
 from penstock.tables.schema import TableInfo
-from penstock.testing.metaevents import (
-    a_table,
-    database,
-    database_gone,
-    described,
-    gone,
-    partitioned,
-    recorded,
-)
-from penstock.testing.rawbatches import Change, raw
+from support.metaevents import a_table, database, database_gone, described, gone, partitioned, recorded
+from support.rawbatches import Change, raw
 
 SHOP = database(1, 1, "shop")
 OLD = database(1, 2, "old")

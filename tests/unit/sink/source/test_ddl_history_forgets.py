@@ -4,8 +4,8 @@ import pytest
 
 from penstock.errors import StaleRead
 from penstock.sink.source.ddlhistory import DdlHistory
-from penstock.testing.metaevents import a_table, database, described, gone, partitioned
-from penstock.testing.rawbatches import Change, raw
+from support.metaevents import a_table, database, described, gone, partitioned
+from support.rawbatches import Change, raw
 
 
 def fed(made: DdlHistory, upto_ts: int, *changes: Change) -> DdlHistory:

@@ -1,0 +1,1 @@
+"""Scaffolding of the tests: worlds, doubles, faults, and programs as processes."""

@@ -1,0 +1,88 @@
+"""Tables and DDLs as a changefeed meets them, without a database."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.sink.dispatch.blockevents import DdlEvent, Scope, TableChange
+from penstock.tables.jobs import Action
+from support.itemtables import item_table
+
+__all__ = [
+    "alter_table",
+    "create_database",
+    "create_table",
+    "drop_database",
+    "drop_table",
+    "rename_tables",
+    "table_schema",
+    "truncate_table",
+]
+
+
+def table_schema(
+    table_id: int,
+    name: str = "",
+    *,
+    since_ts: int = 1,
+    partitions: tuple[int, ...] = (),
+    kind: str = "integer",
+) -> SchemaVersion:
+    """A table `database.name`, by default shop.t<id>."""
+    database, _, table = (name or f"shop.t{table_id}").partition(".")
+    info = replace(item_table(kind, table_id=table_id, partitions=partitions), name=table)
+    return SchemaVersion(since_ts, since_ts, info, database)
+
+
+def create_table(ts: int, schema: SchemaVersion) -> DdlEvent:
+    """The table is there from now on."""
+    return _event(ts, Action.CREATE_TABLE, [TableChange(None, replace(schema, since_ts=ts))])
+
+
+def drop_table(ts: int, schema: SchemaVersion) -> DdlEvent:
+    """The table is gone."""
+    return _event(ts, Action.DROP_TABLE, [TableChange(schema, None)])
+
+
+def alter_table(ts: int, schema: SchemaVersion) -> DdlEvent:
+    """The table has another version."""
+    return _event(ts, Action.ADD_COLUMN, [TableChange(schema, replace(schema, since_ts=ts, version=ts))])
+
+
+def truncate_table(ts: int, schema: SchemaVersion, new_id: int) -> DdlEvent:
+    """The table goes on empty, under another id."""
+    after = replace(schema, since_ts=ts, table=replace(schema.table, id=new_id))
+    return _event(ts, Action.TRUNCATE_TABLE, [TableChange(schema, after)])
+
+
+def rename_tables(ts: int, *renamed: tuple[SchemaVersion, str]) -> DdlEvent:
+    """Each table has another name, `database.name`, in the same moment."""
+    changes = []
+    for schema, name in renamed:
+        database, _, table = name.partition(".")
+        after = replace(schema, since_ts=ts, database=database, table=replace(schema.table, name=table))
+        changes.append(TableChange(schema, after))
+    return _event(ts, Action.RENAME_TABLE, changes)
+
+
+def create_database(ts: int, name: str) -> DdlEvent:
+    """The database is there from now on."""
+    return _event(ts, Action.CREATE_SCHEMA, (), name)
+
+
+def drop_database(ts: int, name: str, tables: Iterable[SchemaVersion]) -> DdlEvent:
+    """The database is gone with its tables."""
+    return _event(ts, Action.DROP_SCHEMA, [TableChange(each, None) for each in tables], name)
+
+
+def _event(ts: int, action: Action, changes: Iterable[TableChange], database: str = "") -> DdlEvent:
+    tables = tuple(changes)
+    sides = [side for change in tables for side in (change.before, change.after) if side is not None]
+    return DdlEvent(
+        commit_ts=ts,
+        type=int(action),
+        query=f"{action.name} at {ts}",
+        database=database or sides[0].database,
+        tables=tables,
+        scope=Scope.DATABASE if database else Scope.TABLES,
+    )

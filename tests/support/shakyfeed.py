@@ -1,0 +1,120 @@
+"""What a simulated changefeed has beside the remote: a clock, an engine, and a store of progress."""
+
+import asyncio
+import random  # noqa: TID251 - only the type; the simulation's seed decides the numbers
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
+
+from penstock.errors import Unavailable
+from penstock.eventstore.partition import StorageRef
+from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
+from penstock.sink.pipeline.engine import EncodeWork
+from penstock.sink.pipeline.localengine import Hook, LocalEngine
+from penstock.sink.work import Chunk
+from support.shakyremote import Killed, Process, Weather
+from support.simloop import SimLoop
+from support.sinkdoubles import MemoryProgress
+
+__all__ = ["ShakyProgress", "SimClock", "WeighingEngine"]
+
+T = TypeVar("T")
+
+_MIDNIGHT_MS = 1_700_006_400_000
+
+
+class SimClock:
+    """The time of the loop, which begins before some midnight; randomness of the seed."""
+
+    def __init__(self, loop: SimLoop, mix: random.Random) -> None:
+        self._loop = loop
+        self._mix = mix
+        self._start_ms = _MIDNIGHT_MS - mix.randint(0, 100_000)
+
+    def wall_ms(self) -> int:
+        return self._start_ms + int(self._loop.time() * 1000)
+
+    def monotonic(self) -> float:
+        return self._loop.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)  # noqa: TID251 - of the simulated loop
+
+    def pause(self, seconds: float) -> None:
+        self._loop.pause(seconds)
+
+    def random(self) -> float:
+        return self._mix.random()
+
+    def unique_id(self) -> str:
+        return f"{self._mix.getrandbits(128):032x}"
+
+
+class WeighingEngine(LocalEngine):
+    """Notes the largest payload of a slice, and how much there was more than the quota allows.
+
+    A single slice may always come, however large it is.
+    """
+
+    def __init__(self, target: StorageRef, quota: int, at: Hook) -> None:
+        super().__init__(target, at=at)
+        self._quota = quota
+        self._largest = 0
+        self.excess = 0
+
+    async def encode(self, work: Sequence[EncodeWork]) -> list[list[Chunk]]:
+        made = await super().encode(work)
+        sizes = [sum(chunk.nbytes for chunk in chunks) for chunks in made]
+        self._largest = max([self._largest, *sizes])
+        self.excess = max(self.excess, self.held_bytes - self._quota - self._largest)
+        return made
+
+
+class ShakyProgress:
+    """The database that keeps a changefeed's progress, as one process sees it."""
+
+    def __init__(self, kept: MemoryProgress, weather: Weather, process: Process, clock: SimClock) -> None:
+        self._kept = kept
+        self._weather = weather
+        self._process = process
+        self._clock = clock
+
+    async def location(self) -> str | None:
+        return await self._call(self._kept.location)
+
+    async def begin_at(self, location: str, *, anew: bool) -> None:
+        await self._call(lambda: self._kept.begin_at(location, anew=anew))
+
+    async def checkpoint_ts(self) -> int:
+        return await self._call(self._kept.checkpoint_ts)
+
+    async def keep_checkpoint(self, ts: int) -> None:
+        await self._call(lambda: self._kept.keep_checkpoint(ts))
+
+    async def dispatchers(self) -> list[KeptDispatcher]:
+        return await self._call(self._kept.dispatchers)
+
+    async def change_dispatchers(
+        self, added: Sequence[KeptDispatcher], removed: Iterable[str], *, ddl_ts: int | None = None
+    ) -> None:
+        await self._call(lambda: self._kept.change_dispatchers(added, list(removed), ddl_ts=ddl_ts))
+
+    async def ddl_ts(self) -> int:
+        return await self._call(self._kept.ddl_ts)
+
+    async def begin_files(self, files: Sequence[PendingFile]) -> None:
+        await self._call(lambda: self._kept.begin_files(files))
+
+    async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
+        mix = self._process.mix
+        if self._process.dead:
+            raise Killed
+        await self._clock.sleep(mix.random() * 0.02)
+        self._process.step()
+        if self._weather.strikes("progress before", 0.01):
+            raise Unavailable("the database does not answer")
+        made = await call()
+        self._process.step()
+        await self._clock.sleep(mix.random() * 0.02)
+        if self._weather.strikes("progress after", 0.01):
+            raise Unavailable("the answer of the database is lost")
+        return made

@@ -1,0 +1,209 @@
+"""A changefeed's source and what is kept of it, in memory: a script instead of a database."""
+
+from bisect import bisect_right, insort
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from penstock.changes.admission import Limit
+from penstock.errors import StaleRead
+from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.sink.dispatch.blockevents import DdlEvent
+from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
+from penstock.sink.positions import Position
+from penstock.sink.source.feedsource import Look
+from penstock.sink.work import DispatcherSpec, Slice
+from penstock.testing.consumers import Fault, no_fault
+
+__all__ = ["MemoryProgress", "ScriptedSource"]
+
+
+class MemoryProgress:
+    """A ProgressStore that lasts as long as the object. `fault` is called before and after each write."""
+
+    def __init__(self, begin: Position, *, fault: Fault = no_fault) -> None:
+        self.fault = fault
+        self.kept: dict[str, KeptDispatcher] = {}
+        self.checkpoints = [begin.checkpoint_ts]
+        self.done_ddl_ts = self._start_ts = begin.ts
+        self.place: str | None = ""
+
+    async def location(self) -> str | None:
+        return self.place
+
+    async def begin_at(self, location: str, *, anew: bool) -> None:
+        self.fault("begin_at")
+        self.place = location
+        if anew:
+            self.kept.clear()
+            self.done_ddl_ts = max(self.checkpoints[-1], self._start_ts)
+        self.fault("began_at")
+
+    async def checkpoint_ts(self) -> int:
+        return self.checkpoints[-1]
+
+    async def keep_checkpoint(self, ts: int) -> None:
+        self.fault("keep_checkpoint")
+        assert ts >= self.checkpoints[-1], f"checkpoint {ts} after {self.checkpoints[-1]}"
+        self.checkpoints.append(ts)
+        self.fault("kept_checkpoint")
+
+    async def dispatchers(self) -> list[KeptDispatcher]:
+        return list(self.kept.values())
+
+    async def change_dispatchers(
+        self, added: Sequence[KeptDispatcher], removed: Iterable[str], *, ddl_ts: int | None = None
+    ) -> None:
+        self.fault("change_dispatchers")
+        for dispatcher_id in removed:
+            self.kept.pop(dispatcher_id, None)
+        self.kept.update({each.spec.id: each for each in added})
+        self.done_ddl_ts = max(self.done_ddl_ts, ddl_ts or 0)
+        self.fault("changed_dispatchers")
+
+    async def ddl_ts(self) -> int:
+        return self.done_ddl_ts
+
+    async def begin_files(self, files: Sequence[PendingFile]) -> None:
+        self.fault("begin_files")
+        for file in files:
+            self.kept[file.dispatcher_id] = replace(self.kept[file.dispatcher_id], pending=file)
+        self.fault("begun_files")
+
+
+class ScriptedSource:
+    """A FeedSource of commits and DDLs that a test writes down. A slice has no parts; `rows_in` has its rows.
+
+    `advance` lets time pass: everything up to it is resolved, but for tables in `lagging`, which can be read
+    up to the timestamp there (None: nothing is known of them yet), and for DDLs, which are known up to
+    `ddl_lag_ts` unless it is None.
+    """
+
+    def __init__(self, tables: Iterable[SchemaVersion] = (), *, fault: Fault = no_fault) -> None:
+        self.fault = fault
+        self.resolved_ts = 0
+        self.ddl_lag_ts: int | None = None
+        self.lagging: dict[int, int | None] = {}
+        self.events: list[DdlEvent] = []
+        self.held: dict[int, int] = {}
+        self.look_calls = 0
+        self.slice_calls: list[tuple[str, Position, int]] = []
+        self._first = {each.table.id: each for each in tables}
+        self._commits: dict[int, list[tuple[int, bytes]]] = {}
+
+    def put(self, table_id: int, ts: int, *handles: bytes) -> None:
+        """Rows of a physical table were written at a timestamp."""
+        for handle in handles or (b"row",):
+            insort(self._commits.setdefault(table_id, []), (ts, handle))
+
+    def ddl(self, event: DdlEvent) -> DdlEvent:
+        """A DDL happened, after those before."""
+        self.events.append(event)
+        return event
+
+    def advance(self, ts: int) -> None:
+        """Everything up to it is resolved."""
+        self.resolved_ts = ts
+
+    def rows_in(self, piece: Slice) -> list[tuple[int, bytes]]:
+        """(commit_ts, handle) of the rows of a slice; those of a snapshot are committed at its timestamp."""
+        return self._between(piece.dispatcher, piece.start, piece.end)
+
+    def ddl_resolved_ts(self) -> int:
+        return self.resolved_ts if self.ddl_lag_ts is None else min(self.resolved_ts, self.ddl_lag_ts)
+
+    def ddls(self, from_ts: int, to_ts: int) -> list[DdlEvent]:
+        assert to_ts <= self.ddl_resolved_ts(), f"DDLs up to {to_ts} are not known yet"
+        return [each for each in self.events if from_ts < each.commit_ts <= to_ts]
+
+    def tables(self, at_ts: int) -> list[SchemaVersion]:
+        there = dict(self._first)
+        for event in self.ddls(0, at_ts):
+            for change in event.tables:
+                if change.before is not None:
+                    del there[change.before.table.id]
+            for change in event.tables:
+                if change.after is not None:
+                    there[change.after.table.id] = change.after
+        return list(there.values())
+
+    async def now_ts(self) -> int:
+        return self.resolved_ts
+
+    async def look(self, table_ids: Collection[int]) -> dict[int, Look]:
+        self.fault("look")
+        self.look_calls += 1
+        readable = {each: self.lagging.get(each, self.resolved_ts) for each in table_ids}
+        return {each: Look(ts, self._changed_ts(each, ts)) for each, ts in readable.items() if ts is not None}
+
+    async def next_slice(
+        self,
+        dispatcher: DispatcherSpec,
+        start: Position,
+        upto_ts: int,
+        limit: Limit,
+        *,
+        begin: Position | None = None,
+    ) -> Slice | None:
+        self.fault("next_slice")
+        self.slice_calls.append((dispatcher.id, start, upto_ts))
+        table_id = dispatcher.table_id
+        readable_ts = self.lagging.get(table_id, self.resolved_ts)
+        assert readable_ts is not None
+        assert upto_ts <= readable_ts, f"{upto_ts} of table {table_id} cannot be read yet"
+        if start.checkpoint_ts < self.held[table_id]:
+            raise StaleRead(f"table {table_id}", start.ts, oldest_ts=self.held[table_id])
+        schema = self._schema(table_id, upto_ts)
+        assert schema.since_ts <= start.ts + 1, "there is a DDL between start and end"
+        rows = self._between(dispatcher, start, Position(upto_ts))
+        if not rows:
+            return None
+        taken = rows[: limit.rows]
+        inside_snapshot = start.handle is not None and begin is not None and begin.ts == start.ts
+        end = Position(upto_ts)
+        if len(taken) < len(rows):
+            ts, handle = rows[len(taken)]
+            end = Position(ts, handle) if inside_snapshot and ts == start.ts else Position(taken[-1][0])
+        count = len(self._between(dispatcher, start, end))
+        return Slice(
+            dispatcher=dispatcher, schema=schema, start=start, end=end, parts=(), rows=count, nbytes=count
+        )
+
+    async def cuts(self, table_id: int, at_ts: int, rows: int) -> list[bytes]:
+        handles = sorted({handle for ts, handle in self._commits.get(table_id, ()) if ts <= at_ts})
+        return handles[rows::rows]
+
+    async def hold(self, table_ids: Collection[int], ts: int) -> None:
+        self.fault("hold")
+        self.held.update(dict.fromkeys(table_ids, ts))
+
+    async def release(self, table_ids: Collection[int]) -> None:
+        for table_id in table_ids:
+            self.held.pop(table_id, None)
+
+    async def close(self) -> None:
+        pass
+
+    def _changed_ts(self, table_id: int, upto_ts: int) -> int:
+        commits = self._commits.get(table_id)
+        if not commits:
+            return 0
+        last = bisect_right(commits, (upto_ts + 1, b""))
+        return commits[last - 1][0] if last else 0
+
+    def _schema(self, table_id: int, ts: int) -> SchemaVersion:
+        return next(each for each in self.tables(ts) if table_id in each.table.physical_ids)
+
+    def _between(self, spec: DispatcherSpec, start: Position, end: Position) -> list[tuple[int, bytes]]:
+        commits = [
+            (ts, handle)
+            for ts, handle in self._commits.get(spec.table_id, ())
+            if spec.handle_from <= handle and (not spec.handle_to or handle < spec.handle_to)
+        ]
+        if start.handle is not None:  # inside a snapshot: what is there counts as written at its timestamp
+            there = {handle for ts, handle in commits if ts <= start.ts}
+            commits = [(start.ts, each) for each in there] + [each for each in commits if each[0] > start.ts]
+        return sorted(
+            (ts, handle)
+            for ts, handle in commits
+            if not Position(ts, handle) < start and Position(ts, handle) < end
+        )

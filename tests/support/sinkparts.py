@@ -1,0 +1,361 @@
+"""Doubles of what surrounds a storage sink: engine without rows, files without remote, progress in memory."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self, cast
+
+from penstock.clock import SYSTEM, Clock
+from penstock.errors import Unavailable
+from penstock.eventstore.partition import StorageRef
+from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.sink.dispatch.blockevents import DdlEvent
+from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
+from penstock.sink.files.layout import Folder
+from penstock.sink.files.options import SinkOptions
+from penstock.sink.files.targetfiles import FilePaths, Place, TargetFiles
+from penstock.sink.pipeline.engine import EncodeWork
+from penstock.sink.pipeline.storagesink import StorageSink
+from penstock.sink.positions import Position
+from penstock.sink.work import Chunk, DispatcherSpec, DmlEvent, FileWork, Slice, Written
+from penstock.tables.schema import TableInfo
+from penstock.testing.clock import ManualClock
+
+SCHEMA = SchemaVersion(1, 1, TableInfo(1, "items", ()), "shop")
+
+
+def sink_options(**changes: object) -> SinkOptions:
+    """Small options: files of 1000 bytes, a spool of 10,000."""
+    given = {
+        "protocol": "canal-json",
+        "file_size": 1000,
+        "spool_disk_quota": 10_000,
+        "worker_count": 4,
+        **changes,
+    }
+    return SinkOptions(target=StorageRef("memory://"), **given)  # type: ignore[arg-type] # by name
+
+
+def dispatcher(number: int) -> DispatcherSpec:
+    """One of many."""
+    return DispatcherSpec(str(number), number)
+
+
+def slice_of(
+    number: int, ts: int, nbytes: int = 100, *, rows: int = 1, schema: SchemaVersion = SCHEMA
+) -> Slice:
+    """The changes of dispatcher `number` in (ts - 1, ts]; without rows it is encoded into nothing."""
+    return Slice(
+        dispatcher=dispatcher(number),
+        schema=schema,
+        start=Position(ts - 1),
+        end=Position(ts),
+        parts=(),
+        rows=rows,
+        nbytes=nbytes,
+    )
+
+
+class Watched(DmlEvent):
+    """An event that writes down what it is told, after its name: `d1@5 woken`, `d1@5 flushed`."""
+
+    def __init__(self, piece: Slice, told: list[str]) -> None:
+        super().__init__(piece)
+        self.name = f"d{piece.dispatcher.id}@{piece.end.ts}"
+        self.add_post_enqueue(lambda: told.append(f"{self.name} woken"))
+        self.add_post_flush(lambda: told.append(f"{self.name} flushed"))
+
+
+class Gate:
+    """Holds calls while it is shut, and fails them when told to."""
+
+    def __init__(self) -> None:
+        self._open = asyncio.Event()
+        self._open.set()
+        self.error: Exception | None = None
+        self.waiting = 0
+
+    def shut(self) -> None:
+        """Hold calls from now on."""
+        self._open.clear()
+
+    def open(self) -> None:
+        """Let them through."""
+        self._open.set()
+
+    async def enter(self) -> None:
+        """Go through, or wait, or fail."""
+        self.waiting += 1
+        try:
+            await self._open.wait()
+        finally:
+            self.waiting -= 1
+        if self.error is not None:
+            raise self.error
+
+
+class RowlessEngine:
+    """Encodes a slice into chunks of sizes that are chosen, and writes files that are only counted.
+
+    Checks what every engine relies on: no dispatcher has two files at once, and chunks are written once, in
+    order, of segments that are still there.
+    """
+
+    def __init__(
+        self,
+        *,
+        sizes: Callable[[Slice], Sequence[int]] = lambda piece: [piece.nbytes] if piece.rows else [],
+        file_ratio: float = 1.0,
+        clock: Clock | None = None,
+        latency_s: float = 0.0,
+    ) -> None:
+        self._sizes = sizes
+        self._file_ratio = file_ratio
+        self._clock = clock
+        self._latency_s = latency_s
+        self.encoding = Gate()
+        self.writing = Gate()
+        self.failing: set[str] = set()  # dispatchers whose files fail
+        self.encode_jobs: list[list[Slice]] = []
+        self.files: list[FileWork] = []
+        self.segments: set[int] = set()
+        self.closed = False
+        self._ends: dict[str, Position] = {}
+        self._under_way: Counter[str] = Counter()
+
+    async def encode(self, work: Sequence[EncodeWork]) -> list[list[Chunk]]:
+        self.encode_jobs.append([each.slice for each in work])
+        segment = len(self.encode_jobs)
+        await self.encoding.enter()
+        encoded = [self._chunks(segment, each.slice) for each in work]
+        if any(encoded):
+            self.segments.add(segment)
+        return encoded
+
+    def _chunks(self, segment: int, piece: Slice) -> list[Chunk]:
+        sizes = self._sizes(piece)
+        marks = [Position(piece.end.ts, b"%06d" % number) for number in range(1, len(sizes))]
+        bounds = [piece.start, *marks, piece.end]
+        return [
+            Chunk(segment, number, bounds[number], bounds[number + 1], max(piece.rows // len(sizes), 1), size)
+            for number, size in enumerate(sizes)
+        ]
+
+    async def write(self, files: Sequence[FileWork]) -> list[Written]:
+        for file in files:
+            self._under_way[file.dispatcher_id] += 1
+            assert self._under_way[file.dispatcher_id] == 1, "a dispatcher has two files at once"
+            assert all(chunk.segment in self.segments for chunk in file.chunks), "a segment is gone"
+        try:
+            await self.writing.enter()
+            if self._clock is not None:
+                await self._clock.sleep(self._latency_s)
+        finally:
+            self._under_way.subtract(file.dispatcher_id for file in files)
+        return [self._write(file) for file in files]
+
+    def _write(self, file: FileWork) -> Written:
+        if file.dispatcher_id in self.failing:
+            return Written(file.data_path, 0, "the remote refused it")
+        for chunk in file.chunks:
+            assert chunk.start >= self._ends.get(file.dispatcher_id, chunk.start), "written out of order"
+            self._ends[file.dispatcher_id] = chunk.end
+        self.files.append(file)
+        raw = sum(chunk.nbytes for chunk in file.chunks)
+        return Written(file.data_path, int(raw * self._file_ratio))
+
+    async def release(self, segment: int) -> None:
+        self.segments.remove(segment)
+
+    async def close(self) -> None:
+        self.segments.clear()
+        self.closed = True
+
+    def forget_files(self) -> None:
+        """Remember nothing of what was written."""
+        self.files.clear()
+        self.encode_jobs = [[] for _ in self.encode_jobs]
+        self._ends.clear()
+        self._under_way.clear()
+
+
+class PlainFiles:
+    """Gives out paths and writes down what it is asked to write."""
+
+    def __init__(self, told: list[str] | None = None) -> None:
+        self.told = told if told is not None else []
+        self.stale: set[str] = set()
+        self.error: Exception | None = None
+        self.checkpoints: list[int] = []
+        self.numbers: Counter[str] = Counter()
+        self.ends: list[int] = []
+        self.swept: list[float] = []
+
+    def place(self, spec: DispatcherSpec, schema: SchemaVersion) -> Place | None:
+        if self.error is not None:
+            raise self.error
+        if spec.id in self.stale:
+            return None
+        return Place(
+            spec.id, Folder(schema="shop", table=f"t{spec.id}", version=schema.since_ts), named=False
+        )
+
+    def next_file(self, place: Place, end_ts: int) -> FilePaths:
+        self.ends.append(end_ts)
+        self.numbers[place.dispatcher_id] += 1
+        number = self.numbers[place.dispatcher_id]
+        folder = place.folder.path
+        return FilePaths(f"{folder}/CDC{number:06d}.json", f"{folder}/meta/CDC.index", number)
+
+    def wrote(self, place: Place, paths: FilePaths) -> None:
+        assert self.numbers[place.dispatcher_id] == paths.number, "the last file that was given out"
+
+    def write_ddl(self, event: DdlEvent) -> None:
+        if self.error is not None:
+            raise self.error
+        self.told.append(f"ddl {event.commit_ts}")
+
+    def write_checkpoint(self, ts: int) -> None:
+        if self.error is not None:
+            raise self.error
+        self.checkpoints.append(ts)
+
+    def forget(self, dispatcher_id: str) -> None:
+        self.numbers.pop(dispatcher_id, None)
+
+    def sweep(self, idle_s: float) -> int:
+        self.swept.append(idle_s)
+        return 0
+
+
+class KeptInMemory:
+    """The progress of a changefeed for as long as the object lives."""
+
+    def __init__(self) -> None:
+        self.checkpoint = 0
+        self.ddl = 0
+        self.kept: dict[str, KeptDispatcher] = {}
+        self.pending: dict[str, PendingFile] = {}
+        self.begun: list[list[PendingFile]] = []
+        self.error: Exception | None = None
+
+    async def location(self) -> str | None:
+        return None
+
+    async def begin_at(self, location: str, *, anew: bool) -> None:
+        pass
+
+    async def checkpoint_ts(self) -> int:
+        return self.checkpoint
+
+    async def keep_checkpoint(self, ts: int) -> None:
+        self.checkpoint = ts
+
+    async def dispatchers(self) -> list[KeptDispatcher]:
+        return list(self.kept.values())
+
+    async def change_dispatchers(
+        self, added: Sequence[KeptDispatcher], removed: Iterable[str], *, ddl_ts: int | None = None
+    ) -> None:
+        for each in added:
+            self.kept[each.spec.id] = each
+        for dispatcher_id in removed:
+            del self.kept[dispatcher_id]
+        self.ddl = self.ddl if ddl_ts is None else ddl_ts
+
+    async def ddl_ts(self) -> int:
+        return self.ddl
+
+    async def begin_files(self, files: Sequence[PendingFile]) -> None:
+        if self.error is not None:
+            raise self.error
+        self.begun.append(list(files))
+        self.pending.update((each.dispatcher_id, each) for each in files)
+
+
+class SinkWorld:
+    """A sink between doubles. `told` has in order what events were told and which DDLs were written."""
+
+    def __init__(
+        self, *, engine: RowlessEngine | None = None, clock: Clock = SYSTEM, **options: object
+    ) -> None:
+        self._clock = clock
+        self.told: list[str] = []
+        self.engine = engine or RowlessEngine()
+        self.files = PlainFiles(self.told)
+        self.progress = KeptInMemory()
+        self.options = sink_options(**options)
+        files = cast("TargetFiles", self.files)
+        self.sink = StorageSink(
+            self.engine, files, self.progress, self.options, changefeed="test", clock=clock
+        )
+        self._running: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self.run()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
+        await self.sink.close()
+        if self._running is not None and not self._running.done():
+            await self._running
+
+    def run(self) -> "asyncio.Task[None]":
+        """Start the sink, once; give its task."""
+        if self._running is None:
+            self._running = asyncio.get_running_loop().create_task(self.sink.run())
+        return self._running
+
+    def add(self, number: int, ts: int, nbytes: int = 100, **more: Any) -> Watched:
+        """Send an event of a dispatcher."""
+        event = Watched(slice_of(number, ts, nbytes, **more), self.told)
+        self.sink.add_dml_event(event)
+        return event
+
+    def drain(self, number: int, ts: int) -> "asyncio.Task[None]":
+        """Send a marker of a dispatcher."""
+        ddl = DdlEvent(commit_ts=ts, type=0, query="", database="shop")
+        return asyncio.get_running_loop().create_task(self.sink.pass_block_event(dispatcher(number), ddl))
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Let everything else run until a condition holds, and what follows at once; fail after a while.
+
+        Who moves the clock then moves it for those who begin to wait because of it.
+        """
+        for _ in range(5000):
+            if holds():
+                await self.turns()
+                return
+            await SYSTEM.sleep(0.001)
+        raise AssertionError(f"it did not come to that; told: {self.told[-20:]}")
+
+    async def until_after(self, seconds: float, holds: Callable[[], bool]) -> None:
+        """Let so much time pass, again and again until a condition holds: who waits may not have begun to."""
+        moved = self._clock
+        assert isinstance(moved, ManualClock)
+
+        def later() -> bool:
+            if holds():
+                return True
+            moved.advance(seconds)
+            return False
+
+        await self.until(later)
+
+    async def turns(self) -> None:
+        """Let everything run that is ready, and what follows from it at once."""
+        for _ in range(10):
+            await SYSTEM.sleep(0)
+
+    async def settled(self) -> None:
+        """Let everything run that can run without time."""
+        for _ in range(20):
+            await SYSTEM.sleep(0.001)
+
+
+def refused() -> Unavailable:
+    """What a remote that does not answer raises."""
+    return Unavailable("the remote does not answer")

@@ -1,0 +1,169 @@
+"""A sink that writes down what it is given, and a remote that lasts longer than it."""
+
+import asyncio
+from collections.abc import Callable
+
+from penstock.errors import Invalid
+from penstock.sink.dispatch.blockevents import DdlEvent
+from penstock.sink.feeds.feedstore import PendingFile, ProgressStore
+from penstock.sink.positions import Position
+from penstock.sink.work import DispatcherSpec, DmlEvent, Slice
+from penstock.testing.consumers import Fault, no_fault
+
+__all__ = ["RecordingSink", "RemoteDouble"]
+
+
+class RemoteDouble:
+    """Files as facts, in the order in which they came to be. Implements FeedFiles."""
+
+    def __init__(self, location: str = "remote") -> None:
+        self.location = location
+        self.files: dict[str, tuple[Slice, ...]] = {}
+        self.log: list[str] = []
+        self.checkpoints: list[int] = []
+        self.ddls: list[DdlEvent] = []
+
+    def next_path(self, dispatcher_id: str) -> str:
+        """The path of a dispatcher's next file."""
+        number = sum(path.startswith(f"{dispatcher_id}/") for path in self.files)
+        return f"{dispatcher_id}/{number + 1}"
+
+    def check_unused(self) -> None:
+        if self.files or self.ddls or self.checkpoints:
+            raise Invalid(f"{self.location} holds files of a changefeed already")
+
+    def repair(self, pending: PendingFile) -> Position:
+        return pending.end if pending.data_path in self.files else pending.start
+
+    def forget(self, dispatcher_id: str) -> None:
+        pass
+
+    def write_checkpoint(self, ts: int) -> None:
+        assert not self.checkpoints or ts >= self.checkpoints[-1], "consumers were told more before"
+        self.checkpoints.append(ts)
+
+
+class RecordingSink:
+    """A FeedSink that does nothing by itself but what is set: `wake` and `write` say whether it wakes at once
+    and writes at once. `held_drain` stops drains until it is set. `log` has every call, in words.
+    """
+
+    def __init__(
+        self,
+        remote: RemoteDouble,
+        progress: ProgressStore,
+        *,
+        wake: bool = True,
+        write: bool = True,
+        fault: Fault = no_fault,
+    ) -> None:
+        self.wake = wake
+        self.write = write
+        self.log: list[str] = remote.log
+        self.events: dict[str, list[DmlEvent]] = {}  # not written yet
+        self.unwoken: list[DmlEvent] = []
+        self.on_add: Callable[[Slice], None] = lambda _: None
+        self.on_ddl: Callable[[DdlEvent], None] = lambda _: None
+        self.drains_held: asyncio.Event | None = None
+        self._remote = remote
+        self._progress = progress
+        self.fault = fault
+        self._given = asyncio.Event()
+        self._writing: dict[str, asyncio.Lock] = {}
+        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._failed = False
+        self.told_ts = 0
+
+    def add_dml_event(self, event: DmlEvent) -> None:
+        if self._failed:
+            return
+        piece = event.slice
+        self.on_add(piece)
+        self.log.append(f"dml {piece.dispatcher.table_id} {_show(piece.start)}..{_show(piece.end)}")
+        self.events.setdefault(piece.dispatcher.id, []).append(event)
+        if self.wake:
+            asyncio.get_running_loop().call_soon(event.post_enqueue)
+        else:
+            self.unwoken.append(event)
+        self._given.set()
+
+    async def flush(self, dispatcher_id: str, count: int | None = None) -> None:
+        """Write the first events of a dispatcher, all by default, as one file."""
+        async with self._writing.setdefault(dispatcher_id, asyncio.Lock()):
+            events = self.events.get(dispatcher_id, [])[:count]
+            if not events:
+                return
+            path = self._remote.next_path(dispatcher_id)
+            start, end = events[0].slice.start, events[-1].slice.end
+            await self._progress.begin_files([PendingFile(dispatcher_id, path, f"{path}.index", start, end)])
+            self.fault("write_file")
+            self._remote.files[path] = tuple(event.slice for event in events)
+            self.log.append(f"file {events[0].slice.dispatcher.table_id} {_show(start)}..{_show(end)}")
+            self.fault("wrote_file")
+            del self.events[dispatcher_id][: len(events)]
+            for event in events:
+                event.post_flush()
+
+    async def pass_block_event(self, dispatcher: DispatcherSpec, event: DdlEvent) -> None:
+        self.fault("pass_block_event")
+        self.log.append(f"drain {dispatcher.table_id} for {event.commit_ts}")
+        if self.drains_held is not None:
+            await self.drains_held.wait()
+        await self.flush(dispatcher.id)
+
+    async def write_block_event(self, event: DdlEvent) -> None:
+        self.fault("write_block_event")
+        self.on_ddl(event)
+        self.log.append(f"ddl {event.commit_ts}")
+        self._remote.ddls.append(event)
+        self.fault("wrote_block_event")
+
+    def add_checkpoint_ts(self, ts: int) -> None:
+        try:
+            self.fault("tell")
+            self._remote.write_checkpoint(ts)
+        except Exception as error:  # noqa: BLE001 - whatever it is, a sink tells it when it runs
+            self.fail(error)
+        else:
+            self.told_ts = ts
+
+    async def remove_dispatcher(self, dispatcher_id: str) -> None:
+        assert not self.events.pop(dispatcher_id, None), "a dispatcher is removed with unwritten changes"
+        self.log.append("removed")
+
+    async def run(self) -> None:
+        while not self._end.done():
+            given = asyncio.ensure_future(self._given.wait())
+            try:
+                await asyncio.wait((given, self._end), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                given.cancel()
+            self._given.clear()
+            if self.write and not self._end.done():
+                await self._flush_all()
+        self._end.result()
+
+    def fail(self, error: Exception) -> None:
+        """Let `run` raise; nothing works afterwards."""
+        self._failed = True
+        if not self._end.done():
+            self._end.set_exception(error)
+
+    async def close(self) -> None:
+        if not self._failed:
+            await self._flush_all()
+        if not self._end.done():
+            self._end.set_result(None)
+        self.log.append("closed")
+
+    async def _flush_all(self) -> None:
+        try:
+            for dispatcher_id in list(self.events):
+                await self.flush(dispatcher_id)
+        except BaseException:
+            self._failed = True
+            raise
+
+
+def _show(position: Position) -> str:
+    return str(position.ts) if position.handle is None else f"{position.ts}:{position.handle.decode()}"

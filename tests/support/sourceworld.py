@@ -1,0 +1,79 @@
+"""A table that a changefeed's source reads: its objects, its newest rows over Flight, and its DDLs."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from penstock.clock import compose_ts
+from penstock.eventstore.flightreader import FlightReader
+from penstock.eventstore.leases import Lease
+from penstock.sink.source.ddlhistory import DdlHistory
+from penstock.sink.source.eventsource import EventStoreSource
+from penstock.tables.schema import TableInfo
+from support.metaevents import database, described
+from support.rawbatches import raw
+from support.servedworld import ServedWorld
+from support.tableworld import NAME
+
+__all__ = ["SourceWorld"]
+
+
+class SourceWorld(ServedWorld):
+    """A ServedWorld and sources over it. `addrs` are those of the captures that have leases."""
+
+    def __init__(self, folder: Path, table: TableInfo, **settings: Any) -> None:
+        super().__init__(folder, table, **settings)
+        self.addrs = [self.flight.addr]
+        self.asked: list[str] = []  # what captures were asked to do
+        self.meta = [database(1, 1, NAME.split(".", maxsplit=1)[0]), described(2, table)]
+
+    def alter(self, table: TableInfo) -> int:
+        """Give the table another schema; sources that are made after it know."""
+        ts = super().alter(table)
+        self.meta.append(described(ts, table))
+        return ts
+
+    def history(self) -> DdlHistory:
+        """Every DDL so far; nobody waits for their jobs."""
+        made = DdlHistory(job_wait_ms=0)
+        made.consume_kv_events(raw(self.meta), lambda: None)
+        made.advance_resolved_ts(self.ts + compose_ts(10**6))
+        return made
+
+    @asynccontextmanager
+    async def source(self) -> AsyncIterator[EventStoreSource]:
+        """A source of the changefeed "feed"."""
+        made = EventStoreSource(
+            "feed",
+            self.storage,
+            now=lambda: self.ts,
+            leases=self.leases,
+            connect=self.connect,
+            history=self.history(),
+        )
+        try:
+            yield made
+        finally:
+            await made.close()
+
+    def connect(self, addr: str) -> FlightReader:
+        """A reader of a capture, whose questions are noted in `asked`."""
+        return _Counting(addr, self.asked)
+
+    def leases(self) -> Sequence[Lease]:
+        """Those of the captures in `addrs`."""
+        return [Lease(f"capture-{at}", "data", addr, 0) for at, addr in enumerate(self.addrs)]
+
+
+class _Counting(FlightReader):
+    """Notes what a capture is asked to do."""
+
+    def __init__(self, addr: str, asked: list[str]) -> None:
+        super().__init__(addr)
+        self._asked = asked
+
+    def act(self, name: str, body: bytes, **rest: Any) -> bytes:
+        """See FlightReader."""
+        self._asked.append(name)
+        return super().act(name, body, **rest)

@@ -1,0 +1,205 @@
+"""A standalone Spark cluster on this machine: a master and workers as processes of their own.
+
+Executors run an interpreter that has Penstock's dependencies but not Penstock, as on machines where nobody
+installed it. Linux only: processes are found in /proc.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Self
+
+from penstock.clock import SYSTEM, Clock
+from penstock.settings import Settings, SparkSettings
+from penstock.spark.home import quick_home
+from support.spark import SHORT_LIVED, SMALL
+
+_START_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 30.0
+_MASTER_PORT = re.compile(r"Successfully started service 'sparkMaster' on port (?P<port>\d+)")
+_REGISTERED = re.compile(r"Successfully registered with master")
+_EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+_CONF = {
+    "spark.sql.codegen.factoryMode": "FALLBACK",  # as Spark does it by itself: here queries are compiled
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # An executor that does not answer was killed by a test: nobody need wait for it.
+    "spark.locality.wait": "100ms",
+    "spark.shuffle.io.retryWait": "100ms",
+}
+_LOOPBACK = ("--host", "127.0.0.1", "--webui-port", "0")
+# Ends what it started when its standard input is closed, also because the test process was killed.
+_WATCHED = '"$@" & child=$!; cat > /dev/null; kill "$child" 2> /dev/null; wait "$child"'
+_HIDING = """#!/bin/sh
+# -S: the editable installation of Penstock is a .pth file, which only `site` would read.
+PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{packages}" exec {python} -S "$@"
+"""
+
+
+class SparkCluster:
+    """A context: runs from entry to exit, and leaves no process behind."""
+
+    def __init__(
+        self, folder: Path, *, workers: int = 2, executor_memory: str = "512m", clock: Clock = SYSTEM
+    ) -> None:
+        self.url = ""
+        self.python = folder / "python"
+        self._folder = folder
+        self._workers = workers
+        self._executor_memory = executor_memory
+        self._clock = clock
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        self._write_python()
+        try:
+            self._launch("master", "--port", "0")
+            self.url = f"spark://127.0.0.1:{self._started('master', _MASTER_PORT)['port']}"
+            names = [f"worker-{number}" for number in range(1, self._workers + 1)]
+            for name in names:
+                room = ("--cores", "1", "--memory", self._executor_memory)
+                self._launch(name, *room, "--work-dir", str(self._folder / name), self.url)
+            for name in names:
+                self._started(name, _REGISTERED)
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def settings(self, base: Settings | None = None) -> Settings:
+        """Settings of a session on this cluster, with one executor on each worker."""
+        spark = SparkSettings(
+            master=self.url,
+            driver_memory="1g",
+            executor_memory=self._executor_memory,
+            python=str(self.python),
+            conf=SMALL | _CONF,
+        )
+        return (base or Settings()).model_copy(update={"spark": spark})
+
+    def processes(self) -> list[int]:
+        """Ids of every process that belongs to the cluster now: servers, executors, their Python workers."""
+        return _descendants([each.pid for each in self._processes])
+
+    def executors(self) -> list[int]:
+        """Ids of the Java processes of running executors."""
+        return [pid for pid in self.processes() if _EXECUTOR in _command(pid)]
+
+    def kill_executor(self, of: int | None = None) -> int:
+        """Kill an executor without notice, that of a Python worker or any; return its process id.
+
+        The worker of the cluster starts another.
+        """
+        running = self.executors()
+        victim = next(each for each in running if of is None or of in _descendants([each]))
+        os.kill(victim, signal.SIGKILL)
+        return victim
+
+    def _launch(self, name: str, *arguments: str) -> None:
+        role = name.partition("-")[0]
+        main = f"org.apache.spark.deploy.{role}.{role.capitalize()}"
+        script = Path(quick_home()) / "bin" / "spark-class"
+        with self._log(name).open("wb") as out:
+            process = subprocess.Popen(  # noqa: S603 - Spark's own script
+                ["/bin/sh", "-c", _WATCHED, name, str(script), main, *_LOOPBACK, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=self._environment(os.environ),
+                cwd=self._folder,
+            )
+        self._processes.append(process)
+
+    def _started(self, name: str, ready: re.Pattern[str]) -> re.Match[str]:
+        """Wait for the line of its log that says so."""
+        log = self._log(name)
+        found: list[re.Match[str]] = []
+
+        def is_ready() -> bool:
+            found.extend(ready.finditer(log.read_text(errors="replace")))
+            return bool(found)
+
+        self._wait(is_ready, _START_TIMEOUT_S, f"{name} did not start; see {log}")
+        return found[0]
+
+    def _log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+    def _environment(self, ours: Mapping[str, str]) -> dict[str, str]:
+        kept = {
+            name: value for name, value in ours.items() if not name.startswith(("PYTHON", "PYSPARK", "SPARK"))
+        }
+        return kept | {
+            "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_HOME": quick_home(),
+            "SPARK_LAUNCHER_OPTS": SHORT_LIVED,
+            "SPARK_LOCAL_DIRS": str(self._folder / "scratch"),
+        }
+
+    def _write_python(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        packages = sysconfig.get_path("purelib")
+        self.python.write_text(_HIDING.format(packages=packages, python=sys.executable))
+        self.python.chmod(0o755)
+
+    def _stop(self) -> None:
+        members = self.processes()
+        for process in reversed(self._processes):  # workers first: they end their executors
+            assert process.stdin is not None
+            process.stdin.close()
+        try:
+            self._wait(lambda: not any(map(is_alive, members)), _STOP_TIMEOUT_S, "the cluster does not stop")
+        except TimeoutError:
+            for pid in filter(is_alive, members):
+                os.kill(pid, signal.SIGKILL)
+        for process in self._processes:
+            process.wait(timeout=_STOP_TIMEOUT_S)
+        self._processes.clear()
+
+    def _wait(self, condition: Callable[[], bool], seconds: float, otherwise: str) -> None:
+        deadline = self._clock.monotonic() + seconds
+        while not condition():
+            if self._clock.monotonic() > deadline:
+                raise TimeoutError(otherwise)
+            for process in self._processes:
+                process.poll()  # reaps those that ended
+            self._clock.pause(0.05)
+
+
+def _descendants(roots: list[int]) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        fields = _read(status).rpartition(")")[2].split()
+        if fields and fields[0] != "Z":
+            children.setdefault(int(fields[1]), []).append(int(status.parent.name))
+    found = list(roots)
+    for pid in found:  # grows while it is read
+        found.extend(children.get(pid, ()))
+    return found
+
+
+def _command(pid: int) -> str:
+    return _read(Path(f"/proc/{pid}/cmdline")).replace("\0", " ")
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs."""
+    fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return bool(fields) and fields[0] != "Z"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+        return ""
