@@ -29,12 +29,13 @@ from penstock.eventstore.manifestlog import ManifestLog
 from penstock.eventstore.merges import plan_merge, write_merge
 from penstock.eventstore.merging import MergePolicy
 from penstock.eventstore.objects import ObjectWriter
-from penstock.eventstore.partition import Partition, StorageRef, TableView
+from penstock.eventstore.partition import Partition, TableView
 from penstock.eventstore.paths import Side
 from penstock.eventstore.reading import Reader
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import side_schema
 from penstock.eventstore.snapshot import read_snapshot
+from penstock.eventstore.storage import StorageRef
 from penstock.eventstore.store import EventStore
 from penstock.eventstore.streams import Stream, merged, streams_of
 from penstock.settings import CaptureSettings

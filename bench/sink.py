@@ -26,16 +26,16 @@ from changes import MIXED, START, a_table, seconds, show, write_mixed
 from changes import Written as Source
 from penstock import eventloop
 from penstock.changes.admission import Limit
-from penstock.eventstore.partition import Partition, StorageRef, TableView
-from penstock.eventstore.storage import Storage
+from penstock.eventstore.partition import Partition, TableView
+from penstock.eventstore.storage import Storage, StorageRef
 from penstock.settings import Settings, SparkSettings
 from penstock.sink.files.options import SinkOptions, parse_sink_uri
 from penstock.sink.files.targetfiles import TargetFiles
-from penstock.sink.pipeline.engine import EncodeWork, Engine
+from penstock.sink.pipeline.engine import Chunk, EncodeWork, Engine, FileWork, Written
 from penstock.sink.pipeline.storagesink import StorageSink
 from penstock.sink.positions import Position
-from penstock.sink.source.slicing import SliceRange, plan_slice
-from penstock.sink.work import Chunk, DispatcherSpec, DmlEvent, FileWork, Slice, Written
+from penstock.sink.source.slicing import DispatcherSpec, Slice, SliceRange, plan_slice
+from penstock.sink.work import DmlEvent
 from penstock.spark.session import build_session
 from penstock.spark.sinkengine import SparkEngine
 from spark import load, named

@@ -18,8 +18,8 @@ from changes import DELETED, MIXED, START, Written, a_table, seconds, show, vers
 from penstock import eventloop
 from penstock.eventstore import paths
 from penstock.eventstore.namemarks import NameMarks
-from penstock.eventstore.partition import StorageRef
 from penstock.eventstore.paths import Side
+from penstock.eventstore.storage import StorageRef
 from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings, SparkSettings
 from penstock.spark.loading import load_snapshot

@@ -22,9 +22,8 @@ from jobparts.watching import WAIT_S, counted
 from penstock import eventloop, metrics
 from penstock.clock import SYSTEM
 from penstock.consumers.parquet import ParquetCopy, live_files
-from penstock.jobs.consumer import Consumer, DataRetriever
+from penstock.jobs.consumer import Consumer, DataRetriever, every
 from penstock.jobs.job import Job
-from penstock.jobs.reading.netchanges import every
 from penstock.tables import keys, records
 from penstock.tables.define import define_table
 from penstock.tables.raw import RAW_SCHEMA, Op

@@ -17,10 +17,11 @@ import pyarrow as pa
 from penstock.clock import compose_ts
 from penstock.eventstore.finding import find_table
 from penstock.eventstore.namemarks import NameMarks
-from penstock.eventstore.partition import StorageRef, TableView
+from penstock.eventstore.partition import TableView
 from penstock.eventstore.ranges import Part, ReadRange, TableProgress
 from penstock.eventstore.reading import Reader
 from penstock.eventstore.schemaversion import SchemaVersion, in_force
+from penstock.eventstore.storage import StorageRef
 from penstock.eventstore.store import EventStore
 from penstock.settings import CaptureSettings
 from penstock.sink.source.ddlchanges import OtherAction

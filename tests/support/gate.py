@@ -8,8 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock.clock import SYSTEM
-from penstock.eventstore.partition import StorageRef
-from penstock.eventstore.storage import Storage
+from penstock.eventstore.storage import Storage, StorageRef
 
 __all__ = ["Gate", "GatedStorage"]
 

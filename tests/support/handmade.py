@@ -27,11 +27,12 @@ from penstock.eventstore.manifest import (
     write_archive,
 )
 from penstock.eventstore.manifestlog import ManifestLog
-from penstock.eventstore.partition import Partition, StorageRef, TableView
+from penstock.eventstore.partition import Partition, TableView
 from penstock.eventstore.paths import Side
 from penstock.eventstore.ranges import Part, ReadRange, TableProgress
 from penstock.eventstore.schemaversion import SchemaVersion, cut_at_changes, in_force
 from penstock.eventstore.sides import side_schema
+from penstock.eventstore.storage import StorageRef
 from penstock.tables.defaults import origin_cell
 from penstock.tables.keys import encode_handle
 from penstock.tables.schema import ColumnInfo, TableInfo

@@ -18,9 +18,8 @@ from penstock.eventstore.objectscan import HandleRange
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext
 from penstock.jobs.iteration import Iteration
-from penstock.jobs.iterations.projecting import columns_read
 from penstock.jobs.job import Job, JobState, JobStatus
-from penstock.jobs.jobcolumns import key_names
+from penstock.jobs.jobcolumns import columns_read, key_names
 from penstock.jobs.jobid import JobId, JobKey
 from penstock.jobs.log.transitions import Transition
 from penstock.jobs.source import Look, Scan

@@ -31,6 +31,7 @@ from penstock.jobs.log.logfeed import LogFeed
 from penstock.jobs.reading.eventsource import EventStoreJobSource
 from penstock.jobs.running.runner import JobRunner
 from penstock.jobs.running.runnerparts import OnEnd
+from penstock.jobs.running.verifyduty import verify_on_schedule
 from penstock.jobs.scheduling.scheduler import Scheduler
 from penstock.jobs.spec import JobSpec
 from penstock.jobs.verifying.scheduled import ScheduledCare
@@ -211,7 +212,7 @@ class JobWorld:
             feed=LogFeed(log, self.settings),
             source=self.source,
             open_scheduler=open_scheduler,
-            verifier=ScheduledCare(log, self.source, self.settings),
+            side_tasks=[verify_on_schedule(ScheduledCare(log, self.source, self.settings))],
         )
         running = asyncio.create_task(runner.run(), name="penstock-test-runner")
         try:

@@ -8,7 +8,7 @@ from penstock import eventloop
 from penstock.clock import SYSTEM
 from penstock.eventstore import paths
 from penstock.eventstore.capture import Capture
-from penstock.eventstore.partition import StorageRef
+from penstock.eventstore.storage import StorageRef
 from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings
 from penstock.spark import register

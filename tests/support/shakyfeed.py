@@ -6,11 +6,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 from penstock.errors import Unavailable
-from penstock.eventstore.partition import StorageRef
+from penstock.eventstore.storage import StorageRef
 from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
-from penstock.sink.pipeline.engine import EncodeWork
+from penstock.sink.pipeline.engine import Chunk, EncodeWork
 from penstock.sink.pipeline.localengine import Hook, LocalEngine
-from penstock.sink.work import Chunk
 from support.shakyremote import Killed, Process, Weather
 from support.simloop import SimLoop
 from support.sinkdoubles import MemoryProgress

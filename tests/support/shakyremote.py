@@ -11,8 +11,7 @@ import pyarrow as pa
 from obstore.store import MemoryStore
 
 from penstock.errors import Unavailable
-from penstock.eventstore.partition import StorageRef
-from penstock.eventstore.storage import Storage, Stored
+from penstock.eventstore.storage import Storage, StorageRef, Stored
 from support.simloop import SimLoop
 
 __all__ = ["Killed", "Process", "Remote", "Shaky", "ShakyRef", "Weather"]

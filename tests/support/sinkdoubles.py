@@ -11,7 +11,7 @@ from penstock.sink.dispatch.blockevents import DdlEvent
 from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
 from penstock.sink.positions import Position
 from penstock.sink.source.feedsource import Look
-from penstock.sink.work import DispatcherSpec, Slice
+from penstock.sink.source.slicing import DispatcherSpec, Slice
 from penstock.testing.consumers import Fault, no_fault
 
 __all__ = ["MemoryProgress", "ScriptedSource"]

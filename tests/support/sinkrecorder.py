@@ -7,7 +7,8 @@ from penstock.errors import Invalid
 from penstock.sink.dispatch.blockevents import DdlEvent
 from penstock.sink.feeds.feedstore import PendingFile, ProgressStore
 from penstock.sink.positions import Position
-from penstock.sink.work import DispatcherSpec, DmlEvent, Slice
+from penstock.sink.source.slicing import DispatcherSpec, Slice
+from penstock.sink.work import DmlEvent
 from penstock.testing.consumers import Fault, no_fault
 
 __all__ = ["RecordingSink", "RemoteDouble"]

@@ -9,11 +9,11 @@ import pyarrow as pa
 
 from penstock.changes import plan_changes
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.sink.formats.encoding import Encoded, encode_part, plan_options
+from penstock.sink.formats.encoding import Encoded, encode_part
 from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.formats.rowchanges import DELETE, INSERT, UPDATE, RowChanges
 from penstock.sink.positions import Position
-from penstock.sink.work import DispatcherSpec, Slice
+from penstock.sink.source.slicing import DispatcherSpec, Slice, slice_options
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.schema import TableInfo
 from support.tableworld import TableWorld
@@ -52,7 +52,7 @@ def slice_of(
 ) -> Slice:
     """The changes of a world's table in (from_ts, to_ts], or with from_ts = 0 its snapshot at to_ts."""
     schema = schema or world.table.schemas[-1]
-    parts = plan_changes(world.view(), from_ts, to_ts, **{**plan_options(schema), **planned})
+    parts = plan_changes(world.view(), from_ts, to_ts, **{**slice_options(schema), **planned})
     return Slice(
         dispatcher=DispatcherSpec.of("feed", world.ids[0]),
         schema=schema,

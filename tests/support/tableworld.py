@@ -22,13 +22,14 @@ from penstock.clock import compose_ts
 from penstock.eventstore import manifestlog, paths
 from penstock.eventstore.finding import find_table
 from penstock.eventstore.manifest import BEGUN, ManifestState
-from penstock.eventstore.partition import Partition, StorageRef, TableView
+from penstock.eventstore.partition import Partition, TableView
 from penstock.eventstore.ranges import RangeReader
 from penstock.eventstore.reading import Reader
 from penstock.eventstore.schemas import CapturedTable, SchemaHistory
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import HANDLE
 from penstock.eventstore.snapshot import read_snapshot
+from penstock.eventstore.storage import StorageRef
 from penstock.eventstore.store import EventStore
 from penstock.eventstore.table import TableRows
 from penstock.eventstore.tablenames import TableNames

@@ -15,6 +15,7 @@ from penstock.jobs.log.logfeed import LogFeed
 from penstock.jobs.reading.eventsource import EventStoreJobSource
 from penstock.jobs.running.runner import JobRunner
 from penstock.jobs.running.runnerparts import OnEnd
+from penstock.jobs.running.verifyduty import verify_on_schedule
 from penstock.jobs.scheduling.scheduler import Scheduler
 from penstock.jobs.scheduling.usage import UsageMeter
 from penstock.jobs.source import JobSource
@@ -57,7 +58,7 @@ async def _run(settings: Settings, session: LateSession, shown: dict[str, str]) 
                 feed=LogFeed(log, settings),
                 source=source,
                 open_scheduler=lambda on_end: _scheduler(settings, log, source, session, on_end),
-                verifier=ScheduledCare(log, source, settings),
+                side_tasks=[verify_on_schedule(ScheduledCare(log, source, settings))],
             )
             _, jobs = await asyncio.to_thread(log.read_all)
             say_ready({"runner": owner, "jobs": sum(job.live for job in jobs)} | shown)

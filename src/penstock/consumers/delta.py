@@ -30,9 +30,8 @@ from penstock.consumers.lake.lakeoptions import LakeOptions
 from penstock.consumers.lake.lakeschema import COLUMN_ID, Dialect, key_columns, parquet_type
 from penstock.consumers.lake.laketable import Marks, Overtaken, Version
 from penstock.errors import Invalid, Unavailable
-from penstock.eventstore.partition import StorageRef
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.eventstore.storage import Storage
+from penstock.eventstore.storage import Storage, StorageRef
 from penstock.jobs.consumer import JobContext
 from penstock.jobs.jobcolumns import chosen_columns
 

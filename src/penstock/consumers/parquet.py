@@ -25,8 +25,7 @@ from penstock.consumers.lake.lakeoptions import LakeOptions
 from penstock.consumers.lake.lakeschema import Dialect, key_columns, parquet_type
 from penstock.consumers.lake.laketable import Marks, Overtaken, Version
 from penstock.errors import Invalid, PenstockError
-from penstock.eventstore.partition import StorageRef
-from penstock.eventstore.storage import Storage
+from penstock.eventstore.storage import Storage, StorageRef
 from penstock.jobs.consumer import JobContext
 
 __all__ = ["ParquetCopy", "live_files"]

@@ -15,8 +15,7 @@ from penstock.control.deployment import Deployment
 from penstock.errors import Conflict, Invalid, StaleRead
 from penstock.eventstore.projection import Projection
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD, UPDATE
-from penstock.jobs.iterations.projecting import columns_read
-from penstock.jobs.jobcolumns import chosen_columns, key_names
+from penstock.jobs.jobcolumns import chosen_columns, columns_read, key_names
 from penstock.jobs.source import Look, Scan
 from penstock.tables.schema import TableInfo
 from penstock.tables.snapshot import Place

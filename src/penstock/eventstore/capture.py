@@ -17,11 +17,10 @@ from penstock.eventstore.flightaccess import FlightAccess
 from penstock.eventstore.leases import Lease, Leases
 from penstock.eventstore.loading import in_progress
 from penstock.eventstore.manifest import BEGUN
-from penstock.eventstore.partition import StorageRef
 from penstock.eventstore.reading import Reader
 from penstock.eventstore.safepoint import ServiceSafePoint
 from penstock.eventstore.schemas import META_RANGE, CapturedTable, SchemaHistory
-from penstock.eventstore.storage import Storage
+from penstock.eventstore.storage import Storage, StorageRef
 from penstock.eventstore.store import EventStore
 from penstock.eventstore.table import TableRows
 from penstock.eventstore.tablenames import TableNames

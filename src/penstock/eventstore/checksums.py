@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from penstock.tables.decoding.cells import Bytes, Ints, Mask, Uints, padded, words
+from penstock.columnar.buffers import Bytes, Ints, Mask, Uints, padded, words
 
 Hashes = npt.NDArray[np.uint64]
 

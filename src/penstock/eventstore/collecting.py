@@ -25,7 +25,7 @@ from penstock.eventstore.manifest import (
     write_archive,
 )
 from penstock.eventstore.paths import Side
-from penstock.eventstore.storage import Storage, Stored
+from penstock.eventstore.storage import STAGING, Storage, Stored
 from penstock.eventstore.watermarks import Watermarks
 
 _ARCHIVED_MAX = 10_000  # objects in one archive
@@ -190,7 +190,7 @@ class Collector:
         folders = [
             *(paths.object_folder(root, side) for side in _SIDES),
             paths.archive_folder(root),
-            paths.STAGING,
+            STAGING,
         ]
         listed = [each for folder in folders for each in self.storage.listed(folder)]
         old = [each.path for each in listed if each.modified_ms <= before_ms]

@@ -8,11 +8,11 @@ from difflib import get_close_matches
 from penstock.clock import TS_MAX
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import paths
-from penstock.eventstore.namemarks import drops
-from penstock.eventstore.partition import Partition, PartitionState, StorageRef, TableView
+from penstock.eventstore.partition import Partition, PartitionState, TableView, drops
 from penstock.eventstore.partitionsets import Life, lives_of
 from penstock.eventstore.ranges import RangeReader
 from penstock.eventstore.schemaversion import SchemaVersion, in_force
+from penstock.eventstore.storage import StorageRef
 
 __all__ = ["RowsOf", "find_lives", "find_table", "known_ends", "list_tables"]
 

@@ -8,14 +8,13 @@ tables at once, as one list for each timestamp. `flightactions` has the actions 
 may ask.
 """
 
-import base64
 import json
 import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
-from typing import Any, get_args
+from typing import Any
 
 import pyarrow as pa
 from pyarrow import flight
@@ -23,56 +22,14 @@ from pyarrow import flight
 from penstock.errors import Corrupt, Invalid, PenstockError, StaleRead, Unavailable
 from penstock.eventstore.flightaccess import OPEN, FlightAccess
 from penstock.eventstore.flightactions import MergeActions, table_id_in
-from penstock.eventstore.paths import Side
-from penstock.eventstore.ranges import RangeReader, ReadRange, TableProgress
+from penstock.eventstore.flightreader import CORRUPT, STALE, read_ticket, write_ticket
+from penstock.eventstore.ranges import RangeReader, TableProgress
 from penstock.eventstore.sides import side_schema
 from penstock.eventstore.store import EventStore
 
 _log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 5.0
-CORRUPT = b"penstock.corrupt"  # tells damage from the other reasons for an internal error
-STALE = b"penstock.stale "  # the same for history that is gone; what it was follows as JSON
-_RANGE_KEYS = {"table_id", "from_ts", "to_ts", "side", "columns", "handle_from", "handle_to"}
-
-
-def write_ticket(wanted: ReadRange) -> bytes:
-    """The ticket of a range."""
-    tree = {
-        "table_id": wanted.table_id,
-        "from_ts": wanted.from_ts,
-        "to_ts": wanted.to_ts,
-        "side": wanted.side,
-        "columns": list(wanted.columns),
-        "handle_from": base64.b64encode(wanted.handle_from).decode(),
-        "handle_to": base64.b64encode(wanted.handle_to).decode(),
-    }
-    return json.dumps(tree, separators=(",", ":")).encode()
-
-
-def read_ticket(ticket: bytes) -> ReadRange:
-    """The range of a ticket; raise Invalid when it is none."""
-    try:
-        tree = json.loads(ticket)
-        unknown = sorted(set(tree) - _RANGE_KEYS)
-        wanted = ReadRange(
-            table_id=int(tree["table_id"]),
-            from_ts=int(tree["from_ts"]),
-            to_ts=int(tree["to_ts"]),
-            side=tree.get("side", "data"),
-            columns=tuple(tree.get("columns", ())),
-            handle_from=base64.b64decode(tree.get("handle_from", ""), validate=True),
-            handle_to=base64.b64decode(tree.get("handle_to", ""), validate=True),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Invalid("the ticket is no range; it needs table_id, from_ts and to_ts as JSON") from error
-    if unknown:
-        raise Invalid(
-            f"the ticket has an unknown key {unknown[0]!r}; there are {', '.join(sorted(_RANGE_KEYS))}"
-        )
-    if wanted.side not in get_args(Side):
-        raise Invalid(f"a table has no side {wanted.side!r}; there are {' and '.join(get_args(Side))}")
-    return wanted
 
 
 @contextmanager

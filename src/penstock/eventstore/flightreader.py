@@ -1,20 +1,21 @@
 """Reading a capture's tables from elsewhere, over Arrow Flight."""
 
+import base64
 import json
 import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import pyarrow as pa
 from pyarrow import flight
 from pydantic import SecretStr
 
 from penstock.errors import Corrupt, Invalid, PenstockError, StaleRead, Unavailable
-from penstock.eventstore.flight import CORRUPT, STALE, read_ticket, write_ticket
 from penstock.eventstore.flightaccess import HEADER, bearer
+from penstock.eventstore.paths import Side
 from penstock.eventstore.ranges import Part, ReadRange, TableProgress
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.settings import TlsSettings
@@ -150,3 +151,51 @@ def _message(error: Exception) -> str:
     """The capture's own words, in one line."""
     words = _ADDED_BY_FLIGHT.sub("", str(error)).rpartition("with message: ")[2]
     return " ".join(words.split()) or type(error).__name__
+
+
+CORRUPT = b"penstock.corrupt"  # tells damage from the other reasons for an internal error
+
+
+STALE = b"penstock.stale "  # the same for history that is gone; what it was follows as JSON
+
+
+_RANGE_KEYS = {"table_id", "from_ts", "to_ts", "side", "columns", "handle_from", "handle_to"}
+
+
+def write_ticket(wanted: ReadRange) -> bytes:
+    """The ticket of a range."""
+    tree = {
+        "table_id": wanted.table_id,
+        "from_ts": wanted.from_ts,
+        "to_ts": wanted.to_ts,
+        "side": wanted.side,
+        "columns": list(wanted.columns),
+        "handle_from": base64.b64encode(wanted.handle_from).decode(),
+        "handle_to": base64.b64encode(wanted.handle_to).decode(),
+    }
+    return json.dumps(tree, separators=(",", ":")).encode()
+
+
+def read_ticket(ticket: bytes) -> ReadRange:
+    """The range of a ticket; raise Invalid when it is none."""
+    try:
+        tree = json.loads(ticket)
+        unknown = sorted(set(tree) - _RANGE_KEYS)
+        wanted = ReadRange(
+            table_id=int(tree["table_id"]),
+            from_ts=int(tree["from_ts"]),
+            to_ts=int(tree["to_ts"]),
+            side=tree.get("side", "data"),
+            columns=tuple(tree.get("columns", ())),
+            handle_from=base64.b64decode(tree.get("handle_from", ""), validate=True),
+            handle_to=base64.b64decode(tree.get("handle_to", ""), validate=True),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Invalid("the ticket is no range; it needs table_id, from_ts and to_ts as JSON") from error
+    if unknown:
+        raise Invalid(
+            f"the ticket has an unknown key {unknown[0]!r}; there are {', '.join(sorted(_RANGE_KEYS))}"
+        )
+    if wanted.side not in get_args(Side):
+        raise Invalid(f"a table has no side {wanted.side!r}; there are {' and '.join(get_args(Side))}")
+    return wanted

@@ -16,8 +16,8 @@ from penstock.clock import Clock
 from penstock.errors import Denied, Fenced, Invalid, PenstockError, Unavailable
 from penstock.eventstore.building import Build, Built, Schemas
 from penstock.eventstore.manifest import Archive, ManifestState, ObjectInfo, Removal
-from penstock.eventstore.namemarks import dropped_fact
 from penstock.eventstore.ownership import Ownership
+from penstock.eventstore.partition import dropped_fact
 from penstock.eventstore.pkindex import TableIndex
 from penstock.eventstore.rowids import Moves
 from penstock.eventstore.rows import ordered

@@ -3,20 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from penstock.eventstore.table import TableLoad
+
 _PRESSURE = 0.75  # of a bound: from here on tables are flushed before they are due
 _RELIEF = 0.5  # of a bound: down to here
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableLoad:
-    """What a table holds that is not in objects yet."""
-
-    table_id: int
-    held_bytes: int  # in the log, and in memory too unless spilled
-    memory_bytes: int
-    oldest_at: float  # when its oldest row arrived, in seconds of the monotonic clock
-    flushable: bool  # some of its rows are resolved
-    behind_s: float  # how far the manifest could move on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,10 +22,9 @@ from penstock.eventstore.manifest import ManifestState, ObjectInfo, read_archive
 from penstock.eventstore.manifestlog import ManifestLog
 from penstock.eventstore.namemarks import NameMarks
 from penstock.eventstore.objects import ObjectWriter
-from penstock.eventstore.partition import StorageRef
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import HANDLE, side_schema
-from penstock.eventstore.storage import Storage
+from penstock.eventstore.storage import Storage, StorageRef
 from penstock.kv.clusterref import ClusterRef
 from penstock.tables.kvscan import KvScan, KvScanPartition
 

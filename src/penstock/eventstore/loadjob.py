@@ -11,9 +11,9 @@ from penstock.eventstore import manifestlog, paths
 from penstock.eventstore.historyhold import history_held
 from penstock.eventstore.loading import RangeTask, TableLoad
 from penstock.eventstore.loadplan import LoadPlan, check_fresh
-from penstock.eventstore.partition import StorageRef
 from penstock.eventstore.schemareading import read_schemas
 from penstock.eventstore.sides import side_schema
+from penstock.eventstore.storage import StorageRef
 from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings
 from penstock.tables.catalog import Catalog

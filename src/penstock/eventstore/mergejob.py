@@ -13,7 +13,7 @@ from penstock.eventstore.flightreader import FlightReader
 from penstock.eventstore.merges import MergeOutput, MergePlan, write_merge
 from penstock.eventstore.mergewire import read_plan, write_output
 from penstock.eventstore.owners import find_owners
-from penstock.eventstore.partition import StorageRef
+from penstock.eventstore.storage import StorageRef
 from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings, TlsSettings
 

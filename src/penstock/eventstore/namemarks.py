@@ -5,31 +5,10 @@ Which table has the name when is said by the manifests' facts.
 """
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 from penstock.eventstore import paths
-from penstock.eventstore.schemaversion import SCHEMA_FACT
 from penstock.eventstore.storage import Storage
-
-_DROPPED_FACT = "dropped"
-
-
-def dropped_fact(ts: int) -> dict[str, Any]:
-    """What a manifest says of a table that was dropped by a commit at `ts`."""
-    return {"kind": _DROPPED_FACT, "ts": ts}
-
-
-def drops(facts: Iterable[Mapping[str, Any]]) -> list[int]:
-    """When a table was dropped, each time."""
-    return [int(fact["ts"]) for fact in facts if fact["kind"] == _DROPPED_FACT]
-
-
-def dropped_ts(facts: Sequence[Mapping[str, Any]], at_ts: int) -> int:
-    """When a table that is not there at `at_ts` was dropped; 0 when it is there, also when it came back."""
-    last = max((ts for ts in drops(facts) if ts <= at_ts), default=0)
-    returned = any(fact["kind"] == SCHEMA_FACT and last < fact["since_ts"] <= at_ts for fact in facts)
-    return 0 if returned else last
 
 
 class NameMarks:

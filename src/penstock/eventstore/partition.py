@@ -5,43 +5,42 @@ the partition was at one moment. Objects never change, so a state stays true unt
 an object that it names; `reading_history` turns that into the right error.
 """
 
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from penstock.clock import TS_MAX
 from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
 from penstock.eventstore import manifestlog, paths
 from penstock.eventstore.manifest import ManifestState, ObjectInfo, read_archive
-from penstock.eventstore.namemarks import dropped_ts, drops
 from penstock.eventstore.paths import Side
 from penstock.eventstore.ranges import RangeReader, ReadRange, TableProgress
-from penstock.eventstore.schemaversion import SchemaVersion, cut_at_changes, in_force, schemas_in
-from penstock.eventstore.storage import Storage, open_storage
+from penstock.eventstore.schemaversion import SCHEMA_FACT, SchemaVersion, cut_at_changes, in_force, schemas_in
+from penstock.eventstore.storage import Storage, StorageRef
+
+_DROPPED_FACT = "dropped"
+
+
+def dropped_fact(ts: int) -> dict[str, Any]:
+    """What a manifest says of a table that was dropped by a commit at `ts`."""
+    return {"kind": _DROPPED_FACT, "ts": ts}
+
+
+def drops(facts: Iterable[Mapping[str, Any]]) -> list[int]:
+    """When a table was dropped, each time."""
+    return [int(fact["ts"]) for fact in facts if fact["kind"] == _DROPPED_FACT]
+
+
+def dropped_ts(facts: Sequence[Mapping[str, Any]], at_ts: int) -> int:
+    """When a table that is not there at `at_ts` was dropped; 0 when it is there, also when it came back."""
+    last = max((ts for ts in drops(facts) if ts <= at_ts), default=0)
+    returned = any(fact["kind"] == SCHEMA_FACT and last < fact["since_ts"] <= at_ts for fact in facts)
+    return 0 if returned else last
+
 
 _LOAD_ATTEMPTS = 10
-
-_opened: dict[tuple[str, tuple[tuple[str, str], ...]], Storage] = {}
-_opening = threading.Lock()
-
-
-@dataclass(frozen=True)
-class StorageRef:
-    """Where tables are kept, in a form that travels to other processes."""
-
-    url: str
-    options: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
-
-    def open(self) -> Storage:
-        """The storage; the same object every time within a process, also for memory://."""
-        key = self.url, tuple(sorted(self.options.items()))
-        with _opening:
-            found = _opened.get(key)
-            if found is None:
-                found = _opened[key] = open_storage(self.url, self.options)
-            return found
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,6 @@ SCHEMA_ROOT = "schema"
 """Where the schema history's manifest lives."""
 
 
-STAGING = "staging/"
-"""Where a local directory keeps files that are being written; object storage needs no such place."""
-
-STAGING_LOCK = f"{STAGING}lock"
-"""Who holds it replaces an object there; it is never removed."""
-
-
 def manifest_folder(root: str) -> str:
     """The folder of a manifest log."""
     return f"{root}/manifest/"

@@ -10,9 +10,10 @@ import fcntl
 import io
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -25,11 +26,19 @@ from obstore.store import LocalStore, ObjectStore, from_url
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Denied, Invalid, Unavailable
-from penstock.eventstore.paths import STAGING, STAGING_LOCK
 from penstock.files import make_folder, sync_data, sync_folder
 
 if TYPE_CHECKING:
     from obstore import UpdateVersion
+
+
+STAGING = "staging/"
+"""Where a local directory keeps files that are being written; object storage needs no such place."""
+
+
+STAGING_LOCK = f"{STAGING}lock"
+"""Who holds it replaces an object there; it is never removed."""
+
 
 _SCHEMES = ("file", "s3", "gs", "az", "memory")
 _RETRIES: dict[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds=10)}
@@ -404,3 +413,26 @@ def _not_there(path: str, url: str) -> str:
 def _reason(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__
+
+
+@dataclass(frozen=True)
+class StorageRef:
+    """Where tables are kept, in a form that travels to other processes."""
+
+    url: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
+
+    def open(self) -> Storage:
+        """The storage; the same object every time within a process, also for memory://."""
+        key = self.url, tuple(sorted(self.options.items()))
+        with _opening:
+            found = _opened.get(key)
+            if found is None:
+                found = _opened[key] = open_storage(self.url, self.options)
+            return found
+
+
+_opened: dict[tuple[str, tuple[tuple[str, str], ...]], Storage] = {}
+
+
+_opening = threading.Lock()

@@ -15,7 +15,7 @@ from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import PenstockError, Unavailable
 from penstock.eventstore.building import Build, Schemas
 from penstock.eventstore.flushes import Flusher, Table
-from penstock.eventstore.flushing import FlushPolicy, TableLoad
+from penstock.eventstore.flushing import FlushPolicy
 from penstock.eventstore.frames import Frame, FrameKind, decode_rows
 from penstock.eventstore.logcover import Fit
 from penstock.eventstore.manifest import ManifestState
@@ -25,7 +25,7 @@ from penstock.eventstore.ownership import Ownership
 from penstock.eventstore.pkindex import PrimaryKeyIndex
 from penstock.eventstore.rows import between, commit_ends
 from penstock.eventstore.storage import Storage
-from penstock.eventstore.table import Held, TableRows
+from penstock.eventstore.table import Held, TableLoad, TableRows
 from penstock.eventstore.upkeep import Upkeep
 from penstock.eventstore.wal import Location, Wal
 from penstock.settings import CaptureSettings

@@ -10,10 +10,22 @@ import pyarrow as pa
 from penstock import metrics, tracing
 from penstock.clock import TS_MAX, Clock, physical_ms
 from penstock.errors import Unavailable
-from penstock.eventstore.flushing import TableLoad
 from penstock.eventstore.memory import MemoryBudget
 from penstock.eventstore.rows import between, commit_ends
 from penstock.eventstore.wal import Location, Wal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableLoad:
+    """What a table holds that is not in objects yet."""
+
+    table_id: int
+    held_bytes: int  # in the log, and in memory too unless spilled
+    memory_bytes: int
+    oldest_at: float  # when its oldest row arrived, in seconds of the monotonic clock
+    flushable: bool  # some of its rows are resolved
+    behind_s: float  # how far the manifest could move on
+
 
 _BATCH_BYTES = 4096  # what Arrow and Python need for a batch besides its rows; much, where it has one row
 

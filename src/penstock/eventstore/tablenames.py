@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from penstock.clock import TS_MAX
 from penstock.errors import Corrupt, Fenced
 from penstock.eventstore import manifestlog, paths
-from penstock.eventstore.namemarks import NameMarks, dropped_fact, dropped_ts
+from penstock.eventstore.namemarks import NameMarks
+from penstock.eventstore.partition import dropped_fact, dropped_ts
 from penstock.eventstore.schemas import CapturedTable, SchemaHistory
 from penstock.eventstore.storage import Storage
 from penstock.eventstore.store import EventStore

@@ -6,7 +6,8 @@ from penstock.clock import SYSTEM, Clock
 from penstock.eventstore.finding import find_table
 from penstock.eventstore.historyhold import history_held
 from penstock.eventstore.owners import find_owners
-from penstock.eventstore.partition import StorageRef, TableView
+from penstock.eventstore.partition import TableView
+from penstock.eventstore.storage import StorageRef
 from penstock.eventstore.verifying import Run, VerifyReport, compare
 from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings, TlsSettings

@@ -26,12 +26,14 @@ from penstock.errors import Invalid
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.jobs.errorcodes import TargetDiffers
 from penstock.jobs.jobid import JobId, JobKey
+from penstock.jobs.reading.rowspool import SPOOL_BYTES
 from penstock.jobs.spec import ConsumerInfo
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from penstock.jobs.reading.netchanges import NetChanges
     from penstock.kv import Transaction
 
 
@@ -230,3 +232,30 @@ class Comparable(Protocol):
 def is_comparable(consumer: Consumer | type[Consumer]) -> bool:
     """Whether a consumer has what Comparable has."""
     return all(hasattr(consumer, name) for name in ("expected", "present", "mend"))
+
+
+def every(data: DataRetriever) -> Iterator[Retrieved]:
+    """All batches, one by one; raises what `next` raises."""
+    done = False
+    while not done:
+        batch = data.next()
+        done = batch.no_more_data
+        yield batch
+
+
+def gather(data: DataRetriever, scratch: Path, *, memory_bytes: int = SPOOL_BYTES) -> "NetChanges":
+    """Take all changes of a retriever. Files are made in `scratch`; none is left there.
+
+    A SNAPSHOT has each key once: its rows are only collected, and a consumer that can take them batch by
+    batch (`every`) needs no disk for them. Raises what `next` raises.
+    """
+    from penstock.jobs.reading.netchanges import net_of  # which takes a while
+
+    return net_of(
+        ((inserts, deletes) for inserts, deletes, _ in every(data)),
+        data.columns,
+        data.keys,
+        scratch,
+        distinct=data.data_type is DataType.SNAPSHOT,
+        memory_bytes=memory_bytes,
+    )

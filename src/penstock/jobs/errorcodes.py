@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from penstock.errors import Corrupt, Denied, Invalid, PenstockError
 from penstock.jobs.job import ErrorCode
+from penstock.jobs.reading.followedtables import TableGone
 
 _MESSAGE_CHARS = 1000
 _OF_VALUES = ("22", "23")
@@ -19,10 +20,6 @@ _OF_VALUES = ("22", "23")
 
 class SchemaRefused(Invalid):
     """The source has a schema that the target cannot take."""
-
-
-class TableGone(Invalid):
-    """The source was dropped or truncated."""
 
 
 class TargetDiffers(Invalid):

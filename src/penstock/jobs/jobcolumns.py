@@ -1,9 +1,11 @@
 """The columns that a job gets of a table, the key's first. Pure."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import pyarrow as pa
 
+from penstock.eventstore.projection import Projection
+from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, side_schema
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.schema import TableInfo
@@ -37,3 +39,9 @@ def chosen_columns(table: TableInfo, chosen: Collection[str] | None) -> pa.Schem
 def with_commit_ts(columns: pa.Schema) -> pa.Schema:
     """Columns as changes have them: with `_commit_ts`."""
     return columns.append(pa.field(COMMIT_TS, pa.int64(), nullable=False))
+
+
+def columns_read(versions: Iterable[SchemaVersion], now: SchemaVersion, columns: Iterable[str]) -> set[str]:
+    """What columns of a table now were called in its versions: the names to read them by."""
+    wanted = list(columns)
+    return {name for version in versions for name in Projection(version.table, now.table, wanted).reads}

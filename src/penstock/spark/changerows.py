@@ -1,7 +1,7 @@
 """Batches of changes as rows of the change feed: Delta's vocabulary, in one schema. Pure."""
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,12 @@ from penstock.errors import Invalid
 from penstock.eventstore.projection import Projection
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD, START_TS, UPDATE
 from penstock.tables.schema import TableInfo
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.changes import ChangesPartition
+    from penstock.eventstore.partition import PartitionState, TableView
 
 __all__ = ["CHANGE_TYPE", "COMMIT_TIMESTAMP", "COMMIT_VERSION", "FEED_BATCH_ROWS", "ChangeRows"]
 
@@ -161,3 +167,73 @@ def _keys(version: TableInfo, tombstones: pa.RecordBatch) -> list[str]:
 def _timestamps(commits: Ints) -> pa.Array:
     """The physical part, which is milliseconds."""
     return pa.array((commits >> LOGICAL_BITS) * _MICROSECONDS).cast(pa.timestamp("us", tz="UTC"))
+
+
+_PART_ROWS_MIN = 64 * 1024  # below it a task costs more than it saves
+
+
+_SHARES = 2  # for each task that runs at once, so that a long one keeps the others waiting less
+
+
+def feed_parts(
+    view: "TableView",
+    from_ts: int,
+    to_ts: int,
+    rows: "ChangeRows",
+    *,
+    handles: tuple[bytes, bytes] = (b"", b""),
+    part_bytes: int,
+    parallelism: int,
+) -> "list[ChangesPartition]":
+    """The changes of a range in parts of at most about `part_bytes`, fewer where tasks would be idle.
+
+    What there is depends on what was flushed when it is planned; the rows of all parts together do not.
+    Raises as `plan_changes` does.
+    """
+    from penstock.changes import plan_changes
+    from penstock.changes.collecting import fix_range, schema_parts
+    from penstock.spark.changerows import FEED_BATCH_ROWS
+
+    view, states, _ = fix_range(view, from_ts, to_ts)
+    versions = [schema.table for _, _, schema in schema_parts(states, from_ts or to_ts - 1, to_ts)]
+    planned = plan_changes(
+        view,
+        from_ts,
+        to_ts,
+        columns=rows.reads(versions),
+        coalesce=False,
+        old_rows=True,
+        batch_rows=FEED_BATCH_ROWS,
+        partition_rows=_part_rows(states, from_ts, to_ts, part_bytes, parallelism),
+    )
+    within = (part.within(*handles) for part in planned)
+    return [part for part in within if part is not None]
+
+
+def read_feed(part: "ChangesPartition", rows: "ChangeRows") -> "Iterator[pa.RecordBatch]":
+    """The rows of a part on an executor, in order. Raises as `collect_changes` does."""
+    from penstock.spark.tablerows import require_storage
+
+    for partition in part.table.partitions:
+        require_storage(partition.storage, partition.table_id)
+    with part.collect() as handle:
+        for batch in handle:
+            yield rows.of(batch)
+
+
+def _part_rows(
+    states: "Iterable[PartitionState]", from_ts: int, to_ts: int, part_bytes: int, parallelism: int
+) -> int:
+    infos = [
+        info
+        for state in states
+        for side in ("data", "tombstone")
+        for info in (
+            state.changes(side, from_ts, to_ts)
+            if from_ts
+            else state.visible(side, min(to_ts, state.flushed_ts))
+        )
+    ]
+    rows, nbytes = sum(info.rows for info in infos), sum(info.size_bytes for info in infos)
+    largest = max(1, part_bytes * rows // nbytes) if nbytes else _PART_ROWS_MIN
+    return min(largest, max(_PART_ROWS_MIN, -(-rows // (_SHARES * parallelism))))

@@ -58,23 +58,23 @@ class FixedRead(ABC, Generic[F, R]):
     """
 
     def __init__(self, options: "SourceOptions", *, parallelism: int) -> None:
-        self._options = options
-        self._parallelism = parallelism
+        self.options = options
+        self.parallelism = parallelism
         self._found: F | None = None
 
     def schema(self) -> "StructType":
         """The columns that are wanted, as the table has them at the timestamp, and the read's own."""
         from penstock.spark.sparkschema import spark_schema
 
-        self._found = self._fixed(self._options.columns)
+        self._found = self._fixed(self.options.columns)
         return spark_schema(self._found.schema)
 
     def reader(self, schema: "StructType") -> R:
         """A reader of these columns; raise Invalid when the rows have them otherwise."""
         from penstock.spark.sparkschema import require_columns
 
-        found = self._found or self._fixed(self._options.columns or tuple(schema.names))
-        require_columns(schema, found.schema, table=self._options.table)
+        found = self._found or self._fixed(self.options.columns or tuple(schema.names))
+        require_columns(schema, found.schema, table=self.options.table)
         return self._reader(found, schema)
 
     @abstractmethod

@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import Invalid
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+if TYPE_CHECKING:
     from pyspark import SparkConf
 
 _ABOUT_JAVA_ITSELF = ("WARNING: Using incubator modules", "Picked up JAVA_TOOL_OPTIONS")
@@ -96,3 +100,14 @@ def _to_stdout(text: str) -> None:
 
 def _to_stderr(text: str) -> None:
     sys.stderr.write(text)
+
+
+def driver_context(spark: "SparkSession") -> "SparkContext":
+    """The context of a session whose driver is this process; raise Invalid for one of Spark Connect."""
+    try:
+        return spark.sparkContext
+    except AttributeError as error:
+        raise Invalid(
+            "this session is of Spark Connect; changefeeds, jobs, pools and shipping need a driver in this"
+            " process: build a session with penstock.spark.session.build_session"
+        ) from error

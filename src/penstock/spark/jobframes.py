@@ -106,7 +106,7 @@ def _planned(spark: "SparkSession", scan: "Scan", columns: Collection[str] | Non
     from penstock.changes.collecting import open_range, schema_parts
     from penstock.jobs.iterations.schemachanges import check_keys
     from penstock.jobs.reading.scanning import change_wishes
-    from penstock.spark.pools import driver_context
+    from penstock.spark.gateway import driver_context
 
     if not scan.snapshot:
         states = open_range(scan.view, scan.from_ts, scan.to_ts)

@@ -5,10 +5,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from penstock.errors import Invalid
+from penstock.spark.gateway import driver_context
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     from penstock.settings import PoolSettings
@@ -25,17 +24,6 @@ def allocation_file(pools: Mapping[str, "PoolSettings"]) -> str:
         ElementTree.SubElement(element, "weight").text = str(pool.weight)
         ElementTree.SubElement(element, "minShare").text = str(pool.min_share)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
-
-
-def driver_context(spark: "SparkSession") -> "SparkContext":
-    """The context of a session whose driver is this process; raise Invalid for one of Spark Connect."""
-    try:
-        return spark.sparkContext
-    except AttributeError as error:
-        raise Invalid(
-            "this session is of Spark Connect; changefeeds, jobs, pools and shipping need a driver in this"
-            " process: build a session with penstock.spark.session.build_session"
-        ) from error
 
 
 def enter_pool(spark: "SparkSession", account: str) -> None:

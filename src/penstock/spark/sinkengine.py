@@ -19,9 +19,10 @@ from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
 from penstock.sink.formats.tryingagain import tried_again
-from penstock.sink.work import Chunk, FileWork, Written
+from penstock.sink.pipeline.engine import Chunk, FileWork, Written
 from penstock.spark.failures import one_line, spark_errors
-from penstock.spark.pools import driver_context, in_pool
+from penstock.spark.gateway import driver_context
+from penstock.spark.pools import in_pool
 from penstock.spark.spoolrows import (
     CHUNKS,
     DESCRIPTORS,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from penstock.eventstore.partition import StorageRef
+    from penstock.eventstore.storage import StorageRef
     from penstock.sink.pipeline.engine import EncodeWork
 
 T = TypeVar("T")

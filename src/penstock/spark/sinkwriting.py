@@ -5,9 +5,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import groupby
 from operator import itemgetter
 
-from penstock.eventstore.partition import StorageRef
+from penstock.eventstore.storage import StorageRef
 from penstock.sink.formats.filewriting import write_files
-from penstock.sink.work import FileWork, Written
+from penstock.sink.pipeline.engine import FileWork, Written
 
 INFLIGHT_BYTES_MAX = 256 * 1024 * 1024
 

@@ -37,13 +37,13 @@ class SnapshotRead(FixedRead[_Snapshot, "SnapshotReader"]):
         from penstock.eventstore.snapshot import snapshot_schema
         from penstock.spark.tablerows import naming
 
-        with naming(self._options.table):
-            moment = Moment.of(self._options, self._options.as_of_ts)
+        with naming(self.options.table):
+            moment = Moment.of(self.options, self.options.as_of_ts)
             names = columns or [column.name for column in moment.table.stored_columns]
             return _Snapshot(moment, snapshot_schema(moment.view, moment.ts, names))
 
     def _reader(self, found: _Snapshot, schema: "StructType") -> "SnapshotReader":
-        return SnapshotReader(self._options, found, schema, parallelism=self._parallelism)
+        return SnapshotReader(self.options, found, schema, parallelism=self.parallelism)
 
 
 class SnapshotReader(DataSourceReader):
@@ -52,11 +52,11 @@ class SnapshotReader(DataSourceReader):
     def __init__(
         self, options: "SourceOptions", found: _Snapshot, schema: "StructType", *, parallelism: int
     ) -> None:
-        self._options = options
+        self.options = options
         self._moment = found.moment
         self._columns = tuple(found.schema.names)
         self._schema = schema
-        self._parallelism = parallelism
+        self.parallelism = parallelism
 
     def partitions(self) -> Sequence[InputPartition]:
         """Parts of about as many bytes of objects; rows that are not flushed may be one more."""
@@ -64,7 +64,7 @@ class SnapshotReader(DataSourceReader):
         from penstock.spark.handlerange import handle_bounds
         from penstock.spark.tablerows import naming, open_table, planned
 
-        options, ts = self._options, self._moment.ts
+        options, ts = self.options, self._moment.ts
         first, last = handle_bounds(self._moment.table, options.range_from, options.range_to)
 
         def plan(view: "TableView") -> "list[SnapshotPartition]":
@@ -89,7 +89,7 @@ class SnapshotReader(DataSourceReader):
         assert isinstance(partition, SnapshotInput)
         part = partition.part
         require_storage(part.partition.storage, part.partition.table_id)
-        with naming(self._options.table):
+        with naming(self.options.table):
             yield from as_declared(part.read(), self._schema)
 
     def _part_bytes(self, view: "TableView") -> int:
@@ -99,8 +99,8 @@ class SnapshotReader(DataSourceReader):
         whole = sum(
             info.size_bytes for each in states for info in each.visible("data", min(ts, each.flushed_ts))
         )
-        share = max(_PART_BYTES_MIN, -(-whole // (_SHARES * self._parallelism)))
-        return min(self._options.partition_bytes, share)
+        share = max(_PART_BYTES_MIN, -(-whole // (_SHARES * self.parallelism)))
+        return min(self.options.partition_bytes, share)
 
 
 class SnapshotInput(InputPartition):

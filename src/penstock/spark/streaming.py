@@ -143,7 +143,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         """The rows of a part, on an executor."""
-        from penstock.spark.changefeed import read_feed
+        from penstock.spark.changerows import read_feed
         from penstock.spark.sparkschema import as_declared
 
         assert isinstance(partition, StreamInput)
@@ -219,7 +219,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offset(end_ts, ids=ids) if is_late or grows else begin
 
     def _planned(self, view: "TableView", begin: Offset, stop: Offset) -> list[InputPartition]:
-        from penstock.spark.changefeed import feed_parts
+        from penstock.spark.changerows import feed_parts
 
         rows = self._rows(view, stop.ts)
         low, high = self._bounds(view, stop.ts)
@@ -323,7 +323,7 @@ def open_stream(opened: "Callable[[], TableRead]", schema: "StructType") -> Data
         read = opened()
         if not isinstance(read, ChangeFeedRead):
             raise Invalid("streams are of changes; give option readChangeFeed = true as well")
-        return read.stream_reader(schema)
+        return ChangeStreamReader(read.options, schema, read.declare(), parallelism=read.parallelism)
     except PenstockError as error:
         return RefusedStreamReader(error)
 

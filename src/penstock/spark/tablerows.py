@@ -18,7 +18,8 @@ from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.finding import find_table
-from penstock.eventstore.partition import StorageRef, TableView
+from penstock.eventstore.partition import TableView
+from penstock.eventstore.storage import StorageRef
 
 if TYPE_CHECKING:
     from penstock.eventstore.flightreader import FlightReader

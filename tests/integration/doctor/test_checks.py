@@ -15,8 +15,7 @@ from penstock.app.doctor.examination import examine
 from penstock.app.doctor.findings import Finding, Verdict
 from penstock.clock import SYSTEM
 from penstock.eventstore.leases import PREFIX, Lease
-from penstock.eventstore.partition import StorageRef
-from penstock.eventstore.storage import Storage, open_storage
+from penstock.eventstore.storage import Storage, StorageRef, open_storage
 from penstock.kv import Client
 from penstock.metricserver import MetricServer
 from penstock.settings import Settings, parse

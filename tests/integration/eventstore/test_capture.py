@@ -16,17 +16,16 @@ from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import paths, safepoint
 from penstock.eventstore.capture import Capture
 from penstock.eventstore.finding import find_table, list_tables
-from penstock.eventstore.flight import write_ticket
+from penstock.eventstore.flightreader import write_ticket
 from penstock.eventstore.flushing import FlushPolicy
 from penstock.eventstore.leases import PREFIX
 from penstock.eventstore.manifestlog import ManifestLog, load
-from penstock.eventstore.namemarks import dropped_ts
 from penstock.eventstore.ownership import Ownership
-from penstock.eventstore.partition import StorageRef
+from penstock.eventstore.partition import dropped_ts
 from penstock.eventstore.reading import ReadRange
 from penstock.eventstore.schemas import CapturedTable
 from penstock.eventstore.snapshot import read_snapshot
-from penstock.eventstore.storage import open_storage
+from penstock.eventstore.storage import StorageRef, open_storage
 from penstock.kv import Client
 from penstock.kv.pd import PdClient
 from penstock.puller import Span, SubscriptionClient

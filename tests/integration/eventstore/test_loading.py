@@ -17,7 +17,8 @@ from penstock.eventstore.capture import Capture
 from penstock.eventstore.loading import RangeTask, TableLoad, in_progress
 from penstock.eventstore.loadjob import find_loads, load_table
 from penstock.eventstore.loadplan import read_plan, write_plan
-from penstock.eventstore.partition import Partition, StorageRef
+from penstock.eventstore.partition import Partition
+from penstock.eventstore.storage import StorageRef
 from penstock.kv import Client
 from penstock.kv.clusterref import ClusterRef
 from penstock.settings import KvSettings, Settings

@@ -18,7 +18,7 @@ from penstock.eventstore.mergejob import MergeTask, merge
 from penstock.eventstore.merges import MergeOutput, plan_merges
 from penstock.eventstore.mergewire import plan_tree, read_plan
 from penstock.eventstore.merging import MergePolicy
-from penstock.eventstore.partition import StorageRef
+from penstock.eventstore.storage import StorageRef
 from penstock.eventstore.verifyjob import verify
 from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings

@@ -16,8 +16,8 @@ from penstock.eventstore.capture import Capture
 from penstock.eventstore.loading import RangeTask, write_objects
 from penstock.eventstore.loadjob import load_table
 from penstock.eventstore.manifestlog import ManifestLog, load
-from penstock.eventstore.partition import StorageRef
 from penstock.eventstore.schemaversion import schemas_in
+from penstock.eventstore.storage import StorageRef
 from penstock.eventstore.verifying import Difference
 from penstock.eventstore.verifyjob import verify
 from penstock.kv.clusterref import ClusterRef

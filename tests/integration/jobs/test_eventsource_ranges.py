@@ -13,14 +13,13 @@ from penstock.clock import physical_ms
 from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore.leases import Lease
 from penstock.eventstore.manifest import BEGUN
-from penstock.eventstore.partition import StorageRef
 from penstock.eventstore.ranges import TableProgress
+from penstock.eventstore.storage import StorageRef
 from penstock.eventstore.watermarks import Watermarks
-from penstock.jobs.errorcodes import TableGone
 from penstock.jobs.iterations.projecting import PieceProjection
 from penstock.jobs.jobcolumns import chosen_columns, key_names
 from penstock.jobs.reading.eventsource import HOLDER, EventStoreJobSource
-from penstock.jobs.reading.followedtables import UNKNOWN_MS, FollowedTables
+from penstock.jobs.reading.followedtables import UNKNOWN_MS, FollowedTables, TableGone
 from penstock.jobs.reading.netchanges import net_of
 from penstock.jobs.source import Look, Scan
 from penstock.tables.alter import add_column

@@ -4,9 +4,8 @@ from pathlib import Path
 
 from penstock.changes.admission import Limit
 from penstock.eventstore.watermarks import Watermarks
-from penstock.jobs.consumer import Consumer, DataRetriever, DataType
+from penstock.jobs.consumer import Consumer, DataRetriever, DataType, gather
 from penstock.jobs.reading.eventsource import HOLDER
-from penstock.jobs.reading.netchanges import gather
 from support.jobworld import JobWorld, job_world
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]

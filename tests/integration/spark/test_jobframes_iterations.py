@@ -8,8 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock import tracing
-from penstock.jobs.consumer import Consumer, DataRetriever, DataType
-from penstock.jobs.reading.netchanges import gather
+from penstock.jobs.consumer import Consumer, DataRetriever, DataType, gather
 from penstock.settings import TracingSettings
 from penstock.spark import jobframes
 from penstock.spark.jobframes import SparkFrames

@@ -12,15 +12,14 @@ from pyspark.sql import SparkSession
 from penstock.changes.admission import Limit
 from penstock.errors import Unavailable
 from penstock.eventstore.flightreader import FlightReader
-from penstock.eventstore.partition import StorageRef
+from penstock.eventstore.storage import StorageRef
 from penstock.sink.formats.encoding import encode_part
 from penstock.sink.formats.options import EncoderOptions
-from penstock.sink.pipeline.engine import EncodeWork
+from penstock.sink.pipeline.engine import Chunk, EncodeWork, FileWork
 from penstock.sink.pipeline.localengine import LocalEngine
 from penstock.sink.pipeline.sizedengine import SizedEngine
 from penstock.sink.positions import Position
-from penstock.sink.source.slicing import SliceRange, plan_slice
-from penstock.sink.work import Chunk, DispatcherSpec, FileWork, Slice
+from penstock.sink.source.slicing import DispatcherSpec, Slice, SliceRange, plan_slice
 from penstock.spark.sinkengine import SparkEngine
 from support.itemtables import item, item_table
 from support.servedworld import ServedWorld

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.clock import SYSTEM
-from penstock.eventstore.partition import StorageRef
 from penstock.eventstore.snapshot import plan_snapshot, read_snapshot, snapshot_schema
+from penstock.eventstore.storage import StorageRef
 from penstock.tables.alter import add_column, drop_column, modify_column
 from penstock.tables.define import define_table
 from penstock.tables.keys import encode_handle

@@ -75,7 +75,7 @@ def test_every_consumer_gets_every_piece_once_in_order(
         opened: list[DiskSpool] = []
 
         def open_spool(name: Hashable) -> DiskSpool:
-            opened.append(DiskSpool(Path(folder) / f"{name}-{len(opened)}", segment_bytes=1500))
+            opened.append(DiskSpool(Path(folder) / f"{name}-{len(opened)}", Piece._make, segment_bytes=1500))
             return opened[-1]
 
         fan = CountingFanOut(

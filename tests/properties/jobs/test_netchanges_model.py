@@ -5,7 +5,7 @@ import random  # noqa: TID251 - seeded by hypothesis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.jobs.reading.netchanges import gather
+from penstock.jobs.consumer import gather
 from penstock.testing.consumers import SourceModel, rows_by_key
 from support.itemtables import TABLES, item_table
 

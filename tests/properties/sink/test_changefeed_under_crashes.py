@@ -21,7 +21,7 @@ from penstock.sink.dispatch.changefeed import Changefeed
 from penstock.sink.dispatch.startup import FeedOptions
 from penstock.sink.dispatch.tablefilter import TableFilter
 from penstock.sink.positions import Position
-from penstock.sink.work import Slice
+from penstock.sink.source.slicing import Slice
 from support.ddlevents import (
     alter_table,
     create_table,

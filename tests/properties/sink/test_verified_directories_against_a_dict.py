@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.comparing.tally import Counts
-from penstock.eventstore.partition import StorageRef
 from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.storage import StorageRef
 from penstock.sink.files.layout import METADATA_PATH, Folder, index_path
 from penstock.sink.files.metadatafile import encode_checkpoint
 from penstock.sink.files.options import SinkOptions

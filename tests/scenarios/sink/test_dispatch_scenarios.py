@@ -18,7 +18,8 @@ import pytest
 from penstock.sink.dispatch.barrier import Barrier
 from penstock.sink.dispatch.dispatcher import Dispatcher, Drain, Horizon, Read, State
 from penstock.sink.positions import Position
-from penstock.sink.work import DispatcherSpec, DmlEvent, Slice
+from penstock.sink.source.slicing import DispatcherSpec, Slice
+from penstock.sink.work import DmlEvent
 from support.ddlevents import table_schema
 
 HERE = Path(__file__).parent

@@ -23,8 +23,8 @@ from penstock.eventstore import paths
 from penstock.eventstore.capture import Capture
 from penstock.eventstore.finding import find_table, list_tables
 from penstock.eventstore.manifestlog import load
-from penstock.eventstore.partition import StorageRef
 from penstock.eventstore.snapshot import read_snapshot
+from penstock.eventstore.storage import StorageRef
 from penstock.kv import Client
 from penstock.kv.pd import PdClient
 from penstock.settings import KvSettings, Settings, StoreSettings

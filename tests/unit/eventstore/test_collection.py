@@ -18,7 +18,7 @@ from penstock.eventstore.manifest import Archive, ManifestState, ObjectInfo
 from penstock.eventstore.manifestlog import ManifestLog, load
 from penstock.eventstore.ownership import Ownership
 from penstock.eventstore.snapshot import plan_snapshot
-from penstock.eventstore.storage import Storage, Stored, open_storage
+from penstock.eventstore.storage import STAGING, Storage, Stored, open_storage
 from penstock.eventstore.watermarks import Watermarks
 from penstock.testing.clock import ManualClock
 from penstock.testing.versions import Target
@@ -248,7 +248,7 @@ def test_old_files_that_nothing_names_are_swept(world: TableWorld, aged: _Aged) 
         paths.object_path(ROOT, "data", ids["crashed"]),
         paths.object_path(ROOT, "tombstone", ids["crashed"]),
         paths.archive(ROOT, ids["archive"]),
-        f"{paths.STAGING}{ids['crashed']}",
+        f"{STAGING}{ids['crashed']}",
     }
     spared = {
         paths.object_path(ROOT, "data", ids["loading"]),

@@ -12,10 +12,11 @@ from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.finding import find_table, list_tables
 from penstock.eventstore.manifestlog import ManifestLog, load
-from penstock.eventstore.namemarks import NameMarks, dropped_fact, dropped_ts
-from penstock.eventstore.partition import StorageRef
+from penstock.eventstore.namemarks import NameMarks
+from penstock.eventstore.partition import dropped_fact, dropped_ts
 from penstock.eventstore.ranges import Part, ReadRange, TableProgress
 from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.storage import StorageRef
 from penstock.tables.schema import TableInfo
 from support.events import a_table
 

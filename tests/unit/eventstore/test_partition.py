@@ -14,10 +14,10 @@ from penstock.eventstore import paths
 from penstock.eventstore.flightreader import FlightReader
 from penstock.eventstore.manifest import Archive, ObjectInfo, Removal, write_archive
 from penstock.eventstore.manifestlog import ManifestLog
-from penstock.eventstore.partition import Partition, PartitionState, StorageRef, TableView
+from penstock.eventstore.partition import Partition, PartitionState, TableView
 from penstock.eventstore.ranges import Part, ReadRange, TableProgress
 from penstock.eventstore.schemaversion import SchemaVersion, cut_at_changes, in_force
-from penstock.eventstore.storage import Storage
+from penstock.eventstore.storage import Storage, StorageRef
 from support.events import a_table
 
 TABLE = a_table()

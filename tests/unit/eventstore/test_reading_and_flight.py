@@ -13,8 +13,8 @@ from pyarrow import flight
 
 from penstock.errors import Corrupt, Invalid, StaleRead, Unavailable
 from penstock.eventstore import paths
-from penstock.eventstore.flight import FlightService, read_ticket, write_ticket
-from penstock.eventstore.flightreader import FlightReader
+from penstock.eventstore.flight import FlightService
+from penstock.eventstore.flightreader import FlightReader, read_ticket, write_ticket
 from penstock.eventstore.manifest import Archive, ManifestState, Removal, write_archive
 from penstock.eventstore.ranges import RangeReader, ReadRange, TableProgress
 from penstock.eventstore.reading import Reader

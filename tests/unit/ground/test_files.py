@@ -9,7 +9,7 @@ import pytest
 from penstock.clock import SYSTEM
 from penstock.errors import Invalid
 from penstock.eventstore.capture import _data_id
-from penstock.eventstore.partition import StorageRef
+from penstock.eventstore.storage import StorageRef
 from penstock.files import make_folder, replace_file
 from penstock.sink.consuming.progress import Progress
 from penstock.sink.consuming.statefile import StateFile

@@ -13,7 +13,8 @@ from penstock.eventstore.sides import COMMIT_TS
 from penstock.jobs.errorcodes import SchemaRefused
 from penstock.jobs.iterations.inorder import in_order, merged
 from penstock.jobs.iterations.pieces import Piece
-from penstock.jobs.iterations.projecting import PieceProjection, columns_read
+from penstock.jobs.iterations.projecting import PieceProjection
+from penstock.jobs.jobcolumns import columns_read
 from penstock.tables.columns import ColumnInfo
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo

@@ -11,9 +11,7 @@ from penstock.app.doctor.findings import Finding, Verdict, bad, ok, refused, war
 from penstock.app.doctor.folders import local_folder
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid, PenstockError
-from penstock.eventstore.partition import StorageRef
-from penstock.eventstore.paths import STAGING
-from penstock.eventstore.storage import Storage, open_storage
+from penstock.eventstore.storage import STAGING, Storage, StorageRef, open_storage
 from penstock.settings import Settings
 from penstock.sink.files.options import sink_options
 from penstock.sink.files.sinkuri import is_secret

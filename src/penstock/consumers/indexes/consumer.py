@@ -24,9 +24,8 @@ from penstock.consumers.lake.lakeschema import shaped
 from penstock.consumers.options import ConsumerOptions, Properties, Seconds, revealed
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext
+from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext, every, gather
 from penstock.jobs.jobcolumns import chosen_columns, key_names
-from penstock.jobs.reading.netchanges import every, gather
 from penstock.spark.failures import spark_errors
 from penstock.tables.schema import TableInfo
 

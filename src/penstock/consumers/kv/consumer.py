@@ -15,10 +15,9 @@ from penstock.consumers.kv.targetschema import TargetSchema
 from penstock.consumers.options import ConsumerOptions
 from penstock.errors import Fenced, Invalid
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext
+from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext, every, gather
 from penstock.jobs.jobcolumns import chosen_columns, key_names
 from penstock.jobs.log.jobrows import DATABASE
-from penstock.jobs.reading.netchanges import every, gather
 from penstock.kv import Client, Transaction
 from penstock.kv.clusterref import ClusterRef
 from penstock.tables import Catalog

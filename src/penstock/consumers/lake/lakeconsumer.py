@@ -24,9 +24,8 @@ from penstock.consumers.lake.merging import merge, plan
 from penstock.errors import Fenced, PenstockError
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import HANDLE, RESERVED
-from penstock.jobs.consumer import Consumer, DataRetriever, DataType
+from penstock.jobs.consumer import Consumer, DataRetriever, DataType, gather
 from penstock.jobs.jobcolumns import chosen_columns, key_names
-from penstock.jobs.reading.netchanges import gather
 
 __all__ = ["LakeConsumer"]
 

@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 from penstock.consumers.lake.keyorder import chunk_rows
 from penstock.consumers.lake.lakeschema import shaped
 from penstock.errors import Invalid
-from penstock.eventstore.paths import STAGING, STAGING_LOCK
-from penstock.eventstore.storage import Storage
+from penstock.eventstore.storage import STAGING, STAGING_LOCK, Storage
 
 __all__ = [
     "STRAY_MS",

@@ -18,9 +18,8 @@ from penstock.consumers.postgres.targettable import TargetTable
 from penstock.consumers.postgres.watermarks import NAME, Mark, Watermarks
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext
+from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext, every, gather
 from penstock.jobs.jobcolumns import chosen_columns, key_names
-from penstock.jobs.reading.netchanges import every, gather
 from penstock.tables.arrow import arrow_type
 from penstock.tables.defaults import origin_cell
 from penstock.tables.values import from_cell

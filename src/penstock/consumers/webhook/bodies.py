@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from penstock.consumers.webhook.jsonlines import JsonLines
 from penstock.eventstore.sides import COMMIT_TS
-from penstock.jobs.consumer import DataRetriever
-from penstock.jobs.reading.netchanges import every
+from penstock.jobs.consumer import DataRetriever, every
 from penstock.sink.formats.joining import content
 from penstock.tables.fieldtypes import Tp
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from penstock import metrics
 from penstock.errors import PenstockError
-from penstock.jobs.errorcodes import TableGone
 from penstock.jobs.iteration import Iteration
 from penstock.jobs.iterations.consumerrun import ConsumerRun, IterationLog, Workshop
 from penstock.jobs.iterations.ending import Ending, How, Try
@@ -18,6 +17,7 @@ from penstock.jobs.iterations.sharedrange import Reading, SharedRange
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.log.transitions import started
+from penstock.jobs.reading.followedtables import TableGone
 from penstock.jobs.scheduling.usage import Usage, UsageMeter
 
 _log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""What a slow consumer has not taken yet, on disk: written by one thread and read by another, in order.
+"""A queue on disk: tuples of Arrow batches, written by one thread and read by another, in order.
 
 Files are divided, so that the space of what was read is given back while more is written.
 """
@@ -6,14 +6,17 @@ Files are divided, so that the space of what was read is given back while more i
 import os
 import threading
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
 from penstock import metrics
-from penstock.jobs.iterations.pieces import Piece
+
+T = TypeVar("T", bound=tuple[Any, ...])
 
 SEGMENT_BYTES = 64 << 20
 
@@ -22,7 +25,7 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 @dataclass(slots=True)
 class _Segment:
-    """One file. `unread` are the pieces in it that were not taken yet."""
+    """One file. `unread` are the items in it that were not taken yet."""
 
     path: Path
     descriptor: int
@@ -32,20 +35,25 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Where a piece is: both sides, one behind the other."""
+    """Where an item is: its batches one behind the other, and what else is in it."""
 
     segment: _Segment
     offset: int
-    inserts_bytes: int
-    deletes_bytes: int
-    last: bool
+    items: tuple[object, ...]  # the size in bytes where there was a batch
+    batches: tuple[bool, ...]
 
 
-class DiskSpool:
-    """Keeps pieces in a folder of its own. `append` and `take` raise OSError when the disk fails."""
+class DiskSpool(Generic[T]):
+    """Keeps tuples in a folder of its own: batches in them on disk, other values in memory.
 
-    def __init__(self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+    `build` makes an item of its values. `append` and `take` raise OSError when the disk fails.
+    """
+
+    def __init__(
+        self, folder: Path, build: Callable[[Iterable[Any]], T], *, segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
         self._folder = folder
+        self._build = build
         self._segment_bytes = segment_bytes
         self._entries: deque[_Entry] = deque()
         self._segments: list[_Segment] = []  # the last one is written
@@ -58,33 +66,37 @@ class DiskSpool:
         """Bytes on disk."""
         return sum(each.nbytes for each in tuple(self._segments))
 
-    def append(self, piece: Piece) -> None:
-        """Keep a piece behind the others; nothing is kept once it is closed."""
-        inserts, deletes = _written(piece.inserts), _written(piece.deletes)
+    def append(self, item: T) -> None:
+        """Keep an item behind the others; nothing is kept once it is closed."""
+        batches = tuple(isinstance(value, pa.RecordBatch) for value in item)
+        kept = [_written(value) if is_batch else value for value, is_batch in zip(item, batches, strict=True)]
+        buffers = [value for value, is_batch in zip(kept, batches, strict=True) if is_batch]
+        items = tuple(
+            value.size if is_batch else value for value, is_batch in zip(kept, batches, strict=True)
+        )
         with self._lock:
             if self._closed:
                 return
             segment = self._writable()
             offset = segment.nbytes
-            for side in (inserts, deletes):
-                _write(segment.descriptor, side, segment.nbytes)
-                segment.nbytes += side.size
+            for buffer in buffers:
+                _write(segment.descriptor, buffer, segment.nbytes)
+                segment.nbytes += buffer.size
             segment.unread += 1
-            self._entries.append(_Entry(segment, offset, inserts.size, deletes.size, piece.last))
-            metrics.JOBS_SPOOL_BYTES.inc(inserts.size + deletes.size)
+            self._entries.append(_Entry(segment, offset, items, batches))
+            metrics.JOBS_SPOOL_BYTES.inc(segment.nbytes - offset)
 
-    def take(self) -> Piece | None:
-        """The first piece that was not taken yet; None when there is none now."""
+    def take(self) -> T | None:
+        """The first item that was not taken yet; None when there is none now."""
         with self._lock:
             if not self._entries:
                 return None
             entry = self._entries.popleft()
-            inserts = _read(entry.segment.descriptor, entry.offset, entry.inserts_bytes)
-            deletes = _read(entry.segment.descriptor, entry.offset + entry.inserts_bytes, entry.deletes_bytes)
+            item = self._build(_values(entry))
             entry.segment.unread -= 1
             if not entry.segment.unread and entry.segment is not self._segments[-1]:
                 self._remove(entry.segment)
-            return Piece(inserts, deletes, entry.last)
+            return item
 
     @property
     def empty(self) -> bool:
@@ -116,6 +128,17 @@ class DiskSpool:
         os.close(segment.descriptor)
         segment.path.unlink(missing_ok=True)
         metrics.JOBS_SPOOL_BYTES.dec(segment.nbytes)
+
+
+def _values(entry: _Entry) -> Iterator[object]:
+    offset = entry.offset
+    for value, is_batch in zip(entry.items, entry.batches, strict=True):
+        if is_batch:
+            assert isinstance(value, int)
+            yield _read(entry.segment.descriptor, offset, value)
+            offset += value
+        else:
+            yield value
 
 
 def _written(batch: pa.RecordBatch) -> pa.Buffer:

@@ -1,13 +1,12 @@
 """Changes on their way to consumers: in one schema, in order, and the same for all of them."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import pyarrow as pa
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class Piece(NamedTuple):
     """What one `next` of a consumer gives, with the columns of all of them. `last`: nothing follows."""
 
     inserts: pa.RecordBatch
@@ -32,4 +31,4 @@ def closed(pieces: Iterable[Piece], nothing: Piece) -> Iterator[Piece]:
         if held is not None:
             yield held
         held = piece
-    yield replace(held or nothing, last=True)
+    yield (held or nothing)._replace(last=True)

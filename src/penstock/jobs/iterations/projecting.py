@@ -62,9 +62,3 @@ class PieceProjection:
         return _Sides(
             Projection(old, self._table, self._inserts), Projection(old, self._table, self._deletes)
         )
-
-
-def columns_read(versions: Iterable[SchemaVersion], now: SchemaVersion, columns: Iterable[str]) -> set[str]:
-    """What columns of a table now were called in its versions: the names to read them by."""
-    wanted = list(columns)
-    return {name for version in versions for name in Projection(version.table, now.table, wanted).reads}

@@ -93,7 +93,7 @@ class SharedRange:
             pieces_max=settings.consumer_batches,
             patience_s=settings.consumer_patience_s,
             spool_bytes=settings.spool_bytes,
-            open_spool=lambda number: DiskSpool(scratch / f"spool-{self._number(number)}"),
+            open_spool=lambda number: DiskSpool(scratch / f"spool-{self._number(number)}", Piece._make),
             clock=reading.clock,
         )
 

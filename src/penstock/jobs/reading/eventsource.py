@@ -15,9 +15,10 @@ from penstock.errors import Unavailable
 from penstock.eventstore.flightreader import FlightReader
 from penstock.eventstore.leases import Lease
 from penstock.eventstore.owners import live_captures
-from penstock.eventstore.partition import Partition, StorageRef, TableView
+from penstock.eventstore.partition import Partition, TableView
 from penstock.eventstore.schemareading import MetaSubscription
 from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.storage import StorageRef
 from penstock.eventstore.watermarks import Watermarks
 from penstock.jobs.reading.followedtables import FollowedTables
 from penstock.jobs.reading.scanning import change_wishes, scan_snapshot, scan_tail

@@ -7,9 +7,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Protocol
 
 from penstock.clock import SYSTEM, Clock, physical_ms
-from penstock.errors import PenstockError, StaleRead, Unavailable
+from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.jobs.errorcodes import TableGone
 from penstock.jobs.reading.jobtables import JobTables
 from penstock.sink.source.ddlhistory import DdlHistory
 
@@ -139,3 +138,7 @@ class FollowedTables:
         self._learned_ts = upto_ts
         if events:
             self._history.forget(upto_ts)
+
+
+class TableGone(Invalid):
+    """The source was dropped or truncated."""

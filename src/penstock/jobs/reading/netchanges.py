@@ -8,7 +8,7 @@ A key may have changed in many batches. Its last change counts: the greatest `_c
 memory: rows beyond some MiB go to a file, which is then mapped.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 
 from penstock.eventstore.checksums import row_hashes
 from penstock.eventstore.sides import COMMIT_TS
-from penstock.jobs.consumer import DataRetriever, DataType, Retrieved
 from penstock.jobs.jobcolumns import with_commit_ts
 from penstock.jobs.reading.rowspool import SPOOL_BYTES, RowSpool
 
@@ -56,31 +55,6 @@ class NetChanges:
         """Every key that is there: what a target without upserts removes first."""
         parts = [each.select(list(self.keys)) for each in (self.upserts, self.deletes)]
         return pa.concat_tables(parts)
-
-
-def every(data: DataRetriever) -> Iterator[Retrieved]:
-    """All batches, one by one; raises what `next` raises."""
-    done = False
-    while not done:
-        batch = data.next()
-        done = batch.no_more_data
-        yield batch
-
-
-def gather(data: DataRetriever, scratch: Path, *, memory_bytes: int = SPOOL_BYTES) -> NetChanges:
-    """Take all changes of a retriever. Files are made in `scratch`; none is left there.
-
-    A SNAPSHOT has each key once: its rows are only collected, and a consumer that can take them batch by
-    batch (`every`) needs no disk for them. Raises what `next` raises.
-    """
-    return net_of(
-        ((inserts, deletes) for inserts, deletes, _ in every(data)),
-        data.columns,
-        data.keys,
-        scratch,
-        distinct=data.data_type is DataType.SNAPSHOT,
-        memory_bytes=memory_bytes,
-    )
 
 
 def net_of(

@@ -7,8 +7,7 @@ from penstock.changes.collecting import fix_range, open_range, schema_parts
 from penstock.changes.counting import ChangeCounts
 from penstock.changes.options import Wishes
 from penstock.eventstore.partition import PartitionState, TableView
-from penstock.jobs.iterations.projecting import columns_read
-from penstock.jobs.jobcolumns import chosen_columns
+from penstock.jobs.jobcolumns import chosen_columns, columns_read
 from penstock.jobs.source import Scan
 
 

@@ -1,12 +1,12 @@
 """The process that runs jobs: waits for the lease, runs them while it has it, and begins again after that."""
 
 import logging
+from collections.abc import Iterable
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Fenced, PenstockError
 from penstock.jobs.running.runnerparts import AcquireLease, OpenScheduler, RunnerFeed, RunnerLease, RunnerLog
-from penstock.jobs.running.tenure import Tenure
-from penstock.jobs.running.verifyduty import RunnerVerifier
+from penstock.jobs.running.tenure import SideTask, Tenure
 from penstock.jobs.source import JobSource
 from penstock.metrics import JOBS_RUNNER, JOBS_TAKEOVERS_TOTAL
 from penstock.settings import JobsSettings
@@ -32,17 +32,17 @@ class JobRunner:
         feed: RunnerFeed,
         source: JobSource,
         open_scheduler: OpenScheduler,
-        verifier: RunnerVerifier | None = None,
+        side_tasks: Iterable[SideTask] = (),
         clock: Clock = SYSTEM,
     ) -> None:
-        """Without `verifier` no target is compared on schedule."""
+        """`side_tasks` run beside the iterations while the lease is held."""
         self._settings = settings
         self._acquire = acquire
         self._log = log
         self._feed = feed
         self._source = source
         self._open_scheduler = open_scheduler
-        self._verifier = verifier
+        self._side_tasks = tuple(side_tasks)
         self._clock = clock
         self._told = ""
 
@@ -77,7 +77,7 @@ class JobRunner:
                 self._feed,
                 self._source,
                 self._open_scheduler,
-                verifier=self._verifier,
+                side_tasks=self._side_tasks,
                 clock=self._clock,
             ).run()
         except Fenced as error:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Fenced, PenstockError
@@ -13,7 +13,6 @@ from penstock.jobs.running.jobboard import JobBoard
 from penstock.jobs.running.runnermetrics import BoardGauges
 from penstock.jobs.running.runnerparts import OpenScheduler, RunnerFeed, RunnerLease, RunnerLog
 from penstock.jobs.running.tablewatch import TableWatch
-from penstock.jobs.running.verifyduty import RunnerVerifier, VerifyDuty
 from penstock.jobs.scheduling.retrying import Retrying
 from penstock.jobs.source import JobSource
 from penstock.metrics import JOBS_TICK_SECONDS
@@ -23,6 +22,10 @@ from penstock.sink.pipeline.underway import Signal
 _AGAIN_S = 1.0
 
 _log = logging.getLogger(__name__)
+
+
+SideTask = Callable[[JobBoard, RunnerLease], Coroutine[object, object, None]]
+"""Work beside the iterations, for as long as the lease is held: runs until it is cancelled."""
 
 
 class Tenure:
@@ -37,10 +40,10 @@ class Tenure:
         source: JobSource,
         open_scheduler: OpenScheduler,
         *,
-        verifier: RunnerVerifier | None = None,
+        side_tasks: Iterable[SideTask] = (),
         clock: Clock = SYSTEM,
     ) -> None:
-        retrying = Retrying.of(settings)
+        retrying = Retrying(settings.attempts, settings.backoff_s)
         self._settings = settings
         self._lease = lease
         self._feed = feed
@@ -56,7 +59,7 @@ class Tenure:
         self._scheduler = open_scheduler(self._on_end)
         self._watch = TableWatch(self.board, self._log, source, self._scheduler, lease, clock=clock)
         self._gauges = BoardGauges(self.board)
-        self._verifying = None if verifier is None else VerifyDuty(self.board, lease, verifier, clock=clock)
+        self._side_tasks = tuple(side_tasks)
         self._next_full = self._next_fast = clock.monotonic()
         self._again_at: float | None = None
 
@@ -96,8 +99,7 @@ class Tenure:
             asyncio.create_task(self._regularly(settings.collect_interval_s, "collect", self._collect)),
             asyncio.create_task(self._decide()),
         ]
-        if self._verifying is not None:
-            duties.append(asyncio.create_task(self._verifying.run()))
+        duties += [asyncio.create_task(work(self.board, self._lease)) for work in self._side_tasks]
         try:
             done, _ = await asyncio.wait(duties, return_when=asyncio.FIRST_COMPLETED)
             for task in done:

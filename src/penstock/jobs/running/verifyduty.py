@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -20,7 +20,7 @@ from penstock.jobs.verifying.outcomes import LastVerification
 from penstock.jobs.verifying.verifying import VerifyReport
 from penstock.metrics import JOBS_DIFFERENCES, JOBS_VERIFICATIONS_TOTAL, JOBS_VERIFY_SECONDS
 
-__all__ = ["RunnerVerifier", "VerifyDuty"]
+__all__ = ["RunnerVerifier", "VerifyDuty", "verify_on_schedule"]
 
 _LOOK_S = 5.0
 _END_S = 10.0
@@ -149,6 +149,13 @@ class VerifyDuty:
         for name in names:
             JOBS_DIFFERENCES.remove(name)
         self._shown -= names
+
+
+def verify_on_schedule(
+    verifier: RunnerVerifier,
+) -> Callable[[JobBoard, RunnerLease], Coroutine[object, object, None]]:
+    """The task of a runner that compares targets on schedule."""
+    return lambda board, lease: VerifyDuty(board, lease, verifier).run()
 
 
 def _lower_priority() -> None:

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from penstock.settings import JobsSettings
-
 WAIT_MAX_S = 60.0
 
 
@@ -13,11 +11,6 @@ class Retrying:
 
     attempts: int
     backoff_s: float
-
-    @classmethod
-    def of(cls, settings: JobsSettings) -> "Retrying":
-        """As the settings have it."""
-        return cls(settings.attempts, settings.backoff_s)
 
     def last(self, failures: int) -> bool:
         """Whether the try after so many failed ones is the last."""

@@ -65,7 +65,7 @@ class Scheduler:
         self._executor = executor
         self._on_end = on_end
         self._clock = clock
-        self._retrying = Retrying.of(settings)
+        self._retrying = Retrying(settings.attempts, settings.backoff_s)
         self._lock = threading.Lock()
         self._ready = threading.Condition(self._lock)  # an iteration waits, or it is time to end
         self._duties = threading.Condition(self._lock)  # something for the clerk

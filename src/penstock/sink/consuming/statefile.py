@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import Corrupt, Invalid
-from penstock.eventstore.partition import StorageRef
+from penstock.eventstore.storage import StorageRef
 from penstock.files import replace_file
 from penstock.sink.consuming.progress import Progress
 from penstock.sink.files.locations import location_of

@@ -17,7 +17,7 @@ from penstock.sink.dispatch.tablefilter import TableFilter
 from penstock.sink.dispatch.trouble import Trouble
 from penstock.sink.feeds.feedstore import KeptDispatcher, ProgressStore
 from penstock.sink.source.feedsource import FeedSource
-from penstock.sink.work import DispatcherSpec
+from penstock.sink.source.slicing import DispatcherSpec
 
 _log = logging.getLogger(__name__)
 

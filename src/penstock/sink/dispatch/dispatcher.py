@@ -11,7 +11,8 @@ from enum import Enum
 
 from penstock.sink.dispatch.tableprogress import TableProgress
 from penstock.sink.positions import Position
-from penstock.sink.work import DispatcherSpec, DmlEvent, Slice
+from penstock.sink.source.slicing import DispatcherSpec, Slice
+from penstock.sink.work import DmlEvent
 
 
 class State(Enum):

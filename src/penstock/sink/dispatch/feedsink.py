@@ -5,7 +5,8 @@ from typing import Protocol
 from penstock.sink.dispatch.blockevents import DdlEvent
 from penstock.sink.feeds.feedstore import PendingFile
 from penstock.sink.positions import Position
-from penstock.sink.work import DispatcherSpec, DmlEvent
+from penstock.sink.source.slicing import DispatcherSpec
+from penstock.sink.work import DmlEvent
 
 
 class FeedSink(Protocol):

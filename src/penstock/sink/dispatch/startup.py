@@ -16,7 +16,7 @@ from penstock.sink.dispatch.tablefilter import TableFilter
 from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile, ProgressStore
 from penstock.sink.positions import Position
 from penstock.sink.source.feedsource import FeedSource
-from penstock.sink.work import DispatcherSpec
+from penstock.sink.source.slicing import DispatcherSpec
 from penstock.tables.schema import HandleKind
 
 _SLICE_LIMIT = Limit(nbytes=64 * 1024 * 1024)

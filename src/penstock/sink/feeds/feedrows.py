@@ -10,7 +10,7 @@ from penstock.kv import AsyncClient, AsyncTransaction
 from penstock.sink.feeds.feed import Feed, FeedInfo, FeedStatus
 from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
 from penstock.sink.positions import Position
-from penstock.sink.work import DispatcherSpec
+from penstock.sink.source.slicing import DispatcherSpec
 
 _PREFIX = b"penstock/changefeed/"
 INFOS, STATUSES, LEASES = _PREFIX + b"info/", _PREFIX + b"status/", _PREFIX + b"lease/"

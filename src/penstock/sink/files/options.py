@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from penstock.eventstore.partition import StorageRef
 from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.storage import StorageRef
 from penstock.settings import ChangefeedSettings
 from penstock.sink.files.cron import CronSpec
 from penstock.sink.files.layout import DateSeparator

@@ -25,7 +25,7 @@ from penstock.sink.files.options import SinkOptions
 from penstock.sink.files.schemafile import SchemaFile, choose_version
 from penstock.sink.files.selectors import sent_columns
 from penstock.sink.positions import Position
-from penstock.sink.work import DispatcherSpec
+from penstock.sink.source.slicing import DispatcherSpec
 
 _log = logging.getLogger(__name__)
 

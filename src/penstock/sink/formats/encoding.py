@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from penstock.changes import ChangesPartition
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.eventstore.sides import HANDLE
 from penstock.sink.formats.chunking import Chunking, Sizes
 from penstock.sink.formats.encoders import Block, Encoder, encoder_of, extension_of, header_of, shown_columns
 from penstock.sink.formats.options import EncoderOptions
@@ -16,15 +14,14 @@ from penstock.sink.formats.pairing import Pairing, keys_move
 from penstock.sink.formats.partrows import PartRows
 from penstock.sink.formats.rowchanges import RowChanges
 from penstock.sink.formats.rowfilter import RowFilter
+from penstock.sink.pipeline.engine import Traced
 from penstock.sink.positions import Position
-from penstock.sink.work import Slice, Traced
+from penstock.sink.source.slicing import Slice
 
-__all__ = ["BATCH_ROWS", "Encoded", "encode_part", "extension", "file_header", "plan_options"]
+__all__ = ["Encoded", "encode_part", "extension", "file_header"]
 
-BATCH_ROWS = 16 * 1024
 _PIECE_ROWS = 32 * 1024  # that are encoded at once
 _PIECE_BYTES = 64 * 1024 * 1024
-_ANY = EncoderOptions()
 _TRACED_MAX = 64  # transactions that a chunk tells of: descriptors are the driver's memory
 _AFTER = b"\0"  # behind a handle: the lowest handle above it
 
@@ -48,21 +45,6 @@ def file_header(schema: SchemaVersion, options: EncoderOptions) -> bytes:
 def extension(options: EncoderOptions) -> str:
     """How the names of data files end."""
     return extension_of(options)
-
-
-def plan_options(schema: SchemaVersion, options: EncoderOptions = _ANY) -> dict[str, Any]:
-    """The arguments with which `plan_changes` plans parts that `encode_part` takes.
-
-    Without options the parts have every column, and do for any.
-    Raises Invalid when a column is none of the table's, or the row filter is not understood.
-    """
-    names = _reads(schema, options, RowFilter.of(schema, options.where))
-    return {
-        "columns": (*names, HANDLE),
-        "coalesce": False,
-        "old_rows": True,
-        "batch_rows": BATCH_ROWS,
-    }
 
 
 def encode_part(piece: Slice, number: int, options: EncoderOptions) -> Iterator[Encoded]:

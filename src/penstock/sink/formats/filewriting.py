@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from penstock.errors import Corrupt, PenstockError
-from penstock.eventstore.partition import StorageRef
-from penstock.eventstore.storage import Storage
+from penstock.eventstore.storage import Storage, StorageRef
 from penstock.sink.formats.parquetrows import parquet_file
-from penstock.sink.work import FileWork, Written
+from penstock.sink.pipeline.engine import FileWork, Written
 
 _ERROR_CHARS_MAX = 500
 

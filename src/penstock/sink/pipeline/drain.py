@@ -2,7 +2,7 @@
 
 import asyncio
 
-from penstock.sink.work import DispatcherSpec
+from penstock.sink.source.slicing import DispatcherSpec
 
 
 class DrainMarker:

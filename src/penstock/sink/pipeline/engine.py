@@ -1,11 +1,50 @@
 """The seam between the sink's decisions and whatever touches rows: Spark, or this process in simulations."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.sink.formats.options import EncoderOptions
-from penstock.sink.work import Chunk, FileWork, Slice, Written
+from penstock.sink.positions import Position
+from penstock.sink.source.slicing import Slice
+
+Traced = tuple[tuple[int, int], ...]
+"""Transactions that are traced, by commit timestamp, and how many rows each has somewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """An encoded payload in the spool: the changes after `start` up to `end`. (segment, number) finds it."""
+
+    segment: int
+    number: int
+    start: Position
+    end: Position
+    rows: int
+    nbytes: int
+    traced: Traced = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileWork:
+    """A file to write: its chunks in order, then the index that names it."""
+
+    dispatcher_id: str
+    chunks: tuple[Chunk, ...]
+    data_path: str
+    index_path: str
+    header: bytes = b""  # before the first chunk
+    parquet: bool = False  # chunks are Arrow streams, to become one Parquet file
+    parquet_options: tuple[tuple[str, str], ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of a FileWork. `error` is one line; empty when data and index are on the remote."""
+
+    data_path: str
+    nbytes: int
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

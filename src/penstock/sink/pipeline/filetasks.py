@@ -5,7 +5,9 @@ from enum import Enum
 
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.sink.pipeline.drain import DrainMarker
-from penstock.sink.work import Chunk, DispatcherSpec, DmlEvent
+from penstock.sink.pipeline.engine import Chunk
+from penstock.sink.source.slicing import DispatcherSpec
+from penstock.sink.work import DmlEvent
 
 Waiting = DmlEvent | DrainMarker
 

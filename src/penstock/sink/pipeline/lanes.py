@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.sink.pipeline.drain import DrainMarker
+from penstock.sink.pipeline.engine import Chunk
 from penstock.sink.pipeline.filetasks import FileTask, Reason, Waiting
-from penstock.sink.work import Chunk, DispatcherSpec, DmlEvent
+from penstock.sink.source.slicing import DispatcherSpec
+from penstock.sink.work import DmlEvent
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,13 @@ from penstock.clock import Clock
 from penstock.sink.files.options import SinkOptions
 from penstock.sink.pipeline.buffers import Buffers
 from penstock.sink.pipeline.drain import DrainMarker
+from penstock.sink.pipeline.engine import Chunk
 from penstock.sink.pipeline.filetasks import FileTask, Waiting
 from penstock.sink.pipeline.ratios import Ratios
 from penstock.sink.pipeline.shards import Batch, Shards
 from penstock.sink.pipeline.sinkmetrics import SinkMetrics
 from penstock.sink.pipeline.spool import Spool
-from penstock.sink.work import Chunk, DmlEvent
+from penstock.sink.work import DmlEvent
 
 _ENCODE_JOB_BYTES = 256 * 1024 * 1024
 
@@ -147,7 +148,8 @@ class Ledger:
             waiting.post_flush()
         else:
             del self._markers[waiting]
-            self._metrics.drained(waiting, self._clock.monotonic())
+            remote_s = self._clock.monotonic() - waiting.encoded_at
+            self._metrics.drained(waiting.encoded_at - waiting.begun_at, remote_s)
             waiting.acknowledge()
 
     def _free(self, chunks: Sequence[Chunk]) -> None:

@@ -6,11 +6,7 @@ from contextlib import contextmanager
 from prometheus_client import Gauge
 
 from penstock import metrics
-from penstock.sink.pipeline.buffers import Buffers
-from penstock.sink.pipeline.drain import DrainMarker
-from penstock.sink.pipeline.filetasks import FileTask, Reason
-from penstock.sink.pipeline.shards import Shards
-from penstock.sink.pipeline.spool import Spool
+from penstock.sink.pipeline.filetasks import Reason
 
 _STAGES = ("encode", "place", "begin", "write", "release", "ddl", "checkpoint", "sweep")
 _SPOOL_MARKS = ("quota", "high", "low")
@@ -56,31 +52,30 @@ class SinkMetrics:
             self._errors[name].inc()
             raise
 
-    def marks(self, spool: Spool) -> None:
-        """What the spool is measured against."""
-        found = zip(_SPOOL_MARKS, (spool.quota_bytes, spool.high_bytes, spool.low_bytes), strict=True)
-        for mark, nbytes in found:
+    def marks(self, *, quota: int, high: int, low: int) -> None:
+        """Show the sizes in bytes that the spool is measured against."""
+        for mark, nbytes in zip(_SPOOL_MARKS, (quota, high, low), strict=True):
             self._spool_marks[mark].set(nbytes)
 
-    def levels(self, shards: Shards, spool: Spool, buffers: Buffers) -> None:
-        """How full everything is."""
-        self._queued_items.set(len(shards))
-        self._spool_bytes.set(spool.nbytes)
-        self._spool_items.set(spool.items)
-        self._retained_bytes.set(spool.retained_bytes)
-        self._active.set(buffers.active)
+    def levels(self, *, queued: int, nbytes: int, items: int, retained_bytes: int, active: int) -> None:
+        """Show how full the queues, the spool and the set of active dispatchers are."""
+        self._queued_items.set(queued)
+        self._spool_bytes.set(nbytes)
+        self._spool_items.set(items)
+        self._retained_bytes.set(retained_bytes)
+        self._active.set(active)
 
     def oldest(self, age_s: float) -> None:
         """How long the oldest event has been here."""
         self._oldest_age.set(age_s)
 
-    def flushed(self, task: FileTask, nbytes: int, seconds: float) -> None:
+    def flushed(self, reason: Reason, rows: int, nbytes: int, seconds: float) -> None:
         """A file is on the remote."""
-        self._counts[task.reason].inc()
-        self._durations[task.reason].observe(seconds)
+        self._counts[reason].inc()
+        self._durations[reason].observe(seconds)
         self._sizes.observe(nbytes)
         self._files.inc()
-        self._rows.inc(task.rows)
+        self._rows.inc(rows)
         self._bytes.inc(nbytes)
 
     def failed(self, seconds: float) -> None:
@@ -89,15 +84,15 @@ class SinkMetrics:
         self._durations[Reason.ERROR].observe(seconds)
         self._errors["write"].inc()
 
-    def stale(self, task: FileTask) -> None:
-        """A file was left out."""
-        self._stale_rows.inc(task.rows)
+    def stale(self, rows: int) -> None:
+        """A file with so many rows was left out."""
+        self._stale_rows.inc(rows)
 
-    def drained(self, marker: DrainMarker, now: float) -> None:
-        """A marker came out at the far end."""
-        self._drain.observe(now - marker.begun_at)
-        self._drain_encode.observe(marker.encoded_at - marker.begun_at)
-        self._drain_remote.observe(now - marker.encoded_at)
+    def drained(self, encode_s: float, remote_s: float) -> None:
+        """A drain marker was acknowledged: how long encoding, and then writing, took."""
+        self._drain.observe(encode_s + remote_s)
+        self._drain_encode.observe(encode_s)
+        self._drain_remote.observe(remote_s)
 
     def forget(self) -> None:
         """The sink has ended: its levels are nobody's any more. What was counted stays."""

@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from penstock.sink.pipeline.engine import EncodeWork, Engine
+from penstock.sink.pipeline.engine import Chunk, EncodeWork, Engine, FileWork, Written
 from penstock.sink.pipeline.localengine import Bound, LocalEngine
-from penstock.sink.work import Chunk, FileWork, Written
 
 _NEAR_BYTES = 16 * 1024 * 1024  # of payloads
 _HELD_BYTES_MAX = 64 * 1024 * 1024

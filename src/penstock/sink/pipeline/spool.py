@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from penstock.sink.work import Chunk, DmlEvent
+from penstock.sink.pipeline.engine import Chunk
+from penstock.sink.work import DmlEvent
 
 HIGH = 0.8  # of the quota: above it nobody is woken
 LOW = 0.6  # at or below it everybody is

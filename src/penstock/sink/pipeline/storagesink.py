@@ -14,7 +14,8 @@ from penstock.sink.pipeline.ledger import Ledger
 from penstock.sink.pipeline.sinkmetrics import SinkMetrics
 from penstock.sink.pipeline.underway import Pulse, Threads, Underway
 from penstock.sink.pipeline.writeloop import WriteLoop
-from penstock.sink.work import DispatcherSpec, DmlEvent
+from penstock.sink.source.slicing import DispatcherSpec
+from penstock.sink.work import DmlEvent
 
 _THREADS = 64  # requests of the driver to the remote that overlap
 _LOOK_S = 1.0
@@ -47,7 +48,8 @@ class StorageSink:
         self._underway = Underway()
         self._threads = Threads(_THREADS, "penstock-sink")
         self._ledger = Ledger(options, self._metrics, self._release, clock)
-        self._metrics.marks(self._ledger.spool)
+        spool = self._ledger.spool
+        self._metrics.marks(quota=spool.quota_bytes, high=spool.high_bytes, low=spool.low_bytes)
         self._writing = WriteLoop(
             engine,
             files,
@@ -190,7 +192,14 @@ class StorageSink:
 
     def _progressed(self) -> None:
         """Something has gone from one stage to the next: whoever may go on now looks."""
-        self._metrics.levels(self._ledger.shards, self._ledger.spool, self._ledger.buffers)
+        spool = self._ledger.spool
+        self._metrics.levels(
+            queued=len(self._ledger.shards),
+            nbytes=spool.nbytes,
+            items=spool.items,
+            retained_bytes=spool.retained_bytes,
+            active=self._ledger.buffers.active,
+        )
         self._encoding.changed.tell()
         self._writing.changed.tell()
         self._pulse.beat()

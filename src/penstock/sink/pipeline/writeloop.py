@@ -12,12 +12,11 @@ from penstock.sink.feeds.feedstore import PendingFile, ProgressStore
 from penstock.sink.files.options import SinkOptions
 from penstock.sink.files.targetfiles import FilePaths, Place, TargetFiles
 from penstock.sink.formats.encoding import file_header
-from penstock.sink.pipeline.engine import Engine
+from penstock.sink.pipeline.engine import Engine, FileWork, Written
 from penstock.sink.pipeline.filetasks import FileTask
 from penstock.sink.pipeline.ledger import Ledger
 from penstock.sink.pipeline.sinkmetrics import SinkMetrics
 from penstock.sink.pipeline.underway import Signal, Threads, Underway
-from penstock.sink.work import FileWork, Written
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +149,7 @@ class WriteLoop:
                 self._metrics.failed(seconds)
             else:
                 self._files.wrote(each.place, each.paths)
-                self._metrics.flushed(each.task, result.nbytes, seconds)
+                self._metrics.flushed(each.task.reason, each.task.rows, result.nbytes, seconds)
                 self._ledger.written(each.task, result.nbytes)
                 if tracing.current is not None:
                     self._trace(tracing.current.passage(began_s_ago=seconds), each)
@@ -173,7 +172,7 @@ class WriteLoop:
 
     def _leave_out(self, task: FileTask) -> None:
         """TiCDC's rule for rows of a version that the remote has moved past: they are left out, and done."""
-        self._metrics.stale(task)
+        self._metrics.stale(task.rows)
         if not self._warned:
             self._warned = True
             _log.warning(

@@ -12,9 +12,10 @@ from penstock.errors import Unavailable
 from penstock.eventstore.flightreader import FlightReader
 from penstock.eventstore.leases import Lease
 from penstock.eventstore.owners import live_captures
-from penstock.eventstore.partition import Partition, StorageRef, TableView
+from penstock.eventstore.partition import Partition, TableView
 from penstock.eventstore.schemareading import MetaSubscription
 from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.storage import StorageRef
 from penstock.eventstore.watermarks import Watermarks
 from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings, TlsSettings
@@ -26,9 +27,8 @@ from penstock.sink.source.ddlhistory import DdlHistory
 from penstock.sink.source.feedsource import Look
 from penstock.sink.source.historyholds import TTL_S, HoldPlan
 from penstock.sink.source.looking import TableLooks
-from penstock.sink.source.slicing import SliceRange, is_snapshot, plan_slice
+from penstock.sink.source.slicing import DispatcherSpec, Slice, SliceRange, is_snapshot, plan_slice
 from penstock.sink.source.tablecuts import table_cuts
-from penstock.sink.work import DispatcherSpec, Slice
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from penstock.changes.admission import Limit
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.sink.dispatch.blockevents import DdlEvent
 from penstock.sink.positions import Position
-from penstock.sink.work import DispatcherSpec, Slice
+from penstock.sink.source.slicing import DispatcherSpec, Slice
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
 """The next slice of a dispatcher: how far it goes within a limit, and the parts that are read for it."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from penstock.changes import ChangesPartition, plan_changes
 from penstock.changes.admission import Limit
@@ -13,9 +15,52 @@ from penstock.changes.snapshotcut import admitted_handle
 from penstock.eventstore.objectscan import HandleRange
 from penstock.eventstore.partition import PartitionState, TableView
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.sink.formats.encoding import plan_options
+from penstock.eventstore.sides import HANDLE
 from penstock.sink.positions import Position
-from penstock.sink.work import DispatcherSpec, Slice
+
+BATCH_ROWS = 16 * 1024  # of the batches in which a part is read
+
+
+@dataclass(frozen=True, slots=True)
+class DispatcherSpec:
+    """A dispatcher's part of the world: a physical table, or the rows of it in [handle_from, handle_to)."""
+
+    id: str  # decimal digits, as in file names
+    table_id: int
+    handle_from: bytes = b""
+    handle_to: bytes = b""
+
+    @classmethod
+    def of(
+        cls, feed: str, table_id: int, handle_from: bytes = b"", handle_to: bytes = b""
+    ) -> "DispatcherSpec":
+        """The same dispatcher has the same id after every restart."""
+        known = hashlib.sha256(f"{feed}/{table_id}/".encode() + handle_from).digest()
+        low, high = int.from_bytes(known[:8], "big"), int.from_bytes(known[8:16], "big")
+        return cls(f"{low}{high}", table_id, handle_from, handle_to)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has all rows of its table."""
+        return not self.handle_from and not self.handle_to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """Changes of one dispatcher that follow each other, after `start` up to `end`, of one schema version.
+
+    The parts are in order and each is encoded by itself; the first may hold rows that are not after `start`.
+    Can be pickled. `rows` and `nbytes` are estimates.
+    """
+
+    dispatcher: DispatcherSpec
+    schema: SchemaVersion
+    start: Position
+    end: Position
+    parts: tuple[ChangesPartition, ...]
+    rows: int
+    nbytes: int
+
 
 PART_ROWS = 256 * 1024
 """About how many rows are encoded one after the other; parts are encoded beside each other."""
@@ -47,6 +92,12 @@ def is_snapshot(start: Position, begin: Position | None) -> bool:
         return False
     began = begin is not None and begin.handle is not None and begin.ts == start.ts
     return began or start.handle == b""
+
+
+def slice_options(schema: SchemaVersion) -> dict[str, Any]:
+    """The arguments with which `plan_changes` plans the parts of a slice: every column, and every change."""
+    names = [column.name for column in schema.table.stored_columns]
+    return {"columns": (*names, HANDLE), "coalesce": False, "old_rows": True, "batch_rows": BATCH_ROWS}
 
 
 def plan_slice(view: TableView, schema: SchemaVersion, wanted: SliceRange) -> Slice | None:
@@ -113,7 +164,7 @@ class _SlicePlan:
         if rows > PART_ROWS:
             planned = self._planned(from_ts, to_ts, PART_ROWS)
         else:
-            options = ChangeOptions(**plan_options(self.schema))
+            options = ChangeOptions(**slice_options(self.schema))
             planned = [
                 ChangesPartition(table=self.view, from_ts=from_ts, to_ts=to_ts, options=options, rows=rows)
             ]
@@ -123,7 +174,7 @@ class _SlicePlan:
                 yield inside
 
     def _planned(self, from_ts: int, to_ts: int, partition_rows: int) -> list[ChangesPartition]:
-        options = plan_options(self.schema)
+        options = slice_options(self.schema)
         return plan_changes(self.view, from_ts, to_ts, partition_rows=partition_rows, **options)
 
     def _slice(self, end: Position, parts: Sequence[ChangesPartition], rows: int, nbytes: int) -> Slice:

@@ -11,15 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.columnar.buffers import Bytes, Floats, Ints, Mask, Uints, gather, validity, words
 from penstock.errors import Corrupt
 
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
-Uints = npt.NDArray[np.uint64]
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
-
-PADDING = 64  # a gather may read past the last cell, never past the buffer
 SIGN = np.uint64(1 << 63)
 
 _INT_SIZES = np.zeros(256, dtype=np.bool_)
@@ -77,21 +71,6 @@ class Cells:
         return clipped
 
 
-def padded(data: npt.NDArray[Any]) -> Bytes:
-    """A copy of a buffer with room for gathers past its end."""
-    roomy = np.empty(len(data) + PADDING, dtype=np.uint8)
-    roomy[: len(data)] = data
-    roomy[len(data) :] = 0
-    return roomy
-
-
-def words(data: Bytes, at: Ints, word: str) -> npt.NDArray[Any]:
-    """The little- or big-endian word at each offset, aligned or not."""
-    kind = np.dtype(word)
-    everywhere = np.ndarray((len(data) - kind.itemsize + 1,), dtype=kind, buffer=data.data, strides=(1,))
-    return everywhere[at]
-
-
 def ordered_ints(encoded: Uints) -> Ints:
     """Signed integers out of their ordered form."""
     return (encoded ^ SIGN).view(np.int64)
@@ -100,30 +79,6 @@ def ordered_ints(encoded: Uints) -> Ints:
 def ordered_floats(encoded: Uints) -> Floats:
     """Doubles out of their ordered form."""
     return np.where(encoded & SIGN, encoded ^ SIGN, ~encoded).view(np.float64)
-
-
-def gather(data: Bytes, start: Ints, end: Ints, valid: Mask) -> pa.Array:
-    """Pieces of a buffer as a binary array.
-
-    The pieces follow each other in the buffer, so with the gaps between them they are a binary
-    array already; taking every other element copies the pieces together in one native call.
-    """
-    rows = len(start)
-    if not rows:
-        return pa.array([], pa.binary())
-    bounds = np.empty(2 * rows, dtype=np.int32)
-    bounds[0::2] = start
-    bounds[1::2] = end
-    pieces = pa.Array.from_buffers(
-        pa.binary(), 2 * rows - 1, [None, pa.py_buffer(bounds), pa.py_buffer(data)], null_count=0
-    )
-    taken = pieces.take(pa.array(np.arange(0, 2 * rows, 2, dtype=np.int32)))
-    return pa.Array.from_buffers(pa.binary(), rows, [validity(valid), *taken.buffers()[1:]])
-
-
-def validity(valid: Mask) -> pa.Buffer | None:
-    """Arrow's bitmap of a mask; None when every row is valid."""
-    return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
 def fixed(kind: pa.DataType, values: npt.NDArray[Any], valid: Mask) -> pa.Array:

@@ -10,11 +10,12 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from penstock.columnar.buffers import Floats, Ints, Mask, Uints, validity
 from penstock.errors import Corrupt
 from penstock.tables import values
 from penstock.tables.arrow import UNSIGNED_LONG, arrow_type
 from penstock.tables.decoding import numbers
-from penstock.tables.decoding.cells import Cells, Floats, Ints, Mask, Uints, fixed, validity
+from penstock.tables.decoding.cells import Cells, fixed
 from penstock.tables.fieldtypes import INTEGER_BITS, STRINGS, FieldType, Tp
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.columnar.buffers import Bytes, Ints, Mask, gather, padded
 from penstock.tables.arrow import arrow_field, arrow_type
 from penstock.tables.codec import rows
-from penstock.tables.decoding.cells import Bytes, Cells, Ints, Mask, gather, padded
+from penstock.tables.decoding.cells import Cells
 from penstock.tables.decoding.convert import Storage, to_arrow
 from penstock.tables.decoding.handles import IntHandles, common_handles, record_rows
 from penstock.tables.decoding.layout import Column, locate

@@ -6,22 +6,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.columnar.buffers import Bytes, Floats, Ints, Mask, Uints, validity, words
 from penstock.errors import Corrupt, Invalid
 from penstock.tables.codec.datums import Flag
 from penstock.tables.codec.decimals import packed_bytes
 from penstock.tables.codec.ordered import INT_BYTES
-from penstock.tables.decoding.cells import (
-    Bytes,
-    Cells,
-    Floats,
-    Ints,
-    Mask,
-    Uints,
-    ordered_floats,
-    ordered_ints,
-    validity,
-    words,
-)
+from penstock.tables.decoding.cells import Cells, ordered_floats, ordered_ints
 from penstock.tables.keys import PREFIX_BYTES, RECORD_SEPARATOR, TABLE_PREFIX
 from penstock.tables.schema import TableInfo
 

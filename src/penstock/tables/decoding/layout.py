@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from penstock.columnar.buffers import Bytes, Ints, Mask, words
 from penstock.errors import Corrupt
 from penstock.tables.codec.rows import FLAG_LARGE
-from penstock.tables.decoding.cells import Bytes, Cells, Ints, Mask, words
+from penstock.tables.decoding.cells import Cells
 
 _HEAD_BYTES = 6
 _ABSENT = -1

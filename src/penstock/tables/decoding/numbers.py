@@ -6,10 +6,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.columnar.buffers import Bytes, Ints, Mask, Uints, words
 from penstock.errors import Corrupt
 from penstock.tables.codec.decimals import BYTES_OF_DIGITS, WORD_DIGITS, packed_bytes, parts_of
 from penstock.tables.codec.times import MONTHS
-from penstock.tables.decoding.cells import Bytes, Cells, Ints, Mask, Uints, fixed, words
+from penstock.tables.decoding.cells import Cells, fixed
 
 _LIMB_BITS = np.uint64(32)
 _LIMB = np.uint64(0xFFFFFFFF)

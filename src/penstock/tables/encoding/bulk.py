@@ -8,9 +8,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.columnar.buffers import Ints, Mask
 from penstock.errors import Invalid
 from penstock.tables.codec.rows import FLAG_LARGE, VERSION_2, cell_of
-from penstock.tables.decoding.cells import Ints, Mask
 from penstock.tables.encoding.cells import column_cells
 from penstock.tables.keys import record_prefix
 from penstock.tables.records import checked_datum, default_value, reads_null_when_absent

@@ -8,11 +8,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.columnar.buffers import Ints, Mask, gather, validity
 from penstock.errors import Invalid
 from penstock.tables.arrow import UNSIGNED_LONG, arrow_type
 from penstock.tables.codec.decimals import BYTES_OF_DIGITS, parts_of
 from penstock.tables.codec.times import MONTHS
-from penstock.tables.decoding.cells import SIGN, Ints, Mask, gather, validity
+from penstock.tables.decoding.cells import SIGN
 from penstock.tables.fieldtypes import BLOBS, INTEGER_BITS, STRINGS, FieldType, Tp
 from penstock.tables.values import to_cell
 

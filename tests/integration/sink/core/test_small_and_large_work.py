@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Unavailable
-from penstock.eventstore.partition import StorageRef
+from penstock.eventstore.storage import StorageRef
 from penstock.sink.formats.encoding import encode_part
 from penstock.sink.formats.options import EncoderOptions
-from penstock.sink.pipeline.engine import EncodeWork
+from penstock.sink.pipeline.engine import Chunk, EncodeWork, FileWork, Written
 from penstock.sink.pipeline.localengine import LocalEngine
 from penstock.sink.pipeline.sizedengine import SizedEngine
-from penstock.sink.work import Chunk, FileWork, Written
 from support.enginefaults import EngineFaults
 from support.slices import slice_of
 from support.tableworld import START, TableWorld

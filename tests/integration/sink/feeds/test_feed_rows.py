@@ -16,7 +16,7 @@ from penstock.sink.feeds.feedrows import FeedKeys
 from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
 from penstock.sink.feeds.kvfeedstore import Feeds
 from penstock.sink.positions import Position
-from penstock.sink.work import DispatcherSpec
+from penstock.sink.source.slicing import DispatcherSpec
 from support.warmstore import WarmStore
 
 LONG_S = 60.0

@@ -19,7 +19,7 @@ from penstock.sink.files.options import SinkOptions, parse_sink_uri
 from penstock.sink.files.schemafile import SchemaFile, check_named
 from penstock.sink.files.targetfiles import FilePaths, TargetFiles
 from penstock.sink.positions import Position
-from penstock.sink.work import DispatcherSpec
+from penstock.sink.source.slicing import DispatcherSpec
 from penstock.tables.define import define_table
 from penstock.testing.clock import ManualClock
 from support.s3server import SECRET, S3Bucket

@@ -18,7 +18,7 @@ from penstock.settings import Settings, StoreSettings
 from penstock.sink.dispatch.blockevents import DdlEvent, Scope
 from penstock.sink.positions import Position
 from penstock.sink.source.eventsource import EventStoreSource
-from penstock.sink.work import DispatcherSpec
+from penstock.sink.source.slicing import DispatcherSpec
 from penstock.store.cluster import Cluster
 from penstock.tables import Catalog
 from penstock.tables.jobs import Action

@@ -21,7 +21,7 @@ from penstock.eventstore.snapshot import read_snapshot
 from penstock.sink.positions import Position
 from penstock.sink.source import slicing
 from penstock.sink.source.eventsource import EventStoreSource
-from penstock.sink.work import DispatcherSpec, Slice
+from penstock.sink.source.slicing import DispatcherSpec, Slice
 from penstock.tables.alter import add_column
 from penstock.tables.keys import encode_handle
 from support.itemtables import item, item_table

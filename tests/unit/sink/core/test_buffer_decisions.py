@@ -6,10 +6,11 @@ from itertools import count
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.sink.pipeline.buffers import Buffers
 from penstock.sink.pipeline.drain import DrainMarker
+from penstock.sink.pipeline.engine import Chunk
 from penstock.sink.pipeline.filetasks import FileTask, Reason
 from penstock.sink.pipeline.ratios import Ratios
 from penstock.sink.positions import Position
-from penstock.sink.work import Chunk, DmlEvent
+from penstock.sink.work import DmlEvent
 from support.sinkparts import SCHEMA, dispatcher, slice_of
 
 _numbers = count()

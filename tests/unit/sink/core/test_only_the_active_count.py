@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.sink.files.targetfiles import TargetFiles
+from penstock.sink.pipeline.engine import Chunk
 from penstock.sink.pipeline.ledger import Ledger
 from penstock.sink.pipeline.sinkmetrics import SinkMetrics
 from penstock.sink.pipeline.storagesink import StorageSink
-from penstock.sink.work import Chunk
 from penstock.testing.clock import ManualClock
 from support.sinkparts import KeptInMemory, RowlessEngine, SinkWorld, Watched, sink_options, slice_of
 

@@ -2,7 +2,7 @@ import pytest
 
 from penstock.sink.dispatch.dispatcher import Dispatcher, Drain, Horizon, Read, State
 from penstock.sink.positions import Position
-from penstock.sink.work import DispatcherSpec, Slice
+from penstock.sink.source.slicing import DispatcherSpec, Slice
 from support.ddlevents import table_schema
 
 SPEC = DispatcherSpec("1", 1)

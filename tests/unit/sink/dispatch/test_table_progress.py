@@ -2,7 +2,8 @@ import pytest
 
 from penstock.sink.dispatch.tableprogress import TableProgress
 from penstock.sink.positions import Position
-from penstock.sink.work import DispatcherSpec, DmlEvent, Slice
+from penstock.sink.source.slicing import DispatcherSpec, Slice
+from penstock.sink.work import DmlEvent
 from support.ddlevents import table_schema
 
 SPEC = DispatcherSpec("1", 1)

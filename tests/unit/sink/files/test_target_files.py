@@ -30,7 +30,7 @@ from penstock.sink.files.options import parse_sink_uri
 from penstock.sink.files.schemafile import SchemaFile
 from penstock.sink.files.targetfiles import FilePaths, Place, TargetFiles
 from penstock.sink.positions import Position
-from penstock.sink.work import DispatcherSpec
+from penstock.sink.source.slicing import DispatcherSpec
 from penstock.tables.define import define_table
 from penstock.testing.clock import ManualClock
 

@@ -5,11 +5,10 @@ from itertools import count
 import pytest
 
 from penstock.errors import Unavailable
-from penstock.eventstore.partition import StorageRef
-from penstock.eventstore.storage import Storage
+from penstock.eventstore.storage import Storage, StorageRef
 from penstock.sink.formats.filewriting import write_files
+from penstock.sink.pipeline.engine import Chunk, FileWork, Written
 from penstock.sink.positions import Position
-from penstock.sink.work import Chunk, FileWork, Written
 
 TARGETS = count()
 CHUNK = Chunk(0, 0, Position(1), Position(2), 1, 1)
