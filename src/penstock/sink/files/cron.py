@@ -1,21 +1,24 @@
 """When a cron spec of six fields (second minute hour day month weekday) comes round. Pure; UTC."""
 
+import re
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
+
+from cronsim import CronSim, CronSimError
 
 from penstock.errors import Invalid
 
-_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-_WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
-_RANGES = (
-    ("second", 0, 59, ()),
-    ("minute", 0, 59, ()),
-    ("hour", 0, 23, ()),
-    ("day", 1, 31, ()),
-    ("month", 1, 12, _MONTHS),
-    ("weekday", 0, 6, _WEEKDAYS),
-)
-_DAYS_AHEAD_MAX = 8 * 366  # a 29th of February is at most 8 years away
+_RANGES = {
+    "second": (0, 59),
+    "minute": (0, 59),
+    "hour": (0, 23),
+    "day": (1, 31),
+    "month": (1, 12),
+    "weekday": (0, 6),
+}
+# What cronsim has beyond this (L, W, #) is none of these specs.
+_PIECE = re.compile(r"([*?]|(\d+|[a-z]{3})(-(\d+|[a-z]{3}))?)(/0*[1-9]\d*)?", re.ASCII | re.IGNORECASE)
+_EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +29,7 @@ class CronSpec:
     """
 
     text: str
-    _sets: tuple[frozenset[int], ...] = field(init=False, repr=False, compare=False)
-    _either_day: bool = field(init=False, repr=False, compare=False)
+    _expression: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         parts = self.text.split()
@@ -36,79 +38,57 @@ class CronSpec:
                 f"cron spec {self.text!r} has {len(parts)} fields; write six: second minute hour day month"
                 " weekday, such as 0 0 2 * * *"
             )
-        sets = tuple(_values(part, *known) for part, known in zip(parts, _RANGES, strict=True))
-        open_days = [_is_open(part) for part in (parts[3], parts[5])]
-        object.__setattr__(self, "_sets", sets)
-        object.__setattr__(self, "_either_day", not any(open_days))
+        expression = " ".join(_field(part, name) for part, name in zip(parts, _RANGES, strict=True))
+        object.__setattr__(self, "_expression", expression)
         self.next_ms(0)
 
     def next_ms(self, after_ms: int) -> int:
         """The first time after `after_ms` (milliseconds since the epoch) that fits."""
-        after = datetime.fromtimestamp(after_ms // 1000, UTC) + timedelta(seconds=1)
-        day = after.date()
-        for ahead in range(_DAYS_AHEAD_MAX):
-            date = day + timedelta(days=ahead)
-            if not self._fits_day(date.day, date.month, date.isoweekday() % 7):
-                continue
-            earliest = (after.hour, after.minute, after.second) if ahead == 0 else (0, 0, 0)
-            time = self._first_time(earliest)
-            if time is not None:
-                hour, minute, second = time
-                found = datetime(date.year, date.month, date.day, hour, minute, second, tzinfo=UTC)
-                return int(found.timestamp()) * 1000
-        raise Invalid(f"cron spec {self.text!r} never comes round; there is no such day")
+        after = datetime.fromtimestamp(after_ms // 1000, UTC)
+        try:
+            found = next(CronSim(self._expression, after))
+        except (CronSimError, StopIteration):  # each field is right by itself
+            raise Invalid(f"cron spec {self.text!r} never comes round; there is no such day") from None
+        return int(found.timestamp()) * 1000
 
-    def _fits_day(self, day: int, month: int, weekday: int) -> bool:
-        _, _, _, days, months, weekdays = self._sets
-        if month not in months:
-            return False
-        fits = (day in days, weekday in weekdays)
-        return any(fits) if self._either_day else all(fits)
 
-    def _first_time(self, earliest: tuple[int, int, int]) -> tuple[int, int, int] | None:
-        """The first time of a day that fits and is not before `earliest`."""
-        seconds, minutes, hours = (sorted(each) for each in self._sets[:3])
-        return next(
-            (
-                (hour, minute, second)
-                for hour in hours
-                if hour >= earliest[0]
-                for minute in minutes
-                if (hour, minute) >= earliest[:2]
-                for second in seconds
-                if (hour, minute, second) >= earliest
-            ),
-            None,
+def _field(part: str, name: str) -> str:
+    """A field as cronsim takes it; raise Invalid for the first piece of its list that is wrong."""
+    pieces = [_piece(piece, name) for piece in part.split(",")]
+    return "*" if "*" in pieces else ",".join(pieces)
+
+
+def _piece(piece: str, name: str) -> str:
+    written = _written(piece.lower().replace("?", "*"), name)
+    if not _PIECE.fullmatch(piece) or not _is_in_range(written, name):
+        low, high = _RANGES[name]
+        raise Invalid(
+            f"{name} {piece!r} of a cron spec is refused; write {low} to {high}, or a step like */5"
         )
+    return written
 
 
-def _is_open(part: str) -> bool:
-    """Whether a field restricts nothing."""
-    return any(piece.partition("/")[0] in {"*", "?"} and "/" not in piece for piece in part.split(","))
+def _is_in_range(written: str, name: str) -> bool:
+    if name == "weekday" and "7" in written.partition("/")[0]:  # to cronsim, another Sunday
+        return False
+    try:
+        CronSim(" ".join(written if each == name else "*" for each in _RANGES), _EPOCH)
+    except CronSimError:
+        return False
+    return True
 
 
-def _values(part: str, name: str, low: int, high: int, names: tuple[str, ...]) -> frozenset[int]:
-    found: set[int] = set()
-    for piece in part.split(","):
-        bounds, _, step_text = piece.partition("/")
-        start_text, dash, end_text = bounds.partition("-")
-        if bounds in {"*", "?"}:
-            start, end = low, high
-        else:
-            start = _number(start_text, name, low, high, names)
-            end = _number(end_text, name, low, high, names) if dash else (high if step_text else start)
-        step = int(step_text) if step_text.isdigit() else 0 if "/" in piece else 1
-        if step < 1 or start > end:
-            raise Invalid(
-                f"{name} {piece!r} of a cron spec is refused; write {low}-{high}, or a step like */5"
-            )
-        found.update(range(start, end + 1, step))
-    return frozenset(found)
-
-
-def _number(text: str, name: str, low: int, high: int, names: tuple[str, ...]) -> int:
-    if text.lower() in names:
-        return names.index(text.lower()) + low
-    if not text.isdigit() or not low <= int(text) <= high:
-        raise Invalid(f"{name} {text!r} of a cron spec is refused; write {low} to {high}")
-    return int(text)
+def _written(piece: str, name: str) -> str:
+    """The piece in words that mean the same to cronsim, which reads some steps as Debian's cron does."""
+    bounds, slash, step = piece.partition("/")
+    first, dash, last = bounds.partition("-")
+    if not slash:
+        return piece
+    if first == last:  # 5-5/2 would be 5/2
+        return first
+    if first == "*" and name in {"day", "weekday"}:  # a star would ask for both the day and the weekday
+        low, high = _RANGES[name]
+        return f"{low}-{high}/{step}"
+    if name == "weekday" and not dash:  # the step would go on to 7, which is Sunday
+        return first if first in {"6", "sat"} else f"{first}-6/{step}"
+    return piece
