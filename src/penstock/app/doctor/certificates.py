@@ -1,16 +1,19 @@
 """TLS files: whether they can be read, fit together, and are valid for some time to come."""
 
 import ssl
+import warnings
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from cryptography import x509
+from cryptography.utils import CryptographyDeprecationWarning
+
 from penstock.app.doctor.findings import Finding, bad, ok, warn
-from penstock.app.doctor.validity import periods
 from penstock.clock import SYSTEM, Clock
 from penstock.settings import ServerTlsSettings, Settings, TlsSettings
 
-__all__ = ["certificates", "judge_validity", "tls_sections"]
+__all__ = ["certificates", "judge_validity", "periods", "tls_sections"]
 
 _SOON = timedelta(days=14)
 
@@ -41,12 +44,20 @@ def certificates(key: str, section: Section, *, clock: Clock = SYSTEM) -> list[F
 
 def _valid(key: str, path: Path, now: datetime) -> Finding:
     try:
-        found = periods(path.read_text(encoding="utf-8"))
+        found = periods(path.read_bytes())
     except OSError as error:
         return bad(key, f"{path} cannot be read ({error.strerror})", f"put the file there, or change {key}")
     except ValueError:
         return bad(key, f"{path} has no certificate in PEM", f"put one there, or change {key}")
     return judge_validity(key, path, found, now)
+
+
+def periods(pem: bytes) -> list[tuple[datetime, datetime]]:
+    """From when to when each certificate of a PEM file is valid; ValueError when there is none."""
+    with warnings.catch_warnings():  # old authorities of system bundles have serial numbers of zero
+        warnings.simplefilter("ignore", CryptographyDeprecationWarning)
+        found = x509.load_pem_x509_certificates(pem)
+    return [(each.not_valid_before_utc, each.not_valid_after_utc) for each in found]
 
 
 def judge_validity(
