@@ -35,9 +35,9 @@ from penstock.eventstore.reading import Reader
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import side_schema
 from penstock.eventstore.snapshot import read_snapshot
-from penstock.eventstore.storage import StorageRef
 from penstock.eventstore.store import EventStore
 from penstock.eventstore.streams import Stream, merged, streams_of
+from penstock.object_storage import StorageRef
 from penstock.settings import CaptureSettings
 from penstock.tables import keys, records
 from penstock.tables.arrow import arrow_schema

@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 from penstock.eventstore.manifest import ManifestState, ObjectInfo
 from penstock.eventstore.pkindex import PrimaryKeyIndex
 from penstock.eventstore.rowids import Moves, RowIds
-from penstock.eventstore.storage import open_storage
 from penstock.eventstore.store import EventStore
 from penstock.eventstore.wal import Wal
+from penstock.object_storage import open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.keys import record_key

@@ -28,10 +28,10 @@ import pyarrow as pa
 
 from penstock import eventloop
 from penstock.clock import SYSTEM
-from penstock.eventstore.storage import open_storage
 from penstock.eventstore.store import EventStore
 from penstock.eventstore.table import TableRows
 from penstock.kv.rpc.channels import Dialer
+from penstock.object_storage import open_storage
 from penstock.proto import cdcpb_pb2 as cdcpb
 from penstock.proto import metapb_pb2 as metapb
 from penstock.puller.keyranges import Span

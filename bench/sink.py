@@ -27,7 +27,7 @@ from changes import Written as Source
 from penstock import eventloop
 from penstock.changes.admission import Limit
 from penstock.eventstore.partition import Partition, TableView
-from penstock.eventstore.storage import Storage, StorageRef
+from penstock.object_storage import Storage, StorageRef
 from penstock.settings import Settings, SparkSettings
 from penstock.sink.files.options import SinkOptions, parse_sink_uri
 from penstock.sink.files.targetfiles import TargetFiles

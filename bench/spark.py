@@ -19,8 +19,8 @@ from penstock import eventloop
 from penstock.eventstore import paths
 from penstock.eventstore.namemarks import NameMarks
 from penstock.eventstore.paths import Side
-from penstock.eventstore.storage import StorageRef
 from penstock.kv.clusterref import ClusterRef
+from penstock.object_storage import StorageRef
 from penstock.settings import Settings, SparkSettings
 from penstock.spark.loading import load_snapshot
 from penstock.spark.session import build_session

@@ -13,8 +13,8 @@ from typing import Any, Self
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from penstock.addresses import is_loopback, joined, parted
 from penstock.errors import Invalid
+from penstock.settings.addresses import is_loopback, joined, parted
 
 __all__ = ["MetricServer"]
 

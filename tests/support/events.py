@@ -14,7 +14,7 @@ from penstock.eventstore.manifest import ManifestState, ObjectInfo
 from penstock.eventstore.manifestlog import load
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OBJECT, OFFSET, START_TS
-from penstock.eventstore.storage import Storage
+from penstock.object_storage import Storage
 from penstock.tables import keys, records
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo

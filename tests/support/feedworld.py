@@ -21,8 +21,8 @@ from penstock.eventstore.partition import TableView
 from penstock.eventstore.ranges import Part, ReadRange, TableProgress
 from penstock.eventstore.reading import Reader
 from penstock.eventstore.schemaversion import SchemaVersion, in_force
-from penstock.eventstore.storage import StorageRef
 from penstock.eventstore.store import EventStore
+from penstock.object_storage import StorageRef
 from penstock.settings import CaptureSettings
 from penstock.sink.source.ddlchanges import OtherAction
 from penstock.sink.source.ddlhistory import DdlHistory

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock.clock import SYSTEM
-from penstock.eventstore.storage import Storage, StorageRef
+from penstock.object_storage import Storage, StorageRef
 
 __all__ = ["Gate", "GatedStorage"]
 

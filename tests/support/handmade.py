@@ -32,7 +32,7 @@ from penstock.eventstore.paths import Side
 from penstock.eventstore.ranges import Part, ReadRange, TableProgress
 from penstock.eventstore.schemaversion import SchemaVersion, cut_at_changes, in_force
 from penstock.eventstore.sides import side_schema
-from penstock.eventstore.storage import StorageRef
+from penstock.object_storage import StorageRef
 from penstock.tables.defaults import origin_cell
 from penstock.tables.keys import encode_handle
 from penstock.tables.schema import ColumnInfo, TableInfo

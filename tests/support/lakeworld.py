@@ -22,7 +22,7 @@ from penstock.consumers.lake.lakeconsumer import LakeConsumer
 from penstock.consumers.lake.lakefiles import DataFile, FileStore, Written
 from penstock.consumers.lake.laketable import LakeTable, Marks, Staging, Version
 from penstock.consumers.parquet import ParquetCopy, live_files
-from penstock.eventstore.storage import open_storage
+from penstock.object_storage import open_storage
 from penstock.testing.consumers import job_context, rows_by_key
 from penstock.testing.versions import Snapshot
 

@@ -8,8 +8,8 @@ from penstock import eventloop
 from penstock.clock import SYSTEM
 from penstock.eventstore import paths
 from penstock.eventstore.capture import Capture
-from penstock.eventstore.storage import StorageRef
 from penstock.kv.clusterref import ClusterRef
+from penstock.object_storage import StorageRef
 from penstock.settings import Settings
 from penstock.spark import register
 from penstock.spark.loading import load_snapshot

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 from penstock.errors import Unavailable
-from penstock.eventstore.storage import StorageRef
+from penstock.object_storage import StorageRef
 from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
 from penstock.sink.pipeline.engine import Chunk, EncodeWork
 from penstock.sink.pipeline.localengine import Hook, LocalEngine

@@ -11,7 +11,7 @@ import pyarrow as pa
 from obstore.store import MemoryStore
 
 from penstock.errors import Unavailable
-from penstock.eventstore.storage import Storage, StorageRef, Stored
+from penstock.object_storage import Storage, StorageRef, Stored
 from support.simloop import SimLoop
 
 __all__ = ["Killed", "Process", "Remote", "Shaky", "ShakyRef", "Weather"]

@@ -29,10 +29,10 @@ from penstock.eventstore.schemas import CapturedTable, SchemaHistory
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import HANDLE
 from penstock.eventstore.snapshot import read_snapshot
-from penstock.eventstore.storage import StorageRef
 from penstock.eventstore.store import EventStore
 from penstock.eventstore.table import TableRows
 from penstock.eventstore.tablenames import TableNames
+from penstock.object_storage import StorageRef
 from penstock.settings import CaptureSettings
 from penstock.tables import keys, records
 from penstock.tables.arrow import arrow_schema

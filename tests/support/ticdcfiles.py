@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.eventstore.storage import Storage
+from penstock.object_storage import Storage
 
 __all__ = ["TicdcDirectory", "canal_line", "column"]
 

@@ -7,12 +7,12 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.addresses import is_loopback, parted
 from penstock.api.accounts import Accounts
 from penstock.api.problems import Problem, refused
 from penstock.api.tokenbucket import RateLimit
 from penstock.clock import Clock
 from penstock.settings import ApiSettings
+from penstock.settings.addresses import is_loopback, parted
 
 __all__ = ["Gate", "SafeHeaders", "asked_names", "host_of"]
 

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 import uvicorn
 from fastapi import FastAPI
 
-from penstock.addresses import is_everywhere, is_loopback, joined, parted
 from penstock.api.application import create_app
 from penstock.api.reaching import LateDeployment
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid, Unavailable
 from penstock.settings import ApiSettings, ServerTlsSettings, Settings
+from penstock.settings.addresses import is_everywhere, is_loopback, joined, parted
 
 __all__ = ["check_exposure", "listening", "run", "served", "tls_context"]
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from penstock import __version__, arrowmemory, logs
+from penstock import __version__, arrowmemory, process
 from penstock.app import changefeed, job
 from penstock.app.answering import MetricsAddr, load, print_json
 from penstock.errors import PenstockError
@@ -75,7 +75,7 @@ def _root(
     ] = None,
 ) -> None:
     usual = LogLevel.WARNING if context.invoked_subcommand in _ANSWERING else LogLevel.INFO
-    logs.configure(
+    process.configure(
         style=log_format.value,
         level=(log_level or usual).value.upper(),
         part=_PARTS.get(context.invoked_subcommand or "", ""),
@@ -280,7 +280,7 @@ def doctor(
     """Check the machine and the settings, and say how to mend what is wrong; exit code 1 if something is."""
     from penstock.app.doctor.command import diagnose
 
-    logs.configure(level="CRITICAL")  # its findings say everything
+    process.configure(level="CRITICAL")  # its findings say everything
     diagnose(config, as_json=as_json)
 
 
@@ -352,7 +352,7 @@ def demo(
     """Run a whole deployment under a shop's workload, and compare every target with its source."""
     from penstock.app.demo.command import run
 
-    logs.configure(level="WARNING")  # its own lines tell the story
+    process.configure(level="WARNING")  # its own lines tell the story
     if not run(seconds=seconds, keep=keep, data=data):
         raise typer.Exit(1)
 

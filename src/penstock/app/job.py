@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock import logs
+from penstock import process
 from penstock.app.answering import MetricsAddr, load, print_json
 
 __all__ = ["app"]
@@ -66,7 +66,7 @@ def _root(context: typer.Context) -> None:
     """What a command answers is all that it says, unless somebody asks for more."""
     asked = context.parent.params if context.parent is not None else {}
     if asked.get("log_level") is None and context.invoked_subcommand != "run":
-        logs.configure(style=asked["log_format"].value, level="WARNING")
+        process.configure(style=asked["log_format"].value, level="WARNING")
 
 
 @app.command()

@@ -16,11 +16,11 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from penstock.comparing.hashparts import HashParts
-from penstock.comparing.rowdigests import hashes_of
+from penstock.columnar.hashparts import HashParts
+from penstock.columnar.row_hash import Digest, Hashes
+from penstock.columnar.rowdigests import hashes_of
 from penstock.comparing.tally import Counts, Pairs, Tally
 from penstock.errors import Invalid
-from penstock.eventstore.checksums import Digest, Hashes
 
 __all__ = ["Comparison", "PartDifferences"]
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.comparing.rowdigests import digest
-from penstock.eventstore.checksums import Hashes
+from penstock.columnar.row_hash import Hashes
+from penstock.columnar.rowdigests import digest
 
 __all__ = ["SAMPLE_MAX", "Counts", "Pairs", "Tally", "added_samples"]
 

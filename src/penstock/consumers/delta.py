@@ -31,9 +31,9 @@ from penstock.consumers.lake.lakeschema import COLUMN_ID, Dialect, key_columns, 
 from penstock.consumers.lake.laketable import Marks, Overtaken, Version
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.eventstore.storage import Storage, StorageRef
 from penstock.jobs.consumer import JobContext
 from penstock.jobs.jobcolumns import chosen_columns
+from penstock.object_storage import Storage, StorageRef
 
 __all__ = ["Delta"]
 

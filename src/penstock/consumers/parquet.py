@@ -25,8 +25,8 @@ from penstock.consumers.lake.lakeoptions import LakeOptions
 from penstock.consumers.lake.lakeschema import Dialect, key_columns, parquet_type
 from penstock.consumers.lake.laketable import Marks, Overtaken, Version
 from penstock.errors import Invalid, PenstockError
-from penstock.eventstore.storage import Storage, StorageRef
 from penstock.jobs.consumer import JobContext
+from penstock.object_storage import Storage, StorageRef
 
 __all__ = ["ParquetCopy", "live_files"]
 

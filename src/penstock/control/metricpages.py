@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection, HTTPException
 
-from penstock.addresses import asked_host, parted
 from penstock.clock import SYSTEM, Clock
 from penstock.control.partstates import PartStatus
 from penstock.errors import Invalid
+from penstock.settings.addresses import asked_host, parted
 
 __all__ = ["pages"]
 

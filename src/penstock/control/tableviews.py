@@ -10,9 +10,9 @@ from penstock.errors import NotFound
 from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.partition import Partition, PartitionState
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.eventstore.storage import StorageRef
 from penstock.jobs.log.jobrows import DATABASE
 from penstock.jobs.source import Look
+from penstock.object_storage import StorageRef
 from penstock.tables.schema import TableInfo
 from penstock.tables.snapshot import Place
 from penstock.tables.statements import type_text

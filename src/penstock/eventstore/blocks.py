@@ -21,7 +21,7 @@ from penstock.eventstore.changeorder import change_order
 from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.objectfiles import Bounds, column_bounds, opened
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, START_TS
-from penstock.eventstore.storage import Storage
+from penstock.object_storage import Storage
 
 Times = npt.NDArray[np.int64]
 Blocks = Generator["Block", None, None]

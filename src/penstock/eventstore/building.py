@@ -20,8 +20,8 @@ from penstock.eventstore.rowids import ASK, Events, Moves, Places, RowIds, fille
 from penstock.eventstore.rows import before, times
 from penstock.eventstore.schemaversion import SchemaVersion, in_force
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, decode_sides, side_schema
-from penstock.eventstore.storage import Storage
 from penstock.eventstore.tombstones import bounded, by_row_id
+from penstock.object_storage import Storage
 from penstock.tables.decoding.decoder import RowDecoder
 
 Find = Callable[[pa.Array], RowIds]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.clock import SYSTEM, Clock, compose_ts, physical_ms
+from penstock.durable_files import make_folder, replace_file
 from penstock.errors import Conflict, Corrupt, Denied, Invalid, PenstockError, Unavailable, Undetermined
 from penstock.eventstore import paths, safepoint, sharing
 from penstock.eventstore.flight import FlightService
@@ -20,13 +21,12 @@ from penstock.eventstore.manifest import BEGUN
 from penstock.eventstore.reading import Reader
 from penstock.eventstore.safepoint import ServiceSafePoint
 from penstock.eventstore.schemas import META_RANGE, CapturedTable, SchemaHistory
-from penstock.eventstore.storage import Storage, StorageRef
 from penstock.eventstore.store import EventStore
 from penstock.eventstore.table import TableRows
 from penstock.eventstore.tablenames import TableNames
-from penstock.files import make_folder, replace_file
 from penstock.kv import AsyncClient
 from penstock.kv.pd import PdClient
+from penstock.object_storage import Storage, StorageRef
 from penstock.puller import Span, SubscriptionClient
 from penstock.settings import CaptureSettings, Settings
 from penstock.tables.decoding.decoder import TidbRowDecoder

@@ -25,8 +25,8 @@ from penstock.eventstore.manifest import (
     write_archive,
 )
 from penstock.eventstore.paths import Side
-from penstock.eventstore.storage import STAGING, Storage, Stored
 from penstock.eventstore.watermarks import Watermarks
+from penstock.object_storage import STAGING, Storage, Stored
 
 _ARCHIVED_MAX = 10_000  # objects in one archive
 _SIDES: tuple[Side, ...] = ("data", "tombstone")

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.objectfiles import Bounds, column_bounds, opened
 from penstock.eventstore.sides import COMMIT_TS, OBJECT, OFFSET
-from penstock.eventstore.storage import Storage
+from penstock.object_storage import Storage
 
 Offsets = npt.NDArray[np.int64]
 

@@ -12,7 +12,7 @@ from penstock.eventstore.partition import Partition, PartitionState, TableView, 
 from penstock.eventstore.partitionsets import Life, lives_of
 from penstock.eventstore.ranges import RangeReader
 from penstock.eventstore.schemaversion import SchemaVersion, in_force
-from penstock.eventstore.storage import StorageRef
+from penstock.object_storage import StorageRef
 
 __all__ = ["RowsOf", "find_lives", "find_table", "known_ends", "list_tables"]
 

@@ -7,9 +7,9 @@ from typing import Any
 from pyarrow import flight
 from pydantic import SecretStr
 
-from penstock.addresses import is_loopback
 from penstock.errors import Invalid
 from penstock.settings import CaptureSettings
+from penstock.settings.addresses import is_loopback
 
 HEADER = "authorization"
 

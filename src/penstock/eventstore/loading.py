@@ -24,8 +24,8 @@ from penstock.eventstore.namemarks import NameMarks
 from penstock.eventstore.objects import ObjectWriter
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import HANDLE, side_schema
-from penstock.eventstore.storage import Storage, StorageRef
 from penstock.kv.clusterref import ClusterRef
+from penstock.object_storage import Storage, StorageRef
 from penstock.tables.kvscan import KvScan, KvScanPartition
 
 OBJECT_BYTES = 256 * 1024 * 1024  # of Arrow; a range that is larger becomes several objects

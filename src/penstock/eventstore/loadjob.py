@@ -13,8 +13,8 @@ from penstock.eventstore.loading import RangeTask, TableLoad
 from penstock.eventstore.loadplan import LoadPlan, check_fresh
 from penstock.eventstore.schemareading import read_schemas
 from penstock.eventstore.sides import side_schema
-from penstock.eventstore.storage import StorageRef
 from penstock.kv.clusterref import ClusterRef
+from penstock.object_storage import StorageRef
 from penstock.settings import Settings
 from penstock.tables.catalog import Catalog
 from penstock.tables.kvscan import ranges_of, scan_of

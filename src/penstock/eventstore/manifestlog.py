@@ -22,7 +22,7 @@ from penstock.eventstore.manifest import (
     write_entry,
     write_state,
 )
-from penstock.eventstore.storage import Storage
+from penstock.object_storage import Storage
 
 CHECKPOINT_ENTRIES = 64
 _OPEN_ATTEMPTS = 100

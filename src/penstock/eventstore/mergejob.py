@@ -13,8 +13,8 @@ from penstock.eventstore.flightreader import FlightReader
 from penstock.eventstore.merges import MergeOutput, MergePlan, write_merge
 from penstock.eventstore.mergewire import read_plan, write_output
 from penstock.eventstore.owners import find_owners
-from penstock.eventstore.storage import StorageRef
 from penstock.kv.clusterref import ClusterRef
+from penstock.object_storage import StorageRef
 from penstock.settings import Settings, TlsSettings
 
 _COMMIT_TIMEOUT_S = 600.0  # rows that were deleted meanwhile are moved first

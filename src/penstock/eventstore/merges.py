@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.clock import SYSTEM, Clock
+from penstock.columnar.sorted_spill import SLICE_ROWS, Order, Spool, order_by
 from penstock.errors import Corrupt, Invalid
 from penstock.eventstore import paths
 from penstock.eventstore.deletions import Deletions
@@ -25,8 +26,7 @@ from penstock.eventstore.objectscan import ObjectScan, Piece
 from penstock.eventstore.paths import Side
 from penstock.eventstore.schemaversion import SchemaVersion, in_force, schemas_in
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, MERGED_TOMBSTONES, OBJECT, OFFSET, side_schema
-from penstock.eventstore.sorting import SLICE_ROWS, Order, Spool, order_by
-from penstock.eventstore.storage import Storage
+from penstock.object_storage import Storage
 from penstock.tables.schema import TableInfo
 
 SORT_BYTES = 64 * 1024 * 1024

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable
 
 from penstock.eventstore import paths
-from penstock.eventstore.storage import Storage
+from penstock.object_storage import Storage
 
 
 class NameMarks:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from penstock.errors import Corrupt
 from penstock.eventstore import paths
 from penstock.eventstore.manifest import ObjectInfo
-from penstock.eventstore.storage import Storage
+from penstock.object_storage import Storage
 
 
 @contextmanager

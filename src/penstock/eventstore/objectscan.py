@@ -22,8 +22,8 @@ from penstock.eventstore.objectfiles import Bounds, column_bounds, opened
 from penstock.eventstore.projection import Projection
 from penstock.eventstore.readahead import ReadAhead
 from penstock.eventstore.sides import COMMIT_TS, HANDLE
-from penstock.eventstore.storage import Storage
 from penstock.eventstore.touched import NO_HANDLES, GroupHandles, touched_offsets
+from penstock.object_storage import Storage
 from penstock.tables.schema import TableInfo
 
 _BLOCKS_PER_GROUP = 4  # row groups are bounded in bytes, so their parts are

@@ -10,7 +10,7 @@ from penstock.eventstore import paths
 from penstock.eventstore.manifest import Archive, ManifestState, ObjectInfo, Removal
 from penstock.eventstore.manifestlog import ManifestLog
 from penstock.eventstore.schemaversion import SCHEMA_FACT, SchemaVersion
-from penstock.eventstore.storage import Storage
+from penstock.object_storage import Storage
 
 
 class Ownership:

@@ -18,7 +18,7 @@ from penstock.eventstore.manifest import ManifestState, ObjectInfo, read_archive
 from penstock.eventstore.paths import Side
 from penstock.eventstore.ranges import RangeReader, ReadRange, TableProgress
 from penstock.eventstore.schemaversion import SCHEMA_FACT, SchemaVersion, cut_at_changes, in_force, schemas_in
-from penstock.eventstore.storage import Storage, StorageRef
+from penstock.object_storage import Storage, StorageRef
 
 _DROPPED_FACT = "dropped"
 

@@ -38,7 +38,7 @@ from penstock.eventstore.manifest import ManifestState, ObjectInfo
 from penstock.eventstore.objectfiles import opened
 from penstock.eventstore.rowids import Moves, RowIds, sortable
 from penstock.eventstore.sides import HANDLE
-from penstock.eventstore.storage import Storage
+from penstock.object_storage import Storage
 
 _log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from penstock.eventstore.paths import Side
 from penstock.eventstore.ranges import Part, RangeReader, ReadRange, TableProgress
 from penstock.eventstore.schemaversion import SchemaVersion, cut_at_changes, in_force, schemas_in
 from penstock.eventstore.sides import HANDLE, decode_side
-from penstock.eventstore.storage import Storage
 from penstock.eventstore.store import EventStore
 from penstock.eventstore.streams import merged, shown_schema, streams_of
+from penstock.object_storage import Storage
 from penstock.tables.decoding.decoder import RowDecoder
 
 __all__ = ["Part", "RangeReader", "ReadRange", "Reader", "TableProgress"]

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.eventstore import sorting
-from penstock.eventstore.sorting import SLICE_BYTES, SLICE_ROWS
+from penstock.columnar import sorted_spill
+from penstock.columnar.sorted_spill import SLICE_BYTES, SLICE_ROWS
 from penstock.tables.raw import RAW_SCHEMA
 
 Times = npt.NDArray[np.uint64]
@@ -92,7 +92,7 @@ def ordered(
     load: Callable[[], Iterable[pa.RecordBatch]], nbytes: int, *, memory_bytes: int, scratch: Path
 ) -> Generator[pa.RecordBatch, None, None]:
     """The changes of all batches, in order and once, as `sorting.ordered` gives them."""
-    return sorting.ordered(load, nbytes, _ORDER, memory_bytes=memory_bytes, scratch=scratch)
+    return sorted_spill.ordered(load, nbytes, _ORDER, memory_bytes=memory_bytes, scratch=scratch)
 
 
 def before(ordered_times: Times, ts: int) -> int:
@@ -101,4 +101,4 @@ def before(ordered_times: Times, ts: int) -> int:
     return int(np.searchsorted(ordered_times, np.uint64(ts)))
 
 
-_ORDER = sorting.Order(RAW_SCHEMA, _KEYS, in_order)
+_ORDER = sorted_spill.Order(RAW_SCHEMA, _KEYS, in_order)

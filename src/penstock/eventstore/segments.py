@@ -9,10 +9,10 @@ from typing import IO
 
 import pyarrow as pa
 
+from penstock.durable_files import sync_data, sync_folder
 from penstock.errors import Corrupt
 from penstock.eventstore import frames, paths
 from penstock.eventstore.frames import Frame, FrameKind
-from penstock.files import sync_data, sync_folder
 
 _log = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ from penstock.eventstore.projection import Projection
 from penstock.eventstore.ranges import ReadRange
 from penstock.eventstore.schemaversion import schemas_in
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, START_TS, UPDATE
-from penstock.eventstore.storage import Storage
 from penstock.eventstore.touched import NO_HANDLES
 from penstock.eventstore.unflushed import Unflushed
+from penstock.object_storage import Storage
 from penstock.tables.schema import TableInfo
 
 BATCH_ROWS = 64 * 1024

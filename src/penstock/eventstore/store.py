@@ -24,10 +24,10 @@ from penstock.eventstore.merges import MergeOutput, MergePlan, check_output
 from penstock.eventstore.ownership import Ownership
 from penstock.eventstore.pkindex import PrimaryKeyIndex
 from penstock.eventstore.rows import between, commit_ends
-from penstock.eventstore.storage import Storage
 from penstock.eventstore.table import Held, TableLoad, TableRows
 from penstock.eventstore.upkeep import Upkeep
 from penstock.eventstore.wal import Location, Wal
+from penstock.object_storage import Storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import RowDecoder
 

@@ -9,8 +9,8 @@ from penstock.eventstore import manifestlog, paths
 from penstock.eventstore.namemarks import NameMarks
 from penstock.eventstore.partition import dropped_fact, dropped_ts
 from penstock.eventstore.schemas import CapturedTable, SchemaHistory
-from penstock.eventstore.storage import Storage
 from penstock.eventstore.store import EventStore
+from penstock.object_storage import Storage
 
 _log = logging.getLogger(__name__)
 

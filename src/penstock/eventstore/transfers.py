@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock import metrics
+from penstock.columnar.sorted_spill import order_by
 from penstock.eventstore.flushes import Table
 from penstock.eventstore.manifest import ManifestState, ObjectInfo, Removal
 from penstock.eventstore.merges import MergeOutput, MergeWriter, deletes_from
 from penstock.eventstore.objectfiles import Bounds, column_bounds, opened
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, MERGED_TOMBSTONES, OBJECT, OFFSET
-from penstock.eventstore.sorting import order_by
-from penstock.eventstore.storage import Storage
+from penstock.object_storage import Storage
 
 _BY_HANDLE = order_by(MERGED_TOMBSTONES, HANDLE)
 

@@ -14,8 +14,8 @@ from penstock.eventstore.duties import Care, Duty, DutyPolicy
 from penstock.eventstore.flushes import Table
 from penstock.eventstore.merges import MergeOutput, MergePlan, MergeWriter, plan_merge, plan_merges
 from penstock.eventstore.merging import MergePolicy
-from penstock.eventstore.storage import Storage
 from penstock.eventstore.transfers import commit_merge
+from penstock.object_storage import Storage
 from penstock.settings import UpkeepSettings
 
 _log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.columnar.row_hash import Digest, Hashes, differing, digests_by_range, row_hashes, total
 from penstock.errors import Corrupt
-from penstock.eventstore.checksums import Digest, Hashes, differing, digests_by_range, row_hashes, total
 from penstock.eventstore.partition import Partition, TableView
 from penstock.eventstore.sides import HANDLE
 from penstock.eventstore.snapshot import SnapshotPartition, plan_snapshot, read_snapshot, snapshot_schema

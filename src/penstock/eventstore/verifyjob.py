@@ -7,9 +7,9 @@ from penstock.eventstore.finding import find_table
 from penstock.eventstore.historyhold import history_held
 from penstock.eventstore.owners import find_owners
 from penstock.eventstore.partition import TableView
-from penstock.eventstore.storage import StorageRef
 from penstock.eventstore.verifying import Run, VerifyReport, compare
 from penstock.kv.clusterref import ClusterRef
+from penstock.object_storage import StorageRef
 from penstock.settings import Settings, TlsSettings
 from penstock.tables.kvscan import HANDLE_COLUMN, plan_scan, ranges_of
 

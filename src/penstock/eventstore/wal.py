@@ -22,13 +22,13 @@ import pyarrow as pa
 
 from penstock import metrics
 from penstock.clock import SYSTEM, Clock
+from penstock.durable_files import make_folder, sync_data
 from penstock.errors import Corrupt, Invalid, PenstockError, Unavailable
 from penstock.eventstore import frames, paths
 from penstock.eventstore.frames import Frame, FrameKind
 from penstock.eventstore.logcover import LogCover
 from penstock.eventstore.retention import Retention
 from penstock.eventstore.segments import Location, Record, SegmentFile, Sync, map_file, read_segment
-from penstock.files import make_folder, sync_data
 
 __all__ = ["Location", "Wal"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Corrupt, Invalid
 from penstock.eventstore import paths
-from penstock.eventstore.storage import Storage
+from penstock.object_storage import Storage
 
 FORMAT = 1
 

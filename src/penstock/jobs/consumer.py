@@ -22,11 +22,11 @@ import pyarrow as pa
 from pydantic import BaseModel
 
 from penstock.clock import SYSTEM, Clock
+from penstock.columnar.rowspool import SPOOL_BYTES
 from penstock.errors import Invalid
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.jobs.errorcodes import TargetDiffers
 from penstock.jobs.jobid import JobId, JobKey
-from penstock.jobs.reading.rowspool import SPOOL_BYTES
 from penstock.jobs.spec import ConsumerInfo
 from penstock.settings import Settings
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import Field
 
 from penstock.settings.frozen import Frozen
-from penstock.settings.tls import ServerTlsSettings
+from penstock.settings.network import ServerTlsSettings
 
 
 class StoreSettings(Frozen):

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import PenstockError
-from penstock.eventstore.storage import Storage
 from penstock.eventstore.watermarks import Watermarks
+from penstock.object_storage import Storage
 
 _log = logging.getLogger(__name__)
 

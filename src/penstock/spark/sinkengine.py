@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from penstock.eventstore.storage import StorageRef
+    from penstock.object_storage import StorageRef
     from penstock.sink.pipeline.engine import EncodeWork
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.finding import find_table
 from penstock.eventstore.partition import TableView
-from penstock.eventstore.storage import StorageRef
+from penstock.object_storage import StorageRef
 
 if TYPE_CHECKING:
     from penstock.eventstore.flightreader import FlightReader

@@ -24,8 +24,8 @@ from rocksdict import (
 )
 
 from penstock import metrics
+from penstock.durable_files import make_folder
 from penstock.errors import Corrupt, Invalid, Unavailable
-from penstock.files import make_folder
 
 _MIB = 1024 * 1024
 _BLOCK_CACHE_BYTES = 128 * _MIB

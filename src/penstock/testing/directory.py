@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.eventstore.storage import Storage
+from penstock.object_storage import Storage
 from penstock.sink.consuming.changerows import DELETE, INSERT, ChangeRows, row_dicts
 from penstock.sink.consuming.datafiles import DataFiles, FileOptions
 from penstock.sink.consuming.listing import Listing, Root, Stretch, Survey

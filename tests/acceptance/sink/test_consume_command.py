@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from penstock.eventstore.storage import open_storage
 from penstock.kv import Client
+from penstock.object_storage import open_storage
 from penstock.tables import Catalog
 from support.ticdcfiles import TicdcDirectory, canal_line, column
 from support.warmstore import WarmStore

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.consumers.parquet import ParquetCopy, live_files
 from penstock.errors import Corrupt, Invalid
-from penstock.eventstore.storage import open_storage
+from penstock.object_storage import open_storage
 from penstock.tables.alter import add_column
 from penstock.testing.clock import ManualClock
 from penstock.testing.consumers import SourceModel, job_context, rows_by_key

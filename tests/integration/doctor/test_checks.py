@@ -15,9 +15,9 @@ from penstock.app.doctor.examination import examine
 from penstock.app.doctor.findings import Finding, Verdict
 from penstock.clock import SYSTEM
 from penstock.eventstore.leases import PREFIX, Lease
-from penstock.eventstore.storage import Storage, StorageRef, open_storage
 from penstock.kv import Client
 from penstock.metricserver import MetricServer
+from penstock.object_storage import Storage, StorageRef, open_storage
 from penstock.settings import Settings, parse
 from support.certificates import Identity, issue
 from support.warmstore import WarmStore

@@ -2,7 +2,7 @@
 
 from penstock.app.doctor import storages
 from penstock.app.doctor.findings import Verdict
-from penstock.eventstore.storage import StorageRef, open_storage
+from penstock.object_storage import StorageRef, open_storage
 from support.s3server import S3Bucket
 
 

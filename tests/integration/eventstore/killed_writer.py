@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from penstock.eventstore.storage import open_storage
 from penstock.eventstore.store import EventStore
+from penstock.object_storage import open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from support.events import FixedSchemas, a_table, change

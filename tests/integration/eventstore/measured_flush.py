@@ -14,8 +14,8 @@ import pyarrow as pa
 from penstock.eventstore.flight import FlightService
 from penstock.eventstore.flightreader import FlightReader
 from penstock.eventstore.reading import Reader, ReadRange
-from penstock.eventstore.storage import open_storage
 from penstock.eventstore.store import EventStore
+from penstock.object_storage import open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.define import define_table

@@ -16,7 +16,7 @@ from penstock.eventstore.partition import Partition, TableView
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import side_schema
 from penstock.eventstore.snapshot import plan_snapshot, read_snapshot
-from penstock.eventstore.storage import StorageRef
+from penstock.object_storage import StorageRef
 from penstock.tables.keys import encode_handle
 
 OBJECT_ROWS = 100_000  # about 80 MiB

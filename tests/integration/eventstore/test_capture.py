@@ -25,9 +25,9 @@ from penstock.eventstore.partition import dropped_ts
 from penstock.eventstore.reading import ReadRange
 from penstock.eventstore.schemas import CapturedTable
 from penstock.eventstore.snapshot import read_snapshot
-from penstock.eventstore.storage import StorageRef, open_storage
 from penstock.kv import Client
 from penstock.kv.pd import PdClient
+from penstock.object_storage import StorageRef, open_storage
 from penstock.puller import Span, SubscriptionClient
 from penstock.settings import KvSettings, Settings, StoreSettings
 from penstock.store.cdc.scan import IncrementalScan

@@ -6,7 +6,7 @@ from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
 from penstock.eventstore.manifestlog import ManifestLog, load
 from penstock.eventstore.ownership import Ownership
-from penstock.eventstore.storage import Storage, open_storage
+from penstock.object_storage import Storage, open_storage
 from penstock.testing.clock import ManualClock
 from support.s3server import Fault, FaultyS3, S3Bucket
 

@@ -17,8 +17,8 @@ from penstock.eventstore.flight import FlightService
 from penstock.eventstore.flightaccess import FlightAccess, TokenCheck
 from penstock.eventstore.flightreader import FlightReader, TableProgress
 from penstock.eventstore.reading import Reader, ReadRange
-from penstock.eventstore.storage import Storage, open_storage
 from penstock.eventstore.store import EventStore
+from penstock.object_storage import Storage, open_storage
 from penstock.settings import CaptureSettings, ServerTlsSettings, Settings, TlsSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from support.capture import CaptureProcess

@@ -18,9 +18,9 @@ from penstock.eventstore.loading import RangeTask, TableLoad, in_progress
 from penstock.eventstore.loadjob import find_loads, load_table
 from penstock.eventstore.loadplan import read_plan, write_plan
 from penstock.eventstore.partition import Partition
-from penstock.eventstore.storage import StorageRef
 from penstock.kv import Client
 from penstock.kv.clusterref import ClusterRef
+from penstock.object_storage import StorageRef
 from penstock.settings import KvSettings, Settings
 from penstock.tables import Catalog
 from penstock.tables.keys import encode_handle, record_key

@@ -18,9 +18,9 @@ from penstock.eventstore.mergejob import MergeTask, merge
 from penstock.eventstore.merges import MergeOutput, plan_merges
 from penstock.eventstore.mergewire import plan_tree, read_plan
 from penstock.eventstore.merging import MergePolicy
-from penstock.eventstore.storage import StorageRef
 from penstock.eventstore.verifyjob import verify
 from penstock.kv.clusterref import ClusterRef
+from penstock.object_storage import StorageRef
 from penstock.settings import Settings
 from penstock.tables import Catalog
 from penstock.tables.keys import record_key

@@ -8,8 +8,8 @@ import pytest
 from penstock.errors import Fenced
 from penstock.eventstore import paths
 from penstock.eventstore.manifestlog import ManifestLog, load
-from penstock.eventstore.storage import Storage, open_storage
 from penstock.eventstore.store import EventStore
+from penstock.object_storage import Storage, open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from support.events import FixedSchemas, a_table, change, replayed

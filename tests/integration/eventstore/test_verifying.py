@@ -17,10 +17,10 @@ from penstock.eventstore.loading import RangeTask, write_objects
 from penstock.eventstore.loadjob import load_table
 from penstock.eventstore.manifestlog import ManifestLog, load
 from penstock.eventstore.schemaversion import schemas_in
-from penstock.eventstore.storage import StorageRef
 from penstock.eventstore.verifying import Difference
 from penstock.eventstore.verifyjob import verify
 from penstock.kv.clusterref import ClusterRef
+from penstock.object_storage import StorageRef
 from penstock.settings import Settings
 from penstock.tables import Catalog
 from penstock.tables.keys import encode_handle, record_key

@@ -14,7 +14,6 @@ from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore.leases import Lease
 from penstock.eventstore.manifest import BEGUN
 from penstock.eventstore.ranges import TableProgress
-from penstock.eventstore.storage import StorageRef
 from penstock.eventstore.watermarks import Watermarks
 from penstock.jobs.iterations.projecting import PieceProjection
 from penstock.jobs.jobcolumns import chosen_columns, key_names
@@ -22,6 +21,7 @@ from penstock.jobs.reading.eventsource import HOLDER, EventStoreJobSource
 from penstock.jobs.reading.followedtables import UNKNOWN_MS, FollowedTables, TableGone
 from penstock.jobs.reading.netchanges import net_of
 from penstock.jobs.source import Look, Scan
+from penstock.object_storage import StorageRef
 from penstock.tables.alter import add_column
 from penstock.tables.schema import TableInfo
 from penstock.testing.clock import ManualClock

@@ -26,8 +26,8 @@ from penstock.eventstore.loading import RangeTask, find_plan
 from penstock.eventstore.loadjob import load_table
 from penstock.eventstore.manifest import Removal
 from penstock.eventstore.manifestlog import ManifestLog
-from penstock.eventstore.storage import StorageRef
 from penstock.kv.clusterref import ClusterRef
+from penstock.object_storage import StorageRef
 from penstock.settings import KvSettings, Settings
 from penstock.spark.failures import spark_errors
 from penstock.spark.loading import load_snapshot

@@ -21,8 +21,8 @@ from penstock.clock import SYSTEM
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import sharing
 from penstock.eventstore.capture import Capture
-from penstock.eventstore.storage import StorageRef
 from penstock.jobs.reading.scanning import scan_tail
+from penstock.object_storage import StorageRef
 from penstock.sink.formats.encoding import encode_part
 from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.pipeline.engine import EncodeWork, FileWork

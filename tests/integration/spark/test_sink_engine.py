@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from penstock.changes.admission import Limit
 from penstock.errors import Unavailable
 from penstock.eventstore.flightreader import FlightReader
-from penstock.eventstore.storage import StorageRef
+from penstock.object_storage import StorageRef
 from penstock.sink.formats.encoding import encode_part
 from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.pipeline.engine import Chunk, EncodeWork, FileWork

@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.eventstore.storage import open_storage
 from penstock.eventstore.store import EventStore
 from penstock.eventstore.table import TableRows
+from penstock.object_storage import open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from support.events import FixedSchemas, a_table, change, replayed

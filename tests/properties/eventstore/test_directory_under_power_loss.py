@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from penstock.errors import Unavailable
-from penstock.eventstore.storage import Storage, open_storage
+from penstock.object_storage import Storage, open_storage
 from support.powerloss import Disk
 
 PATHS = st.sampled_from(["a", "f/a", "f/b", "f/g/a"])

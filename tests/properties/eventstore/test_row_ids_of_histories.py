@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from penstock.errors import Unavailable
 from penstock.eventstore.pkindex import PrimaryKeyIndex
 from penstock.eventstore.rowids import ASK, UNKNOWN, Events, Places, RowIds, match, sortable
-from penstock.eventstore.storage import Storage, open_storage
 from penstock.eventstore.store import EventStore
+from penstock.object_storage import Storage, open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from support.events import FixedSchemas, RowId, a_table, change, live_rows, moved_rows, objects, read_object

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.columnar.sorted_spill import choose_cuts, position
 from penstock.eventstore.rows import between, in_order, ordered
-from penstock.eventstore.sorting import choose_cuts, position
 from penstock.eventstore.transactions import cut
 from support.rawbatches import Change, changes, put, raw
 
@@ -58,7 +58,7 @@ def test_slices_are_bounded_in_rows_and_bytes(batches: list[list[Change]], rows:
 @given(st.lists(st.integers(0, 50), max_size=60), st.integers(2, 8))
 def test_a_sample_divides_the_rows_however_they_are_batched(sizes: list[int], parts: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("penstock.eventstore.sorting._SAMPLES_MAX", 64)
+        patched.setattr("penstock.columnar.sorted_spill._SAMPLES_MAX", 64)
         total = sum(sizes)
         starts = [sum(sizes[:index]) for index in range(len(sizes))]
         batches = [

@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from penstock.errors import Fenced, Unavailable
 from penstock.eventstore.manifestlog import ManifestLog, load
-from penstock.eventstore.storage import Storage, open_storage
+from penstock.object_storage import Storage, open_storage
 
 WRITERS = st.sampled_from(["one", "two", "three"])
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.clock import SYSTEM
+from penstock.columnar.spill_queue import DiskSpool
 from penstock.errors import Aborted
 from penstock.jobs.errorcodes import CutOff
-from penstock.jobs.iterations.diskspool import DiskSpool
 from penstock.jobs.iterations.fanout import FanOut
 from penstock.jobs.iterations.pieces import Piece
 

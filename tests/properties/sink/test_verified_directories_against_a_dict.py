@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from penstock.comparing.tally import Counts
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.eventstore.storage import StorageRef
+from penstock.object_storage import StorageRef
 from penstock.sink.files.layout import METADATA_PATH, Folder, index_path
 from penstock.sink.files.metadatafile import encode_checkpoint
 from penstock.sink.files.options import SinkOptions

@@ -17,8 +17,8 @@ from penstock.clock import SYSTEM
 from penstock.errors import Conflict, PenstockError, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.manifestlog import load
-from penstock.eventstore.storage import Storage, open_storage
 from penstock.kv import Client
+from penstock.object_storage import Storage, open_storage
 from penstock.tables import Catalog
 from penstock.tables.keys import record_key
 from penstock.testing.store import Admin

@@ -24,9 +24,9 @@ from penstock.eventstore.capture import Capture
 from penstock.eventstore.finding import find_table, list_tables
 from penstock.eventstore.manifestlog import load
 from penstock.eventstore.snapshot import read_snapshot
-from penstock.eventstore.storage import StorageRef
 from penstock.kv import Client
 from penstock.kv.pd import PdClient
+from penstock.object_storage import StorageRef
 from penstock.settings import KvSettings, Settings, StoreSettings
 from penstock.store.cluster import Cluster
 from penstock.tables import Catalog, records

@@ -12,8 +12,8 @@ import pytest
 from penstock.clock import SYSTEM, SystemClock
 from penstock.errors import Unavailable
 from penstock.eventstore import flushes
-from penstock.eventstore.storage import Storage, open_storage
 from penstock.eventstore.store import EventStore
+from penstock.object_storage import Storage, open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from support.events import FixedSchemas, a_table, change, replayed

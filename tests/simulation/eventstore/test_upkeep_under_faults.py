@@ -11,8 +11,8 @@ import pytest
 from penstock.clock import SYSTEM
 from penstock.errors import PenstockError, Unavailable
 from penstock.eventstore import manifestlog, merging
-from penstock.eventstore.storage import Storage
 from penstock.eventstore.watermarks import Watermarks
+from penstock.object_storage import Storage
 from penstock.testing.versions import Snapshot, Target
 from support.itemtables import item, item_table
 from support.tableworld import START, TableWorld

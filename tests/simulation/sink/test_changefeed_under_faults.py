@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from penstock import underway
 from penstock.changes.admission import Limit
 from penstock.errors import Unavailable
 from penstock.eventstore.leases import Lease
@@ -33,7 +34,6 @@ from penstock.sink.files.options import SinkOptions
 from penstock.sink.files.targetfiles import TargetFiles
 from penstock.sink.formats import filewriting
 from penstock.sink.formats.options import CsvOptions
-from penstock.sink.pipeline import underway
 from penstock.sink.pipeline.localengine import LocalEngine, Step
 from penstock.sink.pipeline.storagesink import StorageSink
 from penstock.sink.positions import Position

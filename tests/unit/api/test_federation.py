@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.addresses import joined
 from penstock.api.federation import federated
 from penstock.clock import SYSTEM
 from penstock.control.metricpages import pages
 from penstock.control.partstates import PartKind, PartState, PartStatus
 from penstock.metricserver import MetricServer
+from penstock.settings.addresses import joined
 
 
 def part(name: str, metrics_addr: str | None) -> PartStatus:

@@ -11,14 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.eventstore.checksums import (
-    Digest,
-    differing,
-    digests_by_range,
-    range_numbers,
-    row_hashes,
-    total,
-)
+from penstock.columnar.row_hash import Digest, differing, digests_by_range, range_numbers, row_hashes, total
 
 SCHEMA = pa.schema(
     [

@@ -18,8 +18,8 @@ from penstock.eventstore.manifest import Archive, ManifestState, ObjectInfo
 from penstock.eventstore.manifestlog import ManifestLog, load
 from penstock.eventstore.ownership import Ownership
 from penstock.eventstore.snapshot import plan_snapshot
-from penstock.eventstore.storage import STAGING, Storage, Stored, open_storage
 from penstock.eventstore.watermarks import Watermarks
+from penstock.object_storage import STAGING, Storage, Stored, open_storage
 from penstock.testing.clock import ManualClock
 from penstock.testing.versions import Target
 from support.itemtables import item, item_table

@@ -11,7 +11,7 @@ from penstock.errors import Corrupt, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.deletions import Deletions, live_mask
 from penstock.eventstore.manifest import ObjectInfo, Targets
-from penstock.eventstore.storage import Storage, open_storage
+from penstock.object_storage import Storage, open_storage
 
 TABLE_ID = 7
 Row = tuple[str | None, int | None, int]  # object, offset, commit_ts

@@ -16,7 +16,7 @@ from penstock.eventstore.namemarks import NameMarks
 from penstock.eventstore.partition import dropped_fact, dropped_ts
 from penstock.eventstore.ranges import Part, ReadRange, TableProgress
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.eventstore.storage import StorageRef
+from penstock.object_storage import StorageRef
 from penstock.tables.schema import TableInfo
 from support.events import a_table
 

@@ -13,9 +13,9 @@ from penstock.eventstore.logcover import Fit, LogCover
 from penstock.eventstore.retention import Retention
 from penstock.eventstore.rows import commit_ends
 from penstock.eventstore.segments import read_segment
-from penstock.eventstore.storage import Storage, open_storage
 from penstock.eventstore.store import EventStore
 from penstock.eventstore.wal import Wal
+from penstock.object_storage import Storage, open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from support.events import FixedSchemas, a_table, change

@@ -17,7 +17,7 @@ from penstock.eventstore.manifest import (
     write_state,
 )
 from penstock.eventstore.manifestlog import ManifestLog, load
-from penstock.eventstore.storage import Storage, open_storage
+from penstock.object_storage import Storage, open_storage
 
 ROOT = "tables/7"
 

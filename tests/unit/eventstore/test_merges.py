@@ -189,7 +189,7 @@ def test_what_took_as_long_as_orphans_live_is_not_committed(world: TableWorld) -
 
 def test_outputs_are_cut_at_the_target_size(world: TableWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.eventstore.objects.ROW_GROUP_ROWS", 4)
-    monkeypatch.setattr("penstock.eventstore.sorting.SLICE_ROWS", 4)
+    monkeypatch.setattr("penstock.columnar.sorted_spill.SLICE_ROWS", 4)
     put(world, *range(10, 0, -1))
     world.flush()
     put(world, *range(11, 20))

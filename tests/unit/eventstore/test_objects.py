@@ -13,8 +13,8 @@ from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.objects import ObjectWriter
 from penstock.eventstore.rowids import RowIds
 from penstock.eventstore.sides import side_schema
-from penstock.eventstore.storage import Storage, open_storage
 from penstock.eventstore.tombstones import bounded, by_row_id
+from penstock.object_storage import Storage, open_storage
 from support.events import a_table, read_object
 
 TABLE = a_table()

@@ -17,7 +17,7 @@ from penstock.eventstore.manifestlog import ManifestLog
 from penstock.eventstore.partition import Partition, PartitionState, TableView
 from penstock.eventstore.ranges import Part, ReadRange, TableProgress
 from penstock.eventstore.schemaversion import SchemaVersion, cut_at_changes, in_force
-from penstock.eventstore.storage import Storage, StorageRef
+from penstock.object_storage import Storage, StorageRef
 from support.events import a_table
 
 TABLE = a_table()

@@ -14,8 +14,8 @@ from penstock import metrics
 from penstock.errors import Unavailable
 from penstock.eventstore.manifest import Archive
 from penstock.eventstore.pkindex import PrimaryKeyIndex
-from penstock.eventstore.storage import Storage, open_storage
 from penstock.eventstore.store import EventStore
+from penstock.object_storage import Storage, open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.define import define_table

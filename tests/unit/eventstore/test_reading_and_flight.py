@@ -20,8 +20,8 @@ from penstock.eventstore.ranges import RangeReader, ReadRange, TableProgress
 from penstock.eventstore.reading import Reader
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import OBJECT, OFFSET
-from penstock.eventstore.storage import open_storage
 from penstock.eventstore.store import EventStore
+from penstock.object_storage import open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.define import define_table

@@ -14,7 +14,7 @@ from penstock.errors import Corrupt, Invalid, StaleRead, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.partition import TableView
 from penstock.eventstore.snapshot import plan_snapshot, read_snapshot, snapshot_schema
-from penstock.eventstore.storage import StorageRef
+from penstock.object_storage import StorageRef
 from penstock.tables.alter import add_column
 from penstock.tables.define import define_table
 from penstock.tables.keys import encode_handle

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Denied, Invalid, Unavailable
-from penstock.eventstore.storage import Storage, open_storage
+from penstock.object_storage import Storage, open_storage
 from penstock.testing.clock import ManualClock
 from support.powerloss import Disk
 

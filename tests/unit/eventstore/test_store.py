@@ -16,9 +16,9 @@ from penstock.eventstore.manifestlog import ManifestLog, load
 from penstock.eventstore.ranges import ReadRange
 from penstock.eventstore.reading import Reader
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.eventstore.storage import Storage, open_storage
 from penstock.eventstore.store import EventStore
 from penstock.eventstore.table import TableRows
+from penstock.object_storage import Storage, open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.define import define_table

@@ -23,8 +23,8 @@ from penstock.eventstore.ranges import Part, ReadRange, TableProgress
 from penstock.eventstore.readahead import ReadAhead
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.eventstore.sides import side_schema
-from penstock.eventstore.storage import Storage, open_storage
 from penstock.eventstore.streams import Place, merged, streams_of
+from penstock.object_storage import Storage, open_storage
 from support.events import a_table
 
 TABLE = a_table()

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from penstock.clock import SYSTEM
+from penstock.durable_files import make_folder, replace_file
 from penstock.errors import Invalid
 from penstock.eventstore.capture import _data_id
-from penstock.eventstore.storage import StorageRef
-from penstock.files import make_folder, replace_file
+from penstock.object_storage import StorageRef
 from penstock.sink.consuming.progress import Progress
 from penstock.sink.consuming.statefile import StateFile
 from penstock.store.engine import Engine

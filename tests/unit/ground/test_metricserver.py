@@ -12,10 +12,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain
 
 from penstock import metricserver
-from penstock.addresses import is_loopback, joined, parted
 from penstock.clock import SYSTEM
 from penstock.errors import Invalid
 from penstock.metricserver import MetricServer
+from penstock.settings.addresses import is_loopback, joined, parted
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.jobs.iterations.diskspool import DiskSpool
+from penstock.columnar.spill_queue import DiskSpool
 from penstock.jobs.iterations.pieces import Piece, closed
 from support.jobdoubles import until
 

@@ -12,7 +12,7 @@ from penstock.jobs.iterations.reconciling import Ahead, Ready, reconcile
 from penstock.jobs.job import ErrorCode, Job, JobState
 from penstock.jobs.log.transitions import started
 from penstock.jobs.reading.followedtables import TableGone
-from penstock.jobs.scheduling.retrying import Retrying
+from penstock.retry import Retrying
 from penstock.settings import JobsSettings
 from support.jobdoubles import iteration_of, job_row
 

@@ -11,8 +11,8 @@ from penstock.changes.admission import Limit
 from penstock.changes.snapshotcut import Group, cut_groups
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.eventstore.storage import open_storage
 from penstock.eventstore.watermarks import Watermarks
+from penstock.object_storage import open_storage
 from penstock.spark.consumerhold import TTL_S, ConsumerHold
 from penstock.spark.streaming import Offset, RefusedStreamReader
 from penstock.spark.streamschema import Declared

@@ -11,7 +11,6 @@ from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
 from penstock import eventloop
-from penstock.addresses import asked_host, joined, parted
 from penstock.app.doctor.clusterchecks import captured_tables
 from penstock.app.doctor.embedded import has_store
 from penstock.app.doctor.findings import Finding, bad, ok
@@ -19,6 +18,7 @@ from penstock.control.partstates import PartKind, UpStates
 from penstock.errors import Invalid, PenstockError
 from penstock.kv import AsyncClient
 from penstock.settings import ServerTlsSettings, Settings
+from penstock.settings.addresses import asked_host, joined, parted
 
 __all__ = ["Listening", "listened", "port"]
 

@@ -11,7 +11,7 @@ from penstock.app.doctor.findings import Finding, Verdict, bad, ok, refused, war
 from penstock.app.doctor.folders import local_folder
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid, PenstockError
-from penstock.eventstore.storage import STAGING, Storage, StorageRef, open_storage
+from penstock.object_storage import STAGING, Storage, StorageRef, open_storage
 from penstock.settings import Settings
 from penstock.sink.files.options import sink_options
 from penstock.sink.files.sinkuri import is_secret

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from penstock import logs, settings
+from penstock import process, settings
 from penstock.app.signals import run_until_signalled
 from penstock.app.up.display import Display, LogDisplay, TerminalDisplay
 from penstock.app.up.parts import under
@@ -31,7 +31,7 @@ def serve(settings: Settings, *, log_format: str, log_level: str | None) -> None
     """
     watched = sys.stdout.isatty()
     level = log_level or ("WARNING" if watched else "INFO")
-    logs.configure(style=log_format, level=level)
+    process.configure(style=log_format, level=level)
     display: Display = TerminalDisplay() if watched else LogDisplay(announce=True)
     supervisor = Supervisor(settings, log_format=log_format, log_level=level, display=display)
     run_until_signalled(supervisor.run())

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 
-from penstock import arrowmemory, logs
+from penstock import arrowmemory, process
 from penstock.app.up.orders import STOP, Order
 from penstock.clock import SYSTEM
 from penstock.control.partstates import PartKind
@@ -30,7 +30,7 @@ def main() -> None:
     arrowmemory.prepare()
     try:
         order = Order.parse(_read_line())
-        logs.configure(style=order.log_format, level=order.log_level)
+        process.configure(style=order.log_format, level=order.log_level)
         threading.Thread(target=_stop_at_end_of_input, args=(order,), daemon=True).start()
         _serve(order.kind, order.settings)
     except PenstockError as error:

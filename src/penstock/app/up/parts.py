@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from penstock.addresses import joined, parted
 from penstock.app.up.supervision import Rank
 from penstock.control.partstates import PartKind
 from penstock.settings import Settings
+from penstock.settings.addresses import joined, parted
 
 __all__ = ["Part", "address_of", "anchored", "parts_of", "under"]
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from penstock.consumers.lake.keyorder import chunk_rows
 from penstock.consumers.lake.lakeschema import shaped
 from penstock.errors import Invalid
-from penstock.eventstore.storage import STAGING, STAGING_LOCK, Storage
+from penstock.object_storage import STAGING, STAGING_LOCK, Storage
 
 __all__ = [
     "STRAY_MS",
@@ -65,7 +65,7 @@ class Written:
 
 
 class FileStore(Protocol):
-    """Where files are, by paths relative to the copy; penstock.eventstore.storage.Storage is one.
+    """Where files are, by paths relative to the copy; penstock.object_storage.Storage is one.
 
     A written file is durable and visible on return. Raises Unavailable for what may pass.
     """

@@ -6,7 +6,7 @@ from typing import ClassVar
 from pydantic import Field, field_validator
 
 from penstock.consumers.options import ConsumerOptions, Properties, Seconds, absolute_place, revealed
-from penstock.eventstore.storage import StorageRef
+from penstock.object_storage import StorageRef
 
 __all__ = ["LakeOptions"]
 

@@ -20,11 +20,11 @@ import pyarrow.compute as pc
 from psycopg import sql
 from pyarrow import csv
 
+from penstock.columnar.escaping import hex_cells
+from penstock.columnar.text_lines import as_binary, content, of_content
 from penstock.consumers.evolution import TargetColumn
 from penstock.consumers.postgres.copytext import cells, moments, storable
 from penstock.errors import Invalid
-from penstock.sink.formats.escaping import hex_cells
-from penstock.sink.formats.joining import as_binary, content, of_content
 
 _BLOCK_BYTES = 4 << 20
 _EXACT = Context(prec=2000)

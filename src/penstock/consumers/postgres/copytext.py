@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.columnar.escaping import Substitution, hex_cells
+from penstock.columnar.text_lines import Lines, as_binary, content
 from penstock.consumers.evolution import TargetColumn
 from penstock.errors import Invalid
-from penstock.sink.formats.escaping import Substitution, hex_cells
-from penstock.sink.formats.joining import Lines, as_binary, content
 from penstock.sink.formats.texts import decimals, fixed_floats, spans, vectors
 from penstock.tables.fieldtypes import FieldType, Tp
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from penstock.columnar.text_lines import content
 from penstock.consumers.webhook.jsonlines import JsonLines
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.jobs.consumer import DataRetriever, every
-from penstock.sink.formats.joining import content
 from penstock.tables.fieldtypes import Tp
 
 DELETED = "_deleted"

@@ -13,10 +13,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.changes.batches import ChangeBatch, Hint
+from penstock.columnar.rowspool import SPOOL_BYTES, RowSpool
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.jobs.iterations.pieces import Piece
 from penstock.jobs.iterations.projecting import PieceProjection
-from penstock.jobs.reading.rowspool import SPOOL_BYTES, RowSpool
 
 PIECE_ROWS = 16 * 1024
 

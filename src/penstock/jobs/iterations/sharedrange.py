@@ -11,11 +11,11 @@ from typing import Generic, TypeVar
 
 from penstock import eventloop, metrics
 from penstock.clock import SYSTEM, Clock
+from penstock.columnar.spill_queue import DiskSpool
 from penstock.errors import Aborted, Invalid, StaleRead, Unavailable
 from penstock.jobs.errorcodes import failure_of
 from penstock.jobs.iteration import Iteration
 from penstock.jobs.iterations.caps import caps_of
-from penstock.jobs.iterations.diskspool import DiskSpool
 from penstock.jobs.iterations.fanout import FanOut
 from penstock.jobs.iterations.frames import Frames, SharedFrame
 from penstock.jobs.iterations.inorder import in_order

@@ -18,12 +18,12 @@ from penstock.eventstore.owners import live_captures
 from penstock.eventstore.partition import Partition, TableView
 from penstock.eventstore.schemareading import MetaSubscription
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.eventstore.storage import StorageRef
 from penstock.eventstore.watermarks import Watermarks
 from penstock.jobs.reading.followedtables import FollowedTables
 from penstock.jobs.reading.scanning import change_wishes, scan_snapshot, scan_tail
 from penstock.jobs.source import Look, Scan
 from penstock.kv import AsyncClient, Client
+from penstock.object_storage import StorageRef
 from penstock.settings import Settings, TlsSettings
 from penstock.sink.source.captures import CaptureReader, Captures
 from penstock.sink.source.feedsource import Look as PhysicalLook

@@ -18,10 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.eventstore.checksums import row_hashes
+from penstock.columnar.row_hash import row_hashes
+from penstock.columnar.rowspool import SPOOL_BYTES, RowSpool
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.jobs.jobcolumns import with_commit_ts
-from penstock.jobs.reading.rowspool import SPOOL_BYTES, RowSpool
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

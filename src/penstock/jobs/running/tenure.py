@@ -13,11 +13,11 @@ from penstock.jobs.running.jobboard import JobBoard
 from penstock.jobs.running.runnermetrics import BoardGauges
 from penstock.jobs.running.runnerparts import OpenScheduler, RunnerFeed, RunnerLease, RunnerLog
 from penstock.jobs.running.tablewatch import TableWatch
-from penstock.jobs.scheduling.retrying import Retrying
 from penstock.jobs.source import JobSource
 from penstock.metrics import JOBS_TICK_SECONDS
+from penstock.retry import Retrying
 from penstock.settings import JobsSettings
-from penstock.sink.pipeline.underway import Signal
+from penstock.underway import Signal
 
 _AGAIN_S = 1.0
 

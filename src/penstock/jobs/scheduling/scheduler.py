@@ -15,7 +15,7 @@ from penstock.jobs.iterations.execution import Executor
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.scheduling.queueing import FairQueue, Waiting
-from penstock.jobs.scheduling.retrying import Retrying
+from penstock.retry import Retrying
 from penstock.settings import JobsSettings
 
 _log = logging.getLogger(__name__)

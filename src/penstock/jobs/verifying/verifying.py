@@ -14,15 +14,15 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.changes.admission import Limit
+from penstock.columnar.row_hash import Hashes
+from penstock.columnar.rowspool import RowSpool
 from penstock.comparing.comparison import Comparison
 from penstock.comparing.tally import Counts, added_samples
 from penstock.errors import Fenced, Invalid, Unavailable
-from penstock.eventstore.checksums import Hashes
 from penstock.jobs.consumer import Comparable, Consumer, is_comparable
 from penstock.jobs.job import Job
 from penstock.jobs.jobcolumns import chosen_columns, key_names
 from penstock.jobs.jobid import JobId
-from penstock.jobs.reading.rowspool import RowSpool
 from penstock.jobs.source import JobSource, Scan
 
 __all__ = ["Verifier", "VerifyReport"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from penstock.errors import Corrupt, Invalid
-from penstock.eventstore.storage import Storage
+from penstock.object_storage import Storage
 from penstock.sink.consuming import canaljson, csvfiles, debezium, parquetfiles
 from penstock.sink.consuming.changerows import ChangeRows
 from penstock.sink.consuming.lines import BLOCK_BYTES

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from penstock.errors import Corrupt, Invalid
-from penstock.eventstore.storage import Storage
+from penstock.object_storage import Storage
 from penstock.sink.consuming.changerows import ChangeRows
 from penstock.sink.consuming.datafiles import DataFiles, FileOptions
 from penstock.sink.consuming.listing import Listing, SchemaFound, Stretch, Survey, name_root

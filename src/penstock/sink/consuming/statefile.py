@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from penstock.durable_files import replace_file
 from penstock.errors import Corrupt, Invalid
-from penstock.eventstore.storage import StorageRef
-from penstock.files import replace_file
+from penstock.object_storage import StorageRef
 from penstock.sink.consuming.progress import Progress
 from penstock.sink.files.locations import location_of
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from penstock.clock import SYSTEM, Clock, physical_ms
-from penstock.eventstore.storage import STAGING, Storage, Stored
+from penstock.object_storage import STAGING, Storage, Stored
 from penstock.sink.files.layout import NUMBER_DIGITS_MIN
 from penstock.sink.files.options import SinkOptions
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.eventstore.storage import StorageRef
+from penstock.object_storage import StorageRef
 from penstock.settings import ChangefeedSettings
 from penstock.sink.files.cron import CronSpec
 from penstock.sink.files.layout import DateSeparator

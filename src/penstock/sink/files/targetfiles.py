@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import Corrupt, Invalid, Unavailable
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.eventstore.storage import LocalStorage, Storage
+from penstock.object_storage import LocalStorage, Storage
 from penstock.sink.dispatch.blockevents import DdlEvent
 from penstock.sink.feeds.feedstore import PendingFile
 from penstock.sink.files import layout

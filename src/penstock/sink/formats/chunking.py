@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.sink.formats.joining import Ints
+from penstock.columnar.text_lines import Ints
 from penstock.sink.formats.rowchanges import Mask
 
 

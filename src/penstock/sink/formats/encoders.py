@@ -7,11 +7,11 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
+from penstock.columnar.text_lines import Ints, content
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.sink.formats.canaljson import CanalJson
 from penstock.sink.formats.compressing import SUFFIXES, compressed
 from penstock.sink.formats.debezium import DebeziumJson
-from penstock.sink.formats.joining import Ints, content
 from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.formats.parquetrows import ParquetRows, row_bytes
 from penstock.sink.formats.rowchanges import RowChanges

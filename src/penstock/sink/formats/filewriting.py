@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from penstock.errors import Corrupt, PenstockError
-from penstock.eventstore.storage import Storage, StorageRef
+from penstock.object_storage import Storage, StorageRef
 from penstock.sink.formats.parquetrows import parquet_file
 from penstock.sink.pipeline.engine import FileWork, Written
 

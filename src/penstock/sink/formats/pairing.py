@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.changes import ChangeBatch
+from penstock.columnar.text_lines import Ints, content, truths
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD
-from penstock.sink.formats.joining import Ints, content, truths
 from penstock.sink.formats.rowchanges import DELETE, INSERT, UPDATE, Mask, RowChanges, taken, taken_rows
 from penstock.sink.positions import Position
 from penstock.tables.arrow import arrow_schema

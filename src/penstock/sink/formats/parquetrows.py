@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.clock import LOGICAL_BITS
+from penstock.columnar.text_lines import Ints
 from penstock.errors import Corrupt, Invalid
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.sink.formats.joining import Ints
 from penstock.sink.formats.rowchanges import RowChanges, taken_rows
 from penstock.tables.arrow import arrow_field
 from penstock.tables.columns import ColumnInfo

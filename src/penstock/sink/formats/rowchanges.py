@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.sink.formats.joining import Ints
+from penstock.columnar.text_lines import Ints
 
 INSERT, UPDATE, DELETE = 0, 1, 2
 

@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+from penstock.columnar.text_lines import truths
 from penstock.errors import Invalid
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.sink.formats.joining import truths
 from penstock.sink.formats.rowchanges import Mask
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.fieldtypes import INTEGER_BITS, PACKED_TIMES, FieldType, Tp

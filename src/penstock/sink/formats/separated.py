@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.columnar.escaping import Substitution, base64_cells, hex_cells
+from penstock.columnar.text_lines import Lines, as_binary, numbers, spread
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.sink.formats.escaping import Substitution, base64_cells, hex_cells
-from penstock.sink.formats.joining import Lines, as_binary, numbers, spread
 from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.formats.rowchanges import DELETE, INSERT, Kinds, RowChanges
 from penstock.sink.formats.texts import general_floats, texts

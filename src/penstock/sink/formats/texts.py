@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.sink.formats.joining import Ints, truths
+from penstock.columnar.text_lines import Ints, truths
 from penstock.tables.fieldtypes import INTEGER_BITS, PACKED_TIMES, FieldType, Tp
 
 _NOTHING = pa.scalar("", pa.string())

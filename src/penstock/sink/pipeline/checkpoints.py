@@ -5,7 +5,7 @@ import asyncio
 from penstock.clock import Clock
 from penstock.sink.files.targetfiles import TargetFiles
 from penstock.sink.pipeline.sinkmetrics import SinkMetrics
-from penstock.sink.pipeline.underway import Signal, Threads
+from penstock.underway import Signal, Threads
 
 _INTERVAL_S = 2.0
 

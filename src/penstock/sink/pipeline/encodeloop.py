@@ -9,8 +9,8 @@ from penstock.sink.files.options import SinkOptions
 from penstock.sink.pipeline.engine import EncodeWork, Engine
 from penstock.sink.pipeline.ledger import EncodeJob, Ledger
 from penstock.sink.pipeline.sinkmetrics import SinkMetrics
-from penstock.sink.pipeline.underway import Signal, Underway
 from penstock.sink.work import DmlEvent
+from penstock.underway import Signal, Underway
 
 _JOBS_MAX = 4
 

@@ -12,10 +12,10 @@ from penstock.sink.pipeline.encodeloop import EncodeLoop
 from penstock.sink.pipeline.engine import Engine
 from penstock.sink.pipeline.ledger import Ledger
 from penstock.sink.pipeline.sinkmetrics import SinkMetrics
-from penstock.sink.pipeline.underway import Pulse, Threads, Underway
 from penstock.sink.pipeline.writeloop import WriteLoop
 from penstock.sink.source.slicing import DispatcherSpec
 from penstock.sink.work import DmlEvent
+from penstock.underway import Pulse, Threads, Underway
 
 _THREADS = 64  # requests of the driver to the remote that overlap
 _LOOK_S = 1.0

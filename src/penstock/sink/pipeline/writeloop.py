@@ -16,7 +16,7 @@ from penstock.sink.pipeline.engine import Engine, FileWork, Written
 from penstock.sink.pipeline.filetasks import FileTask
 from penstock.sink.pipeline.ledger import Ledger
 from penstock.sink.pipeline.sinkmetrics import SinkMetrics
-from penstock.sink.pipeline.underway import Signal, Threads, Underway
+from penstock.underway import Signal, Threads, Underway
 
 _log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from penstock.eventstore.owners import live_captures
 from penstock.eventstore.partition import Partition, TableView
 from penstock.eventstore.schemareading import MetaSubscription
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.eventstore.storage import StorageRef
 from penstock.eventstore.watermarks import Watermarks
 from penstock.kv.clusterref import ClusterRef
+from penstock.object_storage import StorageRef
 from penstock.settings import Settings, TlsSettings
 from penstock.sink.dispatch.blockevents import DdlEvent
 from penstock.sink.positions import Position

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from penstock.clock import SYSTEM, Clock
 from penstock.eventstore.partition import Partition
 from penstock.eventstore.ranges import TableProgress
-from penstock.eventstore.storage import StorageRef
+from penstock.object_storage import StorageRef
 from penstock.sink.source.captures import Captures
 from penstock.sink.source.feedsource import Look
 

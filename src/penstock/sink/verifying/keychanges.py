@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.comparing.rowdigests import digest
+from penstock.columnar.row_hash import Digest, Hashes
+from penstock.columnar.rowdigests import digest
 from penstock.comparing.tally import SAMPLE_MAX, Counts, Pairs, Tally, added_samples
-from penstock.eventstore.checksums import Digest, Hashes
 
 __all__ = ["ADDED", "PUT", "REMOVED", "Basis", "Changes", "Kinds", "Orders", "TableResult", "compared"]
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.comparing.hashparts import HashParts
-from penstock.eventstore.checksums import Hashes
+from penstock.columnar.hashparts import HashParts
+from penstock.columnar.row_hash import Hashes
 from penstock.sink.verifying.keychanges import Basis, Changes, Kinds, Orders, TableResult, compared
 from penstock.sink.verifying.shapes import HashedRows
 

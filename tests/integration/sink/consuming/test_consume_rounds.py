@@ -9,7 +9,7 @@ import pytest
 
 from penstock.app.consume import ConsumeOptions, Into, consume
 from penstock.errors import Invalid, PenstockError
-from penstock.eventstore.storage import open_storage
+from penstock.object_storage import open_storage
 from support.s3server import S3Bucket
 from support.ticdcfiles import TicdcDirectory, canal_line, column
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.eventloop import shared_loop
-from penstock.eventstore.storage import StorageRef
+from penstock.object_storage import StorageRef
 from penstock.sink.consuming.datafiles import FileOptions
 from penstock.sink.consuming.listing import Survey
 from penstock.sink.dispatch.blockevents import DdlEvent, TableChange

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import Invalid
-from penstock.eventstore.storage import open_storage
 from penstock.kv import Client
+from penstock.object_storage import open_storage
 from penstock.sink.consuming.datafiles import FileOptions
 from penstock.sink.consuming.listing import Survey
 from penstock.sink.consuming.progress import Progress

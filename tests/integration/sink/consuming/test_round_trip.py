@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.eventstore.storage import open_storage
+from penstock.object_storage import open_storage
 from penstock.sink.consuming.changerows import row_dicts
 from penstock.sink.consuming.datafiles import DataFiles, FileOptions
 from penstock.sink.files.schemafile import SchemaFile

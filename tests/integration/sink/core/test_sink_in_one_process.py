@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Unavailable
-from penstock.eventstore.storage import StorageRef
+from penstock.object_storage import StorageRef
 from penstock.sink.dispatch.blockevents import DdlEvent, TableChange
 from penstock.sink.files.options import SinkOptions
 from penstock.sink.files.targetfiles import TargetFiles

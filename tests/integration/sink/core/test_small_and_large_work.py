@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Unavailable
-from penstock.eventstore.storage import StorageRef
+from penstock.object_storage import StorageRef
 from penstock.sink.formats.encoding import encode_part
 from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.pipeline.engine import Chunk, EncodeWork, FileWork, Written

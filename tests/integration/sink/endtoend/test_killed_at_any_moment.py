@@ -19,8 +19,8 @@ import yaml
 from penstock.clock import SYSTEM
 from penstock.errors import Conflict
 from penstock.eventstore import paths
-from penstock.eventstore.storage import Storage, open_storage
 from penstock.kv import Client
+from penstock.object_storage import Storage, open_storage
 from penstock.sink.consuming.datafiles import FileOptions
 from penstock.sink.files.layout import METADATA_PATH
 from penstock.sink.files.metadatafile import decode_checkpoint

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.eventstore.storage import open_storage
+from penstock.object_storage import open_storage
 from penstock.sink.consuming.datafiles import DataFiles, FileOptions
 from penstock.sink.files.blankfiles import blank_file
 from penstock.sink.files.schemafile import SchemaFile

@@ -9,7 +9,7 @@ import pytest
 from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import PenstockError
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.eventstore.storage import Storage
+from penstock.object_storage import Storage
 from penstock.sink.dispatch.blockevents import DdlEvent, Scope, TableChange
 from penstock.sink.feeds.feedstore import PendingFile
 from penstock.sink.files.cleanup import Cleanup

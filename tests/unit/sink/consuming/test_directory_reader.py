@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import Corrupt, Invalid
-from penstock.eventstore.storage import open_storage
+from penstock.object_storage import open_storage
 from penstock.sink.consuming.changerows import row_dicts
 from penstock.sink.consuming.datafiles import FileOptions
 from penstock.sink.consuming.listing import Survey

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import Corrupt, Invalid
-from penstock.eventstore.storage import StorageRef
+from penstock.object_storage import StorageRef
 from penstock.sink.consuming.altering import Step, steps
 from penstock.sink.consuming.changerows import ChangeRows, no_old
 from penstock.sink.consuming.printing import Printer

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.eventstore.storage import open_storage
+from penstock.object_storage import open_storage
 from penstock.testing.directory import BrokenPromise, Replica
 from support.ticdcfiles import TicdcDirectory, canal_line, column
 

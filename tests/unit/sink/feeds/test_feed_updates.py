@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import Invalid
-from penstock.eventstore.storage import open_storage
+from penstock.object_storage import open_storage
 from penstock.settings import parse_changefeed
 from penstock.sink.feeds.feed import Feed, FeedInfo, FeedStatus
 from penstock.sink.feeds.feedcommands import create_feed, dump, update_feed

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import Unavailable
-from penstock.eventstore.storage import Stored, open_storage
+from penstock.object_storage import Stored, open_storage
 from penstock.sink.files.cleanup import Cleanup, expired, remove_empty_directories
 from penstock.sink.files.options import parse_sink_uri
 from penstock.testing.clock import ManualClock

@@ -18,7 +18,7 @@ import zstandard
 from penstock.clock import compose_ts
 from penstock.errors import Corrupt, Invalid, Unavailable
 from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.eventstore.storage import Storage, open_storage
+from penstock.object_storage import Storage, open_storage
 from penstock.sink.consuming.datafiles import FileOptions
 from penstock.sink.consuming.listing import Survey
 from penstock.sink.consuming.reader import DirectoryReader

@@ -5,7 +5,7 @@ from itertools import count
 import pytest
 
 from penstock.errors import Unavailable
-from penstock.eventstore.storage import Storage, StorageRef
+from penstock.object_storage import Storage, StorageRef
 from penstock.sink.formats.filewriting import write_files
 from penstock.sink.pipeline.engine import Chunk, FileWork, Written
 from penstock.sink.positions import Position

@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from penstock.eventstore.checksums import Hashes
+from penstock.columnar.row_hash import Hashes
 
 __all__ = ["PARTS", "HashParts"]
 

@@ -25,8 +25,8 @@ from obstore import exceptions
 from obstore.store import LocalStore, ObjectStore, from_url
 
 from penstock.clock import SYSTEM, Clock
+from penstock.durable_files import make_folder, sync_data, sync_folder
 from penstock.errors import Denied, Invalid, Unavailable
-from penstock.files import make_folder, sync_data, sync_folder
 
 if TYPE_CHECKING:
     from obstore import UpdateVersion

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.sink.formats.joining import Bytes, Ints, as_binary, content, of_content
+from penstock.columnar.text_lines import Bytes, Ints, as_binary, content, of_content
 
 __all__ = ["JSON", "LATIN1_JSON", "Substitution", "base64_cells", "hex_cells", "json_string"]
 

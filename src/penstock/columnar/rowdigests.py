@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from penstock.eventstore.checksums import Hashes, row_hashes
+from penstock.columnar.row_hash import Hashes, row_hashes
 
 __all__ = ["digest", "hashes_of"]
 
