@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock import arrowmemory
+from penstock import process as arrowmemory
 from penstock.changes import collect_changes
 from penstock.eventstore import paths
 from penstock.eventstore.manifest import Kind, ObjectInfo, Removal

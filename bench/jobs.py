@@ -23,13 +23,13 @@ from jobparts.lag import measure_lag
 from jobparts.processes import cluster
 from jobparts.sharing import measure_sharing
 from jobparts.ticks import measure_ticks
-from penstock import arrowmemory, eventloop
+from penstock import eventloop, process
 
 PARTS = ("sharing", "ticks", "indexes", "lag")
 
 
 def main() -> None:
-    arrowmemory.prepare()  # as in every process of ours
+    process.prepare()  # as in every process of ours
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

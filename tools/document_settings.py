@@ -28,7 +28,7 @@ from penstock.settings import (
     UpkeepSettings,
     UpSettings,
 )
-from penstock.settings.meanings import meanings
+from penstock.settings.frozen import meanings
 
 DOCS = Path(__file__).parent.parent / "docs"
 SETTINGS: dict[str, type[BaseModel]] = {

@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from penstock.errors import Invalid
-from penstock.settings.addresses import is_loopback, joined, parted
+from penstock.settings.network import is_loopback, joined, parted
 
 __all__ = ["MetricServer"]
 

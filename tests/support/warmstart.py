@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Self
 
-from penstock import arrowmemory
+from penstock import process
 
 __all__ = ["WarmChild", "WarmStart", "shared_start"]
 
@@ -173,7 +173,7 @@ def _become(wanted: dict[str, Any], fds: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    arrowmemory.prepare()
+    process.prepare()
     for _module in (_COMMAND_LINE, *sys.argv[2:]):
         import_module(_module)
     with socket.socket(fileno=int(sys.argv[1])) as _asked:

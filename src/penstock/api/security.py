@@ -12,7 +12,7 @@ from penstock.api.problems import Problem, refused
 from penstock.api.tokenbucket import RateLimit
 from penstock.clock import Clock
 from penstock.settings import ApiSettings
-from penstock.settings.addresses import is_loopback, parted
+from penstock.settings.network import is_loopback, parted
 
 __all__ = ["Gate", "SafeHeaders", "asked_names", "host_of"]
 

@@ -14,7 +14,7 @@ from penstock.api.reaching import LateDeployment
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid, Unavailable
 from penstock.settings import ApiSettings, ServerTlsSettings, Settings
-from penstock.settings.addresses import is_everywhere, is_loopback, joined, parted
+from penstock.settings.network import is_everywhere, is_loopback, joined, parted
 
 __all__ = ["check_exposure", "listening", "run", "served", "tls_context"]
 

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from penstock import __version__, arrowmemory, process
+from penstock import __version__, process
+from penstock import process as arrowmemory
 from penstock.app import changefeed, job
 from penstock.app.answering import MetricsAddr, load, print_json
 from penstock.errors import PenstockError

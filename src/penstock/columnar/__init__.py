@@ -1,1 +1,1 @@
-"""TODO."""
+"""Arrow in bounded memory: spills, hashes, lines of text and kernels on binary columns."""

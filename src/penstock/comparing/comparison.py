@@ -16,9 +16,8 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from penstock.columnar.hashparts import HashParts
-from penstock.columnar.row_hash import Digest, Hashes
-from penstock.columnar.rowdigests import hashes_of
+from penstock.columnar.row_hash import Digest, Hashes, hashes_of
+from penstock.columnar.sorted_spill import HashParts
 from penstock.comparing.tally import Counts, Pairs, Tally
 from penstock.errors import Invalid
 

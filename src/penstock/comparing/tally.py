@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.columnar.row_hash import Hashes
-from penstock.columnar.rowdigests import digest
+from penstock.columnar.row_hash import Hashes, digest
 
 __all__ = ["SAMPLE_MAX", "Counts", "Pairs", "Tally", "added_samples"]
 

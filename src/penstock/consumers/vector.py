@@ -9,7 +9,7 @@ import pyarrow as pa
 from lance.dataset import LanceDataset
 from pydantic import Field, model_validator
 
-from penstock.columnar.rowdigests import hashes_of
+from penstock.columnar.row_hash import hashes_of
 from penstock.consumers.indexes.columns import named
 from penstock.consumers.indexes.consumer import IndexConsumer, IndexOptions
 from penstock.consumers.indexes.earlier import Earlier

@@ -7,7 +7,7 @@ from http.client import HTTPConnection, HTTPException
 from penstock.clock import SYSTEM, Clock
 from penstock.control.partstates import PartStatus
 from penstock.errors import Invalid
-from penstock.settings.addresses import asked_host, parted
+from penstock.settings.network import asked_host, parted
 
 __all__ = ["pages"]
 

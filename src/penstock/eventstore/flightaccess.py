@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from penstock.errors import Invalid
 from penstock.settings import CaptureSettings
-from penstock.settings.addresses import is_loopback
+from penstock.settings.network import is_loopback
 
 HEADER = "authorization"
 

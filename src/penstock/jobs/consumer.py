@@ -22,7 +22,7 @@ import pyarrow as pa
 from pydantic import BaseModel
 
 from penstock.clock import SYSTEM, Clock
-from penstock.columnar.rowspool import SPOOL_BYTES
+from penstock.columnar.spill_queue import SPOOL_BYTES
 from penstock.errors import Invalid
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.jobs.errorcodes import TargetDiffers

@@ -15,15 +15,11 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 from penstock.errors import Invalid
 from penstock.settings.capture import CaptureSettings, PullerSettings, UpkeepSettings
 from penstock.settings.changefeed import ChangefeedSettings, ColumnSelectorSettings, RowFilterSettings
-from penstock.settings.cluster import KvSettings
+from penstock.settings.cluster import KvSettings, StoreSettings
 from penstock.settings.frozen import Frozen
-from penstock.settings.jobs import JobsSettings
+from penstock.settings.jobs import JobsSettings, PoolSettings, SparkSettings
 from penstock.settings.network import ServerTlsSettings, TlsSettings
-from penstock.settings.services import AccountSettings, ApiSettings
-from penstock.settings.spark import PoolSettings, SparkSettings
-from penstock.settings.store import StoreSettings
-from penstock.settings.tracing import TracingSettings
-from penstock.settings.up import UpSettings
+from penstock.settings.services import AccountSettings, ApiSettings, TracingSettings, UpSettings
 
 __all__ = [
     "AccountSettings",

@@ -5,8 +5,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from penstock.settings.frozen import Frozen
-from penstock.settings.network import ServerTlsSettings, TlsSettings
-from penstock.settings.tokens import check_token, read_token
+from penstock.settings.network import ServerTlsSettings, TlsSettings, check_token, read_token
 
 
 class UpkeepSettings(Frozen):

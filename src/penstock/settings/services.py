@@ -1,12 +1,16 @@
-"""Settings of the HTTP API and its pages."""
+"""Settings of the HTTP API and its pages.
+
+Settings of `penstock up`: a whole deployment on one machine.
+
+Settings of traces: a change from its commit to its targets.
+"""
 
 from pathlib import Path
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from penstock.settings.frozen import Frozen
-from penstock.settings.network import ServerTlsSettings
-from penstock.settings.tokens import check_token, read_token
+from penstock.settings.network import ServerTlsSettings, check_token, read_token
 
 
 class AccountSettings(Frozen):
@@ -60,3 +64,41 @@ class ApiSettings(Frozen):
     """Rows that one answer may have; more are asked for with another request."""
     readers: int = Field(4, ge=1, le=64)
     """Reads of changes, searches and comparisons at the same time, not all of one account; more must wait."""
+
+
+class UpSettings(Frozen):
+    """What `penstock up` runs, and how it looks after it.
+
+    The embedded store runs when its address, store.pd_addr, is among pd_addrs. One with port 0 does when
+    pd_addrs name no other cluster; the other parts are told the port that it got.
+    """
+
+    data: Path = Path("penstock-data/up")
+    """Directory where it says what runs; `penstock status` and the pages look there."""
+    captures: int = Field(1, ge=1, le=64)
+    """Captures that share the tables; of several, each has its own folder in capture.data and a free port."""
+    changefeeds: bool = True
+    """Whether changefeeds run."""
+    jobs: bool = True
+    """Whether jobs run."""
+    api: bool = True
+    """Whether the API and the pages run."""
+    backoff_s: float = Field(1.0, gt=0)
+    """Wait before a part that ended is started again; it doubles each time, up to backoff_max_s."""
+    backoff_max_s: float = Field(30, gt=0)
+    """Longest such wait."""
+    steady_s: float = Field(60, gt=0)
+    """How long a part has to run for the wait to be backoff_s again."""
+    stop_s: float = Field(60, gt=0)
+    """How long a part may take to end before it is killed."""
+
+
+class TracingSettings(Frozen):
+    """OpenTelemetry traces; none without an endpoint."""
+
+    endpoint: str | None = Field(None, pattern=r"^https?://\S+$")
+    """Where spans go, by OTLP over HTTP, as in http://127.0.0.1:4318/v1/traces."""
+    headers: dict[str, str] = Field({}, repr=False)
+    """Headers of those requests, such as Authorization; take secrets from the environment with ${NAME}."""
+    sample: float = Field(0.01, ge=0, le=1)
+    """Share of transactions that are traced; every part chooses the same ones, by their timestamps."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from penstock import arrowmemory
+from penstock import process
 from penstock.errors import Invalid, PenstockError, Unavailable
 from penstock.settings import Settings, SparkSettings
 from penstock.spark import archive, gateway
@@ -75,7 +75,7 @@ def session_conf(
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.enabled": str(wanted.ui_port != 0).lower(),
         "spark.ui.showConsoleProgress": "false",
-        **{f"spark.executorEnv.{name}": value for name, value in arrowmemory.ENVIRONMENT.items()},
+        **{f"spark.executorEnv.{name}": value for name, value in process.ENVIRONMENT.items()},
     }
     if wanted.ui_port:
         conf["spark.ui.port"] = str(wanted.ui_port)

@@ -9,8 +9,7 @@ spans. Every process comes to the same answers alone. Hooks ask `tracing.current
 
 from penstock.clock import SYSTEM, Clock
 from penstock.settings import TracingSettings
-from penstock.tracing.sampling import Sampling
-from penstock.tracing.spans import Stage
+from penstock.tracing.sampling import Sampling, Stage
 from penstock.tracing.tracer import Passage, Tracer
 
 __all__ = ["Configured", "Passage", "Sampling", "Stage", "Tracer", "configure", "current"]

@@ -11,7 +11,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, TraceFlags
 
 from penstock import __version__
-from penstock.tracing.spans import Span
+from penstock.tracing.sampling import Span
 
 __all__ = ["OtlpExport"]
 

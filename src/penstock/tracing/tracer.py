@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from penstock import metrics
 from penstock.clock import Clock
-from penstock.tracing.sampling import HELD_MAX, Picked, Picks, Sampling
-from penstock.tracing.spans import Arrival, Span, Stage, Value, spans_of
+from penstock.tracing.sampling import HELD_MAX, Arrival, Picked, Picks, Sampling, Span, Stage, Value, spans_of
 
 __all__ = ["Export", "Passage", "Tracer"]
 

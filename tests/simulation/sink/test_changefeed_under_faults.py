@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from penstock import underway
+from penstock import eventloop
 from penstock.changes.admission import Limit
 from penstock.errors import Unavailable
 from penstock.eventstore.leases import Lease
@@ -380,6 +380,6 @@ def _comparable(row: dict[str, Any]) -> str:
 def test_a_reader_of_the_directory_has_what_the_source_had(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (eventsource, filewriting, underway):
+    for module in (eventsource, filewriting, eventloop):
         monkeypatch.setattr(module, "ThreadPoolExecutor", SimPool)
     Simulation(seed, tmp_path).run()

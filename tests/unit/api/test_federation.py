@@ -13,7 +13,7 @@ from penstock.clock import SYSTEM
 from penstock.control.metricpages import pages
 from penstock.control.partstates import PartKind, PartState, PartStatus
 from penstock.metricserver import MetricServer
-from penstock.settings.addresses import joined
+from penstock.settings.network import joined
 
 
 def part(name: str, metrics_addr: str | None) -> PartStatus:

@@ -4,13 +4,13 @@ import os
 import subprocess
 import sys
 
-from penstock import arrowmemory
+from penstock import process
 
 _BACKEND = "import pyarrow; print(pyarrow.default_memory_pool().backend_name)"
 
 
 def backend(code: str, **environment: str) -> str:
-    inherited = {name: value for name, value in os.environ.items() if name not in arrowmemory.ENVIRONMENT}
+    inherited = {name: value for name, value in os.environ.items() if name not in process.ENVIRONMENT}
     made = subprocess.run(
         [sys.executable, "-c", f"{code}\n{_BACKEND}"],
         env={**inherited, **environment},

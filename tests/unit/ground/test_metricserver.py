@@ -15,7 +15,7 @@ from penstock import metricserver
 from penstock.clock import SYSTEM
 from penstock.errors import Invalid
 from penstock.metricserver import MetricServer
-from penstock.settings.addresses import is_loopback, joined, parted
+from penstock.settings.network import is_loopback, joined, parted
 
 
 @pytest.fixture

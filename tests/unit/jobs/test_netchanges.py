@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.columnar.rowspool import RowSpool
+from penstock.columnar.spill_queue import RowSpool
 from penstock.errors import Unavailable
 from penstock.jobs.consumer import every, gather
 from penstock.jobs.jobcolumns import chosen_columns, key_names, with_commit_ts

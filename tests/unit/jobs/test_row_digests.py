@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.columnar.rowdigests import digest, hashes_of
+from penstock.columnar.row_hash import digest, hashes_of
 
 STRUCT = pa.struct([("a", pa.int8()), ("b", pa.string())])
 CASES: list[tuple[pa.DataType, list[Any]]] = [

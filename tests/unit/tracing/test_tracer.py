@@ -10,8 +10,7 @@ import pytest
 from penstock import metrics, tracing
 from penstock.clock import SYSTEM, compose_ts
 from penstock.settings import TracingSettings
-from penstock.tracing.sampling import Sampling
-from penstock.tracing.spans import Span, Stage
+from penstock.tracing.sampling import Sampling, Span, Stage
 from penstock.tracing.tracer import Tracer
 from support.rawbatches import raw
 from support.tracereceiver import TraceReceiver

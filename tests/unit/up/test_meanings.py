@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel
 
-from penstock.settings.meanings import meanings
+from penstock.settings.frozen import meanings
 
 
 class Base(BaseModel):

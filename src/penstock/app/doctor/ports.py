@@ -18,7 +18,7 @@ from penstock.control.partstates import PartKind, UpStates
 from penstock.errors import Invalid, PenstockError
 from penstock.kv import AsyncClient
 from penstock.settings import ServerTlsSettings, Settings
-from penstock.settings.addresses import asked_host, joined, parted
+from penstock.settings.network import asked_host, joined, parted
 
 __all__ = ["Listening", "listened", "port"]
 

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from penstock.errors import Invalid
 from penstock.settings import Settings
-from penstock.settings.meanings import meanings
+from penstock.settings.frozen import meanings
 
 __all__ = ["EXAMPLES", "rendered", "write"]
 

@@ -10,7 +10,8 @@ import signal
 import sys
 import threading
 
-from penstock import arrowmemory, process
+from penstock import process
+from penstock import process as arrowmemory
 from penstock.app.up.orders import STOP, Order
 from penstock.clock import SYSTEM
 from penstock.control.partstates import PartKind

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from penstock.app.up.supervision import Rank
 from penstock.control.partstates import PartKind
 from penstock.settings import Settings
-from penstock.settings.addresses import joined, parted
+from penstock.settings.network import joined, parted
 
 __all__ = ["Part", "address_of", "anchored", "parts_of", "under"]
 

@@ -20,8 +20,7 @@ import pyarrow.compute as pc
 from psycopg import sql
 from pyarrow import csv
 
-from penstock.columnar.escaping import hex_cells
-from penstock.columnar.text_lines import as_binary, content, of_content
+from penstock.columnar.text_lines import as_binary, content, hex_cells, of_content
 from penstock.consumers.evolution import TargetColumn
 from penstock.consumers.postgres.copytext import cells, moments, storable
 from penstock.errors import Invalid

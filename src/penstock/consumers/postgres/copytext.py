@@ -7,8 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.columnar.escaping import Substitution, hex_cells
-from penstock.columnar.text_lines import Lines, as_binary, content
+from penstock.columnar.text_lines import Lines, Substitution, as_binary, content, hex_cells
 from penstock.consumers.evolution import TargetColumn
 from penstock.errors import Invalid
 from penstock.sink.formats.texts import decimals, fixed_floats, spans, vectors

@@ -20,8 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.columnar.escaping import JSON, base64_cells, json_string
-from penstock.columnar.text_lines import Lines, numbers
+from penstock.columnar.text_lines import JSON, Lines, base64_cells, json_string, numbers
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.sink.formats.texts import decimals, fixed_floats, spans, vectors
 from penstock.tables.fieldtypes import FieldType, Tp

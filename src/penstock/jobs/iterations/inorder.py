@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.changes.batches import ChangeBatch, Hint
-from penstock.columnar.rowspool import SPOOL_BYTES, RowSpool
+from penstock.columnar.spill_queue import SPOOL_BYTES, RowSpool
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.jobs.iterations.pieces import Piece
 from penstock.jobs.iterations.projecting import PieceProjection

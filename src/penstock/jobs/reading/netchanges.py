@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.columnar.row_hash import row_hashes
-from penstock.columnar.rowspool import SPOOL_BYTES, RowSpool
+from penstock.columnar.spill_queue import SPOOL_BYTES, RowSpool
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.jobs.jobcolumns import with_commit_ts
 

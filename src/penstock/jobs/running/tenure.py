@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Fenced, PenstockError
+from penstock.eventloop import Signal
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.running.boardlog import BoardLog
@@ -17,7 +18,6 @@ from penstock.jobs.source import JobSource
 from penstock.metrics import JOBS_TICK_SECONDS
 from penstock.retry import Retrying
 from penstock.settings import JobsSettings
-from penstock.underway import Signal
 
 _AGAIN_S = 1.0
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from penstock.changes.admission import Limit
 from penstock.columnar.row_hash import Hashes
-from penstock.columnar.rowspool import RowSpool
+from penstock.columnar.spill_queue import RowSpool
 from penstock.comparing.comparison import Comparison
 from penstock.comparing.tally import Counts, added_samples
 from penstock.errors import Fenced, Invalid, Unavailable

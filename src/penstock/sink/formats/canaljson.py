@@ -7,8 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.clock import LOGICAL_BITS
-from penstock.columnar.escaping import JSON, LATIN1_JSON, json_string
-from penstock.columnar.text_lines import Lines, numbers, spread, truths
+from penstock.columnar.text_lines import JSON, LATIN1_JSON, Lines, json_string, numbers, spread, truths
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.sink.formats.mysqltypes import java_type, mysql_type, promotion
 from penstock.sink.formats.options import EncoderOptions

@@ -7,8 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.clock import LOGICAL_BITS
-from penstock.columnar.escaping import JSON, base64_cells, json_string
-from penstock.columnar.text_lines import Lines, numbers, spread
+from penstock.columnar.text_lines import JSON, Lines, base64_cells, json_string, numbers, spread
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.formats.rowchanges import DELETE, RowChanges

@@ -5,8 +5,15 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.columnar.escaping import Substitution, base64_cells, hex_cells
-from penstock.columnar.text_lines import Lines, as_binary, numbers, spread
+from penstock.columnar.text_lines import (
+    Lines,
+    Substitution,
+    as_binary,
+    base64_cells,
+    hex_cells,
+    numbers,
+    spread,
+)
 from penstock.eventstore.schemaversion import SchemaVersion
 from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.formats.rowchanges import DELETE, INSERT, Kinds, RowChanges

@@ -3,9 +3,9 @@
 import asyncio
 
 from penstock.clock import Clock
+from penstock.eventloop import Signal, Threads
 from penstock.sink.files.targetfiles import TargetFiles
 from penstock.sink.pipeline.sinkmetrics import SinkMetrics
-from penstock.underway import Signal, Threads
 
 _INTERVAL_S = 2.0
 

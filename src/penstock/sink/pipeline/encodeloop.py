@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from penstock import tracing
 from penstock.clock import Clock
+from penstock.eventloop import Signal, Underway
 from penstock.sink.files.options import SinkOptions
 from penstock.sink.pipeline.engine import EncodeWork, Engine
 from penstock.sink.pipeline.ledger import EncodeJob, Ledger
 from penstock.sink.pipeline.sinkmetrics import SinkMetrics
 from penstock.sink.work import DmlEvent
-from penstock.underway import Signal, Underway
 
 _JOBS_MAX = 4
 

@@ -9,12 +9,12 @@ from itertools import count
 from typing import Literal
 
 from penstock.errors import Invalid
+from penstock.eventloop import Threads
 from penstock.object_storage import StorageRef
 from penstock.sink.formats.encoding import encode_part
 from penstock.sink.formats.filewriting import write_files
 from penstock.sink.formats.tryingagain import tried_again
 from penstock.sink.pipeline.engine import Chunk, EncodeWork, FileWork, Written
-from penstock.underway import Threads
 
 Step = Literal["encode", "write", "written", "release"]
 Hook = Callable[[Step], Awaitable[None]]

@@ -2,6 +2,7 @@
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Unavailable
+from penstock.eventloop import Pulse, Threads, Underway
 from penstock.sink.dispatch.blockevents import DdlEvent
 from penstock.sink.feeds.feedstore import ProgressStore
 from penstock.sink.files.options import SinkOptions
@@ -15,7 +16,6 @@ from penstock.sink.pipeline.sinkmetrics import SinkMetrics
 from penstock.sink.pipeline.writeloop import WriteLoop
 from penstock.sink.source.slicing import DispatcherSpec
 from penstock.sink.work import DmlEvent
-from penstock.underway import Pulse, Threads, Underway
 
 _THREADS = 64  # requests of the driver to the remote that overlap
 _LOOK_S = 1.0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from penstock import tracing
 from penstock.clock import Clock
 from penstock.errors import Unavailable
+from penstock.eventloop import Signal, Threads, Underway
 from penstock.sink.feeds.feedstore import PendingFile, ProgressStore
 from penstock.sink.files.options import SinkOptions
 from penstock.sink.files.targetfiles import FilePaths, Place, TargetFiles
@@ -16,7 +17,6 @@ from penstock.sink.pipeline.engine import Engine, FileWork, Written
 from penstock.sink.pipeline.filetasks import FileTask
 from penstock.sink.pipeline.ledger import Ledger
 from penstock.sink.pipeline.sinkmetrics import SinkMetrics
-from penstock.underway import Signal, Threads, Underway
 
 _log = logging.getLogger(__name__)
 

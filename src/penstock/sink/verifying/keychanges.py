@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.columnar.row_hash import Digest, Hashes
-from penstock.columnar.rowdigests import digest
+from penstock.columnar.row_hash import Digest, Hashes, digest
 from penstock.comparing.tally import SAMPLE_MAX, Counts, Pairs, Tally, added_samples
 
 __all__ = ["ADDED", "PUT", "REMOVED", "Basis", "Changes", "Kinds", "Orders", "TableResult", "compared"]

@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from penstock.columnar.row_hash import Hashes
-from penstock.columnar.rowdigests import hashes_of
+from penstock.columnar.row_hash import Hashes, hashes_of
 from penstock.errors import Invalid
 from penstock.eventstore.projection import Projection
 from penstock.tables.schema import TableInfo

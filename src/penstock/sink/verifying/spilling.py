@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.columnar.hashparts import HashParts
 from penstock.columnar.row_hash import Hashes
+from penstock.columnar.sorted_spill import HashParts
 from penstock.sink.verifying.keychanges import Basis, Changes, Kinds, Orders, TableResult, compared
 from penstock.sink.verifying.shapes import HashedRows
 

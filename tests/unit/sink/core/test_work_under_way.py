@@ -7,8 +7,8 @@ import pytest
 
 from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
+from penstock.eventloop import Pulse, Signal, Threads, Underway
 from penstock.testing.clock import ManualClock
-from penstock.underway import Pulse, Signal, Threads, Underway
 
 
 async def turns() -> None:

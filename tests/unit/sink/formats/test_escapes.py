@@ -3,7 +3,7 @@ import base64
 import pyarrow as pa
 import pytest
 
-from penstock.columnar.escaping import JSON, LATIN1_JSON, Substitution, base64_cells, hex_cells
+from penstock.columnar.text_lines import JSON, LATIN1_JSON, Substitution, base64_cells, hex_cells
 
 ODD = [
     "",
