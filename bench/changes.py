@@ -24,19 +24,19 @@ import pyarrow.parquet as pq
 from penstock import process as arrowmemory
 from penstock.changes import collect_changes
 from penstock.eventstore import paths
+from penstock.eventstore.capture.reader import Reader
+from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.manifest import Kind, ObjectInfo, Removal
-from penstock.eventstore.manifestlog import ManifestLog
-from penstock.eventstore.merges import plan_merge, write_merge
-from penstock.eventstore.merging import MergePolicy
-from penstock.eventstore.objects import ObjectWriter
-from penstock.eventstore.partition import Partition, TableView
+from penstock.eventstore.manifest_log import ManifestLog
+from penstock.eventstore.objects.object_file import ObjectWriter
 from penstock.eventstore.paths import Side
-from penstock.eventstore.reading import Reader
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.read.partition import Partition, TableView
+from penstock.eventstore.read.snapshot import read_snapshot
+from penstock.eventstore.read.streams import Stream, merged, streams_of
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import side_schema
-from penstock.eventstore.snapshot import read_snapshot
-from penstock.eventstore.store import EventStore
-from penstock.eventstore.streams import Stream, merged, streams_of
+from penstock.eventstore.upkeep.merge import plan_merge, write_merge
+from penstock.eventstore.upkeep.merge_policy import MergePolicy
 from penstock.object_storage import StorageRef
 from penstock.settings import CaptureSettings
 from penstock.tables import keys, records

@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.eventstore.capture.store import EventStore
+from penstock.eventstore.log.wal import Wal
 from penstock.eventstore.manifest import ManifestState, ObjectInfo
-from penstock.eventstore.pkindex import PrimaryKeyIndex
-from penstock.eventstore.rowids import Moves, RowIds
-from penstock.eventstore.store import EventStore
-from penstock.eventstore.wal import Wal
+from penstock.eventstore.objects.primary_key_index import PrimaryKeyIndex
+from penstock.eventstore.objects.row_ids import Moves, RowIds
 from penstock.object_storage import open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder

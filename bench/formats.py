@@ -18,7 +18,7 @@ import pyarrow.csv
 
 from penstock.changes import ChangeBatch, Hint
 from penstock.clock import compose_ts
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD
 from penstock.sink.formats.encoders import encoder_of
 from penstock.sink.formats.options import CsvOptions, EncoderOptions

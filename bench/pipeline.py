@@ -28,8 +28,8 @@ import pyarrow as pa
 
 from penstock import eventloop
 from penstock.clock import SYSTEM
-from penstock.eventstore.store import EventStore
-from penstock.eventstore.table import TableRows
+from penstock.eventstore.capture.store import EventStore
+from penstock.eventstore.log.table_log import TableRows
 from penstock.kv.rpc.channels import Dialer
 from penstock.object_storage import open_storage
 from penstock.proto import cdcpb_pb2 as cdcpb

@@ -25,8 +25,8 @@ from pyspark.sql import SparkSession
 from changes import MIXED, START, a_table, seconds, show, write_mixed
 from changes import Written as Source
 from penstock import eventloop
-from penstock.changes.admission import Limit
-from penstock.eventstore.partition import Partition, TableView
+from penstock.changes.limits import Limit
+from penstock.eventstore.read.partition import Partition, TableView
 from penstock.object_storage import Storage, StorageRef
 from penstock.settings import Settings, SparkSettings
 from penstock.sink.files.options import SinkOptions, parse_sink_uri

@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 from changes import DELETED, MIXED, START, Written, a_table, seconds, show, versus, write_deleted, write_mixed
 from penstock import eventloop
 from penstock.eventstore import paths
-from penstock.eventstore.namemarks import NameMarks
 from penstock.eventstore.paths import Side
+from penstock.eventstore.read.namemarks import NameMarks
 from penstock.kv.clusterref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings, SparkSettings

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changes import Ints, show
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.changes.columns import chosen_columns, with_commit_ts
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import DataType
-from penstock.jobs.jobcolumns import chosen_columns, with_commit_ts
 from penstock.tables.define import define_table
 from penstock.testing.consumers import START, ListRetriever
 from support.indexworld import IndexWorld

@@ -8,9 +8,9 @@ from typing import Any
 
 from penstock.changes import ChangeBatch, ChangesPartition, collect_changes, plan_changes
 from penstock.errors import Invalid, StaleRead, Unavailable
-from penstock.eventstore.partition import TableView
+from penstock.eventstore.read.partition import TableView
+from penstock.eventstore.read.snapshot import plan_snapshot, read_snapshot
 from penstock.eventstore.sides import COMMIT_TS, OLD
-from penstock.eventstore.snapshot import plan_snapshot, read_snapshot
 from penstock.tables.records import key_follows_handle
 from penstock.tables.schema import HandleKind
 from penstock.testing.versions import Snapshot, Target, Versions, in_schema, key_of

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.eventstore.manifest import ManifestState, ObjectInfo
-from penstock.eventstore.merges import MergeOutput, MergePlan, plan_merge, write_merge
-from penstock.eventstore.merging import MergeChoice, MergePolicy
+from penstock.eventstore.upkeep.merge import MergeOutput, MergePlan, plan_merge, write_merge
+from penstock.eventstore.upkeep.merge_policy import MergeChoice, MergePolicy
 from support.tableworld import TableWorld
 from support.travel import sent
 

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 from penstock.clock import TS_MAX
 from penstock.eventstore import paths
 from penstock.eventstore.manifest import ManifestState, ObjectInfo
-from penstock.eventstore.manifestlog import load
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.manifest_log import load
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OBJECT, OFFSET, START_TS
 from penstock.object_storage import Storage
 from penstock.tables import keys, records

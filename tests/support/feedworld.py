@@ -15,13 +15,13 @@ from typing import Self
 import pyarrow as pa
 
 from penstock.clock import compose_ts
-from penstock.eventstore.finding import find_table
-from penstock.eventstore.namemarks import NameMarks
-from penstock.eventstore.partition import TableView
-from penstock.eventstore.ranges import Part, ReadRange, TableProgress
-from penstock.eventstore.reading import Reader
-from penstock.eventstore.schemaversion import SchemaVersion, in_force
-from penstock.eventstore.store import EventStore
+from penstock.eventstore.capture.reader import Reader
+from penstock.eventstore.capture.store import EventStore
+from penstock.eventstore.read.find import find_table
+from penstock.eventstore.read.namemarks import NameMarks
+from penstock.eventstore.read.partition import TableView
+from penstock.eventstore.read.ranges import Part, ReadRange, TableProgress
+from penstock.eventstore.schema_version import SchemaVersion, in_force
 from penstock.object_storage import StorageRef
 from penstock.settings import CaptureSettings
 from penstock.sink.source.ddlchanges import OtherAction

@@ -26,11 +26,11 @@ from penstock.eventstore.manifest import (
     Targets,
     write_archive,
 )
-from penstock.eventstore.manifestlog import ManifestLog
-from penstock.eventstore.partition import Partition, TableView
+from penstock.eventstore.manifest_log import ManifestLog
 from penstock.eventstore.paths import Side
-from penstock.eventstore.ranges import Part, ReadRange, TableProgress
-from penstock.eventstore.schemaversion import SchemaVersion, cut_at_changes, in_force
+from penstock.eventstore.read.partition import Partition, TableView
+from penstock.eventstore.read.ranges import Part, ReadRange, TableProgress
+from penstock.eventstore.schema_version import SchemaVersion, cut_at_changes, in_force
 from penstock.eventstore.sides import side_schema
 from penstock.object_storage import StorageRef
 from penstock.tables.defaults import origin_cell

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pyarrow as pa
 
 from penstock.changes import ChangeBatch, Hint
-from penstock.changes.admission import Limit
 from penstock.changes.handle import ChangesHandle
+from penstock.changes.limits import Limit
 from penstock.clock import SYSTEM, Clock
 from penstock.consumers.indexes.consumer import IndexConsumer
 from penstock.consumers.indexes.marker import ROWS_ONLY

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.changes import ChangesHandle, collect_changes
-from penstock.changes.admission import Limit
-from penstock.changes.collecting import open_range
+from penstock.changes.collect import open_range
+from penstock.changes.columns import columns_read, key_names
 from penstock.changes.counting import ChangeCounts
+from penstock.changes.limits import Limit
 from penstock.clock import SYSTEM
 from penstock.errors import Fenced
-from penstock.eventstore.objectscan import HandleRange
+from penstock.eventstore.read.object_scan import HandleRange
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext
 from penstock.jobs.iteration import Iteration
 from penstock.jobs.job import Job, JobState, JobStatus
-from penstock.jobs.jobcolumns import columns_read, key_names
 from penstock.jobs.jobid import JobId, JobKey
 from penstock.jobs.log.transitions import Transition
 from penstock.jobs.source import Look, Scan

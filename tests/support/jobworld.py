@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import pyarrow as pa
 
 from penstock.clock import SYSTEM
-from penstock.eventstore.capture import Capture
+from penstock.eventstore.capture.capture import Capture
 from penstock.jobs.consumer import Consumer
 from penstock.jobs.consumers import find_consumer
 from penstock.jobs.iterations.execution import Executor

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import eventloop
 from penstock.clock import SYSTEM
 from penstock.eventstore import paths
-from penstock.eventstore.capture import Capture
+from penstock.eventstore.capture.capture import Capture
 from penstock.kv.clusterref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings

@@ -6,7 +6,7 @@ from penstock.clock import compose_ts
 from penstock.control.overviewfacts import CaptureFact, Facts, FeedFact, JobFact, TableFact
 from penstock.control.overviewmodel import SpoolLevel
 from penstock.control.partstates import PartKind, PartState, PartStatus
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
 from penstock.jobs.running.freshness import freshness_of

@@ -4,9 +4,9 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.eventstore.flight import FlightService
-from penstock.eventstore.flightreader import FlightReader
-from penstock.eventstore.namemarks import NameMarks
+from penstock.eventstore.capture.flight_service import FlightService
+from penstock.eventstore.read.flight_client import FlightReader
+from penstock.eventstore.read.namemarks import NameMarks
 from penstock.tables.schema import TableInfo
 from support.feedworld import FeedWorld
 from support.tableworld import NAME, TableWorld

@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from penstock.changes.admission import Limit
 from penstock.changes.handle import ChangesHandle
+from penstock.changes.limits import Limit
 from penstock.clock import compose_ts, physical_ms
 from penstock.errors import PenstockError, Unavailable
 from penstock.jobs.iteration import Iteration

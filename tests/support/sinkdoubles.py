@@ -4,9 +4,9 @@ from bisect import bisect_right, insort
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from penstock.changes.admission import Limit
+from penstock.changes.limits import Limit
 from penstock.errors import StaleRead
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.dispatch.blockevents import DdlEvent
 from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
 from penstock.sink.positions import Position

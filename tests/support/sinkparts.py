@@ -7,7 +7,7 @@ from typing import Any, Self, cast
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Unavailable
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import StorageRef
 from penstock.sink.dispatch.blockevents import DdlEvent
 from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.changes import plan_changes
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.formats.encoding import Encoded, encode_part
 from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.formats.rowchanges import DELETE, INSERT, UPDATE, RowChanges

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.clock import compose_ts
-from penstock.eventstore.flightreader import FlightReader
-from penstock.eventstore.leases import Lease
+from penstock.eventstore.capture.lease import Lease
+from penstock.eventstore.read.flight_client import FlightReader
 from penstock.sink.source.ddlhistory import DdlHistory
 from penstock.sink.source.eventsource import EventStoreSource
 from penstock.tables.schema import TableInfo

@@ -19,19 +19,19 @@ import pyarrow as pa
 
 from penstock.changes import ChangeBatch, collect_changes
 from penstock.clock import compose_ts
-from penstock.eventstore import manifestlog, paths
-from penstock.eventstore.finding import find_table
+from penstock.eventstore import manifest_log, paths
+from penstock.eventstore.capture.reader import Reader
+from penstock.eventstore.capture.store import EventStore
+from penstock.eventstore.capture.tables import TableNames
+from penstock.eventstore.log.table_log import TableRows
 from penstock.eventstore.manifest import BEGUN, ManifestState
-from penstock.eventstore.partition import Partition, TableView
-from penstock.eventstore.ranges import RangeReader
-from penstock.eventstore.reading import Reader
-from penstock.eventstore.schemas import CapturedTable, SchemaHistory
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.read.find import find_table
+from penstock.eventstore.read.partition import Partition, TableView
+from penstock.eventstore.read.ranges import RangeReader
+from penstock.eventstore.read.snapshot import read_snapshot
+from penstock.eventstore.schema_history import CapturedTable, SchemaHistory
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import HANDLE
-from penstock.eventstore.snapshot import read_snapshot
-from penstock.eventstore.store import EventStore
-from penstock.eventstore.table import TableRows
-from penstock.eventstore.tablenames import TableNames
 from penstock.object_storage import StorageRef
 from penstock.settings import CaptureSettings
 from penstock.tables import keys, records
@@ -520,7 +520,7 @@ class TableWorld:
 
     def manifest(self, physical_id: int = 0) -> ManifestState:
         """What storage says of a physical table."""
-        return manifestlog.load(self.storage.open(), paths.table_root(physical_id or self.ids[0]))
+        return manifest_log.load(self.storage.open(), paths.table_root(physical_id or self.ids[0]))
 
     def view(self, rows: RangeReader | None = None, *, objects_only: bool = False) -> TableView:
         """The table for readers: with the rows of the store, of another reader, or objects alone."""

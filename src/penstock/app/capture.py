@@ -5,7 +5,7 @@ import signal
 
 from penstock import tracing
 from penstock.app.readiness import metrics_shown, say_ready
-from penstock.eventstore.capture import Capture
+from penstock.eventstore.capture.capture import Capture
 from penstock.settings import Settings
 
 __all__ = ["serve"]

@@ -5,7 +5,7 @@ from enum import Enum
 
 import pyarrow as pa
 
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 
 
 class Hint(Enum):

@@ -6,15 +6,15 @@ from functools import cached_property
 
 import numpy as np
 
-from penstock.changes.admission import Held, Ints, Limit, admitted_ts
-from penstock.changes.collecting import SIDES
+from penstock.changes.collect import SIDES
+from penstock.changes.limits import Held, Ints, Limit, admitted_ts
 from penstock.errors import Invalid
-from penstock.eventstore.blocks import within_handles
 from penstock.eventstore.manifest import ObjectInfo
-from penstock.eventstore.objectfiles import Bounds, opened
-from penstock.eventstore.objectscan import HandleRange
-from penstock.eventstore.partition import PartitionState
-from penstock.eventstore.ranges import RangeReader, ReadRange
+from penstock.eventstore.objects.objectfiles import Bounds, opened
+from penstock.eventstore.read.blocks import within_handles
+from penstock.eventstore.read.object_scan import HandleRange
+from penstock.eventstore.read.partition import PartitionState
+from penstock.eventstore.read.ranges import RangeReader, ReadRange
 from penstock.eventstore.sides import COMMIT_TS, HANDLE
 
 _ROW_BYTES = 64.0  # of a row, where no object says it

@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from penstock.errors import Invalid
 from penstock.eventstore.paths import Side
+from penstock.eventstore.read.streams import narrow_old
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD, START_TS, UPDATE, side_schema
-from penstock.eventstore.streams import narrow_old
 from penstock.tables.records import key_follows_handle
 from penstock.tables.schema import HandleKind, TableInfo
 

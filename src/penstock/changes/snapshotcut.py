@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.changes.admission import Limit
+from penstock.changes.limits import Limit
 from penstock.eventstore.manifest import ObjectInfo
-from penstock.eventstore.objectfiles import Bounds, column_bounds, opened
-from penstock.eventstore.partition import PartitionState
+from penstock.eventstore.objects.objectfiles import Bounds, column_bounds, opened
+from penstock.eventstore.read.partition import PartitionState
 from penstock.eventstore.sides import HANDLE
 
 

@@ -8,10 +8,10 @@ import pyarrow as pa
 from penstock.changes.batches import ChangeBatch, Hint
 from penstock.changes.handle import Batches
 from penstock.changes.options import ChangeOptions, Columns, check_columns
-from penstock.eventstore.partition import TableView
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.read.partition import TableView
+from penstock.eventstore.read.snapshot import read_snapshot
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import UPDATE
-from penstock.eventstore.snapshot import read_snapshot
 
 
 def snapshot_batches(table: TableView, schema: SchemaVersion, ts: int, options: ChangeOptions) -> Batches:

@@ -8,11 +8,11 @@ import pyarrow as pa
 from penstock import metrics
 from penstock.changes.batches import ChangeBatch, Hint
 from penstock.changes.caching import BYTES_MAX, SideCache
-from penstock.changes.coalescing import coalesce, without_updates
 from penstock.changes.cutting import complete_ts, cut
+from penstock.changes.net_change import coalesce, without_updates
 from penstock.changes.options import ChangeOptions, Columns
 from penstock.eventstore.paths import Side
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, TableFeatures, Trans
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
+from penstock.changes.columns import chosen_columns
 from penstock.clock import Clock
 from penstock.consumers.lake.deltastats import stats_of
 from penstock.consumers.lake.lakeconsumer import LakeConsumer
@@ -30,9 +31,8 @@ from penstock.consumers.lake.lakeoptions import LakeOptions
 from penstock.consumers.lake.lakeschema import COLUMN_ID, Dialect, key_columns, parquet_type
 from penstock.consumers.lake.laketable import Marks, Overtaken, Version
 from penstock.errors import Invalid, Unavailable
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import JobContext
-from penstock.jobs.jobcolumns import chosen_columns
 from penstock.object_storage import Storage, StorageRef
 
 __all__ = ["Delta"]

@@ -27,12 +27,12 @@ from penstock.control.overviewfacts import (
 from penstock.control.partmetrics import Growth, Sample, read_page, spools
 from penstock.control.partstates import PartKind, PartState, PartStatus, UpStates
 from penstock.errors import PenstockError
-from penstock.eventstore.flightreader import FlightReader
-from penstock.eventstore.leases import Lease
+from penstock.eventstore.capture.lease import Lease
+from penstock.eventstore.capture.sharing import wanted
 from penstock.eventstore.owners import live_captures
-from penstock.eventstore.ranges import TableProgress
-from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.eventstore.sharing import wanted
+from penstock.eventstore.read.flight_client import FlightReader
+from penstock.eventstore.read.ranges import TableProgress
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.job import Job
 from penstock.jobs.log.jobrows import DATABASE as BOOKKEEPING
 from penstock.jobs.log.lease import LeaseRow, holder

@@ -9,7 +9,7 @@ import yaml
 from penstock import settings as files
 from penstock.clock import SYSTEM
 from penstock.errors import AlreadyExists, Invalid
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.jobid import JobId
 from penstock.jobs.log.api import Jobs, no_such_job

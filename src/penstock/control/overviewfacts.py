@@ -8,7 +8,7 @@ from penstock.control.lockholding import HoldingLock
 from penstock.control.overviewmodel import SpoolLevel
 from penstock.control.partmetrics import Growth
 from penstock.control.partstates import PartStatus
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.job import Job
 from penstock.jobs.running.freshness import Freshness
 from penstock.jobs.verifying.outcomes import LastVerification

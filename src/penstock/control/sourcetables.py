@@ -5,11 +5,11 @@ from itertools import chain
 
 import pyarrow as pa
 
-from penstock.changes.admission import Limit
+from penstock.changes.limits import Limit
 from penstock.clock import SYSTEM, Clock
 from penstock.control.deployment import Deployment
 from penstock.errors import Invalid, StaleRead, Unavailable
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.kv.clusterref import ClusterRef
 from penstock.tables.kvscan import ranges_of, scan_of
 

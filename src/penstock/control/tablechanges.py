@@ -8,14 +8,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.changes import ChangeBatch, ChangesHandle, Hint, collect_changes
-from penstock.changes.admission import Limit
-from penstock.changes.collecting import open_range, schema_parts
+from penstock.changes.collect import open_range, schema_parts
+from penstock.changes.columns import chosen_columns, columns_read, key_names
+from penstock.changes.limits import Limit
 from penstock.clock import compose_ts, physical_ms
 from penstock.control.deployment import Deployment
 from penstock.errors import Conflict, Invalid, StaleRead
 from penstock.eventstore.projection import Projection
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD, UPDATE
-from penstock.jobs.jobcolumns import chosen_columns, columns_read, key_names
 from penstock.jobs.source import Look, Scan
 from penstock.tables.schema import TableInfo
 from penstock.tables.snapshot import Place

@@ -8,8 +8,8 @@ from penstock.control.deployment import Deployment
 from penstock.control.moments import shown_ts
 from penstock.errors import NotFound
 from penstock.eventstore.manifest import ObjectInfo
-from penstock.eventstore.partition import Partition, PartitionState
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.read.partition import Partition, PartitionState
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.log.jobrows import DATABASE
 from penstock.jobs.source import Look
 from penstock.object_storage import StorageRef

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from penstock import eventloop
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid
-from penstock.eventstore import manifestlog, paths
-from penstock.eventstore.historyhold import history_held
-from penstock.eventstore.loading import RangeTask, TableLoad
-from penstock.eventstore.loadplan import LoadPlan, check_fresh
+from penstock.eventstore import manifest_log, paths
+from penstock.eventstore.capture.historyhold import history_held
 from penstock.eventstore.schemareading import read_schemas
 from penstock.eventstore.sides import side_schema
+from penstock.eventstore.upkeep.load import RangeTask, TableLoad
+from penstock.eventstore.upkeep.loadplan import LoadPlan, check_fresh
 from penstock.kv.clusterref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings
@@ -124,7 +124,7 @@ def _begin(
                 schema=schemas.versions(table_id, ts - 1, ts)[-1],
                 ranges=tuple((part.lower, part.upper) for part in parts if part.physical_id == table_id),
             )
-            state = manifestlog.load(storage.open(), paths.table_root(table_id))
+            state = manifest_log.load(storage.open(), paths.table_root(table_id))
             if plan.committed_in(state):
                 continue  # and cleared: the driver before this one was interrupted while it cleared
             check_fresh(name, state)

@@ -6,8 +6,8 @@ from pydantic import SecretStr
 
 from penstock.clock import physical_ms
 from penstock.errors import Unavailable
-from penstock.eventstore.flightreader import FlightReader
-from penstock.eventstore.leases import PREFIX, Lease
+from penstock.eventstore.capture.lease import PREFIX, Lease
+from penstock.eventstore.read.flight_client import FlightReader
 from penstock.kv import Client
 from penstock.settings import TlsSettings
 from penstock.tables.keys import prefix_end

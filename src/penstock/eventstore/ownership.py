@@ -8,8 +8,8 @@ from penstock.clock import Clock
 from penstock.errors import Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.manifest import Archive, ManifestState, ObjectInfo, Removal
-from penstock.eventstore.manifestlog import ManifestLog
-from penstock.eventstore.schemaversion import SCHEMA_FACT, SchemaVersion
+from penstock.eventstore.manifest_log import ManifestLog
+from penstock.eventstore.schema_version import SCHEMA_FACT, SchemaVersion
 from penstock.object_storage import Storage
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import PenstockError, Unavailable
 from penstock.eventstore.metachanges import META_RANGE
-from penstock.eventstore.schemas import SchemaHistory
+from penstock.eventstore.schema_history import SchemaHistory
 from penstock.puller import Span, SubscriptionClient
 from penstock.settings import Settings
 

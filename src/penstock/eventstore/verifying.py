@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from penstock.columnar.row_hash import Digest, Hashes, differing, digests_by_range, row_hashes, total
 from penstock.errors import Corrupt
-from penstock.eventstore.partition import Partition, TableView
+from penstock.eventstore.read.partition import Partition, TableView
+from penstock.eventstore.read.snapshot import SnapshotPartition, plan_snapshot, read_snapshot, snapshot_schema
 from penstock.eventstore.sides import HANDLE
-from penstock.eventstore.snapshot import SnapshotPartition, plan_snapshot, read_snapshot, snapshot_schema
 from penstock.tables.kvscan import KvScan, KvScanPartition
 
 KEYS_MAX = 100  # listed for one range, and for one table ten times as many

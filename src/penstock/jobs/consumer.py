@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from penstock.clock import SYSTEM, Clock
 from penstock.columnar.spill_queue import SPOOL_BYTES
 from penstock.errors import Invalid
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.errorcodes import TargetDiffers
 from penstock.jobs.jobid import JobId, JobKey
 from penstock.jobs.spec import ConsumerInfo
@@ -33,7 +33,7 @@ from penstock.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.jobs.reading.netchanges import NetChanges
+    from penstock.changes.netchanges import NetChanges
     from penstock.kv import Transaction
 
 
@@ -249,7 +249,7 @@ def gather(data: DataRetriever, scratch: Path, *, memory_bytes: int = SPOOL_BYTE
     A SNAPSHOT has each key once: its rows are only collected, and a consumer that can take them batch by
     batch (`every`) needs no disk for them. Raises what `next` raises.
     """
-    from penstock.jobs.reading.netchanges import net_of  # which takes a while
+    from penstock.changes.netchanges import net_of  # which takes a while
 
     return net_of(
         ((inserts, deletes) for inserts, deletes, _ in every(data)),

@@ -4,10 +4,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.changes.admission import Limit
 from penstock.changes.handle import ChangesHandle
-from penstock.eventstore.partition import TableView
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.changes.limits import Limit
+from penstock.eventstore.read.partition import TableView
+from penstock.eventstore.schema_version import SchemaVersion
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from penstock.changes import ChangesPartition
-    from penstock.eventstore.partition import TableView
+    from penstock.eventstore.read.partition import TableView
     from penstock.spark.changerows import ChangeRows
     from penstock.spark.options import SourceOptions
     from penstock.spark.streamschema import Declared

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.changes import ChangesPartition
-    from penstock.eventstore.partition import PartitionState, TableView
+    from penstock.eventstore.read.partition import PartitionState, TableView
 
 __all__ = ["CHANGE_TYPE", "COMMIT_TIMESTAMP", "COMMIT_VERSION", "FEED_BATCH_ROWS", "ChangeRows"]
 
@@ -191,7 +191,7 @@ def feed_parts(
     Raises as `plan_changes` does.
     """
     from penstock.changes import plan_changes
-    from penstock.changes.collecting import fix_range, schema_parts
+    from penstock.changes.collect import fix_range, schema_parts
     from penstock.spark.changerows import FEED_BATCH_ROWS
 
     view, states, _ = fix_range(view, from_ts, to_ts)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import PenstockError
-from penstock.eventstore.watermarks import Watermarks
+from penstock.eventstore.history_holds import Watermarks
 from penstock.object_storage import Storage
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from penstock.eventstore.partition import TableView
+    from penstock.eventstore.read.partition import TableView
     from penstock.spark.options import SourceOptions
     from penstock.tables.schema import TableInfo
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from penstock.changes import ChangesPartition
-    from penstock.eventstore.schemaversion import SchemaVersion
+    from penstock.eventstore.schema_version import SchemaVersion
     from penstock.jobs.source import Scan
 
 __all__ = ["SparkFrame", "SparkFrames"]
@@ -62,7 +62,7 @@ class SparkFrames:
         """
         from pyspark import StorageLevel  # here: most processes that run jobs never need Spark
 
-        from penstock.jobs.jobcolumns import chosen_columns
+        from penstock.changes.columns import chosen_columns
         from penstock.jobs.reading.netrows import net_schema
         from penstock.spark.sparkschema import spark_schema
 
@@ -103,7 +103,7 @@ class _Plan:
 
 def _planned(spark: "SparkSession", scan: "Scan", columns: Collection[str] | None, wanted: _Wanted) -> _Plan:
     from penstock.changes import plan_changes
-    from penstock.changes.collecting import open_range, schema_parts
+    from penstock.changes.collect import open_range, schema_parts
     from penstock.jobs.iterations.schemachanges import check_keys
     from penstock.jobs.reading.scanning import change_wishes
     from penstock.spark.gateway import driver_context
@@ -127,8 +127,8 @@ def _planned(spark: "SparkSession", scan: "Scan", columns: Collection[str] | Non
 def _frame(spark: "SparkSession", plan: _Plan, wanted: _Wanted, declared: "StructType") -> "DataFrame":
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
+    from penstock.changes.columns import key_names
     from penstock.jobs.iterations.frames import quoted
-    from penstock.jobs.jobcolumns import key_names
 
     keys = key_names(wanted.schema.table)
     if plan.local or not plan.parts:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from penstock.eventstore.loading import RangeTask
+    from penstock.eventstore.upkeep.load import RangeTask
     from penstock.settings import Settings
 
 __all__ = ["LoadReport", "load_snapshot"]

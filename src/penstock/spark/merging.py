@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.eventstore.mergejob import MergeTask
-    from penstock.eventstore.merges import MergeOutput
+    from penstock.eventstore.upkeep.merge import MergeOutput
     from penstock.settings import Settings, TlsSettings
 
 __all__ = ["MergeReport", "merge_table"]

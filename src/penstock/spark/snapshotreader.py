@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from penstock.eventstore.partition import TableView
-    from penstock.eventstore.snapshot import SnapshotPartition
+    from penstock.eventstore.read.partition import TableView
+    from penstock.eventstore.read.snapshot import SnapshotPartition
     from penstock.spark.options import SourceOptions
 
 __all__ = ["SnapshotRead", "SnapshotReader"]
@@ -34,7 +34,7 @@ class SnapshotRead(FixedRead[_Snapshot, "SnapshotReader"]):
     """A read of the rows as of one timestamp."""
 
     def _fixed(self, columns: Sequence[str] | None) -> _Snapshot:
-        from penstock.eventstore.snapshot import snapshot_schema
+        from penstock.eventstore.read.snapshot import snapshot_schema
         from penstock.spark.tablerows import naming
 
         with naming(self.options.table):
@@ -60,7 +60,7 @@ class SnapshotReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Parts of about as many bytes of objects; rows that are not flushed may be one more."""
-        from penstock.eventstore.snapshot import plan_snapshot
+        from penstock.eventstore.read.snapshot import plan_snapshot
         from penstock.spark.handlerange import handle_bounds
         from penstock.spark.tablerows import naming, open_table, planned
 

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from penstock.changes import ChangesPartition
-    from penstock.changes.admission import Limit
-    from penstock.eventstore.partition import PartitionState, TableView
-    from penstock.eventstore.schemaversion import SchemaVersion
+    from penstock.changes.limits import Limit
+    from penstock.eventstore.read.partition import PartitionState, TableView
+    from penstock.eventstore.schema_version import SchemaVersion
     from penstock.spark.changerows import ChangeRows
     from penstock.spark.consumerhold import ConsumerHold
     from penstock.spark.options import SourceOptions
@@ -173,7 +173,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._newest_ts if self._until_ts is None else min(self._newest_ts, self._until_ts)
 
     def _next_of_snapshot(self, view: "TableView", begin: Offset, limit: "Limit") -> Offset:
-        from penstock.changes.collecting import fix_range
+        from penstock.changes.collect import fix_range
         from penstock.changes.snapshotcut import admitted_handle
 
         ts = begin.ts or self._snapshot_ts(view)
@@ -196,7 +196,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end_ts if change is None else change.since_ts - 1
 
     def _next_change(self, view: "TableView", begin: Offset, end_ts: int, limit: "Limit") -> Offset:
-        from penstock.changes.collecting import fix_range
+        from penstock.changes.collect import fix_range
         from penstock.changes.counting import ChangeCounts
 
         _, states, set_ts = fix_range(view, begin.ts, end_ts, one_set=True)
@@ -255,7 +255,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return handle_bounds(_table_at(view, ts), options.range_from, options.range_to)
 
     def _limit(self, limit: ReadLimit) -> "Limit":
-        from penstock.changes.admission import Limit
+        from penstock.changes.limits import Limit
 
         if isinstance(limit, ReadAllAvailable):
             return Limit()
@@ -351,6 +351,6 @@ def _table_at(view: "TableView", ts: int) -> "TableInfo":
 
 
 def _versions(states: "Sequence[PartitionState]", from_ts: int, to_ts: int) -> "list[SchemaVersion]":
-    from penstock.changes.collecting import schema_parts
+    from penstock.changes.collect import schema_parts
 
     return [schema for _, _, schema in schema_parts(states, from_ts, to_ts)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from penstock.errors import Invalid
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.tables.arrow import arrow_type
 from penstock.tables.schema import TableInfo
 

@@ -17,12 +17,12 @@ from urllib.parse import unquote, urlsplit
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore import paths
-from penstock.eventstore.finding import find_table
-from penstock.eventstore.partition import TableView
+from penstock.eventstore.read.find import find_table
+from penstock.eventstore.read.partition import TableView
 from penstock.object_storage import StorageRef
 
 if TYPE_CHECKING:
-    from penstock.eventstore.flightreader import FlightReader
+    from penstock.eventstore.read.flight_client import FlightReader
     from penstock.spark.options import SourceOptions
 
 __all__ = ["naming", "newest_ts", "open_table", "planned", "require_readable", "require_storage"]
@@ -131,8 +131,8 @@ def _flushed_view(storage: StorageRef, name: str, ts: int) -> TableView | None:
 
 def _owners(options: "SourceOptions") -> "Mapping[int, FlightReader]":
     # Here, because executors and plans of what is in objects need none of them.
-    from penstock.eventstore.flightreader import FlightReader
     from penstock.eventstore.owners import find_owners
+    from penstock.eventstore.read.flight_client import FlightReader
     from penstock.kv.clusterref import ClusterRef
     from penstock.settings import Settings
 

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from penstock.changes.columns import DELETED, chosen_columns, key_names, with_commit_ts
 from penstock.clock import compose_ts
 from penstock.errors import Invalid
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, HANDLE
 from penstock.jobs.consumer import DataType, JobContext, Retrieved
-from penstock.jobs.jobcolumns import DELETED, chosen_columns, key_names, with_commit_ts
 from penstock.jobs.jobid import JobId, JobKey
 from penstock.jobs.spec import ConsumerInfo
 from penstock.settings import Settings

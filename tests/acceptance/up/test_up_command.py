@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from penstock import settings as settings_
-from penstock.changes.admission import Limit
+from penstock.changes.limits import Limit
 from penstock.clock import SYSTEM
 from penstock.control.deployment import Deployment, deployed
 from penstock.control.partstates import PartState, PartStatus, UpStates

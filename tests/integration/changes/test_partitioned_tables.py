@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.changes import Hint, plan_changes
-from penstock.eventstore.snapshot import read_snapshot
+from penstock.eventstore.read.snapshot import read_snapshot
 from penstock.tables.alter import drop_column
 from penstock.testing.versions import Target
 from support.itemtables import item

@@ -9,8 +9,8 @@ import pytest
 from penstock.changes import ChangeBatch, collect_changes, plan_changes
 from penstock.clock import compose_ts
 from penstock.errors import StaleRead
-from penstock.eventstore.snapshot import read_snapshot
-from penstock.eventstore.watermarks import Watermarks
+from penstock.eventstore.history_holds import Watermarks
+from penstock.eventstore.read.snapshot import read_snapshot
 from penstock.settings import UpkeepSettings
 from penstock.tables.alter import add_column
 from penstock.testing.versions import Target

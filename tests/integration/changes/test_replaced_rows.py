@@ -8,7 +8,7 @@ import pytest
 
 from penstock.changes import ChangeBatch, collect_changes, plan_changes
 from penstock.errors import StaleRead
-from penstock.eventstore.partition import TableView
+from penstock.eventstore.read.partition import TableView
 from penstock.testing.versions import Row, Target
 from support.feedworld import FeedWorld, WorldTable
 from support.itemtables import item

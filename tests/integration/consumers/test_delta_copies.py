@@ -10,7 +10,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Schema, TableFeatures, Transaction, write_deltalake
 
 from penstock.errors import Fenced, Invalid, Unavailable
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.tables.alter import add_column
 from penstock.tables.define import define_table
 from penstock.testing.consumers import SourceModel

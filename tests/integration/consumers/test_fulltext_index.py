@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from lance.dataset import LanceDataset
 
+from penstock.changes.columns import key_names
 from penstock.clock import physical_ms
 from penstock.consumers.fulltext import Fulltext
 from penstock.consumers.indexes.keeper import IndexKeeper
@@ -24,7 +25,6 @@ from penstock.consumers.indexes.upkeep import Limits
 from penstock.consumers.search import search
 from penstock.errors import Corrupt, Fenced, Invalid, Unavailable
 from penstock.jobs.errorcodes import SchemaRefused, TargetDiffers
-from penstock.jobs.jobcolumns import key_names
 from penstock.tables import alter
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo

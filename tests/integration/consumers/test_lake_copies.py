@@ -9,12 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from penstock.changes.columns import key_names
 from penstock.clock import compose_ts
 from penstock.comparing.comparison import Comparison
 from penstock.errors import Aborted, Fenced, Invalid
 from penstock.jobs.consumer import DataRetriever
 from penstock.jobs.errorcodes import SchemaRefused, TargetDiffers
-from penstock.jobs.jobcolumns import key_names
 from penstock.tables.alter import add_column, drop_column, modify_column
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo

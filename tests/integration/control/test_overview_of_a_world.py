@@ -17,7 +17,7 @@ from penstock.control.deployment import Deployment
 from penstock.control.overview import Overview, Rates, overview
 from penstock.control.partstates import PartKind, PartState, PartStatus, UpStates
 from penstock.errors import Conflict
-from penstock.eventstore.leases import PREFIX, Lease
+from penstock.eventstore.capture.lease import PREFIX, Lease
 from penstock.kv import AsyncClient
 from penstock.metricserver import MetricServer
 from penstock.settings import KvSettings, Settings, StoreSettings, UpSettings, parse_changefeed

@@ -14,7 +14,7 @@ from penstock.app.doctor import certificates, clusterchecks, folders, machine, p
 from penstock.app.doctor.examination import examine
 from penstock.app.doctor.findings import Finding, Verdict
 from penstock.clock import SYSTEM
-from penstock.eventstore.leases import PREFIX, Lease
+from penstock.eventstore.capture.lease import PREFIX, Lease
 from penstock.kv import Client
 from penstock.metricserver import MetricServer
 from penstock.object_storage import Storage, StorageRef, open_storage

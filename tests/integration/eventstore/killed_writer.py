@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from penstock.eventstore.store import EventStore
+from penstock.eventstore.capture.store import EventStore
 from penstock.object_storage import open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder

@@ -10,12 +10,12 @@ from measured_flush import MIB, START, TABLE, peak
 
 from penstock.eventstore import paths
 from penstock.eventstore.manifest import ObjectInfo
-from penstock.eventstore.manifestlog import ManifestLog
-from penstock.eventstore.objects import ObjectWriter
-from penstock.eventstore.partition import Partition, TableView
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.manifest_log import ManifestLog
+from penstock.eventstore.objects.object_file import ObjectWriter
+from penstock.eventstore.read.partition import Partition, TableView
+from penstock.eventstore.read.snapshot import plan_snapshot, read_snapshot
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import side_schema
-from penstock.eventstore.snapshot import plan_snapshot, read_snapshot
 from penstock.object_storage import StorageRef
 from penstock.tables.keys import encode_handle
 

@@ -13,18 +13,19 @@ from pyarrow import flight
 
 from penstock.clock import SYSTEM, TS_MAX
 from penstock.errors import Invalid, Unavailable
-from penstock.eventstore import paths, safepoint
-from penstock.eventstore.capture import Capture
-from penstock.eventstore.finding import find_table, list_tables
-from penstock.eventstore.flightreader import write_ticket
-from penstock.eventstore.flushing import FlushPolicy
-from penstock.eventstore.leases import PREFIX
-from penstock.eventstore.manifestlog import ManifestLog, load
+from penstock.eventstore import paths
+from penstock.eventstore.capture import safe_point
+from penstock.eventstore.capture.capture import Capture
+from penstock.eventstore.capture.lease import PREFIX
+from penstock.eventstore.capture.reader import ReadRange
+from penstock.eventstore.manifest_log import ManifestLog, load
+from penstock.eventstore.objects.flushing import FlushPolicy
 from penstock.eventstore.ownership import Ownership
-from penstock.eventstore.partition import dropped_ts
-from penstock.eventstore.reading import ReadRange
-from penstock.eventstore.schemas import CapturedTable
-from penstock.eventstore.snapshot import read_snapshot
+from penstock.eventstore.read.find import find_table, list_tables
+from penstock.eventstore.read.flight_client import write_ticket
+from penstock.eventstore.read.partition import dropped_ts
+from penstock.eventstore.read.snapshot import read_snapshot
+from penstock.eventstore.schema_history import CapturedTable
 from penstock.kv import Client
 from penstock.kv.pd import PdClient
 from penstock.object_storage import StorageRef, open_storage
@@ -170,7 +171,9 @@ async def test_tables_are_found_by_their_names_until_they_are_dropped(tmp_path: 
 async def test_a_table_dropped_while_nobody_captured_ends_when_somebody_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.eventstore.capture._DROPPED_KEPT_MS", -(10**9))  # every drop is long ago
+    monkeypatch.setattr(
+        "penstock.eventstore.capture.capture._DROPPED_KEPT_MS", -(10**9)
+    )  # every drop is long ago
     async with bench(tmp_path) as b:
         table_id = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
         first = await b.capture()
@@ -466,8 +469,8 @@ async def test_a_table_whose_safe_point_ran_out_before_its_scan_has_no_gap(
         lost_from = await b.do(b.client.timestamp)
         await b.do(lambda: b.db.table("shop.t").delete([1]))
         monkeypatch.setattr(IncrementalScan, "run", queues)
-        monkeypatch.setattr(safepoint, "TTL_S", 1)
-        monkeypatch.setattr("penstock.eventstore.capture._SAFE_POINT_EVERY_S", 3600)
+        monkeypatch.setattr(safe_point, "TTL_S", 1)
+        monkeypatch.setattr("penstock.eventstore.capture.capture._SAFE_POINT_EVERY_S", 3600)
         capture = await b.capture()
         assert capture.tables == {table_id}
         now = await b.do(b.client.timestamp)
@@ -475,7 +478,7 @@ async def test_a_table_whose_safe_point_ran_out_before_its_scan_has_no_gap(
             await SYSTEM.sleep(0.05)
         queued.set()
         await done.wait()
-        monkeypatch.setattr(safepoint, "TTL_S", 3600)
+        monkeypatch.setattr(safe_point, "TTL_S", 3600)
         fresh = (await b.do(b.db.create_table, "shop.fresh", COLUMNS)).id
         await b.flushed(fresh)
         if known:
@@ -550,7 +553,7 @@ async def test_rows_of_the_log_whose_schema_is_collected_are_not_read_with_a_lat
 async def test_a_table_dropped_so_long_ago_that_the_cluster_forgot_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.eventstore.capture._LOOK_EVERY_S", 0.2)
+    monkeypatch.setattr("penstock.eventstore.capture.capture._LOOK_EVERY_S", 0.2)
     ref = StorageRef(f"file://{tmp_path}/events")
     async with bench(tmp_path) as b:
         table_id = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
@@ -621,7 +624,7 @@ async def test_changes_that_an_older_copy_of_storage_lacks_are_pulled_again(
 async def test_a_table_whose_storage_is_older_than_what_is_left_of_history_is_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, restart: bool
 ) -> None:
-    monkeypatch.setattr("penstock.eventstore.capture._LOOK_EVERY_S", 0.2)
+    monkeypatch.setattr("penstock.eventstore.capture.capture._LOOK_EVERY_S", 0.2)
     async with bench(tmp_path) as b:
         table_id = await older_storage(b)
         restored = load(b.storage, paths.table_root(table_id)).flushed_ts

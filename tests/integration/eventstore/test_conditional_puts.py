@@ -4,7 +4,7 @@ import pytest
 
 from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
-from penstock.eventstore.manifestlog import ManifestLog, load
+from penstock.eventstore.manifest_log import ManifestLog, load
 from penstock.eventstore.ownership import Ownership
 from penstock.object_storage import Storage, open_storage
 from penstock.testing.clock import ManualClock

@@ -12,12 +12,12 @@ from pyarrow import flight
 from pydantic import SecretStr
 
 from penstock.errors import Invalid, Unavailable
-from penstock.eventstore.capture import Capture
-from penstock.eventstore.flight import FlightService
-from penstock.eventstore.flightaccess import FlightAccess, TokenCheck
-from penstock.eventstore.flightreader import FlightReader, TableProgress
-from penstock.eventstore.reading import Reader, ReadRange
-from penstock.eventstore.store import EventStore
+from penstock.eventstore.capture.capture import Capture
+from penstock.eventstore.capture.flight_service import FlightService
+from penstock.eventstore.capture.reader import Reader, ReadRange
+from penstock.eventstore.capture.store import EventStore
+from penstock.eventstore.read.flight_client import FlightReader, TableProgress
+from penstock.eventstore.read.flightaccess import FlightAccess, TokenCheck
 from penstock.object_storage import Storage, open_storage
 from penstock.settings import CaptureSettings, ServerTlsSettings, Settings, TlsSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder

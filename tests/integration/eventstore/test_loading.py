@@ -12,12 +12,12 @@ import pytest
 from penstock import eventloop
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Corrupt, Invalid, StaleRead
-from penstock.eventstore import manifestlog, paths
-from penstock.eventstore.capture import Capture
-from penstock.eventstore.loading import RangeTask, TableLoad, in_progress
+from penstock.eventstore import manifest_log, paths
+from penstock.eventstore.capture.capture import Capture
 from penstock.eventstore.loadjob import find_loads, load_table
-from penstock.eventstore.loadplan import read_plan, write_plan
-from penstock.eventstore.partition import Partition
+from penstock.eventstore.read.partition import Partition
+from penstock.eventstore.upkeep.load import RangeTask, TableLoad, in_progress
+from penstock.eventstore.upkeep.loadplan import read_plan, write_plan
 from penstock.kv import Client
 from penstock.kv.clusterref import ClusterRef
 from penstock.object_storage import StorageRef
@@ -73,7 +73,7 @@ class Bench:
         return load_table(self.settings, "shop.orders", run_all, **options)
 
     def flushed_ts(self) -> int:
-        return manifestlog.load(self.storage, paths.table_root(self.table_id)).flushed_ts
+        return manifest_log.load(self.storage, paths.table_root(self.table_id)).flushed_ts
 
 
 def split(store: WarmStore, keys: Sequence[bytes]) -> None:
@@ -235,10 +235,10 @@ def test_a_driver_that_ends_between_commit_and_clearing_is_followed_by_one_that_
         with pytest.raises(Crash):
             bench.load()
     assert not in_progress(bench.storage, bench.table_id), "a capture need not wait for what is committed"
-    state = manifestlog.load(bench.storage, paths.table_root(bench.table_id))
+    state = manifest_log.load(bench.storage, paths.table_root(bench.table_id))
     report = bench.load()
     assert (report.resumed, report.rows) == (True, 600)
-    assert manifestlog.load(bench.storage, paths.table_root(bench.table_id)) == state
+    assert manifest_log.load(bench.storage, paths.table_root(bench.table_id)) == state
     assert bench.storage.names(paths.load_folder(paths.table_root(bench.table_id))) == []
 
 
@@ -313,7 +313,7 @@ def test_an_empty_table_is_loaded_too(bench: Bench) -> None:
     table_id = bench.db.create_table("shop.empty", COLUMNS).id
     report = load_table(bench.settings, "shop.empty", run_all)
     assert (report.rows, report.objects) == (0, 0)
-    assert manifestlog.load(bench.storage, paths.table_root(table_id)).flushed_ts == report.ts
+    assert manifest_log.load(bench.storage, paths.table_root(table_id)).flushed_ts == report.ts
 
 
 def test_every_partition_of_a_table_is_loaded_and_resumed_together(
@@ -334,7 +334,7 @@ def test_every_partition_of_a_table_is_loaded_and_resumed_together(
         with pytest.raises(Crash):
             load_table(bench.settings, "shop.events", run_all)
     assert cleared == ids[1:], "the first partition, by which a load is found, is cleared last"
-    states = [manifestlog.load(bench.storage, paths.table_root(each)) for each in ids]
+    states = [manifest_log.load(bench.storage, paths.table_root(each)) for each in ids]
     assert len({state.flushed_ts for state in states}) == 1
     assert load_table(bench.settings, "shop.events", run_all).resumed
     for nth, table_id in enumerate(ids):

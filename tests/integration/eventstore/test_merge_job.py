@@ -10,14 +10,14 @@ import pytest
 from penstock import eventloop
 from penstock.clock import SYSTEM
 from penstock.errors import Invalid, Unavailable
-from penstock.eventstore import manifestlog, paths
-from penstock.eventstore.capture import Capture
-from penstock.eventstore.flightreader import FlightReader
+from penstock.eventstore import manifest_log, paths
+from penstock.eventstore.capture.capture import Capture
 from penstock.eventstore.loadjob import load_table
 from penstock.eventstore.mergejob import MergeTask, merge
-from penstock.eventstore.merges import MergeOutput, plan_merges
-from penstock.eventstore.mergewire import plan_tree, read_plan
-from penstock.eventstore.merging import MergePolicy
+from penstock.eventstore.read.flight_client import FlightReader
+from penstock.eventstore.upkeep.merge import MergeOutput, plan_merges
+from penstock.eventstore.upkeep.merge_policy import MergePolicy
+from penstock.eventstore.upkeep.mergewire import plan_tree, read_plan
 from penstock.eventstore.verifyjob import verify
 from penstock.kv.clusterref import ClusterRef
 from penstock.object_storage import StorageRef
@@ -87,7 +87,7 @@ def check_merging(settings: Settings, capture: Capture, orders: Any, table_id: i
     storage = StorageRef(settings.capture.storage).open()
     for nth in range(9):
         change(nth)
-    before = manifestlog.load(storage, paths.table_root(table_id))
+    before = manifest_log.load(storage, paths.table_root(table_id))
     parallel: list[int] = []
 
     def write(tasks: Sequence[MergeTask]) -> list[MergeOutput]:
@@ -97,7 +97,7 @@ def check_merging(settings: Settings, capture: Capture, orders: Any, table_id: i
         return list(outputs)
 
     report = merge(settings, "shop.orders", write)
-    after = manifestlog.load(storage, paths.table_root(table_id))
+    after = manifest_log.load(storage, paths.table_root(table_id))
     assert parallel[0] >= 3, "several merges are written at once"
     assert report.merges >= 3
     assert report.overtaken == 0

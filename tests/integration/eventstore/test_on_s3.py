@@ -7,8 +7,8 @@ import pytest
 
 from penstock.errors import Fenced
 from penstock.eventstore import paths
-from penstock.eventstore.manifestlog import ManifestLog, load
-from penstock.eventstore.store import EventStore
+from penstock.eventstore.capture.store import EventStore
+from penstock.eventstore.manifest_log import ManifestLog, load
 from penstock.object_storage import Storage, open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder

@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.eventstore.flight import FlightService
-from penstock.eventstore.flightreader import FlightReader
-from penstock.eventstore.snapshot import plan_snapshot, read_snapshot
+from penstock.eventstore.capture.flight_service import FlightService
+from penstock.eventstore.read.flight_client import FlightReader
+from penstock.eventstore.read.snapshot import plan_snapshot, read_snapshot
 from penstock.tables.alter import add_column
 from penstock.tables.define import define_table
 from penstock.testing.versions import Snapshot, visible

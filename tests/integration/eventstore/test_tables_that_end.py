@@ -8,7 +8,7 @@ import pytest
 
 from penstock.changes import collect_changes
 from penstock.errors import Invalid, Unavailable
-from penstock.eventstore.snapshot import read_snapshot
+from penstock.eventstore.read.snapshot import read_snapshot
 from penstock.testing.versions import Target
 from support.itemtables import item, item_table
 from support.tableworld import NAME, TableWorld

@@ -12,11 +12,11 @@ from penstock import eventloop
 from penstock.clock import SYSTEM
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import paths
-from penstock.eventstore.capture import Capture
-from penstock.eventstore.loading import RangeTask, write_objects
+from penstock.eventstore.capture.capture import Capture
 from penstock.eventstore.loadjob import load_table
-from penstock.eventstore.manifestlog import ManifestLog, load
-from penstock.eventstore.schemaversion import schemas_in
+from penstock.eventstore.manifest_log import ManifestLog, load
+from penstock.eventstore.schema_version import schemas_in
+from penstock.eventstore.upkeep.load import RangeTask, write_objects
 from penstock.eventstore.verifying import Difference
 from penstock.eventstore.verifyjob import verify
 from penstock.kv.clusterref import ClusterRef

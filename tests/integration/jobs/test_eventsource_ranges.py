@@ -8,18 +8,18 @@ from time import process_time  # noqa: TID251 - what is measured is work, not ti
 
 import pytest
 
-from penstock.changes.admission import Limit
+from penstock.changes.columns import chosen_columns, key_names
+from penstock.changes.limits import Limit
+from penstock.changes.netchanges import net_of
 from penstock.clock import physical_ms
 from penstock.errors import Invalid, StaleRead, Unavailable
-from penstock.eventstore.leases import Lease
+from penstock.eventstore.capture.lease import Lease
+from penstock.eventstore.history_holds import Watermarks
 from penstock.eventstore.manifest import BEGUN
-from penstock.eventstore.ranges import TableProgress
-from penstock.eventstore.watermarks import Watermarks
+from penstock.eventstore.read.ranges import TableProgress
 from penstock.jobs.iterations.projecting import PieceProjection
-from penstock.jobs.jobcolumns import chosen_columns, key_names
 from penstock.jobs.reading.eventsource import HOLDER, EventStoreJobSource
 from penstock.jobs.reading.followedtables import UNKNOWN_MS, FollowedTables, TableGone
-from penstock.jobs.reading.netchanges import net_of
 from penstock.jobs.source import Look, Scan
 from penstock.object_storage import StorageRef
 from penstock.tables.alter import add_column

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from penstock.changes.admission import Limit
-from penstock.eventstore.watermarks import Watermarks
+from penstock.changes.limits import Limit
+from penstock.eventstore.history_holds import Watermarks
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, gather
 from penstock.jobs.reading.eventsource import HOLDER
 from support.jobworld import JobWorld, job_world

@@ -20,12 +20,12 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock import eventloop
 from penstock.clock import SYSTEM
 from penstock.errors import Invalid, Unavailable
-from penstock.eventstore import manifestlog, paths
-from penstock.eventstore.capture import Capture
-from penstock.eventstore.loading import RangeTask, find_plan
+from penstock.eventstore import manifest_log, paths
+from penstock.eventstore.capture.capture import Capture
 from penstock.eventstore.loadjob import load_table
 from penstock.eventstore.manifest import Removal
-from penstock.eventstore.manifestlog import ManifestLog
+from penstock.eventstore.manifest_log import ManifestLog
+from penstock.eventstore.upkeep.load import RangeTask, find_plan
 from penstock.kv.clusterref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import KvSettings, Settings
@@ -261,7 +261,7 @@ def test_loads_are_verified_merged_and_captured_on(spark: SparkSession, world: W
 
 
 def manifest(world: World, table_id: int) -> Any:
-    return manifestlog.load(world.storage, paths.table_root(table_id))
+    return manifest_log.load(world.storage, paths.table_root(table_id))
 
 
 def test_a_planted_difference_is_found(spark: SparkSession, world: World) -> None:

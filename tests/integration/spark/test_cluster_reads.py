@@ -16,11 +16,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from penstock import __version__, eventloop
-from penstock.changes.admission import Limit
+from penstock.changes.limits import Limit
 from penstock.clock import SYSTEM
 from penstock.errors import Invalid, Unavailable
-from penstock.eventstore import sharing
-from penstock.eventstore.capture import Capture
+from penstock.eventstore.capture import sharing
+from penstock.eventstore.capture.capture import Capture
 from penstock.jobs.reading.scanning import scan_tail
 from penstock.object_storage import StorageRef
 from penstock.sink.formats.encoding import encode_part
@@ -277,7 +277,7 @@ def test_a_merge_is_committed_once_when_the_executor_that_writes_it_dies(
         storage = GatedStorage(world.settings.capture.storage, gate=gate, after="write")
         return run_on_executors(spark, [replace(task, storage=storage) for task in tasks], **more)
 
-    monkeypatch.setattr("penstock.eventstore.merging._FANOUT", 2)
+    monkeypatch.setattr("penstock.eventstore.upkeep.merge_policy._FANOUT", 2)
     monkeypatch.setattr("penstock.spark.merging.run_on_executors", gated)
     for number in range(3):
         world.orders.insert([{"id": 2000 + number, "customer": "more"}])

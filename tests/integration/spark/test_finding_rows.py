@@ -8,9 +8,9 @@ import pytest
 
 from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
-from penstock.eventstore.flight import FlightService
-from penstock.eventstore.leases import PREFIX, Lease
-from penstock.eventstore.partition import TableView
+from penstock.eventstore.capture.flight_service import FlightService
+from penstock.eventstore.capture.lease import PREFIX, Lease
+from penstock.eventstore.read.partition import TableView
 from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings
 from penstock.spark import tablerows

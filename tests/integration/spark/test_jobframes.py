@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.changes.admission import Limit
+from penstock.changes.limits import Limit
 from penstock.errors import StaleRead, Unavailable
 from penstock.jobs.errorcodes import SchemaRefused
 from penstock.jobs.reading.scanning import scan_snapshot, scan_tail
@@ -112,7 +112,7 @@ def test_a_row_that_changes_in_many_parts_is_there_once_as_it_was_last(
 
 
 def _wanted(scan: Scan) -> Any:
-    from penstock.jobs.jobcolumns import chosen_columns
+    from penstock.changes.columns import chosen_columns
 
     return jobframes._Wanted(scan.schema, chosen_columns(scan.schema.table, None))
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.changes.admission import Limit
+from penstock.changes.limits import Limit
 from penstock.errors import Unavailable
-from penstock.eventstore.flightreader import FlightReader
+from penstock.eventstore.read.flight_client import FlightReader
 from penstock.object_storage import StorageRef
 from penstock.sink.formats.encoding import encode_part
 from penstock.sink.formats.options import EncoderOptions

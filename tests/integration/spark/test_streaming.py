@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
 from penstock.errors import Invalid, StaleRead
-from penstock.eventstore.watermarks import Watermarks
+from penstock.eventstore.history_holds import Watermarks
 from penstock.spark.failures import spark_errors
 from penstock.spark.options import parse_options
 from penstock.spark.streaming import ChangeStreamReader
@@ -152,7 +152,7 @@ def test_a_running_query_takes_changes_as_they_come_and_can_be_stopped_between_b
 def test_a_batch_that_is_replayed_after_a_crash_is_the_same_whatever_happened_meanwhile(
     stream: Stream, world: ServedWorld, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("penstock.eventstore.merging._FANOUT", 2)
+    monkeypatch.setattr("penstock.eventstore.upkeep.merge_policy._FANOUT", 2)
     first = stream.run()
     stream.forget_last_commit()
     world.commit(row(1, "c1"), delete=[(5,)])
@@ -301,7 +301,7 @@ def test_a_stream_of_named_columns_goes_on_when_others_change(stream: Stream, wo
 def test_history_that_is_gone_is_told_with_the_remedy(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("penstock.eventstore.merging._FANOUT", 2)
+    monkeypatch.setattr("penstock.eventstore.upkeep.merge_policy._FANOUT", 2)
     with ServedWorld(tmp_path / "world", item_table(), upkeep={"history_ttl_s": 0}) as world:
         start = world.ts + 1
         for name in ("first", "second"):

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from penstock.clock import compose_ts
-from penstock.eventstore.finding import list_tables
-from penstock.eventstore.watermarks import Watermarks
+from penstock.eventstore.history_holds import Watermarks
+from penstock.eventstore.read.find import list_tables
 from penstock.settings import UpkeepSettings
 from penstock.tables.alter import add_column, drop_column
 from support.agreement import MODES, NamedReads

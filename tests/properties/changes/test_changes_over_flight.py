@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.eventstore.flight import FlightService
-from penstock.eventstore.flightreader import FlightReader
+from penstock.eventstore.capture.flight_service import FlightService
+from penstock.eventstore.read.flight_client import FlightReader
 from penstock.tables.alter import add_column
 from support.agreement import MODES, Agreement
 from support.chosenmerge import begin_merge

@@ -15,8 +15,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from penstock.changes.columns import key_names
 from penstock.errors import Fenced, Invalid
-from penstock.jobs.jobcolumns import key_names
 from penstock.tables import alter
 from penstock.tables.define import define_table
 from penstock.testing.consumers import ListRetriever, SourceModel, rows_by_key

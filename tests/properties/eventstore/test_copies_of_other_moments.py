@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.eventstore.store import EventStore
-from penstock.eventstore.table import TableRows
+from penstock.eventstore.capture.store import EventStore
+from penstock.eventstore.log.table_log import TableRows
 from penstock.object_storage import open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from penstock.errors import Invalid, Unavailable
-from penstock.eventstore import frames, paths
-from penstock.eventstore.frames import Frame, FrameKind
-from penstock.eventstore.wal import Location, Wal
+from penstock.eventstore import paths
+from penstock.eventstore.log import frames
+from penstock.eventstore.log.frames import Frame, FrameKind
+from penstock.eventstore.log.wal import Location, Wal
 from support.powerloss import Disk
 from support.rawbatches import changes, put, raw
 

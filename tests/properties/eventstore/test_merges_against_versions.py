@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.eventstore import merging, objects
 from penstock.eventstore.manifest import ManifestState
-from penstock.eventstore.merges import MergeOutput, MergePlan, plan_merge, write_merge
-from penstock.eventstore.merging import MergeChoice, MergePolicy
+from penstock.eventstore.objects import object_file
+from penstock.eventstore.upkeep import merge_policy
+from penstock.eventstore.upkeep.merge import MergeOutput, MergePlan, plan_merge, write_merge
+from penstock.eventstore.upkeep.merge_policy import MergeChoice, MergePolicy
 from penstock.tables.alter import add_column
 from penstock.testing.versions import Target
 from support.itemtables import TABLES, item, item_table
@@ -40,7 +41,9 @@ class AnyChoice(MergePolicy):
         chosen = {each.id for at, each in enumerate(current) if self.bits >> (at % 12) & 1}
         data = tuple(each for each in current if each.side == "data" and each.id in chosen)
         kept = [each for each in current if each.side == "data" and each.id not in chosen]
-        tombstones = merging._dead_tombstones(kept, [each for each in current if each.side == "tombstone"])
+        tombstones = merge_policy._dead_tombstones(
+            kept, [each for each in current if each.side == "tombstone"]
+        )
         gone = tuple(each.info for each in tombstones if each.dead_share == 1)
         rewritten = tuple(each.info for each in tombstones if each.dead_share < 1 and each.info.id in chosen)
         return MergeChoice(data, rewritten, gone) if data or rewritten or gone else None
@@ -154,9 +157,9 @@ def test_nothing_that_is_read_changes(
     history: list[tuple[str, Any]], kind: str, large: int, target: int, targets: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patched, tempfile.TemporaryDirectory() as folder:
-        patched.setattr(objects, "ROW_GROUP_ROWS", 3)
-        patched.setattr(objects, "TOMBSTONE_GROUP_ROWS", 2)
-        patched.setattr(objects, "TARGETS_MAX", targets)
+        patched.setattr(object_file, "ROW_GROUP_ROWS", 3)
+        patched.setattr(object_file, "TOMBSTONE_GROUP_ROWS", 2)
+        patched.setattr(object_file, "TARGETS_MAX", targets)
         url = f"memory:///merges-{next(WORLDS)}"
         upkeep = {"history_ttl_s": 0, "merge_target_bytes": 1024}
         with TableWorld(

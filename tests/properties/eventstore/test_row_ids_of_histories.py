@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import Unavailable
-from penstock.eventstore.pkindex import PrimaryKeyIndex
-from penstock.eventstore.rowids import ASK, UNKNOWN, Events, Places, RowIds, match, sortable
-from penstock.eventstore.store import EventStore
+from penstock.eventstore.capture.store import EventStore
+from penstock.eventstore.objects.primary_key_index import PrimaryKeyIndex
+from penstock.eventstore.objects.row_ids import ASK, UNKNOWN, Events, Places, RowIds, match, sortable
 from penstock.object_storage import Storage, open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.columnar.sorted_spill import choose_cuts, position
-from penstock.eventstore.rows import between, in_order, ordered
-from penstock.eventstore.transactions import cut
+from penstock.eventstore.log.rows import between, in_order, ordered
+from penstock.eventstore.log.transactions import cut
 from support.rawbatches import Change, changes, put, raw
 
 KEYS = ("commit_ts", "start_ts", "key")
@@ -46,8 +46,8 @@ def test_rows_come_in_order_and_once(batches: list[list[Change]]) -> None:
 @given(BATCHES, st.integers(1, 4), st.integers(1, 100))
 def test_slices_are_bounded_in_rows_and_bytes(batches: list[list[Change]], rows: int, nbytes: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("penstock.eventstore.rows.SLICE_ROWS", rows)
-        patched.setattr("penstock.eventstore.rows.SLICE_BYTES", nbytes)
+        patched.setattr("penstock.eventstore.log.rows.SLICE_ROWS", rows)
+        patched.setattr("penstock.eventstore.log.rows.SLICE_BYTES", nbytes)
         slices = [changes(each) for each in in_order([raw(batch) for batch in batches])]
     assert [change for each in slices for change in each] == once(batches)
     assert all(len(each) <= rows for each in slices)

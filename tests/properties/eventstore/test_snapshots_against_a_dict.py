@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.clock import SYSTEM
-from penstock.eventstore.snapshot import plan_snapshot, read_snapshot, snapshot_schema
+from penstock.eventstore.read.snapshot import plan_snapshot, read_snapshot, snapshot_schema
 from penstock.object_storage import StorageRef
 from penstock.tables.alter import add_column, drop_column, modify_column
 from penstock.tables.define import define_table

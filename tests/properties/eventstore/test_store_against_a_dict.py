@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from penstock.errors import Unavailable
-from penstock.eventstore.store import EventStore
+from penstock.eventstore.capture.store import EventStore
 from penstock.object_storage import Storage, open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder

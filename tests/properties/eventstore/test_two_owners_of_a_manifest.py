@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from penstock.errors import Fenced, Unavailable
-from penstock.eventstore.manifestlog import ManifestLog, load
+from penstock.eventstore.manifest_log import ManifestLog, load
 from penstock.object_storage import Storage, open_storage
 
 WRITERS = st.sampled_from(["one", "two", "three"])

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.changes.admission import Limit
 from penstock.changes.batches import ChangeBatch, Hint
+from penstock.changes.columns import chosen_columns, key_names
 from penstock.changes.handle import ChangesHandle
+from penstock.changes.limits import Limit
 from penstock.errors import Fenced, Invalid, Unavailable
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import Consumer, DataRetriever, JobContext
 from penstock.jobs.job import Job, JobState, JobStatus
-from penstock.jobs.jobcolumns import chosen_columns, key_names
 from penstock.jobs.source import JobSource, Scan
 from penstock.jobs.spec import JobSpec
 from penstock.jobs.verifying import verifying

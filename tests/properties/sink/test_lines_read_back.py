@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import Invalid
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.consuming import csvfiles
 from penstock.sink.consuming.changerows import row_dicts
 from penstock.sink.consuming.datafiles import FileOptions, decoded

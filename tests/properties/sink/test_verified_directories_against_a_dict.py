@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.comparing.tally import Counts
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import StorageRef
 from penstock.sink.files.layout import METADATA_PATH, Folder, index_path
 from penstock.sink.files.metadatafile import encode_checkpoint

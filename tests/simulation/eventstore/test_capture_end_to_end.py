@@ -16,7 +16,7 @@ from penstock import eventloop
 from penstock.clock import SYSTEM
 from penstock.errors import Conflict, PenstockError, Unavailable
 from penstock.eventstore import paths
-from penstock.eventstore.manifestlog import load
+from penstock.eventstore.manifest_log import load
 from penstock.kv import Client
 from penstock.object_storage import Storage, open_storage
 from penstock.tables import Catalog

@@ -20,10 +20,10 @@ from penstock.changes import collect_changes
 from penstock.clock import SYSTEM
 from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
 from penstock.eventstore import paths
-from penstock.eventstore.capture import Capture
-from penstock.eventstore.finding import find_table, list_tables
-from penstock.eventstore.manifestlog import load
-from penstock.eventstore.snapshot import read_snapshot
+from penstock.eventstore.capture.capture import Capture
+from penstock.eventstore.manifest_log import load
+from penstock.eventstore.read.find import find_table, list_tables
+from penstock.eventstore.read.snapshot import read_snapshot
 from penstock.kv import Client
 from penstock.kv.pd import PdClient
 from penstock.object_storage import StorageRef

@@ -11,8 +11,8 @@ import pytest
 
 from penstock.clock import SYSTEM, SystemClock
 from penstock.errors import Unavailable
-from penstock.eventstore import flushes
-from penstock.eventstore.store import EventStore
+from penstock.eventstore.capture.store import EventStore
+from penstock.eventstore.objects import flush
 from penstock.object_storage import Storage, open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
@@ -61,8 +61,8 @@ def test_every_change_arrives_once_however_storage_behaves(
     seed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_SEED", seed)
-    monkeypatch.setattr(flushes, "_RETRY_FIRST_S", 0.01)
-    monkeypatch.setattr(flushes, "_RETRY_MAX_S", 0.05)
+    monkeypatch.setattr(flush, "_RETRY_FIRST_S", 0.01)
+    monkeypatch.setattr(flush, "_RETRY_MAX_S", 0.05)
     clock = SystemClock()
     weather = _Weather(open_storage("memory:///"), clock)
     settings = CaptureSettings(

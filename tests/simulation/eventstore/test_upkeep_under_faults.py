@@ -10,8 +10,9 @@ import pytest
 
 from penstock.clock import SYSTEM
 from penstock.errors import PenstockError, Unavailable
-from penstock.eventstore import manifestlog, merging
-from penstock.eventstore.watermarks import Watermarks
+from penstock.eventstore import manifest_log
+from penstock.eventstore.history_holds import Watermarks
+from penstock.eventstore.upkeep import merge_policy
 from penstock.object_storage import Storage
 from penstock.testing.versions import Snapshot, Target
 from support.itemtables import item, item_table
@@ -77,8 +78,8 @@ def check(world: TableWorld) -> None:
 def test_killed_at_any_step_leaves_the_old_state_or_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
-    monkeypatch.setattr(merging, "_FANOUT", 2)
-    monkeypatch.setattr(manifestlog, "CHECKPOINT_ENTRIES", 3)
+    monkeypatch.setattr(merge_policy, "_FANOUT", 2)
+    monkeypatch.setattr(manifest_log, "CHECKPOINT_ENTRIES", 3)
     for nth in range(1, STEPS_MAX):
         with worked(tmp_path / str(nth)) as world:
             with monkeypatch.context() as patched:
@@ -110,8 +111,8 @@ def test_killed_at_any_step_leaves_the_old_state_or_the_new_one(
 @pytest.fixture
 def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TableWorld]:
     """A table whose whole history is held."""
-    monkeypatch.setattr(merging, "_FANOUT", 2)
-    monkeypatch.setattr(manifestlog, "CHECKPOINT_ENTRIES", 8)
+    monkeypatch.setattr(merge_policy, "_FANOUT", 2)
+    monkeypatch.setattr(manifest_log, "CHECKPOINT_ENTRIES", 8)
     upkeep = {"history_ttl_s": 0}
     with TableWorld(tmp_path, item_table(), url=f"memory:///upkeep-busy-{next(NTH)}", upkeep=upkeep) as world:
         Watermarks(world.storage.open(), world.clock).hold(1, "readers", START)

@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 import pytest
 
 from penstock import eventloop
-from penstock.changes.admission import Limit
+from penstock.changes.limits import Limit
 from penstock.errors import Unavailable
-from penstock.eventstore.leases import Lease
+from penstock.eventstore.capture.lease import Lease
 from penstock.sink.consuming.datafiles import FileOptions
 from penstock.sink.consuming.listing import Survey
 from penstock.sink.consuming.reader import Ddl

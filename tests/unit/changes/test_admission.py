@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.changes.admission import Held, Limit, admitted_ts
+from penstock.changes.limits import Held, Limit, admitted_ts
 
 
 def held(*times: int, row_bytes: int = 10) -> Held:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from penstock.changes.coalescing import coalesce, without_updates
+from penstock.changes.net_change import coalesce, without_updates
 from penstock.eventstore.sides import PARTITION
 
 DATA = pa.schema(

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from penstock.changes import ChangeBatch, ChangesHandle, Hint, collect_changes, collecting
+from penstock.changes import ChangeBatch, ChangesHandle, Hint, collect, collect_changes
 from penstock.errors import Invalid, StaleRead, Unavailable
-from penstock.eventstore.partition import PartitionState
-from penstock.eventstore.streams import Stream, streams_of
+from penstock.eventstore.read.partition import PartitionState
+from penstock.eventstore.read.streams import Stream, streams_of
 from support.itemtables import item, item_table
 from support.tableworld import START, TableWorld
 
@@ -32,7 +32,7 @@ class Watched:
         self.opened: list[Stream] = []
         self.closed: list[Stream] = []
         self.fails_at = 0
-        monkeypatch.setattr(collecting, "streams_of", self.streams_of)
+        monkeypatch.setattr(collect, "streams_of", self.streams_of)
 
     def streams_of(self, *arguments: Any, **rest: Any) -> list[Stream]:
         if self.fails_at and len(self.opened) >= self.fails_at:

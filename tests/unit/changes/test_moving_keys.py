@@ -8,7 +8,7 @@ import pytest
 
 from penstock.changes.options import ChangeOptions, Columns
 from penstock.changes.tail import Tail
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import side_schema
 from penstock.tables.define import define_table
 

@@ -11,8 +11,8 @@ import pytest
 
 from penstock.changes import ChangeBatch, ChangesPartition, Hint, collect_changes, plan_changes
 from penstock.errors import Invalid, StaleRead, Unavailable
-from penstock.eventstore import objects
-from penstock.eventstore.partition import PartitionState
+from penstock.eventstore.objects import object_file
+from penstock.eventstore.read.partition import PartitionState
 from penstock.tables.alter import add_column
 from penstock.tables.define import define_table
 from support.itemtables import item, item_table
@@ -25,8 +25,8 @@ MakeWorld = Callable[..., TableWorld]
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeWorld]:
     """Worlds whose objects have row groups of ten rows."""
-    monkeypatch.setattr(objects, "ROW_GROUP_ROWS", 10)
-    monkeypatch.setattr(objects, "TOMBSTONE_GROUP_ROWS", 10)
+    monkeypatch.setattr(object_file, "ROW_GROUP_ROWS", 10)
+    monkeypatch.setattr(object_file, "TOMBSTONE_GROUP_ROWS", 10)
     with ExitStack() as stack:
 
         def made(kind: str = "integer", partitions: tuple[int, ...] = (), **settings: Any) -> TableWorld:

@@ -10,7 +10,7 @@ from penstock.changes.batches import ChangeBatch, Hint
 from penstock.changes.options import ChangeOptions, Columns
 from penstock.changes.tail import Tail
 from penstock.eventstore.paths import Side
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import side_schema
 from support.events import a_table
 

@@ -11,7 +11,7 @@ from penstock.consumers.iceberg import Iceberg
 from penstock.consumers.lake.lakeoptions import LakeOptions
 from penstock.consumers.options import ByteSize, ConsumerOptions, Names, Properties, Seconds, revealed
 from penstock.errors import Invalid
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import Consumer, DataRetriever
 from penstock.jobs.consumers import find_consumer
 from penstock.jobs.log.checking import placed

@@ -6,6 +6,7 @@ from datetime import timedelta
 import pyarrow as pa
 import pytest
 
+from penstock.changes.columns import chosen_columns, key_names
 from penstock.consumers.lake.icebergschema import promotes, stored_type
 from penstock.consumers.lake.lakeschema import (
     Columns,
@@ -18,7 +19,6 @@ from penstock.consumers.lake.lakeschema import (
     shaped,
 )
 from penstock.jobs.errorcodes import SchemaRefused
-from penstock.jobs.jobcolumns import chosen_columns, key_names
 from penstock.tables.alter import add_column, drop_column, modify_column
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.consumers.postgres import Postgres
 from penstock.errors import Invalid
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.tables.define import define_table
 from penstock.testing.consumers import job_context
 from support.everytype import EVERY_TYPE

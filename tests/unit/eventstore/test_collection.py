@@ -12,13 +12,14 @@ import pytest
 from penstock import metrics
 from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import Corrupt, Fenced, Invalid, StaleRead, Unavailable
-from penstock.eventstore import manifestlog, merging, paths
-from penstock.eventstore.collecting import CollectPolicy
+from penstock.eventstore import manifest_log, paths
+from penstock.eventstore.history_holds import Watermarks
 from penstock.eventstore.manifest import Archive, ManifestState, ObjectInfo
-from penstock.eventstore.manifestlog import ManifestLog, load
+from penstock.eventstore.manifest_log import ManifestLog, load
 from penstock.eventstore.ownership import Ownership
-from penstock.eventstore.snapshot import plan_snapshot
-from penstock.eventstore.watermarks import Watermarks
+from penstock.eventstore.read.snapshot import plan_snapshot
+from penstock.eventstore.upkeep import merge_policy
+from penstock.eventstore.upkeep.gc import CollectPolicy
 from penstock.object_storage import STAGING, Storage, Stored, open_storage
 from penstock.testing.clock import ManualClock
 from penstock.testing.versions import Target
@@ -32,7 +33,7 @@ DAY_S = 24 * 3600
 
 
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **upkeep: Any) -> TableWorld:
-    monkeypatch.setattr(merging, "_FANOUT", 2)
+    monkeypatch.setattr(merge_policy, "_FANOUT", 2)
     url = f"memory:///collection-{next(NTH)}"
     return TableWorld(tmp_path, item_table(), url=url, upkeep={"history_ttl_s": 0, **upkeep})
 
@@ -294,7 +295,7 @@ def test_a_missing_archive_stops_the_sweep(world: TableWorld, aged: _Aged) -> No
 def test_folded_manifest_files_go_and_the_manifest_is_read_as_before(
     world: TableWorld, aged: _Aged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manifestlog, "CHECKPOINT_ENTRIES", 4)
+    monkeypatch.setattr(manifest_log, "CHECKPOINT_ENTRIES", 4)
     for number in range(8):
         world.commit(item("integer", number, "row"))
         world.flush()
@@ -337,7 +338,7 @@ def test_young_manifest_files_stay() -> None:
 def test_a_former_owner_is_fenced_after_the_entries_since_are_gone(
     world: TableWorld, aged: _Aged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manifestlog, "CHECKPOINT_ENTRIES", 4)
+    monkeypatch.setattr(manifest_log, "CHECKPOINT_ENTRIES", 4)
     sleeper = Ownership(aged, 1, writer="sleeper", clock=SYSTEM)
     world.store.close_table(1, flush=False)
     world.store.open_table(1)
@@ -357,7 +358,7 @@ def test_an_owner_who_slept_while_opening_does_not_open_what_was_collected() -> 
 
     def collected(path: str, data: bytes) -> bool:
         storage.create = asleep  # type: ignore[method-assign] # this is what sleeps
-        for ts in range(1, 2 * manifestlog.CHECKPOINT_ENTRIES + 2):
+        for ts in range(1, 2 * manifest_log.CHECKPOINT_ENTRIES + 2):
             log.commit(flushed_ts=ts)
         storage.delete(path)
         return storage.create(path, data)
@@ -381,7 +382,7 @@ def test_only_an_owner_collects(world: TableWorld) -> None:
 
 
 def test_an_archive_is_bounded_and_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.eventstore.collecting._ARCHIVED_MAX", 2)
+    monkeypatch.setattr("penstock.eventstore.upkeep.gc._ARCHIVED_MAX", 2)
     objects = [
         ObjectInfo(
             id=f"{ts}", side="data", kind="merged", schema_version=1, create_ts=1, min_ts=1, max_ts=1, rows=1,

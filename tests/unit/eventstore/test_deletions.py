@@ -9,8 +9,8 @@ import pytest
 
 from penstock.errors import Corrupt, Unavailable
 from penstock.eventstore import paths
-from penstock.eventstore.deletions import Deletions, live_mask
 from penstock.eventstore.manifest import ObjectInfo, Targets
+from penstock.eventstore.objects.deletion_vectors import Deletions, live_mask
 from penstock.object_storage import Storage, open_storage
 
 TABLE_ID = 7

@@ -10,12 +10,12 @@ import pytest
 
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import paths
-from penstock.eventstore.finding import find_table, list_tables
-from penstock.eventstore.manifestlog import ManifestLog, load
-from penstock.eventstore.namemarks import NameMarks
-from penstock.eventstore.partition import dropped_fact, dropped_ts
-from penstock.eventstore.ranges import Part, ReadRange, TableProgress
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.manifest_log import ManifestLog, load
+from penstock.eventstore.read.find import find_table, list_tables
+from penstock.eventstore.read.namemarks import NameMarks
+from penstock.eventstore.read.partition import dropped_fact, dropped_ts
+from penstock.eventstore.read.ranges import Part, ReadRange, TableProgress
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import StorageRef
 from penstock.tables.schema import TableInfo
 from support.events import a_table

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.eventstore.flushing import FlushPolicy
-from penstock.eventstore.table import TableLoad
+from penstock.eventstore.log.table_log import TableLoad
+from penstock.eventstore.objects.flushing import FlushPolicy
 
 POLICY = FlushPolicy(
     flush_bytes=100, flush_interval_s=60, idle_flush_interval_s=600, memory_bytes=1000, wal_bytes=10_000

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.eventstore import frames, paths
-from penstock.eventstore.frames import FrameKind
-from penstock.eventstore.logcover import Fit, LogCover
-from penstock.eventstore.retention import Retention
-from penstock.eventstore.rows import commit_ends
-from penstock.eventstore.segments import read_segment
-from penstock.eventstore.store import EventStore
-from penstock.eventstore.wal import Wal
+from penstock.eventstore import paths
+from penstock.eventstore.capture.store import EventStore
+from penstock.eventstore.log import frames
+from penstock.eventstore.log.frames import FrameKind
+from penstock.eventstore.log.logcover import Fit, LogCover
+from penstock.eventstore.log.retention import Retention
+from penstock.eventstore.log.rows import commit_ends
+from penstock.eventstore.log.segments import read_segment
+from penstock.eventstore.log.wal import Wal
 from penstock.object_storage import Storage, open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.errors import Corrupt, Fenced, Unavailable
-from penstock.eventstore import manifestlog, paths
+from penstock.eventstore import manifest_log, paths
 from penstock.eventstore.manifest import (
     Entry,
     ManifestState,
@@ -16,7 +16,7 @@ from penstock.eventstore.manifest import (
     write_entry,
     write_state,
 )
-from penstock.eventstore.manifestlog import ManifestLog, load
+from penstock.eventstore.manifest_log import ManifestLog, load
 from penstock.object_storage import Storage, open_storage
 
 ROOT = "tables/7"
@@ -117,7 +117,7 @@ def test_opening_again_after_doubt_keeps_ownership_but_never_takes_it_back(stora
 def test_a_checkpoint_saves_reading_and_a_damaged_one_is_passed_over(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manifestlog, "CHECKPOINT_ENTRIES", 4)
+    monkeypatch.setattr(manifest_log, "CHECKPOINT_ENTRIES", 4)
     log = ManifestLog.open(storage, ROOT, writer="one")
     for ts in range(1, 11):
         log.commit(add=[an_object(f"o{ts}", ts)], flushed_ts=ts)
@@ -150,7 +150,7 @@ def test_a_lost_answer_is_told_from_a_rival(storage: Storage) -> None:
 def test_a_failed_checkpoint_does_not_fail_the_commit(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manifestlog, "CHECKPOINT_ENTRIES", 2)
+    monkeypatch.setattr(manifest_log, "CHECKPOINT_ENTRIES", 2)
     log = ManifestLog.open(storage, ROOT, writer="one")
 
     def refuse(path: str, data: object) -> None:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.eventstore.manifest import Kind, ManifestState, ObjectInfo, Targets
-from penstock.eventstore.merging import MergeChoice, MergePolicy
 from penstock.eventstore.paths import Side
+from penstock.eventstore.upkeep.merge_policy import MergeChoice, MergePolicy
 
 MIB = 1024 * 1024
 POLICY = MergePolicy(128 * MIB)

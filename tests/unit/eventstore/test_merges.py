@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Fenced, Invalid, Unavailable
-from penstock.eventstore import merging
 from penstock.eventstore.manifest import ObjectInfo
-from penstock.eventstore.merges import MergeOutput, MergePlan, plan_merge, write_merge
-from penstock.eventstore.merging import MergePolicy
 from penstock.eventstore.ownership import Ownership
 from penstock.eventstore.sides import HANDLE, MERGED_TOMBSTONES, OBJECT, OFFSET
+from penstock.eventstore.upkeep import merge_policy
+from penstock.eventstore.upkeep.merge import MergeOutput, MergePlan, plan_merge, write_merge
+from penstock.eventstore.upkeep.merge_policy import MergePolicy
 from penstock.testing.versions import Target
 from support.events import read_object
 from support.itemtables import item, item_table
@@ -25,8 +25,8 @@ NTH = count()
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TableWorld]:
     """A table whose objects are merged as soon as there are two."""
-    monkeypatch.setattr(merging, "_FANOUT", 2)
-    monkeypatch.setattr(merging, "_HEAVILY_DEAD", 2.0)
+    monkeypatch.setattr(merge_policy, "_FANOUT", 2)
+    monkeypatch.setattr(merge_policy, "_HEAVILY_DEAD", 2.0)
     with TableWorld(tmp_path, item_table(), url=f"memory:///merge-cases-{next(NTH)}") as made:
         yield made
 
@@ -188,7 +188,7 @@ def test_what_took_as_long_as_orphans_live_is_not_committed(world: TableWorld) -
 
 
 def test_outputs_are_cut_at_the_target_size(world: TableWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.eventstore.objects.ROW_GROUP_ROWS", 4)
+    monkeypatch.setattr("penstock.eventstore.objects.object_file.ROW_GROUP_ROWS", 4)
     monkeypatch.setattr("penstock.columnar.sorted_spill.SLICE_ROWS", 4)
     put(world, *range(10, 0, -1))
     world.flush()

@@ -10,10 +10,10 @@ import pytest
 
 from penstock.eventstore import paths
 from penstock.eventstore.manifest import ObjectInfo
-from penstock.eventstore.objects import ObjectWriter
-from penstock.eventstore.rowids import RowIds
+from penstock.eventstore.objects.object_file import ObjectWriter
+from penstock.eventstore.objects.row_ids import RowIds
+from penstock.eventstore.objects.tombstones import bounded, by_row_id
 from penstock.eventstore.sides import side_schema
-from penstock.eventstore.tombstones import bounded, by_row_id
 from penstock.object_storage import Storage, open_storage
 from support.events import a_table, read_object
 
@@ -109,7 +109,7 @@ def test_targets_count_what_tombstones_delete(storage: Storage, tmp_path: Path) 
 def test_too_many_targets_are_not_listed(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.eventstore.objects.TARGETS_MAX", 2)
+    monkeypatch.setattr("penstock.eventstore.objects.object_file.TARGETS_MAX", 2)
     rows = [(number, 1, f"object {number}", 0) for number in range(3)]
     assert write(storage, tmp_path, "tombstone", tombstones(*rows[:2])).targets == (
         ("object 0", 1),
@@ -121,7 +121,7 @@ def test_too_many_targets_are_not_listed(
 def test_row_groups_of_tombstones_are_small(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.eventstore.objects.TOMBSTONE_GROUP_ROWS", 2)
+    monkeypatch.setattr("penstock.eventstore.objects.object_file.TOMBSTONE_GROUP_ROWS", 2)
     rows = tombstones((1, 1, "a", 0), (2, 1, "a", 1), (3, 1, "b", 0), (4, 1, "c", 0), (5, 1, None, None))
     info = write(storage, tmp_path, "tombstone", rows)
     with storage.open(paths.object_path("tables/1", "tombstone", info.id)) as file:
@@ -141,13 +141,13 @@ def batches_of(*commits: list[int]) -> list[pa.RecordBatch]:
 
 
 def test_tombstone_objects_never_share_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.eventstore.tombstones.OBJECT_ROWS", 3)
+    monkeypatch.setattr("penstock.eventstore.objects.tombstones.OBJECT_ROWS", 3)
     cut = bounded(batches_of([1, 1, 2], [2, 2, 3], [], [3, 4], [5], [5], [5, 6]), within_commit=False)
     assert times(list(cut)) == [[1, 1, 2, 2, 2], [3, 3, 4], [5, 5, 5, 6]]
 
 
 def test_tombstones_of_one_transaction_are_cut_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.eventstore.tombstones.OBJECT_ROWS", 2)
+    monkeypatch.setattr("penstock.eventstore.objects.tombstones.OBJECT_ROWS", 2)
     assert times(list(bounded(batches_of([1, 1], [1], [1], [1]), within_commit=True))) == [
         [1, 1],
         [1, 1],
@@ -156,12 +156,12 @@ def test_tombstones_of_one_transaction_are_cut_anywhere(monkeypatch: pytest.Monk
 
 
 def test_tombstones_are_cut_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.eventstore.tombstones.OBJECT_BYTES", 1)
+    monkeypatch.setattr("penstock.eventstore.objects.tombstones.OBJECT_BYTES", 1)
     assert times(list(bounded(batches_of([1], [2], [3]), within_commit=False))) == [[1], [2], [3]]
 
 
 def test_tombstones_are_ordered_by_row_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.eventstore.tombstones.TOMBSTONE_GROUP_ROWS", 2)
+    monkeypatch.setattr("penstock.eventstore.objects.tombstones.TOMBSTONE_GROUP_ROWS", 2)
     group = [
         tombstones((1, 1, None, None), (2, 2, None, None)),
         tombstones((3, 3, None, None), (4, 4, None, None)),

@@ -11,12 +11,12 @@ from pydantic import SecretStr
 
 from penstock.errors import Corrupt, Invalid, StaleRead, Unavailable
 from penstock.eventstore import paths
-from penstock.eventstore.flightreader import FlightReader
 from penstock.eventstore.manifest import Archive, ObjectInfo, Removal, write_archive
-from penstock.eventstore.manifestlog import ManifestLog
-from penstock.eventstore.partition import Partition, PartitionState, TableView
-from penstock.eventstore.ranges import Part, ReadRange, TableProgress
-from penstock.eventstore.schemaversion import SchemaVersion, cut_at_changes, in_force
+from penstock.eventstore.manifest_log import ManifestLog
+from penstock.eventstore.read.flight_client import FlightReader
+from penstock.eventstore.read.partition import Partition, PartitionState, TableView
+from penstock.eventstore.read.ranges import Part, ReadRange, TableProgress
+from penstock.eventstore.schema_version import SchemaVersion, cut_at_changes, in_force
 from penstock.object_storage import Storage, StorageRef
 from support.events import a_table
 

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.clock import TS_MAX
 from penstock.errors import StaleRead
-from penstock.eventstore.partitionsets import (
+from penstock.eventstore.read.partition_sets import (
     AskedTable,
     Life,
     first_set,
@@ -15,7 +15,7 @@ from penstock.eventstore.partitionsets import (
     lives_of,
     partition_sets,
 )
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from support.itemtables import item_table
 
 BY_ID = AskedTable("shop.t7", 7, named=False)

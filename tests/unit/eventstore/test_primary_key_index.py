@@ -12,9 +12,9 @@ import pytest
 
 from penstock import metrics
 from penstock.errors import Unavailable
+from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.manifest import Archive
-from penstock.eventstore.pkindex import PrimaryKeyIndex
-from penstock.eventstore.store import EventStore
+from penstock.eventstore.objects.primary_key_index import PrimaryKeyIndex
 from penstock.object_storage import Storage, open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder

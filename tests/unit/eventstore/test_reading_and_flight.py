@@ -13,14 +13,14 @@ from pyarrow import flight
 
 from penstock.errors import Corrupt, Invalid, StaleRead, Unavailable
 from penstock.eventstore import paths
-from penstock.eventstore.flight import FlightService
-from penstock.eventstore.flightreader import FlightReader, read_ticket, write_ticket
+from penstock.eventstore.capture.flight_service import FlightService
+from penstock.eventstore.capture.reader import Reader
+from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.manifest import Archive, ManifestState, Removal, write_archive
-from penstock.eventstore.ranges import RangeReader, ReadRange, TableProgress
-from penstock.eventstore.reading import Reader
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.read.flight_client import FlightReader, read_ticket, write_ticket
+from penstock.eventstore.read.ranges import RangeReader, ReadRange, TableProgress
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import OBJECT, OFFSET
-from penstock.eventstore.store import EventStore
 from penstock.object_storage import open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
@@ -256,7 +256,7 @@ def test_a_damaged_object_is_named_and_kept(held: Held) -> None:
 
 
 def test_a_flush_while_rows_are_read_changes_nothing(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.eventstore.rows.SLICE_ROWS", 4)
+    monkeypatch.setattr("penstock.eventstore.log.rows.SLICE_ROWS", 4)
     expected = held.read(0, NOW + 99)
     held.store.schemas.resolved = NOW + 11  # type: ignore[attr-defined] # the double's own knob
     assert held.store.flush(1)
@@ -320,7 +320,7 @@ def test_a_reader_that_takes_nothing_does_not_hold_up_the_end(
             released.wait(30)
             yield pa.RecordBatch.from_pylist([{"a": 1}], schema)
 
-    monkeypatch.setattr("penstock.eventstore.flight.STOP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("penstock.eventstore.capture.flight_service.STOP_TIMEOUT_S", 0.2)
     service = FlightService("127.0.0.1:0", held.store, Stuck())  # type: ignore[arg-type] # a double
     with flight.connect(f"grpc://{service.addr}") as client:
         stream = client.do_get(flight.Ticket(write_ticket(ReadRange(table_id=1, from_ts=0, to_ts=1))))

@@ -12,8 +12,8 @@ import pytest
 from penstock.clock import SYSTEM
 from penstock.errors import Corrupt, Invalid, StaleRead, Unavailable
 from penstock.eventstore import paths
-from penstock.eventstore.partition import TableView
-from penstock.eventstore.snapshot import plan_snapshot, read_snapshot, snapshot_schema
+from penstock.eventstore.read.partition import TableView
+from penstock.eventstore.read.snapshot import plan_snapshot, read_snapshot, snapshot_schema
 from penstock.object_storage import StorageRef
 from penstock.tables.alter import add_column
 from penstock.tables.define import define_table

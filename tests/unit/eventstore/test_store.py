@@ -11,13 +11,13 @@ import pytest
 
 from penstock.errors import Denied, PenstockError, Unavailable
 from penstock.eventstore import paths
+from penstock.eventstore.capture.reader import Reader
+from penstock.eventstore.capture.store import EventStore
+from penstock.eventstore.log.table_log import TableRows
 from penstock.eventstore.manifest import BEGUN
-from penstock.eventstore.manifestlog import ManifestLog, load
-from penstock.eventstore.ranges import ReadRange
-from penstock.eventstore.reading import Reader
-from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.eventstore.store import EventStore
-from penstock.eventstore.table import TableRows
+from penstock.eventstore.manifest_log import ManifestLog, load
+from penstock.eventstore.read.ranges import ReadRange
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import Storage, open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder

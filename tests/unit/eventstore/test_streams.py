@@ -14,16 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import Corrupt, Invalid, StaleRead, Unavailable
-from penstock.eventstore import paths, readahead
-from penstock.eventstore.changeorder import change_order
+from penstock.eventstore import paths
 from penstock.eventstore.manifest import Archive, Entry, Kind, ManifestState, ObjectInfo, write_entry
-from penstock.eventstore.partition import PartitionState
 from penstock.eventstore.paths import Side
-from penstock.eventstore.ranges import Part, ReadRange, TableProgress
-from penstock.eventstore.readahead import ReadAhead
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.read import readahead
+from penstock.eventstore.read.changeorder import change_order
+from penstock.eventstore.read.partition import PartitionState
+from penstock.eventstore.read.ranges import Part, ReadRange, TableProgress
+from penstock.eventstore.read.readahead import ReadAhead
+from penstock.eventstore.read.streams import Place, merged, streams_of
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import side_schema
-from penstock.eventstore.streams import Place, merged, streams_of
 from penstock.object_storage import Storage, open_storage
 from support.events import a_table
 
@@ -290,7 +291,7 @@ def test_only_row_groups_that_can_have_rows_are_read(monkeypatch: pytest.MonkeyP
 
 
 def test_a_large_row_group_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.eventstore.blocks._WHOLE_BYTES", 10)
+    monkeypatch.setattr("penstock.eventstore.read.blocks._WHOLE_BYTES", 10)
     world = World()
     rows = [(BASE + at, 1, at) for at in range(100)]
     world.add("data", "appendable", rows)

@@ -11,9 +11,9 @@ import pytest
 from penstock import metrics
 from penstock.clock import SYSTEM
 from penstock.errors import Corrupt, Fenced, Unavailable
-from penstock.eventstore import duties, merging, upkeep
-from penstock.eventstore.duties import Care, Duty, DutyPolicy
 from penstock.eventstore.ownership import Ownership
+from penstock.eventstore.upkeep import duties, merge_policy, upkeep
+from penstock.eventstore.upkeep.duties import Care, Duty, DutyPolicy
 from support.itemtables import item, item_table
 from support.tableworld import TableWorld
 
@@ -75,7 +75,7 @@ def test_a_duty_that_fails_for_ever_keeps_no_other_from_being_done() -> None:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TableWorld]:
     """A table that is looked after all the time, by the machine's own clock."""
-    monkeypatch.setattr(merging, "_FANOUT", 2)
+    monkeypatch.setattr(merge_policy, "_FANOUT", 2)
     monkeypatch.setattr(upkeep, "_TICK_S", 0.01)
     monkeypatch.setattr(duties, "_RETRY_FIRST_S", 0.01)
     monkeypatch.setattr("support.tableworld.CountingClock.monotonic", lambda _: SYSTEM.monotonic())

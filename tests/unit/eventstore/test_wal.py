@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Corrupt, Invalid, PenstockError, Unavailable
-from penstock.eventstore import frames, paths
-from penstock.eventstore import wal as wal_module
-from penstock.eventstore.frames import Frame, FrameKind
-from penstock.eventstore.wal import Location, Wal
+from penstock.eventstore import paths
+from penstock.eventstore.log import frames
+from penstock.eventstore.log import wal as wal_module
+from penstock.eventstore.log.frames import Frame, FrameKind
+from penstock.eventstore.log.wal import Location, Wal
 from support.powerloss import Disk, everything_survives
 from support.rawbatches import changes, put, raw
 

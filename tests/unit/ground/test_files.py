@@ -9,7 +9,7 @@ import pytest
 from penstock.clock import SYSTEM
 from penstock.durable_files import make_folder, replace_file
 from penstock.errors import Invalid
-from penstock.eventstore.capture import _data_id
+from penstock.eventstore.capture.capture import _data_id
 from penstock.object_storage import StorageRef
 from penstock.sink.consuming.progress import Progress
 from penstock.sink.consuming.statefile import StateFile

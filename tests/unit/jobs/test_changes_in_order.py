@@ -8,13 +8,13 @@ import pyarrow as pa
 import pytest
 
 from penstock.changes import ChangeBatch, Hint
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.changes.columns import columns_read
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.jobs.errorcodes import SchemaRefused
 from penstock.jobs.iterations.inorder import in_order, merged
 from penstock.jobs.iterations.pieces import Piece
 from penstock.jobs.iterations.projecting import PieceProjection
-from penstock.jobs.jobcolumns import columns_read
 from penstock.tables.columns import ColumnInfo
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo

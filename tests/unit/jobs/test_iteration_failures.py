@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.changes.admission import Limit
+from penstock.changes.limits import Limit
 from penstock.errors import Corrupt, Invalid, StaleRead, Unavailable
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext
 from penstock.jobs.job import JobState
 from penstock.jobs.source import Scan

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.reading.jobtables import JobTables
 from penstock.sink.dispatch.blockevents import DdlEvent, TableChange
 from support.ddlevents import (

@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from penstock.changes.columns import chosen_columns, key_names, with_commit_ts
+from penstock.changes.netchanges import last_changes
 from penstock.columnar.spill_queue import RowSpool
 from penstock.errors import Unavailable
 from penstock.jobs.consumer import every, gather
-from penstock.jobs.jobcolumns import chosen_columns, key_names, with_commit_ts
-from penstock.jobs.reading.netchanges import last_changes
 from penstock.tables.define import define_table
 from penstock.testing.consumers import SourceModel
 from support.itemtables import item_table

@@ -14,7 +14,7 @@ import pytest
 from penstock.clock import SYSTEM
 from penstock.comparing.tally import Counts
 from penstock.errors import Fenced, Invalid, Unavailable
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.errorcodes import SchemaRefused
 from penstock.jobs.iterations.schemachanges import check_names
 from penstock.jobs.job import Job, JobState, JobStatus

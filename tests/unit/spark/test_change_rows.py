@@ -12,7 +12,7 @@ import pytest
 from penstock.changes import ChangeBatch, Hint
 from penstock.clock import compose_ts
 from penstock.errors import Invalid
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import side_schema
 from penstock.spark.changerows import FEED_BATCH_ROWS, ChangeRows
 from penstock.tables.alter import add_column

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 READERS = (
-    "penstock.changes, penstock.eventstore.snapshot, penstock.spark.changefeed, penstock.spark.changerows,"
+    "penstock.changes, penstock.eventstore.read.snapshot, penstock.spark.changefeed, penstock.spark.changerows,"
     " penstock.spark.snapshotreader, penstock.spark.tablerows"
 )
 

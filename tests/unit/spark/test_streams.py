@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from penstock.changes.admission import Limit
+from penstock.changes.limits import Limit
 from penstock.changes.snapshotcut import Group, cut_groups
 from penstock.errors import Invalid, Unavailable
-from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.eventstore.watermarks import Watermarks
+from penstock.eventstore.history_holds import Watermarks
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import open_storage
 from penstock.spark.consumerhold import TTL_S, ConsumerHold
 from penstock.spark.streaming import Offset, RefusedStreamReader

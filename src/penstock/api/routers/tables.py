@@ -14,12 +14,12 @@ from penstock.api.models import ChangesPage, TableDetail, TableSummary
 from penstock.api.problems import declared
 from penstock.api.routers.jobs import OfTable
 from penstock.api.service import PREFIX, Deployed, Shared
-from penstock.changes.admission import Limit
+from penstock.changes.columns import chosen_columns
+from penstock.changes.limits import Limit
 from penstock.control import tablechanges, tableviews
 from penstock.control.deployment import Deployment
 from penstock.control.tablechanges import Asked, Fixed
 from penstock.errors import Invalid
-from penstock.jobs.jobcolumns import chosen_columns
 from penstock.tables.snapshot import Place
 
 __all__ = ["api"]

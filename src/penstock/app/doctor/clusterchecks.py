@@ -9,8 +9,8 @@ from penstock.app.doctor.embedded import has_store
 from penstock.app.doctor.findings import Finding, bad, ok, refused, warn
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import Invalid, PenstockError, Unavailable
-from penstock.eventstore.flightreader import FlightReader
-from penstock.eventstore.leases import PREFIX, Lease
+from penstock.eventstore.capture.lease import PREFIX, Lease
+from penstock.eventstore.read.flight_client import FlightReader
 from penstock.kv import AsyncClient
 from penstock.settings import Settings
 from penstock.tables.keys import prefix_end

@@ -12,6 +12,7 @@ from lance.dataset import LanceDataset
 from lance.fragment import FragmentMetadata
 from pydantic import Field
 
+from penstock.changes.columns import chosen_columns, key_names
 from penstock.consumers.indexes.columns import Layout, follow_schema, key_names_of, keys_of
 from penstock.consumers.indexes.earlier import Earlier
 from penstock.consumers.indexes.keeper import IndexKeeper, IndexKind
@@ -23,9 +24,8 @@ from penstock.consumers.indexes.writing import FragmentTask, RowMaker, write_on_
 from penstock.consumers.lake.lakeschema import shaped
 from penstock.consumers.options import ConsumerOptions, Properties, Seconds, revealed
 from penstock.errors import Fenced, Invalid, Unavailable
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext, every, gather
-from penstock.jobs.jobcolumns import chosen_columns, key_names
 from penstock.spark.failures import spark_errors
 from penstock.tables.schema import TableInfo
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from penstock.consumers.evolution import HANDLE_ID, TargetColumn
 from penstock.errors import Invalid
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import HANDLE
 from penstock.tables import alter
 from penstock.tables.columns import ColumnInfo

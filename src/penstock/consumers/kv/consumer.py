@@ -7,6 +7,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from penstock.changes.columns import chosen_columns, key_names
 from penstock.consumers.evolution import REBUILD, TargetColumn
 from penstock.consumers.kv.columns import definition, target_columns, to_source, to_target
 from penstock.consumers.kv.marks import Mark, Marks
@@ -14,9 +15,8 @@ from penstock.consumers.kv.rows import TargetRows, slices
 from penstock.consumers.kv.targetschema import TargetSchema
 from penstock.consumers.options import ConsumerOptions
 from penstock.errors import Fenced, Invalid
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext, every, gather
-from penstock.jobs.jobcolumns import chosen_columns, key_names
 from penstock.jobs.log.jobrows import DATABASE
 from penstock.kv import Client, Transaction
 from penstock.kv.clusterref import ClusterRef

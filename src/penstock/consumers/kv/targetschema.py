@@ -8,7 +8,7 @@ from penstock.consumers.evolution import REBUILD, Act, Evolution, TargetColumn, 
 from penstock.consumers.kv.columns import added_text, definition, is_wider
 from penstock.consumers.kv.marks import Mark, Marks
 from penstock.errors import Conflict, Fenced, Invalid
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import JobContext
 from penstock.kv import Client, Transaction
 from penstock.tables import Catalog, TableInfo, alter, statements

@@ -12,6 +12,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
+from penstock.changes.columns import chosen_columns, key_names
 from penstock.clock import physical_ms
 from penstock.consumers.lake.attempt import Attempt
 from penstock.consumers.lake.executors import WriteTask, write_on_executors
@@ -22,10 +23,9 @@ from penstock.consumers.lake.lakeschema import Columns, Evolution, evolve, key_c
 from penstock.consumers.lake.laketable import LakeTable, Marks, Version
 from penstock.consumers.lake.merging import merge, plan
 from penstock.errors import Fenced, PenstockError
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import HANDLE, RESERVED
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, gather
-from penstock.jobs.jobcolumns import chosen_columns, key_names
 
 __all__ = ["LakeConsumer"]
 

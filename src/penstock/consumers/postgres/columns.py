@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from penstock.consumers.evolution import HANDLE_ID, TargetColumn, from_json
 from penstock.errors import Corrupt, Invalid
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import HANDLE
 from penstock.tables.fieldtypes import INTEGER_BITS, FieldType, Tp
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import Field, SecretStr
 
+from penstock.changes.columns import chosen_columns, key_names
 from penstock.consumers.evolution import Act, Evolution, TargetColumn, evolved
 from penstock.consumers.options import ConsumerOptions
 from penstock.consumers.postgres import comparing
@@ -17,9 +18,8 @@ from penstock.consumers.postgres.failures import connecting, told
 from penstock.consumers.postgres.targettable import TargetTable
 from penstock.consumers.postgres.watermarks import NAME, Mark, Watermarks
 from penstock.errors import Fenced, Invalid, Unavailable
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext, every, gather
-from penstock.jobs.jobcolumns import chosen_columns, key_names
 from penstock.tables.arrow import arrow_type
 from penstock.tables.defaults import origin_cell
 from penstock.tables.values import from_cell

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.changes.admission import Limit
+from penstock.changes.limits import Limit
 from penstock.clock import compose_ts, physical_ms
 from penstock.jobs.durations import parse_duration
 from penstock.jobs.iteration import Iteration

@@ -6,12 +6,12 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from penstock.changes.batches import ChangeBatch
+from penstock.changes.columns import key_names
 from penstock.eventstore.projection import Projection
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.jobs.iterations.pieces import Piece
 from penstock.jobs.iterations.schemachanges import check_keys
-from penstock.jobs.jobcolumns import key_names
 from penstock.tables.schema import TableInfo
 
 

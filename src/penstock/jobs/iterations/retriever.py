@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 
 from penstock import tracing
+from penstock.changes.columns import DELETED, chosen_columns, key_names, with_commit_ts
 from penstock.clock import Clock
 from penstock.errors import Fenced, Invalid
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.jobs.consumer import DataType, Retrieved
 from penstock.jobs.iterations.frames import quoted
 from penstock.jobs.iterations.sharedrange import SharedRange
 from penstock.jobs.job import Job
-from penstock.jobs.jobcolumns import DELETED, chosen_columns, key_names, with_commit_ts
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.log.transitions import Transition, completed
 from penstock.kv import Transaction

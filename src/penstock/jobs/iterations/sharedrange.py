@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from penstock import eventloop, metrics
+from penstock.changes.columns import chosen_columns, key_names
 from penstock.clock import SYSTEM, Clock
 from penstock.columnar.spill_queue import DiskSpool
 from penstock.errors import Aborted, Invalid, StaleRead, Unavailable
@@ -22,7 +23,6 @@ from penstock.jobs.iterations.inorder import in_order
 from penstock.jobs.iterations.pieces import Piece, closed
 from penstock.jobs.iterations.projecting import PieceProjection
 from penstock.jobs.job import Job
-from penstock.jobs.jobcolumns import chosen_columns, key_names
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.source import JobSource, Scan
 from penstock.settings import JobsSettings

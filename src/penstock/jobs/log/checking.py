@@ -5,7 +5,7 @@ from typing import NoReturn
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import Consumer, JobContext, is_comparable
 from penstock.jobs.consumers import find_consumer
 from penstock.jobs.job import Job

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.reading.jobtables import JobTables
 from penstock.sink.source.ddlhistory import DdlHistory
 

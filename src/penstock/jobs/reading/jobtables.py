@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.dispatch.blockevents import DdlEvent
 
 

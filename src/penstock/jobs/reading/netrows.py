@@ -7,12 +7,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.changes.batches import ChangeBatch
+from penstock.changes.columns import DELETED, key_names, with_commit_ts
+from penstock.changes.netchanges import NetChanges, net_of
 from penstock.errors import Invalid
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.jobs.iterations.projecting import PieceProjection
-from penstock.jobs.jobcolumns import DELETED, key_names, with_commit_ts
-from penstock.jobs.reading.netchanges import NetChanges, net_of
 
 
 def net_schema(columns: pa.Schema) -> pa.Schema:

@@ -2,12 +2,12 @@
 
 from collections.abc import Collection, Sequence
 
-from penstock.changes.admission import Limit
-from penstock.changes.collecting import fix_range, open_range, schema_parts
+from penstock.changes.collect import fix_range, open_range, schema_parts
+from penstock.changes.columns import chosen_columns, columns_read
 from penstock.changes.counting import ChangeCounts
+from penstock.changes.limits import Limit
 from penstock.changes.options import Wishes
-from penstock.eventstore.partition import PartitionState, TableView
-from penstock.jobs.jobcolumns import chosen_columns, columns_read
+from penstock.eventstore.read.partition import PartitionState, TableView
 from penstock.jobs.source import Scan
 
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pyarrow.compute as pc
 
-from penstock.changes.admission import Limit
+from penstock.changes.limits import Limit
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore.sides import COMMIT_TS

@@ -13,7 +13,8 @@ from typing import NamedTuple, TypeVar, cast
 import numpy as np
 import pyarrow as pa
 
-from penstock.changes.admission import Limit
+from penstock.changes.columns import chosen_columns, key_names
+from penstock.changes.limits import Limit
 from penstock.columnar.row_hash import Hashes
 from penstock.columnar.spill_queue import RowSpool
 from penstock.comparing.comparison import Comparison
@@ -21,7 +22,6 @@ from penstock.comparing.tally import Counts, added_samples
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.jobs.consumer import Comparable, Consumer, is_comparable
 from penstock.jobs.job import Job
-from penstock.jobs.jobcolumns import chosen_columns, key_names
 from penstock.jobs.jobid import JobId
 from penstock.jobs.source import JobSource, Scan
 

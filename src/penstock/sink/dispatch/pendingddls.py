@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeVar
 
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.dispatch.blockevents import DdlEvent, Scope
 from penstock.sink.dispatch.tablefilter import TableFilter
 from penstock.sink.positions import Position

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from penstock.changes.admission import Limit
+from penstock.changes.limits import Limit
 from penstock.clock import Clock
 from penstock.errors import Invalid, StaleRead
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.dispatch.dispatcher import Dispatcher
 from penstock.sink.dispatch.feedsink import FeedFiles
 from penstock.sink.dispatch.pendingddls import Block, CarriedTables, blocks

@@ -7,7 +7,7 @@ from fnmatch import translate
 from itertools import chain
 
 from penstock.errors import Invalid
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.dispatch.blockevents import DdlEvent, Scope, TableChange
 
 

@@ -6,7 +6,7 @@ import io
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.files.schemafile import SchemaFile
 from penstock.sink.formats.parquetrows import ParquetRows, parquet_file
 

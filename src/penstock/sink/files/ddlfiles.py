@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.dispatch.blockevents import DdlEvent, Scope, TableChange
 from penstock.sink.files.options import SinkOptions
 from penstock.sink.files.schemafile import SchemaFile

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from penstock.errors import Corrupt
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.files import gojson
 from penstock.sink.files.layout import SchemaPath, parse_schema_path, schema_path
 from penstock.sink.files.schemacolumns import SchemaColumn

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import Corrupt, Invalid, Unavailable
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import LocalStorage, Storage
 from penstock.sink.dispatch.blockevents import DdlEvent
 from penstock.sink.feeds.feedstore import PendingFile

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from penstock.clock import LOGICAL_BITS
 from penstock.columnar.text_lines import JSON, LATIN1_JSON, Lines, json_string, numbers, spread, truths
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.formats.mysqltypes import java_type, mysql_type, promotion
 from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.formats.rowchanges import RowChanges

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from penstock.clock import LOGICAL_BITS
 from penstock.columnar.text_lines import JSON, Lines, base64_cells, json_string, numbers, spread
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.formats.rowchanges import DELETE, RowChanges
 from penstock.sink.formats.texts import fixed_floats, texts

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.columnar.text_lines import Ints, content
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.formats.canaljson import CanalJson
 from penstock.sink.formats.compressing import SUFFIXES, compressed
 from penstock.sink.formats.debezium import DebeziumJson

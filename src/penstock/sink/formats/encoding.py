@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from penstock.changes import ChangesPartition
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.formats.chunking import Chunking, Sizes
 from penstock.sink.formats.encoders import Block, Encoder, encoder_of, extension_of, header_of, shown_columns
 from penstock.sink.formats.options import EncoderOptions

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from penstock.clock import LOGICAL_BITS
 from penstock.columnar.text_lines import Ints
 from penstock.errors import Corrupt, Invalid
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.formats.rowchanges import RowChanges, taken_rows
 from penstock.tables.arrow import arrow_field
 from penstock.tables.columns import ColumnInfo

@@ -22,7 +22,7 @@ from sqlglot.errors import SqlglotError
 
 from penstock.columnar.text_lines import truths
 from penstock.errors import Invalid
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.formats.rowchanges import Mask
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.fieldtypes import INTEGER_BITS, PACKED_TIMES, FieldType, Tp

@@ -14,7 +14,7 @@ from penstock.columnar.text_lines import (
     numbers,
     spread,
 )
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.formats.rowchanges import DELETE, INSERT, Kinds, RowChanges
 from penstock.sink.formats.texts import general_floats, texts

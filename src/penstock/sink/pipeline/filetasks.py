@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.pipeline.drain import DrainMarker
 from penstock.sink.pipeline.engine import Chunk
 from penstock.sink.source.slicing import DispatcherSpec

@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.pipeline.drain import DrainMarker
 from penstock.sink.pipeline.engine import Chunk
 from penstock.sink.pipeline.filetasks import FileTask, Reason, Waiting

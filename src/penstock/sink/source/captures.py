@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Unavailable
-from penstock.eventstore.leases import Lease
-from penstock.eventstore.ranges import Part, RangeReader, ReadRange, TableProgress
+from penstock.eventstore.capture.lease import Lease
+from penstock.eventstore.read.ranges import Part, RangeReader, ReadRange, TableProgress
 
 _log = logging.getLogger(__name__)
 

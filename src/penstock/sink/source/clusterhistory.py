@@ -4,7 +4,7 @@ import logging
 from typing import Self
 
 from penstock.clock import SYSTEM, Clock
-from penstock.eventstore.safepoint import ServiceSafePoint
+from penstock.eventstore.capture.safe_point import ServiceSafePoint
 from penstock.kv.pd import PdClient
 from penstock.settings import Settings
 

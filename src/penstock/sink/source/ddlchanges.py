@@ -5,7 +5,7 @@ from dataclasses import replace
 from enum import IntEnum
 from typing import Any
 
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.dispatch.blockevents import TableChange
 from penstock.tables.fieldtypes import ColumnFlag
 from penstock.tables.jobs import Action

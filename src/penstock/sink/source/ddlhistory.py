@@ -15,7 +15,7 @@ import pyarrow as pa
 from penstock.clock import physical_ms
 from penstock.errors import StaleRead, Unavailable
 from penstock.eventstore.metachanges import DatabaseDescribed, TableDescribed, read_description, read_job
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.dispatch.blockevents import DdlEvent, Scope, TableChange
 from penstock.sink.source.ddlchanges import changed_ids, kind_of, paired
 from penstock.sink.source.ddljobs import DdlJobs

@@ -6,16 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Self, TypeVar
 
-from penstock.changes.admission import Limit
+from penstock.changes.limits import Limit
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Unavailable
-from penstock.eventstore.flightreader import FlightReader
-from penstock.eventstore.leases import Lease
+from penstock.eventstore.capture.lease import Lease
+from penstock.eventstore.history_holds import Watermarks
 from penstock.eventstore.owners import live_captures
-from penstock.eventstore.partition import Partition, TableView
+from penstock.eventstore.read.flight_client import FlightReader
+from penstock.eventstore.read.partition import Partition, TableView
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.schemareading import MetaSubscription
-from penstock.eventstore.schemaversion import SchemaVersion
-from penstock.eventstore.watermarks import Watermarks
 from penstock.kv.clusterref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings, TlsSettings

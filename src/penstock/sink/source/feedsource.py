@@ -4,8 +4,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.changes.admission import Limit
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.changes.limits import Limit
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.dispatch.blockevents import DdlEvent
 from penstock.sink.positions import Position
 from penstock.sink.source.slicing import DispatcherSpec, Slice

@@ -6,8 +6,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from penstock.clock import SYSTEM, Clock
-from penstock.eventstore.partition import Partition
-from penstock.eventstore.ranges import TableProgress
+from penstock.eventstore.read.partition import Partition
+from penstock.eventstore.read.ranges import TableProgress
 from penstock.object_storage import StorageRef
 from penstock.sink.source.captures import Captures
 from penstock.sink.source.feedsource import Look

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from penstock.eventstore.metachanges import TableDescribed
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.dispatch.blockevents import TableChange
 from penstock.sink.source.ddlchanges import same_to_readers
 

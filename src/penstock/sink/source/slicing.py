@@ -7,14 +7,14 @@ from itertools import pairwise
 from typing import Any
 
 from penstock.changes import ChangesPartition, plan_changes
-from penstock.changes.admission import Limit
-from penstock.changes.collecting import open_range
+from penstock.changes.collect import open_range
 from penstock.changes.counting import ChangeCounts
+from penstock.changes.limits import Limit
 from penstock.changes.options import ChangeOptions
 from penstock.changes.snapshotcut import admitted_handle
-from penstock.eventstore.objectscan import HandleRange
-from penstock.eventstore.partition import PartitionState, TableView
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.read.object_scan import HandleRange
+from penstock.eventstore.read.partition import PartitionState, TableView
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import HANDLE
 from penstock.sink.positions import Position
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.eventstore.manifest import ObjectInfo
-from penstock.eventstore.objectfiles import opened
-from penstock.eventstore.partition import Partition, PartitionState
+from penstock.eventstore.objects.objectfiles import opened
+from penstock.eventstore.read.partition import Partition, PartitionState
 from penstock.eventstore.sides import HANDLE
 
 _GROUPS_MAX = 64  # row groups that are read for a sample

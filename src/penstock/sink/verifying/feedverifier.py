@@ -17,7 +17,7 @@ import pyarrow as pa
 from penstock.clock import compose_ts, physical_ms
 from penstock.comparing.tally import Counts
 from penstock.errors import Unavailable
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.consuming.datafiles import FileOptions
 from penstock.sink.consuming.listing import Survey
 from penstock.sink.consuming.reader import Contents, DirectoryReader, TableChanges

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.consuming.datafiles import FileOptions, decoded
 from penstock.sink.files.options import SinkOptions
 from penstock.sink.files.schemafile import SchemaFile

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import open_storage
 from penstock.sink.consuming.changerows import row_dicts
 from penstock.sink.consuming.datafiles import DataFiles, FileOptions

@@ -5,7 +5,7 @@ import io
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import open_storage
 from penstock.sink.consuming.datafiles import DataFiles, FileOptions
 from penstock.sink.files.blankfiles import blank_file

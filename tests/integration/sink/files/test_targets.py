@@ -8,7 +8,7 @@ import pytest
 
 from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import PenstockError
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import Storage
 from penstock.sink.dispatch.blockevents import DdlEvent, Scope, TableChange
 from penstock.sink.feeds.feedstore import PendingFile

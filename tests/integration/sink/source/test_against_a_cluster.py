@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from penstock.changes.admission import Limit
+from penstock.changes.limits import Limit
 from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
-from penstock.eventstore.capture import Capture
+from penstock.eventstore.capture.capture import Capture
 from penstock.kv import Client
 from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings, StoreSettings

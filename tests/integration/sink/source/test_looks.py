@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from penstock.clock import SYSTEM
-from penstock.eventstore.flight import FlightService
+from penstock.eventstore.capture.flight_service import FlightService
+from penstock.eventstore.history_holds import Watermarks
 from penstock.eventstore.manifest import BEGUN
-from penstock.eventstore.watermarks import Watermarks
 from penstock.sink.source import looking
 from penstock.sink.source.feedsource import Look
 from penstock.sink.source.looking import OBJECTS_S

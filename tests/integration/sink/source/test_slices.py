@@ -12,12 +12,12 @@ import pytest
 from pydantic import SecretStr
 
 from penstock.changes import collect_changes
-from penstock.changes.admission import Limit
+from penstock.changes.limits import Limit
 from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import Invalid, StaleRead, Unavailable
-from penstock.eventstore.flight import FlightService
-from penstock.eventstore.flightaccess import FlightAccess
-from penstock.eventstore.snapshot import read_snapshot
+from penstock.eventstore.capture.flight_service import FlightService
+from penstock.eventstore.read.flightaccess import FlightAccess
+from penstock.eventstore.read.snapshot import read_snapshot
 from penstock.sink.positions import Position
 from penstock.sink.source import slicing
 from penstock.sink.source.eventsource import EventStoreSource

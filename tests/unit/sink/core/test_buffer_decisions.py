@@ -3,7 +3,7 @@
 from dataclasses import replace
 from itertools import count
 
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.pipeline.buffers import Buffers
 from penstock.sink.pipeline.drain import DrainMarker
 from penstock.sink.pipeline.engine import Chunk

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.changes.admission import Limit
+from penstock.changes.limits import Limit
 from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
 from penstock.sink.dispatch.changefeed import Changefeed

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.dispatch.blockevents import DdlEvent, Scope, TableChange
 from penstock.sink.files.ddlfiles import ddl_files
 from penstock.sink.files.options import SinkOptions, parse_sink_uri

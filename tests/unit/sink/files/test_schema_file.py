@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import Corrupt
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.files import gojson
 from penstock.sink.files.layout import SchemaPath
 from penstock.sink.files.schemacolumns import SchemaColumn

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.errors import Invalid
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.settings import ChangefeedSettings
 from penstock.sink.files.options import SinkOptions, parse_sink_uri, sink_options
 from penstock.sink.files.sinkuri import mask_uri

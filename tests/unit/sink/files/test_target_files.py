@@ -17,7 +17,7 @@ import zstandard
 
 from penstock.clock import compose_ts
 from penstock.errors import Corrupt, Invalid, Unavailable
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import Storage, open_storage
 from penstock.sink.consuming.datafiles import FileOptions
 from penstock.sink.consuming.listing import Survey

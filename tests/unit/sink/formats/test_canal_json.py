@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.clock import compose_ts
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.formats.encoders import encoder_of
 from penstock.sink.formats.options import EncoderOptions
 from penstock.tables.define import define_table

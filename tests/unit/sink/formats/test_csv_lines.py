@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from penstock.clock import compose_ts
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.formats.encoders import encoder_of
 from penstock.sink.formats.encoding import extension, file_header
 from penstock.sink.formats.options import CsvOptions, EncoderOptions

@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.clock import compose_ts
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.formats.encoders import encoder_of
 from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.formats.rowchanges import RowChanges

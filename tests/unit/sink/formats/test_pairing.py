@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.changes import ChangeBatch, Hint
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import side_schema
 from penstock.sink.formats.pairing import Pairing
 from penstock.sink.positions import Position

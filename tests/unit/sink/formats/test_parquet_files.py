@@ -7,7 +7,7 @@ import pytest
 
 from penstock.clock import compose_ts
 from penstock.errors import Corrupt, Invalid
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.formats.encoders import encoder_of
 from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.formats.parquetrows import parquet_file

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import Invalid
-from penstock.eventstore.schemaversion import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.sink.formats.rowfilter import RowFilter
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.define import define_table

@@ -1,0 +1,258 @@
+"""What changed in a table between two timestamps, and the physical tables that say it."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple, Unpack
+
+from penstock.changes.handle import Batches, ChangesHandle
+from penstock.changes.options import ChangeOptions, Columns, Wishes, check_columns
+from penstock.changes.snapshots import snapshot_batches
+from penstock.changes.tail import Tail
+from penstock.errors import Unavailable
+from penstock.eventstore.paths import Side
+from penstock.eventstore.read.find import find_lives, known_ends
+from penstock.eventstore.read.partition import Partition, PartitionState, TableView, require_range
+from penstock.eventstore.read.partition_sets import (
+    AskedTable,
+    Life,
+    PartitionSet,
+    first_set,
+    joined,
+    life_at,
+    lives_of,
+    partition_sets,
+)
+from penstock.eventstore.read.streams import Stream, merged, streams_of
+from penstock.eventstore.schema_version import SchemaVersion
+from penstock.tables.schema import HandleKind
+
+SIDES: tuple[Side, Side] = ("data", "tombstone")
+
+
+def collect_changes(table: TableView, from_ts: int, to_ts: int, **wishes: Unpack[Wishes]) -> ChangesHandle:
+    """The changes of a table in (from_ts, to_ts]; with from_ts = 0 the rows that it has at to_ts.
+
+    Data has the table's columns, or those of `columns`, and `_commit_ts`. Tombstones have the primary key and
+    `_commit_ts`, and with `old_rows` the row that ended, in `_old`: all of it, or what `columns` names (one
+    column at least). A table without a primary key has `_handle` on both sides. `columns` may name
+    `_handle`, `_start_ts` and `_update` too, for both sides; `_update` says that the row was there before and
+    is there after. Batches end where the schema changes; one whose schema lacks a column of `columns` comes
+    without it.
+
+    Changes of the same row are coalesced as far as they come together, unless `coalesce` is off. `replay` is
+    for a reader that may have applied some of them before, and `skip_deletes` leaves out tombstones of rows
+    that come back, for one that replaces rows. A side of a batch has up to twice `batch_rows` rows. The last
+    batch is complete up to to_ts, and may have no rows. The same range gives the same changes in the same
+    order, whatever was flushed or merged meanwhile.
+
+    Raises Invalid for what is no range or no column, Unavailable when the range is not complete yet, and
+    StaleRead when history from `from_ts` on is gone, or when rows came or went in the range without a change
+    of any: with TRUNCATE, with a partition that was dropped, truncated, exchanged or reorganized, or with
+    another table under the name. `oldest_ts` is then the last such moment.
+    """
+    options = ChangeOptions(**wishes)
+    return ChangesHandle(collect(table, ChangesRange(from_ts, to_ts), options))
+
+
+@dataclass(frozen=True, slots=True)
+class ChangesRange:
+    """(from_ts, to_ts], of rows in [handle_from, handle_to) (b"": no bound)."""
+
+    from_ts: int
+    to_ts: int
+    handle_from: bytes = b""
+    handle_to: bytes = b""
+
+
+def collect(
+    table: TableView, wanted: ChangesRange, options: ChangeOptions, *, checked: bool = False
+) -> Batches:
+    """The batches of a range; what `collect_changes` raises at once is raised at once.
+
+    `checked`: the columns are of some version of the table, if not of one in this range.
+    """
+    table, states, _ = fix_range(table, wanted.from_ts, wanted.to_ts)
+    if not wanted.from_ts:
+        return snapshot_batches(table, states[0].schema_at(wanted.to_ts), wanted.to_ts, options)
+    parts = schema_parts(states, wanted.from_ts, wanted.to_ts)
+    if not checked:
+        check_columns([schema.table for _, _, schema in parts], options)
+    return _tail_batches(states, parts, wanted, options)
+
+
+class FixedRange(NamedTuple):
+    """The physical tables that hold a range up to `to_ts`, and what each is now."""
+
+    view: TableView
+    states: list[PartitionState]
+    to_ts: int
+
+
+def open_range(table: TableView, from_ts: int, to_ts: int) -> list[PartitionState]:
+    """What each physical table that holds a range is now; raises as `fix_range` does."""
+    return fix_range(table, from_ts, to_ts).states
+
+
+def fix_range(table: TableView, from_ts: int, to_ts: int, *, one_set: bool = False) -> FixedRange:
+    """Find the physical tables that hold the changes in (from_ts, to_ts]; from_ts = 0: the rows at to_ts.
+
+    They are those that the table has at to_ts, whenever the view was opened. With `one_set` the range ends
+    before a partition is added. Raises as `collect_changes` does, unless all of them can be read.
+    """
+    require_range(from_ts, to_ts)
+    start = from_ts or to_ts
+    states = {each.table_id: each.state(from_ts=start) for each in table.partitions}
+    failures: dict[int, Unavailable] = {}
+    if not table.fixed:
+        sets = _sets(table, list(states.values()), start, to_ts, failures)
+        if sets:
+            to_ts, ids = first_set(sets, to_ts) if one_set else (to_ts, sets[-1].ids)
+            table = _fixed_view(table, ids)
+    found = [states.get(each.table_id) or each.state(from_ts=start) for each in table.partitions]
+    for state in found:
+        state.check_range(from_ts, to_ts)
+        if state.table_id in failures:
+            raise failures[state.table_id]
+    return FixedRange(replace(table, fixed=True), found, to_ts)
+
+
+def _fixed_view(table: TableView, ids: Sequence[int]) -> TableView:
+    """The view of some physical tables; what those have that it did not know is with the capture it knows."""
+    known = {each.table_id: each for each in table.partitions}
+    near = next((each for each in table.partitions if each.rows is not None), table.partitions[0])
+    members = (known.get(each) or Partition(near.storage, each, near.rows) for each in ids)
+    return replace(table, partitions=tuple(members))
+
+
+def _sets(
+    table: TableView,
+    states: Sequence[PartitionState],
+    from_ts: int,
+    to_ts: int,
+    failures: dict[int, Unavailable],
+) -> list[PartitionSet]:
+    """See `partition_sets`; `failures` gets those that do not say all: they may be none that are needed.
+
+    Only a table that was not there at `from_ts` under its name, or is gone, is looked for by its name.
+    """
+    known: list[Life] = []
+    for state in states:
+        try:
+            versions = state.schemas_upto(to_ts)
+        except Unavailable as error:  # it may be that it has ended, which its capture knows
+            failures[state.table_id] = error
+            versions = state.known_schemas
+        known += lives_of(state.table_id, versions, known_ends(state))
+    lives = joined(known)
+    table_id = table.table_id or _table_id(lives, states[0].table_id, to_ts)
+    asked = AskedTable(table.name, table_id, table.named)
+    start = life_at(lives, table_id, from_ts)
+    there = start is not None and life_at(lives, table_id, to_ts) is not None
+    if table.named and not (there and start is not None and start.is_called(table.name)):
+        lives = _with_others(table, lives, asked)
+    return partition_sets(asked, lives, from_ts, to_ts)
+
+
+def _table_id(lives: Sequence[Life], physical_id: int, ts: int) -> int:
+    """The table that a physical table belongs to at `ts`, or next."""
+    mine = [each for each in lives if physical_id in each.ids]
+    begun = [each for each in mine if each.since_ts <= ts]
+    return (begun[-1] if begun else mine[0]).schema.table.id if mine else 0
+
+
+def _with_others(table: TableView, lives: Sequence[Life], asked: AskedTable) -> list[Life]:
+    """With what is known of other tables that had the name, and of partitions that the table had.
+
+    Raises Unavailable when there may be one of which nothing is known yet.
+    """
+    near = next((each for each in table.partitions if each.rows is not None), table.partitions[0])
+    found = find_lives(near.storage, table.name, near.rows)
+    everything = joined([*lives, *(life for known in found.values() for life in known)])
+    mine = {each for life in everything if life.schema.table.id == asked.table_id for each in life.ids}
+    unknown = sorted(each for each, known in found.items() if not known and each not in mine)
+    if unknown:
+        raise Unavailable(
+            f"table {unknown[0]} may have been {table.name} before and has no schema on"
+            f" {near.storage.url} yet; wait for its first flush, or start later"
+        )
+    return everything
+
+
+def schema_parts(
+    states: Sequence[PartitionState], from_ts: int, to_ts: int
+) -> list[tuple[int, int, SchemaVersion]]:
+    """Divide a range where the schema of any partition changes: (from_ts, to_ts, schema) of each part.
+
+    What is before the first version, where the table was not there yet, belongs to that one.
+    """
+    known = {each.since_ts: each for state in states for each in state.schemas(from_ts, to_ts)}
+    by_time = [known[since_ts] for since_ts in sorted(known)]
+    # One of a partition that is added after the range is no version of it.
+    versions = [each for each in by_time if each.since_ts <= to_ts] or by_time[:1]
+    starts = [from_ts, *(each.since_ts - 1 for each in versions[1:] if each.since_ts > from_ts + 1)]
+    parts = []
+    for start, end in pairwise([*starts, to_ts]):
+        begun = [each for each in versions if each.since_ts <= start + 1]
+        parts.append((start, end, (begun or versions)[-1 if begun else 0]))
+    return parts
+
+
+def _tail_batches(
+    states: Sequence[PartitionState],
+    parts: Sequence[tuple[int, int, SchemaVersion]],
+    wanted: ChangesRange,
+    options: ChangeOptions,
+) -> Batches:
+    complete_ts = wanted.from_ts
+    for from_ts, to_ts, schema in parts:
+        columns = Columns.of(schema.table, options)
+        part = replace(wanted, from_ts=from_ts, to_ts=to_ts)
+        with ExitStack() as stack:
+            data, tombstones = (_opened(stack, states, side, part, schema, columns) for side in SIDES)
+            tail = Tail(
+                merged(data, 2 * options.batch_rows),
+                merged(tombstones, 2 * options.batch_rows),
+                schema=schema,
+                columns=columns,
+                options=options,
+                to_ts=to_ts,
+            )
+            for batch in tail.batches():
+                complete_ts = batch.complete_ts
+                yield batch
+    if complete_ts < wanted.to_ts:
+        yield tail.end()
+
+
+def _opened(
+    stack: ExitStack,
+    states: Sequence[PartitionState],
+    side: Side,
+    part: ChangesRange,
+    schema: SchemaVersion,
+    columns: Columns,
+) -> list[Stream]:
+    """The streams of a side over all partitions, which begin to read; the stack closes them."""
+    streams: list[Stream] = []
+    for state in states:
+        if state.schemas(part.from_ts, part.to_ts)[0].since_ts > part.to_ts:
+            continue  # it was added later, when columns may have been others
+        found = streams_of(
+            state,
+            side,
+            part.from_ts,
+            part.to_ts,
+            columns=columns.of_side(side).read.names,
+            old_columns=columns.old,
+            handle_from=part.handle_from,
+            handle_to=part.handle_to,
+            schema=schema,
+            # Elsewhere a handle is the key, and a row that moves to another partition is the same one.
+            with_partition=len(states) > 1 and schema.table.handle_kind is HandleKind.ROWID,
+        )
+        for stream in found:
+            stack.callback(stream.close)
+        streams += found
+    return streams

@@ -1,0 +1,558 @@
+"""A capture: subscriptions, event store and Flight service of the tables that are this process's share."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.clock import SYSTEM, Clock, compose_ts, physical_ms
+from penstock.durable_files import make_folder, replace_file
+from penstock.errors import Conflict, Corrupt, Denied, Invalid, PenstockError, Unavailable, Undetermined
+from penstock.eventstore import paths
+from penstock.eventstore.capture import safe_point, sharing
+from penstock.eventstore.capture.flight_service import FlightService
+from penstock.eventstore.capture.lease import Lease, Leases
+from penstock.eventstore.capture.reader import Reader
+from penstock.eventstore.capture.safe_point import ServiceSafePoint
+from penstock.eventstore.capture.store import EventStore
+from penstock.eventstore.capture.tables import TableNames
+from penstock.eventstore.log.table_log import TableRows
+from penstock.eventstore.manifest import BEGUN
+from penstock.eventstore.read.flightaccess import FlightAccess
+from penstock.eventstore.schema_history import META_RANGE, CapturedTable, SchemaHistory
+from penstock.eventstore.upkeep.load import in_progress
+from penstock.kv import AsyncClient
+from penstock.kv.pd import PdClient
+from penstock.object_storage import Storage, StorageRef
+from penstock.puller import Span, SubscriptionClient
+from penstock.settings import CaptureSettings, Settings
+from penstock.tables.decoding.decoder import TidbRowDecoder
+from penstock.tables.keys import record_range
+
+_log = logging.getLogger(__name__)
+
+_FIRST_TS = 1  # a subscription from here delivers everything the cluster still has
+_ROUND_S = 0.5
+_RENEWALS_PER_TTL = 3
+_DROPPED_KEPT_MS = 10 * 60 * 1000  # a table dropped this long ago is surely flushed by its owner
+_SAFE_POINT_EVERY_S = 10.0
+_LOOK_EVERY_S = 10.0
+_SCHEMA_WAIT_S = 60.0
+_OPENED_AT_ONCE = 16
+
+
+@dataclass(slots=True)
+class _Clients:
+    """Everything that talks to the cluster."""
+
+    kv: AsyncClient
+    pd: PdClient
+    puller: SubscriptionClient
+    _closing: AsyncExitStack
+
+    @classmethod
+    async def connect(cls, settings: Settings, clock: Clock) -> "_Clients":
+        addrs, tls = settings.pd_addrs, settings.tls
+        async with AsyncExitStack() as stack:
+            kv = await AsyncClient.connect(addrs, tls=tls, settings=settings.kv, clock=clock)
+            stack.push_async_callback(kv.close)
+            pd = await PdClient.connect(addrs, tls=tls, settings=settings.kv, clock=clock)
+            stack.push_async_callback(pd.close)
+            puller = await SubscriptionClient.connect(
+                addrs, tls=tls, kv=settings.kv, settings=settings.puller, clock=clock
+            )
+            stack.push_async_callback(puller.close)
+            return cls(kv, pd, puller, stack.pop_all())
+
+    async def close(self) -> None:
+        await self._closing.aclose()
+
+
+class _LeftOut(NamedTuple):
+    """A table that is not captured, as it was when that was decided: once it changes, it is looked at again.
+
+    One whose history is lost is captured anew when its folder is removed from storage.
+    """
+
+    table: CapturedTable
+    lost: bool = False
+
+
+class Capture:
+    """Runs until `stop`, or until `failed` is set: an error that this process cannot go on from.
+
+    Start it with `Capture.start`. Tables come and go with the schema and with the other captures; each is
+    captured from the timestamp up to which its manifest, or this capture's own log, is complete. What is
+    wrong with one table costs that table: it is left out, and the others go on.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        clients: _Clients,
+        storage: Storage,
+        data_id: str,
+        access: FlightAccess,
+        clock: Clock,
+    ) -> None:
+        self._settings: CaptureSettings = settings.capture
+        self._clients = clients
+        self._storage = storage
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self.failed: asyncio.Future[None] = self._loop.create_future()
+        self.schemas = SchemaHistory()
+        decoder = TidbRowDecoder()
+        self.store = EventStore(
+            self._settings,
+            storage,
+            decoder=decoder,
+            schemas=self.schemas,
+            clock=clock,
+            on_fenced=lambda table_id: self._soon(self._lost, table_id),
+            on_refused=lambda table_id, error: self._soon(self._refuse, table_id, error),
+            on_failure=lambda error: self._soon(self._fail, error),
+        )
+        self._reader = Reader(self.store, storage, decoder)
+        self._leases = Leases(
+            clients.kv,
+            capture_id=self._settings.id,
+            data_id=data_id,
+            ttl_s=self._settings.lease_ttl_s,
+        )
+        self._safe_point = ServiceSafePoint(clients.pd, self._settings.id)
+        self._access = access
+        self._flight: FlightService | None = None
+        self._names = TableNames(storage, self.store, self.schemas)
+        self._subscriptions: dict[int, int] = {}  # table -> subscription
+        self._loading: set[int] = set()  # tables whose first snapshot is being loaded; told once
+        self._left_out: dict[int, _LeftOut] = {}
+        self._held_until: tuple[float, int] = (0.0, 0)  # of the monotonic clock, and of the wall's
+        self._live: Mapping[str, Lease] = {}
+        self._rounds: list[asyncio.Task[None]] = []
+        self._forgetting: dict[int, asyncio.Task[None]] = {}  # tables that were lost, until they are let go
+
+    @property
+    def cluster_id(self) -> int:
+        """Whose changes it captures."""
+        return self._clients.kv.cluster_id
+
+    @classmethod
+    async def start(cls, settings: Settings, *, clock: Clock = SYSTEM) -> "Capture":
+        """Connect, recover, and begin to capture.
+
+        Raises Unavailable when the cluster or storage does not answer, Invalid when a setting cannot
+        work, Corrupt when the log is damaged.
+        """
+        access = await asyncio.to_thread(FlightAccess.of, settings.capture)
+        storage = await asyncio.to_thread(
+            StorageRef(settings.capture.storage, settings.capture.storage_options).open
+        )
+        data_id = await asyncio.to_thread(_data_id, settings.capture.data, clock)
+        clients = await _Clients.connect(settings, clock)
+        capture = cls(settings, clients, storage, data_id, access, clock)
+        try:
+            await capture._begin()
+        except BaseException:
+            await capture.stop(flush=False)
+            raise
+        return capture
+
+    @property
+    def flight_addr(self) -> str:
+        """Where the Flight service listens."""
+        assert self._flight is not None, "not started"
+        return self._flight.addr
+
+    @property
+    def advertised_addr(self) -> str:
+        """Where others reach the Flight service, as this capture's lease says."""
+        host, _, port = (self._settings.flight_advertise_addr or self.flight_addr).rpartition(":")
+        return f"{host}:{port if int(port) else self.flight_addr.rpartition(':')[2]}"
+
+    @property
+    def tables(self) -> set[int]:
+        """The tables that are captured here now."""
+        return set(self._subscriptions)
+
+    async def stop(self, *, flush: bool = True) -> None:
+        """Stop pulling, flush what is complete, let go of the tables. Safe to call twice."""
+        self.store.hold_nothing_back()  # else a subscription that waits for storage could not end
+        for task in self._rounds:
+            task.cancel()
+        await asyncio.gather(*self._rounds, *self._forgetting.values(), return_exceptions=True)
+        self._rounds = []
+        await asyncio.gather(
+            *(self._clients.puller.unsubscribe(each) for each in self._subscriptions.values())
+        )
+        self._subscriptions = {}
+        if self._flight is not None:
+            await asyncio.to_thread(self._flight.close)
+            self._flight = None
+        await asyncio.to_thread(self.store.close, flush=flush)
+        if flush:
+            await self._give_up_lease()
+        await self._clients.close()
+
+    async def _give_up_lease(self) -> None:
+        try:
+            await self._leases.give_up()
+        except PenstockError as error:
+            _log.warning("the lease was not given up; it runs out", extra={"reason": str(error)})
+
+    async def _begin(self) -> None:
+        await asyncio.to_thread(self.store.start)
+        await self._clients.puller.subscribe(
+            Span(0, *META_RANGE),
+            _FIRST_TS,
+            self.schemas.consume_kv_events,
+            self.schemas.advance_resolved_ts,
+            on_failure=self._subscription_failed,
+        )
+        await self._schemas_known()
+        await asyncio.to_thread(self._names.start)
+        self._flight = await asyncio.to_thread(
+            FlightService, self._settings.flight_addr, self.store, self._reader, self._access
+        )
+        self._live = await self._leases.renew(self.advertised_addr)
+        await self._share()
+        await self._hold_back_gc()
+        every = self._settings.lease_ttl_s / _RENEWALS_PER_TTL
+        self._rounds = [
+            asyncio.create_task(self._again(_ROUND_S, self._share), name="penstock-capture-share"),
+            asyncio.create_task(self._again(every, self._renew), name="penstock-capture-lease"),
+            asyncio.create_task(
+                self._again(_SAFE_POINT_EVERY_S, self._hold_back_gc), name="penstock-capture-gc"
+            ),
+            asyncio.create_task(self._again(_LOOK_EVERY_S, self._look_around), name="penstock-capture-look"),
+        ]
+
+    async def _schemas_known(self) -> None:
+        """Wait until every schema of now is known, so that no table is missed."""
+        now = await self._clients.kv.timestamp()
+        deadline = self._clock.monotonic() + _SCHEMA_WAIT_S
+        while self.schemas.resolved_ts() < now:
+            if self.failed.done():
+                await self.failed
+            if self._clock.monotonic() > deadline:
+                raise Unavailable("the cluster's schemas did not arrive within a minute; check its stores")
+            await self._clock.sleep(0.02)
+
+    async def _again(self, every_s: float, work: Callable[[], Awaitable[object]]) -> None:
+        """Repeat a duty for ever; what may pass is logged, the rest ends the capture."""
+        while True:
+            await self._clock.sleep(every_s)
+            try:
+                await work()
+            except (Conflict, Denied, Unavailable, Undetermined) as error:
+                _log.warning("a duty of the capture is delayed", extra={"reason": str(error)})
+            except PenstockError as error:
+                self._fail(error)
+                return
+
+    async def _renew(self) -> None:
+        self._live = await self._leases.renew(self.advertised_addr)
+
+    async def _share(self) -> None:
+        """Take the tables that are ours, let go of those that are not."""
+        known = {table.physical_id: table for table in self._candidates()}
+        for table in known.values():
+            if table.refused and table.physical_id in self._subscriptions:
+                await self._leave_out(table, table.refused)
+        self._left_out = {
+            table_id: each for table_id, each in self._left_out.items() if known.get(table_id) == each.table
+        }
+        mine = {table_id for table_id in known if self._is_mine(table_id) and table_id not in self._left_out}
+        for table_id in set(self._subscriptions) - mine:
+            await self._let_go(table_id)
+        await asyncio.to_thread(self._names.mark, list(self._subscriptions))
+        for table_id in self.store.ending():
+            await asyncio.to_thread(self.store.flush, table_id)
+        kept = self.store.recovered_tables().union(self.store.tables())  # some never came to be subscribed
+        for table_id in kept.difference(mine, self._subscriptions, self._forgetting):
+            await asyncio.to_thread(self.store.close_table, table_id, flush=False)
+        missing = sorted(mine.difference(self._subscriptions, self._forgetting))
+        for start in range(0, len(missing), _OPENED_AT_ONCE):
+            taking = (self._take(known[table_id]) for table_id in missing[start : start + _OPENED_AT_ONCE])
+            failures = [each for each in await asyncio.gather(*taking, return_exceptions=True) if each]
+            if failures:
+                raise failures[0]
+
+    def _is_mine(self, table_id: int) -> bool:
+        return sharing.owner(table_id, self._live) == self._settings.id
+
+    def _candidates(self) -> list[CapturedTable]:
+        """Tables to capture: those that are there, and those dropped whose rows may not all be flushed."""
+        recent = compose_ts(max(0, physical_ms(self.schemas.resolved_ts()) - _DROPPED_KEPT_MS))
+        recovered = self.store.recovered_tables()
+        held = self.store.tables()
+        chosen = []
+        for table in self.schemas.tables_ever():
+            rows = held.get(table.physical_id)
+            finished = rows is not None and rows.flushed_ts >= table.dropped_ts
+            left = table.physical_id in recovered or self._names.unended(table.physical_id)
+            long_gone = table.dropped_ts <= recent and rows is None and not left
+            if table.dropped_ts and (finished or long_gone):
+                continue
+            if sharing.wanted(table.database, table.table.name, self._settings.tables):
+                chosen.append(table)
+        return chosen
+
+    async def _take(self, table: CapturedTable) -> None:
+        if table.refused and not await asyncio.to_thread(self._names.marked, table.physical_id):
+            self._set_aside(table, table.refused)  # and it needs no manifest
+            return
+        if await asyncio.to_thread(in_progress, self._storage, table.physical_id):
+            self._wait_for_load(table)
+            return
+        self._loading.discard(table.physical_id)
+        try:
+            rows = await asyncio.to_thread(self.store.open_table, table.physical_id)
+        except Corrupt as error:
+            await self._leave_out(table, str(error), flush=False)
+            return
+        await asyncio.to_thread(self._names.mark, [table.physical_id])
+        if table.dropped_ts and (table.refused or rows.flushed_ts >= table.dropped_ts):
+            await asyncio.to_thread(self._names.end, table)
+            await asyncio.to_thread(self.store.close_table, table.physical_id)
+            self._left_out[table.physical_id] = _LeftOut(table)
+            return
+        if table.refused:  # the log may have changes of the time before that
+            await self._leave_out(table, table.refused)
+            return
+        if await self._history_lost(table, rows.resolved_ts):
+            return
+        self._subscriptions[table.physical_id] = await self._clients.puller.subscribe(
+            Span(table.physical_id, *record_range(table.physical_id)),
+            max(_FIRST_TS, rows.resolved_ts),
+            rows.consume_kv_events,
+            partial(self._advance, rows),
+            on_failure=self._subscription_failed,
+        )
+        if rows.disowned:  # before there was a subscription to end
+            self._lost(table.physical_id)
+            return
+        _log.info(
+            "capturing",
+            extra={"table": f"{table.database}.{table.table.name}", "table_id": table.physical_id,
+                   "from_ts": rows.resolved_ts},
+        )  # fmt: skip
+
+    def _wait_for_load(self, table: CapturedTable) -> None:
+        """Leave a table to the load of its first snapshot; the rounds after that take it from there."""
+        if table.physical_id not in self._loading:
+            self._loading.add(table.physical_id)
+            _log.info(
+                "waiting for the load of a table",
+                extra={"table": f"{table.database}.{table.table.name}", "table_id": table.physical_id},
+            )
+
+    async def _history_lost(self, table: CapturedTable, resolved_ts: int) -> bool:
+        """Hold back collection for a table; leave it out when changes after its `resolved_ts` may be gone.
+
+        Deletions among them would never be known. A table captured for the first time has no such gap; its
+        history begins where the cluster's does, or where it was made.
+        """
+        collected_ts = await self._hold_back_gc()
+        if not resolved_ts and self._made_ts(table.physical_id) <= collected_ts:
+            begun = {"kind": BEGUN, "ts": collected_ts}  # what is left of earlier times is not all there was
+            await asyncio.to_thread(self.store.state_fact, table.physical_id, begun)
+        if not 0 < resolved_ts < collected_ts:
+            return False
+        await self._leave_out(table, _collected(resolved_ts, collected_ts), lost=True)
+        return True
+
+    def _made_ts(self, table_id: int) -> int:
+        """When a table, or partition, was made, or later where the cluster has collected that.
+
+        Of one that was made after a collection nothing is missing.
+        """
+        return self.schemas.versions(table_id, 0, self.schemas.resolved_ts())[0].since_ts
+
+    def _advance(self, rows: TableRows, ts: int) -> None:
+        """Take a resolved-ts while history is held.
+
+        A capture that slept for longer than its safe point lasts goes on where its subscriptions were, below
+        what was collected meanwhile. Nothing is complete then until `_hold_back_gc` has looked.
+        """
+        monotonic_s, wall_ms = self._held_until
+        holds = self._clock.monotonic() < monotonic_s and self._clock.wall_ms() < wall_ms
+        if holds and rows.table_id in self._subscriptions:
+            rows.advance_resolved_ts(ts)
+
+    async def _leave_out(
+        self, table: CapturedTable, reason: str, *, lost: bool = False, flush: bool = True
+    ) -> None:
+        """Give a table up until something about it changes. When that fails, the next round does it again."""
+        table_id = table.physical_id
+        subscription = self._subscriptions.pop(table_id, None)
+        if subscription is not None:
+            await self._clients.puller.unsubscribe(subscription)
+        if table_id in self.store.tables():
+            await asyncio.to_thread(self._names.end, table)
+        await asyncio.to_thread(self.store.close_table, table_id, flush=flush)
+        self._set_aside(table, reason, lost=lost)
+
+    def _set_aside(self, table: CapturedTable, reason: str, *, lost: bool = False) -> None:
+        """Remember that a table is left out, and say so once."""
+        self._left_out[table.physical_id] = _LeftOut(table, lost)
+        _log.error(
+            "table left out: its history is lost" if lost else "table left out",
+            extra={
+                "table": f"{table.database}.{table.table.name}",
+                "table_id": table.physical_id,
+                "reason": reason + ("; remove its folder from storage to capture it anew" if lost else ""),
+            },
+        )
+
+    def _refuse(self, table_id: int, error: PenstockError) -> None:
+        """Rows of a table cannot be kept: it was given up."""
+        table = self._known(table_id)
+        if table is not None:
+            self._set_aside(table, str(error))
+        self._lost(table_id)
+
+    def _known(self, table_id: int) -> CapturedTable | None:
+        return next((each for each in self.schemas.tables_ever() if each.physical_id == table_id), None)
+
+    async def _look_around(self) -> None:
+        """Find lost tables whose folder was removed, and end tables that the cluster has forgotten."""
+        for table_id in [table_id for table_id, each in self._left_out.items() if each.lost]:
+            if await asyncio.to_thread(self._is_removed, table_id):
+                self._left_out.pop(table_id, None)
+        forgotten = [
+            table_id
+            for table_id, names in self._names.forgotten.items()
+            if self._is_mine(table_id) and any(sharing.wanted(*name, self._settings.tables) for name in names)
+        ]
+        for table_id in forgotten:
+            await asyncio.to_thread(self._names.end_forgotten, table_id)
+
+    def _is_removed(self, table_id: int) -> bool:
+        """Whether nothing is left of a table's folder but watermarks, which consumers write at any time.
+
+        Before that, whoever removes it could take new files with it.
+        """
+        root = paths.table_root(table_id)
+        if self._storage.names(paths.manifest_folder(root)):
+            return False
+        return all(name.startswith(paths.watermark_folder(root)) for name in self._storage.names(root))
+
+    async def _let_go(self, table_id: int) -> None:
+        table = self._known(table_id)
+        rows = self.store.tables().get(table_id)
+        if table is not None and rows is not None and rows.flushed_ts >= table.dropped_ts:
+            await asyncio.to_thread(self._names.end, table)
+        await self._clients.puller.unsubscribe(self._subscriptions.pop(table_id))
+        await asyncio.to_thread(self.store.close_table, table_id)
+        _log.info("table given up", extra={"table_id": table_id})
+
+    async def _hold_back_gc(self) -> int:
+        """Keep the history that may have to be pulled again, should this machine be lost.
+
+        Returns the timestamp below which it may be gone. A table that is not complete up to there is left
+        out: its subscription may begin anew at any moment, and then miss something.
+        """
+        until = (
+            self._clock.monotonic() + safe_point.TTL_S,
+            self._clock.wall_ms() + safe_point.TTL_S * 1000,
+        )
+        found = await self._safe_point.hold(self._needed_ts)
+        collected_ts = await self._safe_point.published_ts()
+        if found is None:
+            return collected_ts
+        needed, held = found
+        if held > needed:
+            collected_ts = max(collected_ts, held)
+        if held > needed > _FIRST_TS:
+            _log.warning(
+                "history that a lost machine would need is collected already",
+                extra={"needed_ts": needed, "safe_point": held},
+            )
+        if collected_ts > needed:
+            for table_id, resolved_ts in self._incomplete(collected_ts).items():
+                await self._give_up(table_id, resolved_ts, collected_ts)
+        self._held_until = until
+        return collected_ts
+
+    def _incomplete(self, ts: int) -> dict[int, int]:
+        """The captured tables that are complete up to less than `ts`, and up to where.
+
+        One that was never complete counts from where it was begun, or made.
+        """
+        found = {}
+        for table_id, rows in self.store.tables().items():
+            if table_id in self._subscriptions:
+                oldest_ts = self.store.ownership(table_id).state.oldest_ts
+                complete_ts = rows.resolved_ts or max(oldest_ts, self._made_ts(table_id))
+                if complete_ts < ts:
+                    found[table_id] = rows.resolved_ts
+        return found
+
+    async def _give_up(self, table_id: int, resolved_ts: int, collected_ts: int) -> None:
+        """End the subscription of a table that may miss something, unless somebody does so already."""
+        table = self._known(table_id)
+        if table_id not in self._subscriptions:
+            return
+        if table is None or not resolved_ts:  # its first scan did not end: the next round begins it anew
+            self._lost(table_id)
+            return
+        reason = _collected(resolved_ts, collected_ts)
+        await self._apart(table_id, self._leave_out(table, reason, lost=True))
+
+    def _needed_ts(self) -> int | None:
+        flushed = [max(_FIRST_TS, rows.flushed_ts) for rows in self.store.tables().values()]
+        return min(flushed, default=None)
+
+    def _lost(self, table_id: int) -> None:
+        """A newer owner has the table; the next round takes it back if it is ours after all."""
+        subscription = self._subscriptions.pop(table_id, None)
+        if subscription is not None:
+            self._apart(table_id, self._forget(table_id, subscription))
+
+    def _apart(self, table_id: int, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Give a table up beside the rounds, which leave it alone until that is done."""
+        task = asyncio.create_task(work, name="penstock-capture-forget")
+        self._forgetting[table_id] = task
+        task.add_done_callback(lambda _: self._forgetting.pop(table_id))
+        return task
+
+    async def _forget(self, table_id: int, subscription: int) -> None:
+        await self._clients.puller.unsubscribe(subscription)
+        await asyncio.to_thread(self.store.close_table, table_id, flush=False)
+
+    def _subscription_failed(self, error: Exception) -> None:
+        self._fail(
+            error if isinstance(error, PenstockError) else PenstockError(f"a subscription failed: {error!r}")
+        )
+
+    def _soon(self, work: Callable[..., None], *given: object) -> None:
+        self._loop.call_soon_threadsafe(work, *given)
+
+    def _fail(self, error: PenstockError) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)
+
+
+def _collected(from_ts: int, to_ts: int) -> str:
+    return f"changes from {from_ts} to {to_ts} are collected"
+
+
+def _data_id(data: Path, clock: Clock) -> str:
+    """A name for this data directory that stays with it."""
+    path = data / "id"
+    try:
+        make_folder(data)
+        if (
+            not path.exists() or not path.read_bytes()
+        ):  # empty: an older version lost the power while writing it
+            replace_file(path, clock.unique_id().encode("ascii"))
+        return path.read_text(encoding="ascii")
+    except OSError as error:
+        raise Invalid(
+            f"data directory {data} cannot be used ({error.strerror}); check capture.data"
+        ) from error

@@ -1,0 +1,152 @@
+"""Arrow Flight: what a capture holds, for readers on other machines.
+
+A ticket is JSON and names a logical range, not a place: {"table_id", "from_ts", "to_ts", "side", "columns",
+"handle_from", "handle_to"} (handles in base64). `get_flight_info` takes the same as its command and answers
+with a ticket for each part that has one schema. `list_flights` names the tables with their timestamps, and
+the action `resolved_ts` says how far a table ({"table_id": n}) can be read; `progress` says that of all
+tables at once, as one list for each timestamp. `flightactions` has the actions for merges, `flightaccess` who
+may ask.
+"""
+
+import json
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, fields
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import flight
+
+from penstock.errors import Corrupt, Invalid, PenstockError, StaleRead, Unavailable
+from penstock.eventstore.capture.flightactions import MergeActions, table_id_in
+from penstock.eventstore.capture.store import EventStore
+from penstock.eventstore.read.flight_client import CORRUPT, STALE, read_ticket, write_ticket
+from penstock.eventstore.read.flightaccess import OPEN, FlightAccess
+from penstock.eventstore.read.ranges import RangeReader, TableProgress
+from penstock.eventstore.sides import side_schema
+
+_log = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 5.0
+
+
+@contextmanager
+def _as_flight_errors() -> Iterator[None]:
+    try:
+        yield
+    except Unavailable as error:
+        raise flight.FlightUnavailableError(str(error)) from error
+    except Corrupt as error:
+        raise flight.FlightInternalError(str(error), CORRUPT) from error
+    except StaleRead as error:
+        gone = json.dumps({"table": error.table, "ts": error.ts, "oldest_ts": error.oldest_ts})
+        raise flight.FlightInternalError(str(error), STALE + gone.encode()) from error
+    except PenstockError as error:
+        raise pa.ArrowInvalid(str(error)) from error
+
+
+class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow ships no types
+    """Serves the tables of one event store to those who have access; `close` ends it."""
+
+    def __init__(
+        self, addr: str, store: EventStore, reader: RangeReader, access: FlightAccess = OPEN
+    ) -> None:
+        host, _, port = addr.rpartition(":")
+        try:
+            super().__init__(f"{access.scheme}://{host}:{port}", **access.server_options())
+        except (pa.ArrowException, OSError) as error:
+            remedy = "free the port or change capture.flight_addr"
+            if access.certificate is not None:
+                remedy += ", and check that the files of capture.flight_tls belong together"
+            raise Invalid(f"Flight cannot listen on {addr}; {remedy}") from error
+        self._store = store
+        self._reader = reader
+        self._merging = MergeActions(store).actions
+        self._closing = False
+        self.addr = f"{host}:{self.port}"
+
+    def close(self) -> None:
+        """Stop serving. Streams end with their next batch; a reader that takes none is soon left behind."""
+        self._closing = True
+        stopping = threading.Thread(target=self._stop, name="penstock-flight-stop", daemon=True)
+        stopping.start()
+        stopping.join(STOP_TIMEOUT_S)
+        if stopping.is_alive():
+            _log.warning("a Flight reader that does not take its rows was left behind")
+
+    def _stop(self) -> None:
+        self.shutdown()  # waits for every call
+        self.wait()
+
+    def do_get(self, _context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
+        """Stream the rows of a ticket."""
+        with _as_flight_errors():
+            schema, batches = self._reader.read(read_ticket(ticket.ticket))
+        return flight.GeneratorStream(schema, self._until_closed(batches))
+
+    def _until_closed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with _as_flight_errors():
+            for batch in batches:
+                if self._closing:
+                    raise Unavailable("the capture stops; ask the table's next owner")
+                yield batch
+
+    def get_flight_info(self, _context: Any, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+        """Divide a range into tickets, one for each schema in it; the schema shown is the newest.
+
+        The metadata of an endpoint is its schema version, as a manifest's fact.
+        """
+        with _as_flight_errors():
+            wanted = read_ticket(descriptor.command or b"")
+            parts = self._reader.parts(wanted)
+            schema = side_schema(parts[-1].schema.table, wanted.side)
+        endpoints = [
+            flight.FlightEndpoint(
+                write_ticket(part.wanted), [], None, json.dumps(part.schema.as_fact()).encode()
+            )
+            for part in parts
+        ]
+        return flight.FlightInfo(schema, descriptor, endpoints, -1, -1)
+
+    def list_flights(self, _context: Any, _criteria: bytes) -> Iterator[flight.FlightInfo]:
+        """The tables: each descriptor is a command that says what the action `resolved_ts` says."""
+        for table_id in sorted(self._store.tables()):
+            with _as_flight_errors():
+                described = json.dumps(self._describe(table_id)).encode()
+            yield flight.FlightInfo(pa.schema([]), flight.FlightDescriptor.for_command(described), [], -1, -1)
+
+    def list_actions(self, _context: Any) -> list[tuple[str, str]]:
+        """The actions there are."""
+        merging = [(name, purpose) for name, (purpose, _) in self._merging.items()]
+        return [
+            ("resolved_ts", "How far a table can be read, and how far it is in objects."),
+            ("progress", "The same of all tables."),
+            *merging,
+        ]
+
+    def do_action(self, _context: Any, action: flight.Action) -> Iterator[bytes]:
+        """Run an action."""
+        body = action.body.to_pybytes()
+        with _as_flight_errors():
+            if action.type == "resolved_ts":
+                answer = json.dumps(self._describe(table_id_in(body))).encode()
+            elif action.type == "progress":
+                answer = json.dumps(self._progress()).encode()
+            elif action.type in self._merging:
+                answer = self._merging[action.type][1](body)
+            else:
+                known = ", ".join(["resolved_ts", "progress", *self._merging])
+                raise Invalid(f"there is no action {action.type!r}; there are {known}")
+        yield answer
+
+    def _progress(self) -> Mapping[str, list[int]]:
+        found = []
+        for table_id in sorted(self._store.tables()):
+            with suppress(Unavailable):  # it was given up meanwhile
+                found.append(self._reader.progress(table_id))
+        return {each.name: [getattr(of, each.name) for of in found] for each in fields(TableProgress)}
+
+    def _describe(self, table_id: int) -> Mapping[str, Any]:
+        return asdict(self._reader.progress(table_id))

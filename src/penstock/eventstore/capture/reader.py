@@ -1,0 +1,148 @@
+"""Reading a range of a table from the capture that holds it: objects as far as they go, then rows.
+
+The same range gives the same rows in the same order, whether or not a flush came in between. Rows come as
+they are taken; a read needs the memory of a few row groups, and of one sort where rows are not flushed.
+"""
+
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import pyarrow as pa
+
+from penstock.errors import Invalid, Unavailable
+from penstock.eventstore.capture.store import EventStore
+from penstock.eventstore.paths import Side
+from penstock.eventstore.read.blocks import within_handles
+from penstock.eventstore.read.partition import PartitionState, known_state
+from penstock.eventstore.read.ranges import Part, RangeReader, ReadRange, TableProgress
+from penstock.eventstore.read.streams import merged, shown_schema, streams_of
+from penstock.eventstore.schema_version import SchemaVersion, cut_at_changes, in_force, schemas_in
+from penstock.eventstore.sides import HANDLE, decode_side
+from penstock.object_storage import Storage
+from penstock.tables.decoding.decoder import RowDecoder
+
+__all__ = ["Part", "RangeReader", "ReadRange", "Reader", "TableProgress"]
+
+_BATCH_ROWS = 32 * 1024
+
+
+class Reader:
+    """Reads ranges of the tables that an event store owns, in its process; implements RangeReader."""
+
+    def __init__(self, store: EventStore, storage: Storage, decoder: RowDecoder) -> None:
+        self._store = store
+        self._storage = storage
+        self._decoder = decoder
+
+    def progress(self, table_id: int) -> TableProgress:
+        """See RangeReader."""
+        rows = self._store.rows(table_id)
+        readable_ts = self._store.readable_ts(table_id)  # first: it is what `changed_ts` has to cover
+        oldest_ts = self._store.ownership(table_id).state.oldest_ts
+        ended_ts = self._store.schemas.ended_ts(table_id)
+        return TableProgress(
+            table_id, readable_ts, rows.resolved_ts, rows.flushed_ts, rows.changed_ts, oldest_ts, ended_ts
+        )
+
+    def parts(self, wanted: ReadRange) -> list[Part]:
+        """See RangeReader."""
+        self._check(wanted.table_id, wanted.from_ts, wanted.to_ts)
+        versions = self._versions(wanted)
+        cuts = cut_at_changes(versions, wanted.from_ts, wanted.to_ts)
+        return [Part(replace(wanted, from_ts=start, to_ts=end), version) for start, end, version in cuts]
+
+    def _versions(self, wanted: ReadRange) -> list[SchemaVersion]:
+        """The schemas of a range: as its flush recorded them, and by the schema history what is not flushed.
+
+        The cluster collects old schemas, so that a history read after a restart lacks them; of a table that
+        was dropped and recovered it has none from before. Nothing is in a range before a table was made.
+        """
+        table_id, from_ts, to_ts = wanted.table_id, wanted.from_ts, wanted.to_ts
+        manifest = self._store.ownership(table_id).state
+        if from_ts < manifest.flushed_ts:
+            return PartitionState(table_id, self._storage, manifest, self).schemas(from_ts, to_ts)
+        schemas = self._store.schemas
+        try:
+            return schemas.versions(table_id, from_ts, to_ts)
+        except Unavailable:
+            recorded = in_force(schemas_in(manifest.facts), from_ts, to_ts)
+            return recorded or schemas.versions(table_id, from_ts, schemas.resolved_ts())[:1]
+
+    def read(self, wanted: ReadRange) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """See RangeReader."""
+        parts = self.parts(wanted)
+        if len(parts) != 1:
+            cuts = ", ".join(str(part.wanted.to_ts) for part in parts[:-1])
+            raise Invalid(f"the schema of table {wanted.table_id} changes after {cuts}; read the parts")
+        state = self._state(wanted.table_id, wanted.from_ts)
+        if wanted.from_ts or state.flushed_ts:  # else it is everything since the first scan of the table
+            state.check_history(wanted.from_ts)
+        shown = shown_schema(parts[0].schema, wanted.side, wanted.columns or None)
+        return shown, self._batches(wanted, parts[0].schema, shown)
+
+    def _check(self, table_id: int, from_ts: int, to_ts: int) -> None:
+        if not 0 <= from_ts < to_ts:
+            raise Invalid(f"({from_ts}, {to_ts}] is no range; from_ts must be below to_ts")
+        readable = self._store.readable_ts(table_id)
+        if to_ts > readable:
+            raise Unavailable(f"table {table_id} can be read up to {readable}, not {to_ts}; wait")
+
+    def _batches(
+        self, wanted: ReadRange, version: SchemaVersion, shown: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        at = wanted.from_ts
+        while at < wanted.to_ts:
+            # Rows before objects: had a flush moved any of these rows, the objects would say so.
+            held = self._store.unflushed(wanted.table_id, at, wanted.to_ts)
+            state = self._state(wanted.table_id, at)
+            upto = min(wanted.to_ts, state.flushed_ts)
+            if upto > at:
+                held.close()
+                yield from self._flushed(state, replace(wanted, from_ts=at, to_ts=upto), version, shown)
+            else:
+                upto = wanted.to_ts
+                with closing(self._decoded(held, version, wanted.side, shown)) as batches:
+                    for batch in batches:
+                        inside = within_handles(batch, wanted.handle_from, wanted.handle_to)
+                        if inside.num_rows:
+                            yield inside.select(shown.names).cast(shown)
+            at = upto
+
+    def _state(self, table_id: int, from_ts: int) -> PartitionState:
+        """The table as its owner knows it, with its history; an archive goes only after the owner knows."""
+        ownership = self._store.ownership(table_id)
+        while True:
+            manifest = ownership.state
+            state = known_state(self._storage, table_id, manifest, from_ts)
+            if state is not None:
+                return state
+            if ownership.state is manifest:
+                raise Unavailable(f"an archive of table {table_id} is not at {self._storage.url}; try again")
+
+    def _flushed(
+        self, state: PartitionState, wanted: ReadRange, version: SchemaVersion, shown: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        streams = streams_of(
+            state,
+            wanted.side,
+            wanted.from_ts,
+            wanted.to_ts,
+            columns=shown.names,
+            handle_from=wanted.handle_from,
+            handle_to=wanted.handle_to,
+            schema=version,
+        )
+        return merged(streams, _BATCH_ROWS)
+
+    def _decoded(
+        self,
+        held: Generator[pa.RecordBatch, None, None],
+        version: SchemaVersion,
+        side: Side,
+        shown: pa.Schema,
+    ) -> Generator[pa.RecordBatch, None, None]:
+        names = {*shown.names, HANDLE}
+        with closing(held):
+            for raw in held:
+                yield decode_side(raw, version.table, self._decoder, side, names)

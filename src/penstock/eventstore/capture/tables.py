@@ -1,0 +1,86 @@
+"""What a capture tells readers of its tables besides their rows: their names, and their ends."""
+
+import logging
+from collections.abc import Iterable
+
+from penstock.clock import TS_MAX
+from penstock.errors import Corrupt, Fenced
+from penstock.eventstore import manifest_log, paths
+from penstock.eventstore.capture.store import EventStore
+from penstock.eventstore.read.namemarks import NameMarks
+from penstock.eventstore.read.partition import dropped_fact, dropped_ts
+from penstock.eventstore.schema_history import CapturedTable, SchemaHistory
+from penstock.object_storage import Storage
+
+_log = logging.getLogger(__name__)
+
+
+class TableNames:
+    """Keeps name marks and ends up to date. Every call blocks on storage and raises Unavailable for it."""
+
+    def __init__(self, storage: Storage, store: EventStore, schemas: SchemaHistory) -> None:
+        self._storage = storage
+        self._store = store
+        self._schemas = schemas
+        self._marks = NameMarks(storage)
+        self._unended: set[int] = set()
+        self.forgotten: dict[int, set[tuple[str, str]]] = {}
+        """Tables on storage, with their names, of which the cluster knows nothing; see `end_forgotten`."""
+
+    def start(self) -> None:
+        """Find the tables that were dropped while nobody captured them, or whose owner was lost then."""
+        ends = {table.physical_id: table.dropped_ts for table in self._schemas.tables_ever()}
+        marked = self._marks.names()
+        dropped = [table_id for table_id in marked if ends.get(table_id)]
+        self._unended = {each for each in dropped if self._lacks_end(each)}
+        self.forgotten = {table_id: names for table_id, names in marked.items() if table_id not in ends}
+
+    def mark(self, table_ids: Iterable[int]) -> None:
+        """Let readers find tables by every name that they have or had."""
+        for table_id in table_ids:
+            self._marks.mark(self._schemas.names(table_id), table_id)
+
+    def marked(self, table_id: int) -> bool:
+        """Whether a table was ever captured, or loaded."""
+        return table_id in self._marks.names()
+
+    def unended(self, table_id: int) -> bool:
+        """Whether a table was dropped before the start and its manifest does not say so."""
+        return table_id in self._unended
+
+    def end(self, table: CapturedTable) -> None:
+        """Have the manifest of a dropped table say so; when there is a newer owner, that one will."""
+        if not table.dropped_ts:
+            return
+        self.mark([table.physical_id])  # it may have had its last name for a moment only
+        try:
+            self._store.state_fact(table.physical_id, dropped_fact(table.dropped_ts))
+        except Fenced as error:
+            _log.info("a newer owner ends the table", extra={"reason": str(error)})
+        self._unended.discard(table.physical_id)
+
+    def end_forgotten(self, table_id: int) -> None:
+        """End a table that was dropped so long ago that the cluster has collected the drop, too.
+
+        When it was dropped is not known, so its manifest says that it ends where its changes do.
+        """
+        if self._lacks_end(table_id):
+            try:
+                log = manifest_log.ManifestLog.open(self._storage, paths.table_root(table_id), writer="ends")
+                log.commit(facts=[dropped_fact(log.state.flushed_ts + 1)])
+            except Fenced as error:
+                _log.info("a newer owner ends the table", extra={"reason": str(error)})
+            else:
+                _log.info("table ended: dropped while nobody captured it", extra={"table_id": table_id})
+        del self.forgotten[table_id]
+
+    def _lacks_end(self, table_id: int) -> bool:
+        """Whether a table that is gone from the cluster has a manifest that does not say so."""
+        try:
+            state = manifest_log.load(self._storage, paths.table_root(table_id))
+        except Corrupt as error:
+            _log.warning(
+                "a dropped table cannot be ended", extra={"table_id": table_id, "reason": str(error)}
+            )
+            return False
+        return state.seq > 0 and not dropped_ts(state.facts, TS_MAX)

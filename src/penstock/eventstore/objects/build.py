@@ -1,0 +1,215 @@
+"""From ordered raw rows to the objects of one chunk of a flush."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from penstock import metrics
+from penstock.clock import SYSTEM, Clock
+from penstock.eventstore import paths
+from penstock.eventstore.log.rows import before, times
+from penstock.eventstore.manifest import Kind, ObjectInfo
+from penstock.eventstore.objects.object_file import ObjectWriter
+from penstock.eventstore.objects.row_ids import ASK, Events, Moves, Places, RowIds, filled, match
+from penstock.eventstore.objects.tombstones import bounded, by_row_id
+from penstock.eventstore.paths import Side
+from penstock.eventstore.schema_version import SchemaVersion, in_force
+from penstock.eventstore.sides import COMMIT_TS, HANDLE, decode_sides, side_schema
+from penstock.object_storage import Storage
+from penstock.tables.decoding.decoder import RowDecoder
+
+Find = Callable[[pa.Array], RowIds]
+"""Tells where the rows of some handles are, as of just before a chunk."""
+
+
+class Schemas(Protocol):
+    """What was a table's schema when.
+
+    Every change of schema up to `resolved_ts` is known. Answers for timestamps up to it never change.
+    """
+
+    def resolved_ts(self) -> int:
+        """How far the history is complete."""
+
+    def storable_ts(self, table_id: int) -> int:
+        """How far a table's changes can be kept: `resolved_ts`, or just before the version that forbids it.
+
+        A later version that can be kept moves it on.
+        """
+
+    def versions(self, table_id: int, from_ts: int, to_ts: int) -> list[SchemaVersion]:
+        """The versions in force for changes in (from_ts, to_ts], by time, from the one at its start on.
+
+        Raises Unavailable when the table is not known.
+        """
+
+    def ended_ts(self, table_id: int) -> int:
+        """When the physical table was dropped, truncated or replaced, as far as is known; 0: it is there."""
+
+    def ends(self, table_id: int, from_ts: int, to_ts: int) -> list[int]:
+        """When in (from_ts, to_ts] it ceased to be a table or a part of one, as far as that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The objects of a chunk, which count once a manifest names them, and what they do to the index.
+
+    `moves` is None where that does not fit into memory: the objects say it.
+    """
+
+    objects: list[ObjectInfo]
+    last_ts: int
+    moves: Moves | None
+
+
+@dataclass(slots=True)
+class _Part:
+    """The rows of a chunk that have one schema version."""
+
+    schema: SchemaVersion
+    data: ObjectWriter
+    tombstones: list[pa.RecordBatch] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """Who makes a flush's objects, and where."""
+
+    storage: Storage
+    decoder: RowDecoder
+    scratch: Path
+    clock: Clock = SYSTEM
+
+    def appendable(
+        self, table_id: int, versions: list[SchemaVersion], ordered: Iterable[pa.RecordBatch], find: Find
+    ) -> Built:
+        """Write the objects of many commits. Their tombstones, and all handles, are held in memory."""
+        made: list[ObjectInfo | None] = []
+        parts: list[_Part] = []
+        written: list[pa.RecordBatch] = []
+        last_ts = 0
+        with ExitStack() as stack:
+            for batch in ordered:
+                last_ts = int(times(batch)[-1])
+                for schema, rows in by_version(batch, versions):
+                    if not parts or parts[-1].schema is not schema:
+                        writer = stack.enter_context(self._writer(table_id, schema, "data", "appendable"))
+                        parts.append(_Part(schema, writer))
+                    sides = decode_sides(rows, schema.table, self.decoder)
+                    parts[-1].data.write(sides.data)
+                    parts[-1].tombstones.append(sides.tombstone)
+                    written.append(sides.data.select([HANDLE, COMMIT_TS]))
+            made += [part.data.finish() for part in parts]
+        places = Places([part.data.id for part in parts], [part.data.rows for part in parts])
+        ids, moves = _row_ids(written, [each for part in parts for each in part.tombstones], places, find)
+        at = 0
+        for part in parts:
+            for group in bounded(part.tombstones, within_commit=False):
+                rows = sum(each.num_rows for each in group)
+                made.append(self._tombstones(table_id, part.schema, "appendable", group, ids.part(at, rows)))
+                at += rows
+        return Built([each for each in made if each is not None], last_ts, moves)
+
+    def direct(
+        self, table_id: int, versions: list[SchemaVersion], ordered: Iterable[pa.RecordBatch], find: Find
+    ) -> Built:
+        """Write the objects of everything with one commit-ts: for each transaction its own.
+
+        Takes the memory of a tombstone object and of a row group. A handle occurs once, so that every row
+        that is ended was there before.
+        """
+        made: list[ObjectInfo | None] = []
+        commit_ts = 0
+        for (commit_ts, _), batches in groupby(_by_transaction(ordered), key=_transaction):
+            schema = in_force(versions, commit_ts - 1, commit_ts)[-1]
+            with self._writer(table_id, schema, "data", "direct") as data:
+                ended = self._through(data, schema, batches)
+                for group in bounded(ended, within_commit=True):
+                    data.end_group()  # else both sides would be in memory together
+                    ids = find(pa.concat_arrays([each.column(HANDLE) for each in group]))
+                    made.append(self._tombstones(table_id, schema, "direct", group, ids))
+                made.append(data.finish())
+        return Built([each for each in made if each is not None], commit_ts, None)
+
+    def _through(
+        self, data: ObjectWriter, schema: SchemaVersion, batches: Iterable[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Write the data side of some rows; give the tombstones."""
+        for rows in batches:
+            sides = decode_sides(rows, schema.table, self.decoder)
+            data.write(sides.data)
+            yield sides.tombstone
+
+    def _tombstones(
+        self, table_id: int, schema: SchemaVersion, kind: Kind, group: list[pa.RecordBatch], ids: RowIds
+    ) -> ObjectInfo | None:
+        metrics.EVENTSTORE_UNKNOWN_ROWS_TOTAL.inc(int(np.count_nonzero(ids.objects < 0)))
+        with self._writer(table_id, schema, "tombstone", kind) as writer:
+            for batch in by_row_id(group, ids):
+                writer.write(batch)
+            return writer.finish()
+
+    def _writer(self, table_id: int, schema: SchemaVersion, side: Side, kind: Kind) -> ObjectWriter:
+        return ObjectWriter(
+            self.storage,
+            paths.table_root(table_id),
+            side,
+            kind=kind,
+            schema_version=schema.version,
+            schema=side_schema(schema.table, side),
+            scratch=self.scratch,
+            clock=self.clock,
+        )
+
+
+def _row_ids(
+    written: list[pa.RecordBatch], ended: list[pa.RecordBatch], places: Places, find: Find
+) -> tuple[RowIds, Moves]:
+    """The row id of every tombstone of a chunk, and what the chunk leaves."""
+    rows, tombstones = _events(written), _events(ended)
+    matches = match(rows, tombstones)
+    ids = places.of(matches.ends)
+    asked = matches.ends == ASK
+    if asked.any():
+        ids = filled(ids, asked, find(tombstones.handles.filter(pa.array(asked))))
+    moves = Moves(
+        gone=tombstones.handles.take(pa.array(matches.gone)),
+        live=rows.handles.take(pa.array(matches.live)),
+        places=places.of(matches.live),
+    )
+    return ids, moves
+
+
+def _events(batches: list[pa.RecordBatch]) -> Events:
+    return Events.of([each.column(HANDLE) for each in batches], [each.column(COMMIT_TS) for each in batches])
+
+
+def _by_transaction(ordered: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Divide ordered rows of one commit-ts where another transaction begins."""
+    for rows in ordered:
+        start = times(rows, "start_ts")
+        bounds = [0, *(np.flatnonzero(start[1:] != start[:-1]) + 1).tolist(), rows.num_rows]
+        for first, end in pairwise(bounds):
+            yield rows.slice(first, end - first)
+
+
+def _transaction(rows: pa.RecordBatch) -> tuple[int, int]:
+    return int(times(rows)[0]), int(times(rows, "start_ts")[0])
+
+
+def by_version(
+    rows: pa.RecordBatch, versions: list[SchemaVersion]
+) -> Iterator[tuple[SchemaVersion, pa.RecordBatch]]:
+    """Divide ordered rows by the schema they were committed under."""
+    commit = times(rows)
+    starts = [0, *(before(commit, each.since_ts) for each in versions[1:])]
+    ends = [*starts[1:], rows.num_rows]
+    for version, start, end in zip(versions, starts, ends, strict=True):
+        if end > start:
+            yield version, rows.slice(start, end - start)

@@ -1,0 +1,128 @@
+"""Deletion vectors: which rows of a data object were deleted as of a timestamp.
+
+Tombstone objects are ordered by row id on disk, in small row groups. Who asks for one data object after the
+other, in the order of their ids, reads each row group of each tombstone object once.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from penstock.eventstore.manifest import ObjectInfo
+from penstock.eventstore.objects.objectfiles import Bounds, column_bounds, opened
+from penstock.eventstore.sides import COMMIT_TS, OBJECT, OFFSET
+from penstock.object_storage import Storage
+
+Offsets = npt.NDArray[np.int64]
+
+
+class Deletions:
+    """What tombstones up to `ts` delete. Not thread-safe.
+
+    Takes the memory of one deletion vector, and of the offsets in one row group of each tombstone object.
+    Asking raises Unavailable when an object is not there any more, Corrupt when it is damaged.
+    """
+
+    def __init__(self, storage: Storage, table_id: int, tombstones: Sequence[ObjectInfo], ts: int) -> None:
+        chosen = [each for each in tombstones if each.min_ts <= ts]
+        self._objects = [_Tombstones(storage, table_id, each, ts) for each in chosen]
+
+    def of(self, object_id: str) -> Offsets:
+        """The offsets of the deleted rows of a data object, in order, each once."""
+        return union([offsets for each in self._objects for offsets in each.of(object_id)])
+
+
+def union(found: Sequence[Offsets]) -> Offsets:
+    """Some ordered offsets together, in order, each once."""
+    if not found:
+        return np.empty(0, np.int64)
+    if len(found) == 1:
+        return _each_once(found[0])
+    together = np.concatenate(found)
+    together.sort(kind="stable")  # merges what is in order already
+    return _each_once(together)
+
+
+def live_mask(rows: int, deleted: Offsets) -> npt.NDArray[np.bool_]:
+    """Which of the first `rows` offsets are not deleted."""
+    mask = np.ones(rows, np.bool_)
+    mask[deleted] = False
+    return mask
+
+
+def _each_once(ordered: Offsets) -> Offsets:
+    """Ordered offsets without repeats."""
+    fresh = ordered[1:] != ordered[:-1]
+    return ordered if fresh.all() else ordered[np.concatenate(([True], fresh))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The deletions of one row group: where each data object's are."""
+
+    number: int
+    runs: Mapping[str, slice]
+    offsets: Offsets
+
+
+class _Tombstones:
+    """One tombstone object; keeps its footer and what it read last."""
+
+    def __init__(self, storage: Storage, table_id: int, info: ObjectInfo, ts: int) -> None:
+        self._storage = storage
+        self._table_id = table_id
+        self._info = info
+        self._ts = ts
+        self._targets = None if info.targets is None else frozenset(target for target, _ in info.targets)
+        self._footer: pq.FileMetaData | None = None
+        self._bounds: list[Bounds | None] = []
+        self._last: _Group | None = None
+
+    def of(self, object_id: str) -> Iterator[Offsets]:
+        """The deleted offsets of a data object, in order, as they lie in the row groups."""
+        if self._targets is not None and object_id not in self._targets:
+            return
+        if self._footer is None:
+            with opened(self._storage, self._table_id, self._info) as file:
+                self._footer = file.metadata
+                self._bounds = column_bounds(file.metadata, OBJECT)
+        for number, bounds in enumerate(self._bounds):
+            if bounds is None or not bounds.low <= object_id <= bounds.high:
+                continue
+            group = self._group(number)
+            if object_id in group.runs:
+                yield group.offsets[group.runs[object_id]]
+
+    def _group(self, number: int) -> _Group:
+        if self._last is None or self._last.number != number:
+            self._last = self._read(number)
+        return self._last
+
+    def _read(self, number: int) -> _Group:
+        timed = self._info.max_ts > self._ts
+        names = [OBJECT, OFFSET, *([COMMIT_TS] if timed else [])]
+        with opened(
+            self._storage, self._table_id, self._info, footer=self._footer, dictionaries=[OBJECT]
+        ) as file:
+            rows = file.read_row_group(number, columns=names)
+        rows = rows.slice(0, rows.num_rows - rows.column(OBJECT).null_count)  # nulls are last
+        if timed:
+            rows = rows.filter(pc.less_equal(rows.column(COMMIT_TS), self._ts))
+        offsets: Offsets = rows.column(OFFSET).to_numpy()
+        return _Group(number, _runs(rows.column(OBJECT).combine_chunks()), offsets)
+
+
+def _runs(objects: pa.DictionaryArray) -> dict[str, slice]:
+    """Where each of the ordered ids is."""
+    if not len(objects):
+        return {}
+    numbers, ids = objects.indices.to_numpy(), objects.dictionary
+    starts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()]
+    bounds = pairwise([*starts, len(numbers)])
+    return {ids[numbers[ends[0]]].as_py(): slice(*ends) for ends in bounds}

@@ -1,0 +1,226 @@
+"""One table's flush: from the rows that are complete to objects that the manifest names."""
+
+import logging
+import threading
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+
+from penstock import metrics, tracing
+from penstock.clock import Clock
+from penstock.errors import Denied, Fenced, Invalid, PenstockError, Unavailable
+from penstock.eventstore.log.rows import ordered
+from penstock.eventstore.log.table_log import TableRows
+from penstock.eventstore.log.transactions import cut
+from penstock.eventstore.manifest import Archive, ManifestState, ObjectInfo, Removal
+from penstock.eventstore.objects.build import Build, Built, Schemas
+from penstock.eventstore.objects.primary_key_index import TableIndex
+from penstock.eventstore.objects.row_ids import Moves
+from penstock.eventstore.ownership import Ownership
+from penstock.eventstore.read.partition import dropped_fact
+from penstock.eventstore.schema_version import SchemaVersion
+
+_log = logging.getLogger(__name__)
+
+_RETRY_FIRST_S = 0.5
+_RETRY_MAX_S = 30.0
+
+
+@dataclass(slots=True)
+class Table:
+    """A table that is owned here. Whoever flushes it, or commits to its manifest, holds `flushing`."""
+
+    rows: TableRows
+    ownership: Ownership
+    index: TableIndex
+    flushing: threading.Lock = field(default_factory=threading.Lock)
+    retry_at: float = 0.0
+    failures: int = 0
+
+    def commit(
+        self,
+        *,
+        add: Sequence[ObjectInfo] = (),
+        remove: Sequence[Removal] = (),
+        flushed_ts: int = 0,
+        schemas: Sequence[SchemaVersion] = (),
+        facts: Sequence[Mapping[str, Any]] = (),
+        archive: Archive | None = None,
+        forget: Sequence[str] = (),
+        collect: Sequence[str] = (),
+        moves: Moves | None = None,
+    ) -> ManifestState:
+        """Append an entry to the manifest and bring the index up to it; return the state after it.
+
+        `moves` says what the entry does to the index; without it the objects are read. After Unavailable
+        it may have happened: settle the ownership before anything else.
+        """
+        told = bool(add) or archive is not None  # an archive must not take what the index has not seen
+        if told:
+            self.index.catch_up(self.ownership.state)
+        state = self.ownership.commit(
+            add=add,
+            remove=remove,
+            flushed_ts=flushed_ts,
+            schemas=schemas,
+            facts=facts,
+            archive=archive,
+            forget=forget,
+            collect=collect,
+        )
+        if told and moves is not None:
+            self.index.apply(moves, state)
+        elif told:
+            self.index.catch_up(state)
+        return state
+
+
+@dataclass(frozen=True, slots=True)
+class Flusher:
+    """Flushes tables, and decides what a failure means.
+
+    Storage that does not answer, or refuses its credentials, is tried again later; a newer owner ends the
+    table here (`fenced`), and so do rows that cannot be kept (`refused`); anything else ends the store
+    (`failed`).
+    """
+
+    build: Build
+    schemas: Schemas
+    sort_bytes: int
+    large_txn_bytes: int
+    clock: Clock
+    fenced: Callable[[Table], None]
+    refused: Callable[[Table, PenstockError], None]
+    failed: Callable[[PenstockError], None]
+
+    def changes(self, rows: TableRows, from_ts: int, to_ts: int) -> Generator[pa.RecordBatch, None, None]:
+        """The changes that a table holds in (from_ts, to_ts], in order and once; close it after use.
+
+        Raises Unavailable when they were flushed meanwhile. Nothing else refers to the rows, so that they
+        go as soon as they are sorted.
+        """
+        held = rows.held(from_ts, to_ts)
+        return ordered(
+            partial(rows.load, held, from_ts, to_ts),
+            sum(each.weight for each in held),
+            memory_bytes=self.sort_bytes,
+            scratch=self.build.scratch,
+        )
+
+    def flush(self, table: Table) -> bool:
+        """Move everything complete into objects; return whether that succeeded."""
+        try:
+            self._flush(table)
+        except (Unavailable, Denied) as error:
+            metrics.EVENTSTORE_FLUSH_FAILURES_TOTAL.labels("unavailable").inc()
+            self._postpone(table, error)
+            return False
+        except Fenced as error:
+            metrics.EVENTSTORE_FLUSH_FAILURES_TOTAL.labels("fenced").inc()
+            _log.warning("table lost", extra={"table_id": table.rows.table_id, "reason": str(error)})
+            table.rows.disown()
+            self.fenced(table)
+            return False
+        except Invalid as error:
+            metrics.EVENTSTORE_FLUSH_FAILURES_TOTAL.labels("refused").inc()
+            table.rows.disown()
+            self.refused(table, error)
+            return False
+        except PenstockError as error:
+            metrics.EVENTSTORE_FLUSH_FAILURES_TOTAL.labels("failed").inc()
+            self.failed(error)
+            return False
+        except Exception as error:
+            _log.exception("a flush failed unexpectedly", extra={"table_id": table.rows.table_id})
+            self.failed(
+                PenstockError(f"a flush of table {table.rows.table_id} failed ({type(error).__name__})")
+            )
+            raise
+        table.failures = 0
+        return True
+
+    def _postpone(self, table: Table, error: PenstockError) -> None:
+        table.failures += 1
+        pause = min(_RETRY_MAX_S, _RETRY_FIRST_S * 2 ** min(table.failures - 1, 10))
+        table.retry_at = self.clock.monotonic() + pause
+        _log.warning(
+            "flush failed; it will be tried again",
+            extra={"table_id": table.rows.table_id, "reason": str(error), "pause_s": pause},
+        )
+
+    def _flush(self, table: Table) -> None:
+        started = self.clock.monotonic()
+        rows = table.rows
+        if rows.disowned:  # it holds nothing any more, which does not mean that there is nothing
+            return
+        settled = table.ownership.settle()
+        if settled.flushed_ts > rows.flushed_ts:  # a commit whose answer was lost
+            rows.release(settled.flushed_ts)
+        from_ts = rows.flushed_ts
+        to_ts = min(rows.resolved_ts, self.schemas.storable_ts(rows.table_id))
+        if to_ts <= from_ts:
+            return
+        versions = self.schemas.versions(rows.table_id, from_ts, to_ts)
+        # Whoever reads the table up to here must know that it ended: its rows are no rows any more.
+        ends = [dropped_fact(ts) for ts in self.schemas.ends(rows.table_id, from_ts, to_ts)]
+        with closing(self.changes(rows, from_ts, to_ts)) as changes:
+            self._commit_chunks(table, versions, changes, to_ts, ends)
+        metrics.EVENTSTORE_FLUSH_SECONDS.observe(self.clock.monotonic() - started)
+
+    def _commit_chunks(
+        self,
+        table: Table,
+        versions: list[SchemaVersion],
+        changes: Iterable[pa.RecordBatch],
+        to_ts: int,
+        facts: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Commit chunk by chunk, each when the index knows of all before it: a tombstone asks it.
+
+        The first one says what else is true of the range, so that no manifest is complete without it.
+        """
+        pieces = cut(changes, large_bytes=self.large_txn_bytes, chunk_bytes=self.sort_bytes // 2)
+        chunks = groupby(pieces, key=lambda piece: (piece.chunk, piece.direct))
+        chunk = next(chunks, None)
+        if chunk is None:
+            self._commit(table, versions, Built([], to_ts, None), facts)
+            return
+        table.index.catch_up(table.ownership.state)
+        while chunk is not None:
+            (_, direct), rest = chunk
+            build = self.build.direct if direct else self.build.appendable
+            rows = (each.rows for each in rest)
+            passage = None if tracing.current is None else tracing.current.passage()
+            if passage is not None:
+                rows = passage.through(rows)
+            built = build(table.rows.table_id, versions, rows, table.index.find)
+            chunk = next(chunks, None)
+            self._commit(table, versions, built if chunk else replace(built, last_ts=to_ts), facts)
+            facts = ()
+            if passage is not None:
+                table_id, name = table.rows.table_id, versions[-1].name
+                passage.arrived(tracing.Stage.FLUSH, key=str(table_id), table_id=table_id, table=name)
+
+    def _commit(
+        self,
+        table: Table,
+        versions: list[SchemaVersion],
+        built: Built,
+        facts: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Make a chunk part of the table, and let its rows go."""
+        table.commit(
+            add=built.objects,
+            flushed_ts=built.last_ts,
+            schemas=versions,
+            facts=[each for each in facts if each not in table.ownership.state.facts],
+            moves=built.moves,
+        )
+        table.rows.release(built.last_ts)
+        for info in built.objects:
+            metrics.EVENTSTORE_FLUSHED_ROWS_TOTAL.labels(info.side).inc(info.rows)

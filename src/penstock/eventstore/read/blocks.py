@@ -1,0 +1,190 @@
+"""Changes out of objects, in order, block by block.
+
+Objects of one kind and side do not overlap in time; where they touch, at one commit-ts, they are parts of
+one ordered whole. Data objects are in order themselves; tombstone objects are ordered by row id, and are put
+in the order of changes here.
+"""
+
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from penstock.eventstore.manifest import ObjectInfo
+from penstock.eventstore.objects.objectfiles import Bounds, column_bounds, opened
+from penstock.eventstore.read.changeorder import change_order
+from penstock.eventstore.sides import COMMIT_TS, HANDLE, START_TS
+from penstock.object_storage import Storage
+
+Times = npt.NDArray[np.int64]
+Blocks = Generator["Block", None, None]
+
+_WHOLE_BYTES = 16 * 1024 * 1024
+_BLOCKS_PER_GROUP = 4  # row groups are bounded in bytes, so their parts are
+_SORTED_ROWS = 32 * 1024
+_FOOTERS_AT_ONCE = 16
+_TS_MAX = np.iinfo(np.int64).max
+
+
+class Block(NamedTuple):
+    """Some rows in order, with the columns that were asked for, and when each committed and began."""
+
+    rows: pa.RecordBatch
+    commit: Times
+    start: Times
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch, shown: pa.Schema) -> "Block":
+        """The block of ordered rows that have the shown columns and those that place a change."""
+        commit, start = batch.column(COMMIT_TS).to_numpy(), batch.column(START_TS).to_numpy()
+        return cls(batch.select(shown.names).cast(shown), commit, start)
+
+
+def below(ordered: Times, ts: int) -> int:
+    """How many of some ordered timestamps are below `ts`, which may be any integer."""
+    return int(np.searchsorted(ordered, np.int64(min(ts, _TS_MAX))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockReader:
+    """Reads some columns of a table's changes in (from_ts, to_ts], of rows in [handle_from, handle_to)."""
+
+    storage: Storage
+    table_id: int
+    from_ts: int
+    to_ts: int
+    shown: pa.Schema
+    handle_from: bytes = b""
+    handle_to: bytes = b""
+
+    def blocks(self, objects: Iterable[ObjectInfo]) -> Blocks:
+        """The changes of objects of one kind and side, in order; no block is empty.
+
+        Takes the memory of a part of a row group, or of one tombstone object. Raises Unavailable when an
+        object is not there or storage does not answer, Corrupt when an object is damaged.
+        """
+        for info in self._in_order(each for each in objects if self._may_have(each)):
+            with opened(self.storage, self.table_id, info) as file:
+                blocks = self._data(file) if info.side == "data" else self._tombstones(file)
+                yield from (block for block in blocks if len(block.commit))
+
+    def _may_have(self, info: ObjectInfo) -> bool:
+        in_time = info.min_ts <= self.to_ts and info.max_ts > self.from_ts
+        return in_time and self._handles_meet(info.key_min, info.key_max)
+
+    def _handles_meet(self, low: bytes, high: bytes) -> bool:
+        return high >= self.handle_from and (not self.handle_to or low < self.handle_to)
+
+    def _in_order(self, objects: Iterable[ObjectInfo]) -> Iterator[ObjectInfo]:
+        """Objects by time; those of the same commit-ts alone by transaction, and then by handle."""
+        by_time = sorted(objects, key=_times)
+        for _, same in groupby(by_time, key=_times):
+            found = list(same)
+            if len(found) > 1:
+                with ThreadPoolExecutor(_FOOTERS_AT_ONCE, thread_name_prefix="penstock-footer") as pool:
+                    places = dict(zip(found, pool.map(self._within_commit, found), strict=True))
+                found.sort(key=places.__getitem__)
+            yield from found
+
+    def _within_commit(self, info: ObjectInfo) -> tuple[int, int, bytes]:
+        with opened(self.storage, self.table_id, info) as file:
+            bounds = [each for each in column_bounds(file.metadata, START_TS) if each is not None]
+        return min(each.low for each in bounds), max(each.high for each in bounds), info.key_min
+
+    def _groups(self, footer: pq.FileMetaData) -> list[int]:
+        """The row groups that may have rows of the range, by their statistics."""
+        commits = column_bounds(footer, COMMIT_TS)
+        anything = Bounds(b"", self.handle_from)  # meets every wish
+        handles = column_bounds(footer, HANDLE, missing=anything)
+        return [
+            group
+            for group, (commit, handle) in enumerate(zip(commits, handles, strict=True))
+            if commit is not None
+            and handle is not None
+            and commit.low <= self.to_ts
+            and commit.high > self.from_ts
+            and self._handles_meet(handle.low, handle.high)
+        ]
+
+    def _columns(self, *, handles: bool) -> list[str]:
+        """What to read, as Parquet names it: of structs what is shown of them."""
+        shown = (
+            name
+            for field in self.shown
+            for name in (
+                [f"{field.name}.{each.name}" for each in field.type]
+                if pa.types.is_struct(field.type)
+                else [field.name]
+            )
+        )
+        return list(dict.fromkeys([*shown, COMMIT_TS, START_TS, *([HANDLE] if handles else [])]))
+
+    def _data(self, file: pq.ParquetFile) -> Blocks:
+        columns = self._columns(handles=bool(self.handle_from or self.handle_to))
+        for group in self._groups(file.metadata):
+            for batch in _batches(file, group, columns):
+                commit = batch.column(COMMIT_TS).to_numpy()
+                start, end = below(commit, self.from_ts + 1), below(commit, self.to_ts + 1)
+                rows = within_handles(batch.slice(start, end - start), self.handle_from, self.handle_to)
+                yield Block.of(rows, self.shown)
+
+    def _tombstones(self, file: pq.ParquetFile) -> Blocks:
+        groups = self._groups(file.metadata)
+        if not groups:
+            return
+        table = file.read_row_groups(groups, columns=self._columns(handles=True))
+        commit = table.column(COMMIT_TS).to_numpy()
+        wanted = (commit > self.from_ts) & (commit <= self.to_ts)
+        if not wanted.all():
+            table = table.filter(pa.array(wanted))
+        table = within_handles(table, self.handle_from, self.handle_to).combine_chunks()
+        for whole in table.to_batches():
+            yield from self._sorted(whole)
+
+    def _sorted(self, rows: pa.RecordBatch) -> Blocks:
+        """Rows of an object in the order of changes; only what is shown of them is moved."""
+        commit, start = rows.column(COMMIT_TS).to_numpy(), rows.column(START_TS).to_numpy()
+        order = change_order(commit, start, rows.column(HANDLE))
+        shown = rows.select(self.shown.names).cast(self.shown)
+        if order is None:
+            yield Block(shown, commit, start)
+            return
+        for begin in range(0, len(order), _SORTED_ROWS):
+            part = order[begin : begin + _SORTED_ROWS]
+            yield Block(_taken(shown, pa.array(part)), commit[part], start[part])
+
+
+def _batches(file: pq.ParquetFile, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of a row group: at once, which is faster, or in parts when they are many bytes."""
+    described = file.metadata.row_group(group)
+    if described.total_byte_size <= _WHOLE_BYTES:
+        yield from file.read_row_group(group, columns=columns).to_batches()
+    else:
+        rows = -(-described.num_rows // _BLOCKS_PER_GROUP)
+        yield from file.iter_batches(rows, row_groups=[group], columns=columns)
+
+
+def _taken(rows: pa.RecordBatch, places: pa.Array) -> pa.RecordBatch:
+    """Some rows; one column after the other, because Arrow takes twice as long for a batch."""
+    columns = [pc.take(column, places, boundscheck=False) for column in rows.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
+
+
+def _times(info: ObjectInfo) -> tuple[int, int]:
+    return info.min_ts, info.max_ts
+
+
+def within_handles(rows: pa.RecordBatch, handle_from: bytes, handle_to: bytes) -> pa.RecordBatch:
+    """The rows (a batch or a table) whose handles are in [handle_from, handle_to); b"" is no bound."""
+    if handle_to:
+        rows = rows.filter(pc.less(rows.column(HANDLE), pa.scalar(handle_to, pa.binary())))
+    if handle_from:
+        rows = rows.filter(pc.greater_equal(rows.column(HANDLE), pa.scalar(handle_from, pa.binary())))
+    return rows

@@ -1,0 +1,177 @@
+"""Finding tables on storage by their names, without the database that they came from."""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from penstock.clock import TS_MAX
+from penstock.errors import Invalid, Unavailable
+from penstock.eventstore import paths
+from penstock.eventstore.read.partition import Partition, PartitionState, TableView, drops
+from penstock.eventstore.read.partition_sets import Life, lives_of
+from penstock.eventstore.read.ranges import RangeReader
+from penstock.eventstore.schema_version import SchemaVersion, in_force
+from penstock.object_storage import StorageRef
+
+__all__ = ["RowsOf", "find_lives", "find_table", "known_ends", "list_tables"]
+
+RowsOf = Callable[[int], RangeReader | None]
+"""Who has the newest rows of a physical table; None: nobody that is known."""
+
+_LOADED_AT_ONCE = 16
+_SUGGESTED_MAX = 3
+
+_Name = tuple[str, str]  # database and table, in small letters
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A physical table as it is at the moment in question."""
+
+    schema: SchemaVersion
+    begun: bool  # false: it is known by a later schema only, so it may not have been there
+
+    @property
+    def name(self) -> _Name:
+        return self.schema.database.lower(), self.schema.table.name.lower()
+
+
+def find_table(
+    storage: StorageRef, name: str, *, at_ts: int | None = None, rows: RowsOf | RangeReader | None = None
+) -> TableView:
+    """The table that is called `database.table` at `at_ts` (None: now), with its partitions as of then.
+
+    `rows` reads what is not in objects yet. Names are compared without case; of tables that were dropped and
+    made again it is the one that is there at the moment. Raises Invalid when there is no such table,
+    Unavailable when storage does not answer or the table has no schema yet.
+    """
+    wanted = _parse(name)
+    rows_of = _resolver(rows)
+    looked_at = _look(_marked(storage, wanted, rows_of), at_ts)
+    fitting = [each for each in looked_at.values() if each is not None and each.name == wanted]
+    if not fitting:
+        if None in looked_at.values():
+            raise Unavailable(f"table {name} has no schema on {storage.url} yet; wait for its first flush")
+        raise Invalid(_unknown(storage, name, wanted))
+    newest = max(fitting, key=lambda each: (each.begun, each.schema.since_ts)).schema
+    members = tuple(Partition(storage, each, rows_of(each)) for each in newest.table.physical_ids)
+    return TableView(newest.name, members, table_id=newest.table.id)
+
+
+def find_lives(storage: StorageRef, name: str, rows: RangeReader | None = None) -> dict[int, list[Life]]:
+    """What is known of every physical table that has or had a name, by their ids; none of unknown ones.
+
+    Raises Unavailable when storage does not answer.
+    """
+    partitions = _marked(storage, _parse(name), _resolver(rows))
+    with ThreadPoolExecutor(_LOADED_AT_ONCE, thread_name_prefix="penstock-find") as pool:
+        states = list(pool.map(Partition.state, partitions))
+        known = list(pool.map(_lives, states))
+    return {state.table_id: lives for state, lives in zip(states, known, strict=True)}
+
+
+def _lives(state: PartitionState) -> list[Life]:
+    return lives_of(state.table_id, _schemas(state, None), known_ends(state))
+
+
+def known_ends(state: PartitionState) -> list[int]:
+    """When a physical table was dropped or replaced, as far as its capture knows, or objects without it."""
+    try:
+        return state.ends(TS_MAX)
+    except Unavailable:
+        return state.ends(state.flushed_ts)
+
+
+def _marked(storage: StorageRef, name: _Name, rows_of: RowsOf) -> list[Partition]:
+    marks = filter(None, map(paths.marked_name, storage.open().names(paths.name_folder(*name))))
+    return [Partition(storage, each[2], rows_of(each[2])) for each in marks]
+
+
+def list_tables(storage: StorageRef) -> list[str]:
+    """The names of all tables that are there, in order, as far as their objects know."""
+    return sorted({each.schema.name for each in _present(storage, _all_names(storage))})
+
+
+def _all_names(storage: StorageRef) -> dict[_Name, set[int]]:
+    """Every name that is marked, with the physical tables that have or had it."""
+    found: dict[_Name, set[int]] = {}
+    for path in storage.open().names(paths.NAMES):
+        mark = paths.marked_name(path)
+        if mark is not None:
+            found.setdefault(mark[:2], set()).add(mark[2])
+    return found
+
+
+def _present(storage: StorageRef, names: dict[_Name, set[int]]) -> Iterable[_Found]:
+    """Those of some names' tables that are there now under one of the names."""
+    ids = sorted(set().union(*names.values()))
+    looked_at = _look([Partition(storage, each) for each in ids], None)
+    return [each for each in looked_at.values() if each is not None and each.name in names]
+
+
+def _parse(name: str) -> _Name:
+    database, dot, table = name.lower().partition(".")
+    if not (database and dot and table):
+        raise Invalid(f"{name!r} names no table; write database.table")
+    return database, table
+
+
+def _resolver(rows: RowsOf | RangeReader | None) -> RowsOf:
+    if callable(rows):
+        return rows
+    return lambda _: rows
+
+
+def _look(partitions: list[Partition], at_ts: int | None) -> dict[int, _Found | None]:
+    """The physical tables that are there at a time; None for those of which nothing is known yet."""
+    with ThreadPoolExecutor(_LOADED_AT_ONCE, thread_name_prefix="penstock-find") as pool:
+        states = list(pool.map(Partition.state, partitions))
+        schemas = list(pool.map(lambda state: _schemas(state, at_ts), states))
+    found = zip(states, schemas, strict=True)
+    return {
+        state.table_id: _found(known, at_ts) for state, known in found if not _is_gone(state, known, at_ts)
+    }
+
+
+def _is_gone(state: PartitionState, known: Sequence[SchemaVersion], at_ts: int | None) -> bool:
+    """Whether a table was dropped and did not come back; its capture may be the first to know that it did."""
+    ts = _moment(at_ts)
+    ended_ts = max((each for each in drops(state.manifest.facts) if each <= ts), default=0)
+    return bool(ended_ts) and not any(ended_ts < each.since_ts <= ts for each in known)
+
+
+def _moment(at_ts: int | None) -> int:
+    return TS_MAX if at_ts is None else at_ts
+
+
+def _found(known: Sequence[SchemaVersion], at_ts: int | None) -> _Found | None:
+    if not known:
+        return None
+    moment = _moment(at_ts)
+    schema = in_force(known, moment - 1, moment)[-1]
+    return _Found(schema, begun=schema.since_ts <= moment)
+
+
+def _schemas(state: PartitionState, at_ts: int | None) -> list[SchemaVersion]:
+    """What the manifest knows, and what the capture knows beyond it; the capture may be away."""
+    if state.rows is not None and (at_ts is None or at_ts > state.flushed_ts):
+        try:
+            upto = state.readable_ts if at_ts is None else min(at_ts, state.readable_ts)
+            if upto > state.flushed_ts:
+                return state.schemas(0, upto)
+        except Unavailable:
+            return state.known_schemas
+    return state.known_schemas
+
+
+def _unknown(storage: StorageRef, name: str, wanted: _Name) -> str:
+    """One line that says so, and what is there of a similar name."""
+    names = _all_names(storage)
+    shown = {f"{database}.{table}": (database, table) for database, table in names}
+    close = get_close_matches(".".join(wanted), shown, n=_SUGGESTED_MAX)
+    there = {
+        each.schema.name for each in _present(storage, {shown[each]: names[shown[each]] for each in close})
+    }
+    hint = f"there is {', '.join(sorted(there))}" if there else "list_tables names those that are"
+    return f"there is no table {name} on {storage.url}; {hint}"

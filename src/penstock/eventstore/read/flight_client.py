@@ -1,0 +1,201 @@
+"""Reading a capture's tables from elsewhere, over Arrow Flight."""
+
+import base64
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Self, get_args
+
+import pyarrow as pa
+from pyarrow import flight
+from pydantic import SecretStr
+
+from penstock.errors import Corrupt, Invalid, PenstockError, StaleRead, Unavailable
+from penstock.eventstore.paths import Side
+from penstock.eventstore.read.flightaccess import HEADER, bearer
+from penstock.eventstore.read.ranges import Part, ReadRange, TableProgress
+from penstock.eventstore.schema_version import SchemaVersion
+from penstock.settings import TlsSettings
+
+__all__ = ["FlightReader", "TableProgress"]
+
+_ANSWER_TIMEOUT_S = 30.0
+_ADDED_BY_FLIGHT = re.compile(r"\. (?:Detail|gRPC client debug context): .*", re.DOTALL)
+
+
+class FlightReader:
+    """Reads from the capture at `addr`; implements RangeReader.
+
+    A context; connects when it is first used. Thread-safe; can be pickled. Every method raises Unavailable
+    when the capture does not answer or does not own the table, Invalid when it refuses the token or the
+    question, StaleRead when history is gone, Corrupt when its objects are damaged. A service whose
+    certificate, or ours, is not accepted does not answer.
+    """
+
+    def __init__(self, addr: str, *, tls: TlsSettings | None = None, token: SecretStr | None = None) -> None:
+        self._addr = addr
+        self._tls = tls
+        self._token = token
+        self._client: flight.FlightClient | None = None
+        self._connecting = threading.Lock()
+
+    def tables(self, *, timeout_s: float = _ANSWER_TIMEOUT_S) -> list[TableProgress]:
+        """Every table that the capture owns, by id, in one call however many there are."""
+        columns = json.loads(self.act("progress", b"", timeout_s=timeout_s))
+        return [
+            TableProgress(**dict(zip(columns, each, strict=True)))
+            for each in zip(*columns.values(), strict=True)
+        ]
+
+    def progress(self, table_id: int) -> TableProgress:
+        """How far a table can be read."""
+        return _progress(self.act("resolved_ts", json.dumps({"table_id": table_id}).encode()))
+
+    def act(self, name: str, body: bytes, *, timeout_s: float = _ANSWER_TIMEOUT_S) -> bytes:
+        """Have the capture run one of its actions; return the answer."""
+        with self._errors():
+            (answer,) = self._connected().do_action(flight.Action(name, body), self._options(timeout_s))
+            found: bytes = answer.body.to_pybytes()
+            return found
+
+    def parts(self, wanted: ReadRange) -> list[Part]:
+        """See RangeReader."""
+        descriptor = flight.FlightDescriptor.for_command(write_ticket(wanted))
+        with self._errors():
+            info = self._connected().get_flight_info(descriptor, self._options(_ANSWER_TIMEOUT_S))
+            return [_part(endpoint) for endpoint in info.endpoints]
+
+    def read(self, wanted: ReadRange) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """See RangeReader. The rows come as they are taken."""
+        with self._errors():
+            stream = self._connected().do_get(flight.Ticket(write_ticket(wanted)), self._options())
+            return stream.schema, self._batches(stream)
+
+    def _batches(self, stream: flight.FlightStreamReader) -> Iterator[pa.RecordBatch]:
+        whole = False
+        try:
+            with self._errors():
+                for chunk in stream:
+                    yield chunk.data
+            whole = True
+        finally:
+            if not whole:
+                stream.cancel()
+
+    def close(self) -> None:
+        """End the connection; the next call makes a new one."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(FlightReader, tls=self._tls, token=self._token), (self._addr,)
+
+    def _connected(self) -> flight.FlightClient:
+        with self._connecting:
+            if self._client is None:
+                self._client = self._connect()
+            return self._client
+
+    def _connect(self) -> flight.FlightClient:
+        if self._tls is None:
+            return flight.FlightClient(f"grpc://{self._addr}")
+        authority, certificate, key = self._tls.read()
+        return flight.FlightClient(
+            f"grpc+tls://{self._addr}", tls_root_certs=authority, cert_chain=certificate, private_key=key
+        )
+
+    def _options(self, timeout_s: float | None = None) -> flight.FlightCallOptions:
+        headers = [(HEADER.encode(), bearer(self._token))] if self._token is not None else []
+        return flight.FlightCallOptions(timeout=timeout_s, headers=headers)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (flight.FlightError, pa.ArrowException) as error:
+            raise _translated(error, f"capture at {self._addr}") from error
+
+
+def _translated(error: Exception, service: str) -> PenstockError:
+    extra = getattr(error, "extra_info", b"")
+    if extra.startswith(STALE):
+        gone = json.loads(extra.removeprefix(STALE))
+        return StaleRead(gone["table"], gone["ts"], oldest_ts=gone["oldest_ts"])
+    said = f"{service}: {_message(error)}"
+    if extra == CORRUPT:
+        return Corrupt(said)
+    refused = isinstance(error, pa.ArrowInvalid | flight.FlightUnauthenticatedError)
+    return Invalid(said) if refused else Unavailable(said)
+
+
+def _part(endpoint: flight.FlightEndpoint) -> Part:
+    schema = SchemaVersion.from_fact(json.loads(endpoint.app_metadata))
+    return Part(read_ticket(endpoint.ticket.ticket), schema)
+
+
+def _progress(described: bytes) -> TableProgress:
+    return TableProgress(**json.loads(described))
+
+
+def _message(error: Exception) -> str:
+    """The capture's own words, in one line."""
+    words = _ADDED_BY_FLIGHT.sub("", str(error)).rpartition("with message: ")[2]
+    return " ".join(words.split()) or type(error).__name__
+
+
+CORRUPT = b"penstock.corrupt"  # tells damage from the other reasons for an internal error
+
+
+STALE = b"penstock.stale "  # the same for history that is gone; what it was follows as JSON
+
+
+_RANGE_KEYS = {"table_id", "from_ts", "to_ts", "side", "columns", "handle_from", "handle_to"}
+
+
+def write_ticket(wanted: ReadRange) -> bytes:
+    """The ticket of a range."""
+    tree = {
+        "table_id": wanted.table_id,
+        "from_ts": wanted.from_ts,
+        "to_ts": wanted.to_ts,
+        "side": wanted.side,
+        "columns": list(wanted.columns),
+        "handle_from": base64.b64encode(wanted.handle_from).decode(),
+        "handle_to": base64.b64encode(wanted.handle_to).decode(),
+    }
+    return json.dumps(tree, separators=(",", ":")).encode()
+
+
+def read_ticket(ticket: bytes) -> ReadRange:
+    """The range of a ticket; raise Invalid when it is none."""
+    try:
+        tree = json.loads(ticket)
+        unknown = sorted(set(tree) - _RANGE_KEYS)
+        wanted = ReadRange(
+            table_id=int(tree["table_id"]),
+            from_ts=int(tree["from_ts"]),
+            to_ts=int(tree["to_ts"]),
+            side=tree.get("side", "data"),
+            columns=tuple(tree.get("columns", ())),
+            handle_from=base64.b64decode(tree.get("handle_from", ""), validate=True),
+            handle_to=base64.b64decode(tree.get("handle_to", ""), validate=True),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Invalid("the ticket is no range; it needs table_id, from_ts and to_ts as JSON") from error
+    if unknown:
+        raise Invalid(
+            f"the ticket has an unknown key {unknown[0]!r}; there are {', '.join(sorted(_RANGE_KEYS))}"
+        )
+    if wanted.side not in get_args(Side):
+        raise Invalid(f"a table has no side {wanted.side!r}; there are {' and '.join(get_args(Side))}")
+    return wanted

@@ -1,0 +1,183 @@
+"""The rows of data objects that are there at a timestamp, row group by row group.
+
+What a row group needs is decided from the footer and from the offsets that do not count: nothing, when no row
+of it is wanted; its columns as they are, when all are; else a mask, for which `_commit_ts` and `_handle` are
+read only where they decide anything.
+"""
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from penstock.eventstore.manifest import ObjectInfo
+from penstock.eventstore.objects.deletion_vectors import Deletions, Offsets, live_mask, union
+from penstock.eventstore.objects.objectfiles import Bounds, column_bounds, opened
+from penstock.eventstore.projection import Projection
+from penstock.eventstore.read.readahead import ReadAhead
+from penstock.eventstore.read.touched import NO_HANDLES, GroupHandles, touched_offsets
+from penstock.eventstore.sides import COMMIT_TS, HANDLE
+from penstock.object_storage import Storage
+from penstock.tables.schema import TableInfo
+
+_BLOCKS_PER_GROUP = 4  # row groups are bounded in bytes, so their parts are
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Row groups of a data object, from `first` up to `end` (None: all the rest), and what they hold."""
+
+    info: ObjectInfo
+    table: TableInfo  # the schema of its rows
+    rows: int
+    size_bytes: int
+    first: int = 0
+    end: int | None = None
+
+    @property
+    def handles(self) -> Bounds:
+        """What the handles are within."""
+        return Bounds(self.info.key_min, self.info.key_max)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandleRange:
+    """Handles in [low, high); b"" is no bound."""
+
+    low: bytes = b""
+    high: bytes = b""
+
+    def meets(self, bounds: Bounds) -> bool:
+        """Whether a handle within the bounds may be in the range."""
+        return bool(bounds.high >= self.low and (not self.high or bounds.low < self.high))
+
+    def covers(self, bounds: Bounds) -> bool:
+        """Whether every handle within the bounds is in the range."""
+        return bool(bounds.low >= self.low and (not self.high or bounds.high < self.high))
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectScan:
+    """Reads pieces as of `ts`, as columns of `table`: no deleted row, none above `ts`, none that is touched.
+
+    `touched` must be in order. Takes the memory of parts of a row group, and of a deletion vector.
+    """
+
+    storage: Storage
+    table_id: int
+    ts: int
+    table: TableInfo
+    names: tuple[str, ...]
+    deletions: Deletions
+    batch_rows: int
+    handles: HandleRange = HandleRange()
+    touched: pa.Array = field(default_factory=lambda: NO_HANDLES)
+
+    def batches(self, pieces: Sequence[Piece]) -> Generator[pa.RecordBatch, None, None]:
+        """The rows, in parts of row groups; the next part is read meanwhile. No batch is empty.
+
+        Raises Unavailable when an object is not there or storage does not answer, Corrupt when it is damaged.
+        """
+        with closing(ReadAhead(self._read(pieces))) as ahead:
+            while (found := ahead.next()) is not None:
+                batch = found.left()
+                del found  # what is not left of it is not kept while the batch is used
+                if batch.num_rows:
+                    yield batch
+
+    def _read(self, pieces: Sequence[Piece]) -> "Generator[_Block, None, None]":
+        for piece in sorted(pieces, key=lambda each: each.info.id):  # as Deletions wants to be asked
+            projection = Projection(piece.table, self.table, self.names)
+            deleted = self.deletions.of(piece.info.id)
+            with opened(self.storage, self.table_id, piece.info) as file:
+                for group in self._groups(piece, file, deleted):
+                    start = 0
+                    for rows in group.read(file, projection.reads, self.batch_rows):
+                        yield _Block(group, projection, start, rows)
+                        start += rows.num_rows
+
+    def _groups(self, piece: Piece, file: pq.ParquetFile, deleted: Offsets) -> list["_Group"]:
+        """The row groups that may have rows, and what tells them."""
+        footer = file.metadata
+        commits = column_bounds(footer, COMMIT_TS)
+        handles = column_bounds(footer, HANDLE, missing=piece.handles)
+        sizes = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+        starts = [0, *accumulate(sizes)]
+        chosen = [
+            (commit, GroupHandles(number, starts[number], sizes[number], keys))
+            for number, (commit, keys) in enumerate(zip(commits, handles, strict=True))
+            if number in range(len(sizes))[piece.first : piece.end]
+            if commit is not None and commit.low <= self.ts
+            if keys is not None and self.handles.meets(keys)
+        ]
+        if len(self.touched):
+            touched = touched_offsets(file, [keys for _, keys in chosen], self.touched)
+            deleted = union([deleted, touched])
+        made = []
+        for commit, group in chosen:
+            low, high = np.searchsorted(deleted, [group.start, group.start + group.rows])
+            if high - low < group.rows:
+                upto_ts = self.ts if commit.high > self.ts else None
+                inside = None if self.handles.covers(group.bounds) else self.handles
+                gone = deleted[low:high] - group.start
+                made.append(_Group(group.number, group.rows, gone, upto_ts, inside))
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A row group, and what rules rows of it out; None or empty: nothing does. Its offsets are from 0."""
+
+    number: int
+    rows: int
+    deleted: Offsets
+    upto_ts: int | None
+    handles: HandleRange | None
+
+    def read(self, file: pq.ParquetFile, names: Sequence[str], rows_max: int) -> Iterator[pa.RecordBatch]:
+        """The columns, and those that a mask needs, of all its rows in order."""
+        extra = [COMMIT_TS] if self.upto_ts is not None else []
+        extra += [HANDLE] if self.handles is not None else []
+        columns = list(dict.fromkeys([*names, *extra])) or [COMMIT_TS]  # without columns there are no batches
+        rows = min(rows_max, -(-self.rows // _BLOCKS_PER_GROUP))
+        yield from file.iter_batches(rows, row_groups=[self.number], columns=columns)
+
+    def mask(self, rows: pa.RecordBatch, start: int) -> pa.Array | None:
+        """Which of the rows from `start` on nothing rules out; None: all."""
+        low, high = np.searchsorted(self.deleted, [start, start + rows.num_rows])
+        gone = self.deleted[low:high] - start
+        mask = pa.array(live_mask(rows.num_rows, gone)) if len(gone) else None
+        if self.upto_ts is not None:
+            mask = _both(mask, pc.less_equal(rows.column(COMMIT_TS), self.upto_ts))
+        if self.handles is not None:
+            mask = _both(mask, _inside(rows.column(HANDLE), self.handles))
+        return mask
+
+
+class _Block(NamedTuple):
+    """Rows of a row group, from its `start` on, as they were read."""
+
+    group: _Group
+    projection: Projection
+    start: int
+    rows: pa.RecordBatch
+
+    def left(self) -> pa.RecordBatch:
+        """Those that nothing rules out, projected; nothing is copied when those are all."""
+        mask = self.group.mask(self.rows, self.start)
+        return self.projection.apply(self.rows if mask is None else self.rows.filter(mask))
+
+
+def _both(one: pa.Array | None, other: pa.Array) -> pa.Array:
+    return other if one is None else pc.and_(one, other)
+
+
+def _inside(handles: pa.Array, wanted: HandleRange) -> pa.Array:
+    above = pc.greater_equal(handles, pa.scalar(wanted.low, pa.binary()))
+    return pc.and_(above, pc.less(handles, pa.scalar(wanted.high, pa.binary()))) if wanted.high else above

@@ -1,0 +1,271 @@
+"""One physical table for readers: what its manifest says, its history, and who has its newest rows.
+
+Planning holds a `Partition`, which is small and travels; reading holds a `PartitionState`, which is what
+the partition was at one moment. Objects never change, so a state stays true until garbage collection takes
+an object that it names; `reading_history` turns that into the right error.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from penstock.clock import TS_MAX
+from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
+from penstock.eventstore import manifest_log, paths
+from penstock.eventstore.manifest import ManifestState, ObjectInfo, read_archive
+from penstock.eventstore.paths import Side
+from penstock.eventstore.read.ranges import RangeReader, ReadRange, TableProgress
+from penstock.eventstore.schema_version import (
+    SCHEMA_FACT,
+    SchemaVersion,
+    cut_at_changes,
+    in_force,
+    schemas_in,
+)
+from penstock.object_storage import Storage, StorageRef
+
+_DROPPED_FACT = "dropped"
+
+
+def dropped_fact(ts: int) -> dict[str, Any]:
+    """What a manifest says of a table that was dropped by a commit at `ts`."""
+    return {"kind": _DROPPED_FACT, "ts": ts}
+
+
+def drops(facts: Iterable[Mapping[str, Any]]) -> list[int]:
+    """When a table was dropped, each time."""
+    return [int(fact["ts"]) for fact in facts if fact["kind"] == _DROPPED_FACT]
+
+
+def dropped_ts(facts: Sequence[Mapping[str, Any]], at_ts: int) -> int:
+    """When a table that is not there at `at_ts` was dropped; 0 when it is there, also when it came back."""
+    last = max((ts for ts in drops(facts) if ts <= at_ts), default=0)
+    returned = any(fact["kind"] == SCHEMA_FACT and last < fact["since_ts"] <= at_ts for fact in facts)
+    return 0 if returned else last
+
+
+_LOAD_ATTEMPTS = 10
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A physical table. `rows` reads what is not in objects yet; without it only objects are read.
+
+    Can be pickled when `rows` can.
+    """
+
+    storage: StorageRef
+    table_id: int
+    rows: RangeReader | None = None
+
+    def state(self, *, from_ts: int | None = None) -> "PartitionState":
+        """What the partition is now; with `from_ts` also what history from there on needs.
+
+        Raises Unavailable when storage does not answer, Corrupt when the manifest is damaged. What is read
+        must still pass `check_range`.
+        """
+        storage = self.storage.open()
+        manifest = _load(storage, self.table_id, from_ts)
+        return PartitionState(self.table_id, storage, manifest, self.rows, _history_from(manifest, from_ts))
+
+
+@dataclass(frozen=True)
+class TableView:
+    """A table as readers name it: its partitions, or itself as the only one.
+
+    Changes of a range are those of the table's partitions at the end of the range, which may be others than
+    these; see `changes.collecting.fix_range`. A `fixed` view is of exactly these.
+    """
+
+    name: str
+    partitions: tuple[Partition, ...]
+    table_id: int = 0  # 0: that of the table that the first partition belongs to
+    named: bool = True  # whether its name was asked for, whatever table has it when; else it is this table
+    fixed: bool = False
+
+
+@dataclass(frozen=True)
+class PartitionState:
+    """A partition at one moment. Everything up to `flushed_ts` is in `manifest`; above it `rows` has it."""
+
+    table_id: int
+    storage: Storage
+    manifest: ManifestState  # with the objects of the archives that were asked for
+    rows: RangeReader | None = None
+    history_from: int = 0  # what was removed before it may be missing from `manifest`
+    _told: dict[int, list[SchemaVersion]] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def flushed_ts(self) -> int:
+        """Every change up to it is in objects."""
+        return self.manifest.flushed_ts
+
+    @property
+    def oldest_ts(self) -> int:
+        """Snapshots from it on, and changes after it, can be read."""
+        return self.manifest.oldest_ts
+
+    @cached_property
+    def _progress(self) -> TableProgress | None:
+        return None if self.rows is None else self.rows.progress(self.table_id)
+
+    @property
+    def readable_ts(self) -> int:
+        """How far the partition can be read, with the help of whoever has the newest rows."""
+        return max(self.flushed_ts, 0 if self._progress is None else self._progress.readable_ts)
+
+    @property
+    def newest_ts(self) -> int:
+        """How far the partition can be read as a part of its table: it may have been dropped, or replaced."""
+        ended_ts = dropped_ts(self.manifest.facts, TS_MAX)
+        if not ended_ts and self._progress is not None:
+            ended_ts = self._progress.ended_ts
+        return min(self.readable_ts, ended_ts - 1) if ended_ts else self.readable_ts
+
+    def ends(self, upto_ts: int) -> list[int]:
+        """When the partition was dropped or replaced, each time up to `upto_ts`, and maybe later ones.
+
+        Raises Unavailable when whoever has the newest rows does not answer.
+        """
+        known = drops(self.manifest.facts)
+        if upto_ts > self.flushed_ts and self._progress is not None and self._progress.ended_ts:
+            return [*known, self._progress.ended_ts]
+        return known
+
+    def check_range(self, from_ts: int, to_ts: int) -> None:
+        """Raise unless (from_ts, to_ts] can be read; from_ts = 0 stands for a snapshot at to_ts.
+
+        Invalid: it is no range. StaleRead: history it needs is gone. Unavailable: it is not complete yet.
+        """
+        require_range(from_ts, to_ts)
+        self.check_history(from_ts or to_ts)
+        if to_ts > self.flushed_ts and to_ts > self.readable_ts:
+            raise Unavailable(
+                f"table {self.table_id} can be read up to {self.readable_ts}, not {to_ts}; wait"
+            )
+
+    def check_history(self, ts: int) -> None:
+        """Raise StaleRead when the table as of `ts` is gone."""
+        if ts < self.oldest_ts:
+            raise StaleRead(f"table {self.table_id}", ts, oldest_ts=self.oldest_ts)
+
+    @cached_property
+    def known_schemas(self) -> list[SchemaVersion]:
+        """Every version up to `flushed_ts`, by time."""
+        return schemas_in(self.manifest.facts)
+
+    def schemas(self, from_ts: int, to_ts: int) -> list[SchemaVersion]:
+        """The versions in force for changes in (from_ts, to_ts], by time, from the one at its start on.
+
+        Raises Unavailable when the range is not complete yet, or the table has no schema.
+        """
+        found = in_force(self.schemas_upto(to_ts), from_ts, to_ts)
+        if not found:
+            raise Unavailable(f"table {self.table_id} has no schema up to {to_ts}; wait for it")
+        return found
+
+    def schemas_upto(self, to_ts: int) -> list[SchemaVersion]:
+        """Every version up to `to_ts` that is known, and maybe later ones, by time.
+
+        Raises Unavailable when that is not complete yet, or whoever has the newest rows does not answer.
+        """
+        if to_ts <= self.flushed_ts:
+            return self.known_schemas
+        if self.rows is None:
+            raise Unavailable(f"table {self.table_id} can be read up to {self.flushed_ts}, not {to_ts}; wait")
+        asked_ts = min((ts for ts in self._told if ts >= to_ts), default=0)
+        if not asked_ts:
+            newer = ReadRange(table_id=self.table_id, from_ts=self.flushed_ts, to_ts=to_ts)
+            known = {each.version: each for each in self.known_schemas}
+            known |= {part.schema.version: part.schema for part in self.rows.parts(newer)}
+            asked_ts, self._told[to_ts] = to_ts, sorted(known.values(), key=lambda each: each.since_ts)
+        return self._told[asked_ts]
+
+    def schema_at(self, ts: int) -> SchemaVersion:
+        """The version in force at `ts`; raise Unavailable as `schemas` does."""
+        return self.schemas(ts - 1, ts)[-1]
+
+    def parts(self, from_ts: int, to_ts: int) -> list[tuple[int, int, SchemaVersion]]:
+        """Divide a range where the schema changes: (from_ts, to_ts, version) of each part, in order."""
+        return cut_at_changes(self.schemas(from_ts, to_ts), from_ts, to_ts)
+
+    def visible(self, side: Side, ts: int) -> list[ObjectInfo]:
+        """The objects of a side that make up the table as of `ts`, by time."""
+        assert ts >= self.history_from, "the state was loaded without the history of that time"
+        return self.manifest.visible(side, ts)
+
+    def changes(self, side: Side, from_ts: int, to_ts: int) -> list[ObjectInfo]:
+        """The objects of a side that report changes in (from_ts, to_ts], by time."""
+        assert from_ts >= self.history_from, "the state was loaded without the history of that time"
+        return self.manifest.changes(side, from_ts, to_ts)
+
+    def reading(self, ts: int) -> AbstractContextManager[None]:
+        """See `reading_history`."""
+        return reading_history(self.storage, self.table_id, ts)
+
+
+def require_range(from_ts: int, to_ts: int) -> None:
+    """Raise Invalid unless (from_ts, to_ts] is a range."""
+    if not 0 <= from_ts < to_ts:
+        raise Invalid(f"({from_ts}, {to_ts}] is no range; from_ts must be below to_ts")
+
+
+def known_state(
+    storage: Storage, table_id: int, manifest: ManifestState, from_ts: int, rows: RangeReader | None = None
+) -> PartitionState | None:
+    """The state that a manifest and its archives give for history from `from_ts` on.
+
+    None when an archive is gone: then there is a newer manifest.
+    """
+    found = _with_archives(storage, table_id, manifest, from_ts)
+    if found is None:
+        return None
+    return PartitionState(table_id, storage, found, rows, _history_from(manifest, from_ts))
+
+
+def _load(storage: Storage, table_id: int, from_ts: int | None) -> ManifestState:
+    root = paths.table_root(table_id)
+    for _ in range(_LOAD_ATTEMPTS):
+        manifest = manifest_log.load(storage, root)
+        found = manifest if from_ts is None else _with_archives(storage, table_id, manifest, from_ts)
+        if found is not None:
+            return found
+    raise Unavailable(f"history of table {table_id} is collected faster than it can be listed; try again")
+
+
+@contextmanager
+def reading_history(storage: Storage, table_id: int, ts: int) -> Iterator[None]:
+    """Around reading objects that history from `ts` on needs: an object that is gone raises StaleRead.
+
+    When history from `ts` on is still kept, Unavailable stays what it is: plan again, then repeat.
+    """
+    try:
+        yield
+    except Unavailable as error:
+        try:
+            now = manifest_log.load(storage, paths.table_root(table_id))
+        except PenstockError:
+            raise error from None
+        if ts < now.oldest_ts:
+            raise StaleRead(f"table {table_id}", ts, oldest_ts=now.oldest_ts) from error
+        raise
+
+
+def _history_from(manifest: ManifestState, from_ts: int | None) -> int:
+    return manifest.history_ts if from_ts is None else min(from_ts, manifest.history_ts)
+
+
+def _with_archives(
+    storage: Storage, table_id: int, manifest: ManifestState, from_ts: int
+) -> ManifestState | None:
+    archived: dict[str, ObjectInfo] = {}
+    for archive in manifest.archives:
+        if archive.upto_ts > from_ts:  # else every object in it was removed before
+            path = paths.archive(paths.table_root(table_id), archive.id)
+            data = storage.read(path)
+            if data is None:
+                return None
+            archived |= {each.id: each for each in read_archive(data, path=path)}
+    return replace(manifest, objects={**archived, **manifest.objects}) if archived else manifest

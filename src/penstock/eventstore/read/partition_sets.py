@@ -1,0 +1,178 @@
+"""Which physical tables hold a range of a table's changes, and whether it can be told row by row. Pure.
+
+TRUNCATE TABLE, TRUNCATE / DROP / EXCHANGE / REORGANIZE PARTITION and another table under the same name take
+rows away, or bring rows, without a change of any row. They all show in the physical ids: an id goes, or one
+comes that had rows before. A range that has such a moment cannot be told: a snapshot there can be read, and
+the changes after it. A partition that is added begins empty, and so does a table that was not there before.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import zip_longest
+from typing import NamedTuple
+
+from penstock.clock import TS_MAX
+from penstock.errors import StaleRead
+from penstock.eventstore.schema_version import SchemaVersion
+
+
+class Life(NamedTuple):
+    """A version of a table, and when it ended: by another version, or with the table (TS_MAX: not yet)."""
+
+    schema: SchemaVersion
+    until_ts: int = TS_MAX
+
+    @property
+    def since_ts(self) -> int:
+        """When it began."""
+        return self.schema.since_ts
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Its physical tables."""
+        return self.schema.table.physical_ids
+
+    def is_called(self, name: str) -> bool:
+        """Whether the table has the name; case does not matter."""
+        return self.schema.name.lower() == name.lower()
+
+
+class PartitionSet(NamedTuple):
+    """The physical tables that a table consists of from `since_ts` on."""
+
+    since_ts: int
+    ids: tuple[int, ...]
+
+
+class AskedTable(NamedTuple):
+    """The table that a reader means.
+
+    With `named` it means whatever table has the name at a time; else the table of the id, whatever its name.
+    """
+
+    name: str
+    table_id: int
+    named: bool = True
+
+
+def lives_of(physical_id: int, versions: Iterable[SchemaVersion], ended: Collection[int]) -> list[Life]:
+    """The versions that a physical table was part of, out of all that its manifest knows.
+
+    It may have been part of one table and then of another. `ended` has the times at which it was dropped.
+    """
+    by_time = sorted(versions, key=lambda each: each.since_ts)
+    found: list[Life] = []
+    for version, follower in zip_longest(by_time, by_time[1:]):
+        ends = [*ended, *([] if follower is None else [follower.since_ts])]
+        if physical_id in version.table.physical_ids:
+            until_ts = min((ts for ts in ends if ts > version.since_ts), default=TS_MAX)
+            found.append(Life(version, until_ts))
+    return found
+
+
+def joined(lives: Iterable[Life]) -> list[Life]:
+    """What several physical tables know, by time. A version ends where it ends for one of them."""
+    found: dict[tuple[int, int], Life] = {}
+    for life in lives:
+        key = life.since_ts, life.schema.table.id
+        known = found.get(key)
+        found[key] = life if known is None else known._replace(until_ts=min(known.until_ts, life.until_ts))
+    return [found[key] for key in sorted(found)]
+
+
+def life_at(lives: Iterable[Life], table_id: int, ts: int) -> Life | None:
+    """The version of a table at `ts`; None when it is not there, or not known."""
+    mine = (each for each in lives if each.schema.table.id == table_id)
+    there = (each for each in mine if each.since_ts <= ts < each.until_ts)
+    return max(there, key=lambda each: each.since_ts, default=None)
+
+
+def partition_sets(asked: AskedTable, lives: Sequence[Life], from_ts: int, to_ts: int) -> list[PartitionSet]:
+    """The sets of physical tables that a table's changes in (from_ts, to_ts] are in, the first at `from_ts`.
+
+    The last one has them all. Empty when the table is not known in the range. `lives` are of the table and,
+    if it was not there at `from_ts` under its name, of every other that had the name. Raises StaleRead, with
+    the commit-ts of the last DDL after which the changes can be told, when they cannot be from `from_ts` on.
+    """
+    try:
+        return _unbroken_sets(asked, lives, from_ts, to_ts)
+    except StaleRead as error:
+        oldest_ts = error.oldest_ts
+    last_ts = from_ts
+    while last_ts < oldest_ts < to_ts:  # there may be a later reason
+        last_ts = oldest_ts
+        try:
+            _unbroken_sets(asked, lives, last_ts, to_ts)
+        except StaleRead as error:
+            oldest_ts = error.oldest_ts
+    raise StaleRead(asked.name, from_ts, oldest_ts=oldest_ts, replaced=True)
+
+
+def _unbroken_sets(asked: AskedTable, lives: Sequence[Life], from_ts: int, to_ts: int) -> list[PartitionSet]:
+    """See `partition_sets`; of several reasons for StaleRead it tells one."""
+    mine = [each for each in lives if each.schema.table.id == asked.table_id]
+    if not mine:
+        return []
+    start = life_at(lives, asked.table_id, from_ts)
+    if asked.named and (start is None or not start.is_called(asked.name)):
+        others = (each for each in lives if each.schema.table.id != asked.table_id)
+        if any(each.is_called(asked.name) and each.since_ts <= from_ts < each.until_ts for each in others):
+            inside = [each for each in mine if each.since_ts <= to_ts]
+            named_ts = _named_since(inside or mine, asked.name)
+            raise StaleRead(asked.name, from_ts, oldest_ts=named_ts, replaced=True)
+    known = [each for each in mine if each.since_ts <= to_ts]
+    if not known:
+        return []
+    if from_ts < known[-1].until_ts <= to_ts:  # it is gone
+        raise StaleRead(asked.name, from_ts, oldest_ts=known[-1].until_ts, replaced=True)
+    after = [each for each in known if each.since_ts > from_ts]
+    if start is None and not asked.named and after and after[0].ids != (asked.table_id,):
+        # Whoever follows a table by its id was given it before: these are other partitions than it had.
+        raise StaleRead(asked.name, from_ts, oldest_ts=after[-1].since_ts, replaced=True)
+    _require_unbroken(asked.name, lives, start, after, from_ts)
+    if start is None and not after:
+        return []  # it was gone before the range
+    first = start or after[0]
+    return [PartitionSet(from_ts, first.ids), *(PartitionSet(each.since_ts, each.ids) for each in after)]
+
+
+def _require_unbroken(
+    name: str, lives: Sequence[Life], start: Life | None, after: Sequence[Life], from_ts: int
+) -> None:
+    """Raise StaleRead when rows came or went with a physical table; see `partition_sets`."""
+    base: set[int] = set() if start is None else set(start.ids)
+    before, broken, last_ts = base, False, 0
+    for life in after:
+        now = set(life.ids)
+        brought = any(
+            each.since_ts < life.since_ts and not now.isdisjoint(set(each.ids) - before) for each in lives
+        )
+        if brought or not before <= now:
+            last_ts = life.since_ts
+        broken = broken or brought or not base <= now
+        before = now
+    if broken:
+        raise StaleRead(name, from_ts, oldest_ts=last_ts, replaced=True)
+
+
+def _named_since(mine: Sequence[Life], name: str) -> int:
+    """When a table got its name, for the last time."""
+    since_ts = 0
+    for before, life in zip([None, *mine], mine, strict=False):
+        begun = before is None or not before.is_called(name) or before.until_ts < life.since_ts
+        if begun and life.is_called(name):
+            since_ts = life.since_ts
+    return since_ts or mine[-1].since_ts
+
+
+def first_set(sets: Sequence[PartitionSet], to_ts: int) -> tuple[int, tuple[int, ...]]:
+    """The end of the longest range that has one set of physical tables, and these.
+
+    It ends before a partition is added; one that is added by the first commit of the range belongs to it.
+    """
+    from_ts, ids = sets[0]
+    for since_ts, now in sets[1:]:
+        if set(now) > set(ids):
+            if since_ts > from_ts + 1:
+                return since_ts - 1, ids
+            ids = now
+    return to_ts, ids

@@ -1,0 +1,274 @@
+"""A table as of one timestamp: a scan of its objects, with the rows that are not flushed yet on top.
+
+Up to the flushed-ts a snapshot is the visible data objects without what their deletion vectors name. Above
+it, rows touched since are taken out by their handles, and the last version of those that live is added.
+There is no shuffle and no sort; rows come in no particular order. A read takes the memory of a row group, of
+the deletion vector of one object (and of a part of each tombstone object that it comes from), and of the
+handles that were touched above the flushed-ts (and of a million others, to find them in).
+"""
+
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+import pyarrow as pa
+
+from penstock.errors import Corrupt, Invalid, StaleRead, Unavailable
+from penstock.eventstore.manifest import ObjectInfo
+from penstock.eventstore.objects.deletion_vectors import Deletions
+from penstock.eventstore.objects.objectfiles import opened
+from penstock.eventstore.projection import Projection
+from penstock.eventstore.read.object_scan import HandleRange, ObjectScan, Piece
+from penstock.eventstore.read.partition import Partition, PartitionState, TableView, reading_history
+from penstock.eventstore.read.ranges import ReadRange
+from penstock.eventstore.read.touched import NO_HANDLES
+from penstock.eventstore.read.unflushed import Unflushed
+from penstock.eventstore.schema_version import schemas_in
+from penstock.eventstore.sides import COMMIT_TS, HANDLE, START_TS, UPDATE
+from penstock.object_storage import Storage
+from penstock.tables.schema import TableInfo
+
+BATCH_ROWS = 64 * 1024
+PARTITION_BYTES = 128 * 1024 * 1024
+
+Batches = Generator[pa.RecordBatch, None, None]
+
+_SYSTEM = frozenset({HANDLE, COMMIT_TS, START_TS, UPDATE})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotPartition:
+    """A part of a snapshot that is read on its own, wherever that is; all parts together are the snapshot.
+
+    It names the objects that it reads, so that it gives the same rows whatever was flushed or merged since.
+    Can be pickled when its partition can.
+    """
+
+    partition: Partition
+    ts: int
+    flushed_ts: int  # when this was planned: changes above it are not in `pieces`
+    table: TableInfo
+    columns: tuple[str, ...]
+    handles: HandleRange
+    batch_rows: int
+    pieces: tuple[Piece, ...] = ()
+    tombstones: tuple[ObjectInfo, ...] = field(default=(), repr=False)
+    adds_unflushed: bool = False  # whether what changes above `flushed_ts` leave is part of this
+
+    @property
+    def rows(self) -> int:
+        """About how many rows there are: deleted ones count, those that are not flushed do not."""
+        return sum(each.rows for each in self.pieces)
+
+    def read(self) -> Batches:
+        """The rows, in no particular order; close it when it is not read to its end.
+
+        Raises StaleRead when history at `ts` is gone meanwhile, Unavailable when objects are (plan again) or
+        somebody does not answer, Corrupt when an object is damaged.
+        """
+        storage, table_id = self.partition.storage.open(), self.partition.table_id
+        base_ts = min(self.ts, self.flushed_ts)
+        with reading_history(storage, table_id, self.ts):
+            newer = self._unflushed()
+            scan = ObjectScan(
+                storage=storage,
+                table_id=table_id,
+                ts=base_ts,
+                table=self.table,
+                names=self.columns,
+                deletions=Deletions(storage, table_id, self.tombstones, base_ts),
+                batch_rows=self.batch_rows,
+                handles=self.handles,
+                touched=NO_HANDLES if newer is None else newer.touched,
+            )
+            yield from scan.batches(self.pieces)
+            if newer is not None and self.adds_unflushed:
+                for batch in newer.batches(self.table, self.columns):
+                    for start in range(0, batch.num_rows, self.batch_rows):
+                        yield batch.slice(start, self.batch_rows)
+
+    def _unflushed(self) -> Unflushed | None:
+        """The changes above the flushed-ts that concern these rows."""
+        if self.ts <= self.flushed_ts:
+            return None
+        assert self.partition.rows is not None, "such a plan is not made"
+        low, high = self.handles.low, self.handles.high
+        if not self.adds_unflushed:
+            low = max(low, min(each.info.key_min for each in self.pieces))
+            above = max(each.info.key_max for each in self.pieces) + b"\0"
+            high = min(high, above) if high else above
+        wanted = ReadRange(
+            table_id=self.partition.table_id,
+            from_ts=self.flushed_ts,
+            to_ts=self.ts,
+            handle_from=low,
+            handle_to=high,
+        )
+        try:
+            return Unflushed.load(self.partition.rows, wanted)
+        except StaleRead as error:  # at the flushed-ts; at `ts` the table may be there
+            raise Unavailable(f"{error.table} was flushed and merged since the plan; plan again") from error
+
+
+def snapshot_schema(table: TableView, ts: int, columns: Sequence[str] | None = None) -> pa.Schema:
+    """What a snapshot's batches have: the named columns, or all and `_commit_ts`, as they were at `ts`.
+
+    `columns` may name `_handle`, `_commit_ts`, `_start_ts` and `_update` too. Raises as read_snapshot does.
+    """
+    version = _states(table, ts)[0].schema_at(ts)
+    return Projection(version.table, version.table, _names(version.table, columns)).schema
+
+
+def read_snapshot(
+    table: TableView,
+    ts: int,
+    *,
+    columns: Sequence[str] | None = None,
+    handle_from: bytes = b"",
+    handle_to: bytes = b"",
+    batch_rows: int = BATCH_ROWS,
+) -> Batches:
+    """The rows of a table as of `ts`, in no particular order, of handles in [handle_from, handle_to).
+
+    Batches have `snapshot_schema`, and at most `batch_rows` rows. Close it when it is not read to its end.
+    Raises StaleRead when the history at `ts` is gone, Unavailable when it is not complete yet or somebody
+    does not answer, Invalid when the table has no such column then, Corrupt when an object is damaged.
+    """
+    wanted = HandleRange(low=handle_from, high=handle_to)
+    return _one_by_one(_whole(table, ts, columns, wanted, batch_rows))
+
+
+def plan_snapshot(
+    table: TableView,
+    ts: int,
+    *,
+    columns: Sequence[str] | None = None,
+    handle_from: bytes = b"",
+    handle_to: bytes = b"",
+    batch_rows: int = BATCH_ROWS,
+    partition_bytes: int = PARTITION_BYTES,
+    partitions: int | None = None,
+) -> list[SnapshotPartition]:
+    """The snapshot in parts that are read independently, of about `partition_bytes` of objects each.
+
+    With `partitions` that many parts are aimed at instead. Raises as read_snapshot does.
+    """
+    if partition_bytes < 1 or (partitions is not None and partitions < 1):
+        raise Invalid("partition_bytes and partitions must be at least 1")
+    wanted = HandleRange(low=handle_from, high=handle_to)
+    whole = _whole(table, ts, columns, wanted, batch_rows)
+    if partitions is not None:
+        partition_bytes = max(1, -(-sum(map(_bytes, whole)) // partitions))
+    return list(chain.from_iterable(_divided(part, partition_bytes) for part in whole))
+
+
+def _one_by_one(parts: Iterable[SnapshotPartition]) -> Batches:
+    for part in parts:
+        yield from part.read()
+
+
+def _states(table: TableView, ts: int) -> list[PartitionState]:
+    states = [each.state(from_ts=ts) for each in table.partitions]
+    for state in states:
+        state.check_range(0, ts)
+    return states
+
+
+def _names(table: TableInfo, columns: Sequence[str] | None) -> tuple[str, ...]:
+    """The columns as the table spells them."""
+    if columns is None:
+        return (*(column.name for column in table.stored_columns), COMMIT_TS)
+    return tuple(name if name in _SYSTEM else table.column(name).name for name in columns)
+
+
+def _whole(
+    table: TableView, ts: int, columns: Sequence[str] | None, handles: HandleRange, batch_rows: int
+) -> list[SnapshotPartition]:
+    """Each partition's snapshot as one part."""
+    states = _states(table, ts)
+    shown = states[0].schema_at(ts).table  # partitions have the schema of their table
+    names = _names(shown, columns)
+    return [
+        SnapshotPartition(
+            partition=partition,
+            ts=ts,
+            flushed_ts=state.flushed_ts,
+            table=shown,
+            columns=names,
+            handles=handles,
+            batch_rows=batch_rows,
+            pieces=(pieces := _pieces(state, min(ts, state.flushed_ts), handles)),
+            tombstones=_about(state.visible("tombstone", min(ts, state.flushed_ts)), pieces),
+            adds_unflushed=ts > state.flushed_ts,
+        )
+        for partition, state in zip(table.partitions, states, strict=True)
+    ]
+
+
+def _pieces(state: PartitionState, ts: int, handles: HandleRange) -> tuple[Piece, ...]:
+    """The visible data objects that may have wanted rows, each as a whole."""
+    tables = {each.version: each.table for each in schemas_in(state.manifest.facts)}
+    made = []
+    for info in state.visible("data", ts):
+        if info.schema_version not in tables:
+            raise Corrupt(f"the manifest of table {state.table_id} lacks the schema of object {info.id}")
+        piece = Piece(info, tables[info.schema_version], info.rows, info.size_bytes)
+        if handles.meets(piece.handles):
+            made.append(piece)
+    return tuple(made)
+
+
+def _about(tombstones: Iterable[ObjectInfo], pieces: Iterable[Piece]) -> tuple[ObjectInfo, ...]:
+    """The tombstone objects that may delete rows of the pieces, with no other targets."""
+    wanted = {each.info.id for each in pieces}
+    trimmed = (
+        each
+        if each.targets is None
+        else replace(each, targets=tuple(t for t in each.targets if t[0] in wanted))
+        for each in tombstones
+    )
+    return tuple(each for each in trimmed if each.targets is None or each.targets)
+
+
+def _divided(whole: SnapshotPartition, limit: int) -> list[SnapshotPartition]:
+    """A partition's snapshot in parts of about `limit` bytes, neighbours by handle together."""
+    storage = whole.partition.storage.open()
+    packs: list[list[Piece]] = []
+    packed = limit
+    for each in sorted(whole.pieces, key=lambda piece: (piece.info.key_min, piece.info.id)):
+        for piece in _cut(storage, whole.partition.table_id, each, limit):
+            if packed + piece.size_bytes - limit >= limit - packed:  # nearer to the limit without it
+                packs.append([])
+                packed = 0
+            packs[-1].append(piece)
+            packed += piece.size_bytes
+    if len(packs) <= 1:
+        return [whole] if packs or whole.adds_unflushed else []
+    parts = [
+        replace(whole, pieces=tuple(pack), tombstones=_about(whole.tombstones, pack), adds_unflushed=False)
+        for pack in packs
+    ]
+    on_top = [replace(whole, pieces=(), tombstones=())] if whole.adds_unflushed else []
+    return parts + on_top
+
+
+def _cut(storage: Storage, table_id: int, piece: Piece, limit: int) -> list[Piece]:
+    """A piece by its row groups, when it is too large by more than a part of its own would be worth."""
+    if piece.size_bytes <= limit + limit // 4:
+        return [piece]
+    with opened(storage, table_id, piece.info) as file:
+        sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+    rows_max = max(1, piece.rows * limit // piece.size_bytes)
+    made: list[Piece] = []
+    first = rows = 0
+    for number, size in enumerate(sizes):
+        rows += size
+        if rows + (sizes[number + 1] if number + 1 < len(sizes) else rows_max) > rows_max:
+            nbytes = -(-piece.size_bytes * rows // piece.rows)
+            made.append(replace(piece, rows=rows, size_bytes=nbytes, first=first, end=number + 1))
+            first, rows = number + 1, 0
+    return made
+
+
+def _bytes(part: SnapshotPartition) -> int:
+    return sum(each.size_bytes for each in part.pieces)

@@ -1,0 +1,259 @@
+"""Ordered streams of one side of a table's changes, and their merge.
+
+A partition has up to three: out of appendable objects, out of direct objects, and of rows that are not in
+objects yet. Each is in order; a transaction is in a single one. Rows go through as slices of Arrow batches.
+"""
+
+from collections.abc import Iterator, Sequence
+from heapq import heapify, heappop, heapreplace
+from typing import Protocol
+
+import pyarrow as pa
+
+from penstock.errors import Invalid, Unavailable
+from penstock.eventstore.manifest import Kind, ObjectInfo
+from penstock.eventstore.paths import Side
+from penstock.eventstore.read.blocks import Block, BlockReader, Blocks, below
+from penstock.eventstore.read.partition import PartitionState
+from penstock.eventstore.read.ranges import RangeReader, ReadRange
+from penstock.eventstore.read.readahead import ReadAhead
+from penstock.eventstore.schema_version import SchemaVersion
+from penstock.eventstore.sides import COMMIT_TS, OLD, PARTITION, START_TS, side_schema
+
+__all__ = [
+    "BlockStream",
+    "Place",
+    "Stream",
+    "memory_stream",
+    "merged",
+    "narrow_old",
+    "object_stream",
+    "shown_schema",
+    "streams_of",
+]
+
+Place = tuple[int, int]
+"""Where a transaction is in the order of changes: commit_ts, start_ts."""
+
+
+class Stream(Protocol):
+    """Rows in order, taken in slices. Use from one thread at a time.
+
+    `peek` and `take` raise what reading raises: StaleRead when history went while it was read, Unavailable,
+    Corrupt; from then on they raise it again.
+    """
+
+    def peek(self) -> Place | None:
+        """The place of the next row; None at the end."""
+
+    def take(self, before: Place | None, rows_max: int) -> pa.RecordBatch:
+        """The next rows, at least one and at most `rows_max`, that are before a place (None: any place).
+
+        There must be such a row. They may be fewer than there are: take again.
+        """
+
+    def close(self) -> None:
+        """Let go of files and rows; needed also at the end."""
+
+
+class BlockStream:
+    """The stream of blocks that are in order, in themselves and one after the other; one is read ahead.
+
+    With a `partition` its rows name that in a column PARTITION.
+    """
+
+    def __init__(self, blocks: Blocks, partition: int | None = None) -> None:
+        self._ahead = ReadAhead(blocks)
+        self._partition = partition
+        self._block: Block | None = None
+        self._at = 0  # rows of the block that are taken
+
+    def peek(self) -> Place | None:
+        """See Stream."""
+        if self._block is None:
+            self._block, self._at = self._ahead.next(), 0
+            if self._block is None:
+                return None
+            if self._partition is not None:
+                self._block = self._block._replace(rows=_named(self._block.rows, self._partition))
+        return int(self._block.commit[self._at]), int(self._block.start[self._at])
+
+    def take(self, before: Place | None, rows_max: int) -> pa.RecordBatch:
+        """See Stream."""
+        at = self.peek()
+        assert at is not None, "the stream has ended"
+        assert self._block is not None
+        rows, begin = self._block.rows, self._at
+        end = rows.num_rows if before is None else _rows_before(self._block, begin, before)
+        assert end > begin, "no row is before that place"
+        end = min(end, begin + rows_max)
+        if end == rows.num_rows:
+            self._block = None
+        self._at = end
+        return rows.slice(begin, end - begin)
+
+    def close(self) -> None:
+        """See Stream."""
+        self._block = None
+        self._ahead.close()
+
+
+def _named(rows: pa.RecordBatch, partition: int) -> pa.RecordBatch:
+    return rows.append_column(PARTITION, pa.repeat(pa.scalar(partition, pa.int64()), rows.num_rows))
+
+
+def _rows_before(block: Block, begin: int, place: Place) -> int:
+    """How many rows of a block come before a place; none of the first `begin` is asked."""
+    if (block.commit[-1], block.start[-1]) < place:
+        return len(block.commit)
+    commit_ts, start_ts = place
+    low = begin + below(block.commit[begin:], commit_ts)
+    high = low + below(block.commit[low:], commit_ts + 1)
+    return low + below(block.start[low:high], start_ts)
+
+
+def object_stream(
+    state: PartitionState, reader: BlockReader, objects: Sequence[ObjectInfo], partition: int | None = None
+) -> Stream:
+    """The stream of objects of one side and kind, of which a state has said that they report changes."""
+
+    def blocks() -> Blocks:
+        with state.reading(reader.from_ts):
+            yield from reader.blocks(objects)
+
+    return BlockStream(blocks(), partition)
+
+
+def memory_stream(
+    rows: RangeReader, wanted: ReadRange, shown: pa.Schema, partition: int | None = None
+) -> Stream:
+    """The stream of a range that is read from whoever has it."""
+
+    def blocks() -> Blocks:
+        _, batches = rows.read(wanted)
+        for batch in batches:
+            if batch.num_rows:
+                yield Block.of(batch, shown)
+
+    return BlockStream(blocks(), partition)
+
+
+def streams_of(
+    state: PartitionState,
+    side: Side,
+    from_ts: int,
+    to_ts: int,
+    *,
+    columns: Sequence[str] | None = None,
+    old_columns: Sequence[str] | None = None,
+    handle_from: bytes = b"",
+    handle_to: bytes = b"",
+    schema: SchemaVersion | None = None,
+    with_partition: bool = False,
+) -> list[Stream]:
+    """The streams of a partition in (from_ts, to_ts], which has one schema version (`schema`, if known).
+
+    Their batches have exactly `columns` (None: every column of the side), and with `with_partition` the
+    state's id in PARTITION; `_old` has `old_columns` (see `narrow_old`). Streams that have nothing to give
+    are left out. Raises Invalid when the schema changes within the range or has no such column, Unavailable
+    when nobody has the newest rows. The range must have passed `check_range`.
+    """
+    version = schema or _only_schema(state, from_ts, to_ts)
+    shown = narrow_old(shown_schema(version, side, columns), old_columns)
+    reader = BlockReader(
+        storage=state.storage,
+        table_id=state.table_id,
+        from_ts=from_ts,
+        to_ts=to_ts,
+        shown=shown,
+        handle_from=handle_from,
+        handle_to=handle_to,
+    )
+    found = state.changes(side, from_ts, min(to_ts, state.flushed_ts))
+    kinds: tuple[Kind, ...] = ("appendable", "direct")
+    by_kind = ([each for each in found if each.kind == kind] for kind in kinds)
+    partition = state.table_id if with_partition else None
+    streams = [object_stream(state, reader, objects, partition) for objects in by_kind if objects]
+    if to_ts > state.flushed_ts:
+        if state.rows is None:
+            raise Unavailable(
+                f"table {state.table_id} is read without its capture; it ends at {state.flushed_ts}"
+            )
+        wanted = ReadRange(
+            table_id=state.table_id,
+            from_ts=max(from_ts, state.flushed_ts),
+            to_ts=to_ts,
+            side=side,
+            columns=tuple(dict.fromkeys([*shown.names, COMMIT_TS, START_TS])),
+            handle_from=handle_from,
+            handle_to=handle_to,
+        )
+        streams.append(memory_stream(state.rows, wanted, shown, partition))
+    return streams
+
+
+def shown_schema(version: SchemaVersion, side: Side, columns: Sequence[str] | None) -> pa.Schema:
+    """Some columns of a side (None: all), in their order; raise Invalid when one is not there."""
+    schema = side_schema(version.table, side)
+    if columns is None:
+        return schema
+    missing = sorted(set(columns).difference(schema.names))
+    if missing:
+        raise Invalid(f"table {version.table.name} has no column {missing[0]!r} then")
+    return pa.schema([schema.field(name) for name in columns])
+
+
+def narrow_old(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
+    """A schema whose `_old`, if it has that, has some columns only (None: all), and one of them at least.
+
+    Without any, objects would not say which old rows are known.
+    """
+    at = schema.get_field_index(OLD)
+    if at < 0 or columns is None:
+        return schema
+    old = schema.field(at)
+    chosen = [each for each in old.type if each.name in columns] or [old.type.field(0)]
+    return schema.set(at, old.with_type(pa.struct(chosen)))
+
+
+def _only_schema(state: PartitionState, from_ts: int, to_ts: int) -> SchemaVersion:
+    first, *others = state.schemas(from_ts, to_ts)
+    if others:
+        cuts = ", ".join(str(each.since_ts - 1) for each in others)
+        raise Invalid(f"the schema of table {state.table_id} changes after {cuts}; read the parts")
+    return first
+
+
+def merged(streams: Sequence[Stream], rows_max: int) -> Iterator[pa.RecordBatch]:
+    """The rows of all streams in order, in slices of at most `rows_max`; closes the streams at its end.
+
+    Of the stream that has the next row everything before the next row of any other is taken at once. Rows
+    of the same transaction in several streams come in the order of the streams.
+    """
+    try:
+        waiting = [(place, index) for index, each in enumerate(streams) if (place := each.peek()) is not None]
+        heapify(waiting)
+        while waiting:
+            place, index = waiting[0]
+            stream = streams[index]
+            before = _limit(waiting)
+            next_place: Place | None = place
+            while next_place is not None and (before is None or next_place < before):
+                yield stream.take(before, rows_max)
+                next_place = stream.peek()
+            if next_place is None:
+                heappop(waiting)
+            else:
+                heapreplace(waiting, (next_place, index))
+    finally:
+        for each in streams:
+            each.close()
+
+
+def _limit(waiting: Sequence[tuple[Place, int]]) -> Place | None:
+    """Up to where the first of a heap may be taken: the second, or past a transaction that both have."""
+    second = min(waiting[1:3], default=None)
+    if second is None:
+        return None
+    (commit_ts, start_ts), _ = waiting[0]
+    return max(second[0], (commit_ts, start_ts + 1))

@@ -1,0 +1,223 @@
+"""What was a table's schema when: a history, fed by a subscription of the cluster's meta keys.
+
+Each change of a table rewrites its description under one meta key, in the transaction of the change. So
+the versions of that key, by their commit timestamps, are the table's versions; nothing has to be inferred
+from jobs. The subscription starts from the beginning at every start: the meta keys are few, and what
+garbage collection has taken of them is older than any row that will still come.
+"""
+
+import threading
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from penstock.errors import Unavailable
+from penstock.eventstore.metachanges import META_RANGE, TableDescribed, read_description
+from penstock.eventstore.schema_version import SchemaVersion
+from penstock.eventstore.sides import refusal
+from penstock.tables.schema import TableInfo
+
+__all__ = ["META_RANGE", "CapturedTable", "SchemaHistory"]
+
+
+class CapturedTable(NamedTuple):
+    """A table that had rows at some moment: where its keys are, and what it was called last."""
+
+    physical_id: int
+    database: str
+    table: TableInfo
+    dropped_ts: int  # 0: it is there
+    refused: str = ""  # why its rows cannot be kept as it is now
+
+
+@dataclass(order=True, frozen=True, slots=True)
+class _Version:
+    since_ts: int
+    database_id: int = field(compare=False)
+    table: TableInfo | None = field(compare=False)  # None: dropped
+    refused: str = field(default="", compare=False)  # why rows of this version cannot be kept
+
+    def has(self, physical_id: int) -> bool:
+        """Whether the table's rows are under an id."""
+        return self.table is not None and physical_id in self.table.physical_ids
+
+
+class SchemaHistory:
+    """Versions of every table, complete up to `resolved_ts`. Thread-safe; implements Schemas.
+
+    Feeding it the same change again changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._resolved_ts = 0
+        self._versions: dict[int, list[_Version]] = {}
+        self._logical: dict[int, set[int]] = {}  # keys' id -> the tables it was, or was a partition of
+        self._refused: set[int] = set()  # keys' ids that had a version whose rows cannot be kept
+        self._databases: dict[int, str] = {}
+        self._parted: set[int] = set()  # keys' ids that a table does not have in all of its versions
+
+    def consume_kv_events(self, raw: pa.RecordBatch, finish: Callable[[], None]) -> bool:
+        """Take changes of meta keys. Always False: they are read again from the store at a restart."""
+        del finish
+        columns = (raw.column(name).to_pylist() for name in ("key", "commit_ts", "value"))
+        with self._lock:
+            for key, commit_ts, value in zip(*columns, strict=True):
+                said = read_description(key, value)
+                if isinstance(said, TableDescribed):
+                    self._table_changed(commit_ts, said)
+                elif said is not None and said.database is not None:
+                    self._databases[said.database_id] = said.database.name
+        return False
+
+    def advance_resolved_ts(self, ts: int) -> None:
+        """Every change up to `ts` has been taken."""
+        with self._lock:
+            if ts > self._resolved_ts:
+                self._resolved_ts = ts
+                self._lock.notify_all()
+
+    def resolved_ts(self) -> int:
+        """See Schemas."""
+        return self._resolved_ts
+
+    def storable_ts(self, table_id: int) -> int:
+        """See Schemas."""
+        with self._lock:
+            upto = self._resolved_ts
+            if table_id in self._refused:
+                for version in reversed([each for each in self._of(table_id) if each.since_ts <= upto]):
+                    if not version.refused:
+                        break
+                    upto = version.since_ts - 1
+            return upto
+
+    def versions(self, table_id: int, from_ts: int, to_ts: int) -> list[SchemaVersion]:
+        """See Schemas. Changes before the oldest version that is known read with that one.
+
+        A version whose rows cannot be kept has the columns of the next one whose rows can.
+        """
+        with self._lock:
+            if to_ts > self._resolved_ts:
+                raise Unavailable(f"schemas are known up to {self._resolved_ts}, not {to_ts}; wait")
+            known = [each for each in self._of(table_id) if each.since_ts <= self._resolved_ts]
+            found = [each for each in known if each.since_ts <= to_ts]
+            if not found:
+                raise Unavailable(f"table {table_id} has no schema up to {to_ts}; wait for it")
+            first = max(0, bisect_right(found, from_ts + 1, key=lambda each: each.since_ts) - 1)
+            return self._shown(known[first:])[: len(found) - first]
+
+    def ended_ts(self, table_id: int) -> int:
+        """See Schemas. What went from one table to another is there while either has it."""
+        ends = self.ends(table_id, 0, self._resolved_ts)
+        with self._lock:
+            known = [self._versions[each] for each in self._logical.get(table_id, ())]
+            there = any(_has_at(each, self._resolved_ts, table_id) for each in known)
+        return 0 if there or not ends else ends[-1]
+
+    def ends(self, table_id: int, from_ts: int, to_ts: int) -> list[int]:
+        """See Schemas. An id that one table hands to another at once does not end."""
+        if table_id not in self._parted:
+            return []
+        with self._lock:
+            upto = min(to_ts, self._resolved_ts)
+            known = [self._versions[each] for each in self._logical.get(table_id, ())]
+            left = {
+                after.since_ts
+                for versions in known
+                for before, after in pairwise(versions)
+                if before.has(table_id) and not after.has(table_id)
+            }
+            return sorted(
+                ts
+                for ts in left
+                if from_ts < ts <= upto and not any(_has_at(each, ts, table_id) for each in known)
+            )
+
+    def names(self, physical_id: int) -> set[tuple[str, str]]:
+        """Every (database, table) that an id is known to be, or to have been, a part of."""
+        with self._lock:
+            found = [(self._databases.get(each.database_id), each.table) for each in self._of(physical_id)]
+        return {(database, table.name) for database, table in found if database and table is not None}
+
+    def tables_ever(self) -> Iterable[CapturedTable]:
+        """Every table and partition that is known, once, dropped ones among them.
+
+        Views and sequences hold no rows. What went from one table to another is there while either has it.
+        """
+        with self._lock:
+            known = [list(versions) for versions in self._versions.values()]
+            names = dict(self._databases)
+            upto = self._resolved_ts
+        found: dict[int, CapturedTable] = {}
+        for versions in known:
+            for table in _latest(versions, names, upto):
+                other = found.get(table.physical_id)
+                if other is None or (other.dropped_ts and not 0 < table.dropped_ts < other.dropped_ts):
+                    found[table.physical_id] = table
+        return found.values()
+
+    def _of(self, physical_id: int) -> list[_Version]:
+        """The versions that had the id, by time: of one table, or of those that exchanged it."""
+        return sorted(
+            version
+            for table_id in self._logical.get(physical_id, ())
+            for version in self._versions[table_id]
+            if version.table is not None and physical_id in version.table.physical_ids
+        )
+
+    def _shown(self, versions: list[_Version]) -> list[SchemaVersion]:
+        """Versions as rows are kept under them: by what follows, where one cannot be kept as it is."""
+        shown: list[SchemaVersion] = []
+        stored: TableInfo | None = None
+        for version in reversed(versions):
+            table = version.table
+            assert table is not None
+            if not version.refused:
+                stored = table
+            elif stored is not None:
+                table = replace(table, columns=stored.columns, indexes=stored.indexes)
+            database = self._databases.get(version.database_id, "")
+            shown.append(SchemaVersion(version.since_ts, version.since_ts, table, database))
+        return shown[::-1]
+
+    def _table_changed(self, commit_ts: int, said: TableDescribed) -> None:
+        database_id, table_id, table = said
+        refused = refusal(table) if table is not None and table.is_base_table else ""
+        for physical_id in table.physical_ids if table else ():
+            self._logical.setdefault(physical_id, set()).add(table_id)
+            if refused:
+                self._refused.add(physical_id)
+        versions = self._versions.setdefault(table_id, [])
+        had = {each for version in versions if version.table for each in version.table.physical_ids}
+        self._parted |= had.symmetric_difference(table.physical_ids if table else ())
+        same = next((each for each in versions if each.since_ts == commit_ts), None)
+        if same is None:
+            insort(versions, _Version(commit_ts, database_id, table, refused))
+        elif table is not None:
+            # A move to another database removes the description there and writes it here, at once.
+            versions[versions.index(same)] = _Version(commit_ts, database_id, table, refused)
+
+
+def _has_at(versions: list[_Version], ts: int, physical_id: int) -> bool:
+    """Whether a table's rows are under an id at a timestamp."""
+    begun = [each for each in versions if each.since_ts <= ts]
+    return bool(begun) and begun[-1].has(physical_id)
+
+
+def _latest(versions: list[_Version], names: Mapping[int, str], upto: int) -> Iterator[CapturedTable]:
+    """Each id that a table's keys ever had, with the last version that had it and when that ended."""
+    seen: set[int] = set()
+    ended_ts = 0
+    for version in reversed([each for each in versions if each.since_ts <= upto]):
+        if version.table is not None and version.table.is_base_table:
+            fresh = [each for each in version.table.physical_ids if each not in seen]
+            name = names.get(version.database_id, "")
+            for physical_id in fresh:
+                yield CapturedTable(physical_id, name, version.table, ended_ts, version.refused)
+            seen.update(fresh)
+        ended_ts = version.since_ts

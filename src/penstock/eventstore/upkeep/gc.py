@@ -1,0 +1,220 @@
+"""Garbage collection of one table: what nobody reads any more leaves the manifest, then storage.
+
+Removed objects go into an archive once they are older than the time to live: they are history, read only by
+who asks for it. An archive that no watermark needs is collected: from then on its history is gone, and its
+files are deleted. Every step is safe to lose half-way: files that no manifest names are orphans, which the
+sweep finds. Only a table's owner collects it.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from penstock import metrics
+from penstock.clock import Clock, compose_ts
+from penstock.errors import Corrupt, Unavailable
+from penstock.eventstore import paths
+from penstock.eventstore.history_holds import Watermarks
+from penstock.eventstore.manifest import (
+    Archive,
+    ManifestState,
+    ObjectInfo,
+    read_archive,
+    read_entry,
+    read_state,
+    write_archive,
+)
+from penstock.eventstore.objects.flush import Table
+from penstock.eventstore.paths import Side
+from penstock.object_storage import STAGING, Storage, Stored
+
+_ARCHIVED_MAX = 10_000  # objects in one archive
+_SIDES: tuple[Side, ...] = ("data", "tombstone")
+_OBJECT_ID = re.compile(rb"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectPolicy:
+    """How long things are kept that may go."""
+
+    ttl_ms: int
+    orphan_ms: int
+
+    def removed(self, state: ManifestState) -> list[ObjectInfo]:
+        """The objects to archive: removed longer ago than the time to live, oldest first."""
+        upto_ts = state.flushed_ts - compose_ts(self.ttl_ms)
+        found = [each for each in state.objects.values() if 0 < each.delete_ts <= upto_ts]
+        return sorted(found, key=lambda each: (each.delete_ts, each.id))[:_ARCHIVED_MAX]
+
+    def unneeded(
+        self, archives: Iterable[Archive], lowest_ts: int | None, written_ms: Mapping[str, int], now_ms: int
+    ) -> list[Archive]:
+        """The archives to collect, oldest first: no watermark needs them, and nobody can be reading them.
+
+        Who planned a read just before an object was removed reads it a little later. So an archive stays for
+        the time to live itself, however old its objects are by the table's own time.
+        """
+        found: list[Archive] = []
+        for each in sorted(archives, key=lambda each: each.upto_ts):
+            age_ms = max(0, now_ms - written_ms.get(each.id, now_ms))  # clocks differ
+            young = age_ms < self.ttl_ms
+            if young or (lowest_ts is not None and each.upto_ts > lowest_ts):
+                break
+            found.append(each)
+        return found
+
+    def old_manifest(self, files: Sequence[Stored], now_ms: int) -> "OldManifest | None":
+        """The files of a manifest that nobody needs to read it: all before the second newest checkpoint."""
+        checkpoints = sorted(
+            (seq, each) for each in files if (seq := paths.checkpoint_seq(each.path)) is not None
+        )
+        if len(checkpoints) < 2:
+            return None
+        base_seq, base = checkpoints[-2]
+        old = [each for each in files if now_ms - each.modified_ms >= self.ttl_ms]
+        return OldManifest(
+            base=base.path,
+            checkpoints=[each.path for seq, each in checkpoints if seq < base_seq and each in old],
+            entries=[each.path for each in old if (paths.entry_seq(each.path) or base_seq + 1) <= base_seq],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OldManifest:
+    """Files that `base` and what follows it make superfluous."""
+
+    base: str
+    checkpoints: list[str]
+    entries: list[str]
+
+
+@dataclass(slots=True)
+class Collector:
+    """Collects tables. Use for one table from one thread at a time; `proceed` may raise to end the work."""
+
+    storage: Storage
+    policy: CollectPolicy
+    clock: Clock
+    proceed: Callable[[], None] = lambda: None
+    opening: set[str] = field(default_factory=set)  # manifest entries that are known to stay
+
+    def collect(self, table: Table) -> int:
+        """Archive, collect and trim; return how many files were deleted.
+
+        Raises Unavailable when storage does not answer, Fenced when the table has a newer owner, Corrupt when
+        something that says what is needed is damaged: then nothing more is deleted.
+        """
+        table_id = table.rows.table_id
+        self._archive(table)
+        deleted = self._collect(table)
+        deleted += self._trim(table_id)
+        deleted += self._release_watermarks(table_id)
+        return deleted
+
+    def _settled(self, table: Table) -> ManifestState:
+        if table.rows.disowned:
+            raise Unavailable(f"table {table.rows.table_id} is not captured here any more; ask its owner")
+        return table.ownership.settle()
+
+    def _archive(self, table: Table) -> None:
+        with table.flushing:
+            state = self._settled(table)
+            removed = self.policy.removed(state)
+            if not removed:
+                return
+            archive = Archive(id=self.clock.unique_id(), upto_ts=removed[-1].delete_ts, objects=len(removed))
+            path = paths.archive(paths.table_root(table.rows.table_id), archive.id)
+            self.storage.write(path, write_archive(removed))
+            table.commit(archive=archive, forget=[each.id for each in removed])
+        metrics.EVENTSTORE_ARCHIVED_OBJECTS_TOTAL.inc(len(removed))
+
+    def _collect(self, table: Table) -> int:
+        """Give up the history that nobody needs, then delete its files."""
+        table_id = table.rows.table_id
+        root = paths.table_root(table_id)
+        written_ms = {
+            paths.object_id(each.path): each.modified_ms
+            for each in self.storage.listed(paths.archive_folder(root))
+        }
+        with table.flushing:
+            state = self._settled(table)
+            lowest_ts = Watermarks(self.storage, self.clock).lowest(table_id)  # not before a flush is over
+            chosen = self.policy.unneeded(state.archives, lowest_ts, written_ms, self.clock.wall_ms())
+            if not chosen:
+                return 0
+            lists = [self._archived(root, each) for each in chosen]
+            table.ownership.commit(collect=[each.id for each in chosen])
+        doomed = [paths.object_path(root, each.side, each.id) for listed in lists for each in listed]
+        doomed += [paths.archive(root, each.id) for each in chosen]  # last: they say what else there is
+        return self._delete("history", doomed)
+
+    def _archived(self, root: str, archive: Archive) -> list[ObjectInfo]:
+        path = paths.archive(root, archive.id)
+        data = self.storage.read(path)
+        if data is None:
+            raise Corrupt(f"archive {path} is gone; nothing of {root} is collected any more")
+        return read_archive(data, path=path)
+
+    def _trim(self, table_id: int) -> int:
+        """Delete the manifest files that were folded long ago."""
+        folder = paths.manifest_folder(paths.table_root(table_id))
+        old = self.policy.old_manifest(self.storage.listed(folder), self.clock.wall_ms())
+        if old is None:
+            return 0
+        doomed = [each for each in old.entries if each not in self.opening and not self._opens(each)]
+        doomed += old.checkpoints
+        if doomed:
+            read_state(self.storage.read(old.base) or b"", path=old.base)  # it replaces what goes
+        return self._delete("manifest", doomed)
+
+    def _opens(self, path: str) -> bool:
+        data = self.storage.read(path)
+        if data is None or not read_entry(data, path=path).opens:
+            return False
+        self.opening.add(path)
+        return True
+
+    def _release_watermarks(self, table_id: int) -> int:
+        """Delete watermarks that expired so long ago that their holder will not set them again just now."""
+        before_ms = self.clock.wall_ms() - self.policy.orphan_ms
+        watermarks = Watermarks(self.storage, self.clock).all_of(table_id)
+        return self._delete("watermark", [each.path for each in watermarks if each.expired(before_ms)])
+
+    def sweep(self, table: Table) -> int:
+        """Delete the old files that nothing names, left by crashes; return how many.
+
+        Raises as `collect` does.
+        """
+        root = paths.table_root(table.rows.table_id)
+        before_ms = self.clock.wall_ms() - self.policy.orphan_ms
+        folders = [
+            *(paths.object_folder(root, side) for side in _SIDES),
+            paths.archive_folder(root),
+            STAGING,
+        ]
+        listed = [each for folder in folders for each in self.storage.listed(folder)]
+        old = [each.path for each in listed if each.modified_ms <= before_ms]
+        named = self._being_loaded(root)
+        # The state is newer than all that: what was committed meanwhile is named by it, if it is still ours.
+        with table.flushing:
+            state = self._settled(table)
+            table.ownership.confirm()
+        named.update(state.objects, (each.id for each in state.archives))
+        unnamed = [path for path in old if paths.object_id(path) not in named]
+        if not unnamed:
+            return 0
+        for archive in state.archives:
+            named.update(each.id for each in self._archived(root, archive))
+        return self._delete("orphan", [path for path in unnamed if paths.object_id(path) not in named])
+
+    def _being_loaded(self, root: str) -> set[str]:
+        """The objects of a load in progress: whatever looks like an id in its files."""
+        found = (self.storage.read(path) for path in self.storage.names(paths.load_folder(root)))
+        return {each.decode() for data in found if data for each in _OBJECT_ID.findall(data)}
+
+    def _delete(self, what: str, doomed: Sequence[str]) -> int:
+        for path in doomed:
+            self.proceed()
+            self.storage.delete(path)
+            metrics.EVENTSTORE_COLLECTED_FILES_TOTAL.labels(what).inc()
+        return len(doomed)

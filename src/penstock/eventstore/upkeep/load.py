@@ -1,0 +1,232 @@
+"""A load in progress, on storage: its plan, the ranges that are read, and its one commit.
+
+The plan is created once and says everything, so that a driver that crashed is followed by any other. Each
+range has one file, created by the first task that finishes it; what a second attempt wrote is deleted. The
+commit is one manifest entry: before it the table is not there, after it the table is complete up to the
+plan's timestamp, from which a capture goes on.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.clock import SYSTEM, Clock
+from penstock.errors import Fenced, Unavailable
+from penstock.eventstore import manifest_log, paths
+from penstock.eventstore.manifest import ManifestState, ObjectInfo, read_archive, write_archive
+from penstock.eventstore.manifest_log import ManifestLog
+from penstock.eventstore.objects.object_file import ObjectWriter
+from penstock.eventstore.read.namemarks import NameMarks
+from penstock.eventstore.schema_version import SchemaVersion
+from penstock.eventstore.sides import HANDLE, side_schema
+from penstock.eventstore.upkeep.loadplan import LoadPlan, check_fresh, read_plan, write_plan
+from penstock.kv.clusterref import ClusterRef
+from penstock.object_storage import Storage, StorageRef
+from penstock.tables.kvscan import KvScan, KvScanPartition
+
+OBJECT_BYTES = 256 * 1024 * 1024  # of Arrow; a range that is larger becomes several objects
+_COMMIT_ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class RangeTask:
+    """One range to read and write, wherever there is a processor. Can be pickled, and repeated."""
+
+    storage: StorageRef
+    cluster: ClusterRef
+    load_id: str
+    ts: int
+    schema: SchemaVersion
+    table_id: int
+    number: int
+    lower: bytes
+    upper: bytes
+
+    def run(self) -> int:
+        """Load the range unless it is loaded; return the number of its rows.
+
+        Raises Unavailable when the cluster or storage does not answer, Invalid when garbage collection has
+        passed the load's timestamp.
+        """
+        storage, root = self.storage.open(), paths.table_root(self.table_id)
+        path = paths.load_range(root, self.load_id, self.number)
+        done = storage.read(path)
+        if done is None:
+            with TemporaryDirectory(prefix="penstock-load-") as scratch:
+                made = list(self._write(storage, Path(scratch)))
+            mine = write_archive(made)
+            if storage.create(path, mine):
+                return sum(each.rows for each in made)
+            done = storage.read(path) or mine
+            if done != mine:  # another attempt was first
+                for each in made:
+                    storage.delete(paths.object_path(root, each.side, each.id))
+        return sum(each.rows for each in read_archive(done, path=path))
+
+    def _write(self, storage: Storage, scratch: Path) -> Iterator[ObjectInfo]:
+        table = self.schema.table
+        columns = (*(column.name for column in table.stored_columns), HANDLE)
+        scan = KvScan(self.cluster, table, self.ts, columns)
+        rows = KvScanPartition(scan, self.table_id, self.lower, self.upper).read()
+        return write_objects(rows, self.schema, self.table_id, self.ts, storage=storage, scratch=scratch)
+
+
+def write_objects(
+    rows: Iterable[pa.RecordBatch],
+    schema: SchemaVersion,
+    table_id: int,
+    ts: int,
+    *,
+    storage: Storage,
+    scratch: Path,
+    object_bytes: int = OBJECT_BYTES,
+    clock: Clock = SYSTEM,
+) -> Iterator[ObjectInfo]:
+    """Write rows (user columns and handle, ordered by it) as directly written objects committed at `ts`."""
+    shown = side_schema(schema.table, "data")
+    source = iter(rows)
+    batch = next(source, None)
+    while batch is not None:
+        with ObjectWriter(
+            storage,
+            paths.table_root(table_id),
+            "data",
+            kind="direct",
+            schema_version=schema.version,
+            schema=shown,
+            scratch=scratch,
+            clock=clock,
+        ) as writer:
+            written = 0
+            while batch is not None and written < object_bytes:
+                writer.write(_committed_at(batch, ts, shown))
+                written += batch.nbytes
+                batch = next(source, None)
+            info = writer.finish()
+        if info is not None:
+            yield info
+
+
+def _committed_at(batch: pa.RecordBatch, ts: int, shown: pa.Schema) -> pa.RecordBatch:
+    times = pa.array(np.full(batch.num_rows, ts, np.int64))
+    inserted = pa.array(np.zeros(batch.num_rows, np.bool_))
+    return pa.RecordBatch.from_arrays([*batch.columns, times, times, inserted], schema=shown)
+
+
+@dataclass(frozen=True, slots=True)
+class TableLoad:
+    """The load of one physical table, as storage has it. Any number of processes may hold it."""
+
+    storage: StorageRef
+    plan: LoadPlan
+
+    @classmethod
+    def find(cls, storage: StorageRef, table_id: int) -> "TableLoad | None":
+        """The load that was begun and not cleared; None when there is none."""
+        plan = find_plan(storage.open(), table_id)
+        return None if plan is None else cls(storage, plan)
+
+    @classmethod
+    def begin(cls, storage: StorageRef, plan: LoadPlan) -> "TableLoad":
+        """Begin a load, or join the one that somebody began first."""
+        path = paths.load_plan(paths.table_root(plan.table_id))
+        while not storage.open().create(path, write_plan(plan)):
+            found = cls.find(storage, plan.table_id)
+            if found is not None:
+                return found
+        return cls(storage, plan)
+
+    @property
+    def _root(self) -> str:
+        return paths.table_root(self.plan.table_id)
+
+    def state(self) -> ManifestState:
+        """The table's manifest."""
+        return manifest_log.load(self.storage.open(), self._root)
+
+    def committed(self) -> bool:
+        """Whether the manifest has the load, so that nothing but `clear` is left to do."""
+        return self.plan.committed_in(self.state())
+
+    def tasks(self, cluster: ClusterRef) -> list[RangeTask]:
+        """The ranges that are not loaded yet."""
+        plan = self.plan
+        done = self._done()
+        return [
+            RangeTask(
+                self.storage, cluster, plan.id, plan.ts, plan.schema, plan.table_id, number, lower, upper
+            )
+            for number, (lower, upper) in enumerate(plan.ranges)
+            if number not in done
+        ]
+
+    def _done(self) -> set[int]:
+        names = self.storage.open().names(paths.load_ranges(self._root, self.plan.id))
+        return {number for name in names if (number := paths.load_range_number(name)) is not None}
+
+    def objects(self) -> list[ObjectInfo]:
+        """The objects of every range; raise Unavailable when one of them is not loaded."""
+        storage, found = self.storage.open(), []
+        for number in range(len(self.plan.ranges)):
+            path = paths.load_range(self._root, self.plan.id, number)
+            data = storage.read(path)
+            if data is None:
+                raise Unavailable(
+                    f"a range of {self.plan.schema.name} is not at {storage.url}; run the load again, with"
+                    " storage that this process and the executors share"
+                )
+            found += read_archive(data, path=path)
+        return found
+
+    def commit(self, *, writer: str, clock: Clock = SYSTEM) -> ManifestState:
+        """Make the table: its objects, its schema, complete up to the load's timestamp. Once, if repeated.
+
+        Raises Invalid when somebody else began the table meanwhile, Unavailable when storage does not answer:
+        the outcome is then found by repeating the call.
+        """
+        plan, storage = self.plan, self.storage.open()
+        facts = [plan.schema.as_fact(), plan.as_fact()]
+        NameMarks(storage).mark([(plan.schema.database, plan.schema.table.name)], plan.table_id)
+        for _ in range(_COMMIT_ATTEMPTS):
+            state = self.state()
+            if plan.committed_in(state):
+                return state
+            check_fresh(plan.schema.name, state)
+            objects = self.objects()
+            log = ManifestLog.open(storage, self._root, writer=writer, clock=clock)
+            if log.state.objects or log.state.flushed_ts:
+                continue  # whose they are is judged above
+            try:
+                return log.commit(add=objects, flushed_ts=plan.ts, facts=facts)
+            except Fenced:
+                continue  # by another driver of this load, or by a capture that did not see its plan yet
+        raise Fenced(f"{plan.schema.name} is opened by others again and again; stop them, then load again")
+
+    def clear(self) -> None:
+        """Remove what the load keeps on storage; the plan last, so that this can be repeated.
+
+        Before the commit this abandons the load: objects that it wrote are orphans.
+        """
+        storage = self.storage.open()
+        plan_path = paths.load_plan(self._root)
+        for name in storage.names(paths.load_folder(self._root)):
+            if name != plan_path:
+                storage.delete(name)
+        storage.delete(plan_path)
+
+
+def find_plan(storage: Storage, table_id: int) -> LoadPlan | None:
+    """The plan of the load that was begun and not cleared; None when there is none."""
+    path = paths.load_plan(paths.table_root(table_id))
+    data = storage.read(path)
+    return None if data is None else read_plan(data, path=path)
+
+
+def in_progress(storage: Storage, table_id: int) -> bool:
+    """Whether a table must be left alone because its first snapshot is being loaded."""
+    plan = find_plan(storage, table_id)
+    return plan is not None and not plan.committed_in(manifest_log.load(storage, paths.table_root(table_id)))

@@ -1,0 +1,262 @@
+"""Merges: the live rows of some objects, written again as fewer, and the step that puts those in their place.
+
+A merge is planned at a state of the manifest, whose flushed-ts is the merge's timestamp; it may be written
+by any process that reaches storage, while rows go on being flushed; the owner commits it. Until then nothing
+has changed for anybody, and what was written for a merge that is not committed is never read.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.clock import SYSTEM, Clock
+from penstock.columnar.sorted_spill import SLICE_ROWS, Order, Spool, order_by
+from penstock.errors import Corrupt, Invalid
+from penstock.eventstore import paths
+from penstock.eventstore.manifest import ManifestState, ObjectInfo
+from penstock.eventstore.objects.deletion_vectors import Deletions
+from penstock.eventstore.objects.object_file import ObjectWriter
+from penstock.eventstore.objects.objectfiles import opened
+from penstock.eventstore.paths import Side
+from penstock.eventstore.read.object_scan import ObjectScan, Piece
+from penstock.eventstore.schema_version import SchemaVersion, in_force, schemas_in
+from penstock.eventstore.sides import COMMIT_TS, HANDLE, MERGED_TOMBSTONES, OBJECT, OFFSET, side_schema
+from penstock.eventstore.upkeep.merge_policy import MergeChoice, MergePolicy
+from penstock.object_storage import Storage
+from penstock.tables.schema import TableInfo
+
+SORT_BYTES = 64 * 1024 * 1024
+_PAST_TARGET = 1.25  # a merge is planned for one object; where that comes out a little larger, it stays one
+
+BY_ROW_ID = order_by(MERGED_TOMBSTONES, OBJECT, OFFSET, COMMIT_TS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergePlan:
+    """Everything that writing a merge needs but storage. Can be pickled.
+
+    `data` and `tombstones` are taken in, `gone` are tombstone objects that delete nothing that stays.
+    `deleting` are all that delete rows of `data`; `kept` are the data objects whose tombstones stay.
+    """
+
+    table_id: int
+    base_seq: int
+    ts: int
+    made_ms: int
+    target_bytes: int
+    schema: SchemaVersion
+    data: tuple[ObjectInfo, ...]
+    tables: tuple[TableInfo, ...]  # of `data`
+    deleting: tuple[ObjectInfo, ...]
+    tombstones: tuple[ObjectInfo, ...]
+    kept: frozenset[str]
+    gone: tuple[ObjectInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MergeOutput:
+    """The objects that a merge made, data first by key. Can be pickled."""
+
+    data: tuple[ObjectInfo, ...] = ()
+    tombstones: tuple[ObjectInfo, ...] = ()
+
+    @property
+    def objects(self) -> tuple[ObjectInfo, ...]:
+        """All of them."""
+        return (*self.data, *self.tombstones)
+
+
+def plan_merge(table_id: int, state: ManifestState, policy: MergePolicy, *, now_ms: int) -> MergePlan | None:
+    """The next merge of a table; None when it needs none. Raises Corrupt when a schema is not known."""
+    choice = policy.choose(state)
+    return None if choice is None else _plan(table_id, state, choice, policy.target_bytes, now_ms)
+
+
+def plan_merges(
+    table_id: int, state: ManifestState, policy: MergePolicy, *, now_ms: int, plans_max: int
+) -> list[MergePlan]:
+    """Merges that may be written at the same time and committed in any order: no object is in two of them.
+
+    Only the first touches tombstone objects: which of them have nothing to say depends on which merges are
+    committed, and the first is planned as if it were alone.
+    """
+    found: list[MergePlan] = []
+    choice = policy.choose(state)
+    left = state
+    while choice is not None and len(found) < plans_max:
+        found.append(_plan(table_id, state, choice, policy.target_bytes, now_ms))
+        taken = {each.id for each in choice.data}
+        left = replace(left, objects={key: each for key, each in left.objects.items() if key not in taken})
+        following = policy.choose(left) if taken else None
+        choice = MergeChoice(following.data, (), ()) if following is not None and following.data else None
+    return found
+
+
+def _plan(
+    table_id: int, state: ManifestState, choice: MergeChoice, target_bytes: int, now_ms: int
+) -> MergePlan:
+    current = [each for each in state.objects.values() if not each.delete_ts]
+    taken = {each.id for each in choice.data}
+    schemas = schemas_in(state.facts)
+    tables = {each.version: each.table for each in schemas}
+    if not schemas or not {each.schema_version for each in choice.data}.issubset(tables):
+        raise Corrupt(
+            f"the manifest of table {table_id} lacks a schema of its objects; keep it for inspection"
+        )
+    return MergePlan(
+        table_id=table_id,
+        base_seq=state.seq,
+        ts=state.flushed_ts,
+        made_ms=now_ms,
+        target_bytes=target_bytes,
+        schema=in_force(schemas, state.flushed_ts - 1, state.flushed_ts)[-1],
+        data=choice.data,
+        tables=tuple(tables[each.schema_version] for each in choice.data),
+        deleting=tuple(each for each in current if each.side == "tombstone" and deletes_from(each, taken)),
+        tombstones=choice.tombstones,
+        kept=_kept(choice.tombstones, {each.id for each in current if each.side == "data"} - taken),
+        gone=choice.gone,
+    )
+
+
+def deletes_from(tombstones: ObjectInfo, objects: set[str]) -> bool:
+    """Whether a tombstone object may delete rows of some data objects."""
+    return tombstones.targets is None or any(target in objects for target, _ in tombstones.targets)
+
+
+def _kept(tombstones: tuple[ObjectInfo, ...], objects: set[str]) -> frozenset[str]:
+    """Those of some data objects that tombstone objects may delete from."""
+    if any(each.targets is None for each in tombstones):
+        return frozenset(objects)
+    named = {target for each in tombstones for target, _ in each.targets or ()}
+    return frozenset(named & objects)
+
+
+def check_output(plan: MergePlan, output: MergeOutput, storage: Storage) -> None:
+    """Raise Invalid unless an output may stand for the rows of its plan: as many as live, where it says so.
+
+    For what others wrote: once a merge is committed, rows that it left out are gone from snapshots.
+    """
+    deleted = Deletions(storage, plan.table_id, plan.deleting, plan.ts)
+    live = sum(each.rows - len(deleted.of(each.id)) for each in sorted(plan.data, key=lambda each: each.id))
+    expected = ("merged", plan.ts, plan.schema.version)
+    described = all(
+        info.side == side and (info.kind, info.create_ts, info.schema_version) == expected
+        for side, objects in (("data", output.data), ("tombstone", output.tombstones))
+        for info in objects
+    )
+    if not described or sum(each.rows for each in output.data) != live:
+        raise Invalid(
+            f"what was written for a merge of table {plan.table_id} does not have the rows of its inputs;"
+            " run the same version of Penstock everywhere, and merge again"
+        )
+
+
+def write_merge(
+    plan: MergePlan,
+    storage: Storage,
+    scratch: Path,
+    *,
+    sort_bytes: int = SORT_BYTES,
+    clock: Clock = SYSTEM,
+    proceed: Callable[[], None] = lambda: None,
+) -> MergeOutput:
+    """Write what a merge puts in the place of its inputs, in bounded memory.
+
+    `proceed` is called now and then; what it raises ends the work. Raises Unavailable when an input is gone
+    (another merge was first) or storage does not answer, Corrupt when an input is damaged.
+    """
+    return MergeWriter(plan, storage, scratch, sort_bytes, clock, proceed).write()
+
+
+@dataclass(frozen=True, slots=True)
+class MergeWriter:
+    """Writes the objects of one merge."""
+
+    plan: MergePlan
+    storage: Storage
+    scratch: Path
+    sort_bytes: int
+    clock: Clock
+    proceed: Callable[[], None]
+
+    def write(self) -> MergeOutput:
+        """All of them; see `write_merge`."""
+        return MergeOutput(self._data(), self.tombstones(self._kept_tombstones()))
+
+    def _data(self) -> tuple[ObjectInfo, ...]:
+        """The rows that live at the merge's timestamp, by handle."""
+        plan, table = self.plan, self.plan.schema.table
+        schema = side_schema(table, "data")
+        scan = ObjectScan(
+            self.storage,
+            plan.table_id,
+            plan.ts,
+            table,
+            tuple(schema.names),
+            Deletions(self.storage, plan.table_id, plan.deleting, plan.ts),
+            SLICE_ROWS,
+        )
+        pieces = [
+            Piece(info, of, info.rows, info.size_bytes)
+            for info, of in zip(plan.data, plan.tables, strict=True)
+        ]
+        with self.spool(order_by(schema, HANDLE)) as spool, closing(scan.batches(pieces)) as found:
+            for batch in found:
+                self.proceed()
+                spool.write(batch)
+            return self._objects("data", schema, spool)
+
+    def _kept_tombstones(self) -> Iterator[pa.RecordBatch]:
+        """The rows of the tombstone inputs that delete something that stays."""
+        kept = pa.array(sorted(self.plan.kept), pa.string())
+        for info in self.plan.tombstones:
+            with opened(self.storage, self.plan.table_id, info) as file:
+                for batch in file.iter_batches(columns=MERGED_TOMBSTONES.names):
+                    self.proceed()
+                    rows = batch.select(MERGED_TOMBSTONES.names).cast(MERGED_TOMBSTONES)
+                    yield rows.filter(pc.is_in(rows.column(OBJECT), value_set=kept))
+
+    def tombstones(self, rows: Iterator[pa.RecordBatch]) -> tuple[ObjectInfo, ...]:
+        """Objects of tombstones that come in any order."""
+        with self.spool(BY_ROW_ID) as spool:
+            for batch in rows:
+                spool.write(batch)
+            return self._objects("tombstone", MERGED_TOMBSTONES, spool)
+
+    def spool(self, order: Order) -> Spool:
+        """Where rows wait to be sorted."""
+        return Spool(order, memory_bytes=self.sort_bytes, scratch=self.scratch)
+
+    def _objects(self, side: Side, schema: pa.Schema, spool: Spool) -> tuple[ObjectInfo, ...]:
+        made: list[ObjectInfo] = []
+        size_max = self.plan.target_bytes * _PAST_TARGET
+        with closing(spool.ordered()) as ordered:
+            batch = next(ordered, None)
+            while batch is not None:
+                with self._writer(side, schema) as writer:
+                    while batch is not None and writer.size_bytes < size_max:
+                        self.proceed()
+                        writer.write(batch)
+                        batch = next(ordered, None)
+                    info = writer.finish()
+                assert info is not None, "slices have rows"
+                made.append(info)
+        return tuple(made)
+
+    def _writer(self, side: Side, schema: pa.Schema) -> ObjectWriter:
+        return ObjectWriter(
+            self.storage,
+            paths.table_root(self.plan.table_id),
+            side,
+            kind="merged",
+            schema_version=self.plan.schema.version,
+            schema=schema,
+            scratch=self.scratch,
+            create_ts=self.plan.ts,
+            clock=self.clock,
+        )

@@ -1,0 +1,171 @@
+"""The commit of a merge, and the tombstones that came while it was written: moved to where its rows went.
+
+Those delete rows that lived at the merge's timestamp, so each handle is once in the merged objects. The
+copies are `merged` too: snapshots apply them, and no change is reported twice.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock import metrics
+from penstock.columnar.sorted_spill import order_by
+from penstock.eventstore.manifest import ManifestState, ObjectInfo, Removal
+from penstock.eventstore.objects.flush import Table
+from penstock.eventstore.objects.objectfiles import Bounds, column_bounds, opened
+from penstock.eventstore.sides import COMMIT_TS, HANDLE, MERGED_TOMBSTONES, OBJECT, OFFSET
+from penstock.eventstore.upkeep.merge import MergeOutput, MergeWriter, deletes_from
+from penstock.object_storage import Storage
+
+_BY_HANDLE = order_by(MERGED_TOMBSTONES, HANDLE)
+
+
+def transfer(writing: MergeWriter, output: MergeOutput, state: ManifestState) -> tuple[ObjectInfo, ...]:
+    """Write the tombstones after the merge's timestamp that delete rows of its inputs, for its outputs.
+
+    No flush may run meanwhile. What a user committed at that very timestamp is flushed, hence merged.
+    """
+    plan = writing.plan
+    inputs = {each.id for each in plan.data}
+    newer = [
+        each
+        for each in state.objects.values()
+        if each.side == "tombstone"
+        and not each.delete_ts
+        and each.max_ts > plan.ts
+        and deletes_from(each, inputs)
+    ]
+    if not newer or not output.data:
+        return ()
+    with writing.spool(_BY_HANDLE) as spool:
+        for info in newer:
+            for batch in _deleting(writing, info, inputs):
+                spool.write(batch)
+        places = _Places(writing.storage, plan.table_id, output.data)
+        with closing(spool.ordered()) as ordered:
+            return writing.tombstones(places.moved(batch) for batch in ordered)
+
+
+def commit_merge(table: Table, output: MergeOutput, writing: MergeWriter) -> bool:
+    """Put a merge's objects in the place of its inputs, in one step. The caller holds `table.flushing`.
+
+    False: an input is no longer part of the table, or the table is no longer owned; then nothing happened.
+    After Unavailable it may have happened; asking again tells. Raises Fenced when the table has a newer
+    owner.
+    """
+    if table.rows.disowned:
+        return False
+    plan = writing.plan
+    state = table.ownership.settle()
+    made = {each.id for each in output.objects}
+    if made and made <= state.objects.keys():
+        table.index.catch_up(state)
+        return True  # an earlier try, whose answer was lost
+    if not all(_current(state, each) for each in (*plan.data, *plan.tombstones)):
+        return False
+    moved = transfer(writing, output, state)
+    removed = [each for each in (*plan.data, *plan.tombstones, *plan.gone) if _current(state, each)]
+    if not removed:
+        return False
+    state = table.ownership.commit(
+        add=[*output.objects, *moved],
+        remove=[Removal(id=each.id, delete_ts=plan.ts) for each in removed],
+    )
+    table.index.catch_up(state)
+    metrics.EVENTSTORE_TRANSFERRED_ROWS_TOTAL.inc(sum(each.rows for each in moved))
+    return True
+
+
+def _current(state: ManifestState, info: ObjectInfo) -> bool:
+    found = state.objects.get(info.id)
+    return found is not None and not found.delete_ts
+
+
+def _deleting(writing: MergeWriter, info: ObjectInfo, inputs: set[str]) -> Iterator[pa.RecordBatch]:
+    """The newer tombstones of an object that delete rows of the inputs."""
+    wanted = pa.array(sorted(inputs), pa.string())
+    with opened(writing.storage, writing.plan.table_id, info) as file:
+        groups = [
+            number
+            for number, bounds in enumerate(column_bounds(file.metadata, OBJECT))
+            if bounds is not None and any(bounds.low <= each <= bounds.high for each in inputs)
+        ]
+        for batch in file.iter_batches(row_groups=groups, columns=MERGED_TOMBSTONES.names) if groups else ():
+            rows = batch.select(MERGED_TOMBSTONES.names).cast(MERGED_TOMBSTONES)
+            chosen = pc.and_(
+                pc.is_in(rows.column(OBJECT), value_set=wanted),
+                pc.greater(rows.column(COMMIT_TS), writing.plan.ts),
+            )
+            yield rows.filter(chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A row group of a merged object: which handles it may have, and the offset of its first row."""
+
+    info: ObjectInfo
+    number: int
+    bounds: Bounds
+    start: int
+
+
+@dataclass(slots=True)
+class _Places:
+    """Where the rows of merged objects are, by handle. Asked in order, reads each row group once."""
+
+    storage: Storage
+    table_id: int
+    objects: Sequence[ObjectInfo]
+    _groups: list[_Group] = field(init=False)
+    _last: tuple[_Group, pa.Array] | None = None
+
+    def __post_init__(self) -> None:
+        self._groups = []
+        for info in self.objects:
+            start = 0
+            with opened(self.storage, self.table_id, info) as file:
+                whole = Bounds(info.key_min, info.key_max)
+                for number, bounds in enumerate(column_bounds(file.metadata, HANDLE, missing=whole)):
+                    self._groups.append(_Group(info, number, bounds or whole, start))
+                    start += file.metadata.row_group(number).num_rows
+
+    def moved(self, tombstones: pa.RecordBatch) -> pa.RecordBatch:
+        """Tombstones, in the order of their handles, with the row ids of the merged objects.
+
+        Those whose row is in none are left out: it was dead when the merge began.
+        """
+        handles = tombstones.column(HANDLE)
+        first, last = handles[0].as_py(), handles[-1].as_py()
+        objects: npt.NDArray[np.int64] = np.full(len(handles), -1)
+        offsets: npt.NDArray[np.int64] = np.full(len(handles), -1)
+        for at, group in enumerate(self._groups):
+            if group.bounds.low <= last and first <= group.bounds.high:
+                found = pc.index_in(handles, value_set=self._handles(group))
+                here = found.is_valid().to_numpy(zero_copy_only=False)
+                objects[here] = at
+                offsets[here] = group.start + found.drop_null().to_numpy()
+        known = pa.array(objects >= 0)
+        names = pa.array([each.info.id for each in self._groups], pa.string())
+        moved = tombstones.filter(known)
+        moved = moved.set_column(
+            moved.schema.get_field_index(OBJECT),
+            MERGED_TOMBSTONES.field(OBJECT),
+            names.take(pa.array(objects).filter(known)),
+        )
+        return moved.set_column(
+            moved.schema.get_field_index(OFFSET),
+            MERGED_TOMBSTONES.field(OFFSET),
+            pa.array(offsets).filter(known),
+        )
+
+    def _handles(self, group: _Group) -> pa.Array:
+        if self._last is None or self._last[0] != group:
+            with opened(self.storage, self.table_id, group.info) as file:
+                column = file.read_row_group(group.number, columns=[HANDLE]).column(HANDLE)
+            self._last = group, column.combine_chunks()
+        return self._last[1]

@@ -1,0 +1,239 @@
+"""Upkeep: merges and garbage collection of the tables that are owned here, beside flushes and reads."""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from penstock import metrics
+from penstock.clock import Clock
+from penstock.errors import Fenced, PenstockError, Unavailable
+from penstock.eventstore.objects.flush import Table
+from penstock.eventstore.upkeep.duties import Care, Duty, DutyPolicy
+from penstock.eventstore.upkeep.gc import Collector, CollectPolicy
+from penstock.eventstore.upkeep.merge import MergeOutput, MergePlan, MergeWriter, plan_merge, plan_merges
+from penstock.eventstore.upkeep.merge_commit import commit_merge
+from penstock.eventstore.upkeep.merge_policy import MergePolicy
+from penstock.object_storage import Storage
+from penstock.settings import UpkeepSettings
+
+_log = logging.getLogger(__name__)
+
+_TICK_S = 1.0
+_OVERTAKEN_MAX = 3  # merges that were written in vain before `merge` gives up
+
+
+class _Stopped(Exception):
+    """Work is to end: the store closes, or the table was given up."""
+
+
+class Upkeep:
+    """Does what is due, on threads of its own. Thread-safe.
+
+    A failure delays one duty of a table, nothing else: it is logged, counted and tried again later. A table
+    that has a newer owner is told to `fenced`.
+    """
+
+    def __init__(
+        self,
+        settings: UpkeepSettings,
+        storage: Storage,
+        *,
+        scratch: Path,
+        sort_bytes: int,
+        tables: Callable[[], Mapping[int, Table]],
+        fenced: Callable[[Table], None],
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._storage = storage
+        self._scratch = scratch
+        self._sort_bytes = sort_bytes
+        self._tables = tables
+        self._fenced = fenced
+        self._clock = clock
+        self._merging = MergePolicy(settings.merge_target_bytes)
+        self._collecting = CollectPolicy(
+            ttl_ms=int(settings.history_ttl_s * 1000), orphan_ms=int(settings.orphan_age_s * 1000)
+        )
+        self._policy = DutyPolicy(
+            merge=settings.merge,
+            merge_interval_s=settings.merge_interval_s,
+            collect_interval_s=settings.collect_interval_s,
+            sweep_interval_s=settings.orphan_age_s / 4,
+        )
+        self._opening: set[str] = set()
+        self._lock = threading.Lock()
+        self._cares: dict[int, tuple[Table, Care]] = {}
+        self._busy: set[int] = set()
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"penstock-upkeep-{number}", daemon=True)
+            for number in range(settings.threads)
+        ]
+
+    def start(self) -> None:
+        """Begin."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End soon, and wait for that; a merge that is being written is thrown away. Safe to call twice."""
+        self._stopping.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
+
+    def merge(self, table: Table) -> int:
+        """Merge until nothing is left to merge; return how many merges were committed.
+
+        Raises Unavailable when storage fails or the table is given up, Fenced when it has a newer owner,
+        Corrupt when an object is damaged.
+        """
+        done = overtaken = 0
+        while overtaken < _OVERTAKEN_MAX:
+            committed = self._merge_once(table, partial(self._still_owned, table))
+            if committed is None:
+                break
+            done += committed
+            overtaken += not committed
+        return done
+
+    def plans(self, table: Table, plans_max: int) -> list[MergePlan]:
+        """What there is to merge now, for others to write; see `plan_merges`."""
+        state, table_id = table.ownership.state, table.rows.table_id
+        return plan_merges(table_id, state, self._merging, now_ms=self._clock.wall_ms(), plans_max=plans_max)
+
+    def commit(self, table: Table, plan: MergePlan, output: MergeOutput) -> bool:
+        """Commit a merge that was written anywhere; see `transfers.commit_merge`.
+
+        One that took so long that its files may be swept is not committed.
+        """
+        taken_ms = self._clock.wall_ms() - plan.made_ms
+        committed = False
+        if taken_ms < self._collecting.orphan_ms / 2:
+            writing = self._writer(plan, partial(self._still_owned, table))
+            with table.flushing:
+                committed = commit_merge(table, output, writing)
+        metrics.EVENTSTORE_MERGES_TOTAL.labels("committed" if committed else "overtaken").inc()
+        return committed
+
+    def collect(self, table: Table) -> int:
+        """Collect and sweep a table; return how many files were deleted. Raises as `Collector` does."""
+        collector = self._collector(partial(self._still_owned, table))
+        return collector.collect(table) + collector.sweep(table)
+
+    def _merge_once(self, table: Table, proceed: Callable[[], None]) -> bool | None:
+        """Plan, write and commit one merge; None when there is nothing to merge."""
+        started = self._clock.monotonic()
+        state, table_id = table.ownership.state, table.rows.table_id
+        plan = plan_merge(table_id, state, self._merging, now_ms=self._clock.wall_ms())
+        if plan is None:
+            return None
+        output = self._writer(plan, proceed).write()
+        committed = self.commit(table, plan, output)
+        for direction, objects in (("read", (*plan.data, *plan.tombstones)), ("written", output.objects)):
+            nbytes = sum(each.size_bytes for each in objects)
+            metrics.EVENTSTORE_MERGED_BYTES_TOTAL.labels(direction).inc(nbytes)
+        metrics.EVENTSTORE_MERGE_SECONDS.observe(self._clock.monotonic() - started)
+        return committed
+
+    def _writer(self, plan: MergePlan, proceed: Callable[[], None]) -> MergeWriter:
+        return MergeWriter(plan, self._storage, self._scratch, self._sort_bytes, self._clock, proceed)
+
+    def _collector(self, proceed: Callable[[], None]) -> Collector:
+        return Collector(self._storage, self._collecting, self._clock, proceed, self._opening)
+
+    def _still_owned(self, table: Table) -> None:
+        if table.rows.disowned:
+            raise Unavailable(f"table {table.rows.table_id} is not captured here any more; ask its owner")
+
+    def _proceed(self, table: Table) -> None:
+        if self._stopping.is_set() or table.rows.disowned:
+            raise _Stopped
+
+    def _work(self) -> None:
+        while not self._stopping.is_set():
+            taken = self._take()
+            if taken is None:
+                self._stopping.wait(_TICK_S)
+                continue
+            table, care, duty = taken
+            try:
+                self._do(table, care, duty)
+            finally:
+                with self._lock:
+                    self._busy.discard(table.rows.table_id)
+
+    def _take(self) -> tuple[Table, Care, Duty] | None:
+        """What is due and nobody does; from now on somebody does it."""
+        now = self._clock.monotonic()
+        owned = self._tables()
+        with self._lock:
+            self._cares = {
+                table_id: known
+                if (known := self._cares.get(table_id)) is not None and known[0] is table
+                else (table, self._policy.begin(now))
+                for table_id, table in owned.items()
+            }
+            free = {
+                table_id: (care, table.ownership.state.seq)
+                for table_id, (table, care) in self._cares.items()
+                if table_id not in self._busy
+            }
+            chosen = self._policy.choose(free, now)
+            if chosen is None:
+                return None
+            table_id, duty = chosen
+            self._busy.add(table_id)
+            return *self._cares[table_id], duty
+
+    def _do(self, table: Table, care: Care, duty: Duty) -> None:
+        table_id = table.rows.table_id
+        try:
+            self._duty(table, care, duty)
+        except _Stopped:
+            return
+        except Fenced as error:
+            metrics.EVENTSTORE_UPKEEP_FAILURES_TOTAL.labels(duty, "fenced").inc()
+            _log.warning("table lost", extra={"table_id": table_id, "reason": str(error)})
+            with table.flushing:  # nothing goes on with the table once it can be taken again
+                table.rows.disown()
+            self._fenced(table)
+            return
+        except PenstockError as error:
+            if table.rows.disowned:  # given up meanwhile
+                return
+            reason = "unavailable" if isinstance(error, Unavailable) else "failed"
+            self._failed(table_id, care, duty, reason, error)
+            return
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other tables are looked after
+            _log.exception("upkeep failed unexpectedly", extra={"table_id": table_id, "duty": duty})
+            self._failed(table_id, care, duty, "failed", error)
+            return
+        care.succeeded(duty)
+
+    def _failed(self, table_id: int, care: Care, duty: Duty, reason: str, error: Exception) -> None:
+        metrics.EVENTSTORE_UPKEEP_FAILURES_TOTAL.labels(duty, reason).inc()
+        pause_s = care.failed(duty, self._clock.monotonic())
+        _log.warning(
+            "upkeep failed; it will be tried again",
+            extra={"table_id": table_id, "duty": duty, "reason": str(error), "pause_s": pause_s},
+        )
+
+    def _duty(self, table: Table, care: Care, duty: Duty) -> None:
+        proceed = partial(self._proceed, table)
+        now = self._clock.monotonic()
+        if duty is Duty.MERGE:
+            seq = table.ownership.state.seq
+            if self._merge_once(table, proceed) is None:
+                care.merged_seq, care.merged_at = seq, now
+            else:  # there may be more: it is due, after all that are due already
+                care.merged_at = now - self._settings.merge_interval_s
+        elif duty is Duty.COLLECT:
+            self._collector(proceed).collect(table)
+            care.collected_at = now
+        else:
+            self._collector(proceed).sweep(table)
+            care.swept_at = now
