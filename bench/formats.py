@@ -20,11 +20,11 @@ from penstock.changes import ChangeBatch, Hint
 from penstock.clock import compose_ts
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD
+from penstock.follow.positions import Position
 from penstock.sink.formats.encoders import encoder_of
 from penstock.sink.formats.options import CsvOptions, EncoderOptions
 from penstock.sink.formats.pairing import Pairing
 from penstock.sink.formats.rowchanges import INSERT, UPDATE, RowChanges
-from penstock.sink.positions import Position
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.define import define_table
 

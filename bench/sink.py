@@ -27,14 +27,14 @@ from changes import Written as Source
 from penstock import eventloop
 from penstock.changes.limits import Limit
 from penstock.eventstore.read.partition import Partition, TableView
+from penstock.follow.positions import Position
+from penstock.follow.slices import DispatcherSpec, Slice, SliceRange, plan_slice
 from penstock.object_storage import Storage, StorageRef
 from penstock.settings import Settings, SparkSettings
 from penstock.sink.files.options import SinkOptions, parse_sink_uri
 from penstock.sink.files.targetfiles import TargetFiles
 from penstock.sink.pipeline.engine import Chunk, EncodeWork, Engine, FileWork, Written
 from penstock.sink.pipeline.storagesink import StorageSink
-from penstock.sink.positions import Position
-from penstock.sink.source.slicing import DispatcherSpec, Slice, SliceRange, plan_slice
 from penstock.sink.work import DmlEvent
 from penstock.spark.session import build_session
 from penstock.spark.sinkengine import SparkEngine

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from penstock.clock import compose_ts, physical_ms
+from penstock.follow.source_2 import Look
 from penstock.jobs.iteration import Iteration
 from penstock.jobs.job import ErrorCode, Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
@@ -25,7 +26,6 @@ from penstock.jobs.log.transitions import (
 )
 from penstock.jobs.running.jobboard import JobBoard
 from penstock.jobs.running.tablejobs import Wanted
-from penstock.jobs.source import Look
 from penstock.jobs.spec import JobSpec
 
 __all__ = ["INTERVAL_S", "BoardStage", "seconds", "spec_of", "ts_of"]

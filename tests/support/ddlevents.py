@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.sink.dispatch.blockevents import DdlEvent, Scope, TableChange
+from penstock.follow.ddl_events import DdlEvent, Scope, TableChange
 from penstock.tables.jobs import Action
 from support.itemtables import item_table
 

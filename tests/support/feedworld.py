@@ -22,10 +22,10 @@ from penstock.eventstore.read.namemarks import NameMarks
 from penstock.eventstore.read.partition import TableView
 from penstock.eventstore.read.ranges import Part, ReadRange, TableProgress
 from penstock.eventstore.schema_version import SchemaVersion, in_force
+from penstock.follow.ddl_history import DdlHistory
+from penstock.follow.ddlchanges import OtherAction
 from penstock.object_storage import StorageRef
 from penstock.settings import CaptureSettings
-from penstock.sink.source.ddlchanges import OtherAction
-from penstock.sink.source.ddlhistory import DdlHistory
 from penstock.tables import alter, keys, records
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.defaults import origin_cell

@@ -15,9 +15,9 @@ from penstock.consumers.indexes.consumer import IndexConsumer
 from penstock.consumers.indexes.marker import ROWS_ONLY
 from penstock.consumers.indexes.table import Standing
 from penstock.consumers.search import SearchResult, search
+from penstock.follow.source_2 import JobSource, Scan
 from penstock.jobs.consumers import find_consumer
 from penstock.jobs.job import Job, JobState, JobStatus
-from penstock.jobs.source import JobSource, Scan
 from penstock.jobs.spec import JobSpec
 from penstock.jobs.verifying.verifying import Verifier
 from penstock.tables.schema import TableInfo

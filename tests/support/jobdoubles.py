@@ -17,12 +17,12 @@ from penstock.clock import SYSTEM
 from penstock.errors import Fenced
 from penstock.eventstore.read.object_scan import HandleRange
 from penstock.eventstore.sides import COMMIT_TS
+from penstock.follow.source_2 import Look, Scan
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext
 from penstock.jobs.iteration import Iteration
 from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
 from penstock.jobs.log.transitions import Transition
-from penstock.jobs.source import Look, Scan
 from penstock.jobs.spec import JobSpec
 from penstock.testing.consumers import Fault, no_fault
 from penstock.testing.versions import Row, Snapshot

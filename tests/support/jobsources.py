@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 
 from penstock.clock import Clock
 from penstock.errors import PenstockError
-from penstock.jobs.reading.eventsource import EventStoreJobSource
-from penstock.jobs.reading.followedtables import FollowedTables
-from penstock.sink.source.ddlhistory import DdlHistory
+from penstock.follow.cluster_tables import FollowedTables
+from penstock.follow.ddl_history import DdlHistory
+from penstock.follow.eventsource import EventStoreJobSource
 from support.rawbatches import Change, raw
 from support.sourceworld import SourceWorld
 

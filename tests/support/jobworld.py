@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from penstock.clock import SYSTEM
 from penstock.eventstore.capture.capture import Capture
+from penstock.follow.eventsource import EventStoreJobSource
 from penstock.jobs.consumer import Consumer
 from penstock.jobs.consumers import find_consumer
 from penstock.jobs.iterations.execution import Executor
@@ -28,7 +29,6 @@ from penstock.jobs.jobid import JobId
 from penstock.jobs.log.api import Jobs
 from penstock.jobs.log.lease import Lease
 from penstock.jobs.log.logfeed import LogFeed
-from penstock.jobs.reading.eventsource import EventStoreJobSource
 from penstock.jobs.running.runner import JobRunner
 from penstock.jobs.running.runnerparts import OnEnd
 from penstock.jobs.running.verifyduty import verify_on_schedule

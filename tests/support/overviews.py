@@ -7,10 +7,10 @@ from penstock.control.overviewfacts import CaptureFact, Facts, FeedFact, JobFact
 from penstock.control.overviewmodel import SpoolLevel
 from penstock.control.partstates import PartKind, PartState, PartStatus
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.follow.source_2 import Look
 from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
 from penstock.jobs.running.freshness import freshness_of
-from penstock.jobs.source import Look
 from penstock.jobs.spec import JobSpec
 from penstock.sink.feeds.feed import Feed, FeedInfo, FeedState, FeedStatus
 from penstock.tables.schema import TableInfo

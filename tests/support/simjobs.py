@@ -13,13 +13,13 @@ from penstock.changes.handle import ChangesHandle
 from penstock.changes.limits import Limit
 from penstock.clock import compose_ts, physical_ms
 from penstock.errors import PenstockError, Unavailable
+from penstock.follow.source_2 import Look, Scan
 from penstock.jobs.iteration import Iteration
 from penstock.jobs.job import ErrorCode, Job
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.log.transitions import Transition, canceled, completed, failed, resynced, started
 from penstock.jobs.running.runner import JobRunner
 from penstock.jobs.running.runnerparts import OnEnd
-from penstock.jobs.source import Look, Scan
 from penstock.settings import JobsSettings
 from support.simjoblog import Chance, SimFeed, SimJobLog, SimLease, SimLeases
 

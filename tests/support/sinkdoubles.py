@@ -7,11 +7,11 @@ from dataclasses import replace
 from penstock.changes.limits import Limit
 from penstock.errors import StaleRead
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.sink.dispatch.blockevents import DdlEvent
+from penstock.follow.ddl_events import DdlEvent
+from penstock.follow.positions import Position
+from penstock.follow.slices import DispatcherSpec, Slice
+from penstock.follow.source import Look
 from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
-from penstock.sink.positions import Position
-from penstock.sink.source.feedsource import Look
-from penstock.sink.source.slicing import DispatcherSpec, Slice
 from penstock.testing.consumers import Fault, no_fault
 
 __all__ = ["MemoryProgress", "ScriptedSource"]

@@ -8,16 +8,16 @@ from typing import Any, Self, cast
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.follow.ddl_events import DdlEvent
+from penstock.follow.positions import Position
+from penstock.follow.slices import DispatcherSpec, Slice
 from penstock.object_storage import StorageRef
-from penstock.sink.dispatch.blockevents import DdlEvent
 from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
 from penstock.sink.files.layout import Folder
 from penstock.sink.files.options import SinkOptions
 from penstock.sink.files.targetfiles import FilePaths, Place, TargetFiles
 from penstock.sink.pipeline.engine import Chunk, EncodeWork, FileWork, Written
 from penstock.sink.pipeline.storagesink import StorageSink
-from penstock.sink.positions import Position
-from penstock.sink.source.slicing import DispatcherSpec, Slice
 from penstock.sink.work import DmlEvent
 from penstock.tables.schema import TableInfo
 from penstock.testing.clock import ManualClock

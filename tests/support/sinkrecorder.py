@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable
 
 from penstock.errors import Invalid
-from penstock.sink.dispatch.blockevents import DdlEvent
+from penstock.follow.ddl_events import DdlEvent
+from penstock.follow.positions import Position
+from penstock.follow.slices import DispatcherSpec, Slice
 from penstock.sink.feeds.feedstore import PendingFile, ProgressStore
-from penstock.sink.positions import Position
-from penstock.sink.source.slicing import DispatcherSpec, Slice
 from penstock.sink.work import DmlEvent
 from penstock.testing.consumers import Fault, no_fault
 

@@ -8,8 +8,8 @@ from typing import Any
 from penstock.clock import compose_ts
 from penstock.eventstore.capture.lease import Lease
 from penstock.eventstore.read.flight_client import FlightReader
-from penstock.sink.source.ddlhistory import DdlHistory
-from penstock.sink.source.eventsource import EventStoreSource
+from penstock.follow.ddl_history import DdlHistory
+from penstock.follow.follower import EventStoreSource
 from penstock.tables.schema import TableInfo
 from support.metaevents import database, described
 from support.rawbatches import raw

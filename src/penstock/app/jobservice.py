@@ -8,17 +8,17 @@ from penstock import tracing
 from penstock.app.readiness import metrics_shown, say_ready
 from penstock.app.signals import run_until_signalled
 from penstock.clock import SYSTEM
+from penstock.follow.eventsource import EventStoreJobSource
+from penstock.follow.source_2 import JobSource
 from penstock.jobs.iterations.execution import Executor
 from penstock.jobs.log.joblog import JobLog
 from penstock.jobs.log.lease import Lease
 from penstock.jobs.log.logfeed import LogFeed
-from penstock.jobs.reading.eventsource import EventStoreJobSource
 from penstock.jobs.running.runner import JobRunner
 from penstock.jobs.running.runnerparts import OnEnd
 from penstock.jobs.running.verifyduty import verify_on_schedule
 from penstock.jobs.scheduling.scheduler import Scheduler
 from penstock.jobs.scheduling.usage import UsageMeter
-from penstock.jobs.source import JobSource
 from penstock.jobs.verifying.scheduled import ScheduledCare
 from penstock.kv import AsyncClient, Client
 from penstock.settings import Settings

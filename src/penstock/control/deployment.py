@@ -6,10 +6,10 @@ from contextlib import AsyncExitStack, contextmanager
 
 from penstock import eventloop
 from penstock.clock import physical_ms
+from penstock.follow.eventsource import EventStoreJobSource
+from penstock.follow.source_2 import Look
 from penstock.jobs.log.api import Jobs
 from penstock.jobs.log.lease import holder
-from penstock.jobs.reading.eventsource import EventStoreJobSource
-from penstock.jobs.source import Look
 from penstock.kv import AsyncClient, Client
 from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings

@@ -29,15 +29,15 @@ from penstock.control.partstates import PartKind, PartState, PartStatus, UpState
 from penstock.errors import PenstockError
 from penstock.eventstore.capture.lease import Lease
 from penstock.eventstore.capture.sharing import wanted
-from penstock.eventstore.owners import live_captures
 from penstock.eventstore.read.flight_client import FlightReader
 from penstock.eventstore.read.ranges import TableProgress
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.follow.owners import live_captures
+from penstock.follow.source_2 import Look
 from penstock.jobs.job import Job
 from penstock.jobs.log.jobrows import DATABASE as BOOKKEEPING
 from penstock.jobs.log.lease import LeaseRow, holder
 from penstock.jobs.running.freshness import freshness_of
-from penstock.jobs.source import Look
 from penstock.jobs.verifying.outcomes import LastVerification, Outcomes
 from penstock.settings import Settings
 from penstock.sink.feeds.feed import Feed

@@ -16,7 +16,7 @@ from penstock.control.deployment import Deployment
 from penstock.errors import Conflict, Invalid, StaleRead
 from penstock.eventstore.projection import Projection
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD, UPDATE
-from penstock.jobs.source import Look, Scan
+from penstock.follow.source_2 import Look, Scan
 from penstock.tables.schema import TableInfo
 from penstock.tables.snapshot import Place
 

@@ -10,8 +10,8 @@ from penstock.errors import NotFound
 from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.read.partition import Partition, PartitionState
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.follow.source_2 import Look
 from penstock.jobs.log.jobrows import DATABASE
-from penstock.jobs.source import Look
 from penstock.object_storage import StorageRef
 from penstock.tables.schema import TableInfo
 from penstock.tables.snapshot import Place

@@ -9,10 +9,10 @@ from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid
 from penstock.eventstore import manifest_log, paths
 from penstock.eventstore.capture.historyhold import history_held
-from penstock.eventstore.schemareading import read_schemas
 from penstock.eventstore.sides import side_schema
 from penstock.eventstore.upkeep.load import RangeTask, TableLoad
 from penstock.eventstore.upkeep.loadplan import LoadPlan, check_fresh
+from penstock.follow.schema_subscription import read_schemas
 from penstock.kv.clusterref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from penstock.clock import SYSTEM, Clock
 from penstock.eventstore.capture.historyhold import history_held
-from penstock.eventstore.owners import find_owners
 from penstock.eventstore.read.find import find_table
 from penstock.eventstore.read.partition import TableView
 from penstock.eventstore.verifying import Run, VerifyReport, compare
+from penstock.follow.owners import find_owners
 from penstock.kv.clusterref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings, TlsSettings

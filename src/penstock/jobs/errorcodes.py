@@ -10,8 +10,8 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from penstock.errors import Corrupt, Denied, Invalid, PenstockError
+from penstock.follow.cluster_tables import TableGone
 from penstock.jobs.job import ErrorCode
-from penstock.jobs.reading.followedtables import TableGone
 
 _MESSAGE_CHARS = 1000
 _OF_VALUES = ("22", "23")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from penstock.sink.source.slicing import Slice
+from penstock.follow.slices import Slice
 
 
 class DmlEvent:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from penstock.changes import ChangesPartition
     from penstock.eventstore.schema_version import SchemaVersion
-    from penstock.jobs.source import Scan
+    from penstock.follow.source_2 import Scan
 
 __all__ = ["SparkFrame", "SparkFrames"]
 
@@ -104,8 +104,8 @@ class _Plan:
 def _planned(spark: "SparkSession", scan: "Scan", columns: Collection[str] | None, wanted: _Wanted) -> _Plan:
     from penstock.changes import plan_changes
     from penstock.changes.collect import open_range, schema_parts
+    from penstock.follow.scans import change_wishes
     from penstock.jobs.iterations.schemachanges import check_keys
-    from penstock.jobs.reading.scanning import change_wishes
     from penstock.spark.gateway import driver_context
 
     if not scan.snapshot:

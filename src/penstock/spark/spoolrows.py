@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from penstock.follow.positions import Position
 from penstock.sink.pipeline.engine import Chunk, FileWork, Traced, Written
-from penstock.sink.positions import Position
 
 if TYPE_CHECKING:
     from penstock.sink.formats.encoding import Encoded

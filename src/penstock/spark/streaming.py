@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from penstock.changes.limits import Limit
     from penstock.eventstore.read.partition import PartitionState, TableView
     from penstock.eventstore.schema_version import SchemaVersion
+    from penstock.follow.consumerhold import ConsumerHold
     from penstock.spark.changerows import ChangeRows
-    from penstock.spark.consumerhold import ConsumerHold
     from penstock.spark.options import SourceOptions
     from penstock.spark.reads import TableRead
     from penstock.spark.streamschema import Declared
@@ -262,7 +262,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Limit(self._options.max_rows_per_trigger, self._options.max_bytes_per_trigger)
 
     def _keep(self, view: "TableView", ts: int) -> None:
-        from penstock.spark.consumerhold import ConsumerHold
+        from penstock.follow.consumerhold import ConsumerHold
 
         if self._hold is None:
             holder = self._options.consumer_id or SYSTEM.unique_id()

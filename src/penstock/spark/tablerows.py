@@ -131,8 +131,8 @@ def _flushed_view(storage: StorageRef, name: str, ts: int) -> TableView | None:
 
 def _owners(options: "SourceOptions") -> "Mapping[int, FlightReader]":
     # Here, because executors and plans of what is in objects need none of them.
-    from penstock.eventstore.owners import find_owners
     from penstock.eventstore.read.flight_client import FlightReader
+    from penstock.follow.owners import find_owners
     from penstock.kv.clusterref import ClusterRef
     from penstock.settings import Settings
 

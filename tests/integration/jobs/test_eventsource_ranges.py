@@ -17,10 +17,10 @@ from penstock.eventstore.capture.lease import Lease
 from penstock.eventstore.history_holds import Watermarks
 from penstock.eventstore.manifest import BEGUN
 from penstock.eventstore.read.ranges import TableProgress
+from penstock.follow.cluster_tables import UNKNOWN_MS, FollowedTables, TableGone
+from penstock.follow.eventsource import HOLDER, EventStoreJobSource
+from penstock.follow.source_2 import Look, Scan
 from penstock.jobs.iterations.projecting import PieceProjection
-from penstock.jobs.reading.eventsource import HOLDER, EventStoreJobSource
-from penstock.jobs.reading.followedtables import UNKNOWN_MS, FollowedTables, TableGone
-from penstock.jobs.source import Look, Scan
 from penstock.object_storage import StorageRef
 from penstock.tables.alter import add_column
 from penstock.tables.schema import TableInfo

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from penstock.changes.limits import Limit
 from penstock.eventstore.history_holds import Watermarks
+from penstock.follow.eventsource import HOLDER
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, gather
-from penstock.jobs.reading.eventsource import HOLDER
 from support.jobworld import JobWorld, job_world
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]

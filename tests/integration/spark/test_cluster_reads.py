@@ -21,14 +21,14 @@ from penstock.clock import SYSTEM
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.capture import sharing
 from penstock.eventstore.capture.capture import Capture
-from penstock.jobs.reading.scanning import scan_tail
+from penstock.follow.follower import EventStoreSource
+from penstock.follow.positions import Position
+from penstock.follow.scans import scan_tail
+from penstock.follow.slices import DispatcherSpec
 from penstock.object_storage import StorageRef
 from penstock.sink.formats.encoding import encode_part
 from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.pipeline.engine import EncodeWork, FileWork
-from penstock.sink.positions import Position
-from penstock.sink.source.eventsource import EventStoreSource
-from penstock.sink.source.slicing import DispatcherSpec
 from penstock.spark import jobframes
 from penstock.spark.failures import as_penstock_error, spark_errors
 from penstock.spark.jobframes import SparkFrames

@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.changes.limits import Limit
 from penstock.errors import StaleRead, Unavailable
+from penstock.follow.scans import scan_snapshot, scan_tail
+from penstock.follow.source_2 import Scan
 from penstock.jobs.errorcodes import SchemaRefused
-from penstock.jobs.reading.scanning import scan_snapshot, scan_tail
-from penstock.jobs.source import Scan
 from penstock.spark import jobframes
 from penstock.spark.jobframes import SparkFrames
 from penstock.tables import alter

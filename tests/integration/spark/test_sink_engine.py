@@ -12,14 +12,14 @@ from pyspark.sql import SparkSession
 from penstock.changes.limits import Limit
 from penstock.errors import Unavailable
 from penstock.eventstore.read.flight_client import FlightReader
+from penstock.follow.positions import Position
+from penstock.follow.slices import DispatcherSpec, Slice, SliceRange, plan_slice
 from penstock.object_storage import StorageRef
 from penstock.sink.formats.encoding import encode_part
 from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.pipeline.engine import Chunk, EncodeWork, FileWork
 from penstock.sink.pipeline.localengine import LocalEngine
 from penstock.sink.pipeline.sizedengine import SizedEngine
-from penstock.sink.positions import Position
-from penstock.sink.source.slicing import DispatcherSpec, Slice, SliceRange, plan_slice
 from penstock.spark.sinkengine import SparkEngine
 from support.itemtables import item, item_table
 from support.servedworld import ServedWorld

@@ -16,9 +16,9 @@ from penstock.changes.handle import ChangesHandle
 from penstock.changes.limits import Limit
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.follow.source_2 import JobSource, Scan
 from penstock.jobs.consumer import Consumer, DataRetriever, JobContext
 from penstock.jobs.job import Job, JobState, JobStatus
-from penstock.jobs.source import JobSource, Scan
 from penstock.jobs.spec import JobSpec
 from penstock.jobs.verifying import verifying
 from penstock.jobs.verifying.verifying import Verifier

@@ -16,12 +16,12 @@ from penstock import eventloop
 from penstock.changes.limits import Limit
 from penstock.clock import SYSTEM
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.sink.dispatch.blockevents import DdlEvent, Scope
+from penstock.follow.ddl_events import DdlEvent, Scope
+from penstock.follow.positions import Position
+from penstock.follow.slices import Slice
 from penstock.sink.dispatch.changefeed import Changefeed
 from penstock.sink.dispatch.startup import FeedOptions
 from penstock.sink.dispatch.tablefilter import TableFilter
-from penstock.sink.positions import Position
-from penstock.sink.source.slicing import Slice
 from support.ddlevents import (
     alter_table,
     create_table,

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.follow.positions import Position
+from penstock.follow.slices import DispatcherSpec, Slice
 from penstock.sink.dispatch.barrier import Barrier
 from penstock.sink.dispatch.dispatcher import Dispatcher, Drain, Horizon, Read, State
-from penstock.sink.positions import Position
-from penstock.sink.source.slicing import DispatcherSpec, Slice
 from penstock.sink.work import DmlEvent
 from support.ddlevents import table_schema
 

@@ -24,6 +24,9 @@ from penstock import eventloop
 from penstock.changes.limits import Limit
 from penstock.errors import Unavailable
 from penstock.eventstore.capture.lease import Lease
+from penstock.follow import follower
+from penstock.follow.follower import EventStoreSource
+from penstock.follow.positions import Position
 from penstock.sink.consuming.datafiles import FileOptions
 from penstock.sink.consuming.listing import Survey
 from penstock.sink.consuming.reader import Ddl
@@ -36,9 +39,6 @@ from penstock.sink.formats import filewriting
 from penstock.sink.formats.options import CsvOptions
 from penstock.sink.pipeline.localengine import LocalEngine, Step
 from penstock.sink.pipeline.storagesink import StorageSink
-from penstock.sink.positions import Position
-from penstock.sink.source import eventsource
-from penstock.sink.source.eventsource import EventStoreSource
 from penstock.sink.verifying.feedverifier import FeedFacts, FeedVerifier
 from penstock.sink.verifying.reports import Scope
 from penstock.testing.directory import Replica
@@ -380,6 +380,6 @@ def _comparable(row: dict[str, Any]) -> str:
 def test_a_reader_of_the_directory_has_what_the_source_had(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (eventsource, filewriting, eventloop):
+    for module in (follower, filewriting, eventloop):
         monkeypatch.setattr(module, "ThreadPoolExecutor", SimPool)
     Simulation(seed, tmp_path).run()

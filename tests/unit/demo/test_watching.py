@@ -13,7 +13,7 @@ from penstock.app.demo.targets import DELTA, FEEDS, FULLTEXT, JOBS
 from penstock.app.demo.watching import Watch
 from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import PenstockError, Unavailable
-from penstock.jobs.source import Look
+from penstock.follow.source_2 import Look
 from penstock.sink.feeds.feed import FeedState
 from penstock.testing.clock import ManualClock
 

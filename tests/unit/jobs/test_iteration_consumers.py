@@ -8,8 +8,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from penstock.errors import Invalid
+from penstock.follow.source_2 import Scan
 from penstock.jobs.consumer import DataRetriever, JobContext
-from penstock.jobs.source import Scan
 from support.iterationbench import Bench, all_rows, item_bench
 from support.jobdoubles import Copy, consumer_of, job_row
 

@@ -8,9 +8,9 @@ import pytest
 from penstock.changes.limits import Limit
 from penstock.errors import Corrupt, Invalid, StaleRead, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.follow.source_2 import Scan
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext
 from penstock.jobs.job import JobState
-from penstock.jobs.source import Scan
 from support.itemtables import item
 from support.iterationbench import Bench, all_rows, item_bench
 from support.jobdoubles import Copy, consumer_of, iteration_of, job_row

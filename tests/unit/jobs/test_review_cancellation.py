@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Aborted
+from penstock.follow.source_2 import Scan
 from penstock.jobs.consumer import DataRetriever, JobContext
 from penstock.jobs.job import JobState
-from penstock.jobs.source import Scan
 from support.iterationbench import Bench, item_bench
 from support.jobdoubles import consumer_of, iteration_of, job_row, until
 

@@ -3,9 +3,9 @@
 import pyarrow as pa
 import pytest
 
+from penstock.follow.positions import Position
 from penstock.sink.formats.encoding import Encoded
 from penstock.sink.pipeline.engine import Chunk, Traced
-from penstock.sink.positions import Position
 from penstock.spark.spoolrows import chunk_batch, read_chunks
 
 

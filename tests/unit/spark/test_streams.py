@@ -12,8 +12,8 @@ from penstock.changes.snapshotcut import Group, cut_groups
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.history_holds import Watermarks
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.follow.consumerhold import TTL_S, ConsumerHold
 from penstock.object_storage import open_storage
-from penstock.spark.consumerhold import TTL_S, ConsumerHold
 from penstock.spark.streaming import Offset, RefusedStreamReader
 from penstock.spark.streamschema import Declared
 from penstock.tables.alter import add_column

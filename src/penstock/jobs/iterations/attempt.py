@@ -9,6 +9,7 @@ from pathlib import Path
 
 from penstock import metrics
 from penstock.errors import PenstockError
+from penstock.follow.cluster_tables import TableGone
 from penstock.jobs.iteration import Iteration
 from penstock.jobs.iterations.consumerrun import ConsumerRun, IterationLog, Workshop
 from penstock.jobs.iterations.ending import Ending, How, Try
@@ -17,7 +18,6 @@ from penstock.jobs.iterations.sharedrange import Reading, SharedRange
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.log.transitions import started
-from penstock.jobs.reading.followedtables import TableGone
 from penstock.jobs.scheduling.usage import Usage, UsageMeter
 
 _log = logging.getLogger(__name__)

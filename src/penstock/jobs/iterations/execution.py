@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import PenstockError
+from penstock.follow.source_2 import JobSource
 from penstock.jobs.consumer import Consumer
 from penstock.jobs.consumers import find_consumer
 from penstock.jobs.iteration import Iteration
@@ -19,7 +20,6 @@ from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.log.transitions import canceled, pending
 from penstock.jobs.scheduling.usage import UsageMeter
-from penstock.jobs.source import JobSource
 from penstock.settings import Settings
 
 if TYPE_CHECKING:

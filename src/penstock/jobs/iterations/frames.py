@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.jobs.source import Scan
+from penstock.follow.source_2 import Scan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame as DataFrame  # noqa: PLC0414 - the only place that names Spark's types

@@ -14,6 +14,7 @@ from penstock.changes.columns import chosen_columns, key_names
 from penstock.clock import SYSTEM, Clock
 from penstock.columnar.spill_queue import DiskSpool
 from penstock.errors import Aborted, Invalid, StaleRead, Unavailable
+from penstock.follow.source_2 import JobSource, Scan
 from penstock.jobs.errorcodes import failure_of
 from penstock.jobs.iteration import Iteration
 from penstock.jobs.iterations.caps import caps_of
@@ -24,7 +25,6 @@ from penstock.jobs.iterations.pieces import Piece, closed
 from penstock.jobs.iterations.projecting import PieceProjection
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobKey
-from penstock.jobs.source import JobSource, Scan
 from penstock.settings import JobsSettings
 
 _log = logging.getLogger(__name__)

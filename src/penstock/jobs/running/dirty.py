@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from penstock.follow.source_2 import Look
 from penstock.jobs.running.triggers import Candidate
-from penstock.jobs.source import Look
 
 
 @dataclass(frozen=True, slots=True)

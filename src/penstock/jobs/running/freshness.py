@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from penstock.clock import physical_ms
+from penstock.follow.source_2 import Look
 from penstock.jobs.durations import parse_duration
 from penstock.jobs.job import Job, JobState
-from penstock.jobs.source import Look
 
 
 class Reason(StrEnum):

@@ -9,10 +9,10 @@ from penstock.changes.limits import Limit
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore.sides import COMMIT_TS
+from penstock.follow.source_2 import JobSource
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobId
 from penstock.jobs.running.freshness import Coverage, Freshness, Reason, freshness_of
-from penstock.jobs.source import JobSource
 from penstock.settings import JobsSettings
 
 _FIRST_WAIT_S = 0.05

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Fenced, PenstockError
+from penstock.follow.source_2 import JobSource
 from penstock.jobs.running.runnerparts import AcquireLease, OpenScheduler, RunnerFeed, RunnerLease, RunnerLog
 from penstock.jobs.running.tenure import SideTask, Tenure
-from penstock.jobs.source import JobSource
 from penstock.metrics import JOBS_RUNNER, JOBS_TAKEOVERS_TOTAL
 from penstock.settings import JobsSettings
 

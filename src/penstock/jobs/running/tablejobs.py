@@ -4,12 +4,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from penstock.follow.source_2 import Look
 from penstock.jobs.job import ErrorCode
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.running.dirty import Quiet, Run, judge
 from penstock.jobs.running.standing import Group, Standing
 from penstock.jobs.running.triggers import Candidate, Selection, select
-from penstock.jobs.source import Look
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import PenstockError
+from penstock.follow.source_2 import JobSource, Look
 from penstock.jobs.iteration import Iteration
 from penstock.jobs.job import ErrorCode, Job, JobState
 from penstock.jobs.log.transitions import Transition, failed
@@ -15,7 +16,6 @@ from penstock.jobs.running.jobboard import JobBoard
 from penstock.jobs.running.runnerparts import RunnerLease, RunnerScheduler
 from penstock.jobs.running.standing import Standing
 from penstock.jobs.running.tablejobs import Wanted
-from penstock.jobs.source import JobSource, Look
 from penstock.metrics import (
     JOBS_LOOK_FAILURES_TOTAL,
     JOBS_RAISED_WATERMARKS_TOTAL,

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Fenced, PenstockError
 from penstock.eventloop import Signal
+from penstock.follow.source_2 import JobSource
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.running.boardlog import BoardLog
@@ -14,7 +15,6 @@ from penstock.jobs.running.jobboard import JobBoard
 from penstock.jobs.running.runnermetrics import BoardGauges
 from penstock.jobs.running.runnerparts import OpenScheduler, RunnerFeed, RunnerLease, RunnerLog
 from penstock.jobs.running.tablewatch import TableWatch
-from penstock.jobs.source import JobSource
 from penstock.metrics import JOBS_TICK_SECONDS
 from penstock.retry import Retrying
 from penstock.settings import JobsSettings

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable
 
 from penstock.clock import SYSTEM, Clock
+from penstock.follow.source_2 import JobSource
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.log.api import Jobs
 from penstock.jobs.log.joblog import JobLog
-from penstock.jobs.source import JobSource
 from penstock.jobs.verifying.outcomes import LastVerification, Outcomes
 from penstock.jobs.verifying.targetcare import TargetCare
 from penstock.jobs.verifying.verifying import VerifyReport

@@ -20,10 +20,10 @@ from penstock.columnar.spill_queue import RowSpool
 from penstock.comparing.comparison import Comparison
 from penstock.comparing.tally import Counts, added_samples
 from penstock.errors import Fenced, Invalid, Unavailable
+from penstock.follow.source_2 import JobSource, Scan
 from penstock.jobs.consumer import Comparable, Consumer, is_comparable
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobId
-from penstock.jobs.source import JobSource, Scan
 
 __all__ = ["Verifier", "VerifyReport"]
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from penstock.clock import SYSTEM, Clock
+from penstock.follow.source import FeedSource
 from penstock.metrics import SINK_CHECKPOINT_LAG_SECONDS, SINK_DISPATCHERS, SINK_READING_DISPATCHERS
 from penstock.sink.dispatch.feedlife import FeedLife
 from penstock.sink.dispatch.feedsink import FeedFiles, FeedSink
@@ -10,7 +11,6 @@ from penstock.sink.dispatch.startup import FeedOptions, Startup
 from penstock.sink.dispatch.trouble import GIVE_UP_S, Trouble
 from penstock.sink.feeds.feed import FeedState
 from penstock.sink.feeds.feedstore import ProgressStore
-from penstock.sink.source.feedsource import FeedSource
 
 
 class Changefeed:

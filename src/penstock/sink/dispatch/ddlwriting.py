@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
+from penstock.follow.ddl_events import DdlEvent
+from penstock.follow.slices import DispatcherSpec
+from penstock.follow.source import FeedSource
 from penstock.metrics import SINK_DDL_AFFECTED_DISPATCHERS
 from penstock.sink.dispatch.barrier import Barrier, Verdict
-from penstock.sink.dispatch.blockevents import DdlEvent
 from penstock.sink.dispatch.dispatcher import Dispatcher
 from penstock.sink.dispatch.dispatchers import Dispatchers
 from penstock.sink.dispatch.feedsink import FeedSink
@@ -16,8 +18,6 @@ from penstock.sink.dispatch.pendingddls import Block, CarriedTables, PendingDdls
 from penstock.sink.dispatch.tablefilter import TableFilter
 from penstock.sink.dispatch.trouble import Trouble
 from penstock.sink.feeds.feedstore import KeptDispatcher, ProgressStore
-from penstock.sink.source.feedsource import FeedSource
-from penstock.sink.source.slicing import DispatcherSpec
 
 _log = logging.getLogger(__name__)
 

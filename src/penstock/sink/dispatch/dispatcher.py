@@ -9,9 +9,9 @@ READY ── Read ──> READING ── changes ──> SENT ── post_enqueu
 from dataclasses import dataclass
 from enum import Enum
 
+from penstock.follow.positions import Position
+from penstock.follow.slices import DispatcherSpec, Slice
 from penstock.sink.dispatch.tableprogress import TableProgress
-from penstock.sink.positions import Position
-from penstock.sink.source.slicing import DispatcherSpec, Slice
 from penstock.sink.work import DmlEvent
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from penstock.clock import TS_MAX
+from penstock.follow.positions import Position
+from penstock.follow.source import Look
 from penstock.sink.dispatch.dispatcher import Dispatcher
-from penstock.sink.positions import Position
-from penstock.sink.source.feedsource import Look
 
 
 class Dispatchers:

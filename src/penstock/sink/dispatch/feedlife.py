@@ -8,6 +8,7 @@ from functools import partial
 
 from penstock.clock import Clock, physical_ms
 from penstock.errors import PenstockError
+from penstock.follow.source import FeedSource
 from penstock.metrics import SINK_CHECKPOINT_LAG_SECONDS, SINK_DISPATCHERS, SINK_READING_DISPATCHERS
 from penstock.sink.dispatch.ddlwriting import DdlWriting
 from penstock.sink.dispatch.dispatcher import Dispatcher, Drain, Horizon, Read, State
@@ -16,7 +17,6 @@ from penstock.sink.dispatch.feedsink import FeedFiles, FeedSink
 from penstock.sink.dispatch.startup import FeedOptions, Resumed
 from penstock.sink.dispatch.trouble import Trouble
 from penstock.sink.feeds.feedstore import ProgressStore
-from penstock.sink.source.feedsource import FeedSource
 
 _KEEP_S = 1.0
 _HOLD_S = 10.0

@@ -2,10 +2,10 @@
 
 from typing import Protocol
 
-from penstock.sink.dispatch.blockevents import DdlEvent
+from penstock.follow.ddl_events import DdlEvent
+from penstock.follow.positions import Position
+from penstock.follow.slices import DispatcherSpec
 from penstock.sink.feeds.feedstore import PendingFile
-from penstock.sink.positions import Position
-from penstock.sink.source.slicing import DispatcherSpec
 from penstock.sink.work import DmlEvent
 
 

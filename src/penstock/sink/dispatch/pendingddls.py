@@ -12,9 +12,9 @@ from itertools import groupby
 from typing import TypeVar
 
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.sink.dispatch.blockevents import DdlEvent, Scope
+from penstock.follow.ddl_events import DdlEvent, Scope
+from penstock.follow.positions import Position
 from penstock.sink.dispatch.tablefilter import TableFilter
-from penstock.sink.positions import Position
 
 K = TypeVar("K")
 

@@ -9,14 +9,14 @@ from penstock.changes.limits import Limit
 from penstock.clock import Clock
 from penstock.errors import Invalid, StaleRead
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.follow.positions import Position
+from penstock.follow.slices import DispatcherSpec
+from penstock.follow.source import FeedSource
 from penstock.sink.dispatch.dispatcher import Dispatcher
 from penstock.sink.dispatch.feedsink import FeedFiles
 from penstock.sink.dispatch.pendingddls import Block, CarriedTables, blocks
 from penstock.sink.dispatch.tablefilter import TableFilter
 from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile, ProgressStore
-from penstock.sink.positions import Position
-from penstock.sink.source.feedsource import FeedSource
-from penstock.sink.source.slicing import DispatcherSpec
 from penstock.tables.schema import HandleKind
 
 _SLICE_LIMIT = Limit(nbytes=64 * 1024 * 1024)

@@ -8,7 +8,7 @@ from itertools import chain
 
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.sink.dispatch.blockevents import DdlEvent, Scope, TableChange
+from penstock.follow.ddl_events import DdlEvent, Scope, TableChange
 
 
 @dataclass(frozen=True, slots=True)

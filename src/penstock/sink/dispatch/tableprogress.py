@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from penstock.sink.positions import Position
+from penstock.follow.positions import Position
 from penstock.sink.work import DmlEvent
 
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from penstock.errors import Corrupt, Invalid
-from penstock.sink.positions import Position
+from penstock.follow.positions import Position
 
 _ID = re.compile(r"[a-zA-Z0-9]+(-[a-zA-Z0-9]+)*")
 _ID_CHARS_MAX = 128

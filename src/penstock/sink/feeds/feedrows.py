@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from penstock.errors import Conflict, Corrupt, NotFound, Unavailable, Undetermined
+from penstock.follow.positions import Position
+from penstock.follow.slices import DispatcherSpec
 from penstock.kv import AsyncClient, AsyncTransaction
 from penstock.sink.feeds.feed import Feed, FeedInfo, FeedStatus
 from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
-from penstock.sink.positions import Position
-from penstock.sink.source.slicing import DispatcherSpec
 
 _PREFIX = b"penstock/changefeed/"
 INFOS, STATUSES, LEASES = _PREFIX + b"info/", _PREFIX + b"status/", _PREFIX + b"lease/"

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.sink.positions import Position
-from penstock.sink.source.slicing import DispatcherSpec
+from penstock.follow.positions import Position
+from penstock.follow.slices import DispatcherSpec
 
 
 @dataclass(frozen=True, slots=True)

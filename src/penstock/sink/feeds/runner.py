@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Denied, Fenced, Invalid, PenstockError, Unavailable
+from penstock.follow.follower import EventStoreSource
 from penstock.settings import ChangefeedSettings, Settings, parse_changefeed
 from penstock.sink.dispatch.changefeed import Changefeed
 from penstock.sink.dispatch.startup import FeedOptions
@@ -20,7 +21,6 @@ from penstock.sink.files.options import SinkOptions, sink_options
 from penstock.sink.files.targetfiles import TargetFiles
 from penstock.sink.pipeline.engine import Engine
 from penstock.sink.pipeline.storagesink import StorageSink
-from penstock.sink.source.eventsource import EventStoreSource
 
 _LOOK_S = 1.0
 # Of changefeeds that were kept before it was a setting.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.sink.dispatch.blockevents import DdlEvent, Scope, TableChange
+from penstock.follow.ddl_events import DdlEvent, Scope, TableChange
 from penstock.sink.files.options import SinkOptions
 from penstock.sink.files.schemafile import SchemaFile
 from penstock.sink.files.selectors import sent_columns

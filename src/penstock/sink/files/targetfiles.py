@@ -11,8 +11,10 @@ from dataclasses import dataclass, field, replace
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import Corrupt, Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.follow.ddl_events import DdlEvent
+from penstock.follow.positions import Position
+from penstock.follow.slices import DispatcherSpec
 from penstock.object_storage import LocalStorage, Storage
-from penstock.sink.dispatch.blockevents import DdlEvent
 from penstock.sink.feeds.feedstore import PendingFile
 from penstock.sink.files import layout
 from penstock.sink.files.blankfiles import blank_file, is_blank
@@ -24,8 +26,6 @@ from penstock.sink.files.metadatafile import encode_checkpoint
 from penstock.sink.files.options import SinkOptions
 from penstock.sink.files.schemafile import SchemaFile, choose_version
 from penstock.sink.files.selectors import sent_columns
-from penstock.sink.positions import Position
-from penstock.sink.source.slicing import DispatcherSpec
 
 _log = logging.getLogger(__name__)
 

@@ -7,6 +7,8 @@ import numpy as np
 
 from penstock.changes import ChangesPartition
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.follow.positions import Position
+from penstock.follow.slices import Slice
 from penstock.sink.formats.chunking import Chunking, Sizes
 from penstock.sink.formats.encoders import Block, Encoder, encoder_of, extension_of, header_of, shown_columns
 from penstock.sink.formats.options import EncoderOptions
@@ -15,8 +17,6 @@ from penstock.sink.formats.partrows import PartRows
 from penstock.sink.formats.rowchanges import RowChanges
 from penstock.sink.formats.rowfilter import RowFilter
 from penstock.sink.pipeline.engine import Traced
-from penstock.sink.positions import Position
-from penstock.sink.source.slicing import Slice
 
 __all__ = ["Encoded", "encode_part", "extension", "file_header"]
 

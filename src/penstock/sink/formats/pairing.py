@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from penstock.changes import ChangeBatch
 from penstock.columnar.text_lines import Ints, content, truths
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD
+from penstock.follow.positions import Position
 from penstock.sink.formats.rowchanges import DELETE, INSERT, UPDATE, Mask, RowChanges, taken, taken_rows
-from penstock.sink.positions import Position
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.records import key_follows_handle
 from penstock.tables.schema import HandleKind, TableInfo

@@ -12,9 +12,9 @@ import numpy as np
 
 from penstock.changes import ChangeBatch, ChangesPartition, Hint
 from penstock.eventstore.sides import COMMIT_TS, HANDLE
+from penstock.follow.positions import Position
 from penstock.sink.formats.pairing import Pairing, keys_move
 from penstock.sink.formats.rowchanges import RowChanges, taken
-from penstock.sink.positions import Position
 
 HELD_BYTES_MAX = 256 * 1024 * 1024
 _SAMPLED = 64  # one handle of so many is looked at to divide a commit

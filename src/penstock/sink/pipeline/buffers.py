@@ -8,11 +8,11 @@ from collections.abc import Collection, Sequence
 from heapq import heappop, heappush
 from itertools import count
 
+from penstock.follow.slices import DispatcherSpec
 from penstock.sink.pipeline.engine import Chunk
 from penstock.sink.pipeline.filetasks import FileTask, Reason, Waiting
 from penstock.sink.pipeline.lanes import Lane, Piece
 from penstock.sink.pipeline.ratios import Ratios
-from penstock.sink.source.slicing import DispatcherSpec
 from penstock.sink.work import DmlEvent
 
 

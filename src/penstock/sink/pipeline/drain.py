@@ -2,7 +2,7 @@
 
 import asyncio
 
-from penstock.sink.source.slicing import DispatcherSpec
+from penstock.follow.slices import DispatcherSpec
 
 
 class DrainMarker:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from penstock.follow.positions import Position
+from penstock.follow.slices import Slice
 from penstock.sink.formats.options import EncoderOptions
-from penstock.sink.positions import Position
-from penstock.sink.source.slicing import Slice
 
 Traced = tuple[tuple[int, int], ...]
 """Transactions that are traced, by commit timestamp, and how many rows each has somewhere."""

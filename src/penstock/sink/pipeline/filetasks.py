@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.follow.slices import DispatcherSpec
 from penstock.sink.pipeline.drain import DrainMarker
 from penstock.sink.pipeline.engine import Chunk
-from penstock.sink.source.slicing import DispatcherSpec
 from penstock.sink.work import DmlEvent
 
 Waiting = DmlEvent | DrainMarker

@@ -4,10 +4,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.follow.slices import DispatcherSpec
 from penstock.sink.pipeline.drain import DrainMarker
 from penstock.sink.pipeline.engine import Chunk
 from penstock.sink.pipeline.filetasks import FileTask, Reason, Waiting
-from penstock.sink.source.slicing import DispatcherSpec
 from penstock.sink.work import DmlEvent
 
 

@@ -3,7 +3,8 @@
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Unavailable
 from penstock.eventloop import Pulse, Threads, Underway
-from penstock.sink.dispatch.blockevents import DdlEvent
+from penstock.follow.ddl_events import DdlEvent
+from penstock.follow.slices import DispatcherSpec
 from penstock.sink.feeds.feedstore import ProgressStore
 from penstock.sink.files.options import SinkOptions
 from penstock.sink.files.targetfiles import TargetFiles
@@ -14,7 +15,6 @@ from penstock.sink.pipeline.engine import Engine
 from penstock.sink.pipeline.ledger import Ledger
 from penstock.sink.pipeline.sinkmetrics import SinkMetrics
 from penstock.sink.pipeline.writeloop import WriteLoop
-from penstock.sink.source.slicing import DispatcherSpec
 from penstock.sink.work import DmlEvent
 
 _THREADS = 64  # requests of the driver to the remote that overlap

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from penstock.eventloop import shared_loop
+from penstock.follow.ddl_events import DdlEvent, TableChange
 from penstock.object_storage import StorageRef
 from penstock.sink.consuming.datafiles import FileOptions
 from penstock.sink.consuming.listing import Survey
-from penstock.sink.dispatch.blockevents import DdlEvent, TableChange
 from penstock.sink.files.options import SinkOptions
 from penstock.sink.files.targetfiles import TargetFiles
 from penstock.sink.formats.options import CsvOptions

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Unavailable
+from penstock.follow.ddl_events import DdlEvent, TableChange
 from penstock.object_storage import StorageRef
-from penstock.sink.dispatch.blockevents import DdlEvent, TableChange
 from penstock.sink.files.options import SinkOptions
 from penstock.sink.files.targetfiles import TargetFiles
 from penstock.sink.pipeline.localengine import LocalEngine

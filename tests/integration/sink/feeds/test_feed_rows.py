@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 
 from penstock.errors import AlreadyExists, Corrupt, Fenced, Invalid, NotFound, Unavailable, Undetermined
+from penstock.follow.positions import Position
+from penstock.follow.slices import DispatcherSpec
 from penstock.kv import AsyncClient, AsyncTransaction
 from penstock.settings import parse_changefeed
 from penstock.sink.feeds.feed import Feed, FeedInfo, FeedState
@@ -15,8 +17,6 @@ from penstock.sink.feeds.feedcommands import create_feed, pause_feed, resume_fee
 from penstock.sink.feeds.feedrows import FeedKeys
 from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
 from penstock.sink.feeds.kvfeedstore import Feeds
-from penstock.sink.positions import Position
-from penstock.sink.source.slicing import DispatcherSpec
 from support.warmstore import WarmStore
 
 LONG_S = 60.0

@@ -9,8 +9,10 @@ import pytest
 from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import PenstockError
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.follow.ddl_events import DdlEvent, Scope, TableChange
+from penstock.follow.positions import Position
+from penstock.follow.slices import DispatcherSpec
 from penstock.object_storage import Storage
-from penstock.sink.dispatch.blockevents import DdlEvent, Scope, TableChange
 from penstock.sink.feeds.feedstore import PendingFile
 from penstock.sink.files.cleanup import Cleanup
 from penstock.sink.files.layout import parse_data_path, parse_index_path, parse_schema_path
@@ -18,8 +20,6 @@ from penstock.sink.files.metadatafile import decode_checkpoint
 from penstock.sink.files.options import SinkOptions, parse_sink_uri
 from penstock.sink.files.schemafile import SchemaFile, check_named
 from penstock.sink.files.targetfiles import FilePaths, TargetFiles
-from penstock.sink.positions import Position
-from penstock.sink.source.slicing import DispatcherSpec
 from penstock.tables.define import define_table
 from penstock.testing.clock import ManualClock
 from support.s3server import SECRET, S3Bucket

@@ -12,13 +12,13 @@ from penstock.changes.limits import Limit
 from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
 from penstock.eventstore.capture.capture import Capture
+from penstock.follow.ddl_events import DdlEvent, Scope
+from penstock.follow.follower import EventStoreSource
+from penstock.follow.positions import Position
+from penstock.follow.slices import DispatcherSpec
 from penstock.kv import Client
 from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings, StoreSettings
-from penstock.sink.dispatch.blockevents import DdlEvent, Scope
-from penstock.sink.positions import Position
-from penstock.sink.source.eventsource import EventStoreSource
-from penstock.sink.source.slicing import DispatcherSpec
 from penstock.store.cluster import Cluster
 from penstock.tables import Catalog
 from penstock.tables.jobs import Action

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from penstock.control import feedcalls
 from penstock.control.deployment import Deployment, deployed
+from penstock.follow.clusterhistory import ClusterHistory
+from penstock.follow.follower import EventStoreSource
 from penstock.kv.clusterref import ClusterRef
 from penstock.kv.pd import PdClient
 from penstock.settings import Settings, StoreSettings
-from penstock.sink.source.clusterhistory import ClusterHistory
-from penstock.sink.source.eventsource import EventStoreSource
 from penstock.store.cluster import Cluster
 
 COLLECTOR = "gc_worker"  # who collects, up to what it is answered

@@ -8,9 +8,9 @@ from penstock.clock import SYSTEM
 from penstock.eventstore.capture.flight_service import FlightService
 from penstock.eventstore.history_holds import Watermarks
 from penstock.eventstore.manifest import BEGUN
-from penstock.sink.source import looking
-from penstock.sink.source.feedsource import Look
-from penstock.sink.source.looking import OBJECTS_S
+from penstock.follow import progress
+from penstock.follow.progress import OBJECTS_S
+from penstock.follow.source import Look
 from penstock.tables.keys import encode_handle
 from support.itemtables import item, item_table
 from support.metaevents import a_table, described, gone
@@ -39,7 +39,7 @@ async def test_a_thousand_tables_are_looked_at_in_one_call(tmp_path: Path) -> No
 async def test_a_table_that_was_dropped_before_anybody_captured_it_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looking, "MISSED_S", 0.0)
+    monkeypatch.setattr(progress, "MISSED_S", 0.0)
     with SourceWorld(tmp_path, item_table()) as world:
         world.resolve()
         world.meta += [described(3, a_table(77, name="u")), described(3, a_table(78, name="v")), gone(4, 77)]

@@ -18,10 +18,10 @@ from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore.capture.flight_service import FlightService
 from penstock.eventstore.read.flightaccess import FlightAccess
 from penstock.eventstore.read.snapshot import read_snapshot
-from penstock.sink.positions import Position
-from penstock.sink.source import slicing
-from penstock.sink.source.eventsource import EventStoreSource
-from penstock.sink.source.slicing import DispatcherSpec, Slice
+from penstock.follow import slices as slicing
+from penstock.follow.follower import EventStoreSource
+from penstock.follow.positions import Position
+from penstock.follow.slices import DispatcherSpec, Slice
 from penstock.tables.alter import add_column
 from penstock.tables.keys import encode_handle
 from support.itemtables import item, item_table

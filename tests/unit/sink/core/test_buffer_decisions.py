@@ -4,12 +4,12 @@ from dataclasses import replace
 from itertools import count
 
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.follow.positions import Position
 from penstock.sink.pipeline.buffers import Buffers
 from penstock.sink.pipeline.drain import DrainMarker
 from penstock.sink.pipeline.engine import Chunk
 from penstock.sink.pipeline.filetasks import FileTask, Reason
 from penstock.sink.pipeline.ratios import Ratios
-from penstock.sink.positions import Position
 from penstock.sink.work import DmlEvent
 from support.sinkparts import SCHEMA, dispatcher, slice_of
 

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from penstock.errors import Unavailable
-from penstock.sink.dispatch.blockevents import DdlEvent
+from penstock.follow.ddl_events import DdlEvent
 from penstock.testing.clock import ManualClock
 from support.sinkparts import SinkWorld, refused
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from penstock.errors import Fenced, Unavailable
-from penstock.sink.dispatch.blockevents import DdlEvent
+from penstock.follow.ddl_events import DdlEvent
 from penstock.testing.clock import ManualClock
 from support.sinkparts import RowlessEngine, SinkWorld, dispatcher, refused
 

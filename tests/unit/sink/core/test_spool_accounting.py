@@ -1,8 +1,8 @@
 """The spool: bytes and items, watermarks, quota."""
 
+from penstock.follow.positions import Position
 from penstock.sink.pipeline.engine import Chunk
 from penstock.sink.pipeline.spool import Spool
-from penstock.sink.positions import Position
 from penstock.sink.work import DmlEvent
 from support.sinkparts import slice_of
 

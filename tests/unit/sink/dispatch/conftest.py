@@ -10,10 +10,10 @@ import pytest
 from penstock.changes.limits import Limit
 from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
+from penstock.follow.positions import Position
 from penstock.sink.dispatch.changefeed import Changefeed
 from penstock.sink.dispatch.startup import FeedOptions
 from penstock.sink.dispatch.tablefilter import TableFilter
-from penstock.sink.positions import Position
 from support.sinkdoubles import MemoryProgress, ScriptedSource
 from support.sinkrecorder import RecordingSink, RemoteDouble
 

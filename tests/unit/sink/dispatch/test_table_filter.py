@@ -1,7 +1,7 @@
 import pytest
 
 from penstock.errors import Invalid
-from penstock.sink.dispatch.blockevents import TableChange
+from penstock.follow.ddl_events import TableChange
 from penstock.sink.dispatch.tablefilter import TableFilter
 from support.ddlevents import alter_table, create_database, drop_database, rename_tables, table_schema
 

@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.errors import Fenced, Unavailable
+from penstock.follow.positions import Position
 from penstock.sink.feeds.feed import FeedState
-from penstock.sink.positions import Position
 from support.ddlevents import table_schema
 
 A = table_schema(1)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.sink.dispatch.blockevents import DdlEvent, Scope, TableChange
+from penstock.follow.ddl_events import DdlEvent, Scope, TableChange
 from penstock.sink.files.ddlfiles import ddl_files
 from penstock.sink.files.options import SinkOptions, parse_sink_uri
 from penstock.sink.files.selectors import ColumnSelector

@@ -18,19 +18,19 @@ import zstandard
 from penstock.clock import compose_ts
 from penstock.errors import Corrupt, Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.follow.ddl_events import DdlEvent, Scope, TableChange
+from penstock.follow.positions import Position
+from penstock.follow.slices import DispatcherSpec
 from penstock.object_storage import Storage, open_storage
 from penstock.sink.consuming.datafiles import FileOptions
 from penstock.sink.consuming.listing import Survey
 from penstock.sink.consuming.reader import DirectoryReader
-from penstock.sink.dispatch.blockevents import DdlEvent, Scope, TableChange
 from penstock.sink.feeds.feedstore import PendingFile
 from penstock.sink.files.filenumbers import last_number, number_in_index
 from penstock.sink.files.metadatafile import decode_checkpoint, encode_checkpoint
 from penstock.sink.files.options import parse_sink_uri
 from penstock.sink.files.schemafile import SchemaFile
 from penstock.sink.files.targetfiles import FilePaths, Place, TargetFiles
-from penstock.sink.positions import Position
-from penstock.sink.source.slicing import DispatcherSpec
 from penstock.tables.define import define_table
 from penstock.testing.clock import ManualClock
 

@@ -9,8 +9,8 @@ import pytest
 from penstock.changes import ChangeBatch, Hint
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import side_schema
+from penstock.follow.positions import Position
 from penstock.sink.formats.pairing import Pairing
-from penstock.sink.positions import Position
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo
 

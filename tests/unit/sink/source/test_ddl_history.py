@@ -6,8 +6,8 @@ import pytest
 
 from penstock.clock import compose_ts
 from penstock.errors import Unavailable
-from penstock.sink.dispatch.blockevents import DdlEvent, Scope
-from penstock.sink.source.ddlhistory import DdlHistory
+from penstock.follow.ddl_events import DdlEvent, Scope
+from penstock.follow.ddl_history import DdlHistory
 from penstock.tables.columns import SchemaState
 from penstock.tables.define import define_table
 from penstock.tables.fieldtypes import ColumnFlag

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import StaleRead
-from penstock.sink.source.ddlhistory import DdlHistory
+from penstock.follow.ddl_history import DdlHistory
 from support.metaevents import a_table, database, described, gone, partitioned
 from support.rawbatches import Change, raw
 

@@ -1,7 +1,7 @@
 """Holds are written when they must be, and seldom."""
 
 from penstock.clock import compose_ts
-from penstock.sink.source.historyholds import BEHIND_MS, RENEWED_MAX, TTL_S, HoldPlan
+from penstock.follow.holds import BEHIND_MS, RENEWED_MAX, TTL_S, HoldPlan
 
 NOW = compose_ts(10**12)
 FAR = compose_ts(BEHIND_MS)

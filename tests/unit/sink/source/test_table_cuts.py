@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from penstock.sink.source.tablecuts import Sample, divide
+from penstock.follow.tablecuts import Sample, divide
 
 
 def handle(number: int) -> bytes:

@@ -16,7 +16,7 @@ from penstock.eventstore.read.object_scan import HandleRange
 from penstock.eventstore.read.partition import PartitionState, TableView
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import HANDLE
-from penstock.sink.positions import Position
+from penstock.follow.positions import Position
 
 BATCH_ROWS = 16 * 1024  # of the batches in which a part is read
 

@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import Any
 
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.sink.dispatch.blockevents import TableChange
+from penstock.follow.ddl_events import TableChange
 from penstock.tables.fieldtypes import ColumnFlag
 from penstock.tables.jobs import Action
 from penstock.tables.schema import ColumnInfo, TableInfo

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.sink.dispatch.blockevents import DdlEvent
+from penstock.follow.ddl_events import DdlEvent
 
 
 @dataclass(frozen=True, slots=True)

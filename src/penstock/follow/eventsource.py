@@ -14,21 +14,21 @@ from penstock.clock import SYSTEM, Clock
 from penstock.errors import Unavailable
 from penstock.eventstore.capture.lease import Lease
 from penstock.eventstore.history_holds import Watermarks
-from penstock.eventstore.owners import live_captures
 from penstock.eventstore.read.flight_client import FlightReader
 from penstock.eventstore.read.partition import Partition, TableView
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.eventstore.schemareading import MetaSubscription
-from penstock.jobs.reading.followedtables import FollowedTables
-from penstock.jobs.reading.scanning import change_wishes, scan_snapshot, scan_tail
-from penstock.jobs.source import Look, Scan
+from penstock.follow.captures import CaptureReader, Captures
+from penstock.follow.cluster_tables import FollowedTables
+from penstock.follow.holds import TTL_S, HoldPlan
+from penstock.follow.owners import live_captures
+from penstock.follow.progress import TableLooks
+from penstock.follow.scans import change_wishes, scan_snapshot, scan_tail
+from penstock.follow.schema_subscription import MetaSubscription
+from penstock.follow.source import Look as PhysicalLook
+from penstock.follow.source_2 import Look, Scan
 from penstock.kv import AsyncClient, Client
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings, TlsSettings
-from penstock.sink.source.captures import CaptureReader, Captures
-from penstock.sink.source.feedsource import Look as PhysicalLook
-from penstock.sink.source.historyholds import TTL_S, HoldPlan
-from penstock.sink.source.looking import TableLooks
 
 T = TypeVar("T")
 

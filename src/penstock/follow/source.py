@@ -6,9 +6,9 @@ from typing import Protocol
 
 from penstock.changes.limits import Limit
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.sink.dispatch.blockevents import DdlEvent
-from penstock.sink.positions import Position
-from penstock.sink.source.slicing import DispatcherSpec, Slice
+from penstock.follow.ddl_events import DdlEvent
+from penstock.follow.positions import Position
+from penstock.follow.slices import DispatcherSpec, Slice
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from typing import Protocol
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.jobs.reading.jobtables import JobTables
-from penstock.sink.source.ddlhistory import DdlHistory
+from penstock.follow.ddl_history import DdlHistory
+from penstock.follow.jobtables import JobTables
 
 _log = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from penstock.clock import physical_ms
 from penstock.errors import StaleRead, Unavailable
 from penstock.eventstore.metachanges import DatabaseDescribed, TableDescribed, read_description, read_job
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.sink.dispatch.blockevents import DdlEvent, Scope, TableChange
-from penstock.sink.source.ddlchanges import changed_ids, kind_of, paired
-from penstock.sink.source.ddljobs import DdlJobs
-from penstock.sink.source.seentables import SeenTables
+from penstock.follow.ddl_events import DdlEvent, Scope, TableChange
+from penstock.follow.ddlchanges import changed_ids, kind_of, paired
+from penstock.follow.ddljobs import DdlJobs
+from penstock.follow.seentables import SeenTables
 from penstock.tables.jobs import Action
 from penstock.tables.schema import DatabaseInfo
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from penstock.clock import SYSTEM, Clock
 from penstock.eventstore.read.partition import Partition
 from penstock.eventstore.read.ranges import TableProgress
+from penstock.follow.captures import Captures
+from penstock.follow.source import Look
 from penstock.object_storage import StorageRef
-from penstock.sink.source.captures import Captures
-from penstock.sink.source.feedsource import Look
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from penstock.changes.counting import ChangeCounts
 from penstock.changes.limits import Limit
 from penstock.changes.options import Wishes
 from penstock.eventstore.read.partition import PartitionState, TableView
-from penstock.jobs.source import Scan
+from penstock.follow.source_2 import Scan
 
 
 def scan_snapshot(view: TableView, ts: int) -> Scan:

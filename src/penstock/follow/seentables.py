@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from penstock.eventstore.metachanges import TableDescribed
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.sink.dispatch.blockevents import TableChange
-from penstock.sink.source.ddlchanges import same_to_readers
+from penstock.follow.ddl_events import TableChange
+from penstock.follow.ddlchanges import same_to_readers
 
 
 class _Seen(NamedTuple):

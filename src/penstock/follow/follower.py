@@ -11,24 +11,24 @@ from penstock.clock import SYSTEM, Clock
 from penstock.errors import Unavailable
 from penstock.eventstore.capture.lease import Lease
 from penstock.eventstore.history_holds import Watermarks
-from penstock.eventstore.owners import live_captures
 from penstock.eventstore.read.flight_client import FlightReader
 from penstock.eventstore.read.partition import Partition, TableView
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.eventstore.schemareading import MetaSubscription
+from penstock.follow.captures import CaptureReader, Captures
+from penstock.follow.clusterhistory import ClusterHistory
+from penstock.follow.ddl_events import DdlEvent
+from penstock.follow.ddl_history import DdlHistory
+from penstock.follow.holds import TTL_S, HoldPlan
+from penstock.follow.owners import live_captures
+from penstock.follow.positions import Position
+from penstock.follow.progress import TableLooks
+from penstock.follow.schema_subscription import MetaSubscription
+from penstock.follow.slices import DispatcherSpec, Slice, SliceRange, is_snapshot, plan_slice
+from penstock.follow.source import Look
+from penstock.follow.tablecuts import table_cuts
 from penstock.kv.clusterref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings, TlsSettings
-from penstock.sink.dispatch.blockevents import DdlEvent
-from penstock.sink.positions import Position
-from penstock.sink.source.captures import CaptureReader, Captures
-from penstock.sink.source.clusterhistory import ClusterHistory
-from penstock.sink.source.ddlhistory import DdlHistory
-from penstock.sink.source.feedsource import Look
-from penstock.sink.source.historyholds import TTL_S, HoldPlan
-from penstock.sink.source.looking import TableLooks
-from penstock.sink.source.slicing import DispatcherSpec, Slice, SliceRange, is_snapshot, plan_slice
-from penstock.sink.source.tablecuts import table_cuts
 
 T = TypeVar("T")
 
