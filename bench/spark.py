@@ -22,7 +22,7 @@ from penstock.eventstore.read.namemarks import NameMarks
 from penstock.kv.clusterref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings, SparkSettings
-from penstock.spark.loading import load_snapshot
+from penstock.spark.bulk import load_snapshot
 from penstock.spark.session import build_session
 from penstock.tables import Catalog
 from penstock.tables.arrow import arrow_schema

@@ -12,7 +12,7 @@ from penstock.kv.clusterref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings
 from penstock.spark import register
-from penstock.spark.loading import load_snapshot
+from penstock.spark.bulk import load_snapshot
 from penstock.tables import Catalog
 from penstock.tables.keys import record_key
 from penstock.testing.store import Admin

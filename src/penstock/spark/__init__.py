@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.spark.registering import register
-    from penstock.spark.sqlchanges import changes_view
+    from penstock.spark.sql import changes_view
 
 __all__ = ["changes_view", "register"]
 
-_PLACES = {"changes_view": "penstock.spark.sqlchanges", "register": "penstock.spark.registering"}
+_PLACES = {"changes_view": "penstock.spark.sql", "register": "penstock.spark.registering"}
 
 
 def __getattr__(name: str) -> Any:

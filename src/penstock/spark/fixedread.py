@@ -29,7 +29,7 @@ class Moment:
     @classmethod
     def of(cls, options: "SourceOptions", ts: int | None) -> "Moment":
         """The table that the options name, at a timestamp (None: the newest). Raises as `open_table` does."""
-        from penstock.spark.tablerows import newest_ts, open_table, require_readable
+        from penstock.spark.tables import newest_ts, open_table, require_readable
 
         view = open_table(options, at_ts=ts)
         if ts is None:

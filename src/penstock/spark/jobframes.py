@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from penstock import tracing
 from penstock.errors import PenstockError, Unavailable
 from penstock.spark.arrowmapping import map_in_arrow
-from penstock.spark.failures import first_line, one_line, spark_errors
+from penstock.spark.errors import first_line, one_line, spark_errors
 from penstock.spark.workerprocess import task_begins
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _planned(spark: "SparkSession", scan: "Scan", columns: Collection[str] | Non
     from penstock.changes.collect import open_range, schema_parts
     from penstock.follow.scans import change_wishes
     from penstock.jobs.iterations.schemachanges import check_keys
-    from penstock.spark.gateway import driver_context
+    from penstock.spark.jvm import driver_context
 
     if not scan.snapshot:
         states = open_range(scan.view, scan.from_ts, scan.to_ts)
@@ -192,7 +192,7 @@ def _local(
 
 def _part_rows(part: "ChangesPartition", wanted: _Wanted, *, distinct: bool) -> "Iterable[pa.RecordBatch]":
     """The net changes of a part, which is read again when the capture that has it gives it up meanwhile."""
-    from penstock.spark.tablerows import require_storage
+    from penstock.spark.tables import require_storage
 
     for partition in part.table.partitions:
         require_storage(partition.storage, partition.table_id)

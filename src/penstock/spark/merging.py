@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from penstock.eventstore.mergejob import MergeReport, merge
 from penstock.spark.executorsettings import for_executors
+from penstock.spark.mergejob import MergeReport, merge
 from penstock.spark.tasks import Progress, run_on_executors
 
 if TYPE_CHECKING:
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from penstock.eventstore.mergejob import MergeTask
     from penstock.eventstore.upkeep.merge import MergeOutput
     from penstock.settings import Settings, TlsSettings
+    from penstock.spark.mergejob import MergeTask
 
 __all__ = ["MergeReport", "merge_table"]
 

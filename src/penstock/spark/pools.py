@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from penstock.spark.gateway import driver_context
+from penstock.spark.jvm import driver_context
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.spark.source import PenstockDataSource
-from penstock.spark.sqlchanges import FUNCTION, changes_function
+from penstock.spark.sql import FUNCTION, changes_function
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from penstock import process
 from penstock.errors import Invalid, PenstockError, Unavailable
 from penstock.settings import Settings, SparkSettings
-from penstock.spark import archive, gateway
-from penstock.spark.failures import as_penstock_error, first_line
+from penstock.spark import jvm, shipping
+from penstock.spark.errors import as_penstock_error, first_line
 from penstock.spark.home import spark_home
 from penstock.spark.java import require_java
 from penstock.spark.masters import Master, parse_master, require_master
@@ -111,12 +111,12 @@ def _start(wanted: SparkSettings, master: Master, app_name: str) -> "SparkSessio
         allocations.write_text(allocation_file(wanted.pools), encoding="utf-8")
         pairs = session_conf(wanted, master, app_name=app_name, allocations=allocations)
         conf = SparkConf(loadDefaults=False).setAll(list(pairs.items()))
-        java = SparkContext._gateway or gateway.launch(conf)
+        java = SparkContext._gateway or jvm.launch(conf)
         try:
             SparkContext(conf=conf, gateway=java)
             spark = SparkSession.builder.getOrCreate()
             if not master.in_process:
-                archive.ship(spark)
+                shipping.ship(spark)
         except (PySparkException, Py4JError) as error:
             raise _why_not_started(error, master) from error
     return spark

@@ -20,8 +20,8 @@ from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
 from penstock.sink.formats.tryingagain import tried_again
 from penstock.sink.pipeline.engine import Chunk, FileWork, Written
-from penstock.spark.failures import one_line, spark_errors
-from penstock.spark.gateway import driver_context
+from penstock.spark.errors import one_line, spark_errors
+from penstock.spark.jvm import driver_context
 from penstock.spark.pools import in_pool
 from penstock.spark.spoolrows import (
     CHUNKS,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
-from penstock.spark.failures import one_line
+from penstock.spark.errors import one_line
 from penstock.spark.workerprocess import task_begins
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class PenstockDataSource(DataSource):
             return _OneLineReader(self._opened().reader(schema))
 
     def streamReader(self, schema: "StructType") -> DataSourceStreamReader:
-        from penstock.spark.streaming import open_stream
+        from penstock.spark.stream import open_stream
 
         return open_stream(self._opened, schema)
 
@@ -66,10 +66,10 @@ class PenstockDataSource(DataSource):
 
             return KvRead(options)
         if options.read_change_feed:
-            from penstock.spark.changefeed import ChangeFeedRead
+            from penstock.spark.change_feed import ChangeFeedRead
 
             return ChangeFeedRead(options, parallelism=cls.parallelism)
-        from penstock.spark.snapshotreader import SnapshotRead
+        from penstock.spark.table_read import SnapshotRead
 
         return SnapshotRead(options, parallelism=cls.parallelism)
 

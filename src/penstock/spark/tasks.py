@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pyspark import inheritable_thread_target
 
-from penstock.spark.failures import one_line, spark_errors
+from penstock.spark.errors import one_line, spark_errors
 from penstock.spark.workerprocess import task_begins
 
 if TYPE_CHECKING:

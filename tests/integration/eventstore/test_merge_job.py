@@ -12,8 +12,6 @@ from penstock.clock import SYSTEM
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import manifest_log, paths
 from penstock.eventstore.capture.capture import Capture
-from penstock.eventstore.loadjob import load_table
-from penstock.eventstore.mergejob import MergeTask, merge
 from penstock.eventstore.read.flight_client import FlightReader
 from penstock.eventstore.upkeep.merge import MergeOutput, plan_merges
 from penstock.eventstore.upkeep.merge_policy import MergePolicy
@@ -22,6 +20,8 @@ from penstock.eventstore.verifyjob import verify
 from penstock.kv.clusterref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings
+from penstock.spark.loadjob import load_table
+from penstock.spark.mergejob import MergeTask, merge
 from penstock.tables import Catalog
 from penstock.tables.keys import record_key
 from penstock.testing.store import Admin

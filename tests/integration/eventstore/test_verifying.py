@@ -13,7 +13,6 @@ from penstock.clock import SYSTEM
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.capture.capture import Capture
-from penstock.eventstore.loadjob import load_table
 from penstock.eventstore.manifest_log import ManifestLog, load
 from penstock.eventstore.schema_version import schemas_in
 from penstock.eventstore.upkeep.load import RangeTask, write_objects
@@ -22,6 +21,7 @@ from penstock.eventstore.verifyjob import verify
 from penstock.kv.clusterref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings
+from penstock.spark.loadjob import load_table
 from penstock.tables import Catalog
 from penstock.tables.keys import encode_handle, record_key
 from penstock.testing.store import Admin

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock import settings as penstock_settings
-from penstock.eventstore.loadjob import load_table
 from penstock.eventstore.upkeep.load import RangeTask
+from penstock.spark.loadjob import load_table
 from penstock.spark.tasks import run_on_executors
 from support.spark import local_settings, shared_session
 

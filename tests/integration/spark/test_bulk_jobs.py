@@ -22,15 +22,15 @@ from penstock.clock import SYSTEM
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import manifest_log, paths
 from penstock.eventstore.capture.capture import Capture
-from penstock.eventstore.loadjob import load_table
 from penstock.eventstore.manifest import Removal
 from penstock.eventstore.manifest_log import ManifestLog
 from penstock.eventstore.upkeep.load import RangeTask, find_plan
 from penstock.kv.clusterref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import KvSettings, Settings
-from penstock.spark.failures import spark_errors
-from penstock.spark.loading import load_snapshot
+from penstock.spark.bulk import load_snapshot
+from penstock.spark.errors import spark_errors
+from penstock.spark.loadjob import load_table
 from penstock.spark.merging import merge_table
 from penstock.spark.tasks import run_on_executors
 from penstock.spark.verifying import Difference, verify_table

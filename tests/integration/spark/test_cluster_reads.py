@@ -30,9 +30,9 @@ from penstock.sink.formats.encoding import encode_part
 from penstock.sink.formats.options import EncoderOptions
 from penstock.sink.pipeline.engine import EncodeWork, FileWork
 from penstock.spark import jobframes
-from penstock.spark.failures import as_penstock_error, spark_errors
+from penstock.spark.bulk import load_snapshot
+from penstock.spark.errors import as_penstock_error, spark_errors
 from penstock.spark.jobframes import SparkFrames
-from penstock.spark.loading import load_snapshot
 from penstock.spark.merging import merge_table
 from penstock.spark.sinkengine import SparkEngine
 from penstock.spark.tasks import run_on_executors
@@ -201,7 +201,7 @@ def test_a_load_has_every_row_once_when_tasks_die_before_and_after_a_range_is_do
         ]
         return run_on_executors(spark, held, **more)
 
-    monkeypatch.setattr("penstock.spark.loading.run_on_executors", gated)
+    monkeypatch.setattr("penstock.spark.bulk.run_on_executors", gated)
     with killed(cluster, gate, tasks=2) as pool:
         job = pool.submit(load_snapshot, world.spark, world.settings, "shop.loaded")
     report = job.result()

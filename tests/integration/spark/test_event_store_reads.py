@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock.clock import physical_ms
 from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
 from penstock.spark import changes_view, register
-from penstock.spark.failures import spark_errors
+from penstock.spark.errors import spark_errors
 from penstock.spark.source import PenstockDataSource
 from penstock.tables.alter import add_column
 from support.chosenmerge import begin_merge

@@ -13,7 +13,7 @@ from penstock.eventstore.capture.lease import PREFIX, Lease
 from penstock.eventstore.read.partition import TableView
 from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings
-from penstock.spark import tablerows
+from penstock.spark import tables
 from penstock.spark.source import PenstockDataSource
 from support.itemtables import item, item_table
 from support.servedworld import ServedWorld
@@ -111,7 +111,7 @@ def test_a_capture_is_found_by_its_lease_also_when_it_moves(world: ServedWorld, 
 def test_a_stream_goes_on_when_its_capture_moves_between_two_questions(
     world: ServedWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    opened = tablerows.open_table
+    opened = tables.open_table
     with Announced(world, tmp_path) as capture:
         stays = iter([False, True, False, True])
 
@@ -123,7 +123,7 @@ def test_a_stream_goes_on_when_its_capture_moves_between_two_questions(
 
         source = PenstockDataSource(capture.options(readChangeFeed="true"))
         reader = source.streamReader(source.schema())
-        monkeypatch.setattr(tablerows, "open_table", opened_before_it_moves)
+        monkeypatch.setattr(tables, "open_table", opened_before_it_moves)
         start = reader.initialOffset()
         end = reader.latestOffset(start, reader.getDefaultReadLimit())
         assert end == {"ts": world.ts, "ids": [1]}

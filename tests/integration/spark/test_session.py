@@ -11,7 +11,7 @@ import penstock.spark
 from penstock.errors import Invalid
 from penstock.settings import Settings, SparkSettings
 from penstock.spark import register
-from penstock.spark.failures import as_penstock_error, spark_errors
+from penstock.spark.errors import as_penstock_error, spark_errors
 from penstock.spark.pools import in_pool
 from penstock.spark.session import build_session
 from support.spark import local_settings

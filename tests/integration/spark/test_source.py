@@ -8,7 +8,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from penstock.errors import PenstockError, StaleRead, Unavailable
 from penstock.settings import CaptureSettings, Settings
-from penstock.spark.failures import as_penstock_error
+from penstock.spark.errors import as_penstock_error
 from penstock.spark.source import PenstockDataSource
 
 Load = Callable[..., DataFrame]

@@ -12,9 +12,9 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import Invalid, StaleRead
 from penstock.eventstore.history_holds import Watermarks
-from penstock.spark.failures import spark_errors
+from penstock.spark.errors import spark_errors
 from penstock.spark.options import parse_options
-from penstock.spark.streaming import ChangeStreamReader
+from penstock.spark.stream import ChangeStreamReader
 from penstock.tables.alter import add_column
 from support.feedworld import FeedWorld, WorldTable
 from support.itemtables import item, item_table

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Invalid
-from penstock.spark.archive import build_archive
+from penstock.spark.shipping import build_archive
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from penstock.clock import compose_ts
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import side_schema
-from penstock.spark.changerows import FEED_BATCH_ROWS, ChangeRows
+from penstock.spark.change_rows import FEED_BATCH_ROWS, ChangeRows
 from penstock.tables.alter import add_column
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo

@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 READERS = (
-    "penstock.changes, penstock.eventstore.read.snapshot, penstock.spark.changefeed, penstock.spark.changerows,"
-    " penstock.spark.snapshotreader, penstock.spark.tablerows"
+    "penstock.changes, penstock.eventstore.read.snapshot, penstock.spark.change_feed, penstock.spark.change_rows,"
+    " penstock.spark.table_read, penstock.spark.tables"
 )
 
 SERVICES = "penstock.app.apiservice, penstock.app.feedservice, penstock.app.jobservice"

@@ -4,7 +4,7 @@ import pickle
 import pytest
 
 from penstock.errors import Conflict, Invalid, PenstockError, StaleRead, Unavailable
-from penstock.spark.failures import as_penstock_error, first_line, one_line, spark_errors
+from penstock.spark.errors import as_penstock_error, first_line, one_line, spark_errors
 
 PLANNING = """[PYTHON_DATA_SOURCE_ERROR] Failed to create Python data source instance: \
 penstock.errors.Invalid: unknown option 'x'; give another

@@ -14,7 +14,7 @@ from penstock.eventstore.history_holds import Watermarks
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.consumerhold import TTL_S, ConsumerHold
 from penstock.object_storage import open_storage
-from penstock.spark.streaming import Offset, RefusedStreamReader
+from penstock.spark.stream import Offset, RefusedStreamReader
 from penstock.spark.streamschema import Declared
 from penstock.tables.alter import add_column
 from penstock.testing.clock import ManualClock

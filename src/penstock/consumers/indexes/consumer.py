@@ -26,7 +26,7 @@ from penstock.consumers.options import ConsumerOptions, Properties, Seconds, rev
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext, every, gather
-from penstock.spark.failures import spark_errors
+from penstock.spark.errors import spark_errors
 from penstock.tables.schema import TableInfo
 
 __all__ = ["IndexConsumer", "IndexOptions"]

@@ -17,7 +17,7 @@ from penstock.consumers.indexes.table import written
 from penstock.consumers.lake.executors import NOT_SHARED
 from penstock.consumers.lake.lakeschema import shaped
 from penstock.errors import Invalid
-from penstock.spark.failures import one_line, spark_errors
+from penstock.spark.errors import one_line, spark_errors
 from penstock.spark.workerprocess import task_begins
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from penstock.consumers.lake.lakeschema import shaped
 from penstock.errors import Invalid
 from penstock.jobs.iterations.frames import quoted
 from penstock.spark.arrowmapping import map_in_arrow
-from penstock.spark.failures import one_line, spark_errors
+from penstock.spark.errors import one_line, spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from penstock.eventstore.loadjob import LoadReport, load_table
 from penstock.spark.executorsettings import for_executors
+from penstock.spark.loadjob import LoadReport, load_table
 from penstock.spark.tasks import Progress, run_on_executors
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import penstock
 from penstock.errors import Invalid
-from penstock.spark.gateway import driver_context
+from penstock.spark.jvm import driver_context
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -192,7 +192,7 @@ def feed_parts(
     """
     from penstock.changes import plan_changes
     from penstock.changes.collect import fix_range, schema_parts
-    from penstock.spark.changerows import FEED_BATCH_ROWS
+    from penstock.spark.change_rows import FEED_BATCH_ROWS
 
     view, states, _ = fix_range(view, from_ts, to_ts)
     versions = [schema.table for _, _, schema in schema_parts(states, from_ts or to_ts - 1, to_ts)]
@@ -212,7 +212,7 @@ def feed_parts(
 
 def read_feed(part: "ChangesPartition", rows: "ChangeRows") -> "Iterator[pa.RecordBatch]":
     """The rows of a part on an executor, in order. Raises as `collect_changes` does."""
-    from penstock.spark.tablerows import require_storage
+    from penstock.spark.tables import require_storage
 
     for partition in part.table.partitions:
         require_storage(partition.storage, partition.table_id)

@@ -10,7 +10,7 @@ from pyspark.sql.types import TimestampType
 from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult
 
 from penstock.errors import Invalid
-from penstock.spark.failures import one_line, spark_errors
+from penstock.spark.errors import one_line, spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql.udtf import UserDefinedTableFunction
 
     from penstock.settings import Settings
-    from penstock.spark.changefeed import ChangeFeedReader
+    from penstock.spark.change_feed import ChangeFeedReader
 
 __all__ = ["FUNCTION", "changes_function", "changes_view"]
 
@@ -93,7 +93,7 @@ def changes_view(
 def _planned(
     settings: "Settings | None", defaults: dict[str, str], given: list[AnalyzeArgument]
 ) -> PlannedChanges:
-    from penstock.spark.changefeed import ChangeFeedRead
+    from penstock.spark.change_feed import ChangeFeedRead
     from penstock.spark.options import parse_options
 
     if any(not each.isConstantExpression or each.value is None for each in given):

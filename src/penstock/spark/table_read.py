@@ -35,7 +35,7 @@ class SnapshotRead(FixedRead[_Snapshot, "SnapshotReader"]):
 
     def _fixed(self, columns: Sequence[str] | None) -> _Snapshot:
         from penstock.eventstore.read.snapshot import snapshot_schema
-        from penstock.spark.tablerows import naming
+        from penstock.spark.tables import naming
 
         with naming(self.options.table):
             moment = Moment.of(self.options, self.options.as_of_ts)
@@ -62,7 +62,7 @@ class SnapshotReader(DataSourceReader):
         """Parts of about as many bytes of objects; rows that are not flushed may be one more."""
         from penstock.eventstore.read.snapshot import plan_snapshot
         from penstock.spark.handlerange import handle_bounds
-        from penstock.spark.tablerows import naming, open_table, planned
+        from penstock.spark.tables import naming, open_table, planned
 
         options, ts = self.options, self._moment.ts
         first, last = handle_bounds(self._moment.table, options.range_from, options.range_to)
@@ -84,7 +84,7 @@ class SnapshotReader(DataSourceReader):
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         """The rows of a part, in Spark's own Arrow schema."""
         from penstock.spark.sparkschema import as_declared
-        from penstock.spark.tablerows import naming, require_storage
+        from penstock.spark.tables import naming, require_storage
 
         assert isinstance(partition, SnapshotInput)
         part = partition.part

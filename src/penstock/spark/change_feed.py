@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from penstock.errors import Invalid, Unavailable
-from penstock.spark.changerows import feed_parts, read_feed
+from penstock.spark.change_rows import feed_parts, read_feed
 from penstock.spark.fixedread import FixedRead, Moment
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from penstock.changes import ChangesPartition
     from penstock.eventstore.read.partition import TableView
-    from penstock.spark.changerows import ChangeRows
+    from penstock.spark.change_rows import ChangeRows
     from penstock.spark.options import SourceOptions
     from penstock.spark.streamschema import Declared
 
@@ -62,8 +62,8 @@ class ChangeFeedRead(FixedRead[_Range, "ChangeFeedReader"]):
         return None if found is None else Declared(found.end.table, found.end.ts, self.options.columns)
 
     def _fixed(self, columns: Sequence[str] | None) -> _Range:
-        from penstock.spark.changerows import ChangeRows
-        from penstock.spark.tablerows import naming
+        from penstock.spark.change_rows import ChangeRows
+        from penstock.spark.tables import naming
 
         with naming(self.options.table, inclusive=True):
             end = Moment.of(self.options, self.options.to_ts)
@@ -87,7 +87,7 @@ class ChangeFeedReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Parts that follow each other in time."""
         from penstock.spark.handlerange import handle_bounds
-        from penstock.spark.tablerows import naming, open_table, planned
+        from penstock.spark.tables import naming, open_table, planned
 
         options, wanted = self.options, self._range
         from_ts, to_ts = options.from_ts or 0, wanted.end.ts
@@ -118,7 +118,7 @@ class ChangeFeedReader(DataSourceReader):
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         """The changes of a part, in order, in Spark's own Arrow schema."""
         from penstock.spark.sparkschema import as_declared
-        from penstock.spark.tablerows import naming
+        from penstock.spark.tables import naming
 
         assert isinstance(partition, ChangeFeedInput)
         with naming(self.options.table, inclusive=True):

@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
 
 from penstock.clock import SYSTEM, physical_ms
 from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
-from penstock.spark.failures import one_line
+from penstock.spark.errors import one_line
 from penstock.spark.workerprocess import task_begins
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from penstock.eventstore.read.partition import PartitionState, TableView
     from penstock.eventstore.schema_version import SchemaVersion
     from penstock.follow.consumerhold import ConsumerHold
-    from penstock.spark.changerows import ChangeRows
+    from penstock.spark.change_rows import ChangeRows
     from penstock.spark.options import SourceOptions
     from penstock.spark.reads import TableRead
     from penstock.spark.streamschema import Declared
@@ -143,7 +143,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         """The rows of a part, on an executor."""
-        from penstock.spark.changerows import read_feed
+        from penstock.spark.change_rows import read_feed
         from penstock.spark.sparkschema import as_declared
 
         assert isinstance(partition, StreamInput)
@@ -153,7 +153,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _of_table(self, found: Callable[["TableView"], T], *, at_ts: int | None = None) -> T:
         """What is found in the table; looked up anew when it is with another capture meanwhile."""
-        from penstock.spark.tablerows import open_table
+        from penstock.spark.tables import open_table
 
         try:
             return found(open_table(self._options, at_ts=at_ts))
@@ -219,7 +219,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offset(end_ts, ids=ids) if is_late or grows else begin
 
     def _planned(self, view: "TableView", begin: Offset, stop: Offset) -> list[InputPartition]:
-        from penstock.spark.changerows import feed_parts
+        from penstock.spark.change_rows import feed_parts
 
         rows = self._rows(view, stop.ts)
         low, high = self._bounds(view, stop.ts)
@@ -237,7 +237,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _rows(self, view: "TableView", ts: int) -> "ChangeRows":
         """The rows that are declared; where the caller named columns, as the table has them at `ts`."""
-        from penstock.spark.changerows import ChangeRows
+        from penstock.spark.change_rows import ChangeRows
         from penstock.spark.sparkschema import require_columns
 
         if self._declared is not None:
@@ -317,7 +317,7 @@ class RefusedStreamReader(DataSourceStreamReader):
 
 def open_stream(opened: "Callable[[], TableRead]", schema: "StructType") -> DataSourceStreamReader:
     """The stream of a read; one that says why when there is none."""
-    from penstock.spark.changefeed import ChangeFeedRead
+    from penstock.spark.change_feed import ChangeFeedRead
 
     try:
         read = opened()
