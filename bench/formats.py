@@ -16,15 +16,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
+from penstock.changefeeds.codecs.encoder import encoder_of
+from penstock.changefeeds.codecs.options import CsvOptions, EncoderOptions
+from penstock.changefeeds.codecs.pairing import Pairing
+from penstock.changefeeds.codecs.row_changes import INSERT, UPDATE, RowChanges
 from penstock.changes import ChangeBatch, Hint
 from penstock.clock import compose_ts
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD
 from penstock.follow.positions import Position
-from penstock.sink.formats.encoders import encoder_of
-from penstock.sink.formats.options import CsvOptions, EncoderOptions
-from penstock.sink.formats.pairing import Pairing
-from penstock.sink.formats.rowchanges import INSERT, UPDATE, RowChanges
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.define import define_table
 

@@ -25,19 +25,19 @@ from pyspark.sql import SparkSession
 from changes import MIXED, START, a_table, seconds, show, write_mixed
 from changes import Written as Source
 from penstock import eventloop
+from penstock.changefeeds.engines.engine import Chunk, EncodeWork, Engine, FileWork, Written
+from penstock.changefeeds.engines.spark import SparkEngine
+from penstock.changefeeds.sinks.storage.options import SinkOptions, parse_sink_uri
+from penstock.changefeeds.sinks.storage.remote_files import TargetFiles
+from penstock.changefeeds.sinks.storage.sink import StorageSink
+from penstock.changefeeds.sinks.work import DmlEvent
 from penstock.changes.limits import Limit
 from penstock.eventstore.read.partition import Partition, TableView
 from penstock.follow.positions import Position
 from penstock.follow.slices import DispatcherSpec, Slice, SliceRange, plan_slice
 from penstock.object_storage import Storage, StorageRef
 from penstock.settings import Settings, SparkSettings
-from penstock.sink.files.options import SinkOptions, parse_sink_uri
-from penstock.sink.files.targetfiles import TargetFiles
-from penstock.sink.pipeline.engine import Chunk, EncodeWork, Engine, FileWork, Written
-from penstock.sink.pipeline.storagesink import StorageSink
-from penstock.sink.work import DmlEvent
 from penstock.spark.session import build_session
-from penstock.spark.sinkengine import SparkEngine
 from spark import load, named
 from support.sinkparts import KeptInMemory
 

@@ -321,7 +321,7 @@ CHANGES_COALESCED_ROWS_TOTAL = Counter(
     "penstock_changes_coalesced_rows_total", "Rows of changes that came to nothing or into one with others."
 )
 
-# The sink. `flush_count` and its kin: see penstock.sink.pipeline.filetasks.Reason.
+# The sink. `flush_count` and its kin: see penstock.changefeeds.sinks.storage.filetasks.Reason.
 SINK_CHECKPOINT_LAG_SECONDS = Gauge(
     "penstock_sink_checkpoint_lag_seconds",
     "How far the checkpoint of a changefeed is behind the clock.",

@@ -2,8 +2,8 @@
 
 import asyncio
 
+from penstock.changefeeds.engines.local import LocalEngine, Step
 from penstock.clock import SYSTEM, Clock
-from penstock.sink.pipeline.localengine import LocalEngine, Step
 
 
 class EngineFaults:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from penstock.changefeeds.model import Feed, FeedInfo, FeedState, FeedStatus
 from penstock.clock import compose_ts
 from penstock.control.overviewfacts import CaptureFact, Facts, FeedFact, JobFact, TableFact
 from penstock.control.overviewmodel import SpoolLevel
@@ -12,7 +13,6 @@ from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
 from penstock.jobs.running.freshness import freshness_of
 from penstock.jobs.spec import JobSpec
-from penstock.sink.feeds.feed import Feed, FeedInfo, FeedState, FeedStatus
 from penstock.tables.schema import TableInfo
 
 __all__ = ["NOW_TS", "ago", "facts", "feed", "job", "part", "spool", "table"]

@@ -5,11 +5,11 @@ import random  # noqa: TID251 - only the type; the simulation's seed decides the
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
+from penstock.changefeeds.engines.engine import Chunk, EncodeWork
+from penstock.changefeeds.engines.local import Hook, LocalEngine
+from penstock.changefeeds.feedstore import KeptDispatcher, PendingFile
 from penstock.errors import Unavailable
 from penstock.object_storage import StorageRef
-from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
-from penstock.sink.pipeline.engine import Chunk, EncodeWork
-from penstock.sink.pipeline.localengine import Hook, LocalEngine
 from support.shakyremote import Killed, Process, Weather
 from support.simloop import SimLoop
 from support.sinkdoubles import MemoryProgress

@@ -4,6 +4,7 @@ from bisect import bisect_right, insort
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
+from penstock.changefeeds.feedstore import KeptDispatcher, PendingFile
 from penstock.changes.limits import Limit
 from penstock.errors import StaleRead
 from penstock.eventstore.schema_version import SchemaVersion
@@ -11,7 +12,6 @@ from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.positions import Position
 from penstock.follow.slices import DispatcherSpec, Slice
 from penstock.follow.source import Look
-from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
 from penstock.testing.consumers import Fault, no_fault
 
 __all__ = ["MemoryProgress", "ScriptedSource"]

@@ -5,6 +5,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self, cast
 
+from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork, Written
+from penstock.changefeeds.feedstore import KeptDispatcher, PendingFile
+from penstock.changefeeds.sinks.storage.layout import Folder
+from penstock.changefeeds.sinks.storage.options import SinkOptions
+from penstock.changefeeds.sinks.storage.remote_files import FilePaths, Place, TargetFiles
+from penstock.changefeeds.sinks.storage.sink import StorageSink
+from penstock.changefeeds.sinks.work import DmlEvent
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
@@ -12,13 +19,6 @@ from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.positions import Position
 from penstock.follow.slices import DispatcherSpec, Slice
 from penstock.object_storage import StorageRef
-from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
-from penstock.sink.files.layout import Folder
-from penstock.sink.files.options import SinkOptions
-from penstock.sink.files.targetfiles import FilePaths, Place, TargetFiles
-from penstock.sink.pipeline.engine import Chunk, EncodeWork, FileWork, Written
-from penstock.sink.pipeline.storagesink import StorageSink
-from penstock.sink.work import DmlEvent
 from penstock.tables.schema import TableInfo
 from penstock.testing.clock import ManualClock
 

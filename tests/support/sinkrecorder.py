@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Callable
 
+from penstock.changefeeds.feedstore import PendingFile, ProgressStore
+from penstock.changefeeds.sinks.work import DmlEvent
 from penstock.errors import Invalid
 from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.positions import Position
 from penstock.follow.slices import DispatcherSpec, Slice
-from penstock.sink.feeds.feedstore import PendingFile, ProgressStore
-from penstock.sink.work import DmlEvent
 from penstock.testing.consumers import Fault, no_fault
 
 __all__ = ["RecordingSink", "RemoteDouble"]

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.changefeeds.codecs.options import EncoderOptions
+from penstock.changefeeds.codecs.row_changes import DELETE, INSERT, UPDATE, RowChanges
+from penstock.changefeeds.engines.encode import Encoded, encode_part
 from penstock.changes import plan_changes
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.positions import Position
 from penstock.follow.slices import DispatcherSpec, Slice, slice_options
-from penstock.sink.formats.encoding import Encoded, encode_part
-from penstock.sink.formats.options import EncoderOptions
-from penstock.sink.formats.rowchanges import DELETE, INSERT, UPDATE, RowChanges
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.schema import TableInfo
 from support.tableworld import TableWorld

@@ -17,19 +17,19 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from penstock import clock as clocks
 from penstock import settings
+from penstock.changefeeds.codecs.decoder import FileOptions
+from penstock.changefeeds.directory.listing import Survey
+from penstock.changefeeds.directory.progress import Progress
+from penstock.changefeeds.directory.reader import Delivery, DirectoryReader, TableChanges
+from penstock.changefeeds.directory.replay import Replayer
+from penstock.changefeeds.directory.statefile import StateFile
+from penstock.changefeeds.sink_uri import split_uri
+from penstock.changefeeds.sinks.storage.options import SinkOptions, parse_sink_uri
 from penstock.clock import Clock
 from penstock.errors import Invalid, Unavailable
 from penstock.kv import Client
 from penstock.settings import Settings
-from penstock.sink.consuming.datafiles import FileOptions
-from penstock.sink.consuming.listing import Survey
 from penstock.sink.consuming.printing import Printer
-from penstock.sink.consuming.progress import Progress
-from penstock.sink.consuming.reader import Delivery, DirectoryReader, TableChanges
-from penstock.sink.consuming.replaying import Replayer
-from penstock.sink.consuming.statefile import StateFile
-from penstock.sink.files.options import SinkOptions, parse_sink_uri
-from penstock.sink.files.sinkuri import split_uri
 from penstock.tables import Catalog
 
 __all__ = ["ConsumeOptions", "Into", "consume"]

@@ -6,13 +6,13 @@ import socket
 from penstock import tracing
 from penstock.app.readiness import metrics_shown, say_ready
 from penstock.app.signals import run_until_signalled
+from penstock.changefeeds.engines.feedengines import spark_engines
+from penstock.changefeeds.runner import FeedRunner, create_configured
+from penstock.changefeeds.store import Feeds
 from penstock.clock import SYSTEM
 from penstock.kv import AsyncClient
 from penstock.settings import Settings
-from penstock.sink.feeds.kvfeedstore import Feeds
-from penstock.sink.feeds.runner import FeedRunner, create_configured
 from penstock.spark.executorsettings import for_executors
-from penstock.spark.feedengines import spark_engines
 from penstock.spark.latesession import LateSession
 
 __all__ = ["serve"]

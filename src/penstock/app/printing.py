@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from penstock.changefeeds.model import Feed
 from penstock.control.feedcalls import summary
-from penstock.sink.feeds.feed import Feed
 
 __all__ = ["print_facts", "print_feeds", "print_found", "print_jobs", "print_rows"]
 

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator
 from contextlib import AsyncExitStack, contextmanager
 
 from penstock import eventloop
+from penstock.changefeeds.store import Feeds
 from penstock.clock import physical_ms
 from penstock.follow.eventsource import EventStoreJobSource
 from penstock.follow.source_2 import Look
@@ -13,7 +14,6 @@ from penstock.jobs.log.lease import holder
 from penstock.kv import AsyncClient, Client
 from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings
-from penstock.sink.feeds.kvfeedstore import Feeds
 from penstock.tables import Catalog
 
 __all__ = ["Deployment", "deployed"]

@@ -4,15 +4,15 @@ import logging
 from typing import Any
 
 from penstock import eventloop
+from penstock.changefeeds.commands import create_feed, dump, pause_feed, resume_feed, update_feed
+from penstock.changefeeds.model import Feed
+from penstock.changefeeds.sink_uri import mask_uri
 from penstock.clock import SYSTEM, physical_ms
 from penstock.control.deployment import Deployment
 from penstock.control.moments import shown_ms
 from penstock.errors import Invalid, Unavailable
 from penstock.follow.clusterhistory import ClusterHistory
 from penstock.settings import ChangefeedSettings, parse_changefeed
-from penstock.sink.feeds.feed import Feed
-from penstock.sink.feeds.feedcommands import create_feed, dump, pause_feed, resume_feed, update_feed
-from penstock.sink.files.sinkuri import mask_uri
 from penstock.tables.accounts import SYSTEM as SYSTEM_ACCOUNT
 
 _log = logging.getLogger(__name__)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from penstock import eventloop
+from penstock.changefeeds.model import Feed
 from penstock.clock import SYSTEM, Clock, compose_ts, physical_ms
 from penstock.control import metricpages
 from penstock.control.asking import Question
@@ -40,7 +41,6 @@ from penstock.jobs.log.lease import LeaseRow, holder
 from penstock.jobs.running.freshness import freshness_of
 from penstock.jobs.verifying.outcomes import LastVerification, Outcomes
 from penstock.settings import Settings
-from penstock.sink.feeds.feed import Feed
 
 __all__ = ["Rates", "gather", "unreached"]
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from penstock.changefeeds.sink_uri import is_secret, mask_uri
 from penstock.control.moments import shown_ms, shown_ts
 from penstock.errors import Invalid
 from penstock.jobs.consumers import find_consumer
@@ -13,7 +14,6 @@ from penstock.jobs.running.freshness import Freshness
 from penstock.jobs.scheduling.usage import Usage
 from penstock.jobs.verifying.outcomes import LastVerification
 from penstock.jobs.verifying.verifying import VerifyReport
-from penstock.sink.files.sinkuri import is_secret, mask_uri
 
 __all__ = ["everything", "reported", "summary", "used"]
 

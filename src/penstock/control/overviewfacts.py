@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from penstock.changefeeds.model import Feed
 from penstock.clock import physical_ms
 from penstock.control.lockholding import HoldingLock
 from penstock.control.overviewmodel import SpoolLevel
@@ -12,7 +13,6 @@ from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.job import Job
 from penstock.jobs.running.freshness import Freshness
 from penstock.jobs.verifying.outcomes import LastVerification
-from penstock.sink.feeds.feed import Feed
 
 __all__ = ["SLOW_S", "CaptureFact", "Facts", "FeedFact", "JobFact", "TableFact", "behind_s"]
 

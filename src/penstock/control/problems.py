@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
+from penstock.changefeeds.model import FeedState
 from penstock.clock import physical_ms
 from penstock.control.overviewfacts import Facts, FeedFact, JobFact, TableFact, behind_s
 from penstock.control.overviewmodel import HolderKind, Problem, ProblemKind
 from penstock.control.partstates import PartKind, PartState, PartStatus
 from penstock.control.stages import Explanation
 from penstock.jobs.running.freshness import Reason
-from penstock.sink.feeds.feed import FeedState
 
 __all__ = ["problems"]
 

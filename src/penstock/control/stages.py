@@ -4,13 +4,13 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TypeVar
 
+from penstock.changefeeds.filters import TableFilter
+from penstock.changefeeds.model import FeedState
 from penstock.clock import physical_ms
 from penstock.control.overviewfacts import SLOW_S, Facts, FeedFact, JobFact, TableFact, behind_s
 from penstock.control.overviewmodel import HeldBy, HolderKind, Stage, StageRow
 from penstock.errors import Invalid
 from penstock.jobs.running.freshness import Reason
-from penstock.sink.dispatch.tablefilter import TableFilter
-from penstock.sink.feeds.feed import FeedState
 
 __all__ = ["Explanation", "lag_of_job"]
 

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
+from penstock.changefeeds.locations import location_of
+from penstock.changefeeds.sink_uri import split_uri
 from penstock.errors import Invalid
 from penstock.jobs.consumers import BUILT_IN
 from penstock.jobs.spec import DEFAULT, GREEDY, PERIODIC, JobSpec
 from penstock.settings import ChangefeedSettings
-from penstock.sink.files.locations import location_of
-from penstock.sink.files.sinkuri import split_uri
 
 __all__ = ["Refused", "Tenant", "check_feed", "check_job", "is_below"]
 

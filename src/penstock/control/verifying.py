@@ -8,6 +8,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from penstock import eventloop
+from penstock.changefeeds.model import Feed
+from penstock.changefeeds.sinks.storage.options import SinkOptions, sink_options
 from penstock.clock import SYSTEM, Clock
 from penstock.control import feedcalls, targetcalls
 from penstock.control.deployment import Deployment
@@ -25,8 +27,6 @@ from penstock.jobs.running.freshnessdesk import FreshnessDesk
 from penstock.jobs.verifying.outcomes import LastVerification, Outcomes
 from penstock.jobs.verifying.verifying import VerifyReport
 from penstock.settings import parse_changefeed
-from penstock.sink.feeds.feed import Feed
-from penstock.sink.files.options import SinkOptions, sink_options
 from penstock.sink.verifying.feedverifier import FeedFacts, FeedVerifier, directory_reader
 from penstock.sink.verifying.reports import FeedReport, TableReport
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.changefeeds.codecs.decoded_changes import DELETE, INSERT, ChangeRows, row_dicts
+from penstock.changefeeds.codecs.decoder import DataFiles, FileOptions
+from penstock.changefeeds.directory.listing import Listing, Root, Stretch, Survey
+from penstock.changefeeds.directory.reader import Ddl, DirectoryReader, TableChanges
+from penstock.changefeeds.sinks.storage.filenumbers import number_in_index
+from penstock.changefeeds.sinks.storage.schema_file import SchemaFile, check_named
 from penstock.object_storage import Storage
-from penstock.sink.consuming.changerows import DELETE, INSERT, ChangeRows, row_dicts
-from penstock.sink.consuming.datafiles import DataFiles, FileOptions
-from penstock.sink.consuming.listing import Listing, Root, Stretch, Survey
-from penstock.sink.consuming.reader import Ddl, DirectoryReader, TableChanges
-from penstock.sink.files.filenumbers import number_in_index
-from penstock.sink.files.schemafile import SchemaFile, check_named
 from penstock.tables.defaults import origin_cell
 from penstock.tables.define import with_origin_default
 from penstock.tables.jobs import Action

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from penstock import eventloop
+from penstock.changefeeds.codecs.decoder import FileOptions
+from penstock.changefeeds.commands import create_feed
+from penstock.changefeeds.sinks.storage.options import SinkOptions, sink_options
+from penstock.changefeeds.store import Feeds
 from penstock.kv import AsyncClient, Client
 from penstock.settings import parse_changefeed
-from penstock.sink.consuming.datafiles import FileOptions
-from penstock.sink.feeds.feedcommands import create_feed
-from penstock.sink.feeds.kvfeedstore import Feeds
-from penstock.sink.files.options import SinkOptions, sink_options
 from penstock.tables import Catalog
 from penstock.testing.directory import Replica
 from support.capture import CaptureProcess

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from penstock import metrics
+from penstock.changefeeds.commands import create_feed
+from penstock.changefeeds.model import FeedState
 from penstock.clock import SYSTEM, physical_ms
 from penstock.control.deployment import Deployment
 from penstock.control.overview import Overview, Rates, overview
@@ -21,8 +23,6 @@ from penstock.eventstore.capture.lease import PREFIX, Lease
 from penstock.kv import AsyncClient
 from penstock.metricserver import MetricServer
 from penstock.settings import KvSettings, Settings, StoreSettings, UpSettings, parse_changefeed
-from penstock.sink.feeds.feed import FeedState
-from penstock.sink.feeds.feedcommands import create_feed
 from penstock.store.cluster import Cluster
 from penstock.tables.keys import record_key
 from support.jobdoubles import Copy

@@ -16,6 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from penstock import __version__, eventloop
+from penstock.changefeeds.codecs.options import EncoderOptions
+from penstock.changefeeds.engines.encode import encode_part
+from penstock.changefeeds.engines.engine import EncodeWork, FileWork
+from penstock.changefeeds.engines.spark import SparkEngine
 from penstock.changes.limits import Limit
 from penstock.clock import SYSTEM
 from penstock.errors import Invalid, Unavailable
@@ -26,15 +30,11 @@ from penstock.follow.positions import Position
 from penstock.follow.scans import scan_tail
 from penstock.follow.slices import DispatcherSpec
 from penstock.object_storage import StorageRef
-from penstock.sink.formats.encoding import encode_part
-from penstock.sink.formats.options import EncoderOptions
-from penstock.sink.pipeline.engine import EncodeWork, FileWork
 from penstock.spark import jobframes
 from penstock.spark.bulk import load_snapshot
 from penstock.spark.errors import as_penstock_error, spark_errors
 from penstock.spark.jobframes import SparkFrames
 from penstock.spark.merging import merge_table
-from penstock.spark.sinkengine import SparkEngine
 from penstock.spark.tasks import run_on_executors
 from penstock.spark.verifying import verify_table
 from support.gate import Gate, GatedStorage

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock.changefeeds.codecs.options import EncoderOptions
+from penstock.changefeeds.engines.encode import encode_part
+from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork
+from penstock.changefeeds.engines.local import LocalEngine
+from penstock.changefeeds.engines.sized import SizedEngine
+from penstock.changefeeds.engines.spark import SparkEngine
 from penstock.changes.limits import Limit
 from penstock.errors import Unavailable
 from penstock.eventstore.read.flight_client import FlightReader
 from penstock.follow.positions import Position
 from penstock.follow.slices import DispatcherSpec, Slice, SliceRange, plan_slice
 from penstock.object_storage import StorageRef
-from penstock.sink.formats.encoding import encode_part
-from penstock.sink.formats.options import EncoderOptions
-from penstock.sink.pipeline.engine import Chunk, EncodeWork, FileWork
-from penstock.sink.pipeline.localengine import LocalEngine
-from penstock.sink.pipeline.sizedengine import SizedEngine
-from penstock.spark.sinkengine import SparkEngine
 from support.itemtables import item, item_table
 from support.servedworld import ServedWorld
 from support.tableworld import START

@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from penstock import tracing
+from penstock.changefeeds.engines.local import LocalEngine
+from penstock.changefeeds.runner import FeedRunner, create_configured
+from penstock.changefeeds.store import Feeds
 from penstock.clock import physical_ms
 from penstock.jobs.consumer import Consumer, DataRetriever
 from penstock.settings import ChangefeedSettings, TracingSettings
-from penstock.sink.feeds.kvfeedstore import Feeds
-from penstock.sink.feeds.runner import FeedRunner, create_configured
-from penstock.sink.pipeline.localengine import LocalEngine
 from support.jobworld import JobWorld, job_world
 from support.tracereceiver import ReceivedSpan, TraceReceiver
 

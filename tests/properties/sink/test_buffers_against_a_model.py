@@ -6,12 +6,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from penstock.changefeeds.engines.engine import Chunk
+from penstock.changefeeds.sinks.drain import DrainMarker
+from penstock.changefeeds.sinks.storage.filetasks import FileTask, Reason
+from penstock.changefeeds.sinks.storage.ledger import EncodeJob, Ledger
+from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
 from penstock.follow.positions import Position
-from penstock.sink.pipeline.drain import DrainMarker
-from penstock.sink.pipeline.engine import Chunk
-from penstock.sink.pipeline.filetasks import FileTask, Reason
-from penstock.sink.pipeline.ledger import EncodeJob, Ledger
-from penstock.sink.pipeline.sinkmetrics import SinkMetrics
 from penstock.testing.clock import ManualClock
 from support.sinkparts import SCHEMA, Watched, dispatcher, sink_options, slice_of
 

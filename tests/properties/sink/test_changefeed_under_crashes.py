@@ -13,15 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock import eventloop
+from penstock.changefeeds.changefeed import Changefeed
+from penstock.changefeeds.filters import TableFilter
+from penstock.changefeeds.resume import FeedOptions
 from penstock.changes.limits import Limit
 from penstock.clock import SYSTEM
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent, Scope
 from penstock.follow.positions import Position
 from penstock.follow.slices import Slice
-from penstock.sink.dispatch.changefeed import Changefeed
-from penstock.sink.dispatch.startup import FeedOptions
-from penstock.sink.dispatch.tablefilter import TableFilter
 from support.ddlevents import (
     alter_table,
     create_table,

@@ -12,9 +12,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.changefeeds.codecs.options import EncoderOptions
+from penstock.changefeeds.engines.encode import Encoded
 from penstock.follow.positions import Position
-from penstock.sink.formats.encoding import Encoded
-from penstock.sink.formats.options import EncoderOptions
 from support.itemtables import item, item_table
 from support.slices import encoded, slice_of
 from support.tableworld import TableWorld

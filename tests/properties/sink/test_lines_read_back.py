@@ -17,16 +17,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.changefeeds.codecs import csvfiles
+from penstock.changefeeds.codecs.decoded_changes import row_dicts
+from penstock.changefeeds.codecs.decoder import FileOptions, decoded
+from penstock.changefeeds.codecs.encoder import Encoder, encoder_of, header_of
+from penstock.changefeeds.codecs.options import CsvOptions, EncoderOptions, check_readable
+from penstock.changefeeds.codecs.parquet import parquet_file
+from penstock.changefeeds.codecs.row_changes import RowChanges
+from penstock.changefeeds.sinks.storage.options import SinkOptions, parse_sink_uri
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.sink.consuming import csvfiles
-from penstock.sink.consuming.changerows import row_dicts
-from penstock.sink.consuming.datafiles import FileOptions, decoded
-from penstock.sink.files.options import SinkOptions, parse_sink_uri
-from penstock.sink.formats.encoders import Encoder, encoder_of, header_of
-from penstock.sink.formats.options import CsvOptions, EncoderOptions, check_readable
-from penstock.sink.formats.parquetrows import parquet_file
-from penstock.sink.formats.rowchanges import RowChanges
 from penstock.tables.define import define_table
 from support.slices import row_changes
 

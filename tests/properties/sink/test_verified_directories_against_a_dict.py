@@ -15,18 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.changefeeds.codecs.encoder import encoder_of, header_of, shown_columns
+from penstock.changefeeds.codecs.options import CsvOptions
+from penstock.changefeeds.codecs.parquet import parquet_file
+from penstock.changefeeds.codecs.row_changes import DELETE, INSERT, UPDATE, RowChanges
+from penstock.changefeeds.selectors import ColumnSelector, RowFilter
+from penstock.changefeeds.sinks.storage.layout import METADATA_PATH, Folder, index_path
+from penstock.changefeeds.sinks.storage.metadatafile import encode_checkpoint
+from penstock.changefeeds.sinks.storage.options import SinkOptions
+from penstock.changefeeds.sinks.storage.schema_file import SchemaFile
 from penstock.comparing.tally import Counts
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import StorageRef
-from penstock.sink.files.layout import METADATA_PATH, Folder, index_path
-from penstock.sink.files.metadatafile import encode_checkpoint
-from penstock.sink.files.options import SinkOptions
-from penstock.sink.files.schemafile import SchemaFile
-from penstock.sink.files.selectors import ColumnSelector, RowFilter
-from penstock.sink.formats.encoders import encoder_of, header_of, shown_columns
-from penstock.sink.formats.options import CsvOptions
-from penstock.sink.formats.parquetrows import parquet_file
-from penstock.sink.formats.rowchanges import DELETE, INSERT, UPDATE, RowChanges
 from penstock.sink.verifying.feedverifier import FeedFacts, FeedVerifier
 from penstock.sink.verifying.reports import Scope, TableReport
 from penstock.tables.arrow import arrow_schema

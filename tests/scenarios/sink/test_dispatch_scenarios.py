@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.changefeeds.ddl_barrier import Barrier
+from penstock.changefeeds.dispatcher import Dispatcher, Drain, Horizon, Read, State
+from penstock.changefeeds.sinks.work import DmlEvent
 from penstock.follow.positions import Position
 from penstock.follow.slices import DispatcherSpec, Slice
-from penstock.sink.dispatch.barrier import Barrier
-from penstock.sink.dispatch.dispatcher import Dispatcher, Drain, Horizon, Read, State
-from penstock.sink.work import DmlEvent
 from support.ddlevents import table_schema
 
 HERE = Path(__file__).parent

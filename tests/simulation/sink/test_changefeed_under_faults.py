@@ -21,24 +21,24 @@ from typing import Any, TypeVar
 import pytest
 
 from penstock import eventloop
+from penstock.changefeeds.changefeed import Changefeed
+from penstock.changefeeds.codecs.decoder import FileOptions
+from penstock.changefeeds.codecs.options import CsvOptions
+from penstock.changefeeds.directory.listing import Survey
+from penstock.changefeeds.directory.reader import Ddl
+from penstock.changefeeds.engines import filewriting
+from penstock.changefeeds.engines.local import LocalEngine, Step
+from penstock.changefeeds.resume import FeedOptions
+from penstock.changefeeds.sinks.storage.metadatafile import decode_checkpoint
+from penstock.changefeeds.sinks.storage.options import SinkOptions
+from penstock.changefeeds.sinks.storage.remote_files import TargetFiles
+from penstock.changefeeds.sinks.storage.sink import StorageSink
 from penstock.changes.limits import Limit
 from penstock.errors import Unavailable
 from penstock.eventstore.capture.lease import Lease
 from penstock.follow import follower
 from penstock.follow.follower import EventStoreSource
 from penstock.follow.positions import Position
-from penstock.sink.consuming.datafiles import FileOptions
-from penstock.sink.consuming.listing import Survey
-from penstock.sink.consuming.reader import Ddl
-from penstock.sink.dispatch.changefeed import Changefeed
-from penstock.sink.dispatch.startup import FeedOptions
-from penstock.sink.files.metadatafile import decode_checkpoint
-from penstock.sink.files.options import SinkOptions
-from penstock.sink.files.targetfiles import TargetFiles
-from penstock.sink.formats import filewriting
-from penstock.sink.formats.options import CsvOptions
-from penstock.sink.pipeline.localengine import LocalEngine, Step
-from penstock.sink.pipeline.storagesink import StorageSink
 from penstock.sink.verifying.feedverifier import FeedFacts, FeedVerifier
 from penstock.sink.verifying.reports import Scope
 from penstock.testing.directory import Replica

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.changefeeds.model import FeedState
 from penstock.comparing.tally import Counts
 from penstock.control.freespace import scarce
 from penstock.control.lockholding import HoldingLock
@@ -13,7 +14,6 @@ from penstock.control.partstates import PartKind, PartState
 from penstock.jobs.job import JobState
 from penstock.jobs.verifying.outcomes import LastVerification
 from penstock.settings import Settings
-from penstock.sink.feeds.feed import FeedState
 from support.overviews import NOW_MS, ago, facts, feed, job, part, table
 
 SECRET_ADDR = "10.1.2.3:4567"

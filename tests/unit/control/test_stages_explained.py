@@ -2,12 +2,12 @@
 
 import pytest
 
+from penstock.changefeeds.model import FeedState
 from penstock.control.lockholding import HoldingLock
 from penstock.control.overviewfacts import Facts, FeedFact, JobFact, TableFact
 from penstock.control.overviewmodel import Stage, StageRow
 from penstock.control.stages import Explanation
 from penstock.jobs.job import JobState
-from penstock.sink.feeds.feed import FeedState
 from support.overviews import ago, facts, feed, job, spool, table
 
 LOCK = HoldingLock(ago(40), 7, "0x74")

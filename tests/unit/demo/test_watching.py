@@ -11,10 +11,10 @@ from penstock.app.demo.lags import Commit
 from penstock.app.demo.shop import ORDERS, PRODUCTS
 from penstock.app.demo.targets import DELTA, FEEDS, FULLTEXT, JOBS
 from penstock.app.demo.watching import Watch
+from penstock.changefeeds.model import FeedState
 from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import PenstockError, Unavailable
 from penstock.follow.source_2 import Look
-from penstock.sink.feeds.feed import FeedState
 from penstock.testing.clock import ManualClock
 
 IDS = {PRODUCTS: 7, ORDERS: 8}

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from penstock.changefeeds.directory.progress import Progress
+from penstock.changefeeds.directory.statefile import StateFile
 from penstock.clock import SYSTEM
 from penstock.durable_files import make_folder, replace_file
 from penstock.errors import Invalid
 from penstock.eventstore.capture.capture import _data_id
 from penstock.object_storage import StorageRef
-from penstock.sink.consuming.progress import Progress
-from penstock.sink.consuming.statefile import StateFile
 from penstock.store.engine import Engine
 from support.powerloss import Disk, Luck, everything_survives, nothing_survives
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from penstock.changefeeds.engines.tryingagain import tried_again
 from penstock.errors import Unavailable
-from penstock.sink.formats.tryingagain import tried_again
 
 
 class Moving:

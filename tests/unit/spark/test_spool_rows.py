@@ -3,10 +3,10 @@
 import pyarrow as pa
 import pytest
 
+from penstock.changefeeds.engines.encode import Encoded
+from penstock.changefeeds.engines.engine import Chunk, Traced
+from penstock.changefeeds.engines.spoolrows import chunk_batch, read_chunks
 from penstock.follow.positions import Position
-from penstock.sink.formats.encoding import Encoded
-from penstock.sink.pipeline.engine import Chunk, Traced
-from penstock.spark.spoolrows import chunk_batch, read_chunks
 
 
 @pytest.mark.parametrize("traced", [(), ((1 << 60, 3), (5, 1))])

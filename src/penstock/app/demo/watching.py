@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 from penstock.app.demo.lags import Arrivals, Commit
 from penstock.app.demo.targets import FEEDS, JOBS, Target
+from penstock.changefeeds.model import FeedState
 from penstock.clock import SYSTEM, Clock
 from penstock.control import feedcalls, freshcalls
 from penstock.control.deployment import Deployment
 from penstock.errors import PenstockError, Unavailable
 from penstock.jobs.job import JobState
-from penstock.sink.feeds.feed import FeedState
 
 __all__ = ["Watch"]
 

@@ -9,9 +9,9 @@ from urllib.parse import unquote, urlsplit
 from penstock.app.doctor.embedded import has_store
 from penstock.app.doctor.findings import Finding, bad, ok, warn
 from penstock.app.sizes import GIB, size
+from penstock.changefeeds.sink_uri import split_uri
 from penstock.errors import Invalid
 from penstock.settings import Settings
-from penstock.sink.files.sinkuri import split_uri
 
 __all__ = ["data_folders", "folder", "judge_space", "local_folder"]
 

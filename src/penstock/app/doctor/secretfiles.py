@@ -9,10 +9,10 @@ import yaml
 
 from penstock.app.doctor.certificates import tls_sections
 from penstock.app.doctor.findings import Finding, bad, ok, refused, warn
+from penstock.changefeeds.sink_uri import is_secret, mask_uri
 from penstock.errors import Invalid
 from penstock.settings import Settings
 from penstock.settings.network import read_token
-from penstock.sink.files.sinkuri import is_secret, mask_uri
 
 __all__ = ["config_file", "judge_mode", "literal_secrets", "secret_files", "token_file"]
 

@@ -9,12 +9,12 @@ from contextlib import suppress
 
 from penstock.app.doctor.findings import Finding, Verdict, bad, ok, refused, warn
 from penstock.app.doctor.folders import local_folder
+from penstock.changefeeds.sink_uri import is_secret
+from penstock.changefeeds.sinks.storage.options import sink_options
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid, PenstockError
 from penstock.object_storage import STAGING, Storage, StorageRef, open_storage
 from penstock.settings import Settings
-from penstock.sink.files.options import sink_options
-from penstock.sink.files.sinkuri import is_secret
 
 __all__ = ["probe", "storage", "storages"]
 

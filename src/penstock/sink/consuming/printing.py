@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.sink.consuming.changerows import ChangeRows
-from penstock.sink.consuming.reader import Ddl, Delivery, TableChanges
+from penstock.changefeeds.codecs.decoded_changes import ChangeRows
+from penstock.changefeeds.directory.reader import Ddl, Delivery, TableChanges
 from penstock.sink.formats.texts import texts
 from penstock.tables.fieldtypes import PACKED_TIMES, FieldType, Tp
 from penstock.tables.schema import TableInfo

@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.changefeeds.codecs.decoded_changes import DELETE, INSERT, ChangeRows
+from penstock.changefeeds.directory.reader import TableChanges, TableVersion
 from penstock.errors import Corrupt, Invalid
-from penstock.sink.consuming.changerows import DELETE, INSERT, ChangeRows
-from penstock.sink.consuming.reader import TableChanges, TableVersion
 from penstock.sink.verifying.keychanges import ADDED, PUT, REMOVED
 from penstock.sink.verifying.lineages import Lineages
 from penstock.sink.verifying.shapes import HashedRows, Shape

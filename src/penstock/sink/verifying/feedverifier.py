@@ -14,15 +14,15 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
+from penstock.changefeeds.codecs.decoder import FileOptions
+from penstock.changefeeds.directory.listing import Survey
+from penstock.changefeeds.directory.reader import Contents, DirectoryReader, TableChanges
+from penstock.changefeeds.filters import TableFilter
+from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.clock import compose_ts, physical_ms
 from penstock.comparing.tally import Counts
 from penstock.errors import Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.sink.consuming.datafiles import FileOptions
-from penstock.sink.consuming.listing import Survey
-from penstock.sink.consuming.reader import Contents, DirectoryReader, TableChanges
-from penstock.sink.dispatch.tablefilter import TableFilter
-from penstock.sink.files.options import SinkOptions
 from penstock.sink.verifying.directoryrows import DirectoryRows
 from penstock.sink.verifying.keychanges import Basis, TableResult
 from penstock.sink.verifying.lineages import Lineage, Lineages, with_ids_of

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
 
-from penstock.sink.consuming.reader import Ddl, TableVersion
+from penstock.changefeeds.directory.reader import Ddl, TableVersion
 from penstock.tables.jobs import Action
 from penstock.tables.schema import TableInfo
 

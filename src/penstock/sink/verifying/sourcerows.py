@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
+from penstock.changefeeds.codecs.decoder import FileOptions, decoded
+from penstock.changefeeds.codecs.encoder import encoder_of, shown_columns
+from penstock.changefeeds.codecs.parquet import parquet_file
+from penstock.changefeeds.codecs.row_changes import INSERT, RowChanges
+from penstock.changefeeds.codecs.row_filter import RowFilter
+from penstock.changefeeds.sinks.storage.options import SinkOptions
+from penstock.changefeeds.sinks.storage.schema_file import SchemaFile
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.sink.consuming.datafiles import FileOptions, decoded
-from penstock.sink.files.options import SinkOptions
-from penstock.sink.files.schemafile import SchemaFile
-from penstock.sink.formats.encoders import encoder_of, shown_columns
-from penstock.sink.formats.parquetrows import parquet_file
-from penstock.sink.formats.rowchanges import INSERT, RowChanges
-from penstock.sink.formats.rowfilter import RowFilter
 from penstock.tables.schema import TableInfo
 
 __all__ = ["SourceRows"]

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
+from penstock.changefeeds.codecs.decoder import FileOptions
+from penstock.changefeeds.codecs.options import CsvOptions
+from penstock.changefeeds.directory.listing import Survey
+from penstock.changefeeds.engines.local import LocalEngine
+from penstock.changefeeds.sinks.storage.options import SinkOptions
+from penstock.changefeeds.sinks.storage.remote_files import TargetFiles
+from penstock.changefeeds.sinks.storage.sink import StorageSink
+from penstock.changefeeds.sinks.work import DmlEvent
 from penstock.eventloop import shared_loop
 from penstock.follow.ddl_events import DdlEvent, TableChange
 from penstock.object_storage import StorageRef
-from penstock.sink.consuming.datafiles import FileOptions
-from penstock.sink.consuming.listing import Survey
-from penstock.sink.files.options import SinkOptions
-from penstock.sink.files.targetfiles import TargetFiles
-from penstock.sink.formats.options import CsvOptions
-from penstock.sink.pipeline.localengine import LocalEngine
-from penstock.sink.pipeline.storagesink import StorageSink
-from penstock.sink.work import DmlEvent
 from penstock.tables import alter
 from penstock.testing.directory import Replica
 from support.itemtables import item, item_table

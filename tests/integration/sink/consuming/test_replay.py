@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from penstock.changefeeds.codecs.decoder import FileOptions
+from penstock.changefeeds.directory.listing import Survey
+from penstock.changefeeds.directory.progress import Progress
+from penstock.changefeeds.directory.reader import DirectoryReader
+from penstock.changefeeds.directory.replay import Replayer
 from penstock.errors import Invalid
 from penstock.kv import Client
 from penstock.object_storage import open_storage
-from penstock.sink.consuming.datafiles import FileOptions
-from penstock.sink.consuming.listing import Survey
-from penstock.sink.consuming.progress import Progress
-from penstock.sink.consuming.reader import DirectoryReader
-from penstock.sink.consuming.replaying import Replayer
 from penstock.tables import Catalog
 from penstock.testing.directory import Replica
 from support.ticdcfiles import TicdcDirectory, canal_line, column

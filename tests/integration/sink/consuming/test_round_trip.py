@@ -8,15 +8,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from penstock.changefeeds.codecs.decoded_changes import row_dicts
+from penstock.changefeeds.codecs.decoder import DataFiles, FileOptions
+from penstock.changefeeds.codecs.encoder import encoder_of, extension_of, header_of
+from penstock.changefeeds.codecs.options import CsvOptions, EncoderOptions
+from penstock.changefeeds.codecs.parquet import parquet_file
+from penstock.changefeeds.codecs.row_changes import RowChanges
+from penstock.changefeeds.sinks.storage.schema_file import SchemaFile
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import open_storage
-from penstock.sink.consuming.changerows import row_dicts
-from penstock.sink.consuming.datafiles import DataFiles, FileOptions
-from penstock.sink.files.schemafile import SchemaFile
-from penstock.sink.formats.encoders import encoder_of, extension_of, header_of
-from penstock.sink.formats.options import CsvOptions, EncoderOptions
-from penstock.sink.formats.parquetrows import parquet_file
-from penstock.sink.formats.rowchanges import RowChanges
 from penstock.tables.arrow import arrow_schema
 from support.everytype import EVERY_CELL, EVERY_TYPE
 

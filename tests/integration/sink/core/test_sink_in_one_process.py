@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from penstock.changefeeds.engines.local import LocalEngine
+from penstock.changefeeds.sinks.storage.options import SinkOptions
+from penstock.changefeeds.sinks.storage.remote_files import TargetFiles
+from penstock.changefeeds.sinks.storage.sink import StorageSink
 from penstock.errors import Unavailable
 from penstock.follow.ddl_events import DdlEvent, TableChange
 from penstock.object_storage import StorageRef
-from penstock.sink.files.options import SinkOptions
-from penstock.sink.files.targetfiles import TargetFiles
-from penstock.sink.pipeline.localengine import LocalEngine
-from penstock.sink.pipeline.storagesink import StorageSink
 from penstock.testing.clock import ManualClock
 from support.enginefaults import EngineFaults, lose_everything
 from support.sinkparts import KeptInMemory, SinkWorld, Watched

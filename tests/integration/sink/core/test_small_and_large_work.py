@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from penstock.changefeeds.codecs.options import EncoderOptions
+from penstock.changefeeds.engines.encode import encode_part
+from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork, Written
+from penstock.changefeeds.engines.local import LocalEngine
+from penstock.changefeeds.engines.sized import SizedEngine
 from penstock.errors import Unavailable
 from penstock.object_storage import StorageRef
-from penstock.sink.formats.encoding import encode_part
-from penstock.sink.formats.options import EncoderOptions
-from penstock.sink.pipeline.engine import Chunk, EncodeWork, FileWork, Written
-from penstock.sink.pipeline.localengine import LocalEngine
-from penstock.sink.pipeline.sizedengine import SizedEngine
 from support.enginefaults import EngineFaults
 from support.slices import slice_of
 from support.tableworld import START, TableWorld

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import yaml
 
+from penstock.changefeeds.codecs.decoder import FileOptions
+from penstock.changefeeds.sinks.storage.layout import METADATA_PATH
+from penstock.changefeeds.sinks.storage.metadatafile import decode_checkpoint
 from penstock.clock import SYSTEM
 from penstock.errors import Conflict
 from penstock.eventstore import paths
 from penstock.kv import Client
 from penstock.object_storage import Storage, open_storage
-from penstock.sink.consuming.datafiles import FileOptions
-from penstock.sink.files.layout import METADATA_PATH
-from penstock.sink.files.metadatafile import decode_checkpoint
 from penstock.tables import Catalog
 from penstock.testing.directory import Replica
 from support.capture import CaptureProcess

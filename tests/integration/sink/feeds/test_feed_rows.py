@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.changefeeds.commands import create_feed, pause_feed, resume_feed, update_feed
+from penstock.changefeeds.feedrows import FeedKeys
+from penstock.changefeeds.feedstore import KeptDispatcher, PendingFile
+from penstock.changefeeds.model import Feed, FeedInfo, FeedState
+from penstock.changefeeds.store import Feeds
 from penstock.errors import AlreadyExists, Corrupt, Fenced, Invalid, NotFound, Unavailable, Undetermined
 from penstock.follow.positions import Position
 from penstock.follow.slices import DispatcherSpec
 from penstock.kv import AsyncClient, AsyncTransaction
 from penstock.settings import parse_changefeed
-from penstock.sink.feeds.feed import Feed, FeedInfo, FeedState
-from penstock.sink.feeds.feedcommands import create_feed, pause_feed, resume_feed, update_feed
-from penstock.sink.feeds.feedrows import FeedKeys
-from penstock.sink.feeds.feedstore import KeptDispatcher, PendingFile
-from penstock.sink.feeds.kvfeedstore import Feeds
 from support.warmstore import WarmStore
 
 LONG_S = 60.0

@@ -5,13 +5,13 @@ import io
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.changefeeds.codecs.decoder import DataFiles, FileOptions
+from penstock.changefeeds.codecs.options import CsvOptions
+from penstock.changefeeds.codecs.parquet import ParquetRows
+from penstock.changefeeds.sinks.storage.blankfiles import blank_file
+from penstock.changefeeds.sinks.storage.schema_file import SchemaFile
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import open_storage
-from penstock.sink.consuming.datafiles import DataFiles, FileOptions
-from penstock.sink.files.blankfiles import blank_file
-from penstock.sink.files.schemafile import SchemaFile
-from penstock.sink.formats.options import CsvOptions
-from penstock.sink.formats.parquetrows import ParquetRows
 from support.everytype import EVERY_TYPE
 
 

@@ -6,6 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from penstock.changefeeds.feedstore import PendingFile
+from penstock.changefeeds.sinks.storage.cleanup import Cleanup
+from penstock.changefeeds.sinks.storage.layout import parse_data_path, parse_index_path, parse_schema_path
+from penstock.changefeeds.sinks.storage.metadatafile import decode_checkpoint
+from penstock.changefeeds.sinks.storage.options import SinkOptions, parse_sink_uri
+from penstock.changefeeds.sinks.storage.remote_files import FilePaths, TargetFiles
+from penstock.changefeeds.sinks.storage.schema_file import SchemaFile, check_named
 from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import PenstockError
 from penstock.eventstore.schema_version import SchemaVersion
@@ -13,13 +20,6 @@ from penstock.follow.ddl_events import DdlEvent, Scope, TableChange
 from penstock.follow.positions import Position
 from penstock.follow.slices import DispatcherSpec
 from penstock.object_storage import Storage
-from penstock.sink.feeds.feedstore import PendingFile
-from penstock.sink.files.cleanup import Cleanup
-from penstock.sink.files.layout import parse_data_path, parse_index_path, parse_schema_path
-from penstock.sink.files.metadatafile import decode_checkpoint
-from penstock.sink.files.options import SinkOptions, parse_sink_uri
-from penstock.sink.files.schemafile import SchemaFile, check_named
-from penstock.sink.files.targetfiles import FilePaths, TargetFiles
 from penstock.tables.define import define_table
 from penstock.testing.clock import ManualClock
 from support.s3server import SECRET, S3Bucket

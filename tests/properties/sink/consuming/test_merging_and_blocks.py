@@ -8,10 +8,10 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.sink.consuming.changerows import ChangeRows, no_old
-from penstock.sink.consuming.lines import blocks
-from penstock.sink.consuming.merging import Delivered, Piece, merged
-from penstock.sink.consuming.progress import Mark
+from penstock.changefeeds.codecs.decoded_changes import ChangeRows, no_old
+from penstock.changefeeds.codecs.lines import blocks
+from penstock.changefeeds.directory.merge import Delivered, Piece, merged
+from penstock.changefeeds.directory.progress import Mark
 
 Change = tuple[int, str]
 SCHEMA = pa.schema([("id", pa.int64())])

@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.changefeeds.codecs import canaljson, csvfiles
+from penstock.changefeeds.codecs.decoded_changes import ChangeRows, row_dicts
+from penstock.changefeeds.codecs.options import CsvOptions
+from penstock.changefeeds.sinks.storage.schema_file import SchemaFile
 from penstock.errors import Corrupt, Invalid
-from penstock.sink.consuming import canaljson, csvfiles
-from penstock.sink.consuming.changerows import ChangeRows, row_dicts
-from penstock.sink.files.schemafile import SchemaFile
-from penstock.sink.formats.options import CsvOptions
 from penstock.tables.schema import TableInfo
 from support.ticdcfiles import canal_line, column
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from penstock.changefeeds.codecs.decoded_changes import row_dicts
+from penstock.changefeeds.codecs.decoder import FileOptions
+from penstock.changefeeds.directory.listing import Survey
+from penstock.changefeeds.directory.progress import Progress
+from penstock.changefeeds.directory.reader import Ddl, Delivery, DirectoryReader, TableVersion
+from penstock.changefeeds.sinks.storage.blankfiles import blank_file
+from penstock.changefeeds.sinks.storage.schema_file import SchemaFile
 from penstock.errors import Corrupt, Invalid
 from penstock.object_storage import open_storage
-from penstock.sink.consuming.changerows import row_dicts
-from penstock.sink.consuming.datafiles import FileOptions
-from penstock.sink.consuming.listing import Survey
-from penstock.sink.consuming.progress import Progress
-from penstock.sink.consuming.reader import Ddl, Delivery, DirectoryReader, TableVersion
-from penstock.sink.files.blankfiles import blank_file
-from penstock.sink.files.schemafile import SchemaFile
 from support.ticdcfiles import TicdcDirectory, canal_line, column
 
 ORDERS = [column("id", "BIGINT", pk=True), column("note", "VARCHAR", ColumnPrecision="20")]

@@ -8,16 +8,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.changefeeds.codecs.decoded_changes import ChangeRows, no_old
+from penstock.changefeeds.directory.altering import Step, steps
+from penstock.changefeeds.directory.progress import Mark, Progress
+from penstock.changefeeds.directory.reader import Ddl, TableChanges
+from penstock.changefeeds.directory.renames import old_name
+from penstock.changefeeds.directory.repetition import Repetition
+from penstock.changefeeds.directory.statefile import StateFile
 from penstock.errors import Corrupt, Invalid
 from penstock.object_storage import StorageRef
-from penstock.sink.consuming.altering import Step, steps
-from penstock.sink.consuming.changerows import ChangeRows, no_old
 from penstock.sink.consuming.printing import Printer
-from penstock.sink.consuming.progress import Mark, Progress
-from penstock.sink.consuming.reader import Ddl, TableChanges
-from penstock.sink.consuming.renames import old_name
-from penstock.sink.consuming.repetition import Repetition
-from penstock.sink.consuming.statefile import StateFile
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.define import define_table
 from support.everytype import EVERY_CELL, EVERY_TYPE

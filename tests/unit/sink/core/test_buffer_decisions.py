@@ -3,14 +3,14 @@
 from dataclasses import replace
 from itertools import count
 
+from penstock.changefeeds.engines.engine import Chunk
+from penstock.changefeeds.sinks.drain import DrainMarker
+from penstock.changefeeds.sinks.storage.buffers import Buffers
+from penstock.changefeeds.sinks.storage.filetasks import FileTask, Reason
+from penstock.changefeeds.sinks.storage.ratios import Ratios
+from penstock.changefeeds.sinks.work import DmlEvent
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.positions import Position
-from penstock.sink.pipeline.buffers import Buffers
-from penstock.sink.pipeline.drain import DrainMarker
-from penstock.sink.pipeline.engine import Chunk
-from penstock.sink.pipeline.filetasks import FileTask, Reason
-from penstock.sink.pipeline.ratios import Ratios
-from penstock.sink.work import DmlEvent
 from support.sinkparts import SCHEMA, dispatcher, slice_of
 
 _numbers = count()

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from penstock.changefeeds.sinks.drain import DrainMarker
 from penstock.errors import Unavailable
-from penstock.sink.pipeline.drain import DrainMarker
 from support.sinkparts import dispatcher
 
 

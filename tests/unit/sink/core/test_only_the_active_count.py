@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from penstock.sink.files.targetfiles import TargetFiles
-from penstock.sink.pipeline.engine import Chunk
-from penstock.sink.pipeline.ledger import Ledger
-from penstock.sink.pipeline.sinkmetrics import SinkMetrics
-from penstock.sink.pipeline.storagesink import StorageSink
+from penstock.changefeeds.engines.engine import Chunk
+from penstock.changefeeds.sinks.storage.ledger import Ledger
+from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
+from penstock.changefeeds.sinks.storage.remote_files import TargetFiles
+from penstock.changefeeds.sinks.storage.sink import StorageSink
 from penstock.testing.clock import ManualClock
 from support.sinkparts import KeptInMemory, RowlessEngine, SinkWorld, Watched, sink_options, slice_of
 
@@ -126,7 +126,7 @@ async def test_a_day_of_churn_ends_at_the_memory_it_began_with() -> None:
             {
                 kind.__name__: n
                 for kind, n in kinds.items()
-                if str(kind.__module__).startswith("penstock.sink")
+                if str(kind.__module__).startswith("penstock.changefeeds")
             }
         )
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.sink.pipeline import ratios as module
-from penstock.sink.pipeline.ratios import Ratios
+from penstock.changefeeds.sinks.storage import ratios as module
+from penstock.changefeeds.sinks.storage.ratios import Ratios
 
 
 def test_before_anything_is_known_a_byte_is_a_byte() -> None:

@@ -1,8 +1,8 @@
 """Queues by dispatcher before encoding."""
 
-from penstock.sink.pipeline.drain import DrainMarker
-from penstock.sink.pipeline.shards import Batch, Shards
-from penstock.sink.work import DmlEvent
+from penstock.changefeeds.sinks.drain import DrainMarker
+from penstock.changefeeds.sinks.storage.shards import Batch, Shards
+from penstock.changefeeds.sinks.work import DmlEvent
 from support.sinkparts import dispatcher, slice_of
 
 LARGE = 1 << 40

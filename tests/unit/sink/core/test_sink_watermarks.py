@@ -4,10 +4,10 @@ from typing import Any
 
 from prometheus_client import REGISTRY
 
+from penstock.changefeeds.engines.engine import Chunk
+from penstock.changefeeds.sinks.storage.ledger import Ledger
+from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
 from penstock.follow.positions import Position
-from penstock.sink.pipeline.engine import Chunk
-from penstock.sink.pipeline.ledger import Ledger
-from penstock.sink.pipeline.sinkmetrics import SinkMetrics
 from penstock.testing.clock import ManualClock
 from support.sinkparts import RowlessEngine, SinkWorld, Watched, sink_options, slice_of
 

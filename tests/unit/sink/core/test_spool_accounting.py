@@ -1,9 +1,9 @@
 """The spool: bytes and items, watermarks, quota."""
 
+from penstock.changefeeds.engines.engine import Chunk
+from penstock.changefeeds.sinks.storage.spool import Spool
+from penstock.changefeeds.sinks.work import DmlEvent
 from penstock.follow.positions import Position
-from penstock.sink.pipeline.engine import Chunk
-from penstock.sink.pipeline.spool import Spool
-from penstock.sink.work import DmlEvent
 from support.sinkparts import slice_of
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from penstock.changefeeds.changefeed import Changefeed
+from penstock.changefeeds.filters import TableFilter
+from penstock.changefeeds.resume import FeedOptions
 from penstock.changes.limits import Limit
 from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
 from penstock.follow.positions import Position
-from penstock.sink.dispatch.changefeed import Changefeed
-from penstock.sink.dispatch.startup import FeedOptions
-from penstock.sink.dispatch.tablefilter import TableFilter
 from support.sinkdoubles import MemoryProgress, ScriptedSource
 from support.sinkrecorder import RecordingSink, RemoteDouble
 

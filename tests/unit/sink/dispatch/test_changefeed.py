@@ -3,8 +3,8 @@ import asyncio
 import pytest
 from prometheus_client import REGISTRY
 
+from penstock.changefeeds.model import FeedState
 from penstock.follow.positions import Position
-from penstock.sink.feeds.feed import FeedState
 from support.ddlevents import (
     alter_table,
     create_database,

@@ -2,8 +2,8 @@
 
 import pytest
 
+from penstock.changefeeds.model import FeedState
 from penstock.errors import StaleRead
-from penstock.sink.feeds.feed import FeedState
 from support.ddlevents import alter_table, create_table, table_schema
 from support.sinkdoubles import ScriptedSource
 from support.sinkrecorder import RemoteDouble

@@ -1,8 +1,8 @@
 import pytest
 
+from penstock.changefeeds.dispatcher import Dispatcher, Drain, Horizon, Read, State
 from penstock.follow.positions import Position
 from penstock.follow.slices import DispatcherSpec, Slice
-from penstock.sink.dispatch.dispatcher import Dispatcher, Drain, Horizon, Read, State
 from support.ddlevents import table_schema
 
 SPEC = DispatcherSpec("1", 1)

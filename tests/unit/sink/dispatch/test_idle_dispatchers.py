@@ -1,7 +1,7 @@
 """Those that have nothing to do cost nothing, however many they are."""
 
-from penstock.sink.dispatch import feedlife
-from penstock.sink.dispatch.dispatcher import Dispatcher
+from penstock.changefeeds import run
+from penstock.changefeeds.dispatcher import Dispatcher
 from support.ddlevents import alter_table, table_schema
 
 IDLE, BUSY = 10_000, 10
@@ -21,9 +21,9 @@ async def test_ten_thousand_idle_dispatchers_are_not_touched_while_ten_are_busy(
     await w.reached(100)
     monkeypatch.setattr(Dispatcher, "next", counted)
     spawned: list[object] = []
-    spawn = feedlife.FeedLife._spawn
+    spawn = run.FeedLife._spawn
     monkeypatch.setattr(
-        feedlife.FeedLife, "_spawn", lambda self, work: (spawned.append(work), spawn(self, work))[1]
+        run.FeedLife, "_spawn", lambda self, work: (spawned.append(work), spawn(self, work))[1]
     )
     looks = w.source.look_calls
     for ts in range(110, 310, 10):

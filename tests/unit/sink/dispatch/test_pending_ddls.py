@@ -1,7 +1,7 @@
+from penstock.changefeeds.filters import TableFilter
+from penstock.changefeeds.pendingddls import Block, CarriedTables, PendingDdls, blocks
 from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.positions import Position
-from penstock.sink.dispatch.pendingddls import Block, CarriedTables, PendingDdls, blocks
-from penstock.sink.dispatch.tablefilter import TableFilter
 from support.ddlevents import (
     alter_table,
     create_table,

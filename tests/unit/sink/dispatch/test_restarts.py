@@ -2,9 +2,9 @@
 
 import pytest
 
+from penstock.changefeeds.model import FeedState
 from penstock.errors import Corrupt, Denied, Fenced, Invalid, StaleRead, Unavailable
 from penstock.follow.positions import Position
-from penstock.sink.feeds.feed import FeedState
 from support.ddlevents import alter_table, create_table, drop_table, table_schema, truncate_table
 from support.sinkrecorder import RemoteDouble
 

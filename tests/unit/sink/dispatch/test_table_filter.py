@@ -1,8 +1,8 @@
 import pytest
 
+from penstock.changefeeds.filters import TableFilter
 from penstock.errors import Invalid
 from penstock.follow.ddl_events import TableChange
-from penstock.sink.dispatch.tablefilter import TableFilter
 from support.ddlevents import alter_table, create_database, drop_database, rename_tables, table_schema
 
 

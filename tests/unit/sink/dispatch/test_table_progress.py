@@ -1,9 +1,9 @@
 import pytest
 
+from penstock.changefeeds.sinks.work import DmlEvent
+from penstock.changefeeds.tableprogress import TableProgress
 from penstock.follow.positions import Position
 from penstock.follow.slices import DispatcherSpec, Slice
-from penstock.sink.dispatch.tableprogress import TableProgress
-from penstock.sink.work import DmlEvent
 from support.ddlevents import table_schema
 
 SPEC = DispatcherSpec("1", 1)

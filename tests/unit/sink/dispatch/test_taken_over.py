@@ -2,9 +2,9 @@
 
 import pytest
 
+from penstock.changefeeds.model import FeedState
 from penstock.errors import Fenced, Unavailable
 from penstock.follow.positions import Position
-from penstock.sink.feeds.feed import FeedState
 from support.ddlevents import table_schema
 
 A = table_schema(1)

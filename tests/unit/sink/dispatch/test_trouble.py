@@ -1,7 +1,7 @@
 import pytest
 
+from penstock.changefeeds.failures import Trouble
 from penstock.errors import Fenced, Invalid, Unavailable
-from penstock.sink.dispatch.trouble import Trouble
 from penstock.testing.clock import ManualClock
 
 

@@ -2,7 +2,7 @@
 
 import json
 
-from penstock.sink.feeds.feed import FeedInfo
+from penstock.changefeeds.model import FeedInfo
 
 
 def test_a_changefeed_keeps_its_account() -> None:

@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock.changefeeds import runner
+from penstock.changefeeds.model import Feed, FeedInfo, FeedState, FeedStatus
+from penstock.changefeeds.runner import FeedRunner, create_configured
 from penstock.clock import SYSTEM
 from penstock.errors import Denied, Invalid, Unavailable
 from penstock.settings import Settings
-from penstock.sink.feeds import runner
-from penstock.sink.feeds.feed import Feed, FeedInfo, FeedState, FeedStatus
-from penstock.sink.feeds.runner import FeedRunner, create_configured
 
 SINK = "memory:///x?protocol=canal-json"
 

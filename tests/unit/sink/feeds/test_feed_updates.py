@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from penstock.changefeeds.commands import create_feed, dump, update_feed
+from penstock.changefeeds.model import Feed, FeedInfo, FeedStatus
+from penstock.changefeeds.sinks.storage.remote_files import check_unused
+from penstock.changefeeds.store import Check
 from penstock.errors import Invalid
 from penstock.object_storage import open_storage
 from penstock.settings import parse_changefeed
-from penstock.sink.feeds.feed import Feed, FeedInfo, FeedStatus
-from penstock.sink.feeds.feedcommands import create_feed, dump, update_feed
-from penstock.sink.feeds.kvfeedstore import Check
-from penstock.sink.files.targetfiles import check_unused
 
 PLACE = "file:///out"
 SELECTED = [{"tables": ["shop.*"], "columns": ["id"]}]

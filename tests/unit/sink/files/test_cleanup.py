@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.changefeeds.sinks.storage.cleanup import Cleanup, expired, remove_empty_directories
+from penstock.changefeeds.sinks.storage.options import parse_sink_uri
 from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import Unavailable
 from penstock.object_storage import Stored, open_storage
-from penstock.sink.files.cleanup import Cleanup, expired, remove_empty_directories
-from penstock.sink.files.options import parse_sink_uri
 from penstock.testing.clock import ManualClock
 
 MIDNIGHT_MS = 4_102_444_800_000  # 2100-01-01 00:00 UTC: files of today are old

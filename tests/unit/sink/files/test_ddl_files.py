@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.changefeeds.selectors import ColumnSelector
+from penstock.changefeeds.sinks.storage.ddlfiles import ddl_files
+from penstock.changefeeds.sinks.storage.options import SinkOptions, parse_sink_uri
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent, Scope, TableChange
-from penstock.sink.files.ddlfiles import ddl_files
-from penstock.sink.files.options import SinkOptions, parse_sink_uri
-from penstock.sink.files.selectors import ColumnSelector
 from penstock.tables.define import define_table
 
 URI = "memory:///?protocol=canal-json"

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.sink.files import layout
-from penstock.sink.files.layout import (
+from penstock.changefeeds.sinks.storage import layout
+from penstock.changefeeds.sinks.storage.layout import (
     DataPath,
     FileName,
     Folder,

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.changefeeds.sinks.storage import gojson
+from penstock.changefeeds.sinks.storage.layout import SchemaPath
+from penstock.changefeeds.sinks.storage.schema_file import Choice, SchemaFile, check_named, choose_version
+from penstock.changefeeds.sinks.storage.schemacolumns import SchemaColumn
 from penstock.errors import Corrupt
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.sink.files import gojson
-from penstock.sink.files.layout import SchemaPath
-from penstock.sink.files.schemacolumns import SchemaColumn
-from penstock.sink.files.schemafile import Choice, SchemaFile, check_named, choose_version
 from penstock.tables.columns import ColumnInfo, SchemaState
 from penstock.tables.define import define_table
 from penstock.tables.fieldtypes import NO_FLAGS, UNSPECIFIED, ColumnFlag, FieldType, Tp

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.changefeeds.codecs.options import CsvOptions
+from penstock.changefeeds.sink_uri import mask_uri
+from penstock.changefeeds.sinks.storage.options import SinkOptions, parse_sink_uri, sink_options
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.settings import ChangefeedSettings
-from penstock.sink.files.options import SinkOptions, parse_sink_uri, sink_options
-from penstock.sink.files.sinkuri import mask_uri
-from penstock.sink.formats.options import CsvOptions
 from penstock.tables.define import define_table
 
 SECRET = "hunter2hunter2"

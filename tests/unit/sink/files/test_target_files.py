@@ -15,6 +15,15 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from penstock.changefeeds.codecs.decoder import FileOptions
+from penstock.changefeeds.directory.listing import Survey
+from penstock.changefeeds.directory.reader import DirectoryReader
+from penstock.changefeeds.feedstore import PendingFile
+from penstock.changefeeds.sinks.storage.filenumbers import last_number, number_in_index
+from penstock.changefeeds.sinks.storage.metadatafile import decode_checkpoint, encode_checkpoint
+from penstock.changefeeds.sinks.storage.options import parse_sink_uri
+from penstock.changefeeds.sinks.storage.remote_files import FilePaths, Place, TargetFiles
+from penstock.changefeeds.sinks.storage.schema_file import SchemaFile
 from penstock.clock import compose_ts
 from penstock.errors import Corrupt, Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
@@ -22,15 +31,6 @@ from penstock.follow.ddl_events import DdlEvent, Scope, TableChange
 from penstock.follow.positions import Position
 from penstock.follow.slices import DispatcherSpec
 from penstock.object_storage import Storage, open_storage
-from penstock.sink.consuming.datafiles import FileOptions
-from penstock.sink.consuming.listing import Survey
-from penstock.sink.consuming.reader import DirectoryReader
-from penstock.sink.feeds.feedstore import PendingFile
-from penstock.sink.files.filenumbers import last_number, number_in_index
-from penstock.sink.files.metadatafile import decode_checkpoint, encode_checkpoint
-from penstock.sink.files.options import parse_sink_uri
-from penstock.sink.files.schemafile import SchemaFile
-from penstock.sink.files.targetfiles import FilePaths, Place, TargetFiles
 from penstock.tables.define import define_table
 from penstock.testing.clock import ManualClock
 

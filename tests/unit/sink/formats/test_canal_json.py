@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from penstock.changefeeds.codecs.encoder import encoder_of
+from penstock.changefeeds.codecs.options import EncoderOptions
 from penstock.clock import compose_ts
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.sink.formats.encoders import encoder_of
-from penstock.sink.formats.options import EncoderOptions
 from penstock.tables.define import define_table
 from penstock.tables.fieldtypes import ColumnFlag
 from penstock.tables.schema import TableInfo

@@ -4,11 +4,11 @@ import gzip
 
 import pytest
 
+from penstock.changefeeds.codecs.encoder import encoder_of
+from penstock.changefeeds.codecs.options import CsvOptions, EncoderOptions
+from penstock.changefeeds.engines.encode import extension, file_header
 from penstock.clock import compose_ts
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.sink.formats.encoders import encoder_of
-from penstock.sink.formats.encoding import extension, file_header
-from penstock.sink.formats.options import CsvOptions, EncoderOptions
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo
 from support.everytype import EVERY_CELL, EVERY_TYPE

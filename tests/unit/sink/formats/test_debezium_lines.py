@@ -3,11 +3,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from penstock.changefeeds.codecs.encoder import encoder_of
+from penstock.changefeeds.codecs.options import EncoderOptions
+from penstock.changefeeds.codecs.row_changes import RowChanges
 from penstock.clock import compose_ts
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.sink.formats.encoders import encoder_of
-from penstock.sink.formats.options import EncoderOptions
-from penstock.sink.formats.rowchanges import RowChanges
 from penstock.tables.define import define_table
 from support.everytype import EVERY_CELL, EVERY_TYPE
 from support.slices import row_changes

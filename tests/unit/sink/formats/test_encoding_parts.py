@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.changefeeds.codecs.options import EncoderOptions
+from penstock.changefeeds.engines import partrows
+from penstock.changefeeds.engines.encode import Encoded
 from penstock.follow.positions import Position
 from penstock.follow.slices import DispatcherSpec
-from penstock.sink.formats import partrows
-from penstock.sink.formats.encoding import Encoded
-from penstock.sink.formats.options import EncoderOptions
 from penstock.tables import keys
 from support.itemtables import item, item_table
 from support.slices import encoded, slice_of

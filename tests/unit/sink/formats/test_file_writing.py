@@ -4,11 +4,11 @@ from itertools import count
 
 import pytest
 
+from penstock.changefeeds.engines.engine import Chunk, FileWork, Written
+from penstock.changefeeds.engines.filewriting import write_files
 from penstock.errors import Unavailable
 from penstock.follow.positions import Position
 from penstock.object_storage import Storage, StorageRef
-from penstock.sink.formats.filewriting import write_files
-from penstock.sink.pipeline.engine import Chunk, FileWork, Written
 
 TARGETS = count()
 CHUNK = Chunk(0, 0, Position(1), Position(2), 1, 1)

@@ -5,12 +5,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.changefeeds.codecs.encoder import encoder_of
+from penstock.changefeeds.codecs.options import EncoderOptions
+from penstock.changefeeds.codecs.parquet import parquet_file
 from penstock.clock import compose_ts
 from penstock.errors import Corrupt, Invalid
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.sink.formats.encoders import encoder_of
-from penstock.sink.formats.options import EncoderOptions
-from penstock.sink.formats.parquetrows import parquet_file
 from penstock.tables.define import define_table
 from support.everytype import EVERY_CELL, EVERY_TYPE
 from support.slices import row_changes

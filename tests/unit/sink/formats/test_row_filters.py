@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.changefeeds.codecs.row_filter import RowFilter
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.sink.formats.rowfilter import RowFilter
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.define import define_table
 

@@ -4,7 +4,7 @@ from itertools import count
 
 import pytest
 
-from penstock.sink.consuming.reader import Ddl, TableVersion
+from penstock.changefeeds.directory.reader import Ddl, TableVersion
 from penstock.sink.verifying.lineages import Lineages
 from penstock.tables.define import define_table
 from penstock.tables.jobs import Action

@@ -1,0 +1,127 @@
+"""debezium: a change event of Debezium in each line, without its schema."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.changefeeds.codecs.options import EncoderOptions
+from penstock.changefeeds.codecs.row_changes import DELETE, RowChanges
+from penstock.clock import LOGICAL_BITS
+from penstock.columnar.text_lines import JSON, Lines, base64_cells, json_string, numbers, spread
+from penstock.eventstore.schema_version import SchemaVersion
+from penstock.sink.formats.texts import fixed_floats, texts
+from penstock.tables.columns import ColumnInfo
+from penstock.tables.fieldtypes import INTEGER_BITS, FieldType, Tp
+
+_KINDS = (b"c", b"u", b"d")
+_NUMBERS = frozenset({*INTEGER_BITS, Tp.YEAR, Tp.FLOAT, Tp.DOUBLE, Tp.DATE, Tp.DATETIME, Tp.DURATION})
+_MILLISECOND_DIGITS = 3
+
+
+class DebeziumJson:
+    """Lines of a table's changes: before, after, source, op, ts_ms.
+
+    Values are as Debezium's connector for MySQL has them, with decimals as strings, so that they stay exact.
+    """
+
+    def __init__(self, schema: SchemaVersion, columns: Sequence[ColumnInfo], options: EncoderOptions) -> None:
+        self._columns = columns
+        self._names = [json_string(column.name) for column in columns]
+        self._end = b'","ts_ms":%d,"transaction":null}%s' % (
+            options.encoded_at_ms,
+            options.terminator.encode(),
+        )
+        self._table = (
+            b'","db":%s,"table":%s,"server_id":0,"gtid":null,"file":"","pos":0,"row":0,"thread":0'
+            % (
+                json_string(schema.database),
+                json_string(schema.table.name),
+            )
+        )
+
+    def lines(self, changes: RowChanges) -> pa.Array:
+        """A line, with its terminator, for each change."""
+        deletes: np.ndarray = changes.kinds == DELETE
+        rows = self._objects(changes.rows)
+        lines = Lines(len(changes))
+        lines.text(b'{"before":')
+        self._before(lines, changes, rows)
+        lines.text(b',"after":')
+        lines.cells(_unless(deletes, rows))
+        lines.text(b',"source":{"version":"2.4.0.Final","connector":"penstock","name":"penstock","ts_ms":')
+        lines.cells(numbers(changes.commit_ts >> LOGICAL_BITS))
+        lines.text(b',"snapshot":"' + (b"true" if changes.snapshot else b"false") + self._table)
+        lines.text(b',"query":null,"commit_ts":')
+        lines.cells(numbers(changes.commit_ts))
+        lines.text(b'},"op":"')
+        lines.choice((b"r",) if changes.snapshot else _KINDS, changes.kinds)
+        lines.text(self._end)
+        return lines.build()
+
+    def _before(self, lines: Lines, changes: RowChanges, rows: pa.Array) -> None:
+        updates, deletes = changes.updates, changes.kinds == DELETE
+        before = _unless(~deletes, rows)
+        if updates.any():
+            old = spread(self._objects(changes.old), updates, b"null")
+            before = pc.if_else(pa.array(updates), old, before)
+        lines.cells(before)
+
+    def _objects(self, rows: pa.RecordBatch) -> pa.Array:
+        lines = Lines(rows.num_rows)
+        lines.text(b"{")
+        for number, (name, column) in enumerate(zip(self._names, self._columns, strict=True)):
+            lines.text(b"%s%s:" % (b"," * bool(number), name))
+            bare = column.type.tp in _NUMBERS or _is_flag(column.type)
+            values = _cells(column.type, rows.column(column.name))
+            lines.cells(values, quote=b"" if bare else b'"', null=b"null")
+        lines.text(b"}")
+        return lines.build()
+
+
+def _unless(mask: np.ndarray, cells: pa.Array) -> pa.Array:
+    if not mask.any():
+        return cells
+    return pc.if_else(pa.array(mask), pa.scalar(b"null", pa.binary()), cells)
+
+
+def _is_flag(kind: FieldType) -> bool:
+    return kind.tp is Tp.BIT and kind.flen <= 1
+
+
+def _cells(kind: FieldType, values: pa.Array) -> pa.Array:
+    if kind.is_string:
+        return base64_cells(values) if kind.is_binary else JSON.apply(values)
+    if kind.tp is Tp.BIT:
+        return _bits(kind, values)
+    if kind.tp in {Tp.FLOAT, Tp.DOUBLE}:
+        return fixed_floats(values)
+    if kind.tp is Tp.DATE:
+        return values.cast(pa.int32()).cast(pa.string())
+    if kind.tp is Tp.DURATION:
+        return values.cast(pa.int64()).cast(pa.string())
+    if kind.tp is Tp.DATETIME:
+        unit = "ms" if kind.fsp <= _MILLISECOND_DIGITS else "us"
+        return values.cast(pa.timestamp(unit), safe=False).cast(pa.int64()).cast(pa.string())
+    if kind.tp is Tp.TIMESTAMP:
+        written = pc.replace_substring(texts(kind, values), " ", "T")
+        return pc.binary_join_element_wise(written, "Z", "")
+    return JSON.apply(texts(kind, values).cast(pa.string()))
+
+
+def _bits(kind: FieldType, values: pa.Array) -> pa.Array:
+    """One bit is a boolean, more are bytes, the lowest first."""
+    if _is_flag(kind):
+        return pc.if_else(pc.greater(values, 0), "true", "false")
+    width = (kind.flen + 7) // 8
+    known = values.fill_null(0)
+    if pa.types.is_decimal(known.type):
+        words = np.frombuffer(known.buffers()[1], "<u8")[2 * known.offset :: 2][: len(known)]
+    else:
+        words = known.to_numpy().astype("<u8")
+    held = np.ascontiguousarray(words).view(np.uint8).reshape(-1, 8)[:, :width]
+    cells = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(width), len(known), [None, pa.py_buffer(np.ascontiguousarray(held))]
+    ).cast(pa.binary())
+    return pc.if_else(values.is_valid(), base64_cells(cells), pa.scalar(None, pa.binary()))

@@ -1,0 +1,118 @@
+"""Parquet: changes as rows in Delta's vocabulary, by way of Arrow streams that become one file."""
+
+import io
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.changefeeds.codecs.row_changes import RowChanges, taken_rows
+from penstock.clock import LOGICAL_BITS
+from penstock.columnar.text_lines import Ints
+from penstock.errors import Corrupt, Invalid
+from penstock.eventstore.schema_version import SchemaVersion
+from penstock.tables.arrow import arrow_field
+from penstock.tables.columns import ColumnInfo
+
+CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = "_change_type", "_commit_version", "_commit_timestamp"
+
+_FEED = [
+    pa.field(CHANGE_TYPE, pa.string(), nullable=False),
+    pa.field(COMMIT_VERSION, pa.int64(), nullable=False),
+    pa.field(COMMIT_TIMESTAMP, pa.timestamp("us", tz="UTC"), nullable=False),
+]
+_KINDS = pa.array(["insert", "update_postimage", "delete", "update_preimage"])
+_PREIMAGE = 3
+_MICROSECONDS = 1000  # in the millisecond that the physical part of a timestamp counts
+_ROW_GROUP_BYTES = 128 * 1024 * 1024
+_ROW_GROUP_ROWS = 1024 * 1024
+_STREAM = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+class ParquetRows:
+    """Rows of a table's changes: its columns, then what happened to the row and when.
+
+    Raises Invalid when the table has a column with a name of the feed's own.
+    """
+
+    def __init__(self, schema: SchemaVersion, columns: Sequence[ColumnInfo]) -> None:
+        taken = {field.name for field in _FEED} & {column.name.lower() for column in columns}
+        if taken:
+            raise Invalid(
+                f"table {schema.name} has a column {min(taken)}, as Parquet files have; leave the column out"
+            )
+        self.schema = pa.schema([*(arrow_field(column) for column in columns), *_FEED])
+
+    def rows(self, changes: RowChanges) -> tuple[pa.RecordBatch, Ints]:
+        """The rows, and how many each change has: two for an update, the row before and the row after."""
+        updates = changes.updates
+        counts = np.where(updates, 2, 1)
+        place = np.repeat(np.arange(len(changes)), counts)
+        before = np.zeros(len(place), np.bool_)
+        before[(np.cumsum(counts) - counts)[updates]] = True
+        source = np.where(before, len(changes) + np.cumsum(before) - 1, place)
+        held = pa.concat_batches([changes.rows, changes.old]) if updates.any() else changes.rows
+        shown = taken_rows(held, source)
+        kinds = np.where(before, _PREIMAGE, changes.kinds[place])
+        commits = changes.commit_ts[place]
+        feed = [_KINDS.take(pa.array(kinds)), pa.array(commits), _timestamps(commits)]
+        return pa.RecordBatch.from_arrays([*shown.columns, *feed], schema=self.schema), counts
+
+    def payload(self, batches: Sequence[pa.RecordBatch]) -> bytes:
+        """Rows as an Arrow stream of one batch, whatever batches they came in."""
+        sink = io.BytesIO()
+        with pa.ipc.new_stream(sink, self.schema, options=_STREAM) as writer:
+            writer.write_batch(pa.concat_batches(batches))
+        return sink.getvalue()
+
+
+def row_bytes(rows: pa.RecordBatch) -> Ints:
+    """How many bytes the values of each row take."""
+    found = np.zeros(rows.num_rows, np.int64)
+    for column in rows.columns:
+        found += _value_bytes(column)
+    return found
+
+
+def parquet_file(payloads: Iterable[bytes], options: dict[str, str]) -> bytes:
+    """One Parquet file of Arrow streams; raise Corrupt when one is none."""
+    sink = io.BytesIO()
+    writer: pq.ParquetWriter | None = None
+    for table in _row_groups(payloads):
+        if writer is None:
+            writer = pq.ParquetWriter(sink, table.schema, compression=options.get("compression", "zstd"))
+        writer.write_table(table.combine_chunks(), row_group_size=_ROW_GROUP_ROWS)
+    if writer is not None:
+        writer.close()
+    return sink.getvalue()
+
+
+def _row_groups(payloads: Iterable[bytes]) -> Iterator[pa.Table]:
+    """Neighbouring streams together, as far as a row group should go."""
+    waiting: list[pa.Table] = []
+    for payload in payloads:
+        try:
+            waiting.append(pa.ipc.open_stream(payload).read_all())
+        except (pa.ArrowInvalid, OSError) as error:
+            raise Corrupt("a payload of the spool is no Arrow stream; encode it again") from error
+        held = sum(each.nbytes for each in waiting)
+        if held >= _ROW_GROUP_BYTES or sum(each.num_rows for each in waiting) >= _ROW_GROUP_ROWS:
+            yield pa.concat_tables(waiting)
+            waiting = []
+    if waiting:
+        yield pa.concat_tables(waiting)
+
+
+def _value_bytes(column: pa.Array) -> Ints | int:
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_list(kind):
+        offsets = np.frombuffer(column.buffers()[1], np.int32) if len(column) else np.zeros(1, np.int32)
+        sizes = np.diff(offsets[column.offset : column.offset + len(column) + 1]).astype(np.int64)
+        held: Ints = np.where(np.asarray(column.is_valid()), sizes, 0)
+        return held * (kind.value_type.bit_width // 8) if pa.types.is_list(kind) else held
+    return max(1, int(kind.bit_width) // 8)
+
+
+def _timestamps(commits: Ints) -> pa.Array:
+    return pa.array((commits >> LOGICAL_BITS) * _MICROSECONDS).cast(pa.timestamp("us", tz="UTC"))

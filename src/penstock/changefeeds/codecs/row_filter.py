@@ -1,0 +1,344 @@
+"""Which rows of a table a changefeed has: a SQL predicate, evaluated on whole batches.
+
+Understood are comparisons of columns and constants (=, <>, !=, <, <=, >, >=, <=>), IN, BETWEEN, LIKE, IS
+[NOT] NULL, IS [NOT] TRUE and FALSE, AND, OR, NOT and parentheses, with MySQL's quoting and SQL's unknown: a
+row of which the predicate is unknown is none of the changefeed's. Text compares by its characters, whatever
+its collation. Times are in UTC: a constant with an offset is converted to it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from enum import Enum
+from functools import lru_cache, reduce
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from penstock.changefeeds.codecs.row_changes import Mask
+from penstock.columnar.text_lines import truths
+from penstock.errors import Invalid
+from penstock.eventstore.schema_version import SchemaVersion
+from penstock.tables.arrow import arrow_schema
+from penstock.tables.fieldtypes import INTEGER_BITS, PACKED_TIMES, FieldType, Tp
+from penstock.tables.schema import TableInfo
+
+Evaluate = Callable[[pa.RecordBatch], Any]
+"""A column, or one value for all rows."""
+
+_UNKNOWN = pa.scalar(None, pa.bool_())
+
+
+@dataclass(frozen=True, slots=True)
+class RowFilter:
+    """A predicate on the rows of one table. `columns` are those that it looks at, by the table's names."""
+
+    columns: tuple[str, ...]
+    predicate: Evaluate
+
+    @classmethod
+    def of(cls, schema: SchemaVersion, where: str) -> "RowFilter | None":
+        """Understand a predicate; None for an empty one. Raises Invalid, in one line, for any other."""
+        if not where.strip():
+            return None
+        try:
+            columns, predicate = _compile(where, schema.name, schema.table)
+            predicate(pa.RecordBatch.from_pylist([], arrow_schema(schema.table)))
+        except pa.ArrowException as error:
+            raise Invalid(
+                f"row filter of {schema.name} compares what does not compare; give constants of their types"
+            ) from error
+        return cls(columns, predicate)
+
+    def keeps(self, rows: pa.RecordBatch) -> Mask:
+        """Which rows satisfy it for certain."""
+        found = self.predicate(rows)
+        if isinstance(found, pa.Scalar):
+            return np.full(rows.num_rows, bool(found.as_py()))
+        return truths(found)
+
+
+def check_predicate(where: str) -> None:
+    """Raise Invalid for what is no predicate of any table."""
+    _parsed(where, "some tables")
+
+
+def _compile(where: str, name: str, table: TableInfo) -> tuple[tuple[str, ...], Evaluate]:
+    compiler = _Compiler(name, table)
+    predicate = compiler.predicate(_parsed(where, name))
+    return tuple(dict.fromkeys(compiler.columns)), predicate
+
+
+@lru_cache(maxsize=256)
+def _parsed(where: str, name: str) -> exp.Expr:
+    try:
+        return exp.condition(where, dialect="mysql")
+    except (SqlglotError, ValueError, RecursionError) as error:
+        raise Invalid(f"row filter of {name} is no SQL predicate; write it as after WHERE") from error
+
+
+class _Family(Enum):
+    """What compares with each other."""
+
+    NUMBER = "a number"
+    TEXT = "text"
+    BYTES = "bytes"
+    TIME = "a time"
+    NOTHING = "NULL"
+    OTHER = "another type"
+
+
+@dataclass(frozen=True, slots=True)
+class _Operand:
+    family: _Family
+    value: Evaluate
+    constant: Any = None  # as it was written, if it is one
+
+
+_COMPARISONS: Mapping[type[exp.Expr], Callable[[Any, Any], Any]] = {
+    exp.EQ: pc.equal,
+    exp.NEQ: pc.not_equal,
+    exp.GT: pc.greater,
+    exp.GTE: pc.greater_equal,
+    exp.LT: pc.less,
+    exp.LTE: pc.less_equal,
+}
+_NUMBERS = frozenset({*INTEGER_BITS, Tp.YEAR, Tp.BIT, Tp.FLOAT, Tp.DOUBLE, Tp.NEW_DECIMAL})
+_FLOATS = frozenset({Tp.FLOAT, Tp.DOUBLE})
+_TIME_CASTS = frozenset({"DATE", "DATETIME", "TIMESTAMP", "TIMESTAMPTZ"})
+_TWO = frozenset({"this", "expression"})
+_UNDERSTOOD: Mapping[type[exp.Expr], frozenset[str]] = {
+    **dict.fromkeys((exp.And, exp.Or, exp.Is, exp.NullSafeEQ, *_COMPARISONS), _TWO),
+    **dict.fromkeys((exp.Paren, exp.Not, exp.Neg, exp.Boolean), frozenset({"this"})),
+    exp.Like: _TWO | {"negate"},
+    exp.Between: frozenset({"this", "low", "high"}),
+    exp.In: frozenset({"this", "expressions"}),
+    exp.Column: frozenset({"this", "table"}),
+    exp.Literal: frozenset({"this", "is_string"}),
+    exp.HexString: frozenset({"this", "is_integer"}),
+    exp.Cast: frozenset({"this", "to", "_type"}),
+    exp.Null: frozenset(),
+}
+"""What is read of each kind of node: one that says more than that is refused."""
+
+
+class _Compiler:
+    """Turns a parsed predicate into functions of Arrow, with everything refused that is not understood."""
+
+    def __init__(self, name: str, table: TableInfo) -> None:
+        self._name = name
+        self._table = table
+        self.columns: list[str] = []
+
+    def predicate(self, node: exp.Expr) -> Evaluate:
+        """A node that is true, false or unknown of a row."""
+        self._check(node)
+        if isinstance(node, exp.Paren):
+            return self.predicate(node.this)
+        if isinstance(node, exp.And | exp.Or):
+            return self._joined(node)
+        if isinstance(node, exp.Not):
+            inside = self.predicate(node.this)
+            return lambda rows: pc.invert(inside(rows))
+        if isinstance(node, exp.Is):
+            return self._is(node)
+        if isinstance(node, exp.Between):
+            return self._between(node)
+        if isinstance(node, exp.In):
+            return self._in(node)
+        if isinstance(node, exp.Like):
+            return self._like(node)
+        if isinstance(node, exp.NullSafeEQ):
+            return self._same(self._operand(node.this), self._operand(node.expression))
+        if type(node) in _COMPARISONS:
+            return self._compared(type(node), self._operand(node.this), self._operand(node.expression))
+        return self._truth(node)
+
+    def _check(self, node: exp.Expr) -> None:
+        said = {name for name, value in node.args.items() if value}
+        if not said <= _UNDERSTOOD.get(type(node), frozenset()):
+            raise self._refused(node)
+
+    def _refused(self, node: exp.Expr, hint: str = "") -> Invalid:
+        what = " ".join(node.key.split())
+        return Invalid(
+            f"row filter of {self._name} has {what!r}, which is not supported"
+            f"{hint}; use comparisons of columns and constants"
+        )
+
+    def _joined(self, node: exp.And | exp.Or) -> Evaluate:
+        join = pc.and_kleene if isinstance(node, exp.And) else pc.or_kleene
+        parts = [self.predicate(each) for each in node.flatten(unnest=False)]
+        return lambda rows: reduce(join, (part(rows) for part in parts))
+
+    def _truth(self, node: exp.Expr) -> Evaluate:
+        """A number as a truth: it is none when it is zero."""
+        operand = self._operand(node)
+        if operand.family is _Family.NOTHING:
+            return lambda _: _UNKNOWN
+        if operand.family is not _Family.NUMBER:
+            raise self._refused(node, " as a truth")
+        return self._compared(exp.NEQ, operand, _number(Decimal(0)))
+
+    def _is(self, node: exp.Is) -> Evaluate:
+        wanted = node.expression
+        if isinstance(wanted, exp.Null):
+            value = self._operand(node.this).value
+            return lambda rows: pc.is_null(value(rows))
+        if isinstance(wanted, exp.Boolean):
+            truth, positive = self.predicate(node.this), bool(wanted.this)
+            check = _is_true if positive else _is_false
+            return lambda rows: check(truth(rows))
+        raise self._refused(node)
+
+    def _between(self, node: exp.Between) -> Evaluate:
+        value = self._operand(node.this)
+        low = self._compared(exp.GTE, value, self._operand(node.args["low"]))
+        high = self._compared(exp.LTE, value, self._operand(node.args["high"]))
+        return lambda rows: pc.and_kleene(low(rows), high(rows))
+
+    def _in(self, node: exp.In) -> Evaluate:
+        if not node.expressions:
+            raise self._refused(node, " but with a list")
+        value = self._operand(node.this)
+        parts = [self._compared(exp.EQ, value, self._operand(each)) for each in node.expressions]
+        return lambda rows: reduce(pc.or_kleene, (part(rows) for part in parts))
+
+    def _like(self, node: exp.Like) -> Evaluate:
+        value, pattern = self._operand(node.this), self._operand(node.expression)
+        if value.family is not _Family.TEXT or not isinstance(pattern.constant, str):
+            raise self._refused(node, " but of text and a constant pattern")
+        if node.args.get("negate"):
+            return lambda rows: pc.invert(pc.match_like(value.value(rows), pattern.constant))
+        return lambda rows: pc.match_like(value.value(rows), pattern.constant)
+
+    def _same(self, left: _Operand, right: _Operand) -> Evaluate:
+        equal = self._compared(exp.EQ, left, right)
+
+        def evaluate(rows: pa.RecordBatch) -> Any:
+            both = pc.and_(pc.is_null(left.value(rows)), pc.is_null(right.value(rows)))
+            return pc.or_(both, _is_true(equal(rows)))
+
+        return evaluate
+
+    def _compared(self, kind: type[exp.Expr], left: _Operand, right: _Operand) -> Evaluate:
+        left, right = self._alike(left, right), self._alike(right, left)
+        if _Family.NOTHING in {left.family, right.family}:
+            return lambda _: _UNKNOWN
+        if left.family is not right.family or left.family is _Family.OTHER:
+            raise Invalid(
+                f"row filter of {self._name} compares {left.family.value} with {right.family.value}; "
+                "give constants as the columns are"
+            )
+        compare = _COMPARISONS[kind]
+        return lambda rows: compare(left.value(rows), right.value(rows))
+
+    def _alike(self, operand: _Operand, other: _Operand) -> _Operand:
+        """A constant text as what it is compared with."""
+        if not isinstance(operand.constant, str) or other.family is operand.family:
+            return operand
+        if other.family is _Family.NUMBER:
+            return _number(self._parsed_number(operand.constant))
+        if other.family is _Family.TIME:
+            return _constant(_Family.TIME, self._moment(operand.constant))
+        if other.family is _Family.BYTES:
+            return _constant(_Family.BYTES, pa.scalar(operand.constant.encode(), pa.binary()))
+        return operand
+
+    def _operand(self, node: exp.Expr) -> _Operand:
+        self._check(node)
+        if isinstance(node, exp.Paren):
+            return self._operand(node.this)
+        if isinstance(node, exp.Column):
+            return self._column(node)
+        if isinstance(node, exp.Literal):
+            return _text(str(node.this)) if node.is_string else _number(self._parsed_number(str(node.this)))
+        if isinstance(node, exp.Neg) and isinstance(node.this, exp.Literal) and not node.this.is_string:
+            return _number(-self._parsed_number(str(node.this.this)))
+        if isinstance(node, exp.Boolean):
+            return _number(Decimal(int(node.this)))
+        if isinstance(node, exp.Null):
+            return _Operand(_Family.NOTHING, lambda _: _UNKNOWN)
+        if isinstance(node, exp.HexString):
+            return _constant(_Family.BYTES, pa.scalar(_hex_bytes(str(node.this)), pa.binary()))
+        if (
+            isinstance(node, exp.Cast)
+            and isinstance(node.this, exp.Literal)
+            and node.to.this.name in _TIME_CASTS
+        ):
+            return _constant(_Family.TIME, self._moment(str(node.this.this)))
+        raise self._refused(node)
+
+    def _column(self, node: exp.Column) -> _Operand:
+        if node.table and node.table.lower() != self._table.name.lower():
+            raise Invalid(f"row filter of {self._name} names table {node.table}; leave the table out")
+        column = self._table.column(node.name)
+        self.columns.append(column.name)
+        family, name = _family_of(column.type), column.name
+        if family is _Family.TIME:
+            return _Operand(family, lambda rows: rows.column(name).cast(pa.timestamp("us")))
+        if column.type.tp in _FLOATS:
+            return _Operand(family, lambda rows: rows.column(name).cast(pa.float64()))
+        return _Operand(family, lambda rows: rows.column(name))
+
+    def _parsed_number(self, text: str) -> Decimal:
+        try:
+            return Decimal(text)
+        except InvalidOperation:
+            raise Invalid(
+                f"row filter of {self._name} compares a number with text that is none; write a number"
+            ) from None
+
+    def _moment(self, text: str) -> pa.Scalar:
+        """A constant time. As in MySQL, one with an offset is brought to the session's zone, here UTC."""
+        try:
+            moment = datetime.fromisoformat(text)
+            if moment.tzinfo is not None:
+                moment = moment.astimezone(UTC).replace(tzinfo=None)
+            return pa.scalar(moment, pa.timestamp("us"))
+        except (ValueError, OverflowError):
+            raise Invalid(
+                f"row filter of {self._name} has a time that is none;"
+                " write 'YYYY-MM-DD[ HH:MM:SS[.ffffff][+HH:MM]]'"
+            ) from None
+
+
+def _is_true(truth: Any) -> Any:
+    return pc.fill_null(truth, fill_value=False)
+
+
+def _is_false(truth: Any) -> Any:
+    return pc.fill_null(pc.invert(truth), fill_value=False)
+
+
+def _constant(family: _Family, value: pa.Scalar) -> _Operand:
+    return _Operand(family, lambda _: value)
+
+
+def _text(text: str) -> _Operand:
+    value = pa.scalar(text, pa.string())
+    return _Operand(_Family.TEXT, lambda _: value, constant=text)
+
+
+def _number(number: Decimal) -> _Operand:
+    return _constant(_Family.NUMBER, pa.scalar(number))
+
+
+def _hex_bytes(digits: str) -> bytes:
+    return bytes.fromhex(digits if len(digits) % 2 == 0 else f"0{digits}")
+
+
+def _family_of(kind: FieldType) -> _Family:
+    if kind.tp in PACKED_TIMES:
+        return _Family.TIME
+    if kind.is_string:
+        return _Family.BYTES if kind.is_binary else _Family.TEXT
+    if kind.tp in {Tp.ENUM, Tp.SET}:
+        return _Family.TEXT
+    wide = kind.tp is Tp.NEW_DECIMAL and kind.precision > 38
+    return _Family.NUMBER if kind.tp in _NUMBERS and not wide else _Family.OTHER

@@ -1,0 +1,97 @@
+"""What a directory holds, told by its paths alone: schema files, and stretches of data files. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from penstock.changefeeds.sinks.storage import layout
+from penstock.changefeeds.sinks.storage.layout import DateSeparator, Folder, SchemaPath
+from penstock.errors import Invalid
+
+Root = str
+"""A table's part of the directory: `<schema>/<table>` or its id; a database's: `<schema>`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaFound:
+    """A schema file."""
+
+    path: str
+    root: Root
+    version: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """The files of one dispatcher in one folder, by number; their order is that of their changes."""
+
+    index_path: str
+    folder: Folder
+    dispatcher_id: str
+    files: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def root(self) -> Root:
+        """The table that it belongs to."""
+        return table_root(self.folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All of it."""
+
+    schemas: tuple[SchemaFound, ...]
+    stretches: tuple[Stretch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Reads listings of directories that were laid out with these options."""
+
+    date_separator: DateSeparator = "day"
+    table_id_as_path: bool = False
+
+    def of(self, paths: Iterable[str]) -> Listing:
+        """Sort a directory's paths; raise Invalid when it was laid out with other options."""
+        schemas: list[SchemaFound] = []
+        files: dict[tuple[str, str], dict[int, str]] = {}
+        indexes: list[str] = []
+        for path in paths:
+            if path.endswith(".index"):
+                indexes.append(path)
+            elif schema := layout.parse_schema_path(path, table_id_as_path=self.table_id_as_path):
+                schemas.append(SchemaFound(path, schema_root(schema), schema.version, schema.checksum))
+            elif found := layout.parse_file_name(path.rpartition("/")[2]):
+                folder = path.rpartition("/")[0]
+                files.setdefault((folder, found.dispatcher_id), {})[found.number] = path
+        return Listing(tuple(schemas), tuple(self._stretch(path, files) for path in indexes))
+
+    def _stretch(self, path: str, files: dict[tuple[str, str], dict[int, str]]) -> Stretch:
+        found = layout.parse_index_path(
+            path, date_separator=self.date_separator, table_id_as_path=self.table_id_as_path
+        )
+        if found is None:
+            raise Invalid(
+                f"index file {path} is not where one belongs; give date-separator and use-table-id-as-path"
+                " as the sink had them, and the URI of the sink's own directory"
+            )
+        folder = path.removesuffix(f"/meta/{path.rpartition('/')[2]}")
+        own = files.get((folder, found.dispatcher_id), {})
+        return Stretch(path, found.folder, found.dispatcher_id, own)
+
+
+def table_root(folder: Folder) -> Root:
+    """The root of the table that a folder belongs to."""
+    return str(folder.table_id) if folder.table_id else name_root(folder.schema, folder.table)
+
+
+def schema_root(path: SchemaPath) -> Root:
+    """The root of the table, or the database, that a schema file is of."""
+    if path.table_id:
+        return str(path.table_id)
+    return name_root(path.schema, path.table) if path.table else layout.escape(path.schema)
+
+
+def name_root(database: str, table: str) -> Root:
+    """The root of a table by its name."""
+    return f"{layout.escape(database)}/{layout.escape(table)}"

@@ -1,0 +1,139 @@
+"""Changes of one version of a table that several dispatchers wrote, in the order of their commits. Pure."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.changefeeds.codecs.decoded_changes import DELETE, ChangeRows, concat
+from penstock.changefeeds.directory.progress import Mark
+
+_COMMIT_ROWS_MAX = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Changes that follow each other in one stretch; when they are delivered, it has come to `mark`."""
+
+    changes: ChangeRows | None  # None: only the mark moves
+    index_path: str
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """Changes to deliver, and where stretches are then."""
+
+    changes: ChangeRows | None
+    marks: tuple[tuple[str, Mark], ...]
+
+
+def merged(streams: Sequence[Iterator[Piece]]) -> Iterator[Delivered]:
+    """All changes of streams of which each is in the order of its commits, in the order of all commits.
+
+    The deletes of a commit come first, so that a key that goes from one row to another is free when it is
+    taken. Where commits are not known the streams follow each other: right as long as no key wanders between
+    dispatchers. Holds one piece of each stream, and more of one whose commit goes on, up to a limit.
+    """
+    if len(streams) == 1:
+        for piece in streams[0]:
+            yield Delivered(piece.changes, ((piece.index_path, piece.mark),))
+        return
+    heads = [_Head(stream) for stream in streams]
+    while True:
+        marks = tuple(mark for head in heads for mark in head.take_marks())
+        if marks:
+            yield Delivered(None, marks)
+        waiting = [head for head in heads if head.changes is not None]
+        if not waiting:
+            return
+        last = [head.last_ts for head in waiting]
+        known = [ts for ts in last if ts is not None]
+        if len(known) < len(last):
+            parts = [waiting[last.index(None)].take_all()]
+        else:
+            parts = [part for head in waiting if (part := head.take_upto(min(known))) is not None]
+        yield Delivered(_in_order(parts), ())
+
+
+def _in_order(parts: list[ChangeRows]) -> ChangeRows:
+    if len(parts) == 1:
+        return parts[0]
+    joined = concat(parts)
+    order = pa.table({"ts": joined.commit_ts, "stays": pc.not_equal(joined.ops, DELETE)})
+    return joined.take(pc.sort_indices(order, sort_keys=[("ts", "ascending"), ("stays", "ascending")]))
+
+
+class _Head:
+    """The first changes of a stream that were not taken yet, to the end of a commit."""
+
+    def __init__(self, stream: Iterator[Piece]) -> None:
+        self._stream = stream
+        self._marks: list[tuple[str, Mark]] = []  # of what was taken
+        self._marks_after: list[tuple[str, Mark]] = []  # of what is at hand
+        self._ahead: Piece | None = None
+        self.changes: ChangeRows | None = None
+        self._look_ahead()
+        self._fill()
+
+    @property
+    def last_ts(self) -> int | None:
+        assert self.changes is not None, "nothing is left of the stream"
+        return self.changes.last_ts
+
+    def take_marks(self) -> list[tuple[str, Mark]]:
+        """The marks of pieces that were taken as a whole."""
+        marks, self._marks = self._marks, []
+        return marks
+
+    def take_all(self) -> ChangeRows:
+        """All that is at hand."""
+        assert self.changes is not None, "nothing is left of the stream"
+        taken = self.changes
+        self._fill()
+        return taken
+
+    def take_upto(self, ts: int) -> ChangeRows | None:
+        """Changes up to a commit; None when there are none."""
+        assert self.changes is not None, "nothing is left of the stream"
+        count = self.changes.count_upto(ts)
+        if count == len(self.changes):
+            return self.take_all()
+        taken = self.changes.slice(0, count)
+        self.changes = self.changes.slice(count)
+        return taken if count else None
+
+    def _fill(self) -> None:
+        """Have the next pieces at hand: as many as the last commit of the first one takes."""
+        self._marks += self._marks_after
+        self._marks_after = []
+        held: list[ChangeRows] = []
+        rows = 0
+        while self._ahead is not None and self._ahead.changes is not None:
+            changes = self._ahead.changes
+            if held and (rows > _COMMIT_ROWS_MAX or not _goes_on(held[-1], changes)):
+                break
+            held.append(changes)
+            rows += len(changes)
+            self._marks_after.append((self._ahead.index_path, self._ahead.mark))
+            self._look_ahead()
+        self.changes = concat(held) if held else None
+        if not held:
+            self._marks += self._marks_after
+            self._marks_after = []
+
+    def _look_ahead(self) -> None:
+        """Find the next piece that has changes; the marks of those without come before it."""
+        self._ahead = None
+        for piece in self._stream:
+            if piece.changes is not None and len(piece.changes):
+                self._ahead = piece
+                return
+            self._marks_after.append((piece.index_path, piece.mark))
+
+
+def _goes_on(before: ChangeRows, after: ChangeRows) -> bool:
+    """Whether the last commit of some changes has more in those that follow."""
+    first = after.commit_ts[0].as_py()
+    return first is not None and bool(first == before.last_ts)

@@ -1,0 +1,85 @@
+"""How far a directory has been read, and what of it is kept between runs. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+from penstock.changefeeds.directory.listing import Root
+from penstock.errors import Corrupt
+
+_FORMAT = 1
+
+
+class Mark(NamedTuple):
+    """Files up to `number` were delivered, and the first `rows` changes of the one after it."""
+
+    number: int = 0
+    rows: int = 0
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where the next round goes on.
+
+    `resolved_ts` is the checkpoint of the last round that was finished: every change up to it was delivered,
+    so one that turns up again is a repetition. A table's watermark is its newest DDL's version: what comes
+    late for a version below it was delivered before the DDL. `seen` also counts schema files without a DDL.
+    """
+
+    resolved_ts: int = 0
+    watermarks: dict[Root, int] = field(default_factory=dict)
+    seen: dict[Root, int] = field(default_factory=dict)
+    marks: dict[str, Mark] = field(default_factory=dict)  # by the path of a stretch's index file
+
+    def mark(self, index_path: str) -> Mark:
+        """How far a stretch was delivered."""
+        return self.marks.get(index_path, Mark())
+
+    def is_late(self, root: Root, version: int) -> bool:
+        """Whether a later DDL of the table was delivered already."""
+        return version < self.watermarks.get(root, 0)
+
+    def pass_schema(self, root: Root, version: int) -> None:
+        """A schema file was delivered."""
+        self.seen[root] = max(version, self.seen.get(root, 0))
+
+    def raise_watermark(self, root: Root, version: int) -> None:
+        """A DDL of a table was delivered."""
+        self.watermarks[root] = max(version, self.watermarks.get(root, 0))
+
+    def end_database(self, root: Root, version: int, tables: Iterable[Root]) -> None:
+        """A DROP DATABASE was delivered: nothing older can come for its tables."""
+        for table in tables:
+            if table.startswith(f"{root}/"):
+                self.raise_watermark(table, version)
+
+    def finish(self, checkpoint_ts: int, there: Iterable[str]) -> None:
+        """A round is done; forget stretches whose files were cleaned up."""
+        self.resolved_ts = checkpoint_ts
+        kept = set(there)
+        self.marks = {path: mark for path, mark in self.marks.items() if path in kept}
+
+    def to_json(self) -> dict[str, Any]:
+        """What is kept of it."""
+        return {
+            "format": _FORMAT,
+            "resolved_ts": self.resolved_ts,
+            "watermarks": self.watermarks,
+            "seen": self.seen,
+            "marks": {path: list(mark) for path, mark in self.marks.items()},
+        }
+
+    @classmethod
+    def from_json(cls, tree: Any) -> Self:
+        """Read what `to_json` wrote; raise Corrupt when it is something else."""
+        if not isinstance(tree, dict) or tree.get("format") != _FORMAT:
+            raise Corrupt(f"the state of a consumer is not of format {_FORMAT}; begin without it")
+        try:
+            return cls(
+                int(tree["resolved_ts"]),
+                {str(root): int(ts) for root, ts in tree["watermarks"].items()},
+                {str(root): int(ts) for root, ts in tree["seen"].items()},
+                {str(path): Mark(int(number), int(rows)) for path, (number, rows) in tree["marks"].items()},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise Corrupt("the state of a consumer lacks a member or has a wrong one") from error

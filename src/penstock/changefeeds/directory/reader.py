@@ -1,0 +1,276 @@
+"""Reads a directory of changes in rounds: each delivers what is new up to the checkpoint, in order."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+from penstock.changefeeds.codecs.decoded_changes import ChangeRows
+from penstock.changefeeds.codecs.decoder import DataFiles, FileOptions
+from penstock.changefeeds.directory.listing import Listing, SchemaFound, Stretch, Survey, name_root
+from penstock.changefeeds.directory.merge import Piece, merged
+from penstock.changefeeds.directory.planning import DataStep, SchemaStep, plan
+from penstock.changefeeds.directory.progress import Mark, Progress
+from penstock.changefeeds.directory.renames import Name, old_name
+from penstock.changefeeds.directory.repetition import Repetition
+from penstock.changefeeds.sinks.storage import layout
+from penstock.changefeeds.sinks.storage.metadatafile import decode_checkpoint
+from penstock.changefeeds.sinks.storage.schema_file import SchemaFile, check_named
+from penstock.errors import Corrupt, Invalid
+from penstock.object_storage import Storage
+from penstock.tables.jobs import Action
+from penstock.tables.schema import TableInfo
+
+__all__ = ["Contents", "Damage", "Ddl", "Delivery", "DirectoryReader", "TableChanges", "TableVersion"]
+
+_RENAMES = frozenset({int(Action.RENAME_TABLE), 25})  # 25: several tables in one statement
+
+
+@dataclass(frozen=True, slots=True)
+class Ddl:
+    """A schema file. Without a query it only says which columns a table has.
+
+    `table` is None for a database; `renamed_from` is set for a RENAME whose statement tells it.
+    """
+
+    database: str
+    table: TableInfo | None
+    version: int
+    type: int
+    query: str
+    renamed_from: Name | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is of."""
+        return f"{self.database}.{self.table.name}" if self.table else self.database
+
+
+@dataclass(frozen=True, slots=True)
+class TableChanges:
+    """Changes of a table's rows under one version of its schema."""
+
+    database: str
+    table: TableInfo
+    version: int
+    changes: ChangeRows
+
+    @property
+    def name(self) -> str:
+        """The table."""
+        return f"{self.database}.{self.table.name}"
+
+
+Delivery = Ddl | TableChanges
+
+
+class TableVersion(NamedTuple):
+    """A version of a table: its name then, with its database."""
+
+    name: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a directory holds, and up to where it can be read."""
+
+    checkpoint_ts: int
+    listing: Listing
+
+
+class Damage(Protocol):
+    """Hears of what a reader would refuse, of a version of a table; the reader goes on."""
+
+    def unreadable(self, of: TableVersion, what: str) -> None:
+        """A data file is missing or damaged: changes from somewhere in it up to its end are not delivered."""
+
+    def again(self, of: TableVersion, changes: int) -> None:
+        """Changes are there again, and are not delivered again."""
+
+
+class DirectoryReader:
+    """Everything in a directory, once: per table in the order of its changes and DDLs.
+
+    Delivery is at least once over restarts: `progress` moves past a delivery when the next one is asked for.
+    Within `progress` each change comes once, also where TiCDC repeats it, provided that files tell commits.
+    With `damage`, files that cannot be read are told to it instead of being raised. Blocks; raises
+    Unavailable, which passes: begin the round again.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        files: FileOptions,
+        survey: Survey,
+        progress: Progress | None = None,
+        *,
+        damage: Damage | None = None,
+    ) -> None:
+        self.progress = progress or Progress()
+        self._storage = storage
+        self._files = DataFiles(storage, files)
+        self._survey = survey
+        self._damage = damage
+        self._schemas: dict[str, SchemaFile] = {}
+        self._tables: dict[str, TableInfo] = {}
+
+    def contents(self) -> Contents:
+        """What there is now. Invalid when this is no directory of a sink, or not the one of `progress`."""
+        checkpoint_ts = self.checkpoint()  # before listing: everything up to it is listed then
+        return Contents(checkpoint_ts, self._survey.of(self._storage.names("")))
+
+    def outline(self, contents: Contents) -> Iterator[Ddl]:
+        """The schema files that a round would deliver, in order; `progress` does not move."""
+        for step in plan(contents.listing, contents.checkpoint_ts, self.progress):
+            if isinstance(step, SchemaStep):
+                yield self._ddl(step.schema)
+
+    def round(self, contents: Contents | None = None) -> Iterator[Delivery]:
+        """Deliver what is new, by default of what there is now.
+
+        Invalid when this is no directory of a sink, or not the one that `progress` is of; Corrupt when a
+        file is missing or damaged.
+        """
+        held = contents or self.contents()
+        checkpoint_ts, listing = held.checkpoint_ts, held.listing
+        new = tuple(stretch for stretch in listing.stretches if self._has_new(stretch))
+        for step in plan(Listing(listing.schemas, new), checkpoint_ts, self.progress):
+            if isinstance(step, SchemaStep):
+                yield from self._deliver_schema(step.schema, listing)
+            else:
+                yield from self._deliver_data(step, checkpoint_ts)
+        self.progress.finish(checkpoint_ts, (stretch.index_path for stretch in listing.stretches))
+
+    def checkpoint(self) -> int:
+        """Up to where the directory is complete; Invalid when it does not say, or goes back."""
+        data = self._storage.read(layout.METADATA_PATH)
+        if data is None:
+            raise Invalid(
+                f"{self._storage.url} has no metadata file: it is no changefeed's directory, or nothing was"
+                " written yet; check the URI, or wait for the first checkpoint"
+            )
+        checkpoint_ts = decode_checkpoint(data)
+        if checkpoint_ts < self.progress.resolved_ts:
+            raise Invalid(
+                f"the checkpoint of {self._storage.url} is before {self.progress.resolved_ts}, which"
+                " was read: the directory was written anew; begin without the state"
+            )
+        return checkpoint_ts
+
+    def _has_new(self, stretch: Stretch) -> bool:
+        newest = max(stretch.files, default=0)
+        return self._damage is not None or newest > self.progress.mark(stretch.index_path).number
+
+    def _deliver_schema(self, found: SchemaFound, listing: Listing) -> Iterator[Delivery]:
+        file, ddl = self._schema(found), self._ddl(found)
+        renamed = ddl.renamed_from
+        yield ddl
+        self.progress.pass_schema(found.root, found.version)
+        if not file.query:
+            return
+        self.progress.raise_watermark(found.root, found.version)
+        if renamed is not None and not self._survey.table_id_as_path:
+            self.progress.raise_watermark(name_root(*renamed), found.version)
+        if file.type == Action.DROP_SCHEMA:
+            roots = {schema.root for schema in listing.schemas}
+            self.progress.end_database(found.root, found.version, roots)
+
+    def _ddl(self, found: SchemaFound) -> Ddl:
+        file = self._schema(found)
+        renamed = old_name(file.query, file.schema, file.table) if file.type in _RENAMES else None
+        table = self._table(found) if file.table else None
+        return Ddl(file.schema, table, file.version, file.type, file.query, renamed)
+
+    def _deliver_data(self, step: DataStep, checkpoint_ts: int) -> Iterator[Delivery]:
+        file, table = self._schema(step.schema), self._table(step.schema)
+        streams = [self._pieces(each, step, table, checkpoint_ts) for each in step.dispatchers]
+        for delivered in merged(streams):
+            if delivered.changes is not None and len(delivered.changes):
+                yield TableChanges(file.schema, table, file.version, delivered.changes)
+            self.progress.marks.update(delivered.marks)
+
+    def _pieces(
+        self, stretches: tuple[Stretch, ...], step: DataStep, table: TableInfo, checkpoint_ts: int
+    ) -> Iterator[Piece]:
+        """One dispatcher's changes up to the checkpoint; what is after it stays for a later round."""
+        file = self._schema(step.schema)
+        of = TableVersion(f"{file.schema}.{table.name}", file.version)
+        repetition = Repetition(table, self.progress.resolved_ts)
+        for stretch in stretches:
+            mark = self.progress.mark(stretch.index_path)
+            for number, path in self._numbered(stretch, mark.number, of):
+                at = 0
+                begin = mark.rows if number == mark.number + 1 else 0
+                for changes in self._changes(path, table, of, share=len(step.dispatchers)):
+                    rest = changes.slice(min(max(begin - at, 0), len(changes)))
+                    count = rest.count_upto(checkpoint_ts)
+                    at += len(changes)
+                    done = Mark(number - 1, at - len(rest) + count)
+                    fresh = repetition.new(rest.slice(0, count))
+                    if len(fresh) < count and self._damage is not None:
+                        self._damage.again(of, count - len(fresh))
+                    yield Piece(fresh, stretch.index_path, done)
+                    if count < len(rest):
+                        return
+                yield Piece(None, stretch.index_path, Mark(number))
+
+    def _changes(self, path: str, table: TableInfo, of: TableVersion, *, share: int) -> Iterator[ChangeRows]:
+        try:
+            yield from self._files.changes(path, table, share=share)
+        except (Corrupt, Invalid) as error:
+            self._refuse(of, error)
+
+    def _numbered(self, stretch: Stretch, after: int, of: TableVersion) -> Iterator[tuple[int, str]]:
+        """The files after a number up to the newest that the index names: so far they are there as a whole.
+
+        The index may be newer than the listing, and name files that came after it.
+        """
+        named = (self._storage.read(stretch.index_path) or b"").decode(errors="replace").strip()
+        newest, digits = layout.parse_file_name(named), layout.number_digits(named)
+        if newest is None:
+            self._refuse(
+                of, Corrupt(f"index file {stretch.index_path} names no data file; keep the directory")
+            )
+            return
+        folder = stretch.index_path.rpartition("/meta/")[0]
+        for number in range(after + 1, newest.number + 1):
+            path = stretch.files.get(number) or f"{folder}/{replace(newest, number=number).text(digits)}"
+            if number in stretch.files or self._storage.exists(path):
+                yield number, path
+            else:
+                self._refuse(
+                    of,
+                    Corrupt(
+                        f"file {number} is missing though {stretch.index_path} names a later one; restore it,"
+                        " or begin with a state that is past it"
+                    ),
+                )
+
+    def _refuse(self, of: TableVersion, error: Corrupt | Invalid) -> None:
+        """Raise what is wrong with a data file, unless somebody wants to hear of it instead."""
+        if self._damage is None:
+            raise error
+        self._damage.unreadable(of, str(error))
+
+    def _schema(self, found: SchemaFound) -> SchemaFile:
+        known = self._schemas.get(found.path)
+        if known is None:
+            data = self._storage.read(found.path)
+            if data is None:
+                raise Corrupt(f"schema file {found.path} was removed while it was needed; keep the directory")
+            known = _parsed(found.path, data)
+            check_named(found.path, known, table_id_as_path=self._survey.table_id_as_path)
+            self._schemas[found.path] = known
+        return known
+
+    def _table(self, found: SchemaFound) -> TableInfo:
+        if found.path not in self._tables:
+            self._tables[found.path] = self._schema(found).table_info()
+        return self._tables[found.path]
+
+
+def _parsed(path: str, data: bytes) -> SchemaFile:
+    try:
+        return SchemaFile.from_json(data)
+    except Corrupt as error:
+        raise Corrupt(f"schema file {path}: {error}") from error

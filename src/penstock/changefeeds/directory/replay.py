@@ -1,0 +1,168 @@
+"""Deliveries replayed into tables of a database: rows by their primary keys, DDLs by what they changed."""
+
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from penstock import clock as clocks
+from penstock.changefeeds.codecs.decoded_changes import DELETE, ChangeRows, row_dicts
+from penstock.changefeeds.directory.altering import definition, steps
+from penstock.changefeeds.directory.reader import Ddl, Delivery, TableChanges
+from penstock.clock import Clock
+from penstock.errors import Invalid
+from penstock.tables import Catalog, Table
+from penstock.tables.conflicts import retried
+from penstock.tables.jobs import Action
+from penstock.tables.schema import TableInfo
+from penstock.tables.values import zero_value
+
+_log = logging.getLogger(__name__)
+
+_TRANSACTION_CHANGES = 2_048
+
+Key = tuple[Any, ...]
+
+
+class Replayer:
+    """Brings the tables of a database to where a directory's are.
+
+    Taking a delivery again changes nothing. Changes become visible some thousand at a time, not by the
+    transactions that they came from. Secondary indexes are not in the directory, and so are not made.
+    Raises Invalid when a table is not there or is another, Conflict or Unavailable when the database does.
+    """
+
+    def __init__(self, catalog: Catalog, *, clock: Clock = clocks.SYSTEM) -> None:
+        self._catalog = catalog
+        self._clock = clock
+
+    def take(self, delivery: Delivery) -> None:
+        """Replay a delivery; it is durable on return."""
+        if isinstance(delivery, TableChanges):
+            self._take_changes(delivery)
+        elif delivery.table is None:
+            self._take_database(delivery)
+        else:
+            self._take_table(delivery, delivery.table)
+
+    def _take_database(self, ddl: Ddl) -> None:
+        there = self._has_database(ddl.database)
+        if ddl.type == Action.CREATE_SCHEMA and not there:
+            self._catalog.create_database(ddl.database)
+        elif ddl.type == Action.DROP_SCHEMA and there:
+            self._catalog.drop_database(ddl.database)
+
+    def _take_table(self, ddl: Ddl, table: TableInfo) -> None:
+        there = self._find(ddl.name)
+        if ddl.type == Action.DROP_TABLE:
+            if there is not None:
+                self._catalog.drop_table(ddl.name)
+        elif ddl.renamed_from is not None:
+            self._rename(ddl, ".".join(ddl.renamed_from), done=there is not None)
+        elif there is None:
+            self._create(ddl, table)
+        elif ddl.type == Action.TRUNCATE_TABLE:
+            self._catalog.truncate_table(ddl.name)
+        elif ddl.query and ddl.type != Action.CREATE_TABLE:  # one that is there already is the user's
+            self._alter(ddl, there, table)
+
+    def _create(self, ddl: Ddl, table: TableInfo) -> None:
+        if not self._has_database(ddl.database):
+            self._catalog.create_database(ddl.database)
+        columns = [(column.name, definition(column)) for column in table.stored_columns]
+        keys = [column.name for column in table.primary_key]
+        self._catalog.create_table(ddl.name, columns, primary_key=keys)
+        _log.info("a table was made as its schema file has it", extra={"table": ddl.name})
+
+    def _rename(self, ddl: Ddl, old_name: str, *, done: bool) -> None:
+        if self._find(old_name) is not None:
+            self._catalog.rename_table(old_name, ddl.name)
+        elif not done:
+            raise Invalid(f"{old_name}, which becomes {ddl.name}, is not there; replay from the beginning")
+
+    def _alter(self, ddl: Ddl, there: TableInfo, wanted: TableInfo) -> None:
+        for step in steps(there, wanted, ddl.query, renames=ddl.type == Action.MODIFY_COLUMN):
+            match step.what:
+                case "drop":
+                    self._catalog.drop_column(ddl.name, step.column)
+                case "add":
+                    self._catalog.add_column(ddl.name, step.column, step.definition, after=step.after)
+                case "modify":
+                    self._catalog.modify_column(ddl.name, step.column, step.definition)
+
+    def _take_changes(self, delivery: TableChanges) -> None:
+        there = self._find(delivery.name)
+        if there is None:
+            raise Invalid(f"table {delivery.name} is not there; create it, or replay from the beginning")
+        _check(delivery, there)
+        table = self._catalog.table(delivery.name)
+        for rows, gone in _net(delivery.changes, there):
+            retried(partial(self._write, table, rows, gone), clock=self._clock)
+
+    def _write(self, table: Table, rows: list[dict[str, Any]], gone: list[Any]) -> None:
+        with self._catalog.begin() as txn:
+            table.delete(gone, txn=txn)
+            table.upsert(rows, txn=txn)
+
+    def _find(self, name: str) -> TableInfo | None:
+        schema = self._catalog.schema()
+        database, _, table = name.partition(".")
+        found = schema.databases.get(database.lower())
+        return schema.tables[found.id].get(table.lower()) if found else None
+
+    def _has_database(self, name: str) -> bool:
+        return name.lower() in self._catalog.schema().databases
+
+
+def _check(delivery: TableChanges, there: TableInfo) -> None:
+    if not there.primary_key:
+        raise Invalid(f"table {delivery.name} has no primary key to tell its rows apart by; leave it out")
+    sent = {column.name.lower() for column in delivery.table.stored_columns}
+    known = {column.name.lower() for column in there.stored_columns}
+    keys = {column.name.lower() for column in there.primary_key}
+    if sent - known:
+        raise Invalid(
+            f"table {delivery.name} has no column {min(sent - known)}, which the directory has; add it, or"
+            " replay from the beginning"
+        )
+    if keys - sent:
+        raise Invalid(
+            f"the directory has no column {min(keys - sent)} of the primary key of {delivery.name}; use a"
+            " table with the directory's key"
+        )
+
+
+def _net(changes: ChangeRows, there: TableInfo) -> Iterator[tuple[list[dict[str, Any]], list[Any]]]:
+    """Rows to put and keys to delete, of some changes at a time: only the last change of a key counts."""
+    keyed = _keyed(changes, there)
+    mend = _mending(changes, there)
+    for start in range(0, len(changes), _TRANSACTION_CHANGES):
+        part = changes.slice(start, min(_TRANSACTION_CHANGES, len(changes) - start))
+        last: dict[Key, dict[str, Any] | None] = {}
+        for op, row, old in zip(part.ops.to_pylist(), row_dicts(part.rows), row_dicts(part.old), strict=True):
+            assert row is not None, "every change has a row"
+            if old is not None and keyed(old) != keyed(row):
+                last[keyed(old)] = None
+            last[keyed(row)] = None if op == DELETE else mend(row)
+        rows = [row for row in last.values() if row is not None]
+        gone = [key if len(key) > 1 else key[0] for key, row in last.items() if row is None]
+        yield rows, gone
+
+
+def _keyed(changes: ChangeRows, there: TableInfo) -> Callable[[dict[str, Any]], Key]:
+    names = {name.lower(): name for name in changes.rows.schema.names}
+    keys = [names[column.name.lower()] for column in there.primary_key]
+    return lambda row: tuple(row[name] for name in keys)
+
+
+def _mending(changes: ChangeRows, there: TableInfo) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """A null where there can be none was a zero date."""
+    names = {name.lower(): name for name in changes.rows.schema.names}
+    zeros = {
+        names[column.name.lower()]: zero_value(column.type)
+        for column in there.stored_columns
+        if column.type.not_null and column.name.lower() in names
+    }
+    if not any(changes.rows.column(name).null_count for name in zeros):
+        return lambda row: row
+    return lambda row: {name: zeros.get(name) if value is None else value for name, value in row.items()}

@@ -1,0 +1,79 @@
+"""The seam between the sink's decisions and whatever touches rows: Spark, or this process in simulations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from penstock.changefeeds.codecs.options import EncoderOptions
+from penstock.follow.positions import Position
+from penstock.follow.slices import Slice
+
+Traced = tuple[tuple[int, int], ...]
+"""Transactions that are traced, by commit timestamp, and how many rows each has somewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """An encoded payload in the spool: the changes after `start` up to `end`. (segment, number) finds it."""
+
+    segment: int
+    number: int
+    start: Position
+    end: Position
+    rows: int
+    nbytes: int
+    traced: Traced = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileWork:
+    """A file to write: its chunks in order, then the index that names it."""
+
+    dispatcher_id: str
+    chunks: tuple[Chunk, ...]
+    data_path: str
+    index_path: str
+    header: bytes = b""  # before the first chunk
+    parquet: bool = False  # chunks are Arrow streams, to become one Parquet file
+    parquet_options: tuple[tuple[str, str], ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of a FileWork. `error` is one line; empty when data and index are on the remote."""
+
+    data_path: str
+    nbytes: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeWork:
+    """A slice to encode, and how."""
+
+    slice: Slice
+    options: EncoderOptions
+
+
+class Engine(Protocol):
+    """Encodes slices into the spool and writes files out of it. The caller sees descriptors only.
+
+    Several calls may be under way at once. A payload that is lost (an executor died) is encoded again from
+    the event store when it is needed, with the same rows. Calls raise a PenstockError when the work as a
+    whole cannot be done; nothing of it counts then.
+    """
+
+    async def encode(self, work: Sequence[EncodeWork]) -> list[list[Chunk]]:
+        """Encode slices into one new segment of the spool: the chunks of each slice, in order.
+
+        A slice that has no rows (all were filtered out) gives no chunks.
+        """
+
+    async def write(self, files: Sequence[FileWork]) -> list[Written]:
+        """Write files, each data first, then index; one that fails does not stop the others."""
+
+    async def release(self, segment: int) -> None:
+        """Forget a segment: none of its chunks is needed any more."""
+
+    async def close(self) -> None:
+        """Forget all segments."""

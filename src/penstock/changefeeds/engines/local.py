@@ -1,0 +1,155 @@
+"""An engine in this process: what Spark does on executors, for work that is too small for a Spark job."""
+
+import math
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Literal
+
+from penstock.changefeeds.engines.encode import encode_part
+from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork, Written
+from penstock.changefeeds.engines.filewriting import write_files
+from penstock.changefeeds.engines.tryingagain import tried_again
+from penstock.errors import Invalid
+from penstock.eventloop import Threads
+from penstock.object_storage import StorageRef
+
+Step = Literal["encode", "write", "written", "release"]
+Hook = Callable[[Step], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """How much is encoded at most."""
+
+    rows: float = math.inf
+    nbytes: float = math.inf
+
+
+@dataclass(slots=True)
+class _Segment:
+    """The payloads of an encode job, by the numbers of its chunks, and how to make them again."""
+
+    work: tuple[EncodeWork, ...]
+    payloads: list[bytes] | None
+    nbytes: int
+
+
+class LocalEngine:
+    """Encodes and writes in threads; payloads stay in memory until their segment is released.
+
+    `at` is awaited before each step, and once more when files are on the remote and nobody knows it yet
+    (`written`): it may take time, fail, or never return. `lose` takes payloads away as a lost executor does.
+    `numbers` are those of its segments.
+    """
+
+    def __init__(
+        self,
+        target: StorageRef,
+        *,
+        at: Hook | None = None,
+        threads: int = 8,
+        numbers: Iterator[int] | None = None,
+    ) -> None:
+        self._target = target
+        self._at = at
+        self._writers = threads
+        self._threads = Threads(threads, "penstock-engine")
+        self._segments: dict[int, _Segment] = {}
+        self._numbers = numbers or count(1)
+        self._encoding_again = threading.Lock()
+
+    @property
+    def segments(self) -> tuple[int, ...]:
+        """Those that are held."""
+        return tuple(self._segments)
+
+    @property
+    def held_bytes(self) -> int:
+        """Payloads in memory."""
+        return sum(each.nbytes for each in self._segments.values() if each.payloads is not None)
+
+    def lose(self, segment: int) -> None:
+        """Take the payloads away; they are encoded again when somebody needs them."""
+        self._segments[segment].payloads = None
+
+    async def encode(self, work: Sequence[EncodeWork]) -> list[list[Chunk]]:
+        """See Engine."""
+        chunks = await self.encode_up_to(work, Bound())
+        assert chunks is not None, "there is no bound"
+        return chunks
+
+    async def encode_up_to(self, work: Sequence[EncodeWork], bound: Bound) -> list[list[Chunk]] | None:
+        """Encode slices, unless they turn out to have more than the bound: then None, and nothing is kept."""
+        await self._reach("encode")
+        number = next(self._numbers)
+        made = await self._threads.call(_encode, number, work, bound)
+        if made is None:
+            return None
+        chunks, payloads = made
+        if payloads:
+            self._segments[number] = _Segment(tuple(work), payloads, sum(map(len, payloads)))
+        return chunks
+
+    async def write(self, files: Sequence[FileWork]) -> list[Written]:
+        """See Engine."""
+        await self._reach("write")
+        written = await self._threads.call(
+            write_files, files, self._payloads, self._target, threads=self._writers
+        )
+        await self._reach("written")
+        return written
+
+    def _payloads(self, file: FileWork) -> Iterator[bytes]:
+        for chunk in file.chunks:
+            yield self.payloads(chunk.segment)[chunk.number]
+
+    def payloads(self, number: int) -> Sequence[bytes]:
+        """Those of a segment, by the numbers of their chunks; raises Invalid when it was released."""
+        segment = self._segments.get(number)
+        if segment is None:
+            raise Invalid(
+                f"segment {number} of the spool was released; its chunks cannot be written any more"
+            )
+        with self._encoding_again:
+            if segment.payloads is None:
+                made = _encode(number, segment.work, Bound())
+                assert made is not None, "there is no bound"
+                segment.payloads = made[1]
+            return segment.payloads
+
+    async def release(self, segment: int) -> None:
+        """See Engine."""
+        await self._reach("release")
+        self._segments.pop(segment, None)
+
+    async def close(self) -> None:
+        """See Engine."""
+        self._segments.clear()
+        self._threads.close()
+
+    async def _reach(self, step: Step) -> None:
+        if self._at is not None:
+            await self._at(step)
+
+
+def _encode(
+    segment: int, work: Sequence[EncodeWork], bound: Bound
+) -> tuple[list[list[Chunk]], list[bytes]] | None:
+    chunks: list[list[Chunk]] = []
+    payloads: list[bytes] = []
+    rows = nbytes = 0
+    for each in work:
+        chunks.append([])
+        for part in range(len(each.slice.parts)):
+            for encoded in tried_again(partial(encode_part, each.slice, part, each.options)):
+                size = len(encoded.payload)
+                rows, nbytes = rows + encoded.rows, nbytes + size
+                if rows > bound.rows or nbytes > bound.nbytes:
+                    return None
+                place = encoded.start, encoded.end
+                chunks[-1].append(Chunk(segment, len(payloads), *place, encoded.rows, size, encoded.traced))
+                payloads.append(encoded.payload)
+    return chunks, payloads

@@ -1,0 +1,231 @@
+"""Names of everything a storage sink writes, as TiCDC lays it out, and the way back from a path. Pure.
+
+    metadata                                                          the checkpoint
+    <schema>/meta/schema_<version>_<checksum>.json                    a database
+    <schema>/<table>/meta/schema_<version>_<checksum>.json            a table
+    <schema>/<table>/<version>[/<partition>][/<date>]/CDC<number>.<extension>
+    <schema>/<table>/<version>[/<partition>][/<date>]/meta/CDC.index  the newest file's name
+
+Where several dispatchers write into one folder: CDC_<dispatcher>_<number> and CDC_<dispatcher>.index. With
+table ids as paths, <table id> stands for <schema>/<table> and partitions have folders by their own ids.
+"""
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from typing import Literal
+
+from penstock.changefeeds.codecs.options import Compression, Protocol
+
+DateSeparator = Literal["none", "year", "month", "day"]
+
+METADATA_PATH = "metadata"
+NUMBER_DIGITS_MIN = 6
+_DATE_FORMATS = {"none": "", "year": "%Y", "month": "%Y-%m", "day": "%Y-%m-%d"}
+_DATE_PATTERNS = {
+    "none": "(?P<date>)",
+    "year": r"/(?P<date>\d{4})",  # cannot be told from a partition's id unless it is always there
+    "month": r"(?:/(?P<date>\d{4}-\d{2}))?",
+    "day": r"(?:/(?P<date>\d{4}-\d{2}-\d{2}))?",
+}
+_NAMES_PATTERN = r"(?P<schema>[^/]+)/(?P<table>[^/]+)/(?P<version>\d+)(?:/(?P<partition>\d+))?"
+_IDS_PATTERN = r"(?P<table_id>\d+)/(?P<version>\d+)"
+_NUMBER_PATTERN = rf"(?P<number>\d{{{NUMBER_DIGITS_MIN},}})"
+_FILE = re.compile(
+    rf"CDC(?:_(?P<dispatcher>[0-9A-Za-z-]+)_)?{_NUMBER_PATTERN}(?P<extension>\.[a-z.]+)", re.ASCII
+)
+_FILE_PATTERN = rf"/(?P<file>{re.sub(r'[?]P<[a-z]+>', '?:', _FILE.pattern)})"
+_INDEX_PATTERN = r"/meta/CDC(?:_(?P<dispatcher>[0-9A-Za-z-]+))?\.index"
+_SCHEMA_FILE = r"meta/schema_(?P<version>\d+)_(?P<checksum>\d{10})\.json"
+_SCHEMA_BY_NAME = re.compile(rf"(?P<schema>[^/]+)/(?:(?P<table>[^/]+)/)?{_SCHEMA_FILE}", re.ASCII)
+_SCHEMA_BY_ID = re.compile(rf"(?P<table_id>\d+)/{_SCHEMA_FILE}", re.ASCII)
+_META = re.compile(rf"(?:^|/)(?:{_SCHEMA_FILE}|meta/CDC(?:_[0-9A-Za-z-]+)?\.index)$", re.ASCII)
+_EXTENSIONS = {"canal-json": ".json", "debezium": ".json", "csv": ".csv", "parquet": ".parquet"}
+_COMPRESSED = {"none": "", "gzip": ".gz", "zstd": ".zst"}
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f/%]|^\.{1,2}$")
+_ESCAPED = re.compile(r"%([01][0-9A-F]|7F|2F|25|2E)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """Where data files of one version of a table are; `table_id` instead of names with table ids as paths."""
+
+    schema: str = ""
+    table: str = ""
+    table_id: int = 0
+    version: int
+    partition: int = 0
+    date: str = ""
+
+    @property
+    def path(self) -> str:
+        """The folder's path."""
+        parts = [str(self.table_id)] if self.table_id else [escape(self.schema), escape(self.table)]
+        parts.append(str(self.version))
+        if self.partition:
+            parts.append(str(self.partition))
+        return "/".join([*parts, self.date] if self.date else parts)
+
+    @property
+    def order(self) -> tuple[int, int, str]:
+        """A table's folders are read in this order."""
+        return self.version, self.partition, self.date
+
+
+@dataclass(frozen=True, slots=True)
+class DataPath:
+    """A data file. `dispatcher_id` is empty where the folder has one dispatcher."""
+
+    folder: Folder
+    dispatcher_id: str
+    number: int
+    extension: str
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPath:
+    """An index file: its content is the name of the newest data file, and a line end."""
+
+    folder: Folder
+    dispatcher_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaPath:
+    """A schema file; without a table and an id it is a database's."""
+
+    schema: str = ""
+    table: str = ""
+    table_id: int = 0
+    version: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileName:
+    """The last part of a data file's path."""
+
+    dispatcher_id: str
+    number: int
+    extension: str
+
+    def text(self, digits: int) -> str:
+        """The name with the number padded to so many digits; a wider one is not cut."""
+        owner = f"_{self.dispatcher_id}_" if self.dispatcher_id else ""
+        return f"CDC{owner}{self.number:0{digits}d}{self.extension}"
+
+
+def escape(name: str) -> str:
+    """A database's or table's name as one part of a path. Only names that no path can have are changed."""
+    return _UNSAFE.sub(lambda found: "".join(f"%{ord(each):02X}" for each in found[0]), name)
+
+
+def unescape(part: str) -> str:
+    """The name that `escape` was given."""
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), part)
+
+
+def date_text(separator: DateSeparator, at_ms: int) -> str:
+    """The date part of a folder at a moment, in UTC; empty without a separator."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime(_DATE_FORMATS[separator])
+
+
+def is_date(separator: DateSeparator, name: str) -> bool:
+    """Whether a folder has the name of a date."""
+    return re.fullmatch(_DATE_PATTERNS[separator], f"/{name}", re.ASCII) is not None
+
+
+def extension(protocol: Protocol, compression: Compression) -> str:
+    """What data files end with. Parquet compresses inside of the file."""
+    return _EXTENSIONS[protocol] + (_COMPRESSED[compression] if protocol != "parquet" else "")
+
+
+def data_path(folder: Folder, name: FileName, digits: int) -> str:
+    """The path of a data file."""
+    return f"{folder.path}/{name.text(digits)}"
+
+
+def index_path(folder: Folder, dispatcher_id: str = "") -> str:
+    """The path of the index of a folder, or of one dispatcher's files in it."""
+    return f"{folder.path}/meta/CDC{f'_{dispatcher_id}' if dispatcher_id else ''}.index"
+
+
+def meta_folder(of: Folder | SchemaPath) -> str:
+    """Where schema files of a table or a database are."""
+    if of.table_id:
+        return f"{of.table_id}/meta/"
+    return f"{escape(of.schema)}/{escape(of.table)}/meta/" if of.table else f"{escape(of.schema)}/meta/"
+
+
+def schema_path(of: SchemaPath) -> str:
+    """The path of a schema file."""
+    return f"{meta_folder(of)}schema_{of.version}_{of.checksum:010d}.json"
+
+
+def parse_file_name(name: str) -> FileName | None:
+    """What the name of a data file says; None when it is none."""
+    found = _FILE.fullmatch(name)
+    return FileName(found["dispatcher"] or "", int(found["number"]), found["extension"]) if found else None
+
+
+def is_of_a_changefeed(path: str) -> bool:
+    """Whether who reads this directory, or one that holds it, takes a path for a changefeed's."""
+    name = path.rpartition("/")[2]
+    return path == METADATA_PATH or parse_file_name(name) is not None or _META.search(path) is not None
+
+
+def number_digits(name: str) -> int:
+    """How many digits the number in a data file's name has; 0 when it is none."""
+    found = _FILE.fullmatch(name)
+    return len(found["number"]) if found else 0
+
+
+def parse_data_path(
+    path: str, *, date_separator: DateSeparator = "day", table_id_as_path: bool = False
+) -> DataPath | None:
+    """What the path of a data file says; None when it is none."""
+    found = _folder_pattern(date_separator, table_id_as_path, _FILE_PATTERN).fullmatch(path)
+    name = parse_file_name(found["file"]) if found else None
+    if found is None or name is None:
+        return None
+    return DataPath(_folder(found), name.dispatcher_id, name.number, name.extension)
+
+
+def parse_index_path(
+    path: str, *, date_separator: DateSeparator = "day", table_id_as_path: bool = False
+) -> IndexPath | None:
+    """What the path of an index file says; None when it is none."""
+    found = _folder_pattern(date_separator, table_id_as_path, _INDEX_PATTERN).fullmatch(path)
+    return IndexPath(_folder(found), found["dispatcher"] or "") if found else None
+
+
+def parse_schema_path(path: str, *, table_id_as_path: bool = False) -> SchemaPath | None:
+    """What the path of a schema file says; None when it is none, such as a file that is being written."""
+    found = (_SCHEMA_BY_ID if table_id_as_path else _SCHEMA_BY_NAME).fullmatch(path)
+    if found is None:
+        return None
+    version, checksum = int(found["version"]), int(found["checksum"])
+    if table_id_as_path:
+        return SchemaPath(table_id=int(found["table_id"]), version=version, checksum=checksum)
+    schema, table = unescape(found["schema"]), unescape(found["table"] or "")
+    return SchemaPath(schema=schema, table=table, version=version, checksum=checksum)
+
+
+@cache
+def _folder_pattern(separator: DateSeparator, by_id: bool, rest: str) -> re.Pattern[str]:  # noqa: FBT001 - cached
+    return re.compile(
+        (_IDS_PATTERN if by_id else _NAMES_PATTERN) + _DATE_PATTERNS[separator] + rest, re.ASCII
+    )
+
+
+def _folder(found: re.Match[str]) -> Folder:
+    parts = found.groupdict()
+    return Folder(
+        schema=unescape(parts.get("schema") or ""),
+        table=unescape(parts.get("table") or ""),
+        table_id=int(parts.get("table_id") or 0),
+        version=int(parts["version"]),
+        partition=int(parts.get("partition") or 0),
+        date=parts["date"] or "",
+    )

@@ -1,0 +1,110 @@
+"""The metrics of one changefeed's sink."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prometheus_client import Gauge
+
+from penstock import metrics
+from penstock.changefeeds.sinks.storage.filetasks import Reason
+
+_STAGES = ("encode", "place", "begin", "write", "release", "ddl", "checkpoint", "sweep")
+_SPOOL_MARKS = ("quota", "high", "low")
+
+
+class SinkMetrics:
+    """Observes what happens; `forget` takes the changefeed out of the process's gauges."""
+
+    def __init__(self, changefeed: str) -> None:
+        self.changefeed = changefeed
+        self._spool_bytes = metrics.SINK_SPOOL_BYTES.labels(changefeed)
+        self._spool_items = metrics.SINK_SPOOL_ITEMS.labels(changefeed)
+        self._retained_bytes = metrics.SINK_SPOOL_RETAINED_BYTES.labels(changefeed)
+        self._spool_marks = {
+            mark: metrics.SINK_SPOOL_MARK_BYTES.labels(changefeed, mark) for mark in _SPOOL_MARKS
+        }
+        self._queued_items = metrics.SINK_QUEUED_ITEMS.labels(changefeed)
+        self._active = metrics.SINK_ACTIVE_DISPATCHERS.labels(changefeed)
+        self._oldest_age = metrics.SINK_OLDEST_UNFLUSHED_AGE_SECONDS.labels(changefeed)
+        self.wakes = metrics.SINK_WAKE_CALLS_TOTAL.labels(changefeed)
+        self.suppressed = metrics.SINK_WAKE_SUPPRESSED_TOTAL.labels(changefeed)
+        self.encode_seconds = metrics.SINK_ENCODE_DURATION_SECONDS.labels(changefeed)
+        self._sizes = metrics.SINK_FLUSH_FILE_SIZE_BYTES.labels(changefeed)
+        self._files = metrics.SINK_FILES_TOTAL.labels(changefeed)
+        self._rows = metrics.SINK_ROWS_TOTAL.labels(changefeed)
+        self._bytes = metrics.SINK_BYTES_TOTAL.labels(changefeed)
+        self._stale_rows = metrics.SINK_STALE_ROWS_TOTAL.labels(changefeed)
+        self._drain = metrics.SINK_DDL_DRAIN_DURATION_SECONDS.labels(changefeed)
+        self._drain_encode = metrics.SINK_DDL_DRAIN_WAIT_ENCODE_SECONDS.labels(changefeed)
+        self._drain_remote = metrics.SINK_DDL_DRAIN_WAIT_REMOTE_SECONDS.labels(changefeed)
+        self._counts = {each: metrics.SINK_FLUSH_COUNT.labels(changefeed, each.value) for each in Reason}
+        self._durations = {
+            each: metrics.SINK_FLUSH_DURATION_SECONDS.labels(changefeed, each.value) for each in Reason
+        }
+        self._errors = {each: metrics.SINK_ERRORS_TOTAL.labels(changefeed, each) for each in _STAGES}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count a failure of what is done in it."""
+        try:
+            yield
+        except Exception:
+            self._errors[name].inc()
+            raise
+
+    def marks(self, *, quota: int, high: int, low: int) -> None:
+        """Show the sizes in bytes that the spool is measured against."""
+        for mark, nbytes in zip(_SPOOL_MARKS, (quota, high, low), strict=True):
+            self._spool_marks[mark].set(nbytes)
+
+    def levels(self, *, queued: int, nbytes: int, items: int, retained_bytes: int, active: int) -> None:
+        """Show how full the queues, the spool and the set of active dispatchers are."""
+        self._queued_items.set(queued)
+        self._spool_bytes.set(nbytes)
+        self._spool_items.set(items)
+        self._retained_bytes.set(retained_bytes)
+        self._active.set(active)
+
+    def oldest(self, age_s: float) -> None:
+        """How long the oldest event has been here."""
+        self._oldest_age.set(age_s)
+
+    def flushed(self, reason: Reason, rows: int, nbytes: int, seconds: float) -> None:
+        """A file is on the remote."""
+        self._counts[reason].inc()
+        self._durations[reason].observe(seconds)
+        self._sizes.observe(nbytes)
+        self._files.inc()
+        self._rows.inc(rows)
+        self._bytes.inc(nbytes)
+
+    def failed(self, seconds: float) -> None:
+        """A file could not be written."""
+        self._counts[Reason.ERROR].inc()
+        self._durations[Reason.ERROR].observe(seconds)
+        self._errors["write"].inc()
+
+    def stale(self, rows: int) -> None:
+        """A file with so many rows was left out."""
+        self._stale_rows.inc(rows)
+
+    def drained(self, encode_s: float, remote_s: float) -> None:
+        """A drain marker was acknowledged: how long encoding, and then writing, took."""
+        self._drain.observe(encode_s + remote_s)
+        self._drain_encode.observe(encode_s)
+        self._drain_remote.observe(remote_s)
+
+    def forget(self) -> None:
+        """The sink has ended: its levels are nobody's any more. What was counted stays."""
+        gauges: tuple[Gauge, ...] = (
+            metrics.SINK_SPOOL_BYTES,
+            metrics.SINK_SPOOL_ITEMS,
+            metrics.SINK_SPOOL_RETAINED_BYTES,
+            metrics.SINK_QUEUED_ITEMS,
+            metrics.SINK_ACTIVE_DISPATCHERS,
+            metrics.SINK_OLDEST_UNFLUSHED_AGE_SECONDS,
+        )
+        for gauge in gauges:
+            gauge.remove(self.changefeed)
+        for mark in _SPOOL_MARKS:
+            metrics.SINK_SPOOL_MARK_BYTES.remove(self.changefeed, mark)

@@ -1,0 +1,113 @@
+"""What the engine holds for the sink between encoding and the remote, counted; and who may go on. Pure."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from penstock.changefeeds.engines.engine import Chunk
+from penstock.changefeeds.sinks.work import DmlEvent
+
+HIGH = 0.8  # of the quota: above it nobody is woken
+LOW = 0.6  # at or below it everybody is
+
+
+@dataclass(slots=True)
+class _Segment:
+    chunks: int
+    nbytes: int
+
+
+class Spool:
+    """Accounting of chunks and the wakes that depend on it.
+
+    `nbytes` and `items` are the chunks that are not on the remote yet; they decide about wakes, with
+    hysteresis. A segment can be released only as a whole, so that `retained_bytes`, the whole of every
+    segment that is still there, decides about the quota, with what running encode jobs are expected to add.
+    """
+
+    def __init__(self, quota_bytes: int, *, high: float = HIGH, low: float = LOW) -> None:
+        assert quota_bytes > 0, "a spool needs a quota"
+        assert 0 < low < high <= 1, "wakes resume below where they stop"
+        self.quota_bytes = quota_bytes
+        self.high_bytes = int(quota_bytes * high)
+        self.low_bytes = int(quota_bytes * low)
+        self.nbytes = 0
+        self.items = 0
+        self.retained_bytes = 0
+        self.expected_bytes = 0
+        self.paused = False
+        self._held: list[DmlEvent] = []
+        self._segments: dict[int, _Segment] = {}  # in the order in which they came
+
+    @property
+    def held_wakes(self) -> int:
+        """Events that wait for the spool to empty."""
+        return len(self._held)
+
+    @property
+    def room(self) -> int:
+        """How much a new job may be expected to add."""
+        return max(self.quota_bytes - self.retained_bytes - self.expected_bytes, 0)
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is in it or expected: any single event may come, however large."""
+        return self.retained_bytes == 0 and self.expected_bytes == 0
+
+    def expect(self, nbytes: int) -> None:
+        """A job was started that will add about so much."""
+        self.expected_bytes += nbytes
+
+    def settle(self, nbytes: int) -> None:
+        """That job ended; what it really added is given to `add`."""
+        self.expected_bytes -= nbytes
+        assert self.expected_bytes >= 0, "a job was settled twice"
+
+    def add(self, chunks: Iterable[Chunk]) -> None:
+        """Chunks are in the spool."""
+        for chunk in chunks:
+            segment = self._segments.setdefault(chunk.segment, _Segment(0, 0))
+            segment.chunks += 1
+            segment.nbytes += chunk.nbytes
+            self.retained_bytes += chunk.nbytes
+            self.nbytes += chunk.nbytes
+            self.items += 1
+        if self.nbytes > self.high_bytes:
+            self.paused = True
+
+    def admit(self, event: DmlEvent) -> bool:
+        """Whether the event's dispatcher may go on now; if not, it is held until `resumed` gives it back."""
+        if self.paused:
+            self._held.append(event)
+        return not self.paused
+
+    def remove(self, chunks: Iterable[Chunk]) -> list[int]:
+        """Chunks are on the remote, or not wanted any more: the segments that nobody needs now."""
+        free = []
+        for chunk in chunks:
+            segment = self._segments[chunk.segment]
+            segment.chunks -= 1
+            self.nbytes -= chunk.nbytes
+            self.items -= 1
+            if segment.chunks == 0:
+                del self._segments[chunk.segment]
+                self.retained_bytes -= segment.nbytes
+                free.append(chunk.segment)
+        if self.nbytes <= self.low_bytes:
+            self.paused = False
+        return free
+
+    def resumed(self) -> Sequence[DmlEvent]:
+        """The held events that may go on now: all of them, or none."""
+        if self.paused or not self._held:
+            return ()
+        held, self._held = self._held, []
+        return held
+
+    def oldest_segments(self, keep_bytes: int) -> Iterator[int]:
+        """Those that would have to go for no more than `keep_bytes` to be retained, the oldest first."""
+        left = self.retained_bytes
+        for number, segment in self._segments.items():
+            if left <= keep_bytes:
+                return
+            left -= segment.nbytes
+            yield number
