@@ -15,9 +15,9 @@ from changes import show
 from jobparts.indexes import DOCS, Texts
 from jobparts.watching import wait
 from penstock.consumers.search import search
+from penstock.jobs.api import Jobs
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobId
-from penstock.jobs.log.api import Jobs
 from penstock.jobs.spec import JobSpec
 from penstock.kv import Client
 from penstock.settings import Settings

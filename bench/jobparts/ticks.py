@@ -12,10 +12,10 @@ from changes import show
 from jobparts.watching import WAIT_S, counted, until
 from penstock import metrics
 from penstock.follow.eventsource import EventStoreJobSource
+from penstock.jobs.api import Jobs
 from penstock.jobs.consumer import Consumer, DataRetriever, every
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobId
-from penstock.jobs.log.api import Jobs
 from penstock.jobs.spec import JobSpec
 from penstock.kv import AsyncClient, Client
 from penstock.settings import Settings

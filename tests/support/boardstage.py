@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from penstock.clock import compose_ts, physical_ms
 from penstock.follow.source_2 import Look
-from penstock.jobs.iteration import Iteration
+from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.job import ErrorCode, Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
 from penstock.jobs.log.transitions import (
@@ -24,8 +24,8 @@ from penstock.jobs.log.transitions import (
     started,
     updated,
 )
-from penstock.jobs.running.jobboard import JobBoard
-from penstock.jobs.running.tablejobs import Wanted
+from penstock.jobs.runner.board import JobBoard
+from penstock.jobs.runner.tablejobs import Wanted
 from penstock.jobs.spec import JobSpec
 
 __all__ = ["INTERVAL_S", "BoardStage", "seconds", "spec_of", "ts_of"]

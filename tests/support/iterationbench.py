@@ -9,12 +9,12 @@ from typing import Any
 from penstock import eventloop
 from penstock.errors import Invalid
 from penstock.jobs.consumer import Consumer, DataRetriever
-from penstock.jobs.iteration import Iteration
-from penstock.jobs.iterations.execution import Executor
+from penstock.jobs.iteration.execution import Executor
+from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobKey
-from penstock.jobs.scheduling.scheduler import OnEnd, Scheduler
-from penstock.jobs.scheduling.usage import Usage, UsageMeter
+from penstock.jobs.scheduler.scheduler import OnEnd, Scheduler
+from penstock.jobs.usage import Usage, UsageMeter
 from penstock.settings import JobsSettings, Settings
 from penstock.testing.versions import Row
 from support.itemtables import item, item_table

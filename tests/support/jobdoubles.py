@@ -19,7 +19,7 @@ from penstock.eventstore.read.object_scan import HandleRange
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.follow.source_2 import Look, Scan
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext
-from penstock.jobs.iteration import Iteration
+from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
 from penstock.jobs.log.transitions import Transition

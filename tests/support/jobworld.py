@@ -20,19 +20,19 @@ import pyarrow as pa
 from penstock.clock import SYSTEM
 from penstock.eventstore.capture.capture import Capture
 from penstock.follow.eventsource import EventStoreJobSource
+from penstock.jobs.api import Jobs
 from penstock.jobs.consumer import Consumer
 from penstock.jobs.consumers import find_consumer
-from penstock.jobs.iterations.execution import Executor
-from penstock.jobs.iterations.frames import Frames
+from penstock.jobs.iteration.execution import Executor
+from penstock.jobs.iteration.spark_frame import Frames
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.jobid import JobId
-from penstock.jobs.log.api import Jobs
 from penstock.jobs.log.lease import Lease
-from penstock.jobs.log.logfeed import LogFeed
-from penstock.jobs.running.runner import JobRunner
-from penstock.jobs.running.runnerparts import OnEnd
+from penstock.jobs.log.log_feed import LogFeed
+from penstock.jobs.runner.runner import JobRunner
+from penstock.jobs.runner.seams import OnEnd
 from penstock.jobs.running.verifyduty import verify_on_schedule
-from penstock.jobs.scheduling.scheduler import Scheduler
+from penstock.jobs.scheduler.scheduler import Scheduler
 from penstock.jobs.spec import JobSpec
 from penstock.jobs.verifying.scheduled import ScheduledCare
 from penstock.kv import AsyncClient, Client, Transaction
@@ -44,7 +44,7 @@ from penstock.tables.conflicts import retried
 from penstock.testing.versions import Row
 
 if TYPE_CHECKING:
-    from penstock.jobs.iterations.frames import SparkSession
+    from penstock.jobs.iteration.spark_frame import SparkSession
 
 __all__ = ["JobWorld", "job_world"]
 

@@ -9,9 +9,9 @@ from penstock.control.overviewmodel import SpoolLevel
 from penstock.control.partstates import PartKind, PartState, PartStatus
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.source_2 import Look
+from penstock.jobs.freshness import freshness_of
 from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
-from penstock.jobs.running.freshness import freshness_of
 from penstock.jobs.spec import JobSpec
 from penstock.tables.schema import TableInfo
 

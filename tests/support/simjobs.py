@@ -14,12 +14,12 @@ from penstock.changes.limits import Limit
 from penstock.clock import compose_ts, physical_ms
 from penstock.errors import PenstockError, Unavailable
 from penstock.follow.source_2 import Look, Scan
-from penstock.jobs.iteration import Iteration
+from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.job import ErrorCode, Job
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.log.transitions import Transition, canceled, completed, failed, resynced, started
-from penstock.jobs.running.runner import JobRunner
-from penstock.jobs.running.runnerparts import OnEnd
+from penstock.jobs.runner.runner import JobRunner
+from penstock.jobs.runner.seams import OnEnd
 from penstock.settings import JobsSettings
 from support.simjoblog import Chance, SimFeed, SimJobLog, SimLease, SimLeases
 

@@ -25,7 +25,7 @@ from penstock.errors import (
     Unavailable,
     Undetermined,
 )
-from penstock.jobs.errorcodes import failure_of
+from penstock.jobs.error_codes import failure_of
 
 __all__ = ["MEDIA_TYPE", "Problem", "answer", "declared", "failed", "handlers", "refused"]
 

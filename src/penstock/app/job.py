@@ -301,7 +301,7 @@ def usage(config: Config = None, pd: Pd = None, as_json: AsJson = False) -> None
     """Show what each account has used: changes, bytes and seconds of work."""
     from penstock.control import jobviews
     from penstock.control.deployment import deployed
-    from penstock.jobs.scheduling.usage import read_usage
+    from penstock.jobs.usage import read_usage
 
     with deployed(load(config, pd)) as deployment:
         rows = jobviews.used(read_usage(deployment.face))

@@ -10,20 +10,20 @@ from penstock.app.signals import run_until_signalled
 from penstock.clock import SYSTEM
 from penstock.follow.eventsource import EventStoreJobSource
 from penstock.follow.source_2 import JobSource
-from penstock.jobs.iterations.execution import Executor
-from penstock.jobs.log.joblog import JobLog
+from penstock.jobs.iteration.execution import Executor
+from penstock.jobs.iteration.jobframes import SparkFrames
+from penstock.jobs.log.job_log import JobLog
 from penstock.jobs.log.lease import Lease
-from penstock.jobs.log.logfeed import LogFeed
-from penstock.jobs.running.runner import JobRunner
-from penstock.jobs.running.runnerparts import OnEnd
+from penstock.jobs.log.log_feed import LogFeed
+from penstock.jobs.runner.runner import JobRunner
+from penstock.jobs.runner.seams import OnEnd
 from penstock.jobs.running.verifyduty import verify_on_schedule
-from penstock.jobs.scheduling.scheduler import Scheduler
-from penstock.jobs.scheduling.usage import UsageMeter
+from penstock.jobs.scheduler.scheduler import Scheduler
+from penstock.jobs.usage import UsageMeter
 from penstock.jobs.verifying.scheduled import ScheduledCare
 from penstock.kv import AsyncClient, Client
 from penstock.settings import Settings
 from penstock.spark.executorsettings import for_executors
-from penstock.spark.jobframes import SparkFrames
 from penstock.spark.latesession import LateSession
 
 __all__ = ["serve"]

@@ -9,7 +9,7 @@ from penstock.changefeeds.store import Feeds
 from penstock.clock import physical_ms
 from penstock.follow.eventsource import EventStoreJobSource
 from penstock.follow.source_2 import Look
-from penstock.jobs.log.api import Jobs
+from penstock.jobs.api import Jobs
 from penstock.jobs.log.lease import holder
 from penstock.kv import AsyncClient, Client
 from penstock.kv.clusterref import ClusterRef

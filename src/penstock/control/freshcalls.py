@@ -10,10 +10,10 @@ from penstock.control.moments import shown_ts
 from penstock.control.verifying import last_results
 from penstock.errors import Invalid, PenstockError
 from penstock.jobs.durations import parse_duration
+from penstock.jobs.freshness import Freshness, freshness_of
+from penstock.jobs.freshnessdesk import FreshnessDesk
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.jobid import JobId
-from penstock.jobs.running.freshness import Freshness, freshness_of
-from penstock.jobs.running.freshnessdesk import FreshnessDesk
 from penstock.jobs.spec import JobSpec
 
 __all__ = ["listed", "registered", "status"]

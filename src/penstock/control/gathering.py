@@ -35,10 +35,10 @@ from penstock.eventstore.read.ranges import TableProgress
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.owners import live_captures
 from penstock.follow.source_2 import Look
+from penstock.jobs.freshness import freshness_of
 from penstock.jobs.job import Job
-from penstock.jobs.log.jobrows import DATABASE as BOOKKEEPING
+from penstock.jobs.log.job_rows import DATABASE as BOOKKEEPING
 from penstock.jobs.log.lease import LeaseRow, holder
-from penstock.jobs.running.freshness import freshness_of
 from penstock.jobs.verifying.outcomes import LastVerification, Outcomes
 from penstock.settings import Settings
 

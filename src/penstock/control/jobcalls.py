@@ -10,10 +10,10 @@ from penstock import settings as files
 from penstock.clock import SYSTEM
 from penstock.errors import AlreadyExists, Invalid
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.jobs.api import Jobs, no_such_job
+from penstock.jobs.checking import check_spec, placed
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.jobid import JobId
-from penstock.jobs.log.api import Jobs, no_such_job
-from penstock.jobs.log.checking import check_spec, placed
 from penstock.jobs.spec import JobSpec, UpdateOptions
 from penstock.kv import Transaction
 from penstock.settings import Settings

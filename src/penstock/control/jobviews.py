@@ -9,9 +9,9 @@ from penstock.changefeeds.sink_uri import is_secret, mask_uri
 from penstock.control.moments import shown_ms, shown_ts
 from penstock.errors import Invalid
 from penstock.jobs.consumers import find_consumer
+from penstock.jobs.freshness import Freshness
 from penstock.jobs.job import Job, JobState
-from penstock.jobs.running.freshness import Freshness
-from penstock.jobs.scheduling.usage import Usage
+from penstock.jobs.usage import Usage
 from penstock.jobs.verifying.outcomes import LastVerification
 from penstock.jobs.verifying.verifying import VerifyReport
 

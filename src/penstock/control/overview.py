@@ -29,7 +29,7 @@ from penstock.control.overviewmodel import (
 from penstock.control.partstates import PartKind, PartState, PartStatus
 from penstock.control.problems import problems
 from penstock.control.stages import Explanation, lag_of_job
-from penstock.jobs.running.freshness import Reason
+from penstock.jobs.freshness import Reason
 from penstock.settings import Settings
 
 __all__ = [

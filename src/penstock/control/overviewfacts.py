@@ -10,8 +10,8 @@ from penstock.control.overviewmodel import SpoolLevel
 from penstock.control.partmetrics import Growth
 from penstock.control.partstates import PartStatus
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.jobs.freshness import Freshness
 from penstock.jobs.job import Job
-from penstock.jobs.running.freshness import Freshness
 from penstock.jobs.verifying.outcomes import LastVerification
 
 __all__ = ["SLOW_S", "CaptureFact", "Facts", "FeedFact", "JobFact", "TableFact", "behind_s"]

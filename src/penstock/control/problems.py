@@ -8,7 +8,7 @@ from penstock.control.overviewfacts import Facts, FeedFact, JobFact, TableFact, 
 from penstock.control.overviewmodel import HolderKind, Problem, ProblemKind
 from penstock.control.partstates import PartKind, PartState, PartStatus
 from penstock.control.stages import Explanation
-from penstock.jobs.running.freshness import Reason
+from penstock.jobs.freshness import Reason
 
 __all__ = ["problems"]
 

@@ -10,7 +10,7 @@ from penstock.clock import physical_ms
 from penstock.control.overviewfacts import SLOW_S, Facts, FeedFact, JobFact, TableFact, behind_s
 from penstock.control.overviewmodel import HeldBy, HolderKind, Stage, StageRow
 from penstock.errors import Invalid
-from penstock.jobs.running.freshness import Reason
+from penstock.jobs.freshness import Reason
 
 __all__ = ["Explanation", "lag_of_job"]
 

@@ -11,7 +11,7 @@ from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.read.partition import Partition, PartitionState
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.source_2 import Look
-from penstock.jobs.log.jobrows import DATABASE
+from penstock.jobs.log.job_rows import DATABASE
 from penstock.object_storage import StorageRef
 from penstock.tables.schema import TableInfo
 from penstock.tables.snapshot import Place

@@ -20,10 +20,10 @@ from penstock.errors import Invalid, PenstockError, Unavailable
 from penstock.jobs.consumer import is_comparable
 from penstock.jobs.consumers import find_consumer
 from penstock.jobs.durations import parse_duration
+from penstock.jobs.freshnessdesk import FreshnessDesk
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobId, JobKey
-from penstock.jobs.log.joblog import JobLog
-from penstock.jobs.running.freshnessdesk import FreshnessDesk
+from penstock.jobs.log.job_log import JobLog
 from penstock.jobs.verifying.outcomes import LastVerification, Outcomes
 from penstock.jobs.verifying.verifying import VerifyReport
 from penstock.settings import parse_changefeed

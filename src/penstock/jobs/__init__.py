@@ -4,11 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from penstock.jobs.api import Jobs
     from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext, Retrieved
     from penstock.jobs.job import ErrorCode, Job, JobState, JobStatus
     from penstock.jobs.jobid import JobId
-    from penstock.jobs.log.api import Jobs
-    from penstock.jobs.running.customtriggers import TriggerContext
+    from penstock.jobs.runner.custom_triggers import TriggerContext
     from penstock.jobs.spec import ConsumerInfo, JobSpec, UpdateOptions
 
 __all__ = [

@@ -25,7 +25,7 @@ from penstock.clock import SYSTEM, Clock
 from penstock.columnar.spill_queue import SPOOL_BYTES
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.jobs.errorcodes import TargetDiffers
+from penstock.jobs.error_codes import TargetDiffers
 from penstock.jobs.jobid import JobId, JobKey
 from penstock.jobs.spec import ConsumerInfo
 from penstock.settings import Settings

@@ -24,7 +24,7 @@ from penstock.consumers.indexes.table import Rows
 from penstock.consumers.indexes.upkeep import Limits
 from penstock.consumers.search import search
 from penstock.errors import Corrupt, Fenced, Invalid, Unavailable
-from penstock.jobs.errorcodes import SchemaRefused, TargetDiffers
+from penstock.jobs.error_codes import SchemaRefused, TargetDiffers
 from penstock.tables import alter
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo

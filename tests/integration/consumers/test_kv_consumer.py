@@ -16,7 +16,7 @@ from penstock.comparing.comparison import Comparison
 from penstock.comparing.tally import Counts
 from penstock.consumers.kv import KvTable
 from penstock.errors import Conflict, Fenced, Invalid, Unavailable
-from penstock.jobs.errorcodes import TargetDiffers
+from penstock.jobs.error_codes import TargetDiffers
 from penstock.jobs.jobid import JobId
 from penstock.kv import Client
 from penstock.kv.clusterref import ClusterRef

@@ -14,7 +14,7 @@ from penstock.clock import compose_ts
 from penstock.comparing.comparison import Comparison
 from penstock.errors import Aborted, Fenced, Invalid
 from penstock.jobs.consumer import DataRetriever
-from penstock.jobs.errorcodes import SchemaRefused, TargetDiffers
+from penstock.jobs.error_codes import SchemaRefused, TargetDiffers
 from penstock.tables.alter import add_column, drop_column, modify_column
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo

@@ -21,7 +21,7 @@ from penstock.comparing.comparison import Comparison
 from penstock.comparing.tally import Counts
 from penstock.consumers.postgres import Postgres
 from penstock.errors import Fenced, Invalid, Unavailable
-from penstock.jobs.errorcodes import TargetDiffers
+from penstock.jobs.error_codes import TargetDiffers
 from penstock.jobs.jobid import JobId
 from penstock.tables import alter
 from penstock.tables.define import define_table

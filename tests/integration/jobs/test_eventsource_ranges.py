@@ -20,7 +20,7 @@ from penstock.eventstore.read.ranges import TableProgress
 from penstock.follow.cluster_tables import UNKNOWN_MS, FollowedTables, TableGone
 from penstock.follow.eventsource import HOLDER, EventStoreJobSource
 from penstock.follow.source_2 import Look, Scan
-from penstock.jobs.iterations.projecting import PieceProjection
+from penstock.jobs.iteration.projecting import PieceProjection
 from penstock.object_storage import StorageRef
 from penstock.tables.alter import add_column
 from penstock.tables.schema import TableInfo

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from penstock.clock import SYSTEM
+from penstock.jobs.api import Jobs
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.jobid import JobId, JobKey
-from penstock.jobs.log import logfeed
-from penstock.jobs.log.api import Jobs
-from penstock.jobs.log.jobrows import LOG_NAME
-from penstock.jobs.log.logfeed import LatestRows, LogChange, LogFeed
+from penstock.jobs.log import log_feed
+from penstock.jobs.log.job_rows import LOG_NAME
+from penstock.jobs.log.log_feed import LatestRows, LogChange, LogFeed
 from penstock.jobs.log.transitions import adopted, completed, flushed, started
 from penstock.jobs.spec import JobSpec
 from penstock.kv import Client
@@ -37,7 +37,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmStore]:
 
 @pytest.fixture
 def jobs(store: WarmStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
-    monkeypatch.setattr(logfeed, "_LOOK_S", 0.1)
+    monkeypatch.setattr(log_feed, "_LOOK_S", 0.1)
     with Client.connect([store.pd_addr], settings=KV) as client:
         catalog = Catalog(client)
         catalog.create_database("shop")

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Invalid
+from penstock.jobs.freshnessdesk import FreshnessDesk
 from penstock.jobs.jobid import JobId
 from penstock.jobs.log.lease import holder
-from penstock.jobs.running.freshnessdesk import FreshnessDesk
 from penstock.jobs.spec import JobSpec
 from support.jobdoubles import Copy
 from support.jobworld import JobWorld, job_world

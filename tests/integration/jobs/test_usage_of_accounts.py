@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from penstock.errors import Corrupt, Unavailable, Undetermined
-from penstock.jobs.scheduling.usage import PREFIX, Usage, UsageMeter, read_usage
+from penstock.jobs.usage import PREFIX, Usage, UsageMeter, read_usage
 from penstock.kv import Client, Transaction
 from support.warmstore import WarmStore
 

@@ -29,11 +29,11 @@ from penstock.follow.follower import EventStoreSource
 from penstock.follow.positions import Position
 from penstock.follow.scans import scan_tail
 from penstock.follow.slices import DispatcherSpec
+from penstock.jobs.iteration import jobframes
+from penstock.jobs.iteration.jobframes import SparkFrames
 from penstock.object_storage import StorageRef
-from penstock.spark import jobframes
 from penstock.spark.bulk import load_snapshot
 from penstock.spark.errors import as_penstock_error, spark_errors
-from penstock.spark.jobframes import SparkFrames
 from penstock.spark.merging import merge_table
 from penstock.spark.tasks import run_on_executors
 from penstock.spark.verifying import verify_table

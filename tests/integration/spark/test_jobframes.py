@@ -14,9 +14,9 @@ from penstock.changes.limits import Limit
 from penstock.errors import StaleRead, Unavailable
 from penstock.follow.scans import scan_snapshot, scan_tail
 from penstock.follow.source_2 import Scan
-from penstock.jobs.errorcodes import SchemaRefused
-from penstock.spark import jobframes
-from penstock.spark.jobframes import SparkFrames
+from penstock.jobs.error_codes import SchemaRefused
+from penstock.jobs.iteration import jobframes
+from penstock.jobs.iteration.jobframes import SparkFrames
 from penstock.tables import alter
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo

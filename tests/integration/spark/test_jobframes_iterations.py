@@ -9,9 +9,9 @@ from pyspark.sql import SparkSession
 
 from penstock import tracing
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, gather
+from penstock.jobs.iteration import jobframes
+from penstock.jobs.iteration.jobframes import SparkFrames
 from penstock.settings import TracingSettings
-from penstock.spark import jobframes
-from penstock.spark.jobframes import SparkFrames
 from penstock.spark.pools import enter_pool
 from support.jobworld import job_world
 from support.tracereceiver import TraceReceiver

@@ -6,8 +6,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from penstock.jobs.consumer import Consumer, DataRetriever
+from penstock.jobs.iteration.jobframes import SparkFrames
 from penstock.jobs.job import ErrorCode
-from penstock.spark.jobframes import SparkFrames
 from support.jobworld import job_world
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.jobs.job import ErrorCode, JobState
-from penstock.jobs.running.standing import Group
+from penstock.jobs.runner.tracked_job import Group
 from support.boardstage import BoardStage, spec_of, ts_of
 
 NAMES = st.sampled_from(["a", "b", "c", "d", "a@2", "b@2"])

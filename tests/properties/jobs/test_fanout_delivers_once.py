@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from penstock.clock import SYSTEM
 from penstock.columnar.spill_queue import DiskSpool
 from penstock.errors import Aborted
-from penstock.jobs.errorcodes import CutOff
-from penstock.jobs.iterations.fanout import FanOut
-from penstock.jobs.iterations.pieces import Piece
+from penstock.jobs.error_codes import CutOff
+from penstock.jobs.iteration.fan_out import FanOut
+from penstock.jobs.iteration.pieces import Piece
 
 PIECES_MAX = 3
 

@@ -19,11 +19,11 @@ from hypothesis.stateful import (
 
 from penstock import eventloop
 from penstock.errors import Fenced, Invalid
+from penstock.jobs.api import Jobs
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.jobid import JobId
 from penstock.jobs.log import transitions
-from penstock.jobs.log.api import Jobs
-from penstock.jobs.log.joblog import JobLog
+from penstock.jobs.log.job_log import JobLog
 from penstock.jobs.log.transitions import Transition
 from penstock.jobs.spec import JobSpec, UpdateOptions
 from penstock.kv import Client, Transaction

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from penstock.changes import ChangeBatch, Hint
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
-from penstock.jobs.iterations.inorder import in_order
-from penstock.jobs.iterations.pieces import Piece
-from penstock.jobs.iterations.projecting import PieceProjection
+from penstock.jobs.iteration.ordering import in_order
+from penstock.jobs.iteration.pieces import Piece
+from penstock.jobs.iteration.projecting import PieceProjection
 from penstock.tables.define import define_table
 
 NOW = SchemaVersion(

@@ -6,9 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.jobs.iteration import Iteration
+from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.jobid import JobKey
-from penstock.jobs.scheduling.queueing import FairQueue, Waiting
+from penstock.jobs.scheduler.fair_queue import FairQueue, Waiting
 from support.jobdoubles import iteration_of, job_row
 
 WAITING_MAX = 12

@@ -15,11 +15,11 @@ import pytest
 
 from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
-from penstock.jobs.iteration import Iteration
+from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.log.transitions import BUSY, adopted
-from penstock.jobs.scheduling.scheduler import Scheduler
+from penstock.jobs.scheduler.scheduler import Scheduler
 from penstock.tables.define import define_table
 from penstock.testing.consumers import Fault
 from penstock.testing.versions import Snapshot, in_schema

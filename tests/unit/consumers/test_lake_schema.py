@@ -18,7 +18,7 @@ from penstock.consumers.lake.lakeschema import (
     parquet_type,
     shaped,
 )
-from penstock.jobs.errorcodes import SchemaRefused
+from penstock.jobs.error_codes import SchemaRefused
 from penstock.tables.alter import add_column, drop_column, modify_column
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo

@@ -11,10 +11,10 @@ from penstock.changes import ChangeBatch, Hint
 from penstock.changes.columns import columns_read
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
-from penstock.jobs.errorcodes import SchemaRefused
-from penstock.jobs.iterations.inorder import in_order, merged
-from penstock.jobs.iterations.pieces import Piece
-from penstock.jobs.iterations.projecting import PieceProjection
+from penstock.jobs.error_codes import SchemaRefused
+from penstock.jobs.iteration.ordering import in_order, merged
+from penstock.jobs.iteration.pieces import Piece
+from penstock.jobs.iteration.projecting import PieceProjection
 from penstock.tables.columns import ColumnInfo
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.columnar.spill_queue import DiskSpool
-from penstock.jobs.iterations.pieces import Piece, closed
+from penstock.jobs.iteration.pieces import Piece, closed
 from support.jobdoubles import until
 
 

@@ -9,8 +9,8 @@ from prometheus_client import REGISTRY
 
 from penstock.clock import SYSTEM
 from penstock.errors import Aborted, PenstockError, Unavailable
-from penstock.jobs.errorcodes import CutOff
-from penstock.jobs.iterations.fanout import FanOut
+from penstock.jobs.error_codes import CutOff
+from penstock.jobs.iteration.fan_out import FanOut
 from support.jobdoubles import until
 
 

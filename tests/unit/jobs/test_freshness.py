@@ -9,11 +9,11 @@ import pytest
 from penstock.clock import compose_ts
 from penstock.errors import Invalid, Unavailable
 from penstock.follow.source_2 import Look
+from penstock.jobs.freshness import Reason, freshness_of
+from penstock.jobs.freshnessdesk import FreshnessDesk
 from penstock.jobs.job import ErrorCode, Job, JobState
 from penstock.jobs.jobid import JobId
 from penstock.jobs.log.transitions import completed, dropped, failed, pending, started
-from penstock.jobs.running.freshness import Reason, freshness_of
-from penstock.jobs.running.freshnessdesk import FreshnessDesk
 from penstock.jobs.spec import JobSpec
 from penstock.settings import JobsSettings
 from penstock.testing.clock import ManualClock

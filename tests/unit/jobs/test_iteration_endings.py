@@ -6,10 +6,10 @@ import pytest
 
 from penstock.errors import Aborted, Corrupt, Denied, Fenced, Invalid, KeyExists, StaleRead, Unavailable
 from penstock.follow.cluster_tables import TableGone
-from penstock.jobs.errorcodes import CutOff, SchemaRefused, TargetDiffers, failure_of
-from penstock.jobs.iterations.caps import caps_of
-from penstock.jobs.iterations.ending import How, Try
-from penstock.jobs.iterations.reconciling import Ahead, Ready, reconcile
+from penstock.jobs.error_codes import CutOff, SchemaRefused, TargetDiffers, failure_of
+from penstock.jobs.iteration.caps import caps_of
+from penstock.jobs.iteration.ending import How, Try
+from penstock.jobs.iteration.reconciling import Ahead, Ready, reconcile
 from penstock.jobs.job import ErrorCode, Job, JobState
 from penstock.jobs.log.transitions import started
 from penstock.retry import Retrying

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.jobs.iteration import Iteration
-from penstock.jobs.scheduling.queueing import FairQueue, Waiting
+from penstock.jobs.iteration.iteration import Iteration
+from penstock.jobs.scheduler.fair_queue import FairQueue, Waiting
 from support.jobdoubles import iteration_of, job_row
 
 

@@ -13,8 +13,8 @@ from penstock.clock import compose_ts, physical_ms
 from penstock.errors import Unavailable
 from penstock.jobs.job import ErrorCode, Job, JobState
 from penstock.jobs.log.transitions import pending, resumed, updated
-from penstock.jobs.running import customtriggers
-from penstock.jobs.running.customtriggers import TriggerContext
+from penstock.jobs.runner import custom_triggers
+from penstock.jobs.runner.custom_triggers import TriggerContext
 from penstock.jobs.spec import JobSpec
 from penstock.settings import JobsSettings
 from support.boardstage import spec_of
@@ -433,8 +433,8 @@ def test_a_trigger_that_returns_no_bool_is_refused(monkeypatch: pytest.MonkeyPat
 
     spec = installed(monkeypatch, vague)
     context: Any = SimpleNamespace(job="j")
-    said = customtriggers.answer(customtriggers.Question(spec.job_type, context))
-    assert said == customtriggers.Fault(
+    said = custom_triggers.answer(custom_triggers.Question(spec.job_type, context))
+    assert said == custom_triggers.Fault(
         ErrorCode.REFUSED, f"trigger {spec.job_type} returned str; it has to return a bool"
     )
 
@@ -447,5 +447,5 @@ def test_a_trigger_is_found_by_the_name_of_its_entry_point(monkeypatch: pytest.M
         assert group == "penstock.triggers"
         return {"at-night": SimpleNamespace(load=lambda: entry)}
 
-    monkeypatch.setattr(customtriggers, "entry_points", points)
-    assert customtriggers.find_trigger("at-night") is entry
+    monkeypatch.setattr(custom_triggers, "entry_points", points)
+    assert custom_triggers.find_trigger("at-night") is entry

@@ -8,7 +8,7 @@ import pytest
 from penstock.clock import TS_MAX
 from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
-from penstock.jobs.log.jobrows import COLUMNS, PRIMARY_KEY, JobRows
+from penstock.jobs.log.job_rows import COLUMNS, PRIMARY_KEY, JobRows
 from penstock.jobs.spec import JobSpec
 from penstock.tables.codec import rows as rowcodec
 from penstock.tables.define import define_table

@@ -6,8 +6,8 @@ from dataclasses import replace
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.log.transitions import Transition, adopted, started
-from penstock.jobs.running.boardlog import BoardLog
-from penstock.jobs.running.jobboard import JobBoard
+from penstock.jobs.runner.board import JobBoard
+from penstock.jobs.runner.board_log import BoardLog
 from support.boardstage import BoardStage, ts_of
 from support.jobdoubles import job_row
 

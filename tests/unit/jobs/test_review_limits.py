@@ -10,8 +10,8 @@ from penstock.control import jobcalls
 from penstock.errors import Invalid
 from penstock.jobs.consumers import find_consumer
 from penstock.jobs.durations import parse_duration
-from penstock.jobs.running.customtriggers import find_trigger
-from penstock.jobs.running.standing import Rule
+from penstock.jobs.runner.custom_triggers import find_trigger
+from penstock.jobs.runner.tracked_job import Rule
 from penstock.jobs.spec import JobSpec
 
 AGES = "9" * 400 + "d"

@@ -15,12 +15,12 @@ from penstock.clock import SYSTEM
 from penstock.comparing.tally import Counts
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.jobs.errorcodes import SchemaRefused
-from penstock.jobs.iterations.schemachanges import check_names
+from penstock.jobs.checking import check_spec
+from penstock.jobs.error_codes import SchemaRefused
 from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
-from penstock.jobs.log.checking import check_spec
 from penstock.jobs.running.verifyduty import VerifyDuty
+from penstock.jobs.schema_changes import check_names
 from penstock.jobs.spec import JobSpec
 from penstock.jobs.verifying.dueness import next_due
 from penstock.jobs.verifying.outcomes import LastVerification

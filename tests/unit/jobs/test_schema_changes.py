@@ -3,8 +3,8 @@
 import pyarrow as pa
 import pytest
 
-from penstock.jobs.errorcodes import SchemaRefused
-from penstock.jobs.iterations.schemachanges import check_keys, fits
+from penstock.jobs.error_codes import SchemaRefused
+from penstock.jobs.schema_changes import check_keys, fits
 from penstock.tables.define import define_table
 
 

@@ -12,9 +12,9 @@ from penstock.consumers.options import Properties
 from penstock.control import jobviews, searching
 from penstock.errors import Invalid
 from penstock.jobs.consumer import Consumer, DataRetriever
+from penstock.jobs.freshness import Freshness, freshness_of
 from penstock.jobs.job import ErrorCode, Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
-from penstock.jobs.running.freshness import Freshness, freshness_of
 from penstock.jobs.spec import JobSpec
 
 SECRET = "hunter2hunter2"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Corrupt, Invalid, PenstockError
-from penstock.jobs.errorcodes import TargetDiffers
+from penstock.jobs.error_codes import TargetDiffers
 from penstock.testing.consumers import job_context
 
 NAME, RENAMED, OTHER_TABLE = "shop.items/job", "shop.things/job", "shop.orders/job"

@@ -14,11 +14,11 @@ An iteration is written `rule from..to jobs`; `now` is as far as can be read.
 import pytest
 
 from penstock.clock import compose_ts
-from penstock.jobs.iteration import Iteration
+from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
-from penstock.jobs.running.standing import Standing
-from penstock.jobs.running.triggers import Candidate, select
+from penstock.jobs.runner.tracked_job import Standing
+from penstock.jobs.runner.triggers import Candidate, select
 from support.boardstage import seconds, spec_of
 
 NOW_S = 1000

@@ -10,9 +10,9 @@ from penstock.api.problems import declared
 from penstock.api.service import PREFIX, Deployed, Shared
 from penstock.control import freshcalls, jobcalls, jobviews, tableviews, targetcalls, tenancy
 from penstock.control.deployment import Deployment
+from penstock.jobs.api import no_such_job
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.jobid import JobId
-from penstock.jobs.log.api import no_such_job
 from penstock.jobs.spec import JobSpec
 
 __all__ = ["OfJob", "OfTable", "api", "job_id_of"]

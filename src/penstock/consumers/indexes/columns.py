@@ -20,7 +20,7 @@ from penstock.consumers.lake.lakeschema import (
     key_columns,
 )
 from penstock.errors import Invalid
-from penstock.jobs.errorcodes import SchemaRefused
+from penstock.jobs.error_codes import SchemaRefused
 from penstock.tables.schema import TableInfo
 
 __all__ = ["RESERVED", "Layout", "follow_schema", "from_source", "key_names_of", "keys_of", "named"]

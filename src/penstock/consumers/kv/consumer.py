@@ -17,7 +17,7 @@ from penstock.consumers.options import ConsumerOptions
 from penstock.errors import Fenced, Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext, every, gather
-from penstock.jobs.log.jobrows import DATABASE
+from penstock.jobs.log.job_rows import DATABASE
 from penstock.kv import Client, Transaction
 from penstock.kv.clusterref import ClusterRef
 from penstock.tables import Catalog

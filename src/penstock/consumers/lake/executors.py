@@ -12,7 +12,7 @@ from penstock.consumers.lake.filewriting import FileWriter
 from penstock.consumers.lake.lakefiles import FileStore, Written
 from penstock.consumers.lake.lakeschema import shaped
 from penstock.errors import Invalid
-from penstock.jobs.iterations.frames import quoted
+from penstock.jobs.iteration.spark_frame import quoted
 from penstock.spark.arrowmapping import map_in_arrow
 from penstock.spark.errors import one_line, spark_errors
 

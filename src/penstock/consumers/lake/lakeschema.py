@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.eventstore.sides import HANDLE
-from penstock.jobs.errorcodes import SchemaRefused
-from penstock.jobs.iterations.schemachanges import fits
+from penstock.jobs.error_codes import SchemaRefused
+from penstock.jobs.schema_changes import fits
 from penstock.tables.decoding.decoder import origin_scalar
 from penstock.tables.schema import TableInfo
 

@@ -13,8 +13,8 @@ from penstock.clock import SYSTEM, Clock
 from penstock.errors import Fenced, PenstockError, Unavailable
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobKey
-from penstock.jobs.running.jobboard import JobBoard
-from penstock.jobs.running.runnerparts import RunnerLease
+from penstock.jobs.runner.board import JobBoard
+from penstock.jobs.runner.seams import RunnerLease
 from penstock.jobs.verifying.dueness import next_due
 from penstock.jobs.verifying.outcomes import LastVerification
 from penstock.jobs.verifying.verifying import VerifyReport

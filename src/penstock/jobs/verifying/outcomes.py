@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from penstock.comparing.tally import Counts
 from penstock.jobs.jobid import JobKey
-from penstock.jobs.log.joblog import JobLog
+from penstock.jobs.log.job_log import JobLog
 from penstock.jobs.verifying.verifying import VerifyReport
 
 __all__ = ["LastVerification", "Outcomes"]

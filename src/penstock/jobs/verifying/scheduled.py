@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable
 
 from penstock.clock import SYSTEM, Clock
 from penstock.follow.source_2 import JobSource
+from penstock.jobs.api import Jobs
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobKey
-from penstock.jobs.log.api import Jobs
-from penstock.jobs.log.joblog import JobLog
+from penstock.jobs.log.job_log import JobLog
 from penstock.jobs.verifying.outcomes import LastVerification, Outcomes
 from penstock.jobs.verifying.targetcare import TargetCare
 from penstock.jobs.verifying.verifying import VerifyReport

@@ -16,10 +16,10 @@ from penstock import eventloop
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid
 from penstock.follow.source_2 import JobSource
+from penstock.jobs.api import Jobs
+from penstock.jobs.checking import consumer_of
 from penstock.jobs.job import ErrorCode, Job, JobState
 from penstock.jobs.jobid import JobId
-from penstock.jobs.log.api import Jobs
-from penstock.jobs.log.checking import consumer_of
 from penstock.jobs.verifying.verifying import Verifier, VerifyReport
 from penstock.kv import Transaction
 from penstock.settings import Settings

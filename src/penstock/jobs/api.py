@@ -1,0 +1,243 @@
+"""What people do with jobs: register, change, pause and unregister them, and ask how they do.
+
+    jobs = Jobs(client)
+    with client.begin() as txn:
+        jobs.register_job(txn, JobId.parse("shop.orders/search"), JobSpec.parse({...}))
+    jobs.get_job_status(JobId.parse("shop.orders/search"))
+
+Changes are part of the caller's transaction: they happen when it commits, together with whatever else it
+writes. Conflict, at once or at the commit, says to run it again.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from penstock.clock import SYSTEM, Clock, physical_ms
+from penstock.errors import Conflict, Fenced, Invalid, NotFound
+from penstock.jobs.job import Job, JobState, JobStatus
+from penstock.jobs.jobid import JobId, JobKey
+from penstock.jobs.log.job_log import JobLog
+from penstock.jobs.log.job_rows import LOG_NAME
+from penstock.jobs.log.transitions import Transition, dropped, resumed, resynced, updated
+from penstock.jobs.spec import JobSpec, TriggerSpec, UpdateOptions
+from penstock.kv import Client, Transaction
+from penstock.tables.catalog import Catalog
+from penstock.tables.snapshot import SchemaSnapshot
+
+_PAUSED = JobSpec(trigger=TriggerSpec(paused=True))
+
+
+class _Source(NamedTuple):
+    """The table that a job's name leads to, and whose it is."""
+
+    account_id: int
+    account: str
+    table_id: int
+    id: JobId
+    """The job's name, with those of the table as they are written."""
+
+
+class Jobs:
+    """The jobs of a cluster, or of one account; for any number of threads.
+
+    A job belongs to its table, and is found by the name that the table has now. One whose table was dropped
+    or truncated is stranded: it is found by the name under which it was registered, unless the table that
+    has the name now has such a job too. Every method raises Unavailable, and Invalid when the database
+    belongs to another account.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        account: str | None = None,
+        catalog: Catalog | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self.log = JobLog(client, catalog=catalog, clock=clock)
+        self._account = account
+
+    def register_job(self, txn: Transaction, job_id: JobId, spec: JobSpec) -> bool:
+        """Add a job; False, with nothing changed, when there is one of that name.
+
+        Raises Invalid when there is no such table, or the spec names no consumer.
+        """
+        source = self._source(txn, job_id)
+        if source is None:
+            self.log.catalog.table_info(job_id.table_name, txn.start_ts)  # raises, saying what there is
+            raise Invalid(f"{job_id.table_name} has no rows to follow; name a table")
+        if not spec.consumer:
+            raise Invalid(f"the spec of job {job_id} names no consumer; say which one")
+        return self.log.add(txn, _new_job(source, spec, at=_now_ms(txn))) is not None
+
+    def unregister_job(self, txn: Transaction, job_id: JobId) -> bool:
+        """Drop a job, and those of its name that are stranded; False when there is none.
+
+        Rows stay for a day, targets for good.
+        """
+        source = self._source(txn, job_id)
+        found = self._stranded(txn, job_id)
+        if source is not None:
+            found += self._of(txn, source)
+        for job in found:
+            self._change(txn, job, dropped(at=_now_ms(txn)))
+        if found or source is None:
+            return bool(found)
+        return self.log.scrub(txn, source.account_id, source.table_id, job_id.job)
+
+    def update_job_spec(
+        self, txn: Transaction, job_id: JobId, spec: JobSpec, options: UpdateOptions | None = None
+    ) -> Job:
+        """Give a job another spec, whose empty fields keep the values they have; return it as it is then.
+
+        A new trigger takes effect after the current iteration. With `interrupt` that one is canceled; with
+        other columns it is too, and the target is filled anew. Raises Invalid when there is no such job.
+        """
+        interrupt = options is not None and options.interrupt
+        return self._change(txn, self._get(txn, job_id), updated(spec, interrupt=interrupt, at=_now_ms(txn)))
+
+    def pause_job(self, txn: Transaction, job_id: JobId) -> Job:
+        """Begin no more iterations; one that runs comes to its end. Raises Invalid without such a job."""
+        return self._change(txn, self._get(txn, job_id), updated(_PAUSED, interrupt=False, at=_now_ms(txn)))
+
+    def resume_job(self, txn: Transaction, job_id: JobId) -> Job:
+        """Let a job go on that is paused or was stopped by an error. Raises Invalid without such a job."""
+        return self._change(txn, self._get(txn, job_id), resumed)
+
+    def rebuild_job(self, txn: Transaction, job_id: JobId) -> Job:
+        """Fill the target anew, beginning with nothing, and forget what stopped the job.
+
+        A job whose table was truncated is registered again for the table that there is now. Raises Invalid
+        when there is no such job, or its table is gone.
+        """
+        job = self._get(txn, job_id)
+        source = self._source(txn, job_id)
+        if source is None:
+            raise Invalid(f"the table of job {job_id} is gone; unregister the job")
+        if source.table_id == job.key.table_id:
+            return self._change(txn, job, partial(resynced, upto_ts=txn.start_ts))
+        self.unregister_job(txn, job_id)
+        self.register_job(txn, job_id, job.spec)
+        return self._get(txn, job_id)
+
+    def get_job(self, job_id: JobId, *, txn: Transaction | None = None) -> Job:
+        """A job as it is now, or as a transaction sees it; raise Invalid when there is none."""
+        if txn is not None:
+            return self._get(txn, job_id)
+        with self.log.client.begin() as own:
+            return self._get(own, job_id)
+
+    def get_job_status(self, job_id: JobId, *, txn: Transaction | None = None) -> JobStatus:
+        """A job's latest iteration; raise Invalid when there is no such job."""
+        return self.get_job(job_id, txn=txn).status
+
+    def get_jobs(
+        self, state: JobState | None = None, *, dropped: bool = False, txn: Transaction | None = None
+    ) -> list[Job]:
+        """Every job, or those in a state, by name; with `dropped` also those that are and not collected."""
+        if txn is None:
+            with self.log.client.begin() as own:
+                return self.get_jobs(state, dropped=dropped, txn=own)
+        names = _names(self.log.catalog.schema(txn.start_ts))
+        found = [
+            _called(job, names)
+            for job in self.log.seen_by(txn)
+            if (dropped or job.live) and state in {None, job.state} and self._account in {None, job.account}
+        ]
+        return sorted(found, key=lambda job: (job.id, job.key))
+
+    def _get(self, txn: Transaction, job_id: JobId) -> Job:
+        job = self._find(txn, job_id)
+        if job is None:
+            raise no_such_job(job_id)
+        return job
+
+    def _find(self, txn: Transaction, job_id: JobId) -> Job | None:
+        """The live job of that name."""
+        source = self._source(txn, job_id)
+        found = [] if source is None else self._of(txn, source)
+        return next(iter(found or self._stranded(txn, job_id)), None)
+
+    def _of(self, txn: Transaction, source: _Source) -> list[Job]:
+        """The live job of that table, if there is one."""
+        named = self.log.named(txn, source.account_id, source.table_id, source.id.job)
+        return [replace(job, id=source.id) for job in named if job.live]
+
+    def _stranded(self, txn: Transaction, job_id: JobId) -> list[Job]:
+        """The live jobs that were registered under that name, and whose table is gone; the youngest first."""
+        names = _names(self.log.catalog.schema(txn.start_ts))
+        places = {
+            (key.account_id, key.table_id)
+            for key in self.log.keys(txn)
+            if key.job_name == job_id.job and key.table_id not in names
+        }
+        found = [
+            job
+            for account_id, table_id in places
+            for job in self.log.named(txn, account_id, table_id, job_id.job)
+            if job.live and _folded(job.id) == _folded(job_id) and self._account in {None, job.account}
+        ]
+        return sorted(found, key=lambda job: (job.create_at, job.key), reverse=True)
+
+    def _source(self, txn: Transaction, job_id: JobId) -> _Source | None:
+        """Where a job's name leads to, if there is such a table."""
+        schema = self.log.catalog.schema(txn.start_ts)
+        database = schema.databases.get(job_id.database.lower())
+        table = None if database is None else schema.tables[database.id].get(job_id.table.lower())
+        if database is None or table is None or not table.is_base_table:
+            return None
+        owner = self.log.catalog.account_of(database.name, txn.start_ts)
+        if self._account not in {None, owner.name}:
+            raise Invalid(f"database {database.name} belongs to another account than {self._account}")
+        if f"{database.name}.{table.name}".lower() == LOG_NAME:
+            raise Invalid(f"jobs cannot follow {LOG_NAME}: each iteration would be its next change")
+        return _Source(owner.id, owner.name, table.id, JobId(database.name, table.name, job_id.job))
+
+    def _change(self, txn: Transaction, job: Job, transition: Transition) -> Job:
+        try:
+            return replace(self.log.change(txn, job.key, None, transition), id=job.id)
+        except Fenced as error:
+            raise Conflict(f"job {job.id} was changed meanwhile; run the transaction again") from error
+
+
+def no_such_job(job_id: JobId) -> NotFound:
+    """What is said of a job that is not there, or not the caller's."""
+    return NotFound(f"there is no job {job_id}; `penstock job list` shows those there are")
+
+
+def _new_job(source: _Source, spec: JobSpec, *, at: int) -> Job:
+    """A job before its first iteration; the log gives it an id."""
+    return Job(
+        key=JobKey(source.account_id, source.table_id, source.id.job, 0),
+        id=source.id,
+        account=source.account,
+        spec=spec,
+        state=JobState.COMPLETED,
+        watermark=0,
+        status=JobStatus(),
+        create_at=at,
+    )
+
+
+def _now_ms(txn: Transaction) -> int:
+    return physical_ms(txn.start_ts)
+
+
+def _names(schema: SchemaSnapshot) -> dict[int, tuple[str, str]]:
+    """What every table and its database are called, by table id."""
+    return {
+        table.id: (database.name, table.name)
+        for database in schema.databases.values()
+        for table in schema.tables[database.id].values()
+    }
+
+
+def _called(job: Job, names: dict[int, tuple[str, str]]) -> Job:
+    """The job under the name that its table has now."""
+    database, table = names.get(job.key.table_id, (job.id.database, job.id.table))
+    return replace(job, id=JobId(database, table, job.id.job))
+
+
+def _folded(job_id: JobId) -> tuple[str, str, str]:
+    return job_id.database.lower(), job_id.table.lower(), job_id.job

@@ -1,0 +1,216 @@
+"""One try at an iteration: its jobs begin together, share one scan, and each ends on its own."""
+
+import logging
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock import metrics
+from penstock.errors import PenstockError
+from penstock.follow.cluster_tables import TableGone
+from penstock.jobs.iteration.consumer_run import ConsumerRun, IterationLog, Workshop
+from penstock.jobs.iteration.ending import Ending, How, Try
+from penstock.jobs.iteration.iteration import Iteration
+from penstock.jobs.iteration.scratch import Scratch
+from penstock.jobs.iteration.shared_scan import Reading, SharedRange
+from penstock.jobs.job import Job
+from penstock.jobs.jobid import JobKey
+from penstock.jobs.log.transitions import started
+from penstock.jobs.usage import Usage, UsageMeter
+
+_log = logging.getLogger(__name__)
+
+OnEnd = Callable[[JobKey, Job | None], None]
+"""Told of each job when it leaves an iteration: its row as it was written then; None: it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What iterations are executed with."""
+
+    log: IterationLog
+    reading: Reading
+    workshop: Workshop
+    usage: UsageMeter
+    scratch: Scratch
+
+
+class Attempt:
+    """One try. `run` is for one thread; `cancel` for any."""
+
+    def __init__(self, tools: Tools, attempt: Try, on_end: OnEnd) -> None:
+        self._tools = tools
+        self._clock = tools.workshop.clock
+        self._try = attempt
+        self._on_end = on_end
+        self._changed = threading.Condition()
+        self._runs: dict[JobKey, ConsumerRun] = {}
+        self._open: set[JobKey] = set()  # whose runs have not ended
+        self._canceled: set[JobKey] = set()
+        self._again: list[Job] = []
+
+    @property
+    def iteration(self) -> Iteration:
+        """What is tried."""
+        return self._try.iteration
+
+    @property
+    def canceled(self) -> frozenset[JobKey]:
+        """The jobs that somebody has canceled."""
+        with self._changed:
+            return frozenset(self._canceled)
+
+    def cancel(self, key: JobKey) -> None:
+        """Let one job end soon; it leaves as canceled, unless it ends otherwise before."""
+        with self._changed:
+            self._canceled.add(key)
+            if key in self._runs:
+                self._runs[key].cancel()
+            self._changed.notify_all()
+
+    def run(self) -> list[Job]:
+        """Execute it; return the jobs that are to be tried again, as their rows are now.
+
+        Every other job has left by then.
+        """
+        jobs = self._begin(self.iteration.jobs)
+        if jobs:
+            folder = self._tools.scratch.folder / f"{self.iteration.id}-{self._clock.unique_id()[:8]}"
+            shared = SharedRange(self._tools.reading, self.iteration, jobs, folder)
+            self._start(jobs, shared, folder)
+            self._wait()
+            self._finish(shared, folder)
+        return self._again
+
+    def _begin(self, jobs: Sequence[Job]) -> list[Job]:
+        """Write that the jobs run; those whose rows were as they were seen."""
+        iteration, at = self.iteration, self._clock.wall_ms()
+        begins = [
+            (job, started(iteration.from_ts, iteration.to_ts, runner=job.status.runner, at=at))
+            for job in jobs
+        ]
+        try:
+            rows = self._tools.log.transact(begins)
+        except PenstockError as error:
+            facts = {"table_id": iteration.table_id, "error": str(error)}
+            _log.warning("an iteration cannot begin: the log does not answer", extra=facts)
+            for job in jobs:
+                self._unwritten(job)
+            return []
+        for job, row in zip(jobs, rows, strict=True):
+            if row is None:
+                self._leave(job.key, None, How.FENCED)
+        begun = [row for row in rows if row is not None]
+        return begun if self._check_table(begun) else []
+
+    def _check_table(self, jobs: Sequence[Job]) -> bool:
+        """Whether there is a table to read; else that is how the jobs end."""
+        try:
+            gone = self._tools.reading.source.gone(self.iteration.table_id)
+            if gone is None:
+                return True
+            raise TableGone(gone)
+        except PenstockError as error:
+            ending = self._try.stopped(error, at=self._clock.wall_ms(), by_source=True)
+        for job in jobs:
+            self._write(job, ending, None)
+        return False
+
+    def _start(self, jobs: Sequence[Job], shared: SharedRange, folder: Path) -> None:
+        runs = {
+            job.key: ConsumerRun(
+                job,
+                self._try,
+                shared,
+                self._tools.workshop,
+                folder / f"{job.key.job_name}-{job.key.job_id}",
+                ended=self._settle,
+            )
+            for job in jobs
+        }
+        with self._changed:
+            self._runs = runs
+            self._open = set(runs)
+            for key in self._canceled & self._open:
+                runs[key].cancel()
+        for run in runs.values():
+            run.start()
+
+    def _wait(self) -> None:
+        """Wait until every run has ended; not for long for those that were canceled."""
+        while late := self._late_runs():
+            for run in late:
+                run.abandon()
+
+    def _late_runs(self) -> list[ConsumerRun]:
+        """Those to give up now, when there are some; none once all have ended."""
+        with self._changed:
+            while self._open:
+                now = self._clock.monotonic()
+                runs = [self._runs[key] for key in self._open]
+                limits = [(run.give_up_at, run) for run in runs if run.give_up_at is not None]
+                late = [run for at, run in limits if at <= now]
+                if late:
+                    return late
+                self._changed.wait(min((at - now for at, _ in limits), default=None))
+        return []
+
+    def _finish(self, shared: SharedRange, folder: Path) -> None:
+        if not shared.finish(self._tools.workshop.grace_s):
+            _log.warning("a scan does not end", extra={"table_id": self.iteration.table_id})
+        self._tools.usage.add(self.iteration.account, Usage(task_seconds=shared.read_seconds))
+        if not any(run.abandoned for run in self._runs.values()):  # else files may be used still
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _settle(self, run: ConsumerRun, ending: Ending) -> None:
+        """A run has ended: write it, and let its job leave or wait for another try."""
+        try:
+            self._tools.usage.add(run.job.account, run.usage)
+            self._write(run.job, ending, run.written)
+        finally:
+            with self._changed:
+                self._open.discard(run.job.key)
+                self._changed.notify_all()
+
+    def _write(self, job: Job, ending: Ending, written: Job | None) -> None:
+        _tell(job, ending)
+        row = written
+        if ending.transition is not None:
+            try:
+                (row,) = self._tools.log.transact([(job, ending.transition)])
+            except PenstockError as error:
+                facts = {"job": str(job.id), "error": str(error)}
+                _log.warning("the end of an iteration cannot be written", extra=facts)
+                self._unwritten(job)
+                return
+        if row is not None and ending.how is How.RETRIED:
+            metrics.JOBS_ENDINGS_TOTAL.labels(How.RETRIED.value).inc()
+            self._again.append(row)
+        else:
+            self._leave(job.key, row, ending.how if row is not None else How.FENCED)
+
+    def _unwritten(self, job: Job) -> None:
+        """The log does not answer: try again with the row as it was, or leave it to whoever reads the log."""
+        if self._try.last:
+            self._leave(job.key, None, How.FAILED)
+        else:
+            metrics.JOBS_ENDINGS_TOTAL.labels(How.RETRIED.value).inc()
+            self._again.append(job)
+
+    def _leave(self, key: JobKey, row: Job | None, how: How) -> None:
+        metrics.JOBS_ENDINGS_TOTAL.labels(how.value).inc()
+        self._on_end(key, row)
+
+
+def _tell(job: Job, ending: Ending) -> None:
+    if ending.failure is None:
+        return
+    facts = {"job": str(job.id), "code": int(ending.failure.code), "error": ending.failure.message}
+    if ending.how is How.RESYNCED:
+        _log.warning("history is gone: the job begins with all rows again", extra=facts)
+    elif ending.how is How.PERMANENT:
+        _log.error("a job failed and has to be repaired", extra=facts)
+    else:
+        _log.warning("an iteration of a job failed", extra=facts)

@@ -1,0 +1,197 @@
+"""The time for which a process is the one runner: from when it has the lease until it loses it or ends."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+
+from penstock.clock import SYSTEM, Clock
+from penstock.errors import Fenced, PenstockError
+from penstock.eventloop import Signal
+from penstock.follow.source_2 import JobSource
+from penstock.jobs.job import Job
+from penstock.jobs.jobid import JobKey
+from penstock.jobs.runner.board import JobBoard
+from penstock.jobs.runner.board_log import BoardLog
+from penstock.jobs.runner.runnermetrics import BoardGauges
+from penstock.jobs.runner.seams import OpenScheduler, RunnerFeed, RunnerLease, RunnerLog
+from penstock.jobs.runner.table_watch import TableWatch
+from penstock.metrics import JOBS_TICK_SECONDS
+from penstock.retry import Retrying
+from penstock.settings import JobsSettings
+
+_AGAIN_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+SideTask = Callable[[JobBoard, RunnerLease], Coroutine[object, object, None]]
+"""Work beside the iterations, for as long as the lease is held: runs until it is cancelled."""
+
+
+class Tenure:
+    """Runs the jobs of a cluster under one lease."""
+
+    def __init__(
+        self,
+        settings: JobsSettings,
+        lease: RunnerLease,
+        log: RunnerLog,
+        feed: RunnerFeed,
+        source: JobSource,
+        open_scheduler: OpenScheduler,
+        *,
+        side_tasks: Iterable[SideTask] = (),
+        clock: Clock = SYSTEM,
+    ) -> None:
+        retrying = Retrying(settings.attempts, settings.backoff_s)
+        self._settings = settings
+        self._lease = lease
+        self._feed = feed
+        self._source = source
+        self._clock = clock
+        self.board = JobBoard(
+            interval_s=settings.interval_s,
+            rest_s=lambda failures: retrying.wait_s(failures, clock.random()),
+        )
+        self._log = BoardLog(self.board, log, epoch=lease.epoch)
+        self._loop = asyncio.get_running_loop()
+        self._signal = Signal(clock)
+        self._scheduler = open_scheduler(self._on_end)
+        self._watch = TableWatch(self.board, self._log, source, self._scheduler, lease, clock=clock)
+        self._gauges = BoardGauges(self.board)
+        self._side_tasks = tuple(side_tasks)
+        self._next_full = self._next_fast = clock.monotonic()
+        self._again_at: float | None = None
+
+    async def run(self) -> None:
+        """Run until it is cancelled; raise Fenced when the lease is lost, and whatever else ends it."""
+        keeping = asyncio.create_task(self._keep())
+        running = asyncio.create_task(self._run())
+        try:
+            await asyncio.wait((keeping, running), return_when=asyncio.FIRST_COMPLETED)
+            for task in (keeping, running):
+                if task.done():
+                    task.result()
+        finally:
+            await _end(keeping, running)
+            await self._scheduler.close()
+            self._watch.close()
+            self._gauges.clear()
+
+    async def _keep(self) -> None:
+        """Renew the lease. While that does not work nothing begins; who takes over fences what still runs."""
+        while True:
+            await self._clock.sleep(self._settings.lease_ttl_s / 5)
+            try:
+                await self._lease.renew()
+            except Fenced:
+                raise
+            except PenstockError as error:
+                _log.warning("the runner's lease cannot be renewed", extra={"error": str(error)})
+
+    async def _run(self) -> None:
+        ts = await self._log.take_over()
+        _log.info("running jobs", extra={"epoch": self._lease.epoch, "jobs": len(list(self.board))})
+        settings = self._settings
+        duties = [
+            asyncio.create_task(self._log.follow(self._feed, ts, self._signal.tell)),
+            asyncio.create_task(self._regularly(settings.watermark_interval_s, "flush", self._log.flush)),
+            asyncio.create_task(self._regularly(settings.collect_interval_s, "collect", self._collect)),
+            asyncio.create_task(self._decide()),
+        ]
+        duties += [asyncio.create_task(work(self.board, self._lease)) for work in self._side_tasks]
+        try:
+            done, _ = await asyncio.wait(duties, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            await _end(*duties)
+
+    async def _collect(self) -> None:
+        await self._log.collect(self._settings.dropped_ttl_s)
+
+    async def _regularly(self, interval_s: float, what: str, duty: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await self._clock.sleep(interval_s)
+            await self._tried(what, duty)
+
+    async def _tried(self, what: str, duty: Callable[[], Awaitable[None]]) -> None:
+        """Do something that is done again in any case."""
+        try:
+            await duty()
+        except PenstockError as error:
+            _log.warning("the runner could not do something", extra={"duty": what, "error": str(error)})
+
+    def _on_end(self, iteration_id: str, key: JobKey, row: Job | None) -> None:
+        self._loop.call_soon_threadsafe(self._ended, iteration_id, key, row)
+
+    def _ended(self, iteration_id: str, key: JobKey, row: Job | None) -> None:
+        self.board.end(iteration_id, key, row, now=self._clock.monotonic())
+        self._signal.tell()
+
+    async def _decide(self) -> None:
+        """Look at all tables now and then, and at some of them in between."""
+        while True:
+            await self._step()
+            await self._signal.wait(self._idle_s())
+
+    def _idle_s(self) -> float:
+        """How long nothing is due."""
+        if self.board.pressing:
+            return 0.0
+        now = self._clock.monotonic()
+        if not (self._watch.missed or self.board.doubtful):
+            self._again_at = None
+        elif self._again_at is None:
+            self._again_at = now + _AGAIN_S
+        fast = any(table.fast for table in self.board.tables.values())
+        wakes = (
+            self._next_full,
+            self._next_fast if fast else None,
+            self._again_at,
+            self.board.wakes_at,
+        )
+        return max(0.0, min(at for at in wakes if at is not None) - now)
+
+    async def _step(self) -> None:
+        now = self._clock.monotonic()
+        self.board.wake(now)
+        for key in self.board.take_canceled():
+            self._scheduler.cancel(key)
+        await self._tried("settle", self._log.settle)
+        full = now >= self._next_full
+        tables = self._due(now, full=full)
+        first = await self._watch.look_at(tables) if tables else False
+        if full or first:
+            await self._tried("hold", self._hold)
+        if full:
+            self._gauges.show(self._watch.now_ts)
+        if tables:
+            JOBS_TICK_SECONDS.labels("full" if full else "part").observe(self._clock.monotonic() - now)
+
+    async def _hold(self) -> None:
+        await self._source.hold(self.board.needed())
+
+    def _due(self, now: float, *, full: bool) -> dict[int, bool]:
+        """Which tables are looked at now; true: only for jobs that cannot wait."""
+        urgent = self.board.take_urgent()
+        if self._again_at is not None and now >= self._again_at:
+            self._again_at = None
+            urgent |= self._watch.missed
+            self._watch.missed.clear()
+        if full:
+            self._next_full = now + self._settings.interval_s
+            self._next_fast = now + self._settings.greedy_interval_s
+            self._watch.missed.clear()
+            return dict.fromkeys(self.board.tables, False)
+        due: dict[int, bool] = {}
+        if now >= self._next_fast:
+            self._next_fast = now + self._settings.greedy_interval_s
+            due = {table_id: True for table_id, table in self.board.tables.items() if table.fast}
+        return due | dict.fromkeys(urgent & self.board.tables.keys(), False)
+
+
+async def _end(*tasks: "asyncio.Task[None]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

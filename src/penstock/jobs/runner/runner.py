@@ -1,0 +1,97 @@
+"""The process that runs jobs: waits for the lease, runs them while it has it, and begins again after that."""
+
+import logging
+from collections.abc import Iterable
+
+from penstock.clock import SYSTEM, Clock
+from penstock.errors import Fenced, PenstockError
+from penstock.follow.source_2 import JobSource
+from penstock.jobs.runner.lease_term import SideTask, Tenure
+from penstock.jobs.runner.seams import AcquireLease, OpenScheduler, RunnerFeed, RunnerLease, RunnerLog
+from penstock.metrics import JOBS_RUNNER, JOBS_TAKEOVERS_TOTAL
+from penstock.settings import JobsSettings
+
+_WAIT_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class JobRunner:
+    """Runs the jobs of a cluster whenever nobody else does, until it is cancelled.
+
+    Any number of processes may have one: the others stand by. Whatever ends a tenure, except that it is
+    cancelled, is told and followed by another try: all that counts is in the log and in the targets.
+    """
+
+    def __init__(
+        self,
+        settings: JobsSettings,
+        *,
+        acquire: AcquireLease,
+        log: RunnerLog,
+        feed: RunnerFeed,
+        source: JobSource,
+        open_scheduler: OpenScheduler,
+        side_tasks: Iterable[SideTask] = (),
+        clock: Clock = SYSTEM,
+    ) -> None:
+        """`side_tasks` run beside the iterations while the lease is held."""
+        self._settings = settings
+        self._acquire = acquire
+        self._log = log
+        self._feed = feed
+        self._source = source
+        self._open_scheduler = open_scheduler
+        self._side_tasks = tuple(side_tasks)
+        self._clock = clock
+        self._told = ""
+
+    async def run(self) -> None:
+        """Run them."""
+        while True:
+            lease = await self._lease()
+            if lease is not None:
+                await self._rule(lease)
+            await self._clock.sleep(_WAIT_S)
+
+    async def _lease(self) -> RunnerLease | None:
+        """Try to become the one runner."""
+        try:
+            lease = await self._acquire()
+        except PenstockError as error:
+            if self._told != str(error):  # it is tried again each second
+                self._told = str(error)
+                _log.info("jobs are left to others for now", extra={"reason": self._told})
+            return None
+        self._told = ""
+        return lease
+
+    async def _rule(self, lease: RunnerLease) -> None:
+        JOBS_RUNNER.set(1)
+        JOBS_TAKEOVERS_TOTAL.inc()
+        try:
+            await Tenure(
+                self._settings,
+                lease,
+                self._log,
+                self._feed,
+                self._source,
+                self._open_scheduler,
+                side_tasks=self._side_tasks,
+                clock=self._clock,
+            ).run()
+        except Fenced as error:
+            _log.warning("another process runs the jobs now", extra={"reason": str(error)})
+        except PenstockError as error:
+            _log.error("running jobs ended; it begins again", extra={"error": str(error)})
+        except Exception:  # noqa: BLE001 - whatever it was, the next tenure starts from what is in the log
+            _log.exception("running jobs ended; it begins again")
+        finally:
+            JOBS_RUNNER.set(0)
+            await self._give_up(lease)
+
+    async def _give_up(self, lease: RunnerLease) -> None:
+        try:
+            await lease.give_up()
+        except PenstockError as error:
+            _log.warning("the runner's lease runs out by itself", extra={"reason": str(error)})

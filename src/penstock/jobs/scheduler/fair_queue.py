@@ -1,0 +1,188 @@
+"""Which of the iterations that wait runs next: fair between accounts, then by priority, then by age. Pure."""
+
+from bisect import insort
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from penstock.jobs.iteration.iteration import Iteration
+from penstock.jobs.job import Job
+from penstock.jobs.jobid import JobKey
+
+QUANTUM_S = 0.01
+"""What an iteration costs its account at least, so that those that take no time go round as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """An iteration that waits. `number` is its age: smaller came earlier; `failures` its tries so far.
+
+    `since` is when it could have run first; `announced`: the log says that it waits.
+    """
+
+    number: int
+    iteration: Iteration
+    since: float = 0.0
+    failures: int = 0
+    announced: bool = False
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where it is among those of its account."""
+        return -self.iteration.priority, self.number
+
+
+@dataclass(slots=True)
+class _Account:
+    """`served` is what its iterations took, by its weight; who has waited for nothing has saved nothing."""
+
+    weight: int
+    served: float
+    running: int = 0
+    places: list[tuple[int, int]] = field(default_factory=list)  # of its waiting iterations, in order
+
+    @property
+    def idle(self) -> bool:
+        return not self.running and not self.places
+
+
+class FairQueue:
+    """Iterations that wait for a worker, at most `waiting_max`, and those that wait to be tried again.
+
+    An account that has fewer workers than others, for its weight, comes first; of equal ones that which has
+    been served less. So one with a thousand iterations does not keep another's only one waiting for more
+    than those that run already. A job is in it at most once.
+    """
+
+    def __init__(self, waiting_max: int, weights: Mapping[str, int] | None = None) -> None:
+        self._waiting_max = waiting_max
+        self._weights = dict(weights or {})
+        self._accounts: dict[str, _Account] = {}
+        self._ready: dict[int, Waiting] = {}
+        self._parked: list[tuple[float, int]] = []  # when, and which, in order
+        self._later: dict[int, Waiting] = {}  # those that take no part now: parked, or held
+        self._numbers: dict[JobKey, int] = {}
+        self._last_number = 0
+        self._passed = 0.0  # what the account that was served least had at the last choice
+
+    def __len__(self) -> int:
+        return len(self._ready) + len(self._later)
+
+    def offer(self, iteration: Iteration, now: float = 0.0) -> Waiting | None:
+        """Let an iteration wait, with all of its jobs; None when too many wait already."""
+        if len(self) >= self._waiting_max:
+            return None
+        self._last_number += 1
+        waiting = Waiting(self._last_number, iteration, now)
+        self._admit(waiting)
+        return waiting
+
+    def retry(self, waiting: Waiting, at: float) -> None:
+        """Let an iteration that was taken wait once more, from `at` on at its old place."""
+        self._remember(waiting)
+        self._later[waiting.number] = waiting
+        insort(self._parked, (at, waiting.number))
+
+    def ripen(self, now: float) -> float | None:
+        """Let those take part again whose time has come; when the next one's does."""
+        while self._parked and self._parked[0][0] <= now:
+            at, number = self._parked.pop(0)
+            self._admit(replace(self._later.pop(number), since=at))
+        return self._parked[0][0] if self._parked else None
+
+    def hold_silent(self, before: float) -> list[Waiting]:
+        """Those that wait since then without the log saying so; they are not taken until `announce`."""
+        found = [each for each in self._ready.values() if not each.announced and each.since <= before]
+        for waiting in found:
+            self._withdraw(waiting)
+            self._later[waiting.number] = waiting
+        return found
+
+    def announce(self, number: int, rows: Mapping[JobKey, Job] | None) -> None:
+        """Let one that was held take part again, with its jobs as the log has them now.
+
+        Jobs without a row are taken out. None: the log does not say, and nothing changes.
+        """
+        waiting = self._later.pop(number, None)
+        if waiting is None:
+            return  # all of its jobs were removed
+        if rows is not None:
+            jobs = waiting.iteration.jobs
+            for job in jobs:
+                if job.key not in rows:
+                    del self._numbers[job.key]
+            known = tuple(rows[job.key] for job in jobs if job.key in rows)
+            waiting = replace(waiting, announced=True, iteration=replace(waiting.iteration, jobs=known))
+        if waiting.iteration.jobs:
+            self._admit(waiting)
+
+    def take(self) -> Waiting | None:
+        """The next to run; say `done` when it has."""
+        ready = [(name, each) for name, each in self._accounts.items() if each.places]
+        if not ready:
+            return None
+        active = [each.served for each in self._accounts.values() if not each.idle]
+        self._passed = max(self._passed, min(active))
+        _, account = min(ready, key=lambda named: _turn(named[1]))
+        account.running += 1
+        taken = self._ready.pop(account.places.pop(0)[1])
+        self._forget(taken)
+        return taken
+
+    def done(self, account_name: str, seconds: float) -> None:
+        """An iteration of the account has given its worker back after so long."""
+        account = self._accounts[account_name]
+        account.running -= 1
+        account.served += max(seconds, QUANTUM_S) / account.weight
+        for name, each in list(self._accounts.items()):
+            if each.idle and each.served <= self._passed:
+                del self._accounts[name]
+
+    def remove(self, key: JobKey) -> Job | None:
+        """Take one job out; the others of its iteration go on waiting. None: it does not wait."""
+        number = self._numbers.get(key)
+        if number is None:
+            return None
+        waiting = self._ready.get(number) or self._later[number]
+        iteration = waiting.iteration
+        removed = next(job for job in iteration.jobs if job.key == key)
+        left = replace(iteration, jobs=tuple(job for job in iteration.jobs if job.key != key))
+        del self._numbers[key]
+        if number in self._ready:
+            self._withdraw(waiting)
+            if left.jobs:
+                self._admit(replace(waiting, iteration=left))
+        elif left.jobs:
+            self._later[number] = replace(waiting, iteration=left)
+        else:
+            del self._later[number]
+            self._parked = [each for each in self._parked if each[1] != number]
+        return removed
+
+    def _admit(self, waiting: Waiting) -> None:
+        name = waiting.iteration.account
+        account = self._accounts.get(name)
+        if account is None:
+            account = self._accounts[name] = _Account(self._weights.get(name, 1), self._passed)
+        elif account.idle:
+            account.served = max(account.served, self._passed)
+        insort(account.places, waiting.place)
+        self._ready[waiting.number] = waiting
+        self._remember(waiting)
+
+    def _withdraw(self, waiting: Waiting) -> None:
+        self._accounts[waiting.iteration.account].places.remove(waiting.place)
+        del self._ready[waiting.number]
+
+    def _remember(self, waiting: Waiting) -> None:
+        for job in waiting.iteration.jobs:
+            known = self._numbers.setdefault(job.key, waiting.number)
+            assert known == waiting.number, "a job waits in one iteration at a time"
+
+    def _forget(self, waiting: Waiting) -> None:
+        for job in waiting.iteration.jobs:
+            del self._numbers[job.key]
+
+
+def _turn(account: _Account) -> tuple[float, float, int]:
+    """Whose turn it is: the smallest."""
+    return account.running / account.weight, account.served, account.places[0][1]
