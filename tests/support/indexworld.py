@@ -19,9 +19,9 @@ from penstock.follow.source_2 import JobSource, Scan
 from penstock.jobs.consumers import find_consumer
 from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.spec import JobSpec
-from penstock.jobs.verifying.verifying import Verifier
 from penstock.tables.schema import TableInfo
 from penstock.testing.consumers import ListRetriever, SourceModel, job_context
+from penstock.verify.target import Verifier
 
 __all__ = ["IndexWorld"]
 

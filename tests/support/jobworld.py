@@ -31,10 +31,8 @@ from penstock.jobs.log.lease import Lease
 from penstock.jobs.log.log_feed import LogFeed
 from penstock.jobs.runner.runner import JobRunner
 from penstock.jobs.runner.seams import OnEnd
-from penstock.jobs.running.verifyduty import verify_on_schedule
 from penstock.jobs.scheduler.scheduler import Scheduler
 from penstock.jobs.spec import JobSpec
-from penstock.jobs.verifying.scheduled import ScheduledCare
 from penstock.kv import AsyncClient, Client, Transaction
 from penstock.kv.clusterref import ClusterRef
 from penstock.settings import Settings, StoreSettings
@@ -42,6 +40,8 @@ from penstock.store.cluster import Cluster
 from penstock.tables import Catalog, Table
 from penstock.tables.conflicts import retried
 from penstock.testing.versions import Row
+from penstock.verify.schedule import verify_on_schedule
+from penstock.verify.scheduled import ScheduledCare
 
 if TYPE_CHECKING:
     from penstock.jobs.iteration.spark_frame import SparkSession

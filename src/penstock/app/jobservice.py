@@ -17,14 +17,14 @@ from penstock.jobs.log.lease import Lease
 from penstock.jobs.log.log_feed import LogFeed
 from penstock.jobs.runner.runner import JobRunner
 from penstock.jobs.runner.seams import OnEnd
-from penstock.jobs.running.verifyduty import verify_on_schedule
 from penstock.jobs.scheduler.scheduler import Scheduler
 from penstock.jobs.usage import UsageMeter
-from penstock.jobs.verifying.scheduled import ScheduledCare
 from penstock.kv import AsyncClient, Client
 from penstock.settings import Settings
 from penstock.spark.executorsettings import for_executors
 from penstock.spark.latesession import LateSession
+from penstock.verify.schedule import verify_on_schedule
+from penstock.verify.scheduled import ScheduledCare
 
 __all__ = ["serve"]
 

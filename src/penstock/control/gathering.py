@@ -39,8 +39,8 @@ from penstock.jobs.freshness import freshness_of
 from penstock.jobs.job import Job
 from penstock.jobs.log.job_rows import DATABASE as BOOKKEEPING
 from penstock.jobs.log.lease import LeaseRow, holder
-from penstock.jobs.verifying.outcomes import LastVerification, Outcomes
 from penstock.settings import Settings
+from penstock.verify.results import LastVerification, Outcomes
 
 __all__ = ["Rates", "gather", "unreached"]
 

@@ -12,8 +12,8 @@ from penstock.jobs.consumers import find_consumer
 from penstock.jobs.freshness import Freshness
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.usage import Usage
-from penstock.jobs.verifying.outcomes import LastVerification
-from penstock.jobs.verifying.verifying import VerifyReport
+from penstock.verify.results import LastVerification
+from penstock.verify.target import VerifyReport
 
 __all__ = ["everything", "reported", "summary", "used"]
 

@@ -12,7 +12,7 @@ from penstock.control.partstates import PartStatus
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.freshness import Freshness
 from penstock.jobs.job import Job
-from penstock.jobs.verifying.outcomes import LastVerification
+from penstock.verify.results import LastVerification
 
 __all__ = ["SLOW_S", "CaptureFact", "Facts", "FeedFact", "JobFact", "TableFact", "behind_s"]
 

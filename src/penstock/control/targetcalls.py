@@ -5,8 +5,8 @@ from typing import Any
 from penstock.control.deployment import Deployment
 from penstock.control.jobviews import reported
 from penstock.jobs.jobid import JobId
-from penstock.jobs.verifying.targetcare import TargetCare
-from penstock.jobs.verifying.verifying import VerifyReport
+from penstock.verify.target import VerifyReport
+from penstock.verify.targetcare import TargetCare
 
 __all__ = ["repair", "verify"]
 

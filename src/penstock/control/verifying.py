@@ -24,11 +24,11 @@ from penstock.jobs.freshnessdesk import FreshnessDesk
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobId, JobKey
 from penstock.jobs.log.job_log import JobLog
-from penstock.jobs.verifying.outcomes import LastVerification, Outcomes
-from penstock.jobs.verifying.verifying import VerifyReport
 from penstock.settings import parse_changefeed
-from penstock.sink.verifying.feedverifier import FeedFacts, FeedVerifier, directory_reader
-from penstock.sink.verifying.reports import FeedReport, TableReport
+from penstock.verify.directory import FeedFacts, FeedVerifier, directory_reader
+from penstock.verify.reports import FeedReport, TableReport
+from penstock.verify.results import LastVerification, Outcomes
+from penstock.verify.target import VerifyReport
 
 __all__ = ["TargetReport", "VerifyOptions", "last_results", "verify_targets"]
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import psycopg
 
-from penstock.comparing.tally import Counts
 from penstock.consumers.kv import KvTable
 from penstock.consumers.postgres import Postgres
 from penstock.jobs.job import ErrorCode
-from penstock.jobs.verifying.verifying import Verifier
 from penstock.kv.clusterref import ClusterRef
 from penstock.testing.consumers import job_context
+from penstock.verify.tally import Counts
+from penstock.verify.target import Verifier
 from support.jobworld import JobWorld, job_world
 from support.postgres import shared_server
 from support.webhookreceiver import WebhookReceiver

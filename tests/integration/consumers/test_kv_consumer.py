@@ -12,8 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.comparing.comparison import Comparison
-from penstock.comparing.tally import Counts
 from penstock.consumers.kv import KvTable
 from penstock.errors import Conflict, Fenced, Invalid, Unavailable
 from penstock.jobs.error_codes import TargetDiffers
@@ -24,6 +22,8 @@ from penstock.settings import Settings
 from penstock.tables import Catalog, Index, alter
 from penstock.tables.define import define_table
 from penstock.testing.consumers import SourceModel, job_context
+from penstock.verify.compare import Comparison
+from penstock.verify.tally import Counts
 from support.everytype import EVERY_CELL, EVERY_TYPE
 from support.warmstore import WarmStore
 

@@ -11,7 +11,6 @@ import pytest
 
 from penstock.changes.columns import key_names
 from penstock.clock import compose_ts
-from penstock.comparing.comparison import Comparison
 from penstock.errors import Aborted, Fenced, Invalid
 from penstock.jobs.consumer import DataRetriever
 from penstock.jobs.error_codes import SchemaRefused, TargetDiffers
@@ -19,6 +18,7 @@ from penstock.tables.alter import add_column, drop_column, modify_column
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo
 from penstock.testing.consumers import SourceModel, rows_by_key
+from penstock.verify.compare import Comparison
 from support.everytype import EVERY_TYPE
 from support.itemtables import item_table
 from support.lakeworld import FORMATS, Killed, LakeWorld, as_copied

@@ -5,8 +5,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock.consumers.lake.lakeconsumer import LakeConsumer
-from penstock.jobs.verifying.verifying import Verifier
 from penstock.testing.consumers import job_context, rows_by_key
+from penstock.verify.target import Verifier
 from support.jobworld import JobWorld, job_world
 from support.lakeworld import FORMATS, LakeWorld
 

@@ -17,8 +17,6 @@ import pyarrow as pa
 import pytest
 
 from penstock.clock import SystemClock
-from penstock.comparing.comparison import Comparison
-from penstock.comparing.tally import Counts
 from penstock.consumers.postgres import Postgres
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.jobs.error_codes import TargetDiffers
@@ -27,6 +25,8 @@ from penstock.tables import alter
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo
 from penstock.testing.consumers import SourceModel, job_context
+from penstock.verify.compare import Comparison
+from penstock.verify.tally import Counts
 from support.everytype import EVERY_CELL, EVERY_TYPE
 from support.postgres import shared_server
 

@@ -16,7 +16,6 @@ from penstock.eventstore.read.flight_client import FlightReader
 from penstock.eventstore.upkeep.merge import MergeOutput, plan_merges
 from penstock.eventstore.upkeep.merge_policy import MergePolicy
 from penstock.eventstore.upkeep.mergewire import plan_tree, read_plan
-from penstock.eventstore.verifyjob import verify
 from penstock.kv.clusterref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings
@@ -25,6 +24,7 @@ from penstock.spark.mergejob import MergeTask, merge
 from penstock.tables import Catalog
 from penstock.tables.keys import record_key
 from penstock.testing.store import Admin
+from penstock.verify.verifyjob import verify
 from support.warmstore import WarmStore
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]

@@ -16,8 +16,6 @@ from penstock.eventstore.capture.capture import Capture
 from penstock.eventstore.manifest_log import ManifestLog, load
 from penstock.eventstore.schema_version import schemas_in
 from penstock.eventstore.upkeep.load import RangeTask, write_objects
-from penstock.eventstore.verifying import Difference
-from penstock.eventstore.verifyjob import verify
 from penstock.kv.clusterref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings
@@ -25,6 +23,8 @@ from penstock.spark.loadjob import load_table
 from penstock.tables import Catalog
 from penstock.tables.keys import encode_handle, record_key
 from penstock.testing.store import Admin
+from penstock.verify.event_store import Difference
+from penstock.verify.verifyjob import verify
 from support.warmstore import WarmStore
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)"), ("price", "decimal(10,2)")]

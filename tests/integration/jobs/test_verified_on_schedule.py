@@ -13,7 +13,7 @@ from penstock.control.verifying import VerifyOptions, verify_targets
 from penstock.errors import Fenced
 from penstock.jobs.jobid import JobId
 from penstock.jobs.log.lease import holder
-from penstock.jobs.verifying.outcomes import LastVerification, Outcomes
+from penstock.verify.results import LastVerification, Outcomes
 from support.jobworld import JobWorld, job_world
 
 JOB = "shop.items/copy"

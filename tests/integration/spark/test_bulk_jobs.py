@@ -33,10 +33,10 @@ from penstock.spark.errors import spark_errors
 from penstock.spark.loadjob import load_table
 from penstock.spark.merging import merge_table
 from penstock.spark.tasks import run_on_executors
-from penstock.spark.verifying import Difference, verify_table
 from penstock.tables import Catalog
 from penstock.tables.keys import encode_handle, record_key
 from penstock.testing.store import Admin
+from penstock.verify.verifying import Difference, verify_table
 from support.warmstore import WarmStore
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # executors do not have the tests

@@ -36,7 +36,7 @@ from penstock.spark.bulk import load_snapshot
 from penstock.spark.errors import as_penstock_error, spark_errors
 from penstock.spark.merging import merge_table
 from penstock.spark.tasks import run_on_executors
-from penstock.spark.verifying import verify_table
+from penstock.verify.verifying import verify_table
 from support.gate import Gate, GatedStorage
 from support.itemtables import item, item_table
 from support.loadedworld import DEADLINE_S, NAME, LoadedWorld, until

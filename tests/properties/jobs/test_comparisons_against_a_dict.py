@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.comparing import comparison as comparing
-from penstock.comparing.comparison import Comparison
-from penstock.comparing.tally import Counts
+from penstock.verify import compare as comparing
+from penstock.verify.compare import Comparison
+from penstock.verify.tally import Counts
 
 SCHEMA = pa.schema(
     [

@@ -24,13 +24,13 @@ from penstock.changefeeds.sinks.storage.layout import METADATA_PATH, Folder, ind
 from penstock.changefeeds.sinks.storage.metadatafile import encode_checkpoint
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile
-from penstock.comparing.tally import Counts
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import StorageRef
-from penstock.sink.verifying.feedverifier import FeedFacts, FeedVerifier
-from penstock.sink.verifying.reports import Scope, TableReport
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.define import define_table
+from penstock.verify.directory import FeedFacts, FeedVerifier
+from penstock.verify.reports import Scope, TableReport
+from penstock.verify.tally import Counts
 from support.everytype import EVERY_CELL, EVERY_TYPE
 
 Row = dict[str, Any]

@@ -39,9 +39,9 @@ from penstock.eventstore.capture.lease import Lease
 from penstock.follow import follower
 from penstock.follow.follower import EventStoreSource
 from penstock.follow.positions import Position
-from penstock.sink.verifying.feedverifier import FeedFacts, FeedVerifier
-from penstock.sink.verifying.reports import Scope
 from penstock.testing.directory import Replica
+from penstock.verify.directory import FeedFacts, FeedVerifier
+from penstock.verify.reports import Scope
 from support.feedworkload import FeedWorkload
 from support.feedworld import FeedWorld
 from support.shakyfeed import ShakyProgress, SimClock, WeighingEngine

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from penstock.changefeeds.model import FeedState
-from penstock.comparing.tally import Counts
 from penstock.control.freespace import scarce
 from penstock.control.lockholding import HoldingLock
 from penstock.control.overview import told
 from penstock.control.overviewfacts import CaptureFact, Facts
 from penstock.control.partstates import PartKind, PartState
 from penstock.jobs.job import JobState
-from penstock.jobs.verifying.outcomes import LastVerification
 from penstock.settings import Settings
+from penstock.verify.results import LastVerification
+from penstock.verify.tally import Counts
 from support.overviews import NOW_MS, ago, facts, feed, job, part, table
 
 SECRET_ADDR = "10.1.2.3:4567"

@@ -6,7 +6,7 @@ from penstock.app.demo.report import Verified
 from penstock.app.demo.targets import Target
 from penstock.control.deployment import Deployment
 from penstock.control.verifying import TargetReport, VerifyOptions, verify_targets
-from penstock.jobs.verifying.verifying import VerifyReport
+from penstock.verify.target import VerifyReport
 
 __all__ = ["judged", "verify"]
 

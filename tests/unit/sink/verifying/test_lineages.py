@@ -5,9 +5,9 @@ from itertools import count
 import pytest
 
 from penstock.changefeeds.directory.reader import Ddl, TableVersion
-from penstock.sink.verifying.lineages import Lineages
 from penstock.tables.define import define_table
 from penstock.tables.jobs import Action
+from penstock.verify.lineage import Lineages
 
 A = ("id", "name")
 

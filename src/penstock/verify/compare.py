@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from penstock.columnar.row_hash import Digest, Hashes, hashes_of
 from penstock.columnar.sorted_spill import HashParts
-from penstock.comparing.tally import Counts, Pairs, Tally
 from penstock.errors import Invalid
+from penstock.verify.tally import Counts, Pairs, Tally
 
 __all__ = ["Comparison", "PartDifferences"]
 

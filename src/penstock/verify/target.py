@@ -17,13 +17,13 @@ from penstock.changes.columns import chosen_columns, key_names
 from penstock.changes.limits import Limit
 from penstock.columnar.row_hash import Hashes
 from penstock.columnar.spill_queue import RowSpool
-from penstock.comparing.comparison import Comparison
-from penstock.comparing.tally import Counts, added_samples
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.follow.source_2 import JobSource, Scan
 from penstock.jobs.consumer import Comparable, Consumer, is_comparable
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobId
+from penstock.verify.compare import Comparison
+from penstock.verify.tally import Counts, added_samples
 
 __all__ = ["Verifier", "VerifyReport"]
 

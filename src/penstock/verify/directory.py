@@ -20,16 +20,16 @@ from penstock.changefeeds.directory.reader import Contents, DirectoryReader, Tab
 from penstock.changefeeds.filters import TableFilter
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.clock import compose_ts, physical_ms
-from penstock.comparing.tally import Counts
 from penstock.errors import Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.sink.verifying.directoryrows import DirectoryRows
-from penstock.sink.verifying.keychanges import Basis, TableResult
-from penstock.sink.verifying.lineages import Lineage, Lineages, with_ids_of
-from penstock.sink.verifying.reports import FeedReport, Scope, TableReport
-from penstock.sink.verifying.shapes import Shape
-from penstock.sink.verifying.sourcerows import SourceRows
-from penstock.sink.verifying.spilling import Spill
+from penstock.verify.directoryrows import DirectoryRows
+from penstock.verify.key_changes import Basis, TableResult
+from penstock.verify.lineage import Lineage, Lineages, with_ids_of
+from penstock.verify.reports import FeedReport, Scope, TableReport
+from penstock.verify.shapes import Shape
+from penstock.verify.sourcerows import SourceRows
+from penstock.verify.spilling import Spill
+from penstock.verify.tally import Counts
 
 __all__ = ["FeedFacts", "FeedVerifier", "SourceTables", "directory_reader"]
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from penstock.comparing.tally import Counts
+from penstock.verify.tally import Counts
 
 __all__ = ["FeedReport", "Scope", "TableReport"]
 

@@ -20,10 +20,10 @@ from penstock.jobs.api import Jobs
 from penstock.jobs.checking import consumer_of
 from penstock.jobs.job import ErrorCode, Job, JobState
 from penstock.jobs.jobid import JobId
-from penstock.jobs.verifying.verifying import Verifier, VerifyReport
 from penstock.kv import Transaction
 from penstock.settings import Settings
 from penstock.tables.conflicts import retried
+from penstock.verify.target import Verifier, VerifyReport
 
 __all__ = ["Repair", "RepairAction", "TargetCare"]
 

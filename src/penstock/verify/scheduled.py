@@ -8,10 +8,10 @@ from penstock.jobs.api import Jobs
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.log.job_log import JobLog
-from penstock.jobs.verifying.outcomes import LastVerification, Outcomes
-from penstock.jobs.verifying.targetcare import TargetCare
-from penstock.jobs.verifying.verifying import VerifyReport
 from penstock.settings import Settings
+from penstock.verify.results import LastVerification, Outcomes
+from penstock.verify.target import VerifyReport
+from penstock.verify.targetcare import TargetCare
 
 __all__ = ["ScheduledCare"]
 

@@ -15,10 +15,10 @@ from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.runner.board import JobBoard
 from penstock.jobs.runner.seams import RunnerLease
-from penstock.jobs.verifying.dueness import next_due
-from penstock.jobs.verifying.outcomes import LastVerification
-from penstock.jobs.verifying.verifying import VerifyReport
 from penstock.metrics import JOBS_DIFFERENCES, JOBS_VERIFICATIONS_TOTAL, JOBS_VERIFY_SECONDS
+from penstock.verify.dueness import next_due
+from penstock.verify.results import LastVerification
+from penstock.verify.target import VerifyReport
 
 __all__ = ["RunnerVerifier", "VerifyDuty", "verify_on_schedule"]
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.columnar.row_hash import Digest, Hashes, digest
-from penstock.comparing.tally import SAMPLE_MAX, Counts, Pairs, Tally, added_samples
+from penstock.verify.tally import SAMPLE_MAX, Counts, Pairs, Tally, added_samples
 
 __all__ = ["ADDED", "PUT", "REMOVED", "Basis", "Changes", "Kinds", "Orders", "TableResult", "compared"]
 

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from penstock.comparing.tally import Counts
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.log.job_log import JobLog
-from penstock.jobs.verifying.verifying import VerifyReport
+from penstock.verify.tally import Counts
+from penstock.verify.target import VerifyReport
 
 __all__ = ["LastVerification", "Outcomes"]
 

@@ -10,11 +10,11 @@ import pyarrow.compute as pc
 from penstock.changefeeds.codecs.decoded_changes import DELETE, INSERT, ChangeRows
 from penstock.changefeeds.directory.reader import TableChanges, TableVersion
 from penstock.errors import Corrupt, Invalid
-from penstock.sink.verifying.keychanges import ADDED, PUT, REMOVED
-from penstock.sink.verifying.lineages import Lineages
-from penstock.sink.verifying.shapes import HashedRows, Shape
-from penstock.sink.verifying.spilling import Spill
 from penstock.tables.schema import TableInfo
+from penstock.verify.key_changes import ADDED, PUT, REMOVED
+from penstock.verify.lineage import Lineages
+from penstock.verify.shapes import HashedRows, Shape
+from penstock.verify.spilling import Spill
 
 __all__ = ["DirectoryRows"]
 

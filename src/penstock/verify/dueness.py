@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.jobid import JobKey
-from penstock.jobs.verifying.outcomes import LastVerification
+from penstock.verify.results import LastVerification
 
 __all__ = ["Due", "next_due"]
 

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.eventstore.verifying import Difference, Mismatch, VerifyReport
-from penstock.eventstore.verifyjob import verify
 from penstock.spark.executorsettings import for_executors
 from penstock.spark.tasks import Progress, run_on_executors
+from penstock.verify.event_store import Difference, Mismatch, VerifyReport
+from penstock.verify.verifyjob import verify
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ def verify_table(
     """Compare `database.table` in the event store with the cluster's own, row by row, as of `ts`.
 
     Without `ts` it is the newest that the event store can read. The report lists keys, no values. Raises as
-    `penstock.eventstore.verifyjob.verify` does.
+    `penstock.verify.verifyjob.verify` does.
     """
 
     def run(pieces: "Sequence[Any]") -> list[Any]:

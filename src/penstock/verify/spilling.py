@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from penstock.columnar.row_hash import Hashes
 from penstock.columnar.sorted_spill import HashParts
-from penstock.sink.verifying.keychanges import Basis, Changes, Kinds, Orders, TableResult, compared
-from penstock.sink.verifying.shapes import HashedRows
+from penstock.verify.key_changes import Basis, Changes, Kinds, Orders, TableResult, compared
+from penstock.verify.shapes import HashedRows
 
 __all__ = ["Spill"]
 
