@@ -6,7 +6,7 @@ from typing import Any
 
 from generated_pages import cell, settle
 
-from penstock.api.application import described
+from penstock.api.app import described
 
 HEAD = """# HTTP API
 

@@ -8,7 +8,7 @@ from generated_pages import cell, settle
 from typer.core import TyperArgument, TyperGroup, TyperOption
 from typer.main import get_command
 
-from penstock.app.cli import app
+from penstock.cli.main import app
 
 HEAD = """# Commands
 

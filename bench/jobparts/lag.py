@@ -14,7 +14,7 @@ import numpy as np
 from changes import show
 from jobparts.indexes import DOCS, Texts
 from jobparts.watching import wait
-from penstock.consumers.search import search
+from penstock.consumers.search_index.search import search
 from penstock.jobs.api import Jobs
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobId

@@ -21,7 +21,7 @@ from changes import Ints, handles, show
 from jobparts.watching import WAIT_S, counted
 from penstock import eventloop, metrics
 from penstock.clock import SYSTEM
-from penstock.consumers.parquet import ParquetCopy, live_files
+from penstock.consumers.lake.parquet import ParquetCopy, live_files
 from penstock.jobs.consumer import Consumer, DataRetriever, every
 from penstock.jobs.job import Job
 from penstock.tables import keys, records

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.app.cli import main
+from penstock.cli.main import main
 
 Run = Callable[..., tuple[int, str, str]]
 """Gives exit code, standard output and standard error of a command."""

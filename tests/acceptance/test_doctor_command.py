@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-PENSTOCK = [sys.executable, "-m", "penstock.app.cli", "doctor"]
+PENSTOCK = [sys.executable, "-m", "penstock.cli.main", "doctor"]
 SECRET = "a-very-secret-token-nobody-may-see"
 
 

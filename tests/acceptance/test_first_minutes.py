@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-PENSTOCK = [sys.executable, "-m", "penstock.app.cli"]
+PENSTOCK = [sys.executable, "-m", "penstock.cli.main"]
 
 
 def test_the_demonstration_compares_every_target_and_lets_people_look_at_it(tmp_path: Path) -> None:

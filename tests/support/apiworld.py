@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import httpx
 
 from penstock import eventloop
-from penstock.api.application import create_app
-from penstock.api.serving import served
+from penstock.api.app import create_app
+from penstock.api.server import served
 from penstock.clock import SYSTEM
 from penstock.control.deployment import Deployment, deployed
 from penstock.settings import ApiSettings, Settings

@@ -17,7 +17,7 @@ class CaptureProcess(ServiceProcess):
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         config = folder / "penstock.yaml"
-        warm = shared_start("penstock.app.capture")
+        warm = shared_start("penstock.cli.services.capture")
         super().__init__(folder / "capture.log", "capture", "--config", str(config), warm=warm)
         config.write_text(yaml.safe_dump(dict(settings)))
 

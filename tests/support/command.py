@@ -15,7 +15,7 @@ from support.warmstart import WarmChild, WarmStart
 
 __all__ = ["ServiceProcess", "penstock"]
 
-_PENSTOCK = (sys.executable, "-m", "penstock.app.cli")
+_PENSTOCK = (sys.executable, "-m", "penstock.cli.main")
 _COMMAND_TIMEOUT_S = 60.0
 _READY_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 60.0

@@ -11,10 +11,10 @@ from penstock.changes import ChangeBatch, Hint
 from penstock.changes.handle import ChangesHandle
 from penstock.changes.limits import Limit
 from penstock.clock import SYSTEM, Clock
-from penstock.consumers.indexes.consumer import IndexConsumer
-from penstock.consumers.indexes.marker import ROWS_ONLY
-from penstock.consumers.indexes.table import Standing
-from penstock.consumers.search import SearchResult, search
+from penstock.consumers.search_index.consumer import IndexConsumer
+from penstock.consumers.search_index.lance_table import Standing
+from penstock.consumers.search_index.marker import ROWS_ONLY
+from penstock.consumers.search_index.search import SearchResult, search
 from penstock.follow.source_2 import JobSource, Scan
 from penstock.jobs.consumers import find_consumer
 from penstock.jobs.job import Job, JobState, JobStatus

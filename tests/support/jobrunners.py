@@ -20,11 +20,11 @@ __all__ = ["JobRunners"]
 _WAIT_S = 120.0
 _LOOK_S = 0.05
 _IMPORTED = (
-    "penstock.app.jobservice",
-    "penstock.consumers.delta",
-    "penstock.consumers.iceberg",
+    "penstock.cli.services.jobs",
+    "penstock.consumers.lake.delta",
+    "penstock.consumers.lake.iceberg",
     "penstock.consumers.kv",
-    "penstock.consumers.parquet",
+    "penstock.consumers.lake.parquet",
     "penstock.consumers.postgres",
     "penstock.consumers.webhook",
 )  # and not those of Lance, which is to be imported after a fork

@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
-from penstock.consumers.delta import Delta
-from penstock.consumers.iceberg import Iceberg
-from penstock.consumers.lake.lakeconsumer import LakeConsumer
-from penstock.consumers.lake.lakefiles import DataFile, FileStore, Written
-from penstock.consumers.lake.laketable import LakeTable, Marks, Staging, Version
-from penstock.consumers.parquet import ParquetCopy, live_files
+from penstock.consumers.lake.consumer import LakeConsumer
+from penstock.consumers.lake.delta import Delta
+from penstock.consumers.lake.files import DataFile, FileStore, Written
+from penstock.consumers.lake.iceberg import Iceberg
+from penstock.consumers.lake.parquet import ParquetCopy, live_files
+from penstock.consumers.lake.table import LakeTable, Marks, Staging, Version
 from penstock.object_storage import open_storage
 from penstock.testing.consumers import job_context, rows_by_key
 from penstock.testing.versions import Snapshot

@@ -4,9 +4,9 @@ from typing import Any
 
 from penstock.changefeeds.model import Feed, FeedInfo, FeedState, FeedStatus
 from penstock.clock import compose_ts
-from penstock.control.overviewfacts import CaptureFact, Facts, FeedFact, JobFact, TableFact
-from penstock.control.overviewmodel import SpoolLevel
-from penstock.control.partstates import PartKind, PartState, PartStatus
+from penstock.control.overview.facts import CaptureFact, Facts, FeedFact, JobFact, TableFact
+from penstock.control.overview.model import SpoolLevel
+from penstock.control.part_states import PartKind, PartState, PartStatus
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.source_2 import Look
 from penstock.jobs.freshness import freshness_of

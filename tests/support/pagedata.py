@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from penstock.clock import compose_ts
-from penstock.control.moments import shown_ms, shown_ts
-from penstock.control.overviewmodel import (
+from penstock.control.display import shown_ms, shown_ts
+from penstock.control.overview.model import (
     ChangefeedRow,
     HeldBy,
     HolderKind,
@@ -20,7 +20,7 @@ from penstock.control.overviewmodel import (
     TableRow,
     Totals,
 )
-from penstock.control.partstates import PartKind, PartState
+from penstock.control.part_states import PartKind, PartState
 
 __all__ = ["HOSTILE", "NOW_MS", "changes", "detail", "found", "overview"]
 

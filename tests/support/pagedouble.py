@@ -18,8 +18,8 @@ from fastapi.responses import JSONResponse
 
 from penstock.api import pages
 from penstock.api.models import ChangesPage, SearchAnswer, TableDetail, Verified
-from penstock.control.moments import shown_ms
-from penstock.control.overviewmodel import ChangefeedRow, JobRow, Overview, TableRow
+from penstock.control.display import shown_ms
+from penstock.control.overview.model import ChangefeedRow, JobRow, Overview, TableRow
 from support import pagedata
 
 __all__ = ["PageWorld", "page_world", "served"]

@@ -28,7 +28,7 @@ _MESSAGE_MAX = 1 << 16
 _FDS_MAX = 1 << 16
 _OUTPUTS = (1, 2)
 _FAILED = 70
-_COMMAND_LINE = "penstock.app.cli"
+_COMMAND_LINE = "penstock.cli.main"
 
 
 class WarmChild:

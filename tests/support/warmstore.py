@@ -11,4 +11,4 @@ class WarmStore(StoreProcess):
     """A StoreProcess that is forked from a process which has imported the store already."""
 
     def _start_child(self, arguments: Sequence[str], log: IO[str]) -> ChildProcess:
-        return shared_start("penstock.app.store").fork(arguments, log)
+        return shared_start("penstock.cli.services.store").fork(arguments, log)

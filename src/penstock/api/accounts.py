@@ -10,7 +10,7 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 from fastapi.security.utils import get_authorization_scheme_param
 
-from penstock.api.problems import Problem
+from penstock.api.errors import Problem
 from penstock.settings import AccountSettings
 from penstock.tables.accounts import SYSTEM
 

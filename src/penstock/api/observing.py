@@ -5,7 +5,7 @@ import logging
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock import metrics
-from penstock.api.problems import failed
+from penstock.api.errors import failed
 from penstock.clock import Clock
 
 __all__ = ["Observed"]

@@ -8,7 +8,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.api.accounts import Accounts
-from penstock.api.problems import Problem, refused
+from penstock.api.errors import Problem, refused
 from penstock.api.tokenbucket import RateLimit
 from penstock.clock import Clock
 from penstock.settings import ApiSettings

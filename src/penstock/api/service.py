@@ -6,12 +6,12 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from penstock.api.accounts import Asking
-from penstock.api.limits import Readers
-from penstock.api.problems import Problem
-from penstock.api.reaching import Pulse, Reach
+from penstock.api.deployment import Pulse, Reach
+from penstock.api.errors import Problem
+from penstock.api.middleware import Readers
 from penstock.clock import Clock
 from penstock.control.deployment import Deployment
-from penstock.control.overview import Rates
+from penstock.control.overview.overview import Rates
 from penstock.settings import Settings
 
 __all__ = ["PREFIX", "Deployed", "Service", "Shared", "only_declared"]

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock import eventloop
-from penstock.control import jobcalls, jobviews
+from penstock.control import job_views
+from penstock.control import jobs as jobcalls
 from penstock.control.deployment import Deployment
-from penstock.control.moments import shown_ts
-from penstock.control.verifying import last_results
+from penstock.control.display import shown_ts
+from penstock.control.verify import last_results
 from penstock.errors import Invalid, PenstockError
 from penstock.jobs.durations import parse_duration
 from penstock.jobs.freshness import Freshness, freshness_of
@@ -25,7 +26,7 @@ def registered(
     """Register a job; all that is known of it then."""
     job = jobcalls.register(deployment.jobs(account), deployment.settings, job_id, spec)
     return {
-        **jobviews.everything(job, _freshness(deployment, [job])[0]),
+        **job_views.everything(job, _freshness(deployment, [job])[0]),
         "captured": bool(deployment.looks([job.key.table_id])),
     }
 
@@ -37,7 +38,9 @@ def listed(
     jobs = deployment.jobs(account).get_jobs(state)
     found = _freshness(deployment, jobs)
     verified = last_results(deployment, jobs)
-    return [jobviews.summary(job, each, verified.get(job.key)) for job, each in zip(jobs, found, strict=True)]
+    return [
+        job_views.summary(job, each, verified.get(job.key)) for job, each in zip(jobs, found, strict=True)
+    ]
 
 
 def status(
@@ -59,7 +62,7 @@ def status(
         eventloop.run(desk.wait_for(job_id, wanted_ts or None, timeout_s=timeout_s))
     job = jobs.get_job(job_id)
     verified = last_results(deployment, [job]).get(job.key)
-    facts = jobviews.everything(job, _freshness(deployment, [job])[0], verified)
+    facts = job_views.everything(job, _freshness(deployment, [job])[0], verified)
     return {**facts, **_coverage(desk, job_id)}
 
 

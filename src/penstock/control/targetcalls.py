@@ -3,7 +3,7 @@
 from typing import Any
 
 from penstock.control.deployment import Deployment
-from penstock.control.jobviews import reported
+from penstock.control.job_views import reported
 from penstock.jobs.jobid import JobId
 from penstock.verify.target import VerifyReport
 from penstock.verify.targetcare import TargetCare

@@ -10,13 +10,13 @@ GROUP = "penstock.consumers"
 """The group of entry points in which packages offer consumers by name."""
 
 _OURS = {
-    "delta": "penstock.consumers.delta:Delta",
-    "fulltext": "penstock.consumers.fulltext:Fulltext",
-    "iceberg": "penstock.consumers.iceberg:Iceberg",
+    "delta": "penstock.consumers.lake.delta:Delta",
+    "fulltext": "penstock.consumers.search_index.fulltext:Fulltext",
+    "iceberg": "penstock.consumers.lake.iceberg:Iceberg",
     "kv": "penstock.consumers.kv:KvTable",
-    "parquet": "penstock.consumers.parquet:ParquetCopy",
+    "parquet": "penstock.consumers.lake.parquet:ParquetCopy",
     "postgres": "penstock.consumers.postgres:Postgres",
-    "vector": "penstock.consumers.vector:Vector",
+    "vector": "penstock.consumers.search_index.vector:Vector",
     "webhook": "penstock.consumers.webhook:Webhook",
 }
 BUILT_IN = frozenset(_OURS)

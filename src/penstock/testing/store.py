@@ -99,7 +99,7 @@ class StoreProcess:
 
     def _start_child(self, arguments: Sequence[str], log: IO[str]) -> ChildProcess:
         """Start `penstock` with these arguments: its output is a pipe, its errors go to `log`."""
-        command = [sys.executable, "-m", "penstock.app.cli", *arguments]
+        command = [sys.executable, "-m", "penstock.cli.main", *arguments]
         return subprocess.Popen(  # noqa: S603 - our own command
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True
         )

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from schemathesis import Case
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from penstock.api.application import described
+from penstock.api.app import described
 from support.apiworld import TOKENS, ApiWorld, api_world, blocking
 
 ASKED = os.environ.get("PENSTOCK_API_EXAMPLES")

@@ -11,12 +11,12 @@ import pytest
 import yaml
 from rich.console import Console
 
-from penstock.app import status
 from penstock.changefeeds.model import FeedState
+from penstock.cli import status
 from penstock.clock import SYSTEM
-from penstock.control.lockholding import HoldingLock
-from penstock.control.overview import Overview, told
-from penstock.control.partstates import PartKind, PartState, PartStatus, UpStates
+from penstock.control.overview.locks import HoldingLock
+from penstock.control.overview.overview import Overview, told
+from penstock.control.part_states import PartKind, PartState, PartStatus, UpStates
 from penstock.jobs.job import JobState
 from support.jobworld import JobWorld, job_world
 from support.overviews import ago, facts, feed, job, part, spool, table

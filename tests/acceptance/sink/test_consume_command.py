@@ -16,7 +16,7 @@ from penstock.tables import Catalog
 from support.ticdcfiles import TicdcDirectory, canal_line, column
 from support.warmstore import WarmStore
 
-PENSTOCK = [sys.executable, "-m", "penstock.app.cli", "--log-level", "error"]
+PENSTOCK = [sys.executable, "-m", "penstock.cli.main", "--log-level", "error"]
 ORDERS = [column("id", "BIGINT", pk=True), column("note", "VARCHAR", ColumnPrecision="20")]
 
 

@@ -19,7 +19,7 @@ from penstock.testing.store import Admin
 from support.warmstart import WarmStart
 from support.warmstore import WarmStore
 
-PENSTOCK = [sys.executable, "-m", "penstock.app.cli"]
+PENSTOCK = [sys.executable, "-m", "penstock.cli.main"]
 
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -42,7 +42,7 @@ def penstock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     with pytest.MonkeyPatch.context() as patched:
         for name, value in {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}.items():
             patched.setenv(name, value)
-        with WarmStart("penstock.app.cli", "penstock.app.store") as warm:
+        with WarmStart("penstock.cli.main", "penstock.cli.services.store") as warm:
             yield run
 
 
@@ -180,7 +180,7 @@ def test_a_directory_without_the_right_to_write_is_named(open_folder: Path) -> N
     data.mkdir()
     data.chmod(0o555)
     script = (
-        "import os, sys\nimport penstock.app.store\nfrom penstock.app.cli import main\n"
+        "import os, sys\nimport penstock.cli.services.store\nfrom penstock.cli.main import main\n"
         "os.geteuid() or os.setuid(65534)\nmain()\n"  # root may write everywhere
     )
     command = [sys.executable, "-c", script, "store", "--pd-addr", "127.0.0.1:0", "--data"]

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.api.federation import federated
+from penstock.api.routes.federation import federated
 from penstock.app.monitoring.declared import samples
-from penstock.app.up.parts import under
-from penstock.app.up.supervisor import running
+from penstock.cli.up.parts import under
+from penstock.cli.up.supervisor import running
 from penstock.control.deployment import deployed
 from penstock.jobs.jobid import JobId
 from penstock.jobs.spec import JobSpec

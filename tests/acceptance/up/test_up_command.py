@@ -16,7 +16,7 @@ from penstock import settings as settings_
 from penstock.changes.limits import Limit
 from penstock.clock import SYSTEM
 from penstock.control.deployment import Deployment, deployed
-from penstock.control.partstates import PartState, PartStatus, UpStates
+from penstock.control.part_states import PartState, PartStatus, UpStates
 from penstock.errors import Unavailable
 from penstock.tables import Table
 from support.command import ServiceProcess, penstock

@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from penstock.clock import SYSTEM
-from penstock.control.partstates import UpStates
+from penstock.control.part_states import UpStates
 
 DEADLINE_S = 90.0
 SETTINGS = {
@@ -37,7 +37,7 @@ class Terminal:
         fcntl.fcntl(self._keys, fcntl.F_SETFL, os.O_NONBLOCK)
         self._shown = b""
         self.child = subprocess.Popen(
-            [sys.executable, "-c", TAKE_TERMINAL, sys.executable, "-m", "penstock.app.cli", *arguments],
+            [sys.executable, "-c", TAKE_TERMINAL, sys.executable, "-m", "penstock.cli.main", *arguments],
             cwd=folder,
             stdin=screen,
             stdout=screen,

@@ -7,9 +7,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.api.application import create_app
-from penstock.api.reaching import LateDeployment
-from penstock.api.serving import served, tls_context
+from penstock.api.app import create_app
+from penstock.api.deployment import LateDeployment
+from penstock.api.server import served, tls_context
 from penstock.errors import Invalid, Unavailable
 from penstock.settings import ServerTlsSettings, Settings
 from support.apiworld import TOKENS, blocking

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.api.limits import Readers
-from penstock.api.problems import Problem
+from penstock.api.errors import Problem
+from penstock.api.middleware import Readers
 from support.apiworld import TOKENS, ApiWorld
 
 

@@ -18,11 +18,11 @@ from lance.dataset import LanceDataset
 
 from penstock.changes.columns import key_names
 from penstock.clock import physical_ms
-from penstock.consumers.fulltext import Fulltext
-from penstock.consumers.indexes.keeper import IndexKeeper
-from penstock.consumers.indexes.table import Rows
-from penstock.consumers.indexes.upkeep import Limits
-from penstock.consumers.search import search
+from penstock.consumers.search_index.fulltext import Fulltext
+from penstock.consumers.search_index.keeper import IndexKeeper
+from penstock.consumers.search_index.lance_table import Rows
+from penstock.consumers.search_index.search import search
+from penstock.consumers.search_index.upkeep import Limits
 from penstock.errors import Corrupt, Fenced, Invalid, Unavailable
 from penstock.jobs.error_codes import SchemaRefused, TargetDiffers
 from penstock.tables import alter
@@ -449,7 +449,7 @@ def test_a_key_of_zero_removes_a_zero_of_either_sign(tmp_path: Path) -> None:
 STOPPING = """
 import os, signal, sys
 from pathlib import Path
-from penstock.consumers.fulltext import Fulltext
+from penstock.consumers.search_index.fulltext import Fulltext
 from penstock.errors import Fenced
 from penstock.testing.consumers import SourceModel, job_context
 from penstock.tables.define import define_table

@@ -11,8 +11,8 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 
-from penstock.consumers.iceberg import Iceberg
-from penstock.consumers.lake import icebergentries
+from penstock.consumers.lake import iceberg_metadata
+from penstock.consumers.lake.iceberg import Iceberg
 from penstock.errors import Invalid, Unavailable
 from penstock.testing.consumers import SourceModel, job_context
 from support.itemtables import item_table
@@ -128,9 +128,9 @@ def test_commits_do_not_gather_manifests(world: LakeWorld, source: SourceModel) 
 def test_too_many_snapshots_go_however_young(
     world: LakeWorld, source: SourceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(icebergentries, "SNAPSHOTS_MAX", 6)
-    monkeypatch.setattr(icebergentries, "_SNAPSHOTS_KEPT", 4)
-    monkeypatch.setattr("penstock.consumers.iceberg.SNAPSHOTS_MAX", 6)
+    monkeypatch.setattr(iceberg_metadata, "SNAPSHOTS_MAX", 6)
+    monkeypatch.setattr(iceberg_metadata, "_SNAPSHOTS_KEPT", 4)
+    monkeypatch.setattr("penstock.consumers.lake.iceberg.SNAPSHOTS_MAX", 6)
     first(world, source)
     for number in range(20):
         change(world, source, number)

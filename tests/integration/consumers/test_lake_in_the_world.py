@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from penstock.consumers.lake.lakeconsumer import LakeConsumer
+from penstock.consumers.lake.consumer import LakeConsumer
 from penstock.testing.consumers import job_context, rows_by_key
 from penstock.verify.target import Verifier
 from support.jobworld import JobWorld, job_world

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.consumers.parquet import live_files
+from penstock.consumers.lake.parquet import live_files
 from penstock.errors import Invalid
 from penstock.tables.define import define_table
 from penstock.testing.consumers import SourceModel, rows_by_key

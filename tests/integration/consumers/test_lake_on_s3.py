@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.consumers.delta import Delta
+from penstock.consumers.lake.delta import Delta
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.testing.consumers import SourceModel, job_context
 from support.itemtables import item_table

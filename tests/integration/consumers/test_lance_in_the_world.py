@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.consumers.search import search
+from penstock.consumers.search_index.search import search
 from penstock.errors import Unavailable
 from penstock.jobs.job import PERMANENT
 from support.jobworld import job_world

@@ -9,7 +9,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.consumers.parquet import ParquetCopy, live_files
+from penstock.consumers.lake.parquet import ParquetCopy, live_files
 from penstock.errors import Corrupt, Invalid
 from penstock.object_storage import open_storage
 from penstock.tables.alter import add_column
@@ -97,7 +97,7 @@ def test_files_of_nobody_go_when_they_are_old(world: LakeWorld, source: SourceMo
 
 def test_few_changes_write_few_files(world: LakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.consumers.lake.filewriting.GROUP_BYTES", 1 << 10)
-    monkeypatch.setattr("penstock.consumers.lake.keyorder.CHUNK_BYTES", 1 << 10)
+    monkeypatch.setattr("penstock.consumers.lake.key_order.CHUNK_BYTES", 1 << 10)
     monkeypatch.setattr("penstock.consumers.lake.filewriting.FILE_BYTES", 16 << 10)
     model = SourceModel(replace(item_table("integer"), id=1))
     model.commit(*({"id": number, "name": "x" * 50} for number in range(2000)))

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from prometheus_client import REGISTRY
 
-from penstock.consumers.indexes.nearest import NearestIndex
-from penstock.consumers.indexes.upkeep import Limits
-from penstock.consumers.search import SearchResult
-from penstock.consumers.vector import Vector
+from penstock.consumers.search_index.nearest import NearestIndex
+from penstock.consumers.search_index.search import SearchResult
+from penstock.consumers.search_index.upkeep import Limits
+from penstock.consumers.search_index.vector import Vector
 from penstock.errors import Invalid, Unavailable
 from penstock.tables import alter
 from penstock.tables.define import define_table
@@ -277,7 +277,7 @@ class Small(Vector):
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> IndexWorld:
-    monkeypatch.setattr("penstock.consumers.vector.Vector", Small)
+    monkeypatch.setattr("penstock.consumers.search_index.vector.Vector", Small)
     options = {"vector_column": "direction", "metric": "l2", "partitions": "4", "sub_vectors": "2"}
     return IndexWorld(tmp_path, "vector", ITEMS, options)
 

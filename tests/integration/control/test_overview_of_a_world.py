@@ -14,14 +14,14 @@ import pytest
 from penstock import metrics
 from penstock.changefeeds.commands import create_feed
 from penstock.changefeeds.model import FeedState
+from penstock.cli.metricserver import MetricServer
 from penstock.clock import SYSTEM, physical_ms
 from penstock.control.deployment import Deployment
-from penstock.control.overview import Overview, Rates, overview
-from penstock.control.partstates import PartKind, PartState, PartStatus, UpStates
+from penstock.control.overview.overview import Overview, Rates, overview
+from penstock.control.part_states import PartKind, PartState, PartStatus, UpStates
 from penstock.errors import Conflict
 from penstock.eventstore.capture.lease import PREFIX, Lease
 from penstock.kv import AsyncClient
-from penstock.metricserver import MetricServer
 from penstock.settings import KvSettings, Settings, StoreSettings, UpSettings, parse_changefeed
 from penstock.store.cluster import Cluster
 from penstock.tables.keys import record_key

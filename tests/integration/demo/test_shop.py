@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.app.demo.lags import Commit
-from penstock.app.demo.shop import CUSTOMERS, ORDER_ITEMS, ORDERS, PRODUCTS, REVIEWS, Keys, Shop
-from penstock.app.demo.writers import Writer, Writers, staff
+from penstock.cli.demo.lags import Commit
+from penstock.cli.demo.shop import CUSTOMERS, ORDER_ITEMS, ORDERS, PRODUCTS, REVIEWS, Keys, Shop
+from penstock.cli.demo.writers import Writer, Writers, staff
 from penstock.clock import SYSTEM
 from penstock.errors import Conflict
 from penstock.kv import Client

@@ -10,13 +10,13 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
-from penstock.app.doctor import certificates, clusterchecks, folders, machine, ports, secretfiles, storages
-from penstock.app.doctor.examination import examine
-from penstock.app.doctor.findings import Finding, Verdict
+from penstock.cli.doctor import clusterchecks, machine, network, secretfiles, storage, storages, tls
+from penstock.cli.doctor.examination import examine
+from penstock.cli.doctor.findings import Finding, Verdict
+from penstock.cli.metricserver import MetricServer
 from penstock.clock import SYSTEM
 from penstock.eventstore.capture.lease import PREFIX, Lease
 from penstock.kv import Client
-from penstock.metricserver import MetricServer
 from penstock.object_storage import Storage, StorageRef, open_storage
 from penstock.settings import Settings, parse
 from support.certificates import Identity, issue
@@ -68,25 +68,25 @@ def test_packages_that_are_missing_or_end_the_process_are_named(
 
 def test_a_file_in_the_place_of_a_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("")
-    found = folders.folder("store.data", tmp_path / "data" / "store")
+    found = storage.folder("store.data", tmp_path / "data" / "store")
     assert (found.verdict, str(tmp_path / "data") in found.what) == (BAD, True)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_without_the_right_to_write_is_told(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    assert folders.folder("store.data", tmp_path / "store").verdict is BAD
+    assert storage.folder("store.data", tmp_path / "store").verdict is BAD
 
 
 def test_looking_at_a_folder_that_is_not_there_does_not_make_it(tmp_path: Path) -> None:
-    found = folders.folder("store.data", tmp_path / "a" / "b")
+    found = storage.folder("store.data", tmp_path / "a" / "b")
     assert found.verdict in {OK, WARN}
     assert list(tmp_path.iterdir()) == []
 
 
 def test_folders_of_all_parts_and_local_sinks_are_looked_at() -> None:
     settings = parse({"changefeeds": {"lake": {"sink_uri": "file:///lake/a%20b?protocol=csv"}}})
-    found = dict(folders.data_folders(settings))
+    found = dict(storage.data_folders(settings))
     assert found["changefeeds.lake.sink_uri"] == Path("/lake/a b")
     assert {"store.data", "capture.data", "jobs.data", "up.data", "capture.storage"} < found.keys()
 
@@ -95,8 +95,8 @@ def test_folders_of_all_parts_and_local_sinks_are_looked_at() -> None:
 
 
 def port_of(settings: Settings, key: str) -> Finding:
-    (wanted,) = [each for each in ports.listened(settings) if each.key == key]
-    return ports.port(wanted, settings)
+    (wanted,) = [each for each in network.listened(settings) if each.key == key]
+    return network.port(wanted, settings)
 
 
 @pytest.mark.parametrize(
@@ -289,8 +289,8 @@ def test_certificates_are_looked_at_one_by_one(tmp_path: Path) -> None:
     settings = parse(tree)
     found = {
         each.name: each
-        for key, section in certificates.tls_sections(settings)
-        for each in certificates.certificates(key, section)
+        for key, section in tls.tls_sections(settings)
+        for each in tls.certificates(key, section)
     }
     assert {name: each.verdict for name, each in found.items()} == {
         "tls.ca_path": OK,

@@ -1,7 +1,7 @@
 """The doctor's probe of a bucket."""
 
-from penstock.app.doctor import storages
-from penstock.app.doctor.findings import Verdict
+from penstock.cli.doctor import storages
+from penstock.cli.doctor.findings import Verdict
 from penstock.object_storage import StorageRef, open_storage
 from support.s3server import S3Bucket
 

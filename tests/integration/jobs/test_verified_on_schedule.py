@@ -9,7 +9,7 @@ import pytest
 from penstock.clock import SYSTEM
 from penstock.control import freshcalls
 from penstock.control.deployment import deployed
-from penstock.control.verifying import VerifyOptions, verify_targets
+from penstock.control.verify import VerifyOptions, verify_targets
 from penstock.errors import Fenced
 from penstock.jobs.jobid import JobId
 from penstock.jobs.log.lease import holder

@@ -5,9 +5,9 @@ import subprocess
 from pathlib import Path
 
 from penstock import settings as settings_
-from penstock.app.up.orders import STOP, Order
-from penstock.app.up.supervisor import part_command
-from penstock.control.partstates import PartKind
+from penstock.cli.up.orders import STOP, Order
+from penstock.cli.up.supervisor import part_command
+from penstock.control.part_states import PartKind
 
 
 def test_a_part_without_an_order_says_so() -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from penstock import settings as settings_
-from penstock.app.up.parts import under
-from penstock.app.up.supervisor import running
-from penstock.control.partstates import PartState, UpStates
+from penstock.cli.up.parts import under
+from penstock.cli.up.supervisor import running
+from penstock.control.part_states import PartState, UpStates
 from penstock.errors import Invalid
 from penstock.kv import Client
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from penstock import settings as settings_
-from penstock.app.up.supervisor import Supervisor
+from penstock.cli.up.supervisor import Supervisor
 from penstock.clock import SYSTEM
-from penstock.control.partstates import PartState, PartStatus, UpStates
+from penstock.control.part_states import PartState, PartStatus, UpStates
 from penstock.errors import Invalid, Unavailable
 from support.fakepart import Journal, fake_part_command
 

@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from lance.dataset import LanceDataset
 
-from penstock.consumers.fulltext import Fulltext
-from penstock.consumers.indexes.consumer import IndexConsumer
-from penstock.consumers.indexes.marker import ROWS_ONLY
-from penstock.consumers.indexes.question import Question
-from penstock.consumers.indexes.table import Standing
-from penstock.consumers.indexes.upkeep import Limits
-from penstock.consumers.vector import Vector
+from penstock.consumers.search_index.consumer import IndexConsumer
+from penstock.consumers.search_index.fulltext import Fulltext
+from penstock.consumers.search_index.lance_table import Standing
+from penstock.consumers.search_index.marker import ROWS_ONLY
+from penstock.consumers.search_index.query import Question
+from penstock.consumers.search_index.upkeep import Limits
+from penstock.consumers.search_index.vector import Vector
 from penstock.errors import Fenced
 from penstock.tables import alter
 from penstock.tables.define import define_table

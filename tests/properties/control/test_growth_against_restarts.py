@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.control.overviewmodel import Stage
-from penstock.control.partmetrics import Growth, Sample
+from penstock.control.overview.model import Stage
+from penstock.control.overview.partmetrics import Growth, Sample
 
 ROWS = Sample("penstock_sink_rows_total", ("files",))
 

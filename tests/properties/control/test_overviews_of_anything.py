@@ -4,10 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.changefeeds.model import FeedState
-from penstock.control.lockholding import HoldingLock
-from penstock.control.overview import Overview, told
-from penstock.control.overviewfacts import SLOW_S, CaptureFact, Facts
-from penstock.control.partstates import PartKind, PartState
+from penstock.control.overview.facts import SLOW_S, CaptureFact, Facts
+from penstock.control.overview.locks import HoldingLock
+from penstock.control.overview.overview import Overview, told
+from penstock.control.part_states import PartKind, PartState
 from penstock.jobs.job import JobState
 from support.overviews import ago, facts, feed, job, part, spool, table
 

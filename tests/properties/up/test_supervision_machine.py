@@ -4,7 +4,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.app.up.supervision import Rank, Supervision
+from penstock.cli.up.supervision import Rank, Supervision
 from penstock.settings import UpSettings
 
 BACKOFF_S, BACKOFF_MAX_S, STEADY_S = 1.0, 10.0, 30.0

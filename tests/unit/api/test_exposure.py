@@ -6,7 +6,7 @@ import pytest
 
 from penstock.api.accounts import Accounts
 from penstock.api.security import asked_names, host_of
-from penstock.api.serving import check_exposure, listening
+from penstock.api.server import check_exposure, listening
 from penstock.errors import Invalid
 from penstock.settings import AccountSettings, ApiSettings
 

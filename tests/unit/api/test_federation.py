@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.api.federation import federated
+from penstock.api.routes.federation import federated
+from penstock.cli.metricserver import MetricServer
 from penstock.clock import SYSTEM
-from penstock.control.metricpages import pages
-from penstock.control.partstates import PartKind, PartState, PartStatus
-from penstock.metricserver import MetricServer
+from penstock.control.overview.part_metrics import pages
+from penstock.control.part_states import PartKind, PartState, PartStatus
 from penstock.settings.network import joined
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from penstock import errors
-from penstock.api.problems import MEDIA_TYPE, failed
+from penstock.api.errors import MEDIA_TYPE, failed
 from penstock.control.tenancy import Refused
 
 

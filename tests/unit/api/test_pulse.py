@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.api.reaching import Pulse
+from penstock.api.deployment import Pulse
 from penstock.errors import Unavailable
 from penstock.settings import Settings
 from penstock.testing.clock import ManualClock

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 from pydantic import Field, SecretStr, model_validator
 
-from penstock.consumers.iceberg import Iceberg
+from penstock.consumers.lake.iceberg import Iceberg
 from penstock.consumers.lake.lakeoptions import LakeOptions
 from penstock.consumers.options import ByteSize, ConsumerOptions, Names, Properties, Seconds, revealed
 from penstock.errors import Invalid

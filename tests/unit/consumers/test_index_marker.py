@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.consumers.indexes.marker import Marker
-from penstock.consumers.indexes.question import Question
+from penstock.consumers.search_index.marker import Marker
+from penstock.consumers.search_index.query import Question
 from penstock.errors import Corrupt, Invalid
 
 MARKER = Marker(owner="0/1/job/2", watermark=1 << 60, recipe="{}", last_id=4, attempt="a1", recall=0.5)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.consumers.indexes.upkeep import Condition, Fragment, Limits, next_steps, to_compact
+from penstock.consumers.search_index.upkeep import Condition, Fragment, Limits, next_steps, to_compact
 
 LIMITS = Limits(rows_min=1000)
 

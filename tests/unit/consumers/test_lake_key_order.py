@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.consumers.lake import keyorder
-from penstock.consumers.lake.keyorder import KeySet, OrderedRows, chunk_rows
+from penstock.consumers.lake import key_order
+from penstock.consumers.lake.key_order import KeySet, OrderedRows, chunk_rows
 
 NUMBERS = st.lists(st.integers(-50, 50), max_size=60)
 
@@ -99,6 +99,6 @@ def test_large_rows_are_handled_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -
     assert chunk_rows(1000, 1000 << 20) == 8
     assert chunk_rows(0, 0) > 1
     assert chunk_rows(10**9, 10) == 65_536
-    monkeypatch.setattr(keyorder, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(key_order, "CHUNK_BYTES", 100)
     rows = table(k=list(range(50)))
     assert max(each.num_rows for each in OrderedRows(rows, rows).rest()) <= 12

@@ -13,9 +13,9 @@ import pytest
 from penstock.changes.columns import chosen_columns, key_names
 from penstock.consumers.lake.copymanifest import CopyManifest, Retired
 from penstock.consumers.lake.deltastats import stats_of
-from penstock.consumers.lake.lakefiles import DataFile
-from penstock.consumers.lake.lakeschema import Columns, Dialect, parquet_type
-from penstock.consumers.lake.laketable import Marks
+from penstock.consumers.lake.files import DataFile
+from penstock.consumers.lake.table import Marks
+from penstock.consumers.lakeschema import Columns, Dialect, parquet_type
 from penstock.errors import Corrupt
 from penstock.tables.define import define_table
 from support.everytype import EVERY_TYPE

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.consumers.lake.files import DataFile, read_rows, with_bounds
 from penstock.consumers.lake.filewriting import FileWriter
-from penstock.consumers.lake.keyorder import KeySet, OrderedRows
-from penstock.consumers.lake.lakefiles import DataFile, read_rows, with_bounds
-from penstock.consumers.lake.merging import Group, merge, plan
+from penstock.consumers.lake.key_order import KeySet, OrderedRows
+from penstock.consumers.lake.merge import Group, merge, plan
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 KEY = pa.schema([("k", pa.int64())])

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.changes.columns import chosen_columns, key_names
 from penstock.consumers.lake.icebergschema import promotes, stored_type
-from penstock.consumers.lake.lakeschema import (
+from penstock.consumers.lakeschema import (
     Columns,
     Dialect,
     Evolution,

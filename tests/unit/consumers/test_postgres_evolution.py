@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.consumers.evolution import TargetColumn, evolved, to_json
 from penstock.consumers.postgres.columns import is_wider, known_columns, postgres_type
+from penstock.consumers.schema_evolution import TargetColumn, evolved, to_json
 from penstock.errors import Corrupt, Invalid
 from penstock.tables.typetext import parse_definition
 

@@ -9,7 +9,7 @@ import pytest
 from penstock.consumers.webhook import Webhook
 from penstock.consumers.webhook.answers import Answer, Verdict, wait_s
 from penstock.consumers.webhook.jsonlines import JsonLines
-from penstock.consumers.webhook.sending import Address
+from penstock.consumers.webhook.sender import Address
 from penstock.errors import Invalid
 from penstock.tables import alter
 from penstock.testing.consumers import SourceModel, job_context

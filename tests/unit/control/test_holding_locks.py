@@ -1,6 +1,6 @@
 """Which of the locks in a table holds it back, and what is said of it."""
 
-from penstock.control.lockholding import HoldingLock, oldest
+from penstock.control.overview.locks import HoldingLock, oldest
 from penstock.kv.locks import Lock
 from penstock.tables.keys import meta_string_key, record_key
 from support.overviews import NOW_TS, ago

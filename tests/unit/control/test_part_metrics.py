@@ -4,8 +4,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from penstock import metrics
-from penstock.control.overviewmodel import Stage
-from penstock.control.partmetrics import Growth, Sample, read_page, spools
+from penstock.control.overview.model import Stage
+from penstock.control.overview.partmetrics import Growth, Sample, read_page, spools
 
 CAPTURED = Sample("penstock_eventstore_rows_total", ("stored",))
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from penstock.changefeeds.model import FeedState
-from penstock.control.freespace import scarce
-from penstock.control.lockholding import HoldingLock
-from penstock.control.overview import told
-from penstock.control.overviewfacts import CaptureFact, Facts
-from penstock.control.partstates import PartKind, PartState
+from penstock.control.overview.facts import CaptureFact, Facts
+from penstock.control.overview.freespace import scarce
+from penstock.control.overview.locks import HoldingLock
+from penstock.control.overview.overview import told
+from penstock.control.part_states import PartKind, PartState
 from penstock.jobs.job import JobState
 from penstock.settings import Settings
 from penstock.verify.results import LastVerification

@@ -3,10 +3,10 @@
 import pytest
 
 from penstock.changefeeds.model import FeedState
-from penstock.control.lockholding import HoldingLock
-from penstock.control.overviewfacts import Facts, FeedFact, JobFact, TableFact
-from penstock.control.overviewmodel import Stage, StageRow
-from penstock.control.stages import Explanation
+from penstock.control.overview.explain import Explanation
+from penstock.control.overview.facts import Facts, FeedFact, JobFact, TableFact
+from penstock.control.overview.locks import HoldingLock
+from penstock.control.overview.model import Stage, StageRow
 from penstock.jobs.job import JobState
 from support.overviews import ago, facts, feed, job, spool, table
 

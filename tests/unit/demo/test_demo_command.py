@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from penstock.app import cli
-from penstock.app.demo import command
+from penstock.cli import main
+from penstock.cli.demo import command
 from penstock.errors import Unavailable
 
 
@@ -23,7 +23,7 @@ def test_a_target_that_differs_makes_the_exit_code_1(
         return good
 
     monkeypatch.setattr(command, "run", run)
-    done = CliRunner().invoke(cli.app, ["demo", "--seconds", "3", "--keep"])
+    done = CliRunner().invoke(main.app, ["demo", "--seconds", "3", "--keep"])
     assert done.exit_code == code
     assert asked == [{"seconds": 3.0, "keep": True, "data": None}]
 

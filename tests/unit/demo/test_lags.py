@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.app.demo.lags import Arrivals, Commit, percentile
+from penstock.cli.demo.lags import Arrivals, Commit, percentile
 from penstock.clock import compose_ts
 
 ORDERS, ITEMS = "shop.orders", "shop.order_items"

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from penstock.app.demo.checking import judged
-from penstock.app.demo.report import Report, Verified, print_report
-from penstock.app.demo.scene import folder_of, scene_in
-from penstock.app.demo.showing import LiveShow, Pace, PlainShow, Progress, StageProgress, show_on, told_ms
-from penstock.app.demo.targets import Answer, Place, places
-from penstock.control.verifying import TargetReport
+from penstock.cli.demo.checking import judged
+from penstock.cli.demo.display import LiveShow, Pace, PlainShow, Progress, StageProgress, show_on, told_ms
+from penstock.cli.demo.report import Report, Verified, print_report
+from penstock.cli.demo.scene import folder_of, scene_in
+from penstock.cli.demo.targets import Answer, Place, places
+from penstock.control.verify import TargetReport
 from penstock.errors import Invalid
 from penstock.testing.clock import ManualClock
 

@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.app.demo import watching
-from penstock.app.demo.lags import Commit
-from penstock.app.demo.shop import ORDERS, PRODUCTS
-from penstock.app.demo.targets import DELTA, FEEDS, FULLTEXT, JOBS
-from penstock.app.demo.watching import Watch
 from penstock.changefeeds.model import FeedState
+from penstock.cli.demo import watch as watching
+from penstock.cli.demo.lags import Commit
+from penstock.cli.demo.shop import ORDERS, PRODUCTS
+from penstock.cli.demo.targets import DELTA, FEEDS, FULLTEXT, JOBS
+from penstock.cli.demo.watch import Watch
 from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import PenstockError, Unavailable
 from penstock.follow.source_2 import Look

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from penstock.app.doctor.certificates import judge_validity
-from penstock.app.doctor.clusterchecks import judge_clock, skew_ms
-from penstock.app.doctor.findings import Verdict, healthy, ok, refused, warn
-from penstock.app.doctor.folders import judge_space
-from penstock.app.doctor.machine import (
+from penstock.cli.doctor.clusterchecks import judge_clock, skew_ms
+from penstock.cli.doctor.findings import Verdict, healthy, ok, refused, warn
+from penstock.cli.doctor.machine import (
     judge_descriptors,
     judge_memory,
     judge_packages,
     judge_python,
     needed_bytes,
 )
-from penstock.app.doctor.secretfiles import judge_mode, literal_secrets
-from penstock.app.sizes import GIB, MIB, size
+from penstock.cli.doctor.secretfiles import judge_mode, literal_secrets
+from penstock.cli.doctor.storage import judge_space
+from penstock.cli.doctor.tls import judge_validity
+from penstock.cli.sizes import GIB, MIB, size
 from penstock.errors import Invalid
 from penstock.settings import Settings, SparkSettings, UpSettings
 

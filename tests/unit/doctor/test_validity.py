@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from penstock.app.doctor.certificates import periods
+from penstock.cli.doctor.tls import periods
 from support.certificates import issue
 
 

@@ -24,7 +24,7 @@ def backend(code: str, **environment: str) -> str:
 def test_the_command_line_chooses_the_allocator_before_arrow_is_imported() -> None:
     code = (
         "import sys; sys.argv = ['penstock', '--version']\n"
-        "from penstock.app.cli import main\n"
+        "from penstock.cli.main import main\n"
         "try: main()\n"
         "except SystemExit: pass"
     )

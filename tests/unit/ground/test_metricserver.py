@@ -11,10 +11,10 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain
 
-from penstock import metricserver
+from penstock.cli import metricserver
+from penstock.cli.metricserver import MetricServer
 from penstock.clock import SYSTEM
 from penstock.errors import Invalid
-from penstock.metricserver import MetricServer
 from penstock.settings.network import is_loopback, joined, parted
 
 

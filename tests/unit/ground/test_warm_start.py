@@ -14,7 +14,7 @@ from support.warmstart import WarmStart
 
 @pytest.fixture(scope="module")
 def warm() -> Iterator[WarmStart]:
-    with WarmStart("penstock.app.cli") as started:
+    with WarmStart("penstock.cli.main") as started:
         yield started
 
 

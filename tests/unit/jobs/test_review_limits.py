@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.control import jobcalls
+from penstock.control import jobs
 from penstock.errors import Invalid
 from penstock.jobs.consumers import find_consumer
 from penstock.jobs.durations import parse_duration
@@ -56,4 +56,4 @@ def test_a_spec_file_that_is_no_text_is_told(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     path.write_bytes(b"\xff\xfe\x00trigger")
     with pytest.raises(Invalid, match=r"spec\.yaml is not valid"):
-        jobcalls.spec_of(path, {})
+        jobs.spec_of(path, {})

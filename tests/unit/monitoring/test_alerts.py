@@ -11,7 +11,6 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from typer.main import get_command
 
-from penstock.app.cli import app
 from penstock.app.monitoring.alerts import ALERTS, RUNBOOK, Alert, rules, scraping
 from penstock.app.monitoring.declared import samples
 from penstock.app.monitoring.promql import (
@@ -24,6 +23,7 @@ from penstock.app.monitoring.promql import (
     check,
     parse,
 )
+from penstock.cli.main import app
 
 ROOT = Path(__file__).parents[3]
 BY_NAME = {alert.name: alert for alert in ALERTS}

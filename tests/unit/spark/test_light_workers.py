@@ -8,7 +8,7 @@ READERS = (
     " penstock.spark.table_read, penstock.spark.tables"
 )
 
-SERVICES = "penstock.app.apiservice, penstock.app.feedservice, penstock.app.jobservice"
+SERVICES = "penstock.cli.services.api, penstock.cli.services.changefeeds, penstock.cli.services.jobs"
 
 
 def imported(modules: str, *, of: set[str]) -> str:

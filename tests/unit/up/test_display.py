@@ -7,8 +7,8 @@ import logging
 import pytest
 from rich.console import Console
 
-from penstock.app.up.display import LogDisplay, TerminalDisplay, marked
-from penstock.control.partstates import PartKind, PartState, PartStatus, UpStates
+from penstock.cli.up.display import LogDisplay, TerminalDisplay, marked
+from penstock.control.part_states import PartKind, PartState, PartStatus, UpStates
 
 STORE = PartStatus(name="store", kind=PartKind.STORE, state=PartState.RUNNING, pid=7, addr="127.0.0.1:2379")
 API = PartStatus(name="api", kind=PartKind.API, state=PartState.RUNNING, pid=8, addr="http://127.0.0.1:8300")

@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel
 
 from penstock import settings as settings_
-from penstock.app.up.initfile import EXAMPLES, rendered, write
+from penstock.cli.init_file import EXAMPLES, rendered, write
 from penstock.errors import Invalid
 from penstock.settings import Settings
 

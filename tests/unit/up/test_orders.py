@@ -5,9 +5,9 @@ import json
 import pytest
 
 from penstock import settings as settings_
-from penstock.app.up.orders import Order
-from penstock.app.up.parts import parts_of
-from penstock.control.partstates import PartKind
+from penstock.cli.up.orders import Order
+from penstock.cli.up.parts import parts_of
+from penstock.control.part_states import PartKind
 from penstock.errors import Invalid
 from penstock.settings import Settings
 

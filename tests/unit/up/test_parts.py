@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from penstock import settings as settings_
-from penstock.app.up.parts import address_of, anchored, parts_of, under
-from penstock.app.up.supervision import Rank
-from penstock.control.partstates import PartKind
+from penstock.cli.up.parts import address_of, anchored, parts_of, under
+from penstock.cli.up.supervision import Rank
+from penstock.control.part_states import PartKind
 from penstock.errors import Invalid
 from penstock.settings import Settings
 

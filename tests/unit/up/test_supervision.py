@@ -1,6 +1,6 @@
 """What the supervisor does next, without a process."""
 
-from penstock.app.up.supervision import Again, Rank, Supervision
+from penstock.cli.up.supervision import Again, Rank, Supervision
 from penstock.settings import UpSettings
 
 SETTINGS = UpSettings(backoff_s=1, backoff_max_s=5, steady_s=60)

@@ -6,7 +6,7 @@ from enum import StrEnum
 from prometheus_client.metrics import MetricWrapperBase
 
 from penstock import metrics
-from penstock.api import federation
+from penstock.api.routes import federation
 
 __all__ = ["Declared", "Family", "Kind", "declared", "families", "samples"]
 

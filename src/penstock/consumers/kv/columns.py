@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from penstock.consumers.evolution import HANDLE_ID, TargetColumn
+from penstock.consumers.schema_evolution import HANDLE_ID, TargetColumn
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import HANDLE

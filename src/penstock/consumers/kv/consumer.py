@@ -8,12 +8,12 @@ from functools import partial
 import pyarrow as pa
 
 from penstock.changes.columns import chosen_columns, key_names
-from penstock.consumers.evolution import REBUILD, TargetColumn
 from penstock.consumers.kv.columns import definition, target_columns, to_source, to_target
 from penstock.consumers.kv.marks import Mark, Marks
 from penstock.consumers.kv.rows import TargetRows, slices
-from penstock.consumers.kv.targetschema import TargetSchema
+from penstock.consumers.kv.target import TargetSchema
 from penstock.consumers.options import ConsumerOptions
+from penstock.consumers.schema_evolution import REBUILD, TargetColumn
 from penstock.errors import Fenced, Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext, every, gather

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
-from penstock.consumers.evolution import TargetColumn, from_json, to_json
+from penstock.consumers.schema_evolution import TargetColumn, from_json, to_json
 from penstock.errors import Corrupt, Fenced
 from penstock.kv import Transaction
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from penstock.consumers.evolution import TargetColumn
+from penstock.consumers.schema_evolution import TargetColumn
 from penstock.kv import Client, Transaction
 from penstock.tables import Catalog, Table
 from penstock.tables.arrow import arrow_field

@@ -17,9 +17,9 @@ from typing import Self
 
 import pyarrow as pa
 
+from penstock.consumers.lake.files import DataFile, Written
 from penstock.consumers.lake.filewriting import FileWriter
-from penstock.consumers.lake.lakefiles import DataFile, Written
-from penstock.consumers.lake.laketable import LakeTable, Marks, Overtaken, Version
+from penstock.consumers.lake.table import LakeTable, Marks, Overtaken, Version
 from penstock.errors import Fenced, PenstockError, Unavailable
 
 __all__ = ["Attempt"]

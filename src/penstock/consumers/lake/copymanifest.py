@@ -12,9 +12,9 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from penstock.consumers.lake.lakefiles import DataFile
-from penstock.consumers.lake.lakeschema import COLUMN_ID, KEY_PLACE, column_id, key_columns
-from penstock.consumers.lake.laketable import Marks
+from penstock.consumers.lake.files import DataFile
+from penstock.consumers.lake.table import Marks
+from penstock.consumers.lakeschema import COLUMN_ID, KEY_PLACE, column_id, key_columns
 from penstock.errors import Corrupt
 
 __all__ = ["MANIFEST", "CopyManifest", "Retired"]

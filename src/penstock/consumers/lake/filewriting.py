@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.consumers.lake.lakefiles import FileStore, Written
+from penstock.consumers.lake.files import FileStore, Written
 
 __all__ = ["FileWriter"]
 

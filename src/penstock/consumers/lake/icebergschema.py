@@ -26,7 +26,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from penstock.consumers.lake.lakeschema import COLUMN_ID, KEY_PLACE, column_id, key_columns, parquet_type
+from penstock.consumers.lakeschema import COLUMN_ID, KEY_PLACE, column_id, key_columns, parquet_type
 from penstock.jobs.schema_changes import fits
 
 __all__ = ["copied_columns", "file_schema", "follow", "new_schema", "numbering", "promotes", "stored_type"]

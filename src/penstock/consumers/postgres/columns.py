@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.consumers.evolution import HANDLE_ID, TargetColumn, from_json
+from penstock.consumers.schema_evolution import HANDLE_ID, TargetColumn, from_json
 from penstock.errors import Corrupt, Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import HANDLE

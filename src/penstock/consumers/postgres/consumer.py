@@ -10,13 +10,13 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import Field, SecretStr
 
 from penstock.changes.columns import chosen_columns, key_names
-from penstock.consumers.evolution import Act, Evolution, TargetColumn, evolved
 from penstock.consumers.options import ConsumerOptions
-from penstock.consumers.postgres import comparing
+from penstock.consumers.postgres import compare
 from penstock.consumers.postgres.columns import check_name, is_wider, target_columns
 from penstock.consumers.postgres.failures import connecting, told
-from penstock.consumers.postgres.targettable import TargetTable
+from penstock.consumers.postgres.target_table import TargetTable
 from penstock.consumers.postgres.watermarks import NAME, Mark, Watermarks
+from penstock.consumers.schema_evolution import Act, Evolution, TargetColumn, evolved
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext, every, gather
@@ -194,7 +194,7 @@ class Postgres(Consumer):
 
     def expected(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """See Comparable."""
-        return comparing.of_source(self._known_columns(), rows, nul=self._nul)
+        return compare.of_source(self._known_columns(), rows, nul=self._nul)
 
     def present(self, at_ts: int) -> Iterator[pa.RecordBatch]:
         """See Comparable."""
@@ -202,7 +202,7 @@ class Postgres(Consumer):
             if self._marks.committed_ts(cursor) != at_ts:
                 raise Fenced(f"table {self._name} is not at {at_ts} any more")
             columns = self._compared = self._marks.columns(cursor)
-            yield from comparing.of_target(cursor, self._schema, self._target, columns)
+            yield from compare.of_target(cursor, self._schema, self._target, columns)
 
     def mend(self, upserts: pa.Table, deletes: pa.Table, at_ts: int) -> None:
         """See Comparable."""

@@ -19,8 +19,8 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from penstock.consumers.evolution import TargetColumn, to_json
 from penstock.consumers.postgres.columns import known_columns
+from penstock.consumers.schema_evolution import TargetColumn, to_json
 from penstock.errors import Fenced, Invalid
 from penstock.jobs.consumer import JobContext
 

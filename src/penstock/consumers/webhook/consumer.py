@@ -33,7 +33,7 @@ import penstock
 from penstock.consumers.options import ByteSize, ConsumerOptions, Properties, Seconds, revealed
 from penstock.consumers.webhook import signing
 from penstock.consumers.webhook.bodies import Body, bodies
-from penstock.consumers.webhook.sending import Address, Sender
+from penstock.consumers.webhook.sender import Address, Sender
 from penstock.errors import Invalid
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext
 

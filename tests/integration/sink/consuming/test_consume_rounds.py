@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.app.consume import ConsumeOptions, Into, consume
+from penstock.cli.consume import ConsumeOptions, Into, consume
 from penstock.errors import Invalid, PenstockError
 from penstock.object_storage import open_storage
 from support.s3server import S3Bucket

@@ -231,7 +231,7 @@ def test_a_consumer_has_the_rows_of_the_checkpoint_whenever_the_changefeed_is_ki
     storage = open_storage(f"{s3_bucket.url}/changes", s3_bucket.options)
     config = tmp_path / "penstock.yaml"
     changefeed = Commands(config)
-    warm = shared_start("penstock.app.feedservice")
+    warm = shared_start("penstock.cli.services.changefeeds")
 
     def disturb(source: Source) -> None:
         """Change more, and wait for a few more objects: whatever is going on then is interrupted."""

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from penstock.control import feedcalls
+from penstock.control import changefeeds
 from penstock.control.deployment import Deployment, deployed
 from penstock.follow.clusterhistory import ClusterHistory
 from penstock.follow.follower import EventStoreSource
@@ -58,7 +58,7 @@ async def test_collection_waits_for_the_checkpoint_until_the_changefeed_needs_no
 async def test_a_removed_changefeed_holds_nothing_back(tmp_path: Path) -> None:
     async with cluster(tmp_path) as (settings, pd):
         wanted = {"sink_uri": f"file://{tmp_path}/out?protocol=canal-json"}
-        await _at(settings, lambda deployment: feedcalls.create(deployment, "feed", wanted))
+        await _at(settings, lambda deployment: changefeeds.create(deployment, "feed", wanted))
         now = await pd.timestamp()
         history = await ClusterHistory.connect(settings, "feed")
         try:
@@ -66,7 +66,7 @@ async def test_a_removed_changefeed_holds_nothing_back(tmp_path: Path) -> None:
         finally:
             await history.close()
         assert await pd.update_service_gc_safe_point(COLLECTOR, FOREVER_S, now) == now - 100
-        await _at(settings, lambda deployment: feedcalls.remove(deployment, "feed"))
+        await _at(settings, lambda deployment: changefeeds.remove(deployment, "feed"))
         assert await pd.update_service_gc_safe_point(COLLECTOR, FOREVER_S, now) == now
 
 

@@ -11,15 +11,15 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from penstock.app.cli import app
 from penstock.changefeeds.commands import create_feed, pause_feed, resume_feed, update_feed
 from penstock.changefeeds.engines.local import LocalEngine
 from penstock.changefeeds.runner import FeedRunner
 from penstock.changefeeds.store import Feeds
+from penstock.cli.main import app
 from penstock.clock import SYSTEM
 from penstock.control.deployment import Deployment, deployed
 from penstock.control.sourcetables import DeploymentTables
-from penstock.control.verifying import TargetReport, VerifyOptions, verify_targets
+from penstock.control.verify import TargetReport, VerifyOptions, verify_targets
 from penstock.settings import parse_changefeed
 from support.jobworld import JobWorld, job_world
 

@@ -15,9 +15,9 @@ from penstock.changefeeds.directory.reader import Ddl, TableChanges
 from penstock.changefeeds.directory.renames import old_name
 from penstock.changefeeds.directory.repetition import Repetition
 from penstock.changefeeds.directory.statefile import StateFile
+from penstock.cli.printing_2 import Printer
 from penstock.errors import Corrupt, Invalid
 from penstock.object_storage import StorageRef
-from penstock.sink.consuming.printing import Printer
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.define import define_table
 from support.everytype import EVERY_CELL, EVERY_TYPE

@@ -1,0 +1,113 @@
+"""The application: every route, and what stands before them."""
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+
+from penstock import __version__
+from penstock.api import pages
+from penstock.api.accounts import Accounts
+from penstock.api.deployment import LateDeployment, Pulse, Reach, Reached
+from penstock.api.errors import answer, declared, handlers
+from penstock.api.middleware import BodyLimit, Readers
+from penstock.api.models import ProblemDetails
+from penstock.api.observing import Observed
+from penstock.api.routes import changefeeds, jobs, overview, search, tables
+from penstock.api.routes import status as health
+from penstock.api.security import Gate, SafeHeaders
+from penstock.api.service import Service, only_declared
+from penstock.clock import SYSTEM, Clock
+from penstock.control.deployment import Deployment
+from penstock.control.overview.overview import Rates
+from penstock.settings import Settings
+
+__all__ = ["create_app", "described"]
+
+_ROUTERS = (
+    health.root,
+    health.api,
+    overview.api,
+    tables.api,
+    changefeeds.api,
+    jobs.api,
+    search.api,
+)
+_METHODS = frozenset({"get", "post", "put", "patch", "delete"})
+
+
+def create_app(deployment: Deployment | Reach, *, clock: Clock = SYSTEM) -> FastAPI:
+    """The API of a deployment, with its pages. Its settings' `api` says who may ask, and how much.
+
+    Raises Invalid when the token of an account cannot be read.
+    """
+    reach: Reach = Reached(deployment) if isinstance(deployment, Deployment) else deployment
+    settings = reach.settings.api
+    app = FastAPI(
+        title="Penstock",
+        version=__version__,
+        description="Change data capture and change propagation: changefeeds, jobs, tables and search.",
+        openapi_url="/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        exception_handlers=handlers(),
+        redirect_slashes=False,
+    )
+    app.state.service = Service(
+        settings=reach.settings,
+        reach=reach,
+        pulse=Pulse(reach, clock=clock),
+        readers=Readers(settings.readers, accounts=len(settings.accounts)),
+        rates=Rates(clock=clock),
+        clock=clock,
+    )
+    for each in _ROUTERS:
+        app.include_router(each, dependencies=[Depends(only_declared)])
+    pages.mount(app)
+    app.add_exception_handler(HTTPStatus.METHOD_NOT_ALLOWED, _wrong_method)
+    app.openapi = lambda: _description(app)  # type: ignore[method-assign] # FastAPI's own way to change it
+    # The one that is added last stands first.
+    app.add_middleware(BodyLimit, nbytes=settings.body_bytes)
+    app.add_middleware(
+        Gate, settings=settings, accounts=Accounts(settings.accounts), clock=clock, free=health.PROBES
+    )
+    app.add_middleware(SafeHeaders, tls=settings.tls is not None)
+    app.add_middleware(Observed, clock=clock)
+    return app
+
+
+def described() -> dict[str, Any]:
+    """The OpenAPI description, for which no cluster is needed."""
+    return create_app(LateDeployment(Settings())).openapi()
+
+
+def _wrong_method(request: Request, _error: Exception) -> Response:
+    """Says which methods there are: of all routes of the path, not of the first one."""
+    routes = [each for router in _ROUTERS for each in router.routes if isinstance(each, APIRoute)]
+    found = {
+        method for each in routes if each.path_regex.match(request.url.path) for method in each.methods or ()
+    }
+    allowed = ", ".join(sorted(found or {"GET"}))
+    return answer(405, f"this is no method here; there is {allowed}", {"Allow": allowed})
+
+
+def _description(app: FastAPI) -> dict[str, Any]:
+    """What is declared; refused arguments are answered by 400, as everything that is wrong with a request."""
+    if app.openapi_schema is None:
+        found = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
+        models = found["components"]["schemas"]
+        for name in ("HTTPValidationError", "ValidationError"):
+            models.pop(name, None)
+        models[ProblemDetails.__name__] = ProblemDetails.model_json_schema()
+        for methods in found["paths"].values():
+            for method in _METHODS & methods.keys():
+                responses = methods[method]["responses"]
+                responses.pop("422", None)
+                for status, each in declared(400, 421, *(() if method == "get" else (403,))).items():
+                    responses.setdefault(str(status), each)
+        app.openapi_schema = found
+    return app.openapi_schema

@@ -1,0 +1,106 @@
+"""How much one request may bring, how many read at a time, and how long an answer may take to be taken."""
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from fastapi.responses import StreamingResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.api.errors import Problem, refused
+
+__all__ = ["BodyLimit", "Readers", "StreamedAnswer"]
+
+_ANSWER_S = 600.0
+
+
+class BodyLimit:
+    """Refuses bodies of more than `nbytes`, also those that do not say beforehand how long they are."""
+
+    def __init__(self, app: ASGIApp, *, nbytes: int) -> None:
+        self._app = app
+        self._nbytes = nbytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        said = Headers(scope=scope).get("content-length", "0")
+        if said.isascii() and said.isdigit() and int(said) > self._nbytes:
+            await refused(self._problem())(scope, receive, send)
+            return
+        taken = 0
+
+        async def counted() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > self._nbytes:
+                raise self._problem()
+            return message
+
+        await self._app(scope, counted, send)
+
+    def _problem(self) -> Problem:
+        return Problem(413, f"the body has more than {self._nbytes} bytes (api.body_bytes)", why="body")
+
+
+class Readers:
+    """Lets `count` reads happen at a time; others are told to come again.
+
+    Where there are several accounts none has all of them: one place is left for the others.
+    """
+
+    def __init__(self, count: int, *, accounts: int = 1) -> None:
+        self._count = count
+        self._each = max(count - 1, 1) if accounts > 1 else count
+        self._lock = threading.Lock()
+        self._reading: Counter[str] = Counter()
+
+    @contextmanager
+    def reading(self, account: str) -> Iterator[None]:
+        """Read within the block; raise a 503 problem when too many read."""
+        self._enter(account)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._reading[account] -= 1
+
+    def _enter(self, account: str) -> None:
+        with self._lock:
+            if self._reading.total() < self._count and self._reading[account] < self._each:
+                self._reading[account] += 1
+                return
+        raise Problem(
+            503,
+            "as many reads are under way as may be (api.readers); come again in a moment",
+            why="readers",
+            headers={"Retry-After": "1"},
+        )
+
+
+class StreamedAnswer(StreamingResponse):
+    """An answer that is made while it is sent. `closing` is closed in the end, whatever happens.
+
+    A client that takes it too slowly is left: what it holds is needed by others.
+    """
+
+    def __init__(self, content: Iterator[bytes], **rest: Any) -> None:
+        super().__init__(content, **rest)
+        self.closing = ExitStack()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                await super().__call__(scope, receive, send)
+        finally:
+            ending = asyncio.ensure_future(run_in_threadpool(self.closing.close))
+            await asyncio.shield(ending)

@@ -1,0 +1,124 @@
+"""The API as a service: its socket, its certificate, and a server that ends in an orderly way."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import uvicorn
+from fastapi import FastAPI
+
+from penstock.api.app import create_app
+from penstock.api.deployment import LateDeployment
+from penstock.clock import SYSTEM, Clock
+from penstock.errors import Invalid, Unavailable
+from penstock.settings import ApiSettings, ServerTlsSettings, Settings
+from penstock.settings.network import is_everywhere, is_loopback, joined, parted
+
+__all__ = ["check_exposure", "listening", "run", "served", "tls_context"]
+
+_BACKLOG = 512
+_CONNECTIONS_MAX = 1000
+_END_S = 10
+
+
+async def run(settings: Settings, *, ready: Callable[[str], None], clock: Clock = SYSTEM) -> None:
+    """Serve until it is cancelled; requests that are under way then may end. `ready` is told the URL.
+
+    The cluster may be away: requests are told so until it is there. Raises Invalid when a setting cannot
+    work, Unavailable when the address cannot be listened on.
+    """
+    check_exposure(settings.api)
+    reach = LateDeployment(settings, clock=clock)
+    try:
+        async with served(create_app(reach, clock=clock), settings.api) as url:
+            ready(url)
+            await asyncio.Event().wait()
+    finally:
+        await asyncio.to_thread(reach.close)
+
+
+@asynccontextmanager
+async def served(app: FastAPI, api: ApiSettings) -> AsyncIterator[str]:
+    """Serve an application within the block, at the URL that is yielded. Raises as `run` does.
+
+    Signals are not the server's business: it runs beside the main thread.
+    """
+    context = None if api.tls is None else tls_context(api.tls)
+    with listening(api.addr) as listener:
+        config = uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # who asks is who connects
+            limit_concurrency=_CONNECTIONS_MAX,
+            timeout_graceful_shutdown=_END_S,
+            ssl_context_factory=None if context is None else lambda _config, _default: context,
+        )
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[listener]), name="penstock-api")
+        host, port = listener.getsockname()[:2]
+        try:
+            yield f"{'http' if context is None else 'https'}://{joined(host, port)}"
+        finally:
+            server.should_exit = True
+            try:
+                await asyncio.shield(serving)
+            except asyncio.CancelledError:  # asked again, by somebody who does not want to wait
+                server.force_exit = True
+                await serving
+                raise
+
+
+def check_exposure(api: ApiSettings) -> None:
+    """Raise Invalid when others than this machine could reach what nothing guards."""
+    if is_loopback(api.addr):
+        return
+    lacking = [f"api.{name}" for name, given in (("tls", api.tls), ("accounts", api.accounts)) if not given]
+    if is_everywhere(parted(api.addr)[0]) and not api.hosts:
+        lacking.append("api.hosts")
+    if lacking:
+        raise Invalid(
+            f"api.addr {api.addr} can be reached from other machines; set {' and '.join(lacking)}, or listen"
+            " on 127.0.0.1"
+        )
+
+
+def tls_context(tls: ServerTlsSettings) -> ssl.SSLContext:
+    """What the server shows, and asks of clients; raise Invalid when a file cannot be used."""
+    tls.read()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(tls.cert_path, tls.key_path)
+        if tls.ca_path is not None:
+            context.load_verify_locations(tls.ca_path)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (ssl.SSLError, OSError) as error:
+        raise Invalid(
+            "the files of api.tls are no certificate with its key, or no authority; check api.tls.*_path"
+        ) from error
+    return context
+
+
+def listening(addr: str) -> socket.socket:
+    """A socket that listens; raise Unavailable when the address cannot be had."""
+    host, port = parted(addr)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sends small answers at once (TCP_NODELAY) on sockets that say they are TCP's; others wait 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise Unavailable(
+            f"api.addr {addr} cannot be listened on ({error.strerror}); stop who does, or choose another"
+        ) from error
+    return listener

@@ -1,0 +1,315 @@
+"""A shop's tables, and what people do in a shop: order, pay, ship, return, review, sign up, move, leave."""
+
+import datetime as dt
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+from typing import Any
+
+from penstock.cli.demo import wording
+from penstock.cli.demo.lags import Commit
+from penstock.clock import Clock
+from penstock.kv import Transaction
+from penstock.tables import Catalog
+from penstock.tables.conflicts import retried
+from penstock.tables.keys import record_key
+
+__all__ = ["CUSTOMERS", "ORDERS", "ORDER_ITEMS", "PRODUCTS", "REVIEWS", "Keys", "Shop"]
+
+CUSTOMERS, PRODUCTS, ORDERS = "shop.customers", "shop.products", "shop.orders"
+ORDER_ITEMS, REVIEWS = "shop.order_items", "shop.reviews"
+COLUMNS: dict[str, list[tuple[str, str]]] = {
+    CUSTOMERS: [
+        ("id", "bigint auto_increment primary key"),
+        ("name", "varchar(64) not null"),
+        ("city", "varchar(64)"),
+        ("since", "datetime(3)"),
+    ],
+    PRODUCTS: [
+        ("id", "bigint auto_increment primary key"),
+        ("name", "varchar(128) not null"),
+        ("category", "varchar(32)"),
+        ("description", "text"),
+        ("price", "decimal(10,2) not null"),
+        ("stock", "int not null"),
+    ],
+    ORDERS: [
+        ("id", "bigint auto_increment primary key"),
+        ("customer_id", "bigint not null"),
+        ("status", "varchar(16) not null"),
+        ("total", "decimal(12,2) not null"),
+        ("placed_at", "datetime(3) not null"),
+    ],
+    ORDER_ITEMS: [
+        ("order_id", "bigint"),
+        ("line", "int"),
+        ("product_id", "bigint not null"),
+        ("quantity", "int not null"),
+        ("price", "decimal(10,2) not null"),
+    ],
+    REVIEWS: [
+        ("id", "bigint auto_increment primary key"),
+        ("product_id", "bigint not null"),
+        ("stars", "tinyint not null"),
+        ("text", "varchar(512)"),
+    ],
+}
+_KEYS = {ORDER_ITEMS: ("order_id", "line")}
+_NEXT_STATUS = {"placed": "paid", "paid": "shipped", "shipped": "delivered", "delivered": "delivered"}
+_CHANNELS = ("web", "app", "phone")
+_LINES_MAX = 4
+_FILL_ROWS = 500
+
+
+class Keys:
+    """Keys of rows that are probably there; for several threads."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._keys: list[int] = []
+        self._lock = threading.Lock()
+
+    def add(self, keys: Iterable[int]) -> None:
+        """These rows are there."""
+        with self._lock:
+            self._keys += keys
+
+    def some(self, count: int) -> list[int]:
+        """Some of them, in order and each once; fewer when there are."""
+        with self._lock:
+            size = len(self._keys)
+            return sorted({self._keys[int(self._clock.random() * size)] for _ in range(count) if size})
+
+    def take(self) -> int | None:
+        """One of them, which nobody gets any more; None: there is none."""
+        with self._lock:
+            if not self._keys:
+                return None
+            place = int(self._clock.random() * len(self._keys))
+            self._keys[place], self._keys[-1] = self._keys[-1], self._keys[place]
+            return self._keys.pop()
+
+
+class Shop:
+    """What happens in a shop, each as one transaction that is repeated until no conflict is met.
+
+    For several threads. `committed` is told of every transaction.
+    """
+
+    def __init__(self, db: Catalog, clock: Clock, committed: Callable[[Commit], None]) -> None:
+        self._db = db
+        self._clock = clock
+        self._committed = committed
+        self._customers, self._products, self._orders = Keys(clock), Keys(clock), Keys(clock)
+        self._has_channels = self._has_reviews = False
+
+    def open(self, *, customers: int, products: int) -> None:
+        """Make the database and its tables, with rows to begin with."""
+        self._db.create_database("shop")
+        for name in (CUSTOMERS, PRODUCTS, ORDERS, ORDER_ITEMS):
+            self._create(name)
+        for count in _portions(customers):
+            self.sign_up(count, measured=False)
+        for count in _portions(products):
+            self.offer(count, measured=False)
+
+    # Changes of the schema.
+
+    def add_channels(self) -> str:
+        """Give orders a column while they are written; what was done."""
+        self._db.add_column(ORDERS, "channel", "varchar(16) default 'web'")
+        self._has_channels = True
+        return f"column channel added to {ORDERS}"
+
+    def open_reviews(self) -> str:
+        """Make another table while others are written; what was done."""
+        self._create(REVIEWS)
+        self._has_reviews = True
+        return f"table {REVIEWS} created"
+
+    def _create(self, name: str) -> None:
+        self._db.create_table(name, COLUMNS[name], primary_key=_KEYS.get(name, ()))
+
+    # Customers.
+
+    def sign_up(self, count: int = 1, *, measured: bool = True) -> None:
+        """Customers come."""
+        rows = [
+            {"name": wording.customer(self._chance), "city": wording.city(self._chance), "since": self._now()}
+            for _ in range(count)
+        ]
+
+        def work(txn: Transaction) -> dict[str, int]:
+            keys = self._db.table(CUSTOMERS).insert(rows, txn=txn)
+            self._customers.add(keys)
+            return {CUSTOMERS: count}
+
+        self._run(work, measured=measured)
+
+    def move(self) -> None:
+        """A customer lives elsewhere."""
+        changes = [{"id": key, "city": wording.city(self._chance)} for key in self._customers.some(1)]
+        self._run(lambda txn: {CUSTOMERS: self._db.table(CUSTOMERS).update(changes, txn=txn)})
+
+    def leave(self) -> None:
+        """A customer wants to be forgotten."""
+        self._delete(CUSTOMERS, self._customers)
+
+    # Products.
+
+    def offer(self, count: int = 1, *, measured: bool = True) -> None:
+        """New products come."""
+        names = [wording.product(self._chance) for _ in range(count)]
+        rows = [
+            {
+                "name": name,
+                "category": wording.chosen(wording.CATEGORIES, self._chance),
+                "description": wording.description(name, self._chance),
+                "price": self._price(),
+                "stock": 1_000,
+            }
+            for name in names
+        ]
+
+        def work(txn: Transaction) -> dict[str, int]:
+            self._products.add(self._db.table(PRODUCTS).insert(rows, txn=txn))
+            return {PRODUCTS: count}
+
+        self._run(work, measured=measured)
+
+    def rewrite(self) -> None:
+        """A product gets another name, description and price."""
+        name = wording.product(self._chance)
+        changes = [
+            {
+                "id": key,
+                "name": name,
+                "description": wording.description(name, self._chance),
+                "price": self._price(),
+            }
+            for key in self._products.some(1)
+        ]
+        self._run(lambda txn: {PRODUCTS: self._db.table(PRODUCTS).update(changes, txn=txn)})
+
+    def restock(self) -> None:
+        """Some products come in again."""
+        changes = [{"id": key, "stock": 1_000} for key in self._products.some(5)]
+        self._run(lambda txn: {PRODUCTS: self._db.table(PRODUCTS).update(changes, txn=txn)})
+
+    def retire(self) -> None:
+        """A product is sold no more."""
+        self._delete(PRODUCTS, self._products)
+
+    def review(self) -> None:
+        """Customers say what they think, once they can."""
+        if not self._has_reviews:
+            return
+        rows = [
+            {"product_id": key, "stars": 1 + int(self._chance() * 5), "text": wording.review(self._chance)}
+            for key in self._products.some(2)
+        ]
+        self._run(lambda txn: {REVIEWS: len(self._db.table(REVIEWS).insert(rows, txn=txn))})
+
+    # Orders.
+
+    def order(self, *, pessimistic: bool) -> None:
+        """A customer orders some products: stock goes down, by a transaction over three tables."""
+        customers, wanted = self._customers.some(1), self._products.some(_LINES_MAX)
+        # Asked for before the transaction begins, whose schema is that of its start.
+        via = {"channel": wording.chosen(_CHANNELS, self._chance)} if self._has_channels else {}
+
+        def work(txn: Transaction) -> dict[str, int]:
+            products = self._db.table(PRODUCTS)
+            if pessimistic:  # in the order of the keys: so nobody waits for each other
+                txn.lock_keys([record_key(products.info.id, key) for key in wanted])
+            found = [row for key in wanted if (row := products.get(key, txn=txn)) and row["stock"] > 0]
+            return self._placed(txn, customers[0], found, via) if customers and found else {}
+
+        self._run(work, pessimistic=pessimistic)
+
+    def _placed(
+        self, txn: Transaction, customer_id: int, found: Sequence[dict[str, Any]], via: dict[str, str]
+    ) -> dict[str, int]:
+        order = {
+            "customer_id": customer_id,
+            "status": "placed",
+            "total": sum((row["price"] for row in found), Decimal()),
+            "placed_at": self._now(),
+            **via,
+        }
+        (order_id,) = self._db.table(ORDERS).insert([order], txn=txn)
+        lines = [
+            {
+                "order_id": order_id,
+                "line": line,
+                "product_id": row["id"],
+                "quantity": 1,
+                "price": row["price"],
+            }
+            for line, row in enumerate(found, 1)
+        ]
+        self._db.table(ORDER_ITEMS).insert(lines, txn=txn)
+        less = [{"id": row["id"], "stock": row["stock"] - 1} for row in found]
+        self._db.table(PRODUCTS).update(less, txn=txn)
+        self._orders.add([order_id])
+        return {ORDERS: 1, ORDER_ITEMS: len(lines), PRODUCTS: len(less)}
+
+    def proceed(self) -> None:
+        """Some orders are paid, shipped, delivered."""
+        keys = self._orders.some(5)
+
+        def work(txn: Transaction) -> dict[str, int]:
+            orders = self._db.table(ORDERS)
+            found = [row for key in keys if (row := orders.get(key, txn=txn))]
+            changes = [{"id": row["id"], "status": _NEXT_STATUS[row["status"]]} for row in found]
+            return {ORDERS: orders.update(changes, txn=txn)}
+
+        self._run(work)
+
+    def cancel(self) -> None:
+        """An order is taken back, with its lines."""
+        order_id = self._orders.take()
+        if order_id is None:
+            return
+
+        def work(txn: Transaction) -> dict[str, int]:
+            lines = [(order_id, line) for line in range(1, _LINES_MAX + 1)]
+            gone = self._db.table(ORDER_ITEMS).delete(lines, txn=txn)
+            return {ORDERS: self._db.table(ORDERS).delete([order_id], txn=txn), ORDER_ITEMS: gone}
+
+        self._run(work)
+
+    def _delete(self, table: str, keys: Keys) -> None:
+        key = keys.take()
+        if key is not None:
+            self._run(lambda txn: {table: self._db.table(table).delete([key], txn=txn)})
+
+    def _run(
+        self,
+        work: Callable[[Transaction], dict[str, int]],
+        *,
+        pessimistic: bool = False,
+        measured: bool = True,
+    ) -> None:
+        def attempt() -> Commit:
+            with self._db.begin(pessimistic=pessimistic) as txn:
+                rows = {table: count for table, count in work(txn).items() if count}
+            return Commit(txn.commit_ts, rows, measured)
+
+        commit = retried(attempt, clock=self._clock)
+        if commit.rows:
+            self._committed(commit)
+
+    def _chance(self) -> float:
+        return self._clock.random()
+
+    def _price(self) -> Decimal:
+        return Decimal(100 + int(self._chance() * 20_000)) / 100
+
+    def _now(self) -> dt.datetime:
+        return dt.datetime.fromtimestamp(self._clock.wall_ms() / 1000, dt.UTC).replace(tzinfo=None)
+
+
+def _portions(rows: int) -> Iterable[int]:
+    for start in range(0, rows, _FILL_ROWS):
+        yield min(_FILL_ROWS, rows - start)

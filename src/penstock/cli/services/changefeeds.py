@@ -1,0 +1,46 @@
+"""`penstock changefeed run`: changefeeds in the foreground, on Spark."""
+
+import os
+import socket
+
+from penstock import tracing
+from penstock.changefeeds.engines.feedengines import spark_engines
+from penstock.changefeeds.runner import FeedRunner, create_configured
+from penstock.changefeeds.store import Feeds
+from penstock.cli.service import metrics_shown, say_ready
+from penstock.cli.signals import run_until_signalled
+from penstock.clock import SYSTEM
+from penstock.kv import AsyncClient
+from penstock.settings import Settings
+from penstock.spark.executorsettings import for_executors
+from penstock.spark.latesession import LateSession
+
+__all__ = ["serve"]
+
+
+def serve(settings: Settings, *, until_idle: bool = False) -> None:
+    """Run changefeeds until SIGTERM or SIGINT, then write what was read and stop.
+
+    Those of the settings are created when they are not there. Prints one line of JSON when it is ready; Spark
+    is started with the first work that is worth it. With `until_idle` it also ends once every changefeed has
+    finished, failed or is stopped.
+    """
+    shared = for_executors(settings)
+    session = LateSession(shared, app_name="penstock-changefeeds")
+    session.check()
+    try:
+        with metrics_shown(settings.metrics_addr) as shown:
+            run_until_signalled(_run(shared, session, shown, until_idle=until_idle))
+    finally:
+        session.stop()
+
+
+async def _run(settings: Settings, session: LateSession, shown: dict[str, str], *, until_idle: bool) -> None:
+    owner = f"{socket.gethostname()}-{os.getpid()}-{SYSTEM.unique_id()[:8]}"
+    async with await AsyncClient.connect(settings.pd_addrs, tls=settings.tls, settings=settings.kv) as client:
+        feeds = Feeds(client)
+        await create_configured(feeds, settings, now_ts=await client.timestamp())
+        say_ready({"changefeeds": [each.info.id for each in await feeds.list()]} | shown)
+        runner = FeedRunner(settings, feeds, spark_engines(session.get), owner=owner)
+        with tracing.configure(settings.tracing, cluster_id=client.cluster_id, service="changefeeds"):
+            await runner.run(until_idle=until_idle)

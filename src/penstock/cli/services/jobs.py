@@ -1,0 +1,83 @@
+"""`penstock job run`: the jobs of a cluster in the foreground."""
+
+import asyncio
+import os
+import socket
+
+from penstock import tracing
+from penstock.cli.service import metrics_shown, say_ready
+from penstock.cli.signals import run_until_signalled
+from penstock.clock import SYSTEM
+from penstock.follow.eventsource import EventStoreJobSource
+from penstock.follow.source_2 import JobSource
+from penstock.jobs.iteration.execution import Executor
+from penstock.jobs.iteration.jobframes import SparkFrames
+from penstock.jobs.log.job_log import JobLog
+from penstock.jobs.log.lease import Lease
+from penstock.jobs.log.log_feed import LogFeed
+from penstock.jobs.runner.runner import JobRunner
+from penstock.jobs.runner.seams import OnEnd
+from penstock.jobs.scheduler.scheduler import Scheduler
+from penstock.jobs.usage import UsageMeter
+from penstock.kv import AsyncClient, Client
+from penstock.settings import Settings
+from penstock.spark.executorsettings import for_executors
+from penstock.spark.latesession import LateSession
+from penstock.verify.schedule import verify_on_schedule
+from penstock.verify.scheduled import ScheduledCare
+
+__all__ = ["serve"]
+
+
+def serve(settings: Settings) -> None:
+    """Run jobs until SIGTERM or SIGINT; iterations that are under way then are canceled.
+
+    Prints one line of JSON when it is ready. Spark is started when the first iteration needs it.
+    """
+    shared = for_executors(settings)
+    session = LateSession(shared, app_name="penstock-jobs")
+    try:
+        with metrics_shown(settings.metrics_addr) as shown:
+            run_until_signalled(_run(shared, session, shown))
+    finally:
+        session.stop()
+
+
+async def _run(settings: Settings, session: LateSession, shown: dict[str, str]) -> None:
+    owner = f"{socket.gethostname()}-{os.getpid()}-{SYSTEM.unique_id()[:8]}"
+    async with await AsyncClient.connect(settings.pd_addrs, tls=settings.tls, settings=settings.kv) as client:
+        log = JobLog(Client(client))
+        await asyncio.to_thread(log.ensure)
+        async with await EventStoreJobSource.connect(
+            settings, client, flight_tls=settings.capture.flight_client_tls
+        ) as source:
+            runner = JobRunner(
+                settings.jobs,
+                acquire=lambda: Lease.acquire(client, owner, ttl_s=settings.jobs.lease_ttl_s),
+                log=log,
+                feed=LogFeed(log, settings),
+                source=source,
+                open_scheduler=lambda on_end: _scheduler(settings, log, source, session, on_end),
+                side_tasks=[verify_on_schedule(ScheduledCare(log, source, settings))],
+            )
+            _, jobs = await asyncio.to_thread(log.read_all)
+            say_ready({"runner": owner, "jobs": sum(job.live for job in jobs)} | shown)
+            with tracing.configure(settings.tracing, cluster_id=client.cluster_id, service="jobs"):
+                await runner.run()
+
+
+def _scheduler(
+    settings: Settings, log: JobLog, source: JobSource, session: LateSession, on_end: OnEnd
+) -> Scheduler:
+    executor = Executor(
+        log,
+        source,
+        settings,
+        frames=SparkFrames(session.get),
+        spark=session,
+        usage=UsageMeter(log.client),
+    )
+    weights = {name: pool.weight for name, pool in settings.spark.pools.items()}
+    scheduler = Scheduler(executor, settings.jobs, on_end=on_end, weights=weights)
+    scheduler.start()
+    return scheduler

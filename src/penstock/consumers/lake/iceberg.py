@@ -1,0 +1,269 @@
+"""A copy of a table as an Iceberg table: rows and watermark in one commit of its catalog.
+
+The watermark is a property of the table, and always set together with a snapshot whose parent is the one that
+was looked at: the catalog refuses whoever comes second.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+
+import pyarrow as pa
+from pydantic import Field, field_validator
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+    ValidationException,
+)
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.table import Table, Transaction
+
+from penstock.clock import Clock
+from penstock.consumers.lake.consumer import LakeConsumer
+from penstock.consumers.lake.files import DataFile, Written
+from penstock.consumers.lake.iceberg_metadata import SNAPSHOTS_MAX, bounds_of, entry_of, expire
+from penstock.consumers.lake.icebergcommits import Overwrite, strict_transaction
+from penstock.consumers.lake.icebergfiles import IcebergFiles
+from penstock.consumers.lake.icebergschema import (
+    copied_columns,
+    file_schema,
+    follow,
+    new_schema,
+    numbering,
+    promotes,
+    stored_type,
+)
+from penstock.consumers.lake.table import Marks, Overtaken, Version
+from penstock.consumers.lakeschema import Dialect, key_columns, shaped
+from penstock.consumers.options import ConsumerOptions, Properties, Seconds, absolute_place, revealed
+from penstock.errors import Invalid, PenstockError
+from penstock.jobs.consumer import JobContext
+
+__all__ = ["Iceberg"]
+
+_OWNER, _JOB, _WATERMARK = "penstock.owner", "penstock.job", "penstock.watermark"
+_COLUMN_ID, _NUMBERING = "penstock.column-id", "penstock.columns"
+_NEW_TABLE = {
+    "format-version": "2",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+}
+
+_SQLITE = re.compile(r"(sqlite(?:\+\w+)?:///)([^/:].*)")
+"""A file of SQLite by a relative path: an absolute one has a fourth slash."""
+_WITH_FOLDERS = frozenset({"in-memory", "postgresql", "sql", "sqlite"})
+"""Types of catalogs, and schemes of their URIs, whose warehouse is a place of storage."""
+
+_log = logging.getLogger(__name__)
+
+
+class IcebergOptions(ConsumerOptions):
+    """Which table, and in which catalog."""
+
+    table: str
+    """namespace.table"""
+    catalog: Properties = Field({}, repr=False)
+    """What pyiceberg has to know: catalog.type, catalog.uri, catalog.warehouse, catalog.s3.endpoint, ..."""
+    history: Seconds = Field(86_400, ge=0)
+    """How long old snapshots stay, while there are not more than some hundred."""
+
+    @classmethod
+    def placed(cls, options: Mapping[str, str]) -> dict[str, str]:
+        """See ConsumerOptions: the catalog may be a file of SQLite, and its warehouse a folder.
+
+        Other catalogs than those in databases may know a warehouse by a name, which stays as it is.
+        """
+        found = dict(options)
+        uri, warehouse = (found.get(f"catalog.{name}", "") for name in ("uri", "warehouse"))
+        in_database = found.get("catalog.type", uri.partition(":")[0].partition("+")[0]) in _WITH_FOLDERS
+        if warehouse and (in_database or warehouse.lower().startswith("file://")):
+            found["catalog.warehouse"] = absolute_place(warehouse)
+        if file := _SQLITE.fullmatch(uri):
+            found["catalog.uri"] = f"{file[1]}{Path(file[2]).absolute()}"
+        return found
+
+    @field_validator("table")
+    @classmethod
+    def _has_a_namespace(cls, table: str) -> str:
+        if not all(table.split(".")) or "." not in table:
+            raise ValueError("write namespace.table")
+        return table
+
+
+class Iceberg(LakeConsumer):
+    """Keeps a copy as an Iceberg table. Options: table, catalog.*, history."""
+
+    options_type = IcebergOptions
+
+    def __init__(self, job: JobContext) -> None:
+        super().__init__(job)
+        self.options = IcebergOptions.parse(job.info)
+
+    def open_table(self) -> "IcebergCopy":
+        """See LakeConsumer."""
+        return IcebergCopy(self.options, self.job.clock)
+
+
+class IcebergCopy:
+    """An Iceberg table. Implements LakeTable."""
+
+    dialect = Dialect(stored_type, widens=promotes, renames=True)
+    folder = "data"
+
+    def __init__(self, options: IcebergOptions, clock: Clock) -> None:
+        self.name = options.table
+        self.place = f"Iceberg table {options.table}"
+        self._options = options
+        self._clock = clock
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        """The catalog that the options describe."""
+        properties = revealed(self._options.catalog)
+        name = properties.pop("name", "penstock")
+        try:
+            return load_catalog(name, **properties)
+        except (ValueError, ImportError) as error:
+            raise Invalid(f"the catalog of {self.place} cannot be opened; check catalog.*") from error
+
+    def close(self) -> None:
+        """See LakeTable."""
+        if "catalog" in self.__dict__:
+            self.catalog.close()
+
+    def look(self) -> Version | None:
+        """See LakeTable."""
+        try:
+            table = self.catalog.load_table(self.name)
+        except (NoSuchTableError, NoSuchNamespaceError):
+            return None
+        found = table.properties
+        if _OWNER not in found or _NUMBERING not in found:
+            raise Invalid(f"{self.place} is not Penstock's; give the job a table of its own")
+        if not table.spec().is_unpartitioned():
+            raise Invalid(
+                f"somebody partitioned {self.place}: it cannot be kept like that; drop it, and make it anew"
+                " with `penstock job repair --rebuild`"
+            )
+        marks = Marks(
+            owner=found[_OWNER],
+            job=found[_JOB],
+            watermark=int(found[_WATERMARK]),
+            column_id=int(found[_COLUMN_ID]),
+        )
+        schema = copied_columns(table.schema(), found[_NUMBERING])
+        crowded = len(table.snapshots()) > SNAPSHOTS_MAX
+        return Version(marks=marks, schema=schema, origin=table, crowded=crowded)
+
+    def files(self, version: Version) -> list[DataFile]:
+        """See LakeTable."""
+        table: Table = version.origin
+        key = key_columns(version.schema)[0]
+        field = table.schema().find_field(key)
+        kind = version.schema.field(key).type
+        store = _files_of(table)
+        return [
+            DataFile(
+                store.relative(task.file.file_path),
+                task.file.record_count,
+                task.file.file_size_in_bytes,
+                *bounds_of(task.file, field, kind),
+                task,
+            )
+            for task in table.scan().plan_files()
+        ]
+
+    def read(self, version: Version, file: DataFile) -> Iterator[pa.RecordBatch]:
+        """See LakeTable. The rows of one file are in memory at a time."""
+        table: Table = version.origin
+        scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
+        for batch in scan.to_record_batches([file.origin]):
+            yield shaped(batch, version.schema)
+
+    def stage(self, base: Version | None, schema: pa.Schema, *, whole: bool) -> "IcebergStaging":
+        """See LakeTable."""
+        if base is not None:
+            table: Table = base.origin
+            transaction = strict_transaction(table)
+            if not schema.equals(base.schema, check_metadata=True):
+                follow(transaction, base.schema, schema)
+            return IcebergStaging(self, transaction, table.io.properties, base, schema, whole=whole)
+        self.catalog.create_namespace_if_not_exists(self.name.rpartition(".")[0])
+        try:
+            creation = self.catalog.create_table_transaction(
+                self.name, new_schema(schema), properties=_NEW_TABLE
+            )
+        except TableAlreadyExistsError as error:
+            raise Overtaken(f"{self.place} has just been made") from error
+        properties = creation._table.io.properties  # with what the catalog lends for this very table
+        return IcebergStaging(self, creation, properties, None, schema, whole=True)
+
+    def maintain(self) -> None:
+        """See LakeTable."""
+        table = self.catalog.load_table(self.name)
+        before_ms = self._clock.wall_ms() - int(self._options.history * 1000)
+        store = _files_of(table)
+        try:
+            for location in expire(table, before_ms):
+                store.delete(location)
+        except (CommitFailedException, PenstockError) as error:
+            _log.warning("old snapshots of %s stay for now: %s", self.place, type(error).__name__)
+
+
+class IcebergStaging:
+    """See Staging."""
+
+    def __init__(
+        self,
+        copy: IcebergCopy,
+        transaction: Transaction,
+        properties: Mapping[str, str],
+        base: Version | None,
+        schema: pa.Schema,
+        *,
+        whole: bool,
+    ) -> None:
+        metadata = transaction.table_metadata
+        self.file_schema = file_schema(metadata.schema(), schema)
+        self.open_store: Callable[[], IcebergFiles] = partial(
+            IcebergFiles, dict(properties), metadata.location
+        )
+        self._copy = copy
+        self._transaction = transaction
+        self._base = base
+        self._schema = schema
+        self._whole = whole
+
+    def commit(self, marks: Marks, written: Sequence[Written], removed: Sequence[DataFile]) -> None:
+        """See Staging."""
+        gone = self._copy.files(self._base) if self._base and self._whole else removed
+        metadata = self._transaction.table_metadata
+        store = self.open_store()
+        summary = {_JOB: marks.job, _WATERMARK: str(marks.watermark)}
+        try:
+            with Overwrite.begin(self._transaction, store.io, summary) as snapshot:
+                for file in gone:
+                    snapshot.delete_data_file(file.origin.file)
+                for each in written:
+                    snapshot.append_data_file(entry_of(each, store.absolute(each.path), metadata))
+            self._transaction.set_properties(
+                {
+                    **summary,
+                    _OWNER: marks.owner,
+                    _COLUMN_ID: str(marks.column_id),
+                    _NUMBERING: numbering(metadata.schema(), self._schema),
+                }
+            )
+            self._transaction.commit_transaction()
+        except (CommitFailedException, TableAlreadyExistsError, ValidationException) as error:
+            raise Overtaken(f"{self._copy.place} has a newer snapshot") from error
+
+
+def _files_of(table: Table) -> IcebergFiles:
+    return IcebergFiles(table.io.properties, table.location())

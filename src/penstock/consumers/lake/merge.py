@@ -1,0 +1,135 @@
+"""How changes get into files: those that hold a changed key are written again, the others stay.
+
+Files cover stretches of the key's first column. A new row goes where its neighbours are written anyway, with
+a small neighbour, or to a file of its own in between. So files stay about as large as they should be and
+their stretches apart, and a change of few keys writes few files. That is a matter of speed alone: files may
+overlap as they like, as after a compaction by somebody else.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.consumers.lake.files import DataFile
+from penstock.consumers.lake.filewriting import FILE_BYTES, FileWriter
+from penstock.consumers.lake.key_order import KeySet, OrderedRows
+
+__all__ = ["Group", "merge", "plan"]
+
+SMALL_BYTES = FILE_BYTES // 16
+"""Files on storage below it are written again when a new row comes to be beside them."""
+
+_Shaping = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Neighbours that are written again, and with them new rows between the files around them."""
+
+    files: tuple[DataFile, ...]
+    floor: Any = field(default=None, repr=False)
+    """The end of the files before that stay; None: there are none."""
+    ceiling: Any = field(default=None, repr=False)
+    """The start of those that come after."""
+
+
+def plan(
+    files: Sequence[DataFile],
+    changed: KeySet,
+    upserts: OrderedRows,
+    *,
+    every: bool = False,
+    small_bytes: int = SMALL_BYTES,
+) -> list[Group]:
+    """Choose the files, in the order of their keys; `every`: all, because their columns change. Pure."""
+    ordered = sorted((each for each in files if each.bounded), key=lambda each: each.lowest)
+    chosen = [every or _may_hold(each, changed) for each in ordered]
+    _choose_small(ordered, chosen, upserts, small_bytes)
+    unknown = tuple(each for each in files if not each.bounded)
+    groups = [Group(unknown)] if unknown and (every or len(changed)) else []
+    floor = None
+    for taken, run in groupby(range(len(ordered)), key=chosen.__getitem__):
+        places = list(run)
+        members = tuple(ordered[place] for place in places)
+        if taken:
+            after = places[-1] + 1
+            groups.append(Group(members, floor, ordered[after].lowest if after < len(ordered) else None))
+        else:
+            floor = max(each.highest for each in members)
+    return groups
+
+
+def _may_hold(file: DataFile, changed: KeySet) -> bool:
+    return (file.nulls and changed.has_nulls) or changed.within(file.lowest, file.highest)
+
+
+def _choose_small(
+    ordered: Sequence[DataFile], chosen: list[bool], upserts: OrderedRows, small_bytes: int
+) -> None:
+    """Choose a small neighbour of each gap into which rows come, where no neighbour is chosen."""
+    for gap in range(len(ordered) + 1):
+        beside = [place for place in (gap - 1, gap) if 0 <= place < len(ordered)]
+        below = ordered[gap - 1].highest if gap else None
+        above = ordered[gap].lowest if gap < len(ordered) else None
+        small = [place for place in beside if ordered[place].nbytes < small_bytes]
+        if small and not any(chosen[place] for place in beside) and upserts.between(below, above):
+            chosen[small[0]] = True
+
+
+def merge(
+    groups: Sequence[Group],
+    changed: KeySet,
+    upserts: OrderedRows,
+    *,
+    read: Callable[[DataFile], Iterable[pa.RecordBatch]],
+    arriving: _Shaping,
+    writer: FileWriter,
+    keys: Sequence[str],
+) -> None:
+    """Write what the chosen files hold apart from the changed keys, and all upserts.
+
+    `read` gives rows as the copy has them from now on, and `arriving` makes upserts such. Each upsert is
+    written once, and in memory there are some of the rows of one file at a time.
+    """
+    for group in groups:
+        if group.floor is not None:
+            _write_all(upserts.up_to(group.floor), arriving, writer)
+            writer.cut()
+        for file in group.files:
+            for rows in read(file):
+                highest = pc.max(rows.column(keys[0])).as_py()
+                beside = upserts.up_to(highest) if highest is not None else iter(())
+                _write_merged(changed.without(rows), beside, arriving, writer, keys)
+        if group.ceiling is not None:
+            _write_all(upserts.below(group.ceiling), arriving, writer)
+            writer.cut()
+    _write_all(upserts.rest(), arriving, writer)
+    writer.cut()
+
+
+def _write_all(rows: Iterable[pa.RecordBatch], arriving: _Shaping, writer: FileWriter) -> None:
+    for each in rows:
+        writer.write([arriving(each)])
+
+
+def _write_merged(
+    kept: pa.RecordBatch,
+    beside: Iterator[pa.RecordBatch],
+    arriving: _Shaping,
+    writer: FileWriter,
+    keys: Sequence[str],
+) -> None:
+    """Write rows of a file and upserts beside them, in order when the upserts are few."""
+    few = next(beside, None)
+    if few is None:
+        writer.write([kept])
+        return
+    for more in beside:
+        writer.write([arriving(few)])
+        few = more
+    rows = pa.Table.from_batches([kept, arriving(few)])
+    writer.write(rows.sort_by([(name, "ascending") for name in keys]).to_batches())

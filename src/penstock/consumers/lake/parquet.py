@@ -1,0 +1,177 @@
+"""A plain copy of a table as Parquet files on object storage, for readers that know nothing but Parquet.
+
+`_penstock.json` names the files that are the table, and its watermark; see lake/copymanifest.py.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+
+import pyarrow as pa
+
+from penstock.clock import Clock
+from penstock.consumers.lake.consumer import LakeConsumer
+from penstock.consumers.lake.copymanifest import MANIFEST, CopyManifest, Retired
+from penstock.consumers.lake.files import (
+    STRAY_MS,
+    DataFile,
+    FileStore,
+    Written,
+    check_only_attempts,
+    read_rows,
+    remove_half_written,
+)
+from penstock.consumers.lake.lakeoptions import LakeOptions
+from penstock.consumers.lake.table import Marks, Overtaken, Version
+from penstock.consumers.lakeschema import Dialect, key_columns, parquet_type
+from penstock.errors import Invalid, PenstockError
+from penstock.jobs.consumer import JobContext
+from penstock.object_storage import Storage, StorageRef
+
+__all__ = ["ParquetCopy", "live_files"]
+
+_log = logging.getLogger(__name__)
+
+
+class ParquetCopy(LakeConsumer):
+    """Keeps a copy as Parquet files and a manifest. Options: uri, storage.*, history."""
+
+    options_type = LakeOptions
+
+    def __init__(self, job: JobContext) -> None:
+        super().__init__(job)
+        self.options = LakeOptions.parse(job.info)
+
+    def open_table(self) -> "ParquetTable":
+        """See LakeConsumer."""
+        return ParquetTable(self.options.place, self.options.history, self.job.clock)
+
+
+def live_files(uri: str, storage: dict[str, str] | None = None) -> tuple[int, list[str]]:
+    """The watermark of a copy, and the URLs of the files that are the table then.
+
+    Raises Invalid when there is no copy. The files stay for the job's `history` at least.
+    """
+    place = LakeOptions.model_validate({"uri": uri, "storage": storage or {}}).place
+    data = place.open().read(MANIFEST)
+    if data is None:
+        raise Invalid(f"there is no copy at {place.url}; look at the uri of its job")
+    manifest = CopyManifest.decoded(data, place=place.url)
+    return manifest.marks.watermark, [f"{place.url}/{each.path}" for each in manifest.files]
+
+
+class ParquetTable:
+    """A directory with a manifest. Implements LakeTable."""
+
+    dialect = Dialect(parquet_type, adds=False)  # all files have the same columns: readers look at one
+    folder = "data"
+
+    def __init__(self, ref: StorageRef, history_s: float, clock: Clock) -> None:
+        self.place = ref.url
+        self._ref = ref
+        self._history_ms = int(history_s * 1000)
+        self._clock = clock
+
+    @cached_property
+    def _storage(self) -> Storage:
+        return self._ref.open()
+
+    def look(self) -> Version | None:
+        """See LakeTable."""
+        data = self._storage.read(MANIFEST)
+        if data is None:
+            check_only_attempts(self._storage, self.folder, self.place)
+            return None
+        manifest = CopyManifest.decoded(data, place=self.place)
+        return Version(marks=manifest.marks, schema=manifest.schema, origin=(manifest, data))
+
+    def files(self, version: Version) -> list[DataFile]:
+        """See LakeTable."""
+        manifest: CopyManifest = version.origin[0]
+        return list(manifest.files)
+
+    def read(self, version: Version, file: DataFile) -> Iterator[pa.RecordBatch]:
+        """See LakeTable."""
+        return read_rows(self._storage, file.path, version.schema)
+
+    def stage(self, base: Version | None, schema: pa.Schema, *, whole: bool) -> "ParquetStaging":
+        """See LakeTable."""
+        return ParquetStaging(self, base, schema, whole=whole)
+
+    @property
+    def open_store(self) -> Callable[[], FileStore]:
+        """Opens the directory."""
+        return self._ref.open
+
+    def commit(
+        self, marks: Marks, schema: pa.Schema, base: Version | None, files: Sequence[DataFile]
+    ) -> None:
+        """Put a manifest in place of the one that was seen."""
+        before: tuple[CopyManifest | None, bytes | None] = base.origin if base else (None, None)
+        now_ms = self._clock.wall_ms()
+        kept, due = _retired(before[0], files, now_ms, self._history_ms)
+        manifest = CopyManifest(
+            marks=marks,
+            schema=schema,
+            files=tuple(files),
+            retired=tuple(kept),
+            commit=self._clock.unique_id(),
+        )
+        if not self._storage.swap(MANIFEST, manifest.encoded(), seen=before[1]):
+            raise Overtaken(f"{MANIFEST} at {self.place} is another one by now")
+        self._remove([each.path for each in due])
+
+    def close(self) -> None:
+        """See LakeTable."""
+
+    def maintain(self) -> None:
+        """See LakeTable. Files that a manifest retired go with the commits; here go those of nobody."""
+        version = self.look()
+        if version is None:
+            return
+        manifest: CopyManifest = version.origin[0]
+        known = {each.path for each in manifest.files} | {each.path for each in manifest.retired}
+        old_ms = self._clock.wall_ms() - self._history_ms - STRAY_MS
+        listed = self._storage.listed(f"{self.folder}/")
+        self._remove([each.path for each in listed if each.path not in known and each.modified_ms < old_ms])
+        remove_half_written(self._storage, self._clock.wall_ms())
+
+    def _remove(self, paths: Sequence[str]) -> None:
+        try:
+            for path in paths:
+                self._storage.delete(path)
+        except PenstockError as error:
+            _log.warning("files that are not needed any more are left at %s: %s", self.place, error)
+
+
+def _retired(
+    before: CopyManifest | None, files: Sequence[DataFile], now_ms: int, history_ms: int
+) -> tuple[list[Retired], list[Retired]]:
+    """What is still kept of files that are not live any more, and what is due to go."""
+    if before is None:
+        return [], []
+    live = {each.path for each in files}
+    left = [Retired(each.path, now_ms) for each in before.files if each.path not in live]
+    everything = [*before.retired, *left]
+    due = [each for each in everything if each.at_ms + history_ms <= now_ms]
+    return [each for each in everything if each not in due], due
+
+
+class ParquetStaging:
+    """See Staging."""
+
+    def __init__(self, table: ParquetTable, base: Version | None, schema: pa.Schema, *, whole: bool) -> None:
+        self.file_schema = schema.remove_metadata()
+        self.open_store = table.open_store
+        self._table = table
+        self._base = base
+        self._schema = schema
+        self._whole = whole
+
+    def commit(self, marks: Marks, written: Sequence[Written], removed: Sequence[DataFile]) -> None:
+        """See Staging."""
+        key = key_columns(self._schema)[0]
+        stay = self._table.files(self._base) if self._base and not self._whole else []
+        gone = {each.path for each in removed}
+        files = [each for each in stay if each.path not in gone]
+        self._table.commit(marks, self._schema, self._base, [*files, *(each.file(key) for each in written)])

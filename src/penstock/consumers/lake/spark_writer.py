@@ -1,0 +1,92 @@
+"""Files written on executors: a large first copy, in the order of its keys."""
+
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.consumers.lake.files import FileStore, Written
+from penstock.consumers.lake.filewriting import FileWriter
+from penstock.consumers.lakeschema import shaped
+from penstock.errors import Invalid
+from penstock.jobs.iteration.spark_frame import quoted
+from penstock.spark.arrowmapping import map_in_arrow
+from penstock.spark.errors import one_line, spark_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+NOT_SHARED = (
+    "executors do not see the folder that the driver writes to; give a folder that is mounted at the same"
+    " path on every machine, or object storage"
+)
+_DESCRIPTIONS = pa.schema([("path", pa.string()), ("nbytes", pa.int64()), ("footer", pa.binary())])
+
+
+@dataclass(frozen=True, slots=True)
+class WriteTask:
+    """What an executor does with its part of the rows; pickled."""
+
+    open_store: Callable[[], FileStore] = field(repr=False)
+    columns: pa.Schema
+    file_schema: pa.Schema
+    folder: str
+    name: str
+    probe: str = ""
+    """A file that the driver has written: an executor that does not see it writes elsewhere."""
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write files of sorted rows; give a description of each.
+
+        An attempt of a task that is given up leaves files that nobody knows: their names have its number.
+        """
+        from pyspark import TaskContext
+
+        store = self.open_store()
+        if self.probe not in store.names(self.folder):
+            with one_line():
+                raise Invalid(NOT_SHARED)
+        task = TaskContext.get()
+        assert task is not None, "tasks run on executors"
+        name = f"{self.name}-{task.partitionId():05}-{task.taskAttemptId()}"
+        writer = FileWriter(store, self.file_schema, folder=self.folder, name=name)
+        for batch in batches:
+            writer.write([shaped(batch, self.columns)])
+        writer.cut()
+        made = writer.written
+        yield pa.record_batch(
+            [
+                [each.path for each in made],
+                [each.nbytes for each in made],
+                [_bytes(each.footer) for each in made],
+            ],
+            schema=_DESCRIPTIONS,
+        )
+
+
+def write_on_executors(rows: "DataFrame", keys: Sequence[str], task: WriteTask) -> list[Written]:
+    """Write rows in files that cover stretches of the key; the driver gets no row.
+
+    Raises Invalid when an executor does not see what the driver writes, as in a local folder.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+    task = replace(task, probe=f"{task.folder}/{task.name}-0.parquet")
+    task.open_store().write(task.probe, b"")  # goes with the attempt's other files that belong to nothing
+    columns = [F.col(quoted(name)) for name in keys]
+    by_key = rows.repartitionByRange(*columns).sortWithinPartitions(*columns)
+    with spark_errors():
+        made = map_in_arrow(by_key, task.write, "path string, nbytes long, footer binary").toArrow()
+    return [
+        Written(path, nbytes, pq.read_metadata(io.BytesIO(footer)))
+        for path, nbytes, footer in zip(*(column.to_pylist() for column in made.columns), strict=True)
+    ]
+
+
+def _bytes(footer: pq.FileMetaData) -> bytes:
+    sink = io.BytesIO()
+    footer.write_metadata_file(sink)
+    return sink.getvalue()

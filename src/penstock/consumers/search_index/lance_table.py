@@ -1,0 +1,323 @@
+"""A Lance dataset whose rows and watermark are committed together, and that two writers cannot both change.
+
+Every change replaces the marker row (see marker), which is alone in its fragment. Lance refuses one of
+two commits that remove the same fragment, so whoever still writes after its iteration was given up loses:
+its commit meets another marker and raises Fenced. Compactions and indexes leave the marker alone; a change
+that meets one of them is made again on top of it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pyarrow.compute as pc
+from lance.dataset import LanceDataset, LanceOperation, Transaction
+from lance.fragment import FragmentMetadata, write_fragments
+
+from penstock.consumers.lake.key_order import KeySet
+from penstock.consumers.search_index.marker import MARKER, ROWS_ONLY, Marker
+from penstock.errors import Corrupt, Fenced, Unavailable
+
+__all__ = ["LANCE_FAILURES", "LanceTable", "Rows", "Standing"]
+
+SERVING = "penstock-serving"
+"""A tag on the last complete version while the next is built: what searches read, and nobody removes."""
+LANCE_FAILURES = (OSError, ValueError, RuntimeError)
+"""What Lance raises: a conflict of commits is an OSError."""
+_ATTEMPTS = 5
+_VERSIONS_BACK = 200
+_ADDRESS = "_rowaddr"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A version of the dataset and its marker."""
+
+    dataset: LanceDataset
+    marker: Marker
+    marker_fragment: int
+
+    @property
+    def version(self) -> int:
+        """Which one."""
+        return self.dataset.version
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return self.dataset.count_rows() - 1
+
+    def keeps(self, other: "Standing") -> bool:
+        """Whether another version has the same rows for the same owner."""
+        return _identity(self.marker) == _identity(other.marker)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A change: fragments that were written, and the keys whose rows go first, each key once."""
+
+    fragments: Sequence[FragmentMetadata]
+    removed: pa.Table
+
+
+class LanceTable:
+    """The dataset at a URI. Blocking; used by one thread, beside other processes."""
+
+    def __init__(self, uri: str, storage: Mapping[str, str], owner: str) -> None:
+        self.uri = uri
+        self.owner = owner
+        self._storage = dict(storage)
+
+    @property
+    def storage(self) -> dict[str, str]:
+        """Options of the storage, secrets among them."""
+        return self._storage
+
+    def latest(self) -> Standing | None:
+        """The newest version; None when there is no dataset. Raises Corrupt when it has no marker."""
+        return self._open(None)
+
+    def serving(self) -> tuple[Standing, bool] | None:
+        """The newest complete version of this owner, and whether it is the newest of all; None: none yet.
+
+        It is not while the next one is built.
+        """
+        found = self.latest()
+        if found is None:
+            return None
+        if found.marker.of(self.owner):
+            return found, True
+        tagged = self._open(SERVING) if SERVING in found.dataset.tags.list() else None
+        return (tagged, False) if tagged and tagged.marker.of(self.owner) else None
+
+    def at(self, ts: int) -> Standing:
+        """The newest version with this watermark; raise Fenced when it is gone."""
+        found = self.latest()
+        for _ in range(_VERSIONS_BACK):
+            if found is None or found.version == 1 or found.marker.of(self.owner) <= ts:
+                break
+            found = self._open(found.version - 1)
+        if found is None or found.marker.of(self.owner) != ts:
+            raise Fenced(f"the index at {self.uri} has no version at {ts} any more; begin again")
+        return found
+
+    def reopened(self, standing: Standing) -> LanceDataset:
+        """The same version, read again; raise Fenced when it is gone."""
+        found = self._open(standing.version)
+        if found is None or not found.keeps(standing):
+            raise self._fenced()
+        return found.dataset
+
+    def replace(
+        self,
+        before: Standing | None,
+        schema: pa.Schema,
+        fragments: Sequence[FragmentMetadata],
+        marker: Marker,
+    ) -> Standing:
+        """Put rows in the place of everything; raise Fenced when the marker is not as it was `before`.
+
+        Indexes go with the old rows. The version of before stays what is served until this one is complete.
+        """
+        base = before and self._unchanged(before)
+        if base is not None and base.marker.of(self.owner):
+            _tag(base)
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._replaced(base, schema, fragments, marker)
+            except LANCE_FAILURES as error:
+                self.check_absent(before, error)
+                base = self._newer(before, base, error)
+        raise self._busy()
+
+    def check_absent(self, before: Standing | None, error: Exception) -> None:
+        """Raise Fenced when a first build failed because somebody else's is there by now."""
+        if before is None and self.latest() is not None:
+            raise self._fenced() from error
+
+    def _replaced(
+        self, base: Standing | None, schema: pa.Schema, fragments: Sequence[FragmentMetadata], marker: Marker
+    ) -> Standing:
+        alone = self._write_marker(schema, marker, mode="create" if base is None else "overwrite")
+        # An Overwrite that may not be retried is never rebased: it is a compare-and-set of the version. Yet
+        # the number may be free again because newer versions were made, and then removed for their age.
+        operation = LanceOperation.Overwrite(schema, [*fragments, *alone])
+        made = self._committed(Transaction(base.version if base else 0, operation))
+        newest = self.latest()
+        if newest is None or newest.version < made.version or newest.marker.attempt != marker.attempt:
+            raise self._fenced()
+        return newest
+
+    def change(self, before: Standing, rows: Rows | None, mark: Callable[[Marker, int], Marker]) -> Standing:
+        """Take rows out, put rows in, and replace the marker by `mark` of it and of how many keys were there.
+
+        Raises Fenced, and changes nothing, when owner or watermark are not as they were `before`.
+        """
+        base = before
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._changed(base, rows, mark)
+            except LANCE_FAILURES as error:
+                base = self._newer(before, base, error)
+        raise self._busy()
+
+    def retire_tag(self, standing: Standing) -> None:
+        """Let the version go that was served while this one was built."""
+        tagged = standing.dataset.tags.list().get(SERVING)
+        if tagged and tagged["version"] < standing.version:
+            standing.dataset.tags.delete(SERVING)
+
+    def write(self, rows: pa.Table | pa.RecordBatchReader, *, mode: str = "append") -> list[FragmentMetadata]:
+        """Write rows that nobody sees until they are committed."""
+        return written(rows, self.uri, self._storage, mode=mode)
+
+    def _changed(self, base: Standing, rows: Rows | None, mark: Callable[[Marker, int], Marker]) -> Standing:
+        base = self._isolated(base)
+        removed, updated, gone = _deleted(base.dataset, rows.removed) if rows else ([], [], 0)
+        marker = self._write_marker(base.dataset.schema, mark(base.marker, gone), mode="append")
+        operation = LanceOperation.Update(
+            removed_fragment_ids=[*removed, base.marker_fragment],
+            updated_fragments=updated,
+            new_fragments=[*(rows.fragments if rows else ()), *marker],
+        )
+        return self._committed(Transaction(base.version, operation))
+
+    def _committed(self, transaction: Transaction) -> Standing:
+        """Commit. The version that was read is opened again for it: were it gone, so might be the versions
+        after it, and what is not there conflicts with nothing.
+        """
+        dataset = LanceDataset.commit(
+            self.uri, transaction, storage_options=self._storage or None, max_retries=0
+        )
+        return self._standing(dataset)
+
+    def _unchanged(self, before: Standing) -> Standing:
+        found = self.latest()
+        if found is None or not found.keeps(before):
+            raise self._fenced()
+        return found
+
+    def _newer(self, before: Standing | None, base: Standing | None, error: Exception) -> Standing:
+        """The same rows in a newer version: why a commit failed. Raises the error when there is none.
+
+        Fragments were written for the columns that there were, so these have to be the same too.
+        """
+        found = self._unchanged(before) if before else None
+        if found is None or base is None or found.version == base.version:
+            raise error
+        if found.dataset.lance_schema != base.dataset.lance_schema:
+            raise Unavailable(f"the columns of the index at {self.uri} were changed; try again") from error
+        return found
+
+    def _busy(self) -> Unavailable:
+        return Unavailable(f"the index at {self.uri} is changed by others all the time; try again")
+
+    def _fenced(self) -> Fenced:
+        return Fenced(
+            f"the index at {self.uri} was changed by another writer; this one's changes are left out"
+        )
+
+    def _isolated(self, base: Standing) -> Standing:
+        """The same rows with the marker alone in its fragment: somebody's compaction may have moved it."""
+        fragment = base.dataset.get_fragment(base.marker_fragment)
+        assert fragment is not None
+        if fragment.metadata.physical_rows == 1:
+            return base
+        rest = fragment.delete(f"{MARKER} IS NOT NULL")
+        operation = LanceOperation.Update(
+            removed_fragment_ids=[] if rest else [base.marker_fragment],
+            updated_fragments=[rest] if rest else [],
+            new_fragments=self._write_marker(base.dataset.schema, base.marker, mode="append"),
+        )
+        return self._committed(Transaction(base.version, operation))
+
+    def _write_marker(self, schema: pa.Schema, marker: Marker, *, mode: str) -> list[FragmentMetadata]:
+        cells = [
+            pa.array([marker.dump()]) if each.name == MARKER else pa.nulls(1, each.type) for each in schema
+        ]
+        return self.write(pa.Table.from_arrays(cells, schema=schema), mode=mode)
+
+    def _open(self, version: int | str | None) -> Standing | None:
+        try:
+            dataset = lance.dataset(self.uri, version=version, storage_options=self._storage or None)
+        except ValueError as error:
+            if "was not found" in str(error):
+                return None
+            raise
+        return self._standing(dataset)
+
+    def _standing(self, dataset: LanceDataset) -> Standing:
+        fragments = dataset.get_fragments() if MARKER in dataset.schema.names else []
+        # Nearly always alone in one of the newest fragments; else every one of them is looked through.
+        likely = [each for each in reversed(fragments) if each.metadata.physical_rows == 1]
+        for fragment in [*likely, *fragments]:
+            texts = fragment.to_table(columns=[MARKER], filter=f"{MARKER} IS NOT NULL").column(MARKER)
+            if len(texts):
+                return Standing(dataset, Marker.parse(texts[0].as_py()), fragment.fragment_id)
+        raise Corrupt(f"the dataset at {self.uri} has no marker row: it is none of Penstock's; name another")
+
+
+def written(
+    rows: pa.Table | pa.RecordBatchReader, uri: str, storage: Mapping[str, str], *, mode: str
+) -> list[FragmentMetadata]:
+    """Write rows as fragments of a dataset, without committing them; on executors too."""
+    if isinstance(rows, pa.Table) and not rows.num_rows:
+        return []
+    return write_fragments(rows, uri, mode=mode, storage_options=dict(storage) or None)
+
+
+def _identity(marker: Marker) -> tuple[Any, ...]:
+    return marker.attempt, marker.owner, marker.watermark, marker.complete
+
+
+def _deleted(dataset: LanceDataset, keys: pa.Table) -> tuple[list[int], list[FragmentMetadata], int]:
+    """What removing the rows of some keys makes of the fragments: those without rows, those with fewer."""
+    if not keys.num_rows:
+        return [], [], 0
+    if not _joins_by_value(keys):
+        return _deleted_by_address(dataset, keys)
+    merge = dataset.merge_insert(keys.column_names).when_matched_delete()
+    transaction, counts = merge.execute_uncommitted(keys)
+    operation = transaction.operation
+    assert isinstance(operation, LanceOperation.Update)
+    return operation.removed_fragment_ids, operation.updated_fragments, counts["num_deleted_rows"]
+
+
+def _joins_by_value(keys: pa.Table) -> bool:
+    """Whether Lance's join finds the rows of all these keys: it tells -0.0 from 0.0, and no NULL matches."""
+    return not any(
+        column.null_count or (pa.types.is_floating(column.type) and pc.any(pc.equal(column, 0.0)).as_py())
+        for column in keys.columns
+    )
+
+
+def _deleted_by_address(
+    dataset: LanceDataset, keys: pa.Table
+) -> tuple[list[int], list[FragmentMetadata], int]:
+    """The same for any keys: rows are compared here, and removed by where they are."""
+    changed = KeySet(keys)
+    removed: list[int] = []
+    updated: list[FragmentMetadata] = []
+    gone = 0
+    for fragment in dataset.get_fragments():
+        rows = fragment.to_batches(columns=keys.column_names, filter=ROWS_ONLY, with_row_address=True)
+        places = [place for batch in rows for place in changed.among(batch).column(_ADDRESS).to_pylist()]
+        if not places:
+            continue
+        gone += len(places)
+        left = fragment.delete(f"{_ADDRESS} IN ({', '.join(map(str, places))})")
+        if left is None:
+            removed.append(fragment.fragment_id)
+        else:
+            updated.append(left)
+    return removed, updated, gone
+
+
+def _tag(standing: Standing) -> None:
+    tags = standing.dataset.tags
+    if SERVING in tags.list():
+        tags.update(SERVING, standing.version)
+    else:
+        tags.create(SERVING, standing.version)
