@@ -34,18 +34,18 @@ from penstock.kv.rpc.channels import Dialer
 from penstock.object_storage import open_storage
 from penstock.proto import cdcpb_pb2 as cdcpb
 from penstock.proto import metapb_pb2 as metapb
-from penstock.puller.keyranges import Span
-from penstock.puller.matcher import Matcher
-from penstock.puller.pipeline import SpanPipelineManager
-from penstock.puller.priority import Urgency
-from penstock.puller.processor import RegionEventProcessor
-from penstock.puller.rangelock import LockedRange
-from penstock.puller.region import RegionFeedState, RegionTask
-from penstock.puller.requestcache import RequestCache
-from penstock.puller.requestworker import RegionRequestWorker
-from penstock.puller.spill import PrewriteMemory, PrewriteSpill
-from penstock.puller.subscribed import SubscribedSpan
 from penstock.settings import CaptureSettings, KvSettings, PullerSettings
+from penstock.sources.pipeline import SpanPipelineManager
+from penstock.sources.tikv.key_ranges import Span
+from penstock.sources.tikv.matcher import Matcher
+from penstock.sources.tikv.prewrite_spill import PrewriteMemory, PrewriteSpill
+from penstock.sources.tikv.priority import Urgency
+from penstock.sources.tikv.processor import RegionEventProcessor
+from penstock.sources.tikv.range_lock import LockedRange
+from penstock.sources.tikv.region import RegionFeedState, RegionTask
+from penstock.sources.tikv.request_cache import RequestCache
+from penstock.sources.tikv.request_worker import RegionRequestWorker
+from penstock.sources.tikv.subscription import SubscribedSpan
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.define import define_table
 from penstock.tables.keys import record_key

@@ -19,7 +19,7 @@ from penstock import eventloop
 from penstock.eventstore import paths
 from penstock.eventstore.paths import Side
 from penstock.eventstore.read.namemarks import NameMarks
-from penstock.kv.clusterref import ClusterRef
+from penstock.kv.cluster_ref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings, SparkSettings
 from penstock.spark.bulk import load_snapshot

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent, Scope, TableChange
-from penstock.tables.jobs import Action
+from penstock.tables.ddl_jobs import Action
 from support.itemtables import item_table
 
 __all__ = [

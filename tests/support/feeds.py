@@ -1,13 +1,13 @@
 """What tests of the region side share: spans, tasks and feeds without a cluster."""
 
 from penstock.proto import metapb_pb2 as metapb
-from penstock.puller.keyranges import Span
-from penstock.puller.matcher import Matcher
-from penstock.puller.priority import Urgency
-from penstock.puller.rangelock import LockedRange
-from penstock.puller.region import RegionFeedState, RegionTask
-from penstock.puller.spill import PrewriteMemory, PrewriteSpill
-from penstock.puller.subscribed import SubscribedSpan
+from penstock.sources.tikv.key_ranges import Span
+from penstock.sources.tikv.matcher import Matcher
+from penstock.sources.tikv.prewrite_spill import PrewriteMemory, PrewriteSpill
+from penstock.sources.tikv.priority import Urgency
+from penstock.sources.tikv.range_lock import LockedRange
+from penstock.sources.tikv.region import RegionFeedState, RegionTask
+from penstock.sources.tikv.subscription import SubscribedSpan
 
 __all__ = ["a_feed", "a_matcher", "a_span", "a_task"]
 

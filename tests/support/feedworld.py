@@ -27,9 +27,9 @@ from penstock.follow.ddlchanges import OtherAction
 from penstock.object_storage import StorageRef
 from penstock.settings import CaptureSettings
 from penstock.tables import alter, keys, records
+from penstock.tables.ddl_jobs import Action
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.defaults import origin_cell
-from penstock.tables.jobs import Action
 from penstock.tables.schema import HandleKind, TableInfo
 from penstock.tables.values import from_cell
 from penstock.testing.versions import Row

@@ -10,8 +10,8 @@ from typing import Self
 
 from penstock import eventloop
 from penstock.clock import SYSTEM, Clock
-from penstock.jobs.log.lease import LeaseRow, holder
 from penstock.kv import AsyncClient
+from penstock.kv.lease import LeaseRow, holder
 from support.command import ServiceProcess
 from support.warmstart import WarmStart
 

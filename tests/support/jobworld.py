@@ -27,18 +27,18 @@ from penstock.jobs.iteration.execution import Executor
 from penstock.jobs.iteration.spark_frame import Frames
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.jobid import JobId
-from penstock.jobs.log.lease import Lease
 from penstock.jobs.log.log_feed import LogFeed
 from penstock.jobs.runner.runner import JobRunner
 from penstock.jobs.runner.seams import OnEnd
 from penstock.jobs.scheduler.scheduler import Scheduler
 from penstock.jobs.spec import JobSpec
 from penstock.kv import AsyncClient, Client, Transaction
-from penstock.kv.clusterref import ClusterRef
+from penstock.kv.cluster_ref import ClusterRef
+from penstock.kv.lease import Lease
+from penstock.kv.transact import retried
 from penstock.settings import Settings, StoreSettings
 from penstock.store.cluster import Cluster
 from penstock.tables import Catalog, Table
-from penstock.tables.conflicts import retried
 from penstock.testing.versions import Row
 from penstock.verify.schedule import verify_on_schedule
 from penstock.verify.scheduled import ScheduledCare

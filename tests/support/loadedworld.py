@@ -8,7 +8,7 @@ from penstock import eventloop
 from penstock.clock import SYSTEM
 from penstock.eventstore import paths
 from penstock.eventstore.capture.capture import Capture
-from penstock.kv.clusterref import ClusterRef
+from penstock.kv.cluster_ref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings
 from penstock.spark import register

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.tables.codec.ordered import encode_uint
+from penstock.tables.ddl_jobs import Job
 from penstock.tables.define import define_table
-from penstock.tables.jobs import Job
 from penstock.tables.keys import meta_hash_key
 from penstock.tables.meta import DATABASES, JOB_HISTORY, database_field, table_field
 from penstock.tables.schema import DatabaseInfo, TableInfo

@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from penstock.changefeeds.codecs.decoded_changes import ChangeRows
 from penstock.changefeeds.directory.reader import Ddl, Delivery, TableChanges
-from penstock.sink.formats.texts import texts
 from penstock.tables.fieldtypes import PACKED_TIMES, FieldType, Tp
 from penstock.tables.schema import TableInfo
 from penstock.tables.statements import type_text
+from penstock.tables.text_values import texts
 
 _OPS = {"I": "insert", "U": "update", "D": "delete"}
 _AS_TEXT = PACKED_TIMES | {Tp.DURATION, Tp.NEW_DECIMAL}

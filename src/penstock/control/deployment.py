@@ -10,9 +10,9 @@ from penstock.clock import physical_ms
 from penstock.follow.eventsource import EventStoreJobSource
 from penstock.follow.source_2 import Look
 from penstock.jobs.api import Jobs
-from penstock.jobs.log.lease import holder
 from penstock.kv import AsyncClient, Client
-from penstock.kv.clusterref import ClusterRef
+from penstock.kv.cluster_ref import ClusterRef
+from penstock.kv.lease import holder
 from penstock.settings import Settings
 from penstock.tables import Catalog
 

@@ -16,8 +16,8 @@ from penstock.jobs.job import Job, JobState
 from penstock.jobs.jobid import JobId
 from penstock.jobs.spec import JobSpec, UpdateOptions
 from penstock.kv import Transaction
+from penstock.kv.transact import retried
 from penstock.settings import Settings
-from penstock.tables.conflicts import retried
 
 __all__ = [
     "committed",

@@ -10,8 +10,8 @@ from penstock.clock import SYSTEM, Clock
 from penstock.control.deployment import Deployment
 from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.kv.clusterref import ClusterRef
-from penstock.tables.kvscan import ranges_of, scan_of
+from penstock.kv.cluster_ref import ClusterRef
+from penstock.tables.kv_scan import ranges_of, scan_of
 
 __all__ = ["DeploymentTables"]
 

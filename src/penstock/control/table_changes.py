@@ -18,7 +18,7 @@ from penstock.eventstore.projection import Projection
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD, UPDATE
 from penstock.follow.source_2 import Look, Scan
 from penstock.tables.schema import TableInfo
-from penstock.tables.snapshot import Place
+from penstock.tables.schema_snapshot import Place
 
 __all__ = ["OP", "Asked", "Changes", "Fixed", "fixed", "opened", "shown_schema"]
 

@@ -14,7 +14,7 @@ from penstock.follow.source_2 import Look
 from penstock.jobs.log.job_rows import DATABASE
 from penstock.object_storage import StorageRef
 from penstock.tables.schema import TableInfo
-from penstock.tables.snapshot import Place
+from penstock.tables.schema_snapshot import Place
 from penstock.tables.statements import type_text
 
 __all__ = ["OBJECTS_MAX", "detail", "find", "listed"]

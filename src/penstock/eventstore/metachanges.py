@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from penstock.tables.jobs import Job
+from penstock.tables.ddl_jobs import Job
 from penstock.tables.keys import META_HASH, META_PREFIX, decode_meta_key, meta_hash_prefix, prefix_end
 from penstock.tables.meta import DATABASES, JOB_HISTORY, database_field, parse_json
 from penstock.tables.schema import DatabaseInfo, TableInfo

@@ -20,7 +20,7 @@ from penstock.follow.ddl_events import DdlEvent, Scope, TableChange
 from penstock.follow.ddlchanges import changed_ids, kind_of, paired
 from penstock.follow.ddljobs import DdlJobs
 from penstock.follow.seentables import SeenTables
-from penstock.tables.jobs import Action
+from penstock.tables.ddl_jobs import Action
 from penstock.tables.schema import DatabaseInfo
 
 JOB_WAIT_MS = 60_000

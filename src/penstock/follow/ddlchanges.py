@@ -7,8 +7,8 @@ from typing import Any
 
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import TableChange
+from penstock.tables.ddl_jobs import Action
 from penstock.tables.fieldtypes import ColumnFlag
-from penstock.tables.jobs import Action
 from penstock.tables.schema import ColumnInfo, TableInfo
 
 _INDEXED = ColumnFlag.UNIQUE_KEY | ColumnFlag.MULTIPLE_KEY

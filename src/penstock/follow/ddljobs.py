@@ -8,7 +8,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from penstock.tables.jobs import Job
+from penstock.tables.ddl_jobs import Job
 
 
 @dataclass(order=True, frozen=True, slots=True)

@@ -26,7 +26,7 @@ from penstock.follow.schema_subscription import MetaSubscription
 from penstock.follow.slices import DispatcherSpec, Slice, SliceRange, is_snapshot, plan_slice
 from penstock.follow.source import Look
 from penstock.follow.tablecuts import table_cuts
-from penstock.kv.clusterref import ClusterRef
+from penstock.kv.cluster_ref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings, TlsSettings
 

@@ -9,8 +9,8 @@ from penstock.clock import SYSTEM, Clock
 from penstock.errors import PenstockError, Unavailable
 from penstock.eventstore.metachanges import META_RANGE
 from penstock.eventstore.schema_history import SchemaHistory
-from penstock.puller import Span, SubscriptionClient
 from penstock.settings import Settings
+from penstock.sources import Span, SubscriptionClient
 
 _FIRST_TS = 1  # a subscription from here delivers everything the cluster still has
 _WAIT_S = 60.0

@@ -23,7 +23,7 @@ from penstock.jobs.log.transitions import Transition, dropped, resumed, resynced
 from penstock.jobs.spec import JobSpec, TriggerSpec, UpdateOptions
 from penstock.kv import Client, Transaction
 from penstock.tables.catalog import Catalog
-from penstock.tables.snapshot import SchemaSnapshot
+from penstock.tables.schema_snapshot import SchemaSnapshot
 
 _PAUSED = JobSpec(trigger=TriggerSpec(paused=True))
 

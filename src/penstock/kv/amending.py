@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from penstock.kv import budgets
-from penstock.kv.actions.pessimistic_lock import LockWait, PessimisticLock
-from penstock.kv.executor import Executor
+from penstock.kv.actions.pessimistic import LockWait, PessimisticLock
+from penstock.kv.batch_executor import Executor
 from penstock.kv.hooks import Write
 from penstock.kv.mutations import DELETE, PUT, Mutations
 from penstock.kv.scope import Scope

@@ -7,7 +7,7 @@ from typing import Self
 from penstock import clock as clocks
 from penstock.clock import TS_MAX, Clock
 from penstock.errors import Invalid
-from penstock.kv import collecting
+from penstock.kv import gc as collecting
 from penstock.kv.background import Background
 from penstock.kv.hooks import BinlogHook, SchemaHook
 from penstock.kv.latches import Latches

@@ -16,9 +16,9 @@ from penstock.kv.actions.commit import Commit
 from penstock.kv.actions.pessimistic_rollback import PessimisticRollback
 from penstock.kv.actions.prewrite import Prewrite
 from penstock.kv.amending import amend
+from penstock.kv.batch_executor import Executor
 from penstock.kv.concurrently import abandon
 from penstock.kv.details import CommitDetails
-from penstock.kv.executor import Executor
 from penstock.kv.hooks import BinlogHook, SchemaHook, Write
 from penstock.kv.mutations import DELETE, INSERT, PUT, Mutations, lock_ttl_ms
 from penstock.kv.protocol import CHECKS_ONLY, CommitOptions, CommitState, Mode, check_age, check_commit_ts

@@ -7,9 +7,9 @@ from enum import Enum, auto
 
 from penstock.errors import Aborted, Deadlock, KeyExists, WriteConflict
 from penstock.kv import budgets
-from penstock.kv.actions.pessimistic_lock import LockWait, PessimisticLock
+from penstock.kv.actions.pessimistic import LockWait, PessimisticLock
 from penstock.kv.actions.pessimistic_rollback import PessimisticRollback
-from penstock.kv.executor import Executor
+from penstock.kv.batch_executor import Executor
 from penstock.kv.heartbeat import Heart
 from penstock.kv.membuffer import Flag, MemBuffer
 from penstock.kv.mutations import Mutations

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from penstock.spark.options import SourceOptions
-    from penstock.tables.kvscan import KvScan, KvScanPartition
+    from penstock.tables.kv_scan import KvScan, KvScanPartition
 
 __all__ = ["KvRead", "KvReader"]
 
@@ -43,8 +43,8 @@ class KvRead:
         return KvReader(self._options, scan, schema)
 
     def _planned(self, columns: Sequence[str] | None) -> "KvScan":
-        from penstock.kv.clusterref import ClusterRef
-        from penstock.tables.kvscan import plan_scan
+        from penstock.kv.cluster_ref import ClusterRef
+        from penstock.tables.kv_scan import plan_scan
 
         cluster = ClusterRef.of(self._options.settings)
         return plan_scan(cluster, self._options.table, ts=self._options.as_of_ts, columns=columns)
@@ -61,7 +61,7 @@ class KvReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """One for each region that holds some of the rows now."""
         from penstock.spark.handlerange import handle_bounds
-        from penstock.tables.kvscan import ranges_of
+        from penstock.tables.kv_scan import ranges_of
 
         first, last = handle_bounds(self._scan.table, self._options.range_from, self._options.range_to)
         client = self._scan.cluster.client()

@@ -13,11 +13,11 @@ from penstock.eventstore.sides import side_schema
 from penstock.eventstore.upkeep.load import RangeTask, TableLoad
 from penstock.eventstore.upkeep.loadplan import LoadPlan, check_fresh
 from penstock.follow.schema_subscription import read_schemas
-from penstock.kv.clusterref import ClusterRef
+from penstock.kv.cluster_ref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings
 from penstock.tables.catalog import Catalog
-from penstock.tables.kvscan import ranges_of, scan_of
+from penstock.tables.kv_scan import ranges_of, scan_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from penstock.eventstore.read.flight_client import FlightReader
 from penstock.eventstore.upkeep.merge import MergeOutput, MergePlan, write_merge
 from penstock.eventstore.upkeep.mergewire import read_plan, write_output
 from penstock.follow.owners import find_owners
-from penstock.kv.clusterref import ClusterRef
+from penstock.kv.cluster_ref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings, TlsSettings
 

@@ -133,7 +133,7 @@ def _owners(options: "SourceOptions") -> "Mapping[int, FlightReader]":
     # Here, because executors and plans of what is in objects need none of them.
     from penstock.eventstore.read.flight_client import FlightReader
     from penstock.follow.owners import find_owners
-    from penstock.kv.clusterref import ClusterRef
+    from penstock.kv.cluster_ref import ClusterRef
     from penstock.settings import Settings
 
     token = options.settings.capture.read_flight_token()

@@ -21,14 +21,14 @@ from penstock.store.faulty_streams import FaultyStreams
 from penstock.store.pd.etcd import Etcd, Keyspaces
 from penstock.store.pd.ids import Ids
 from penstock.store.pd.keys import Keys
-from penstock.store.pd.safepoints import SafePoints
+from penstock.store.pd.safe_points import SafePoints
 from penstock.store.pd.scheduler import Scheduler
 from penstock.store.pd.service import MEMBER, PlacementDriver
 from penstock.store.pd.stores import Stores
 from penstock.store.pd.tso import Tso
 from penstock.store.raw import RawStorage
 from penstock.store.regions import Region, Regions
-from penstock.store.safets import SafeTs
+from penstock.store.safe_ts import SafeTs
 from penstock.store.server import Endpoint, split_address
 from penstock.store.sizes import SizeWatch
 from penstock.store.station import Station

@@ -12,7 +12,7 @@ from penstock.store.commands import SERVICE, Command, Effect
 from penstock.store.health import Health
 from penstock.store.refusals import epoch_not_match, key_not_in_region, region_not_found
 from penstock.store.regions import Regions
-from penstock.store.safets import SafeTs
+from penstock.store.safe_ts import SafeTs
 
 __all__ = ["Housekeeping"]
 

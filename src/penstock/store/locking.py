@@ -6,10 +6,10 @@ from penstock.clock import Clock
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.store.concurrency import ConcurrencyManager
 from penstock.store.lock_waiting import LockWaiting, Waiter
-from penstock.store.mvcc.actions import pessimistic
-from penstock.store.mvcc.actions.pessimistic import Locked
+from penstock.store.mvcc import pessimistic
 from penstock.store.mvcc.effects import Effects
 from penstock.store.mvcc.failures import Refused
+from penstock.store.mvcc.pessimistic import Locked
 from penstock.store.mvcc.reader import MvccReader
 from penstock.store.scheduler import Scheduler
 

@@ -14,7 +14,7 @@ from penstock.store.faults import Faults
 from penstock.store.health import Health
 from penstock.store.housekeeping import Housekeeping
 from penstock.store.regions import Regions
-from penstock.store.safets import SafeTs
+from penstock.store.safe_ts import SafeTs
 from penstock.store.server import Endpoint
 from penstock.store.sizes import SizeWatch
 

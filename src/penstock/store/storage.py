@@ -12,12 +12,11 @@ from penstock.store.concurrency import ConcurrencyManager
 from penstock.store.engine import Cf, Engine
 from penstock.store.lock_waiting import LockWaiting
 from penstock.store.locking import Locking
-from penstock.store.mvcc import failures
-from penstock.store.mvcc.actions import pessimistic, rollback, status
-from penstock.store.mvcc.actions.commit import commit
-from penstock.store.mvcc.actions.prewrite import prewrite, reads_existence
+from penstock.store.mvcc import failures, pessimistic, resolve, rollback
+from penstock.store.mvcc.commit import commit
 from penstock.store.mvcc.effects import Effects
 from penstock.store.mvcc.failures import Refused
+from penstock.store.mvcc.prewrite import prewrite, reads_existence
 from penstock.store.mvcc.reader import SCANNING, MvccReader
 from penstock.store.observe import ApplyObserver
 from penstock.store.reading import Reading, find_by_start_ts, mvcc_info
@@ -167,7 +166,7 @@ class Storage:
         try:
             return await self._scheduler.execute(
                 (request.primary_key,),
-                lambda reader, effects: status.check_txn_status(reader, effects, request),
+                lambda reader, effects: resolve.check_txn_status(reader, effects, request),
             )
         except Refused as refused:
             return kvrpcpb.CheckTxnStatusResponse(error=refused.error)
@@ -178,7 +177,7 @@ class Storage:
         """Tell whether an async commit has all its secondary locks here, and see that it stays so."""
         self.concurrency.update_max_ts(request.start_version)
         return await self._scheduler.execute(
-            request.keys, lambda reader, effects: status.check_secondary_locks(reader, effects, request)
+            request.keys, lambda reader, effects: resolve.check_secondary_locks(reader, effects, request)
         )
 
     async def kv_txn_heart_beat(
@@ -187,7 +186,7 @@ class Storage:
         """Lengthen the life of a primary lock."""
         try:
             return await self._scheduler.execute(
-                (request.primary_lock,), lambda reader, effects: status.heart_beat(reader, effects, request)
+                (request.primary_lock,), lambda reader, effects: resolve.heart_beat(reader, effects, request)
             )
         except Refused as refused:
             return kvrpcpb.TxnHeartBeatResponse(error=refused.error)

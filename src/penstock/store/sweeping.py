@@ -12,9 +12,9 @@ from typing import TypeVar
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.store.bounds import Bounds
 from penstock.store.engine import Cf, Engine
+from penstock.store.mvcc import collection, pessimistic, rollback
 from penstock.store.mvcc import keys as layout
-from penstock.store.mvcc.actions import collection, pessimistic, rollback
-from penstock.store.mvcc.actions.commit import commit
+from penstock.store.mvcc.commit import commit
 from penstock.store.mvcc.effects import Effects
 from penstock.store.mvcc.reader import SCANNING, MvccReader
 from penstock.store.mvcc.records import Lock, Write

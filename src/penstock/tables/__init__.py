@@ -13,7 +13,7 @@ from penstock.tables.schema import ColumnInfo, DatabaseInfo, IndexInfo, TableInf
 if TYPE_CHECKING:
     from penstock.tables.accounts import Account
     from penstock.tables.catalog import Catalog
-    from penstock.tables.snapshot import SchemaSnapshot
+    from penstock.tables.schema_snapshot import SchemaSnapshot
     from penstock.tables.table import Table
 
 __all__ = [

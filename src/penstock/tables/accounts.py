@@ -7,7 +7,7 @@ from typing import Any, Self
 from penstock.errors import Invalid
 from penstock.tables.meta import ACCOUNTS, MetaReader, parse_json
 from penstock.tables.schema import DatabaseInfo
-from penstock.tables.snapshot import choices
+from penstock.tables.schema_snapshot import choices
 
 _ACCOUNT_FIELD = b"Account:"
 _OWNER_FIELD = b"DB:"

@@ -7,17 +7,17 @@ from typing import TypeVar
 from penstock import clock as clocks
 from penstock.clock import Clock
 from penstock.kv import Client, Transaction
+from penstock.kv.transact import retried
 from penstock.tables import alter, statements
 from penstock.tables.accounts import SYSTEM, Account, Accounts
-from penstock.tables.conflicts import retried
+from penstock.tables.auto_ids import RowIds
 from penstock.tables.ddl import SchemaChange
+from penstock.tables.ddl_jobs import Action, Job
 from penstock.tables.define import Index, define_table
 from penstock.tables.guard import Guards
-from penstock.tables.jobs import Action, Job
 from penstock.tables.meta import MetaReader
-from penstock.tables.rowids import RowIds
 from penstock.tables.schema import DatabaseInfo, TableInfo
-from penstock.tables.snapshot import SchemaSnapshot, split_name
+from penstock.tables.schema_snapshot import SchemaSnapshot, split_name
 from penstock.tables.statements import quote
 from penstock.tables.table import Table, TableServices
 

@@ -9,11 +9,11 @@ from penstock.errors import Invalid
 from penstock.kv import Transaction
 from penstock.tables import statements
 from penstock.tables.accounts import SYSTEM, Account, Accounts, account_field, owner_field
+from penstock.tables.ddl_jobs import Action, Job, SchemaDiff
 from penstock.tables.define import check_name
-from penstock.tables.jobs import Action, Job, SchemaDiff
 from penstock.tables.meta import ACCOUNTS, MetaWriter
 from penstock.tables.schema import DatabaseInfo, TableInfo
-from penstock.tables.snapshot import Place, SchemaSnapshot, split_name
+from penstock.tables.schema_snapshot import Place, SchemaSnapshot, split_name
 from penstock.tables.statements import quote
 
 

@@ -12,7 +12,7 @@ from penstock.errors import Corrupt
 from penstock.kv import Snapshot, Transaction
 from penstock.proto.codec import decode_prefix
 from penstock.tables.codec.ordered import encode_uint
-from penstock.tables.jobs import Job, SchemaDiff
+from penstock.tables.ddl_jobs import Job, SchemaDiff
 from penstock.tables.keys import meta_hash_key, meta_hash_prefix, meta_string_key, prefix_end
 from penstock.tables.schema import DatabaseInfo, TableInfo
 

@@ -10,16 +10,16 @@ import pyarrow as pa
 from penstock.clock import Clock
 from penstock.errors import Invalid, KeyExists
 from penstock.kv import Client, Transaction
-from penstock.tables.conflicts import retried
+from penstock.kv.transact import retried
+from penstock.tables.auto_ids import RowIds
 from penstock.tables.decoding.decoder import decode_rows, int_handles
 from penstock.tables.duplicates import DuplicateRow
 from penstock.tables.guard import Guards
-from penstock.tables.reading import RowReader
 from penstock.tables.records import row_of
-from penstock.tables.rowids import RowIds
+from penstock.tables.row_reader import RowReader
+from penstock.tables.row_writer import RowWriter
 from penstock.tables.schema import ROWID_COLUMN, HandleKind, TableInfo
-from penstock.tables.snapshot import Place, SchemaSnapshot
-from penstock.tables.writing import RowWriter
+from penstock.tables.schema_snapshot import Place, SchemaSnapshot
 
 T = TypeVar("T")
 Row = Mapping[str, Any]

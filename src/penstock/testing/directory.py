@@ -17,9 +17,9 @@ from penstock.changefeeds.directory.reader import Ddl, DirectoryReader, TableCha
 from penstock.changefeeds.sinks.storage.filenumbers import number_in_index
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile, check_named
 from penstock.object_storage import Storage
+from penstock.tables.ddl_jobs import Action
 from penstock.tables.defaults import origin_cell
 from penstock.tables.define import with_origin_default
-from penstock.tables.jobs import Action
 from penstock.tables.schema import ColumnInfo, TableInfo
 from penstock.tables.values import from_cell
 

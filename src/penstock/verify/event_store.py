@@ -18,7 +18,7 @@ from penstock.errors import Corrupt
 from penstock.eventstore.read.partition import Partition, TableView
 from penstock.eventstore.read.snapshot import SnapshotPartition, plan_snapshot, read_snapshot, snapshot_schema
 from penstock.eventstore.sides import HANDLE
-from penstock.tables.kvscan import KvScan, KvScanPartition
+from penstock.tables.kv_scan import KvScan, KvScanPartition
 
 KEYS_MAX = 100  # listed for one range, and for one table ten times as many
 

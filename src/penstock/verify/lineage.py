@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from penstock.changefeeds.directory.reader import Ddl, TableVersion
-from penstock.tables.jobs import Action
+from penstock.tables.ddl_jobs import Action
 from penstock.tables.schema import TableInfo
 
 __all__ = ["Lineage", "Lineages", "with_ids_of"]

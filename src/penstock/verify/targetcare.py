@@ -21,8 +21,8 @@ from penstock.jobs.checking import consumer_of
 from penstock.jobs.job import ErrorCode, Job, JobState
 from penstock.jobs.jobid import JobId
 from penstock.kv import Transaction
+from penstock.kv.transact import retried
 from penstock.settings import Settings
-from penstock.tables.conflicts import retried
 from penstock.verify.target import Verifier, VerifyReport
 
 __all__ = ["Repair", "RepairAction", "TargetCare"]

@@ -7,10 +7,10 @@ from penstock.eventstore.capture.historyhold import history_held
 from penstock.eventstore.read.find import find_table
 from penstock.eventstore.read.partition import TableView
 from penstock.follow.owners import find_owners
-from penstock.kv.clusterref import ClusterRef
+from penstock.kv.cluster_ref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings, TlsSettings
-from penstock.tables.kvscan import HANDLE_COLUMN, plan_scan, ranges_of
+from penstock.tables.kv_scan import HANDLE_COLUMN, plan_scan, ranges_of
 from penstock.verify.event_store import Run, VerifyReport, compare
 
 

@@ -10,7 +10,7 @@ import psycopg
 from penstock.consumers.kv import KvTable
 from penstock.consumers.postgres import Postgres
 from penstock.jobs.job import ErrorCode
-from penstock.kv.clusterref import ClusterRef
+from penstock.kv.cluster_ref import ClusterRef
 from penstock.testing.consumers import job_context
 from penstock.verify.tally import Counts
 from penstock.verify.target import Verifier

@@ -17,7 +17,7 @@ from penstock.errors import Conflict, Fenced, Invalid, Unavailable
 from penstock.jobs.error_codes import TargetDiffers
 from penstock.jobs.jobid import JobId
 from penstock.kv import Client
-from penstock.kv.clusterref import ClusterRef
+from penstock.kv.cluster_ref import ClusterRef
 from penstock.settings import Settings
 from penstock.tables import Catalog, Index, alter
 from penstock.tables.define import define_table

@@ -29,8 +29,8 @@ from penstock.eventstore.schema_history import CapturedTable
 from penstock.kv import Client
 from penstock.kv.pd import PdClient
 from penstock.object_storage import StorageRef, open_storage
-from penstock.puller import Span, SubscriptionClient
 from penstock.settings import KvSettings, Settings, StoreSettings
+from penstock.sources import Span, SubscriptionClient
 from penstock.store.cdc.scan import IncrementalScan
 from penstock.store.cluster import Cluster
 from penstock.tables import Catalog

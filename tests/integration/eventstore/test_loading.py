@@ -18,7 +18,7 @@ from penstock.eventstore.read.partition import Partition
 from penstock.eventstore.upkeep.load import RangeTask, TableLoad, in_progress
 from penstock.eventstore.upkeep.loadplan import read_plan, write_plan
 from penstock.kv import Client
-from penstock.kv.clusterref import ClusterRef
+from penstock.kv.cluster_ref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import KvSettings, Settings
 from penstock.spark.loadjob import find_loads, load_table

@@ -16,7 +16,7 @@ from penstock.eventstore.read.flight_client import FlightReader
 from penstock.eventstore.upkeep.merge import MergeOutput, plan_merges
 from penstock.eventstore.upkeep.merge_policy import MergePolicy
 from penstock.eventstore.upkeep.mergewire import plan_tree, read_plan
-from penstock.kv.clusterref import ClusterRef
+from penstock.kv.cluster_ref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings
 from penstock.spark.loadjob import load_table

@@ -16,7 +16,7 @@ from penstock.eventstore.capture.capture import Capture
 from penstock.eventstore.manifest_log import ManifestLog, load
 from penstock.eventstore.schema_version import schemas_in
 from penstock.eventstore.upkeep.load import RangeTask, write_objects
-from penstock.kv.clusterref import ClusterRef
+from penstock.kv.cluster_ref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings
 from penstock.spark.loadjob import load_table

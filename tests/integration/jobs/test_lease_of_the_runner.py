@@ -8,8 +8,8 @@ import pytest
 
 from penstock.clock import SYSTEM
 from penstock.errors import Corrupt, Fenced, Unavailable
-from penstock.jobs.log.lease import Lease, LeaseRow, holder
 from penstock.kv import AsyncClient
+from penstock.kv.lease import Lease, LeaseRow, holder
 from penstock.testing.clock import ManualClock
 from support.warmstore import WarmStore
 

@@ -7,8 +7,8 @@ import pytest
 from penstock.errors import Invalid
 from penstock.jobs.freshnessdesk import FreshnessDesk
 from penstock.jobs.jobid import JobId
-from penstock.jobs.log.lease import holder
 from penstock.jobs.spec import JobSpec
+from penstock.kv.lease import holder
 from support.jobdoubles import Copy
 from support.jobworld import JobWorld, job_world
 

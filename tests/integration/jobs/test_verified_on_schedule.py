@@ -12,7 +12,7 @@ from penstock.control.deployment import deployed
 from penstock.control.verify import VerifyOptions, verify_targets
 from penstock.errors import Fenced
 from penstock.jobs.jobid import JobId
-from penstock.jobs.log.lease import holder
+from penstock.kv.lease import holder
 from penstock.verify.results import LastVerification, Outcomes
 from support.jobworld import JobWorld, job_world
 

@@ -10,7 +10,7 @@ from penstock.clock import SYSTEM, TS_MAX
 from penstock.errors import Aborted, Invalid, Unavailable
 from penstock.kv import AsyncClient
 from penstock.kv.actions.commit import Commit
-from penstock.kv.executor import Executor
+from penstock.kv.batch_executor import Executor
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 
 KEYS = ["a", "b", "c"]

@@ -11,8 +11,8 @@ from penstock.clock import SYSTEM
 from penstock.errors import Conflict, PenstockError
 from penstock.kv import AsyncClient
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
-from penstock.puller import Span, SubscriptionClient
 from penstock.settings import PullerSettings
+from penstock.sources import Span, SubscriptionClient
 from penstock.store.cdc import stream as store_stream
 from penstock.store.cluster import Cluster
 from penstock.testing.store import Admin

@@ -25,7 +25,7 @@ from penstock.eventstore.capture.capture import Capture
 from penstock.eventstore.manifest import Removal
 from penstock.eventstore.manifest_log import ManifestLog
 from penstock.eventstore.upkeep.load import RangeTask, find_plan
-from penstock.kv.clusterref import ClusterRef
+from penstock.kv.cluster_ref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import KvSettings, Settings
 from penstock.spark.bulk import load_snapshot

@@ -11,7 +11,7 @@ from penstock.errors import Unavailable
 from penstock.eventstore.capture.flight_service import FlightService
 from penstock.eventstore.capture.lease import PREFIX, Lease
 from penstock.eventstore.read.partition import TableView
-from penstock.kv.clusterref import ClusterRef
+from penstock.kv.cluster_ref import ClusterRef
 from penstock.settings import Settings
 from penstock.spark import tables
 from penstock.spark.source import PenstockDataSource

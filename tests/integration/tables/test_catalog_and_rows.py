@@ -14,7 +14,7 @@ import pytest
 from penstock.errors import Conflict, Invalid, KeyExists, Unavailable
 from penstock.kv import Client
 from penstock.tables import Catalog, DuplicateRow, Index
-from penstock.tables.jobs import Action
+from penstock.tables.ddl_jobs import Action
 from penstock.tables.keys import index_prefix, prefix_end, record_range
 from penstock.tables.meta import MetaReader, MetaWriter
 from penstock.tables.schema import SchemaState

@@ -14,11 +14,11 @@ from penstock import eventloop
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.sides import HANDLE
 from penstock.kv import Client
-from penstock.kv.clusterref import ClusterRef
+from penstock.kv.cluster_ref import ClusterRef
 from penstock.settings import KvSettings
 from penstock.tables import Catalog
 from penstock.tables.keys import encode_handle, record_key
-from penstock.tables.kvscan import HANDLE_COLUMN, KvScanPartition, plan_kv_scan
+from penstock.tables.kv_scan import HANDLE_COLUMN, KvScanPartition, plan_kv_scan
 from penstock.tables.meta import MetaWriter
 from penstock.tables.records import to_record, value_of
 from penstock.testing.store import Admin

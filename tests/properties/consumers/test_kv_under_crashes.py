@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from penstock.consumers.kv import KvTable
 from penstock.errors import Conflict, Fenced, Unavailable
 from penstock.kv import Client, Transaction
-from penstock.kv.clusterref import ClusterRef
+from penstock.kv.cluster_ref import ClusterRef
 from penstock.settings import Settings
 from penstock.tables import Catalog, alter
 from penstock.tables.define import define_table

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.puller.pipeline import Cancelled, SpanPipelineManager
+from penstock.sources.pipeline import Cancelled, SpanPipelineManager
 
 QUOTA = 30
 SUBS = st.integers(1, 2)

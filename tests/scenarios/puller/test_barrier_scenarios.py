@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.puller.barriers import Barriers
+from penstock.sources.barriers import Barriers
 
 HERE = Path(__file__).parent
 SCENARIOS = sorted(HERE.glob("*.txt"))

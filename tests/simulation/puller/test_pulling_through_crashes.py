@@ -7,7 +7,7 @@ from pathlib import Path
 from penstock.clock import SYSTEM
 from penstock.errors import PenstockError
 from penstock.kv import AsyncClient
-from penstock.puller import Span, SubscriptionClient
+from penstock.sources import Span, SubscriptionClient
 from penstock.testing.store import Admin
 from support.recorder import Recorder
 from support.warmstore import WarmStore

@@ -13,7 +13,7 @@ from penstock.clock import SYSTEM
 from penstock.errors import Aborted, Unavailable
 from penstock.kv.background import Background
 from penstock.kv.backoff import Backoffer
-from penstock.kv.executor import Batch, Executor
+from penstock.kv.batch_executor import Batch, Executor
 from penstock.kv.mutations import Mutations
 from penstock.kv.regions import Location, RegionVerId
 from penstock.kv.sender import RegionStale

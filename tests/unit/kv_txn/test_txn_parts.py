@@ -17,7 +17,7 @@ from penstock.errors import (
     Unavailable,
     WriteConflict,
 )
-from penstock.kv.actions.pessimistic_lock import NO_WAIT, LockWait
+from penstock.kv.actions.pessimistic import NO_WAIT, LockWait
 from penstock.kv.background import Background
 from penstock.kv.keyerrors import to_error
 from penstock.kv.locking import Aftermath, aftermath

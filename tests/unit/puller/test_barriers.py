@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.puller.barriers import COMPACTED_MIN, NOTHING_WAITS, Barriers, Placed
+from penstock.sources.barriers import COMPACTED_MIN, NOTHING_WAITS, Barriers, Placed
 
 
 def ready(barriers: Barriers) -> list[int]:

@@ -7,10 +7,10 @@ import pytest
 
 from penstock.errors import Corrupt
 from penstock.proto import cdcpb_pb2 as cdcpb
-from penstock.puller.columns import BATCH_BYTES_MAX, RawColumns
-from penstock.puller.entries import EntryReader
-from penstock.puller.matcher import Matcher
-from penstock.puller.spill import PrewriteMemory, PrewriteSpill
+from penstock.sources.raw_batch import BATCH_BYTES_MAX, RawColumns
+from penstock.sources.tikv.entries import EntryReader
+from penstock.sources.tikv.matcher import Matcher
+from penstock.sources.tikv.prewrite_spill import PrewriteMemory, PrewriteSpill
 from penstock.tables.raw import RAW_SCHEMA
 
 Row = cdcpb.Event.Row

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import Invalid
-from penstock.puller.keyranges import RangeTsMap, Span, intersect, left_cover, lower_end
+from penstock.sources.tikv.key_ranges import RangeTsMap, Span, intersect, left_cover, lower_end
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 from penstock import metrics
 from penstock.clock import compose_ts
 from penstock.errors import Unavailable
-from penstock.puller.lockchecker import AGAIN_AFTER_S, TASKS_MAX, LockChecker, resolve_target
-from penstock.puller.subscribed import SubscribedSpan
+from penstock.sources.tikv.lock_checker import AGAIN_AFTER_S, TASKS_MAX, LockChecker, resolve_target
+from penstock.sources.tikv.subscription import SubscribedSpan
 from penstock.testing.clock import ManualClock
 from support.feeds import a_span, a_task
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.puller.matcher import Matcher
-from penstock.puller.spill import CachedEnd, Prewrite, PrewriteMemory, PrewriteSpill
+from penstock.sources.tikv.matcher import Matcher
+from penstock.sources.tikv.prewrite_spill import CachedEnd, Prewrite, PrewriteMemory, PrewriteSpill
 
 PLENTY = 1 << 30
 

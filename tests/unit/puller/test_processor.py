@@ -10,12 +10,12 @@ import pytest
 
 from penstock.clock import SYSTEM
 from penstock.proto import cdcpb_pb2 as cdcpb
-from penstock.puller import region
-from penstock.puller.pipeline import SpanPipelineManager
-from penstock.puller.processor import RegionEventProcessor
-from penstock.puller.region import Phase, RegionFeedState
-from penstock.puller.routing import FeedEnd, Reason
-from penstock.puller.subscribed import SubscribedSpan
+from penstock.sources.pipeline import SpanPipelineManager
+from penstock.sources.tikv import region
+from penstock.sources.tikv.processor import RegionEventProcessor
+from penstock.sources.tikv.region import Phase, RegionFeedState
+from penstock.sources.tikv.routing import FeedEnd, Reason
+from penstock.sources.tikv.subscription import SubscribedSpan
 from support.feeds import a_feed, a_span, a_task
 from support.recorder import Recorder
 

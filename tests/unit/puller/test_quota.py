@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.clock import SYSTEM
-from penstock.puller.quota import Cancelled, InflightQuota, Owner
+from penstock.sources.quota import Cancelled, InflightQuota, Owner
 
 
 def eventually(condition: Callable[[], bool]) -> None:

@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.clock import compose_ts
-from penstock.puller.rangelock import Cancelled, LockedRange, RangeLock, Stale, Wait
-from penstock.puller.slowregions import slow_parts
+from penstock.sources.tikv.range_lock import Cancelled, LockedRange, RangeLock, Stale, Wait
+from penstock.sources.tikv.slowregions import slow_parts
 
 
 def lock(parts: RangeLock, start: str, end: str, region_id: int, version: int) -> LockedRange:

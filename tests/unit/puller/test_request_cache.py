@@ -2,8 +2,8 @@
 
 import asyncio
 
-from penstock.puller.priority import Urgency
-from penstock.puller.requestcache import STALE_AFTER_S, Deregister, RequestCache
+from penstock.sources.tikv.priority import Urgency
+from penstock.sources.tikv.request_cache import STALE_AFTER_S, Deregister, RequestCache
 from penstock.testing.clock import ManualClock
 from support.feeds import a_feed, a_span, a_task
 

@@ -13,12 +13,12 @@ from penstock.proto import cdcpb_pb2 as cdcpb
 from penstock.proto import errorpb_pb2 as errorpb
 from penstock.proto import services
 from penstock.proto.codec import encode_bytes
-from penstock.puller.region import Phase, RegionFeedState, RegionTask
-from penstock.puller.requestcache import RequestCache
-from penstock.puller.requestworker import RegionRequestWorker
-from penstock.puller.routing import FeedEnd, Reason
-from penstock.puller.subscribed import SubscribedSpan
 from penstock.settings import KvSettings
+from penstock.sources.tikv.region import Phase, RegionFeedState, RegionTask
+from penstock.sources.tikv.request_cache import RequestCache
+from penstock.sources.tikv.request_worker import RegionRequestWorker
+from penstock.sources.tikv.routing import FeedEnd, Reason
+from penstock.sources.tikv.subscription import SubscribedSpan
 from support.feeds import a_matcher, a_span, a_task
 
 

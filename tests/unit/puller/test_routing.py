@@ -6,8 +6,8 @@ from penstock.errors import Invalid
 from penstock.proto import cdcpb_pb2 as cdcpb
 from penstock.proto import errorpb_pb2 as errorpb
 from penstock.proto import metapb_pb2 as metapb
-from penstock.puller.priority import FORCED_MAX, Urgency, priority
-from penstock.puller.routing import FeedEnd, Reason, RetryPauses, route
+from penstock.sources.tikv.priority import FORCED_MAX, Urgency, priority
+from penstock.sources.tikv.routing import FeedEnd, Reason, RetryPauses, route
 
 HIGH, LOW = Urgency.HIGH, Urgency.LOW
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from penstock.clock import SYSTEM
 from penstock.kv.rpc.channels import Dialer
-from penstock.puller.region import RegionTask
-from penstock.puller.requestcache import RequestCache
-from penstock.puller.requestworker import RegionRequestWorker
-from penstock.puller.routing import FeedEnd, Reason
-from penstock.puller.stores import StoreWorkers
 from penstock.settings import KvSettings
+from penstock.sources.tikv.region import RegionTask
+from penstock.sources.tikv.request_cache import RequestCache
+from penstock.sources.tikv.request_worker import RegionRequestWorker
+from penstock.sources.tikv.routing import FeedEnd, Reason
+from penstock.sources.tikv.stores import StoreWorkers
 from support.feeds import a_matcher, a_span, a_task
 
 NOWHERE = ("127.0.0.1:1", "127.0.0.1:2")

@@ -1,7 +1,7 @@
 import pytest
 
 from penstock.errors import Corrupt, Invalid
-from penstock.store.pd.safepoints import GC_WORKER, SafePoints
+from penstock.store.pd.safe_points import GC_WORKER, SafePoints
 
 NOW = 1_000_000
 

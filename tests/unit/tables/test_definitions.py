@@ -8,9 +8,9 @@ import pytest
 from penstock.errors import Corrupt, Invalid
 from penstock.tables import alter, statements
 from penstock.tables.arrow import arrow_schema, arrow_type
+from penstock.tables.ddl_jobs import Job, SchemaDiff
 from penstock.tables.define import Index, define_column, define_table
 from penstock.tables.fieldtypes import ColumnFlag, FieldType, Tp
-from penstock.tables.jobs import Job, SchemaDiff
 from penstock.tables.records import key_follows_handle
 from penstock.tables.schema import DatabaseInfo, HandleKind, TableInfo
 from penstock.tables.typetext import parse_definition

@@ -20,7 +20,7 @@ from penstock.control import table_changes, tables
 from penstock.control.deployment import Deployment
 from penstock.control.table_changes import Asked, Fixed
 from penstock.errors import Invalid
-from penstock.tables.snapshot import Place
+from penstock.tables.schema_snapshot import Place
 
 __all__ = ["api"]
 

@@ -12,9 +12,9 @@ from penstock.changefeeds.codecs.row_changes import RowChanges
 from penstock.clock import LOGICAL_BITS
 from penstock.columnar.text_lines import JSON, LATIN1_JSON, Lines, json_string, numbers, spread, truths
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.sink.formats.texts import enum_numbers, set_numbers, texts
 from penstock.tables.columns import ColumnInfo
 from penstock.tables.fieldtypes import Tp
+from penstock.tables.text_values import enum_numbers, set_numbers, texts
 
 _KINDS = (b"INSERT", b"UPDATE", b"DELETE")
 _ESCAPED = {Tp.JSON, Tp.GEOMETRY, Tp.NULL}

@@ -17,9 +17,9 @@ from penstock.columnar.text_lines import (
     spread,
 )
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.sink.formats.texts import general_floats, texts
 from penstock.tables.columns import ColumnInfo
 from penstock.tables.fieldtypes import INTEGER_BITS, Tp
+from penstock.tables.text_values import general_floats, texts
 
 _KINDS = ("I", "U", "D")
 _BARE = frozenset({*INTEGER_BITS, Tp.YEAR, Tp.BIT, Tp.FLOAT, Tp.DOUBLE})

@@ -11,9 +11,9 @@ from penstock.changefeeds.codecs.row_changes import DELETE, RowChanges
 from penstock.clock import LOGICAL_BITS
 from penstock.columnar.text_lines import JSON, Lines, base64_cells, json_string, numbers, spread
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.sink.formats.texts import fixed_floats, texts
 from penstock.tables.columns import ColumnInfo
 from penstock.tables.fieldtypes import INTEGER_BITS, FieldType, Tp
+from penstock.tables.text_values import fixed_floats, texts
 
 _KINDS = (b"c", b"u", b"d")
 _NUMBERS = frozenset({*INTEGER_BITS, Tp.YEAR, Tp.FLOAT, Tp.DOUBLE, Tp.DATE, Tp.DATETIME, Tp.DURATION})

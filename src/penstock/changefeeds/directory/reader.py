@@ -17,7 +17,7 @@ from penstock.changefeeds.sinks.storage.metadatafile import decode_checkpoint
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile, check_named
 from penstock.errors import Corrupt, Invalid
 from penstock.object_storage import Storage
-from penstock.tables.jobs import Action
+from penstock.tables.ddl_jobs import Action
 from penstock.tables.schema import TableInfo
 
 __all__ = ["Contents", "Damage", "Ddl", "Delivery", "DirectoryReader", "TableChanges", "TableVersion"]

@@ -11,9 +11,9 @@ from penstock.changefeeds.directory.altering import definition, steps
 from penstock.changefeeds.directory.reader import Ddl, Delivery, TableChanges
 from penstock.clock import Clock
 from penstock.errors import Invalid
+from penstock.kv.transact import retried
 from penstock.tables import Catalog, Table
-from penstock.tables.conflicts import retried
-from penstock.tables.jobs import Action
+from penstock.tables.ddl_jobs import Action
 from penstock.tables.schema import TableInfo
 from penstock.tables.values import zero_value
 

@@ -10,8 +10,8 @@ from penstock.cli.demo import wording
 from penstock.cli.demo.lags import Commit
 from penstock.clock import Clock
 from penstock.kv import Transaction
+from penstock.kv.transact import retried
 from penstock.tables import Catalog
-from penstock.tables.conflicts import retried
 from penstock.tables.keys import record_key
 
 __all__ = ["CUSTOMERS", "ORDERS", "ORDER_ITEMS", "PRODUCTS", "REVIEWS", "Keys", "Shop"]

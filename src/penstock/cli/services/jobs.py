@@ -13,13 +13,13 @@ from penstock.follow.source_2 import JobSource
 from penstock.jobs.iteration.execution import Executor
 from penstock.jobs.iteration.jobframes import SparkFrames
 from penstock.jobs.log.job_log import JobLog
-from penstock.jobs.log.lease import Lease
 from penstock.jobs.log.log_feed import LogFeed
 from penstock.jobs.runner.runner import JobRunner
 from penstock.jobs.runner.seams import OnEnd
 from penstock.jobs.scheduler.scheduler import Scheduler
 from penstock.jobs.usage import UsageMeter
 from penstock.kv import AsyncClient, Client
+from penstock.kv.lease import Lease
 from penstock.settings import Settings
 from penstock.spark.executorsettings import for_executors
 from penstock.spark.latesession import LateSession

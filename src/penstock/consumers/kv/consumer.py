@@ -19,10 +19,10 @@ from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext, every, gather
 from penstock.jobs.log.job_rows import DATABASE
 from penstock.kv import Client, Transaction
-from penstock.kv.clusterref import ClusterRef
+from penstock.kv.cluster_ref import ClusterRef
+from penstock.kv.transact import retried
 from penstock.tables import Catalog
-from penstock.tables.conflicts import retried
-from penstock.tables.snapshot import split_name
+from penstock.tables.schema_snapshot import split_name
 
 _lock = threading.Lock()
 _catalogs: dict[ClusterRef, tuple[Client, Catalog]] = {}

@@ -8,7 +8,7 @@ from penstock.consumers.schema_evolution import TargetColumn
 from penstock.kv import Client, Transaction
 from penstock.tables import Catalog, Table
 from penstock.tables.arrow import arrow_field
-from penstock.tables.encoding.bulk import encode_batch
+from penstock.tables.bulk import encode_batch
 from penstock.tables.indexes import written_indexes
 from penstock.tables.keys import record_key, record_range
 from penstock.tables.records import checked_datum, handle_of, to_record, value_of

@@ -11,11 +11,11 @@ from penstock.errors import Conflict, Fenced, Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import JobContext
 from penstock.kv import Client, Transaction
+from penstock.kv.transact import retried
 from penstock.tables import Catalog, TableInfo, alter, statements
-from penstock.tables.conflicts import retried
 from penstock.tables.ddl import SchemaChange
-from penstock.tables.jobs import Action
-from penstock.tables.snapshot import Place, SchemaSnapshot, split_name
+from penstock.tables.ddl_jobs import Action
+from penstock.tables.schema_snapshot import Place, SchemaSnapshot, split_name
 from penstock.tables.statements import quote
 
 _STEPS_MAX = 4

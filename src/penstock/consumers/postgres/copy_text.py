@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 from penstock.columnar.text_lines import Lines, Substitution, as_binary, content, hex_cells
 from penstock.consumers.schema_evolution import TargetColumn
 from penstock.errors import Invalid
-from penstock.sink.formats.texts import decimals, fixed_floats, spans, vectors
 from penstock.tables.fieldtypes import FieldType, Tp
+from penstock.tables.text_values import decimals, fixed_floats, spans, vectors
 
 _PIECE_ROWS = 32 * 1024
 _PIECE_BYTES = 16 << 20

@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 
 from penstock.columnar.text_lines import JSON, Lines, base64_cells, json_string, numbers
 from penstock.eventstore.sides import COMMIT_TS
-from penstock.sink.formats.texts import decimals, fixed_floats, spans, vectors
 from penstock.tables.fieldtypes import FieldType, Tp
+from penstock.tables.text_values import decimals, fixed_floats, spans, vectors
 
 _MICROSECONDS = FieldType(Tp.DURATION, decimal=6)
 _NOTHING = pa.scalar("", pa.string())

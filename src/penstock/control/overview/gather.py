@@ -30,7 +30,7 @@ from penstock.follow.source_2 import Look
 from penstock.jobs.freshness import freshness_of
 from penstock.jobs.job import Job
 from penstock.jobs.log.job_rows import DATABASE as BOOKKEEPING
-from penstock.jobs.log.lease import LeaseRow, holder
+from penstock.kv.lease import LeaseRow, holder
 from penstock.settings import Settings
 from penstock.verify.results import LastVerification, Outcomes
 

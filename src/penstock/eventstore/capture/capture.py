@@ -28,8 +28,8 @@ from penstock.eventstore.upkeep.load import in_progress
 from penstock.kv import AsyncClient
 from penstock.kv.pd import PdClient
 from penstock.object_storage import Storage, StorageRef
-from penstock.puller import Span, SubscriptionClient
 from penstock.settings import CaptureSettings, Settings
+from penstock.sources import Span, SubscriptionClient
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.keys import record_range
 

@@ -24,9 +24,9 @@ from penstock.eventstore.read.namemarks import NameMarks
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import HANDLE, side_schema
 from penstock.eventstore.upkeep.loadplan import LoadPlan, check_fresh, read_plan, write_plan
-from penstock.kv.clusterref import ClusterRef
+from penstock.kv.cluster_ref import ClusterRef
 from penstock.object_storage import Storage, StorageRef
-from penstock.tables.kvscan import KvScan, KvScanPartition
+from penstock.tables.kv_scan import KvScan, KvScanPartition
 
 OBJECT_BYTES = 256 * 1024 * 1024  # of Arrow; a range that is larger becomes several objects
 _COMMIT_ATTEMPTS = 5

@@ -15,11 +15,11 @@ from penstock.errors import Aborted, Conflict, Fenced, Invalid, Unavailable, Und
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.log.job_rows import COLUMNS, DATABASE, LOG_NAME, PRIMARY_KEY, TABLE, JobRows
-from penstock.jobs.log.lease import LEASE_KEY, LeaseRow
 from penstock.jobs.log.transitions import Transition, flushed
 from penstock.kv import Client, Transaction
+from penstock.kv.lease import LEASE_KEY, LeaseRow
+from penstock.kv.transact import retried
 from penstock.tables.catalog import Catalog
-from penstock.tables.conflicts import retried
 from penstock.tables.keys import prefix_end
 
 T = TypeVar("T")

@@ -17,8 +17,8 @@ from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.log.job_log import JobLog
 from penstock.jobs.log.job_rows import JobRows
-from penstock.puller import Span, SubscriptionClient
 from penstock.settings import Settings
+from penstock.sources import Span, SubscriptionClient
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from penstock.errors import PenstockError, Undetermined, show_key
 from penstock.kv.backoff import Backoffer
-from penstock.kv.executor import Batch
+from penstock.kv.batch_executor import Batch
 from penstock.kv.keyerrors import to_error
 from penstock.kv.protocol import check_commit_ts_expired
 from penstock.kv.scope import CommitScope, write_context

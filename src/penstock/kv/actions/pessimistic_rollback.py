@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.kv.backoff import Backoffer
-from penstock.kv.executor import Batch
+from penstock.kv.batch_executor import Batch
 from penstock.kv.keyerrors import to_error
 from penstock.kv.scope import Scope, write_context
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from penstock.clock import TS_MAX, physical_ms
 from penstock.errors import AssertionFailed, PenstockError, Undetermined, WriteConflict
 from penstock.kv.backoff import Backoffer, Kind
-from penstock.kv.executor import Batch
+from penstock.kv.batch_executor import Batch
 from penstock.kv.keyerrors import to_error
 from penstock.kv.locks import Lock
 from penstock.kv.scope import CommitScope, write_context

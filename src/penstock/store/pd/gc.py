@@ -5,7 +5,7 @@ from penstock.proto import pdpb_pb2 as pdpb
 from penstock.store import meta
 from penstock.store.engine import Cf, Engine
 from penstock.store.pd.answers import Behaviour
-from penstock.store.pd.safepoints import Barrier, SafePoints
+from penstock.store.pd.safe_points import Barrier, SafePoints
 
 __all__ = ["GarbageCollection"]
 

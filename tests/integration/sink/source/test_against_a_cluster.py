@@ -17,11 +17,11 @@ from penstock.follow.follower import EventStoreSource
 from penstock.follow.positions import Position
 from penstock.follow.slices import DispatcherSpec
 from penstock.kv import Client
-from penstock.kv.clusterref import ClusterRef
+from penstock.kv.cluster_ref import ClusterRef
 from penstock.settings import Settings, StoreSettings
 from penstock.store.cluster import Cluster
 from penstock.tables import Catalog
-from penstock.tables.jobs import Action
+from penstock.tables.ddl_jobs import Action
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
 

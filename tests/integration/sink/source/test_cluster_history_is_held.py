@@ -9,7 +9,7 @@ from penstock.control import changefeeds
 from penstock.control.deployment import Deployment, deployed
 from penstock.follow.clusterhistory import ClusterHistory
 from penstock.follow.follower import EventStoreSource
-from penstock.kv.clusterref import ClusterRef
+from penstock.kv.cluster_ref import ClusterRef
 from penstock.kv.pd import PdClient
 from penstock.settings import Settings, StoreSettings
 from penstock.store.cluster import Cluster

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.sink.formats.texts import enum_numbers, general_floats, set_numbers, texts
 from penstock.tables.arrow import arrow_type
+from penstock.tables.text_values import enum_numbers, general_floats, set_numbers, texts
 from penstock.tables.typetext import parse_definition
 
 

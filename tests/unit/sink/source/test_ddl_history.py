@@ -9,9 +9,9 @@ from penstock.errors import Unavailable
 from penstock.follow.ddl_events import DdlEvent, Scope
 from penstock.follow.ddl_history import DdlHistory
 from penstock.tables.columns import SchemaState
+from penstock.tables.ddl_jobs import Action
 from penstock.tables.define import define_table
 from penstock.tables.fieldtypes import ColumnFlag
-from penstock.tables.jobs import Action
 from penstock.tables.schema import TableInfo
 from support.metaevents import a_table, database, database_gone, described, gone, partitioned, recorded
 from support.rawbatches import Change, raw

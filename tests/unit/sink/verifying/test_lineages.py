@@ -5,8 +5,8 @@ from itertools import count
 import pytest
 
 from penstock.changefeeds.directory.reader import Ddl, TableVersion
+from penstock.tables.ddl_jobs import Action
 from penstock.tables.define import define_table
-from penstock.tables.jobs import Action
 from penstock.verify.lineage import Lineages
 
 A = ("id", "name")

@@ -7,7 +7,7 @@ from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent, Scope, TableChange
-from penstock.tables.jobs import Action
+from penstock.tables.ddl_jobs import Action
 
 _EXCHANGE_PARTITION = 42  # TiDB's number
 

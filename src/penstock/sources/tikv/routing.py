@@ -5,8 +5,8 @@ from enum import Enum
 
 from penstock.errors import Invalid, PenstockError
 from penstock.proto import cdcpb_pb2 as cdcpb
-from penstock.puller.keyranges import KeyRange
-from penstock.puller.priority import Urgency
+from penstock.sources.tikv.key_ranges import KeyRange
+from penstock.sources.tikv.priority import Urgency
 
 __all__ = ["FeedEnd", "Reason", "RetryPauses", "Route", "route"]
 

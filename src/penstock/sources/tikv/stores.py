@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 from penstock.kv.pd import PdClient
-from penstock.puller.requestworker import RegionRequestWorker
-from penstock.puller.routing import FeedEnd, Reason
+from penstock.sources.tikv.request_worker import RegionRequestWorker
+from penstock.sources.tikv.routing import FeedEnd, Reason
 
 __all__ = ["StoreWorkers"]
 

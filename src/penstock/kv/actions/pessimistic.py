@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from penstock.errors import Deadlock, LockTimeout
 from penstock.kv.backoff import Backoffer, Kind
-from penstock.kv.executor import Batch
+from penstock.kv.batch_executor import Batch
 from penstock.kv.keyerrors import to_error
 from penstock.kv.locks import Lock
 from penstock.kv.scope import Scope, write_context

@@ -3,10 +3,10 @@
 from penstock.clock import TS_MAX
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.store.mvcc import failures
-from penstock.store.mvcc.actions.rollback import is_expired, record_missing, roll_back_lock
 from penstock.store.mvcc.effects import Effects
 from penstock.store.mvcc.reader import MvccReader, Outcome
 from penstock.store.mvcc.records import Lock
+from penstock.store.mvcc.rollback import is_expired, record_missing, roll_back_lock
 
 Response = kvrpcpb.CheckTxnStatusResponse
 

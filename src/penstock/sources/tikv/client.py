@@ -14,20 +14,20 @@ from penstock.errors import Invalid
 from penstock.kv import AsyncClient
 from penstock.kv.pd import PdClient
 from penstock.kv.rpc.channels import Dialer
-from penstock.puller.follower import RegionFollower
-from penstock.puller.keyranges import Span
-from penstock.puller.lockchecker import LockChecker
-from penstock.puller.matcher import Matcher
-from penstock.puller.pipeline import AdvanceResolvedTs, ConsumeKvEvents, SpanPipelineManager
-from penstock.puller.priority import Urgency
-from penstock.puller.processor import RegionEventProcessor
-from penstock.puller.requestcache import RequestCache
-from penstock.puller.requestworker import RegionRequestWorker
-from penstock.puller.slowregions import slow_parts
-from penstock.puller.spill import PrewriteMemory, PrewriteSpill
-from penstock.puller.stores import StoreWorkers
-from penstock.puller.subscribed import SubscribedSpan
 from penstock.settings import KvSettings, PullerSettings, TlsSettings
+from penstock.sources.pipeline import AdvanceResolvedTs, ConsumeKvEvents, SpanPipelineManager
+from penstock.sources.tikv.follower import RegionFollower
+from penstock.sources.tikv.key_ranges import Span
+from penstock.sources.tikv.lock_checker import LockChecker
+from penstock.sources.tikv.matcher import Matcher
+from penstock.sources.tikv.prewrite_spill import PrewriteMemory, PrewriteSpill
+from penstock.sources.tikv.priority import Urgency
+from penstock.sources.tikv.processor import RegionEventProcessor
+from penstock.sources.tikv.request_cache import RequestCache
+from penstock.sources.tikv.request_worker import RegionRequestWorker
+from penstock.sources.tikv.slowregions import slow_parts
+from penstock.sources.tikv.stores import StoreWorkers
+from penstock.sources.tikv.subscription import SubscribedSpan
 
 __all__ = ["SubscriptionClient"]
 

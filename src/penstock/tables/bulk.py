@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 
 from penstock.columnar.buffers import Ints, Mask
 from penstock.errors import Invalid
+from penstock.tables.cells import column_cells
 from penstock.tables.codec.rows import FLAG_LARGE, VERSION_2, cell_of
-from penstock.tables.encoding.cells import column_cells
 from penstock.tables.keys import record_prefix
 from penstock.tables.records import checked_datum, default_value, reads_null_when_absent
 from penstock.tables.schema import ColumnInfo, HandleKind, TableInfo

@@ -15,9 +15,9 @@ from prometheus_client import Gauge
 from penstock import clock as clocks
 from penstock import metrics
 from penstock.clock import Clock
-from penstock.puller.columns import BATCH_BYTES
-from penstock.puller.quota import Cancelled, InflightQuota
-from penstock.puller.spanworker import (
+from penstock.sources.quota import Cancelled, InflightQuota
+from penstock.sources.raw_batch import BATCH_BYTES
+from penstock.sources.spanworker import (
     DATA,
     RESOLVED,
     AdvanceResolvedTs,

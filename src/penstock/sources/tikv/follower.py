@@ -10,13 +10,13 @@ from penstock.clock import Clock
 from penstock.errors import PenstockError
 from penstock.kv.pd import PdClient, RegionInfo
 from penstock.proto import metapb_pb2 as metapb
-from penstock.puller.keyranges import KeyRange, intersect, left_cover
-from penstock.puller.priority import Urgency
-from penstock.puller.rangelock import Cancelled, LockedRange, Stale
-from penstock.puller.region import RegionFeedState, RegionTask
-from penstock.puller.routing import FeedEnd, Reason, RetryPauses, Route, route
-from penstock.puller.stores import StoreWorkers
-from penstock.puller.subscribed import SubscribedSpan
+from penstock.sources.tikv.key_ranges import KeyRange, intersect, left_cover
+from penstock.sources.tikv.priority import Urgency
+from penstock.sources.tikv.range_lock import Cancelled, LockedRange, Stale
+from penstock.sources.tikv.region import RegionFeedState, RegionTask
+from penstock.sources.tikv.routing import FeedEnd, Reason, RetryPauses, Route, route
+from penstock.sources.tikv.stores import StoreWorkers
+from penstock.sources.tikv.subscription import SubscribedSpan
 
 __all__ = ["RegionFollower"]
 

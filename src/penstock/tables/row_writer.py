@@ -8,14 +8,14 @@ import pyarrow as pa
 from penstock.errors import Invalid, Unavailable
 from penstock.kv import Transaction
 from penstock.tables import indexes
-from penstock.tables.encoding.bulk import encode_batch
+from penstock.tables.auto_ids import RowIds
+from penstock.tables.bulk import encode_batch
 from penstock.tables.indexes import written_indexes
 from penstock.tables.keys import Handle, record_key
-from penstock.tables.reading import RowReader
 from penstock.tables.records import Record, checked_datum, handle_of, to_record, value_of
-from penstock.tables.rowids import RowIds
+from penstock.tables.row_reader import RowReader
 from penstock.tables.schema import ROWID_COLUMN, HandleKind, SchemaState, TableInfo
-from penstock.tables.snapshot import Place
+from penstock.tables.schema_snapshot import Place
 from penstock.tables.values import from_datum
 
 Row = Mapping[str, Any]

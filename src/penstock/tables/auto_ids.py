@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid
 from penstock.kv import Client
-from penstock.tables.conflicts import retried
+from penstock.kv.transact import retried
 from penstock.tables.meta import MetaWriter
 
 RANGE = 1_000

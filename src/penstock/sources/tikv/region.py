@@ -3,13 +3,13 @@
 from enum import Enum
 
 from penstock.proto import metapb_pb2 as metapb
-from penstock.puller.entries import EntryReader
-from penstock.puller.keyranges import KeyRange
-from penstock.puller.matcher import Matcher
-from penstock.puller.priority import Urgency
-from penstock.puller.rangelock import LockedRange
-from penstock.puller.routing import FeedEnd
-from penstock.puller.subscribed import SubscribedSpan
+from penstock.sources.tikv.entries import EntryReader
+from penstock.sources.tikv.key_ranges import KeyRange
+from penstock.sources.tikv.matcher import Matcher
+from penstock.sources.tikv.priority import Urgency
+from penstock.sources.tikv.range_lock import LockedRange
+from penstock.sources.tikv.routing import FeedEnd
+from penstock.sources.tikv.subscription import SubscribedSpan
 
 __all__ = ["Phase", "RegionFeedState", "RegionTask"]
 

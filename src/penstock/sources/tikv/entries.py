@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 from penstock.errors import Corrupt
 from penstock.proto import cdcpb_pb2 as cdcpb
-from penstock.puller.columns import RawColumns
-from penstock.puller.matcher import Matcher
-from penstock.puller.spill import CachedEnd
+from penstock.sources.raw_batch import RawColumns
+from penstock.sources.tikv.matcher import Matcher
+from penstock.sources.tikv.prewrite_spill import CachedEnd
 
 __all__ = ["EntryReader"]
 

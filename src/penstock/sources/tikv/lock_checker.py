@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from penstock import metrics
 from penstock.clock import Clock, compose_ts, physical_ms
 from penstock.errors import PenstockError
-from penstock.puller.rangelock import LockedRange
-from penstock.puller.subscribed import SubscribedSpan
+from penstock.sources.tikv.range_lock import LockedRange
+from penstock.sources.tikv.subscription import SubscribedSpan
 
 __all__ = ["LockChecker", "resolve_target"]
 

@@ -16,11 +16,11 @@ from penstock.proto import cdcpb_pb2 as cdcpb
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.proto.codec import encode_bytes
 from penstock.proto.services import methods
-from penstock.puller.matcher import Matcher
-from penstock.puller.processor import RegionEventProcessor
-from penstock.puller.region import Phase, RegionFeedState, RegionTask
-from penstock.puller.requestcache import Deregister, RequestCache
-from penstock.puller.routing import FeedEnd, Reason
+from penstock.sources.tikv.matcher import Matcher
+from penstock.sources.tikv.processor import RegionEventProcessor
+from penstock.sources.tikv.region import Phase, RegionFeedState, RegionTask
+from penstock.sources.tikv.request_cache import Deregister, RequestCache
+from penstock.sources.tikv.routing import FeedEnd, Reason
 
 __all__ = ["RegionRequestWorker", "TaskListener"]
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from penstock.clock import physical_ms
 from penstock.errors import show_key
-from penstock.puller.rangelock import RangeLock
+from penstock.sources.tikv.range_lock import RangeLock
 
 __all__ = ["LAG_MAX_S", "SCAN_MAX_S", "SlowPart", "slow_parts"]
 

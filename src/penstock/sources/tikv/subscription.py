@@ -5,8 +5,8 @@ import threading
 from collections.abc import Callable
 
 from penstock.clock import physical_ms
-from penstock.puller.keyranges import Span
-from penstock.puller.rangelock import LockedRange, RangeLock
+from penstock.sources.tikv.key_ranges import Span
+from penstock.sources.tikv.range_lock import LockedRange, RangeLock
 
 __all__ = ["SubscribedSpan"]
 

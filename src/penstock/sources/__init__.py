@@ -1,8 +1,8 @@
 """From the change streams of regions to a consumer: subscriptions, matching, resolved timestamps."""
 
-from penstock.puller.client import SubscriptionClient
-from penstock.puller.keyranges import Span
-from penstock.puller.pipeline import AdvanceResolvedTs, Cancelled, ConsumeKvEvents, SpanPipelineManager
+from penstock.sources.pipeline import AdvanceResolvedTs, Cancelled, ConsumeKvEvents, SpanPipelineManager
+from penstock.sources.tikv.client import SubscriptionClient
+from penstock.sources.tikv.key_ranges import Span
 
 __all__ = [
     "AdvanceResolvedTs",

@@ -18,7 +18,7 @@ from penstock.tables.records import (
     read_record,
 )
 from penstock.tables.schema import ROWID_COLUMN, ColumnInfo, HandleKind, IndexInfo
-from penstock.tables.snapshot import Place
+from penstock.tables.schema_snapshot import Place
 
 
 class RowReader:

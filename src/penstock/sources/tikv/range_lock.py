@@ -4,7 +4,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 
-from penstock.puller.keyranges import KeyRange, RangeTsMap, lower_end, reaches
+from penstock.sources.tikv.key_ranges import KeyRange, RangeTsMap, lower_end, reaches
 
 __all__ = ["Cancelled", "LockedRange", "RangeLock", "Stale", "Wait"]
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from penstock.errors import show_key
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.store.mvcc import failures
-from penstock.store.mvcc.actions.prewrite import check_absent
 from penstock.store.mvcc.effects import Effects
 from penstock.store.mvcc.failures import Reason
+from penstock.store.mvcc.prewrite import check_absent
 from penstock.store.mvcc.reader import MvccReader
 from penstock.store.mvcc.records import Lock, LockKind, Write
 

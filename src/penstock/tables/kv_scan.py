@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from penstock.errors import Invalid
 from penstock.kv import Client
-from penstock.kv.clusterref import ClusterRef
+from penstock.kv.cluster_ref import ClusterRef
 from penstock.kv.iteration import Page
 from penstock.tables.arrow import arrow_field
 from penstock.tables.catalog import Catalog
@@ -20,7 +20,7 @@ from penstock.tables.decoding.decoder import decode_keys, decode_rows, record_ha
 from penstock.tables.keys import record_range
 from penstock.tables.records import in_key_only
 from penstock.tables.schema import ColumnInfo, TableInfo
-from penstock.tables.snapshot import Place
+from penstock.tables.schema_snapshot import Place
 
 HANDLE_COLUMN = "_handle"
 """What identifies a row, as the event store calls it: a scan gives it to those who name it."""

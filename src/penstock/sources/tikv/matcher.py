@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from penstock.puller.spill import CachedEnd, Prewrite, PrewriteMemory, PrewriteSpill
+from penstock.sources.tikv.prewrite_spill import CachedEnd, Prewrite, PrewriteMemory, PrewriteSpill
 
 __all__ = ["Matcher"]
 

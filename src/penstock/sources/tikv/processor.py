@@ -15,12 +15,12 @@ from penstock import metrics
 from penstock.clock import Clock
 from penstock.errors import Corrupt
 from penstock.proto import cdcpb_pb2 as cdcpb
-from penstock.puller.columns import RawColumns
-from penstock.puller.pipeline import SpanPipelineManager
-from penstock.puller.quota import Cancelled
-from penstock.puller.region import Phase, RegionFeedState
-from penstock.puller.routing import FeedEnd, Reason
-from penstock.puller.subscribed import SubscribedSpan
+from penstock.sources.pipeline import SpanPipelineManager
+from penstock.sources.quota import Cancelled
+from penstock.sources.raw_batch import RawColumns
+from penstock.sources.tikv.region import Phase, RegionFeedState
+from penstock.sources.tikv.routing import FeedEnd, Reason
+from penstock.sources.tikv.subscription import SubscribedSpan
 
 __all__ = ["FeedListener", "RegionEventProcessor"]
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from penstock import metrics
-from penstock.puller.barriers import Barriers, Placed
-from penstock.puller.quota import Cancelled, InflightQuota, Owner
+from penstock.sources.barriers import Barriers, Placed
+from penstock.sources.quota import Cancelled, InflightQuota, Owner
 
 __all__ = ["DATA", "RESOLVED", "AdvanceResolvedTs", "ConsumeKvEvents", "SpanState", "SpanWorker"]
 
