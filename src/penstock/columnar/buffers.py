@@ -1,4 +1,4 @@
-"""TODO."""
+"""Kernels on binary columns: gather, pad and read words without a Python object for each cell."""
 
 from typing import Any
 

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Following a growing event store: owners, progress, holds, DDLs, slices and scans."""

@@ -31,11 +31,11 @@ __all__ = [
 
 # Who only names a job, or writes a consumer, needs no client of the cluster.
 _MODULES = {
-    "log.api": ("Jobs",),
+    "api": ("Jobs",),
     "consumer": ("Consumer", "DataRetriever", "DataType", "JobContext", "Retrieved"),
     "job": ("ErrorCode", "Job", "JobState", "JobStatus"),
     "jobid": ("JobId",),
-    "running.customtriggers": ("TriggerContext",),
+    "runner.custom_triggers": ("TriggerContext",),
     "spec": ("ConsumerInfo", "JobSpec", "UpdateOptions"),
 }
 

@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 READERS = (
-    "penstock.changes, penstock.eventstore.read.snapshot, penstock.spark.change_feed, penstock.spark.change_rows,"
-    " penstock.spark.table_read, penstock.spark.tables"
+    "penstock.changes, penstock.eventstore.read.snapshot, penstock.spark.change_feed,"
+    " penstock.spark.change_rows, penstock.spark.table_read, penstock.spark.tables"
 )
 
 SERVICES = "penstock.cli.services.api, penstock.cli.services.changefeeds, penstock.cli.services.jobs"

@@ -1,1 +1,1 @@
-"""TODO."""
+"""How a sink's rows are read, encoded and written: in this process, or by Spark tasks."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The commands that run a service until they are stopped."""

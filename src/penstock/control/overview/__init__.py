@@ -1,1 +1,1 @@
-"""TODO."""
+"""The state of a deployment: gathered from its parts, explained for people."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Reading a table of the event store: ranges of changes, snapshots, rows over Flight."""

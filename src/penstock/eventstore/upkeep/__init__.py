@@ -1,1 +1,1 @@
-"""TODO."""
+"""Merging, garbage collection and first snapshots, beside the writes."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""TiKV as a source: regions, their change streams, and what is resolved."""

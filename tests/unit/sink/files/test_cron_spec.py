@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.changefeeds.sinks.storage.cron import CronSpec
 from penstock.errors import Invalid
-from penstock.sink.files.cron import CronSpec
 
 
 def next_of(spec: str, after: str) -> str:

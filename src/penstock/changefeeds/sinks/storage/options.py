@@ -7,12 +7,12 @@ from pathlib import Path
 from penstock.changefeeds.codecs.options import Compression, CsvOptions, EncoderOptions, Protocol
 from penstock.changefeeds.selectors import ColumnSelector, RowFilter, sent_columns, sent_rows
 from penstock.changefeeds.sink_uri import mask_uri, split_uri
+from penstock.changefeeds.sinks.storage.cron import CronSpec
 from penstock.changefeeds.sinks.storage.layout import DateSeparator
 from penstock.changefeeds.sinks.storage.parameters import read_parameters
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import StorageRef
 from penstock.settings import ChangefeedSettings
-from penstock.sink.files.cron import CronSpec
 
 __all__ = ["SinkOptions", "parse_sink_uri", "sink_options"]
 

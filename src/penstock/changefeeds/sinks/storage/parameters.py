@@ -8,10 +8,10 @@ from typing import Any, get_args
 
 from penstock.changefeeds.codecs.options import BinaryEncoding, Compression, CsvOptions, Protocol
 from penstock.changefeeds.sink_uri import STORAGE_PARAMETERS, is_secret
+from penstock.changefeeds.sinks.storage.cron import CronSpec
 from penstock.changefeeds.sinks.storage.layout import DateSeparator
 from penstock.changefeeds.units import parse_duration, parse_size
 from penstock.errors import Invalid
-from penstock.sink.files.cron import CronSpec
 
 _log = logging.getLogger(__name__)
 

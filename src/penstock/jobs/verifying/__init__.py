@@ -1,1 +1,0 @@
-"""Comparing targets with their source, and mending them."""

@@ -1,1 +1,0 @@
-"""Dispatchers, their barrier, and the changefeed that drives them."""

@@ -1,1 +1,0 @@
-"""Changefeeds as they are kept, managed and run."""

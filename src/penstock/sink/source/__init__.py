@@ -1,1 +1,0 @@
-"""Where changefeeds read: changes out of the event store, and the DDLs between them."""
