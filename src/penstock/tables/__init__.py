@@ -40,7 +40,7 @@ __all__ = [
 _WITH_CLIENT = {
     "Account": "accounts",
     "Catalog": "catalog",
-    "SchemaSnapshot": "snapshot",
+    "SchemaSnapshot": "schema_snapshot",
     "Table": "table",
 }
 
