@@ -23,7 +23,7 @@ __all__ = ["Misbehaviour", "Request", "WebhookReceiver"]
 
 Misbehaviour = str
 """A status as text, with `:seconds` for Retry-After; or `drop` before a request is read, `forget` after it
-was applied, `hang`, `trickle`, `cut`, `garbage`."""
+was applied, `deaf` without reading it, `hang`, `trickle`, `drip` in its text, `cut`, `garbage`."""
 
 _JOIN_S = 10.0
 
@@ -34,6 +34,7 @@ class Request:
 
     headers: Mapping[str, str]
     body: bytes
+    target: str = "/"
 
     def changes(self) -> list[dict[str, Any]]:
         """What it brings: `_deleted` and either a key or a row, in order."""
@@ -167,7 +168,12 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "drop":
             self.close_connection = True
             return
-        request = Request(dict(self.headers.items()), self.rfile.read(int(self.headers["Content-Length"])))
+        if fault == "deaf":
+            self.receiver.wait()
+            self.close_connection = True
+            return
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        request = Request(dict(self.headers.items()), body, self.path)
         if fault == "forget":
             self.receiver.take(request)
             self.close_connection = True
@@ -185,7 +191,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.receiver.wait()
             self.close_connection = True
         elif fault == "trickle":
-            self._trickle()
+            self._trickle(b"HTTP/1.1 200 OK\r\n", b"X-Slow: 1\r\n")
+        elif fault == "drip":
+            self._trickle(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", b"x")
         elif fault == "cut":
             self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
             self.close_connection = True
@@ -197,13 +205,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(int(status), b"hush" * 50_000, {"Retry-After": retry_after} if retry_after else {})
         return bool(fault)
 
-    def _trickle(self) -> None:
+    def _trickle(self, begin: bytes, more: bytes) -> None:
         """An answer without an end, byte by byte: each comes in time, all of them never do."""
         self.close_connection = True
         try:
-            self.wfile.write(b"HTTP/1.1 200 OK\r\n")
+            self.wfile.write(begin)
             while not self.receiver._released.wait(0.02):
-                self.wfile.write(b"X-Slow: 1\r\n")
+                self.wfile.write(more)
         except OSError:
             return
 

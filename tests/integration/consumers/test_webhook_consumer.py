@@ -222,7 +222,7 @@ def test_what_is_refused_needs_somebody(
     assert clock.paused == []
 
 
-@pytest.mark.parametrize("fault", ["hang", "trickle"])
+@pytest.mark.parametrize("fault", ["hang", "trickle", "drip"])
 def test_a_server_that_does_not_come_to_an_end_is_given_up(
     tmp_path: Path, server: WebhookReceiver, clock: Patient, fault: str
 ) -> None:
@@ -232,6 +232,44 @@ def test_a_server_that_does_not_come_to_an_end_is_given_up(
         Job(tmp_path, server, clock, timeout="300ms", attempts="1").consume(
             source.retriever(0, source.commit(item(1)))
         )
+
+
+def test_a_server_that_does_not_read_is_given_up(
+    tmp_path: Path, server: WebhookReceiver, clock: Patient
+) -> None:
+    server.plan.append("deaf")
+    source = SourceModel(ITEMS)
+    source.commit(item(1, "x" * (32 << 20)))
+    job = Job(tmp_path, server, clock, timeout="300ms", attempts="1", request_bytes="64MiB")
+    with pytest.raises(Unavailable, match="took too long"):
+        job.consume(source.retriever(0, source.ts))
+
+
+def test_a_server_that_was_given_up_is_connected_anew(
+    tmp_path: Path, server: WebhookReceiver, clock: Patient
+) -> None:
+    server.plan.extend(["hang", "drip", "trickle"])
+    source = SourceModel(ITEMS)
+    Job(tmp_path, server, clock, timeout="300ms").consume(source.retriever(0, source.commit(item(1))))
+    assert names(server) == {1: "a"}
+
+
+def test_requests_go_to_the_address_as_it_is_written_and_nowhere_else(
+    tmp_path: Path,
+    server: WebhookReceiver,
+    clock: Patient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    caplog.set_level("DEBUG")
+    server.plan.extend(["500", "cut"])
+    target = '/a%2Fb/../c?hush=%2B+%zz|{x}"y"'
+    source = SourceModel(ITEMS)
+    data = source.retriever(0, source.commit(item(1)))
+    Job(tmp_path, server, clock, url=server.url.partition("/changes")[0] + target).consume(data)
+    assert [request.target for request in server.seen] == [target]
+    assert not any("hush" in record.getMessage() for record in caplog.records)
 
 
 def test_an_iteration_that_begins_elsewhere_is_fenced(job: Job, server: WebhookReceiver) -> None:

@@ -1,20 +1,22 @@
 """Requests to one server: tried again as long as that may help, within a time for each."""
 
+import asyncio
 import re
 import socket
 import ssl
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from urllib.parse import urlsplit
+
+import httpx
 
 from penstock.clock import Clock
 from penstock.consumers.webhook.answers import WAIT_MAX_S, Answer, Verdict, wait_s
 from penstock.errors import Fenced, Invalid, Unavailable
+from penstock.eventloop import run
 
 _ANSWER_BYTES = 64 * 1024
+_PIECE_BYTES = 256 * 1024  # of a body: between two pieces, others of the loop have their turn
 _NOT_FOUND = 404
 _PRINTABLE = re.compile(r"[\x21-\x7e]+")
 
@@ -38,7 +40,8 @@ class Address:
         try:
             parts = urlsplit(url)
             port = parts.port
-        except ValueError:
+            httpx.URL(scheme="http", host=parts.hostname or "", port=port)
+        except (ValueError, httpx.InvalidURL):
             raise Invalid(f"option {option} of consumer webhook is no URL; write https://host/path") from None
         if parts.scheme not in {"http", "https"} or not parts.hostname or not _PRINTABLE.fullmatch(url):
             raise Invalid(f"option {option} of consumer webhook is no URL; write https://host/path")
@@ -55,7 +58,7 @@ class Address:
 
 
 class Sender:
-    """Sends to one address over one connection. For one thread."""
+    """Sends to one address over one connection. For one thread, which is not that of the shared loop."""
 
     def __init__(
         self, address: Address, *, timeout_s: float, attempts: int, ca_path: str | None, clock: Clock
@@ -65,7 +68,7 @@ class Sender:
         self._attempts = attempts
         self._ca_path = ca_path
         self._clock = clock
-        self._connection: HTTPConnection | None = None
+        self._connection: httpx.AsyncHTTPTransport | None = None
 
     def send(
         self, method: str, headers: Headers, body: bytes | None, *, missing: bytes | None = None
@@ -97,75 +100,97 @@ class Sender:
 
     def _exchange(self, method: str, headers: Mapping[str, str], body: bytes | None) -> tuple[Answer, bytes]:
         """One attempt: the answer and its text."""
-        late = threading.Event()
-        try:
-            with self._deadline(late) as connection:
-                connection.request(method, self._address.path, body=body, headers=dict(headers))
-                response = connection.getresponse()
-                text = response.read(_ANSWER_BYTES + 1)
-        except ssl.SSLCertVerificationError:
-            self.close()
-            raise Invalid(
-                f"the certificate of {self._address.shown} is not trusted; check it, or the option ca_path"
-            ) from None
-        except (OSError, HTTPException) as error:
-            self.close()
-            return Answer(0, failure="took too long" if late.is_set() else _failure(error)), b""
-        cut = bool(response.length) and len(text) <= _ANSWER_BYTES
-        if late.is_set() or cut:  # http.client takes an answer that breaks off for one that ends
-            self.close()
-            return Answer(0, failure="took too long" if late.is_set() else "broke its answer off"), b""
-        if response.will_close or len(text) > _ANSWER_BYTES:
-            self.close()
-        return Answer(response.status, response.getheader("Retry-After") or ""), text[:_ANSWER_BYTES]
-
-    @contextmanager
-    def _deadline(self, late: threading.Event) -> Iterator[HTTPConnection]:
-        """The connection; it breaks when the whole exchange takes too long, however slowly bytes come."""
-        connection = self._connected()
-        timer = threading.Timer(self._timeout_s, _break, [connection.sock, late])
-        timer.daemon = True
-        timer.start()
-        try:
-            yield connection
-        finally:
-            timer.cancel()
-
-    def _connected(self) -> HTTPConnection:
         if self._connection is None:
-            made = self._make()
-            made.connect()
-            self._connection = made
-        return self._connection
-
-    def _make(self) -> HTTPConnection:
-        where = self._address
-        if not where.secure:
-            return HTTPConnection(where.host, where.port, timeout=self._timeout_s)
+            one = httpx.Limits(max_connections=1, keepalive_expiry=None)
+            self._connection = httpx.AsyncHTTPTransport(verify=self._trusted(), limits=one, trust_env=False)
         try:
-            context = ssl.create_default_context(cafile=self._ca_path)
+            answer, text = run(self._answer(self._connection, self._request(method, headers, body)))
+        except (OSError, httpx.TransportError) as error:
+            self.close()
+            if any(isinstance(each, ssl.SSLCertVerificationError) for each in _causes(error)):
+                where = self._address.shown
+                raise Invalid(
+                    f"the certificate of {where} is not trusted; check it, or the option ca_path"
+                ) from None
+            return Answer(0, failure=_failure(error)), b""
+        if answer.failure:
+            self.close()
+        return answer, text
+
+    async def _answer(
+        self, connection: httpx.AsyncHTTPTransport, request: httpx.Request
+    ) -> tuple[Answer, bytes]:
+        """What the server says; TimeoutError when that takes too long, however slowly bytes come.
+
+        The transport is asked, not a client: redirects, cookies and proxies are none of this.
+        """
+        async with asyncio.timeout(self._timeout_s):
+            response = await connection.handle_async_request(request)
+            text = bytearray()
+            try:
+                async for piece in response.aiter_raw():
+                    text += piece
+                    if len(text) > _ANSWER_BYTES:
+                        break
+            except httpx.RemoteProtocolError:
+                return Answer(0, failure="broke its answer off"), b""
+            finally:
+                await response.aclose()
+        answer = Answer(response.status_code, response.headers.get("Retry-After", ""))
+        return answer, bytes(text[:_ANSWER_BYTES])
+
+    def _request(self, method: str, headers: Mapping[str, str], body: bytes | None) -> httpx.Request:
+        """The path is given as the target: in a URL, httpx would write it in its own way."""
+        where = self._address
+        sent = httpx.Headers({"Accept-Encoding": "identity"})
+        sent.update(headers)
+        if body is not None:
+            sent["Content-Length"] = str(len(body))
+        return httpx.Request(
+            method,
+            httpx.URL(scheme="https" if where.secure else "http", host=where.host, port=where.port),
+            headers=sent,
+            content=None if body is None else _pieces(body),
+            extensions={"target": where.path.encode("ascii")},
+        )
+
+    def _trusted(self) -> ssl.SSLContext | bool:
+        if not self._address.secure:
+            return False  # nothing is verified, and no certificates are loaded
+        try:
+            return ssl.create_default_context(cafile=self._ca_path)
         except OSError:
             raise Invalid("option ca_path of consumer webhook cannot be read as certificates") from None
-        return HTTPSConnection(where.host, where.port, timeout=self._timeout_s, context=context)
 
     def close(self) -> None:
         """Give the connection up."""
         if self._connection is not None:
-            self._connection.close()
+            run(self._connection.aclose())
         self._connection = None
 
 
-def _break(connected: socket.socket, late: threading.Event) -> None:
-    late.set()
-    with suppress(OSError):
-        connected.shutdown(socket.SHUT_RDWR)
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), _PIECE_BYTES):
+        yield body[start : start + _PIECE_BYTES]
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what led to it: httpx keeps what a socket or TLS said as the cause."""
+    while error is not None:
+        yield error
+        if isinstance(error, BaseExceptionGroup):
+            for each in error.exceptions:
+                yield from _causes(each)
+        error = error.__cause__ or error.__context__
 
 
 def _failure(error: Exception) -> str:
-    if isinstance(error, TimeoutError):
-        return "took too long"
-    if isinstance(error, ConnectionRefusedError):
-        return "refused the connection"
-    if isinstance(error, socket.gaierror):
-        return "has no address"
+    causes = list(_causes(error))
+    for kind, words in (
+        (TimeoutError, "took too long"),
+        (ConnectionRefusedError, "refused the connection"),
+        (socket.gaierror, "has no address"),
+    ):
+        if any(isinstance(each, kind) for each in causes):
+            return words
     return f"broke the connection ({type(error).__name__})"
