@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.clock import compose_ts
+from penstock.clock import SYSTEM, Clock, compose_ts
 from penstock.eventstore.capture.lease import Lease
 from penstock.eventstore.read.flight_client import FlightReader
 from penstock.follow.ddl_history import DdlHistory
@@ -42,7 +42,7 @@ class SourceWorld(ServedWorld):
         return made
 
     @asynccontextmanager
-    async def source(self) -> AsyncIterator[EventStoreSource]:
+    async def source(self, *, clock: Clock = SYSTEM) -> AsyncIterator[EventStoreSource]:
         """A source of the changefeed "feed"."""
         made = EventStoreSource(
             "feed",
@@ -51,6 +51,7 @@ class SourceWorld(ServedWorld):
             leases=self.leases,
             connect=self.connect,
             history=self.history(),
+            clock=clock,
         )
         try:
             yield made
