@@ -34,7 +34,6 @@ T = TypeVar("T")
 
 _PLANNING_THREADS = 16
 _ASKING_THREADS = 16
-_LOOK_AGAIN_S = 0.5
 
 
 class EventStoreSource:
@@ -127,9 +126,8 @@ class EventStoreSource:
     async def look(self, table_ids: Collection[int]) -> dict[int, Look]:
         """See FeedSource. Raises Invalid when a capture refuses the token."""
         async with self._looking:
-            found = await asyncio.to_thread(self._looks.look, table_ids)
             self._looked_at = self._clock.monotonic()
-            return found
+            return await asyncio.to_thread(self._looks.look, table_ids)
 
     async def next_slice(
         self,
@@ -153,13 +151,14 @@ class EventStoreSource:
         return await self._read(schema, table_id, lambda view: table_cuts(view.partitions[0], at_ts, rows))
 
     async def _read(self, schema: SchemaVersion, table_id: int, work: Callable[[TableView], T]) -> T:
-        """Do some planning with whoever has the newest rows of a table; again, if that was another one."""
-        if self._captures.owner(table_id) is None:
-            await self._find_owners()
+        """Do some planning with whoever has the newest rows of a table; again, if that was another one.
+
+        A failure begins a search for the owner. A table without one begins none: its objects may be enough.
+        """
         try:
             return await self._plan(work, schema, table_id)
         except Unavailable:
-            await self._find_owners()
+            await self._find_owners(self._clock.monotonic())
         try:
             return await self._plan(work, schema, table_id)
         except Unavailable as error:
@@ -175,12 +174,12 @@ class EventStoreSource:
         view = TableView(schema.name, (partition,), fixed=True)  # DDLs are told as such: see ADR 41
         return await asyncio.get_running_loop().run_in_executor(self._planning, work, view)
 
-    async def _find_owners(self) -> None:
+    async def _find_owners(self, since: float) -> None:
+        """See who has which table, unless a search or a look has begun after `since`."""
         async with self._looking:
-            now = self._clock.monotonic()
-            if self._looked_at is None or now >= self._looked_at + _LOOK_AGAIN_S:
+            if self._looked_at is None or self._looked_at <= since:
+                self._looked_at = self._clock.monotonic()
                 await asyncio.to_thread(self._captures.progress)
-                self._looked_at = now
 
     def _is_captured(self, table_id: int) -> bool:
         if self._captures.owner(table_id) is not None:

@@ -323,6 +323,20 @@ def searches(world: SourceWorld) -> int:
     return world.asked.count("progress") // len(world.addrs)
 
 
+async def test_a_changefeed_looks_for_the_owner_again_at_once_and_once_for_each_failure(
+    tmp_path: Path,
+) -> None:
+    with three_captures(tmp_path) as (world, services):
+        async with world.source(clock=ManualClock()) as source:  # no time passes between the failures
+            await source.look([1])
+            assert searches(world) == 1
+            for failures, service in enumerate(services[:2], start=1):
+                service.close()
+                for _ in range(3):  # the first of them fails, and finds the next owner
+                    assert slice_ids(await next_slice(source, world.ts)) == [1]
+                assert searches(world) == 1 + failures
+
+
 async def test_a_job_looks_for_the_owner_again_at_once_and_once_for_each_failure(tmp_path: Path) -> None:
     with three_captures(tmp_path) as (world, services):
         async with world.job_source(clock=ManualClock()) as source:  # no time passes between the failures
@@ -386,6 +400,18 @@ class _LeavingReader(FlightReader):
 
     def read(self, wanted: ReadRange) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         raise self._owner.leave(wanted)
+
+
+async def test_slices_of_a_changefeed_that_fail_together_share_their_search(tmp_path: Path) -> None:
+    with three_captures(tmp_path) as (world, services):
+        owner = LeavingOwner(services[0].addr)
+        world.connect = owner.connect  # type: ignore[method-assign]
+        async with world.source() as source:
+            await source.look([1])
+            slices = [asyncio.create_task(next_slice(source, world.ts)) for _ in range(CROWD)]
+            await fail_together(owner)
+            assert [slice_ids(each) for each in await asyncio.gather(*slices)] == [[1]] * CROWD
+        assert 1 <= owner.searches - 1 <= CROWD // 4
 
 
 async def test_scans_of_jobs_that_fail_together_share_their_search(tmp_path: Path) -> None:
