@@ -32,7 +32,7 @@ from penstock.eventstore.objects.object_file import ObjectWriter
 from penstock.eventstore.paths import Side
 from penstock.eventstore.read.partition import Partition, TableView
 from penstock.eventstore.read.snapshot import read_snapshot
-from penstock.eventstore.read.streams import Stream, merged, streams_of
+from penstock.eventstore.read.streams import ChangeStream, merged, streams_of
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import side_schema
 from penstock.eventstore.upkeep.merge import plan_merge, write_merge
@@ -314,11 +314,11 @@ def scan(folder: Path, table_id: int, infos: list[ObjectInfo], columns: dict[Sid
     return rows
 
 
-def merge_slices(streams: list[Stream]) -> int:
+def merge_slices(streams: list[ChangeStream]) -> int:
     return sum(batch.num_rows for batch in merged(streams, SLICE_ROWS))
 
 
-def merge_rows(streams: list[Stream], rows_max: int) -> int:
+def merge_rows(streams: list[ChangeStream], rows_max: int) -> int:
     """Compare the heads, move one row, compare again; a batch is put together when it is full."""
     rows, batch = 0, []
     while rows < rows_max:
@@ -339,7 +339,7 @@ def view_of(storage: StorageRef, ids: tuple[int, ...], rows: Reader | None = Non
     return TableView("bench.orders", tuple(Partition(storage, each, rows) for each in ids))
 
 
-def data_streams(view: TableView, to_ts: int) -> list[Stream]:
+def data_streams(view: TableView, to_ts: int) -> list[ChangeStream]:
     return [
         stream
         for partition in view.partitions

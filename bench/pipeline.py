@@ -29,14 +29,14 @@ import pyarrow as pa
 from penstock import eventloop
 from penstock.clock import SYSTEM
 from penstock.eventstore.capture.store import EventStore
-from penstock.eventstore.log.table_log import TableRows
+from penstock.eventstore.log.table_log import TableLog
 from penstock.kv.rpc.channels import Dialer
 from penstock.object_storage import open_storage
 from penstock.proto import cdcpb_pb2 as cdcpb
 from penstock.proto import metapb_pb2 as metapb
 from penstock.settings import CaptureSettings, KvSettings, PullerSettings
 from penstock.sources.pipeline import SpanPipelineManager
-from penstock.sources.tikv.key_ranges import Span
+from penstock.sources.tikv.key_ranges import KeySpan
 from penstock.sources.tikv.matcher import Matcher
 from penstock.sources.tikv.prewrite_spill import PrewriteMemory, PrewriteSpill
 from penstock.sources.tikv.priority import Urgency
@@ -242,7 +242,7 @@ class Nowhere:
 
 
 @contextmanager
-def event_store() -> Iterator[TableRows]:
+def event_store() -> Iterator[TableLog]:
     """A table of an event store on the local disk, with the settings a capture has."""
     with tempfile.TemporaryDirectory() as folder:
         settings = CaptureSettings(data=Path(folder) / "capture", storage=f"file://{folder}/events")
@@ -255,7 +255,7 @@ def event_store() -> Iterator[TableRows]:
             store.close(flush=False)
 
 
-async def pull(addr: str, last_ts: int, rows: int, into: Nowhere | TableRows) -> float:
+async def pull(addr: str, last_ts: int, rows: int, into: Nowhere | TableLog) -> float:
     """Rows per second from the first request to the last resolved timestamp: then every row is persisted."""
     settings = PullerSettings()
     pipeline = SpanPipelineManager(workers=settings.workers, quota_bytes=settings.quota_bytes)
@@ -284,7 +284,7 @@ async def pull(addr: str, last_ts: int, rows: int, into: Nowhere | TableRows) ->
     )
     memory, spill = PrewriteMemory(settings.prewrite_memory_bytes), PrewriteSpill()
     cache = RequestCache(REGIONS, clock=SYSTEM, now_ms=lambda: 0)
-    span = SubscribedSpan(1, Span(1, b"", b""), 1, advance_interval_s=0.0, now=0.0, on_failure=print)
+    span = SubscribedSpan(1, KeySpan(1, b"", b""), 1, advance_interval_s=0.0, now=0.0, on_failure=print)
     await asyncio.to_thread(pipeline.register, 1, consume, advance)
     bounds = [b"", *(record_key(1, (n + 1) << 32) for n in range(1, REGIONS)), b""]
     for number in range(REGIONS):

@@ -25,23 +25,23 @@ from pyspark.sql import SparkSession
 from changes import MIXED, START, a_table, seconds, show, write_mixed
 from changes import Written as Source
 from penstock import eventloop
-from penstock.changefeeds.engines.engine import Chunk, EncodeWork, Engine, FileWork, Written
+from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork, SinkEngine, WriteResult
 from penstock.changefeeds.engines.spark import SparkEngine
 from penstock.changefeeds.sinks.storage.options import SinkOptions, parse_sink_uri
-from penstock.changefeeds.sinks.storage.remote_files import TargetFiles
+from penstock.changefeeds.sinks.storage.remote_files import RemoteFiles
 from penstock.changefeeds.sinks.storage.sink import StorageSink
 from penstock.changefeeds.sinks.work import DmlEvent
-from penstock.changes.limits import Limit
+from penstock.changes.limits import ReadLimit
 from penstock.eventstore.read.partition import Partition, TableView
 from penstock.follow.positions import Position
-from penstock.follow.slices import DispatcherSpec, Slice, SliceRange, plan_slice
-from penstock.object_storage import Storage, StorageRef
+from penstock.follow.slices import Slice, SliceRange, TableSpan, plan_slice
+from penstock.object_storage import ObjectStorage, StorageRef
 from penstock.settings import Settings, SparkSettings
 from penstock.spark.session import build_session
 from spark import load, named
 from support.sinkparts import KeptInMemory
 
-SLICE = Limit(nbytes=64 * 1024 * 1024)
+SLICE = ReadLimit(nbytes=64 * 1024 * 1024)
 TABLES = 4
 DISPATCHERS = 1000
 REQUEST_S = 0.2
@@ -55,8 +55,8 @@ LINE = b'{"id":0,"database":"shop","table":"orders","type":"INSERT","data":[{"id
 class Feeding:
     """A sink with dispatchers that send slices one after the other."""
 
-    def __init__(self, engine: Engine, options: SinkOptions, target: Storage) -> None:
-        self.files = TargetFiles(target, options, split=True)
+    def __init__(self, engine: SinkEngine, options: SinkOptions, target: ObjectStorage) -> None:
+        self.files = RemoteFiles(target, options, split=True)
         self.sink = StorageSink(engine, self.files, KeptInMemory(), options, changefeed="bench")
         self.flushed_bytes = 0
 
@@ -79,7 +79,7 @@ def to_files(spark: SparkSession, tables: Sequence[Source], to_ts: int, uri: str
     async def dispatch(feeding: Feeding, table: Source) -> None:
         table_id = table.schema.table.id
         view = TableView(table.schema.name, (Partition(table.storage, table_id),))
-        dispatcher = DispatcherSpec.of("bench", table_id)
+        dispatcher = TableSpan.of("bench", table_id)
         position = Position(START)
         while position.ts < to_ts:
             wanted = SliceRange(dispatcher, position, to_ts, SLICE, snapshot=False)
@@ -131,7 +131,7 @@ def measure_formats(spark: SparkSession, folder: Path, changes: int) -> None:
         show(f"{protocol} / DataFrame.write.{plain}", min(plain_s) / min(ours_s), ">= 0.50", detail)
 
 
-class SlowStorage(Storage):
+class SlowStorage(ObjectStorage):
     """Takes a while for every request."""
 
     def create(self, path: str, data: bytes) -> bool:
@@ -158,7 +158,7 @@ class SlowStorage(Storage):
 class PreparedEngine:
     """Hands out payloads that were encoded before, and writes them to a slow remote; implements Engine."""
 
-    def __init__(self, target: Storage) -> None:
+    def __init__(self, target: ObjectStorage) -> None:
         self._target = target
         self._lines = b"".join(LINE % each for each in range(EVENT_BYTES // len(LINE % 0)))
         self._segments = count(1)
@@ -176,18 +176,18 @@ class PreparedEngine:
             for number, each in enumerate(work)
         ]
 
-    async def write(self, files: Sequence[FileWork]) -> list[Written]:
+    async def write(self, files: Sequence[FileWork]) -> list[WriteResult]:
         loop = asyncio.get_running_loop()
         return await asyncio.gather(
             *(loop.run_in_executor(self._threads, self._write, each) for each in files)
         )
 
-    def _write(self, file: FileWork) -> Written:
+    def _write(self, file: FileWork) -> WriteResult:
         data = self._lines * len(file.chunks)
         self._target.create(file.data_path, data)
         self._target.write(file.index_path, file.data_path.encode())
         self.sizes.append(len(data))
-        return Written(file.data_path, len(data))
+        return WriteResult(file.data_path, len(data))
 
     async def release(self, segment: int) -> None:
         """Nothing is held."""
@@ -210,7 +210,7 @@ def throughput(folder: Path, run_s: float, *, wait_for_flush: bool) -> tuple[flo
 
         async def dispatch(number: int) -> None:
             version = a_table(number)
-            dispatcher = DispatcherSpec.of("bench", number)
+            dispatcher = TableSpan.of("bench", number)
             for ts in count(1):
                 piece = Slice(
                     dispatcher=dispatcher,

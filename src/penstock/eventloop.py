@@ -55,7 +55,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Underway:
+class TaskScope:
     """Tasks that belong together. Nothing is started after a failure or a stop."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Underway:
             await asyncio.wait(self._tasks)
 
 
-class Signal:
+class WakeUp:
     """Tells one loop that something has changed. What is told while it works is not lost."""
 
     def __init__(self, clock: Clock) -> None:
@@ -125,7 +125,7 @@ class Signal:
                 each.cancel()
 
 
-class Pulse:
+class Notifier:
     """Tells everybody who waits that something has changed."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class Pulse:
             await self._next.wait()
 
 
-class Threads:
+class ThreadRunner:
     """Blocking calls beside the event loop, so many at a time.
 
     A call that was cancelled is awaited nevertheless: when the caller goes on, nothing of it happens later.

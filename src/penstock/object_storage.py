@@ -57,7 +57,7 @@ class Stored:
     modified_ms: int
 
 
-class Storage:
+class ObjectStorage:
     """Objects under one URL. A written object is durable, whole and visible to everybody on return."""
 
     def __init__(self, url: str, store: ObjectStore, clock: Clock = SYSTEM) -> None:
@@ -233,7 +233,7 @@ class _Failures:
 class _ObjectFile(io.RawIOBase):
     """An object as a file that Arrow can read by range."""
 
-    def __init__(self, storage: Storage, path: str, size: int) -> None:
+    def __init__(self, storage: ObjectStorage, path: str, size: int) -> None:
         super().__init__()
         self._storage = storage
         self._path = path
@@ -263,7 +263,7 @@ class _ObjectFile(io.RawIOBase):
         return data
 
 
-class LocalStorage(Storage):
+class LocalStorage(ObjectStorage):
     """A directory. Unlike the general case, changes are forced to the disk before they are answered."""
 
     def __init__(self, url: str, folder: Path, clock: Clock) -> None:
@@ -377,7 +377,9 @@ def _flocked(file: IO[bytes]) -> bool:
     return True
 
 
-def open_storage(url: str, options: Mapping[str, str] | None = None, *, clock: Clock = SYSTEM) -> Storage:
+def open_storage(
+    url: str, options: Mapping[str, str] | None = None, *, clock: Clock = SYSTEM
+) -> ObjectStorage:
     """Open a storage URL; raise Invalid when the URL or an option is not understood.
 
     Options are obstore's configuration keys (endpoint, region, access_key_id, ...); the usual environment
@@ -396,10 +398,10 @@ def open_storage(url: str, options: Mapping[str, str] | None = None, *, clock: C
         store = from_url(url) if parts.scheme == "memory" else from_url(url, **settings)
     except (exceptions.BaseError, ValueError) as error:
         raise Invalid(f"storage {url} cannot be opened ({_reason(error)}); check its options") from error
-    return Storage(url, store, clock)
+    return ObjectStorage(url, store, clock)
 
 
-def _open_folder(url: str, path: str, clock: Clock) -> Storage:
+def _open_folder(url: str, path: str, clock: Clock) -> ObjectStorage:
     try:
         return LocalStorage(url, Path(path).absolute(), clock)
     except (exceptions.BaseError, OSError) as error:
@@ -422,7 +424,7 @@ class StorageRef:
     url: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
 
-    def open(self) -> Storage:
+    def open(self) -> ObjectStorage:
         """The storage; the same object every time within a process, also for memory://."""
         key = self.url, tuple(sorted(self.options.items()))
         with _opening:
@@ -432,7 +434,7 @@ class StorageRef:
             return found
 
 
-_opened: dict[tuple[str, tuple[tuple[str, str], ...]], Storage] = {}
+_opened: dict[tuple[str, tuple[tuple[str, str], ...]], ObjectStorage] = {}
 
 
 _opening = threading.Lock()

@@ -6,7 +6,7 @@ WAIT_MAX_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Retrying:
+class BackoffPolicy:
     """At most `attempts` tries; the wait between two doubles each time, up to a minute."""
 
     attempts: int

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from penstock.clock import compose_ts, physical_ms
-from penstock.follow.source_2 import Look
+from penstock.follow.source import ReadableRange
 from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.job import ErrorCode, Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
@@ -136,10 +136,10 @@ class BoardStage:
         news, self._news = self._news, {}
         self.board.apply(news.values())
 
-    def look(self, table_id: int) -> Look:
+    def look(self, table_id: int) -> ReadableRange:
         """How far a table has come: it can be read up to now."""
         changed_ts = max(self.commits[table_id], default=0)
-        return Look(ts_of(self.now), changed_ts, self.oldest.get(table_id, 0))
+        return ReadableRange(ts_of(self.now), changed_ts, self.oldest.get(table_id, 0))
 
     def settle(self) -> None:
         """Adopt and read again, as the runner does before it looks at tables; end what is canceled."""

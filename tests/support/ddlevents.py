@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.ddl_events import DdlEvent, Scope, TableChange
-from penstock.tables.ddl_jobs import Action
+from penstock.follow.ddl_events import DdlEvent, DdlScope, TableChange
+from penstock.tables.ddl_jobs import DdlAction
 from support.itemtables import item_table
 
 __all__ = [
@@ -36,23 +36,23 @@ def table_schema(
 
 def create_table(ts: int, schema: SchemaVersion) -> DdlEvent:
     """The table is there from now on."""
-    return _event(ts, Action.CREATE_TABLE, [TableChange(None, replace(schema, since_ts=ts))])
+    return _event(ts, DdlAction.CREATE_TABLE, [TableChange(None, replace(schema, since_ts=ts))])
 
 
 def drop_table(ts: int, schema: SchemaVersion) -> DdlEvent:
     """The table is gone."""
-    return _event(ts, Action.DROP_TABLE, [TableChange(schema, None)])
+    return _event(ts, DdlAction.DROP_TABLE, [TableChange(schema, None)])
 
 
 def alter_table(ts: int, schema: SchemaVersion) -> DdlEvent:
     """The table has another version."""
-    return _event(ts, Action.ADD_COLUMN, [TableChange(schema, replace(schema, since_ts=ts, version=ts))])
+    return _event(ts, DdlAction.ADD_COLUMN, [TableChange(schema, replace(schema, since_ts=ts, version=ts))])
 
 
 def truncate_table(ts: int, schema: SchemaVersion, new_id: int) -> DdlEvent:
     """The table goes on empty, under another id."""
     after = replace(schema, since_ts=ts, table=replace(schema.table, id=new_id))
-    return _event(ts, Action.TRUNCATE_TABLE, [TableChange(schema, after)])
+    return _event(ts, DdlAction.TRUNCATE_TABLE, [TableChange(schema, after)])
 
 
 def rename_tables(ts: int, *renamed: tuple[SchemaVersion, str]) -> DdlEvent:
@@ -62,20 +62,20 @@ def rename_tables(ts: int, *renamed: tuple[SchemaVersion, str]) -> DdlEvent:
         database, _, table = name.partition(".")
         after = replace(schema, since_ts=ts, database=database, table=replace(schema.table, name=table))
         changes.append(TableChange(schema, after))
-    return _event(ts, Action.RENAME_TABLE, changes)
+    return _event(ts, DdlAction.RENAME_TABLE, changes)
 
 
 def create_database(ts: int, name: str) -> DdlEvent:
     """The database is there from now on."""
-    return _event(ts, Action.CREATE_SCHEMA, (), name)
+    return _event(ts, DdlAction.CREATE_SCHEMA, (), name)
 
 
 def drop_database(ts: int, name: str, tables: Iterable[SchemaVersion]) -> DdlEvent:
     """The database is gone with its tables."""
-    return _event(ts, Action.DROP_SCHEMA, [TableChange(each, None) for each in tables], name)
+    return _event(ts, DdlAction.DROP_SCHEMA, [TableChange(each, None) for each in tables], name)
 
 
-def _event(ts: int, action: Action, changes: Iterable[TableChange], database: str = "") -> DdlEvent:
+def _event(ts: int, action: DdlAction, changes: Iterable[TableChange], database: str = "") -> DdlEvent:
     tables = tuple(changes)
     sides = [side for change in tables for side in (change.before, change.after) if side is not None]
     return DdlEvent(
@@ -84,5 +84,5 @@ def _event(ts: int, action: Action, changes: Iterable[TableChange], database: st
         query=f"{action.name} at {ts}",
         database=database or sides[0].database,
         tables=tables,
-        scope=Scope.DATABASE if database else Scope.TABLES,
+        scope=DdlScope.DATABASE if database else DdlScope.TABLES,
     )

@@ -14,7 +14,7 @@ from penstock.eventstore.manifest import ManifestState, ObjectInfo
 from penstock.eventstore.manifest_log import load
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OBJECT, OFFSET, START_TS
-from penstock.object_storage import Storage
+from penstock.object_storage import ObjectStorage
 from penstock.tables import keys, records
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo
@@ -79,24 +79,26 @@ def _value(table: TableInfo, row: Row, ts: int) -> bytes:
     return records.value_of(table, records.to_record(table, row, start_ts=ts))
 
 
-def read_object(storage: Storage, table_id: int, info: ObjectInfo) -> pa.Table:
+def read_object(storage: ObjectStorage, table_id: int, info: ObjectInfo) -> pa.Table:
     """All rows of one object."""
     with storage.open(paths.object_path(paths.table_root(table_id), info.side, info.id)) as file:
         return pq.ParquetFile(file).read()
 
 
-def objects(storage: Storage, table_id: int, side: paths.Side) -> list[ObjectInfo]:
+def objects(storage: ObjectStorage, table_id: int, side: paths.Side) -> list[ObjectInfo]:
     """The objects of a side that report changes, by time; also those that merges replaced."""
     return load(storage, paths.table_root(table_id)).changes(side, 0, TS_MAX)
 
 
-def events(storage: Storage, table_id: int, side: paths.Side) -> list[dict[str, Any]]:
+def events(storage: ObjectStorage, table_id: int, side: paths.Side) -> list[dict[str, Any]]:
     """Every row of a side, in the order of changes."""
     made = [dict(row) for _, row in _located(storage, table_id, objects(storage, table_id, side))]
     return sorted(made, key=lambda row: (row[COMMIT_TS], row[START_TS], row[HANDLE]))
 
 
-def _located(storage: Storage, table_id: int, among: Iterable[ObjectInfo]) -> Iterator[tuple[RowId, Row]]:
+def _located(
+    storage: ObjectStorage, table_id: int, among: Iterable[ObjectInfo]
+) -> Iterator[tuple[RowId, Row]]:
     """Every row of some objects with its own row id."""
     for info in among:
         data = storage.read(paths.object_path(paths.table_root(table_id), info.side, info.id))
@@ -113,7 +115,7 @@ def _decoded(data: bytes) -> Sequence[Row]:
     return rows
 
 
-def replayed(storage: Storage, table_id: int, ts: int) -> dict[bytes, dict[str, Any]]:
+def replayed(storage: ObjectStorage, table_id: int, ts: int) -> dict[bytes, dict[str, Any]]:
     """The table as of `ts`, made of nothing but its objects: rows by handle.
 
     Fails when a change is there twice, when an insert meets a row, or when a tombstone meets none or has
@@ -125,7 +127,7 @@ def replayed(storage: Storage, table_id: int, ts: int) -> dict[bytes, dict[str, 
     }
 
 
-def live_rows(storage: Storage, table_id: int, ts: int) -> dict[bytes, tuple[RowId, Row]]:
+def live_rows(storage: ObjectStorage, table_id: int, ts: int) -> dict[bytes, tuple[RowId, Row]]:
     """The rows as of `ts` and where they are, by handle; fails as `replayed` does."""
     table = load(storage, paths.table_root(table_id))
     steps = [
@@ -150,12 +152,12 @@ def live_rows(storage: Storage, table_id: int, ts: int) -> dict[bytes, tuple[Row
     return state
 
 
-def moved_rows(storage: Storage, table_id: int) -> dict[RowId, tuple[bytes, int]]:
+def moved_rows(storage: ObjectStorage, table_id: int) -> dict[RowId, tuple[bytes, int]]:
     """Rows that merges have written again, by their new row id: which versions they are."""
     return _moved(storage, table_id, load(storage, paths.table_root(table_id)))
 
 
-def _moved(storage: Storage, table_id: int, table: ManifestState) -> dict[RowId, tuple[bytes, int]]:
+def _moved(storage: ObjectStorage, table_id: int, table: ManifestState) -> dict[RowId, tuple[bytes, int]]:
     known = table.objects.values()
     merged = [info for info in known if info.side == "data" and info.kind == "merged"]
     return {located: (row[HANDLE], row[COMMIT_TS]) for located, row in _located(storage, table_id, merged)}

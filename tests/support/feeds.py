@@ -1,7 +1,7 @@
 """What tests of the region side share: spans, tasks and feeds without a cluster."""
 
 from penstock.proto import metapb_pb2 as metapb
-from penstock.sources.tikv.key_ranges import Span
+from penstock.sources.tikv.key_ranges import KeySpan
 from penstock.sources.tikv.matcher import Matcher
 from penstock.sources.tikv.prewrite_spill import PrewriteMemory, PrewriteSpill
 from penstock.sources.tikv.priority import Urgency
@@ -19,7 +19,7 @@ def _raise(error: Exception) -> None:
 def a_span(sub_id: int = 1, start_ts: int = 1, interval_s: float = 0.0) -> SubscribedSpan:
     return SubscribedSpan(
         sub_id,
-        Span(5, b"a", b"z"),
+        KeySpan(5, b"a", b"z"),
         start_ts,
         advance_interval_s=interval_s,
         now=0.0,

@@ -20,14 +20,14 @@ from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.read.find import find_table
 from penstock.eventstore.read.namemarks import NameMarks
 from penstock.eventstore.read.partition import TableView
-from penstock.eventstore.read.ranges import Part, ReadRange, TableProgress
+from penstock.eventstore.read.ranges import CaptureProgress, ReadRange, SchemaRange
 from penstock.eventstore.schema_version import SchemaVersion, in_force
 from penstock.follow.ddl_history import DdlHistory
 from penstock.follow.ddlchanges import OtherAction
 from penstock.object_storage import StorageRef
 from penstock.settings import CaptureSettings
 from penstock.tables import alter, keys, records
-from penstock.tables.ddl_jobs import Action
+from penstock.tables.ddl_jobs import DdlAction
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.defaults import origin_cell
 from penstock.tables.schema import HandleKind, TableInfo
@@ -232,7 +232,7 @@ class FeedWorld:
         ts = self.tick()
         made = self.databases[name] = next(self._ids)
         query = f"CREATE DATABASE `{name}`"
-        self._ddl([database(ts, made, name), self._job(ts, Action.CREATE_SCHEMA, 0, query, made)])
+        self._ddl([database(ts, made, name), self._job(ts, DdlAction.CREATE_SCHEMA, 0, query, made)])
 
     def drop_database(self, name: str) -> None:
         """DROP DATABASE, with its tables."""
@@ -243,7 +243,7 @@ class FeedWorld:
         for each in inside:
             del self.tables[each.name]
         query = f"DROP DATABASE `{name}`"
-        job = self._job(ts, Action.DROP_SCHEMA, 0, query, known)
+        job = self._job(ts, DdlAction.DROP_SCHEMA, 0, query, known)
         self._ddl([*changes, database_gone(ts, known), job])
 
     def create_table(self, name: str, kind: str, partitions: int = 0) -> WorldTable:
@@ -253,7 +253,7 @@ class FeedWorld:
         parts = tuple(next(self._ids) for _ in range(partitions))
         info = replace(item_table(kind, table_id=next(self._ids), partitions=parts), name=own)
         made = self.tables[name] = WorldTable(database_name, info)
-        self._describe(ts, made, Action.CREATE_TABLE, f"CREATE TABLE {_quoted(name)} (...)")
+        self._describe(ts, made, DdlAction.CREATE_TABLE, f"CREATE TABLE {_quoted(name)} (...)")
         return made
 
     def create_like(self, name: str, table: WorldTable) -> WorldTable:
@@ -263,7 +263,7 @@ class FeedWorld:
         extra = {key: value for key, value in table.info.extra.items() if key != "partition"}
         info = replace(table.info, id=next(self._ids), name=own, extra=extra)
         made = self.tables[name] = WorldTable(database_name, info)
-        self._describe(ts, made, Action.CREATE_TABLE, f"CREATE TABLE {_quoted(name)} (...)")
+        self._describe(ts, made, DdlAction.CREATE_TABLE, f"CREATE TABLE {_quoted(name)} (...)")
         return made
 
     def drop_table(self, table: WorldTable) -> None:
@@ -272,7 +272,7 @@ class FeedWorld:
         del self.tables[table.name]
         known = self.databases[table.database]
         query = f"DROP TABLE {_quoted(table.name)}"
-        job = self._job(ts, Action.DROP_TABLE, table.info.id, query, known)
+        job = self._job(ts, DdlAction.DROP_TABLE, table.info.id, query, known)
         self._ddl([gone(ts, table.info.id, known), job])
 
     def truncate_table(self, table: WorldTable) -> None:
@@ -285,7 +285,7 @@ class FeedWorld:
         table.rows.clear()
         left = gone(ts, old_id, self.databases[table.database])
         query = f"TRUNCATE TABLE {_quoted(table.name)}"
-        self._describe(ts, table, Action.TRUNCATE_TABLE, query, left, job_of=old_id)
+        self._describe(ts, table, DdlAction.TRUNCATE_TABLE, query, left, job_of=old_id)
 
     def add_partition(self, table: WorldTable) -> int:
         """ALTER TABLE ... ADD PARTITION; returns when."""
@@ -344,24 +344,24 @@ class FeedWorld:
         table.database, _, own = name.partition(".")
         table.info = replace(table.info, name=own)
         self.tables[name] = table
-        self._describe(ts, table, Action.RENAME_TABLE, query, *([left] if moves else []))
+        self._describe(ts, table, DdlAction.RENAME_TABLE, query, *([left] if moves else []))
 
     def add_column(self, table: WorldTable, column: str, definition: str) -> None:
         """ALTER TABLE ... ADD COLUMN."""
         info = alter.add_column(table.info, column, definition)
-        self._alter(table, info, Action.ADD_COLUMN, f"ADD COLUMN `{column}` {definition}")
+        self._alter(table, info, DdlAction.ADD_COLUMN, f"ADD COLUMN `{column}` {definition}")
 
     def drop_column(self, table: WorldTable, column: str) -> None:
         """ALTER TABLE ... DROP COLUMN."""
         info = alter.drop_column(table.info, column)
-        self._alter(table, info, Action.DROP_COLUMN, f"DROP COLUMN `{column}`")
+        self._alter(table, info, DdlAction.DROP_COLUMN, f"DROP COLUMN `{column}`")
 
     def modify_column(self, table: WorldTable, column: str, definition: str) -> None:
         """ALTER TABLE ... MODIFY COLUMN, to a type that every row fits."""
         info = alter.modify_column(table.info, column, definition)
-        self._alter(table, info, Action.MODIFY_COLUMN, f"MODIFY COLUMN `{column}` {definition}")
+        self._alter(table, info, DdlAction.MODIFY_COLUMN, f"MODIFY COLUMN `{column}` {definition}")
 
-    def _alter(self, table: WorldTable, info: TableInfo, action: Action, what: str) -> None:
+    def _alter(self, table: WorldTable, info: TableInfo, action: DdlAction, what: str) -> None:
         ts = self.tick()
         table.info = info
         table.rows = {at: replace(held, row=_reshaped(held.row, info)) for at, held in table.rows.items()}
@@ -402,16 +402,16 @@ class FeedWorld:
         def __init__(self, world: "FeedWorld") -> None:
             self._world = world
 
-        def progress(self, table_id: int) -> TableProgress:
+        def progress(self, table_id: int) -> CaptureProgress:
             return self._world.reader.progress(table_id)
 
-        def parts(self, wanted: ReadRange) -> list[Part]:
+        def parts(self, wanted: ReadRange) -> list[SchemaRange]:
             return self._world.reader.parts(wanted)
 
         def read(self, wanted: ReadRange) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
             return self._world.reader.read(wanted)
 
-        def tables(self) -> list[TableProgress]:
+        def tables(self) -> list[CaptureProgress]:
             return [self._world.reader.progress(each) for each in sorted(self._world.store.tables())]
 
         def close(self) -> None:

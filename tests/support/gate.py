@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock.clock import SYSTEM
-from penstock.object_storage import Storage, StorageRef
+from penstock.object_storage import ObjectStorage, StorageRef
 
 __all__ = ["Gate", "GatedStorage"]
 
@@ -56,13 +56,13 @@ class GatedStorage(StorageRef):
     gate: Gate = field(kw_only=True)
     after: str = field(kw_only=True)  # "write" or "create"
 
-    def open(self) -> Storage:
+    def open(self) -> ObjectStorage:
         """The storage, with the gate in it."""
         return _Gated(super().open(), self)
 
 
-class _Gated(Storage):
-    def __init__(self, storage: Storage, ref: GatedStorage) -> None:
+class _Gated(ObjectStorage):
+    def __init__(self, storage: ObjectStorage, ref: GatedStorage) -> None:
         super().__init__(storage.url, storage._store)
         self._ref = ref
 

@@ -29,7 +29,7 @@ from penstock.eventstore.manifest import (
 from penstock.eventstore.manifest_log import ManifestLog
 from penstock.eventstore.paths import Side
 from penstock.eventstore.read.partition import Partition, TableView
-from penstock.eventstore.read.ranges import Part, ReadRange, TableProgress
+from penstock.eventstore.read.ranges import CaptureProgress, ReadRange, SchemaRange
 from penstock.eventstore.schema_version import SchemaVersion, cut_at_changes, in_force
 from penstock.eventstore.sides import side_schema
 from penstock.object_storage import StorageRef
@@ -104,19 +104,19 @@ class HeldRows:
     batch_rows: int = 3
     asked: int = 0
 
-    def progress(self, table_id: int) -> TableProgress:
+    def progress(self, table_id: int) -> CaptureProgress:
         """See RangeReader."""
         self.asked += 1
-        return TableProgress(table_id, self.readable_ts, self.readable_ts, 0)
+        return CaptureProgress(table_id, self.readable_ts, self.readable_ts, 0)
 
-    def parts(self, wanted: ReadRange) -> list[Part]:
+    def parts(self, wanted: ReadRange) -> list[SchemaRange]:
         """See RangeReader."""
         self.asked += 1
         if wanted.to_ts > self.readable_ts:
             raise Unavailable("not complete yet")
         versions = in_force(self.versions, wanted.from_ts, wanted.to_ts)
         cuts = cut_at_changes(versions, wanted.from_ts, wanted.to_ts)
-        return [Part(replace(wanted, from_ts=low, to_ts=high), version) for low, high, version in cuts]
+        return [SchemaRange(replace(wanted, from_ts=low, to_ts=high), version) for low, high, version in cuts]
 
     def read(self, wanted: ReadRange) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """See RangeReader."""

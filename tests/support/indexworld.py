@@ -9,13 +9,13 @@ import pyarrow as pa
 
 from penstock.changes import ChangeBatch, Hint
 from penstock.changes.handle import ChangesHandle
-from penstock.changes.limits import Limit
+from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM, Clock
 from penstock.consumers.search_index.consumer import IndexConsumer
-from penstock.consumers.search_index.lance_table import Standing
+from penstock.consumers.search_index.lance_table import IndexVersion
 from penstock.consumers.search_index.marker import ROWS_ONLY
 from penstock.consumers.search_index.search import SearchResult, search
-from penstock.follow.source_2 import JobSource, Scan
+from penstock.follow.source_2 import ScanSource, TableScan
 from penstock.jobs.consumers import find_consumer
 from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.spec import JobSpec
@@ -65,7 +65,7 @@ class IndexWorld:
         """One iteration."""
         self.consumer(**options).consume(self.changes(resync=resync, large=large))
 
-    def standing(self) -> Standing:
+    def standing(self) -> IndexVersion:
         """The index as it is."""
         found = self.consumer().table.latest()
         assert found is not None
@@ -99,7 +99,7 @@ class IndexWorld:
         return Verifier(
             self.job(),
             self.consumer(),
-            cast("JobSource", _ModelSource(self.source)),
+            cast("ScanSource", _ModelSource(self.source)),
             self.folder / "verify",
             log_ts=lambda: 0,
             same_ts=lambda ts: ts,
@@ -107,18 +107,20 @@ class IndexWorld:
 
 
 class _ModelSource:
-    """What a verifier asks of a JobSource, over a model."""
+    """What a verifier asks of a ScanSource, over a model."""
 
     def __init__(self, model: SourceModel) -> None:
         self._model = model
 
-    def scan(self, _table_id: int, from_ts: int, to_ts: int, _limit: Limit) -> Scan:
-        """See JobSource."""
+    def scan(self, _table_id: int, from_ts: int, to_ts: int, _limit: ReadLimit) -> TableScan:
+        """See ScanSource."""
         schema = self._model.retriever(0, to_ts).schema
-        return Scan(view=cast("Any", None), from_ts=from_ts, to_ts=to_ts, schema=schema, rows=0, nbytes=0)
+        return TableScan(
+            view=cast("Any", None), from_ts=from_ts, to_ts=to_ts, schema=schema, rows=0, nbytes=0
+        )
 
-    def open(self, scan: Scan, columns: Collection[str] | None) -> ChangesHandle:
-        """See JobSource."""
+    def open(self, scan: TableScan, columns: Collection[str] | None) -> ChangesHandle:
+        """See ScanSource."""
 
         def batches() -> Iterator[ChangeBatch]:
             for inserts, deletes in self._model.retriever(0, scan.to_ts).batches:

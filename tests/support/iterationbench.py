@@ -9,7 +9,7 @@ from typing import Any
 from penstock import eventloop
 from penstock.errors import Invalid
 from penstock.jobs.consumer import Consumer, DataRetriever
-from penstock.jobs.iteration.execution import Executor
+from penstock.jobs.iteration.execution import IterationRunner
 from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobKey
@@ -39,7 +39,7 @@ class Bench:
     options: dict[str, Any] = field(default_factory=dict)
 
     @contextmanager
-    def executor(self) -> Iterator[Executor]:
+    def executor(self) -> Iterator[IterationRunner]:
         """What executes iterations, open."""
         made = self._executor()
         made.open()
@@ -68,7 +68,7 @@ class Bench:
     def _settings(self) -> Settings:
         return Settings(jobs=JobsSettings(data=self.folder / "jobs", **self.settings))
 
-    def _executor(self) -> Executor:
+    def _executor(self) -> IterationRunner:
         bench = self
 
         class Meter(UsageMeter):
@@ -76,7 +76,7 @@ class Bench:
                 bench.used[account] = bench.used.get(account, Usage()) + usage
 
         options = {"grace_s": 0.2, "usage": Meter(), **self.options}
-        return Executor(self.log, self.source, self._settings, find=self._find, **options)
+        return IterationRunner(self.log, self.source, self._settings, find=self._find, **options)
 
     def _left(self, iteration_id: str, key: JobKey, row: Job | None) -> None:
         assert key.job_name in iteration_id, "a job leaves the iteration that it was in"

@@ -12,12 +12,13 @@ from penstock.changes import ChangesHandle, collect_changes
 from penstock.changes.collect import open_range
 from penstock.changes.columns import columns_read, key_names
 from penstock.changes.counting import ChangeCounts
-from penstock.changes.limits import Limit
+from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM
 from penstock.errors import Fenced
 from penstock.eventstore.read.object_scan import HandleRange
 from penstock.eventstore.sides import COMMIT_TS
-from penstock.follow.source_2 import Look, Scan
+from penstock.follow.source import ReadableRange
+from penstock.follow.source_2 import TableScan
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext
 from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.job import Job, JobState, JobStatus
@@ -151,31 +152,31 @@ class MemoryLog:
 
 
 class WorldSource:
-    """The one table of a TableWorld as a JobSource; `scans` and `opens` are the ranges that were read."""
+    """The one table of a TableWorld as a ScanSource; `scans` and `opens` are the ranges that were read."""
 
     def __init__(self, world: TableWorld, *, fault: Fault = no_fault, batch_rows: int = 8192) -> None:
         self.world = world
         self.fault = fault
         self.batch_rows = batch_rows
-        self.scans: list[Scan] = []
-        self.opens: list[tuple[Scan, Collection[str] | None]] = []
+        self.scans: list[TableScan] = []
+        self.opens: list[tuple[TableScan, Collection[str] | None]] = []
         self.gone_because: str | None = None
 
     async def now_ts(self) -> int:
-        """See JobSource."""
+        """See ScanSource."""
         return self.world.ts
 
-    async def look(self, table_ids: Collection[int]) -> dict[int, Look]:
-        """See JobSource."""
-        return {each: Look(self.world.ts, self.world.ts) for each in table_ids}
+    async def look(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
+        """See ScanSource."""
+        return {each: ReadableRange(self.world.ts, self.world.ts) for each in table_ids}
 
     def gone(self, table_id: int) -> str | None:
-        """See JobSource."""
+        """See ScanSource."""
         del table_id
         return self.gone_because
 
-    def scan(self, table_id: int, from_ts: int, to_ts: int, limit: Limit) -> Scan:
-        """See JobSource."""
+    def scan(self, table_id: int, from_ts: int, to_ts: int, limit: ReadLimit) -> TableScan:
+        """See ScanSource."""
         del table_id
         self.fault("scan")
         view = self.world.view()
@@ -184,7 +185,7 @@ class WorldSource:
         end_ts = counts.admitted_ts(limit) if from_ts else to_ts
         rows, nbytes = counts.weigh(end_ts)
         versions = states[0].schemas(from_ts, end_ts)
-        scan = Scan(
+        scan = TableScan(
             view=view,
             from_ts=from_ts,
             to_ts=end_ts,
@@ -196,8 +197,8 @@ class WorldSource:
         self.scans.append(scan)
         return scan
 
-    def open(self, scan: Scan, columns: Collection[str] | None) -> ChangesHandle:
-        """See JobSource."""
+    def open(self, scan: TableScan, columns: Collection[str] | None) -> ChangesHandle:
+        """See ScanSource."""
         self.fault("open")
         self.opens.append((scan, columns))
         names = None
@@ -217,11 +218,11 @@ class WorldSource:
                 yield batch
 
     async def hold(self, needed: Mapping[int, int]) -> None:
-        """See JobSource."""
+        """See ScanSource."""
         del needed
 
     async def close(self) -> None:
-        """See JobSource."""
+        """See ScanSource."""
 
 
 @dataclass

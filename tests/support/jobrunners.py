@@ -11,7 +11,7 @@ from typing import Self
 from penstock import eventloop
 from penstock.clock import SYSTEM, Clock
 from penstock.kv import AsyncClient
-from penstock.kv.lease import LeaseRow, holder
+from penstock.kv.lease import LeaseRecord, holder
 from support.command import ServiceProcess
 from support.warmstart import WarmStart
 
@@ -65,13 +65,13 @@ class JobRunners:
         """How many there are, with those that are about to start."""
         return len(self.running) + len(self._starting)
 
-    def lease(self) -> LeaseRow:
+    def lease(self) -> LeaseRecord:
         """Who has the lease."""
         return eventloop.run(holder(self._client))
 
-    def active(self, *, after: int = 0) -> LeaseRow:
+    def active(self, *, after: int = 0) -> LeaseRecord:
         """Wait for one of them to hold the lease, under an epoch after this one."""
-        found = LeaseRow()
+        found = LeaseRecord()
 
         def held() -> bool:
             nonlocal found

@@ -23,7 +23,7 @@ from penstock.follow.eventsource import EventStoreJobSource
 from penstock.jobs.api import Jobs
 from penstock.jobs.consumer import Consumer
 from penstock.jobs.consumers import find_consumer
-from penstock.jobs.iteration.execution import Executor
+from penstock.jobs.iteration.execution import IterationRunner
 from penstock.jobs.iteration.spark_frame import Frames
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.jobid import JobId
@@ -200,7 +200,7 @@ class JobWorld:
         await self.do(log.ensure)
 
         def open_scheduler(on_end: OnEnd) -> Scheduler:
-            executor = Executor(log, self.source, self.settings, frames=frames, spark=spark, find=find)
+            executor = IterationRunner(log, self.source, self.settings, frames=frames, spark=spark, find=find)
             made = Scheduler(executor, self.settings.jobs, on_end=on_end)
             made.start()
             return made

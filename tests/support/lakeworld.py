@@ -18,10 +18,10 @@ from pyiceberg.catalog import load_catalog
 
 from penstock.consumers.lake.consumer import LakeConsumer
 from penstock.consumers.lake.delta import Delta
-from penstock.consumers.lake.files import DataFile, FileStore, Written
+from penstock.consumers.lake.files import DataFile, FileStore, WrittenFile
 from penstock.consumers.lake.iceberg import Iceberg
 from penstock.consumers.lake.parquet import ParquetCopy, live_files
-from penstock.consumers.lake.table import LakeTable, Marks, Staging, Version
+from penstock.consumers.lake.table import LakeTable, LakeWatermark, Staging, Version
 from penstock.object_storage import open_storage
 from penstock.testing.consumers import job_context, rows_by_key
 from penstock.testing.versions import Snapshot
@@ -181,7 +181,9 @@ class _MortalStaging:
     def open_store(self) -> "_MortalStore":
         return _MortalStore(self._staging.open_store(), self._step)
 
-    def commit(self, marks: Marks, written: Sequence[Written], removed: Sequence[DataFile]) -> None:
+    def commit(
+        self, marks: LakeWatermark, written: Sequence[WrittenFile], removed: Sequence[DataFile]
+    ) -> None:
         self._step()
         self._staging.commit(marks, written, removed)
         self._step()

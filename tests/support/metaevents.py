@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.tables.codec.ordered import encode_uint
-from penstock.tables.ddl_jobs import Job
+from penstock.tables.ddl_jobs import DdlJob
 from penstock.tables.define import define_table
 from penstock.tables.keys import meta_hash_key
 from penstock.tables.meta import DATABASES, JOB_HISTORY, database_field, table_field
@@ -52,7 +52,7 @@ def database_gone(ts: int, database_id: int) -> Change:
 def recorded(ts: int, job_id: int, action: int, table_id: int, query: str, **rest: Any) -> Change:
     """A job is finished; by default it began a tick before."""
     given: dict[str, Any] = {"database_id": 1, "start_ts": ts - 1, "schema_version": job_id, **rest}
-    job = Job(
+    job = DdlJob(
         id=job_id, type=action, table_id=table_id, query=query, database_name="", table_name="", **given
     )
     return put(ts, meta_hash_key(JOB_HISTORY, encode_uint(job_id)), json.dumps(job.to_json()).encode())

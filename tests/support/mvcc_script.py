@@ -22,7 +22,7 @@ from penstock.settings import StoreSettings
 from penstock.store.bounds import EVERYTHING
 from penstock.store.engine import Engine
 from penstock.store.observe import Change
-from penstock.store.storage import Storage
+from penstock.store.storage import TxnStorage
 from penstock.testing.clock import ManualClock
 from support.mvcc_text import error_text, lock_outcome, lock_text, outcome, pairs, text, versions
 
@@ -60,7 +60,7 @@ class Script:
         self.clock = ManualClock()
         self.engine = Engine.open(path, sync=False)
         settings = StoreSettings(lock_wait_timeout_ms=1000, wake_up_delay_ms=20)
-        self.storage = Storage(self.engine, clock=self.clock, settings=settings, max_ts=0)
+        self.storage = TxnStorage(self.engine, clock=self.clock, settings=settings, max_ts=0)
         self.storage.observer = self
         self._told: list[str] = []
         self._running: dict[str, asyncio.Task[list[str]]] = {}

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from penstock.changefeeds.model import Feed, FeedInfo, FeedState, FeedStatus
+from penstock.changefeeds.model import ChangefeedInfo, ChangefeedRecord, ChangefeedState, ChangefeedStatus
 from penstock.clock import compose_ts
 from penstock.control.overview.facts import CaptureFact, Facts, FeedFact, JobFact, TableFact
 from penstock.control.overview.model import SpoolLevel
 from penstock.control.part_states import PartKind, PartState, PartStatus
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.source_2 import Look
+from penstock.follow.source import ReadableRange
 from penstock.jobs.freshness import freshness_of
 from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
@@ -46,21 +46,21 @@ def table(name: str = "shop.orders", lag_s: float | None = 0.5, **more: Any) -> 
 
 def feed(name: str = "files", lag_s: float = 0.5, **more: Any) -> FeedFact:
     """A changefeed that somebody runs, unless `run_by` says otherwise."""
-    state = more.pop("state", FeedState.NORMAL)
-    info = FeedInfo(
+    state = more.pop("state", ChangefeedState.NORMAL)
+    info = ChangefeedInfo(
         id=name,
         settings={"tables": more.pop("tables", ["*.*"]), "sink_uri": "file:///nowhere"},
         start_ts=1,
-        stopped=state is FeedState.STOPPED,
+        stopped=state is ChangefeedState.STOPPED,
         account=more.pop("account", "sys"),
     )
-    status = FeedStatus(
+    status = ChangefeedStatus(
         checkpoint_ts=ago(lag_s),
         ddl_ts=1,
-        state=FeedState.NORMAL if state is FeedState.STOPPED else state,
+        state=ChangefeedState.NORMAL if state is ChangefeedState.STOPPED else state,
         error=more.pop("error", ""),
     )
-    return FeedFact(Feed(info, status), more.pop("run_by", "host-1"), **more)
+    return FeedFact(ChangefeedRecord(info, status), more.pop("run_by", "host-1"), **more)
 
 
 def spool(level: float) -> SpoolLevel:
@@ -91,7 +91,7 @@ def job(name: str = "shop.orders/copy", lag_s: float | None = 0.5, **more: Any) 
         ),
         create_at=NOW_MS - 100_000,
     )
-    look = None if of is None else Look(of.readable_ts, of.changed_ts, of.oldest_ts)
+    look = None if of is None else ReadableRange(of.readable_ts, of.changed_ts, of.oldest_ts)
     attended, verified = more.pop("attended", True), more.pop("verified", None)
     assert not more, f"nobody asked for {more}"
     freshness = freshness_of(made, look, now_ts=NOW_TS, span_s=1800, attended=attended)

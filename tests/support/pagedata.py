@@ -7,6 +7,7 @@ from penstock.clock import compose_ts
 from penstock.control.display import shown_ms, shown_ts
 from penstock.control.overview.model import (
     ChangefeedRow,
+    FlowStage,
     HeldBy,
     HolderKind,
     JobRow,
@@ -15,7 +16,6 @@ from penstock.control.overview.model import (
     Problem,
     ProblemKind,
     SpoolLevel,
-    Stage,
     StageRow,
     TableRow,
     Totals,
@@ -66,17 +66,17 @@ _LOCK = HeldBy(
 def _stages(*, troubled: bool) -> list[StageRow]:
     lags = (41.2, 41.6, 44.0, 312.0, 2510.0) if troubled else (0.12, 0.41, 3.2, 1.4, 2.2)
     rates = (1843.0, 1838.0, 1840.0, 912.0, 1640.0)
-    held: dict[Stage, HeldBy] = {}
+    held: dict[FlowStage, HeldBy] = {}
     if troubled:
         feed = HeldBy(
             kind=HolderKind.CHANGEFEED,
             name="lake",
             detail="its spool is above the high mark: the remote is slow",
         )
-        held = {Stage.COMMIT: _LOCK, Stage.CAPTURE: _LOCK, Stage.CHANGEFEEDS: feed}
+        held = {FlowStage.COMMIT: _LOCK, FlowStage.CAPTURE: _LOCK, FlowStage.CHANGEFEEDS: feed}
     return [
         StageRow(stage=stage, lag_s=lag, rate=rate, held_by=held.get(stage))
-        for stage, lag, rate in zip(Stage, lags, rates, strict=True)
+        for stage, lag, rate in zip(FlowStage, lags, rates, strict=True)
     ]
 
 

@@ -17,7 +17,7 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Respons
 from fastapi.responses import JSONResponse
 
 from penstock.api import pages
-from penstock.api.models import ChangesPage, SearchAnswer, TableDetail, Verified
+from penstock.api.models import ChangesPage, SearchAnswer, TableDetail, VerifyAnswer
 from penstock.control.display import shown_ms
 from penstock.control.overview.model import ChangefeedRow, JobRow, Overview, TableRow
 from support import pagedata
@@ -207,10 +207,10 @@ def _add_jobs(router: APIRouter, world: PageWorld) -> None:
         }
 
     @router.post("/jobs/{table}/{name}/verify")
-    def verify(table: str, name: str) -> Verified:
+    def verify(table: str, name: str) -> VerifyAnswer:
         row = get(f"{table}/{name}")
         missing = 3 if row.state in {"error", "paused"} else 0
-        return Verified(
+        return VerifyAnswer(
             job=row.job,
             same=missing == 0,
             at_ts=row.watermark,

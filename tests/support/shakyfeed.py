@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from penstock.changefeeds.engines.engine import Chunk, EncodeWork
 from penstock.changefeeds.engines.local import Hook, LocalEngine
-from penstock.changefeeds.feedstore import KeptDispatcher, PendingFile
+from penstock.changefeeds.feedstore import DispatcherRecord, PendingFile
 from penstock.errors import Unavailable
 from penstock.object_storage import StorageRef
 from support.shakyremote import Killed, Process, Weather
@@ -89,11 +89,11 @@ class ShakyProgress:
     async def keep_checkpoint(self, ts: int) -> None:
         await self._call(lambda: self._kept.keep_checkpoint(ts))
 
-    async def dispatchers(self) -> list[KeptDispatcher]:
+    async def dispatchers(self) -> list[DispatcherRecord]:
         return await self._call(self._kept.dispatchers)
 
     async def change_dispatchers(
-        self, added: Sequence[KeptDispatcher], removed: Iterable[str], *, ddl_ts: int | None = None
+        self, added: Sequence[DispatcherRecord], removed: Iterable[str], *, ddl_ts: int | None = None
     ) -> None:
         await self._call(lambda: self._kept.change_dispatchers(added, list(removed), ddl_ts=ddl_ts))
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from obstore.store import MemoryStore
 
 from penstock.errors import Unavailable
-from penstock.object_storage import Storage, StorageRef, Stored
+from penstock.object_storage import ObjectStorage, StorageRef, Stored
 from support.simloop import SimLoop
 
 __all__ = ["Killed", "Process", "Remote", "Shaky", "ShakyRef", "Weather"]
@@ -23,7 +23,7 @@ class Killed(Exception):
     """The process is gone; nothing that it still tries has an effect."""
 
 
-class Remote(Storage):
+class Remote(ObjectStorage):
     """Objects in memory, for ever as they were written; a listing tells in which order they came to be.
 
     Every path has one writer at a time, so that it is enough to know when it got its content last.
@@ -159,7 +159,7 @@ class Process:
         self._paused.clear()
 
 
-class Shaky(Storage):
+class Shaky(ObjectStorage):
     """A remote as one process sees it.
 
     What a process that was killed had sent may still arrive: a creation up to minutes later, what replaces
@@ -247,8 +247,8 @@ class Shaky(Storage):
 class ShakyRef(StorageRef):
     """A reference to a remote that is there already."""
 
-    storage: Storage = field(kw_only=True)
+    storage: ObjectStorage = field(kw_only=True)
 
-    def open(self) -> Storage:
+    def open(self) -> ObjectStorage:
         """The storage itself."""
         return self.storage

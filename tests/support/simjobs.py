@@ -10,10 +10,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from penstock.changes.handle import ChangesHandle
-from penstock.changes.limits import Limit
+from penstock.changes.limits import ReadLimit
 from penstock.clock import compose_ts, physical_ms
 from penstock.errors import PenstockError, Unavailable
-from penstock.follow.source_2 import Look, Scan
+from penstock.follow.source import ReadableRange
+from penstock.follow.source_2 import TableScan
 from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.job import ErrorCode, Job
 from penstock.jobs.jobid import JobKey
@@ -30,7 +31,7 @@ _OWN_WATERMARKS = frozenset("aceg")
 
 
 class SimTables:
-    """Tables, their changes, and how much of their history is kept; implements JobSource as far as needed."""
+    """Tables, their changes, and how much history is kept; implements ScanSource as far as needed."""
 
     def __init__(self, chance: Chance) -> None:
         self.commits: dict[int, list[int]] = defaultdict(list)
@@ -54,18 +55,18 @@ class SimTables:
             self.oldest[table_id] = max(self.oldest[table_id], min(old_ts, self.held.get(table_id, old_ts)))
 
     async def now_ts(self) -> int:
-        """See JobSource."""
+        """See ScanSource."""
         self._shake()
         return self._chance.now_ts()
 
-    async def look(self, table_ids: Collection[int]) -> dict[int, Look]:
-        """See JobSource; tables can be read up to a second ago, about."""
+    async def look(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
+        """See ScanSource; tables can be read up to a second ago, about."""
         self.looks += 1
         await self._chance.clock.sleep(self._chance.delay_s(0.02))
         self._shake(3)
         readable_ts = compose_ts(physical_ms(self._chance.now_ts()) - 1000)
         return {
-            each: Look(readable_ts, self._changed_ts(each, readable_ts), self.oldest[each])
+            each: ReadableRange(readable_ts, self._changed_ts(each, readable_ts), self.oldest[each])
             for each in table_ids
             if each not in self.uncaptured
         }
@@ -77,11 +78,11 @@ class SimTables:
         return max((ts for ts in self.commits[table_id] if ts <= readable_ts), default=0)
 
     def gone(self, table_id: int) -> str | None:
-        """See JobSource."""
+        """See ScanSource."""
         return self.fates.get(table_id)
 
     async def hold(self, needed: Mapping[int, int]) -> None:
-        """See JobSource."""
+        """See ScanSource."""
         self._shake()
         self.held = dict(needed)
 
@@ -89,16 +90,16 @@ class SimTables:
         if self._chance.strikes(weight):
             raise Unavailable("the source does not answer")
 
-    def scan(self, table_id: int, from_ts: int, to_ts: int, limit: Limit) -> Scan:
+    def scan(self, table_id: int, from_ts: int, to_ts: int, limit: ReadLimit) -> TableScan:
         """Not asked here: the simulated scheduler knows the commits."""
         raise NotImplementedError
 
-    def open(self, scan: Scan, columns: Collection[str] | None) -> ChangesHandle:
+    def open(self, scan: TableScan, columns: Collection[str] | None) -> ChangesHandle:
         """Not asked here."""
         raise NotImplementedError
 
     async def close(self) -> None:
-        """See JobSource."""
+        """See ScanSource."""
 
 
 @dataclass

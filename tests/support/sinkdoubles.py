@@ -4,14 +4,14 @@ from bisect import bisect_right, insort
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from penstock.changefeeds.feedstore import KeptDispatcher, PendingFile
-from penstock.changes.limits import Limit
+from penstock.changefeeds.feedstore import DispatcherRecord, PendingFile
+from penstock.changes.limits import ReadLimit
 from penstock.errors import StaleRead
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.positions import Position
-from penstock.follow.slices import DispatcherSpec, Slice
-from penstock.follow.source import Look
+from penstock.follow.slices import Slice, TableSpan
+from penstock.follow.source import ReadableRange
 from penstock.testing.consumers import Fault, no_fault
 
 __all__ = ["MemoryProgress", "ScriptedSource"]
@@ -22,7 +22,7 @@ class MemoryProgress:
 
     def __init__(self, begin: Position, *, fault: Fault = no_fault) -> None:
         self.fault = fault
-        self.kept: dict[str, KeptDispatcher] = {}
+        self.kept: dict[str, DispatcherRecord] = {}
         self.checkpoints = [begin.checkpoint_ts]
         self.done_ddl_ts = self._start_ts = begin.ts
         self.place: str | None = ""
@@ -47,11 +47,11 @@ class MemoryProgress:
         self.checkpoints.append(ts)
         self.fault("kept_checkpoint")
 
-    async def dispatchers(self) -> list[KeptDispatcher]:
+    async def dispatchers(self) -> list[DispatcherRecord]:
         return list(self.kept.values())
 
     async def change_dispatchers(
-        self, added: Sequence[KeptDispatcher], removed: Iterable[str], *, ddl_ts: int | None = None
+        self, added: Sequence[DispatcherRecord], removed: Iterable[str], *, ddl_ts: int | None = None
     ) -> None:
         self.fault("change_dispatchers")
         for dispatcher_id in removed:
@@ -71,7 +71,7 @@ class MemoryProgress:
 
 
 class ScriptedSource:
-    """A FeedSource of commits and DDLs that a test writes down. A slice has no parts; `rows_in` has its rows.
+    """A SliceSource of commits and DDLs of a test. A slice has no parts; `rows_in` has its rows.
 
     `advance` lets time pass: everything up to it is resolved, but for tables in `lagging`, which can be read
     up to the timestamp there (None: nothing is known of them yet), and for DDLs, which are known up to
@@ -129,18 +129,22 @@ class ScriptedSource:
     async def now_ts(self) -> int:
         return self.resolved_ts
 
-    async def look(self, table_ids: Collection[int]) -> dict[int, Look]:
+    async def look(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
         self.fault("look")
         self.look_calls += 1
         readable = {each: self.lagging.get(each, self.resolved_ts) for each in table_ids}
-        return {each: Look(ts, self._changed_ts(each, ts)) for each, ts in readable.items() if ts is not None}
+        return {
+            each: ReadableRange(ts, self._changed_ts(each, ts))
+            for each, ts in readable.items()
+            if ts is not None
+        }
 
     async def next_slice(
         self,
-        dispatcher: DispatcherSpec,
+        dispatcher: TableSpan,
         start: Position,
         upto_ts: int,
-        limit: Limit,
+        limit: ReadLimit,
         *,
         begin: Position | None = None,
     ) -> Slice | None:
@@ -193,7 +197,7 @@ class ScriptedSource:
     def _schema(self, table_id: int, ts: int) -> SchemaVersion:
         return next(each for each in self.tables(ts) if table_id in each.table.physical_ids)
 
-    def _between(self, spec: DispatcherSpec, start: Position, end: Position) -> list[tuple[int, bytes]]:
+    def _between(self, spec: TableSpan, start: Position, end: Position) -> list[tuple[int, bytes]]:
         commits = [
             (ts, handle)
             for ts, handle in self._commits.get(spec.table_id, ())

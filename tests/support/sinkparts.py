@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self, cast
 
-from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork, Written
-from penstock.changefeeds.feedstore import KeptDispatcher, PendingFile
+from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork, WriteResult
+from penstock.changefeeds.feedstore import DispatcherRecord, PendingFile
 from penstock.changefeeds.sinks.storage.layout import Folder
 from penstock.changefeeds.sinks.storage.options import SinkOptions
-from penstock.changefeeds.sinks.storage.remote_files import FilePaths, Place, TargetFiles
+from penstock.changefeeds.sinks.storage.remote_files import FilePaths, FileTarget, RemoteFiles
 from penstock.changefeeds.sinks.storage.sink import StorageSink
 from penstock.changefeeds.sinks.work import DmlEvent
 from penstock.clock import SYSTEM, Clock
@@ -17,7 +17,7 @@ from penstock.errors import Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.positions import Position
-from penstock.follow.slices import DispatcherSpec, Slice
+from penstock.follow.slices import Slice, TableSpan
 from penstock.object_storage import StorageRef
 from penstock.tables.schema import TableInfo
 from penstock.testing.clock import ManualClock
@@ -37,9 +37,9 @@ def sink_options(**changes: object) -> SinkOptions:
     return SinkOptions(target=StorageRef("memory://"), **given)  # type: ignore[arg-type] # by name
 
 
-def dispatcher(number: int) -> DispatcherSpec:
+def dispatcher(number: int) -> TableSpan:
     """One of many."""
-    return DispatcherSpec(str(number), number)
+    return TableSpan(str(number), number)
 
 
 def slice_of(
@@ -142,7 +142,7 @@ class RowlessEngine:
             for number, size in enumerate(sizes)
         ]
 
-    async def write(self, files: Sequence[FileWork]) -> list[Written]:
+    async def write(self, files: Sequence[FileWork]) -> list[WriteResult]:
         for file in files:
             self._under_way[file.dispatcher_id] += 1
             assert self._under_way[file.dispatcher_id] == 1, "a dispatcher has two files at once"
@@ -155,15 +155,15 @@ class RowlessEngine:
             self._under_way.subtract(file.dispatcher_id for file in files)
         return [self._write(file) for file in files]
 
-    def _write(self, file: FileWork) -> Written:
+    def _write(self, file: FileWork) -> WriteResult:
         if file.dispatcher_id in self.failing:
-            return Written(file.data_path, 0, "the remote refused it")
+            return WriteResult(file.data_path, 0, "the remote refused it")
         for chunk in file.chunks:
             assert chunk.start >= self._ends.get(file.dispatcher_id, chunk.start), "written out of order"
             self._ends[file.dispatcher_id] = chunk.end
         self.files.append(file)
         raw = sum(chunk.nbytes for chunk in file.chunks)
-        return Written(file.data_path, int(raw * self._file_ratio))
+        return WriteResult(file.data_path, int(raw * self._file_ratio))
 
     async def release(self, segment: int) -> None:
         self.segments.remove(segment)
@@ -192,23 +192,23 @@ class PlainFiles:
         self.ends: list[int] = []
         self.swept: list[float] = []
 
-    def place(self, spec: DispatcherSpec, schema: SchemaVersion) -> Place | None:
+    def place(self, spec: TableSpan, schema: SchemaVersion) -> FileTarget | None:
         if self.error is not None:
             raise self.error
         if spec.id in self.stale:
             return None
-        return Place(
+        return FileTarget(
             spec.id, Folder(schema="shop", table=f"t{spec.id}", version=schema.since_ts), named=False
         )
 
-    def next_file(self, place: Place, end_ts: int) -> FilePaths:
+    def next_file(self, place: FileTarget, end_ts: int) -> FilePaths:
         self.ends.append(end_ts)
         self.numbers[place.dispatcher_id] += 1
         number = self.numbers[place.dispatcher_id]
         folder = place.folder.path
         return FilePaths(f"{folder}/CDC{number:06d}.json", f"{folder}/meta/CDC.index", number)
 
-    def wrote(self, place: Place, paths: FilePaths) -> None:
+    def wrote(self, place: FileTarget, paths: FilePaths) -> None:
         assert self.numbers[place.dispatcher_id] == paths.number, "the last file that was given out"
 
     def write_ddl(self, event: DdlEvent) -> None:
@@ -235,7 +235,7 @@ class KeptInMemory:
     def __init__(self) -> None:
         self.checkpoint = 0
         self.ddl = 0
-        self.kept: dict[str, KeptDispatcher] = {}
+        self.kept: dict[str, DispatcherRecord] = {}
         self.pending: dict[str, PendingFile] = {}
         self.begun: list[list[PendingFile]] = []
         self.error: Exception | None = None
@@ -252,11 +252,11 @@ class KeptInMemory:
     async def keep_checkpoint(self, ts: int) -> None:
         self.checkpoint = ts
 
-    async def dispatchers(self) -> list[KeptDispatcher]:
+    async def dispatchers(self) -> list[DispatcherRecord]:
         return list(self.kept.values())
 
     async def change_dispatchers(
-        self, added: Sequence[KeptDispatcher], removed: Iterable[str], *, ddl_ts: int | None = None
+        self, added: Sequence[DispatcherRecord], removed: Iterable[str], *, ddl_ts: int | None = None
     ) -> None:
         for each in added:
             self.kept[each.spec.id] = each
@@ -286,7 +286,7 @@ class SinkWorld:
         self.files = PlainFiles(self.told)
         self.progress = KeptInMemory()
         self.options = sink_options(**options)
-        files = cast("TargetFiles", self.files)
+        files = cast("RemoteFiles", self.files)
         self.sink = StorageSink(
             self.engine, files, self.progress, self.options, changefeed="test", clock=clock
         )

@@ -8,14 +8,14 @@ from penstock.changefeeds.sinks.work import DmlEvent
 from penstock.errors import Invalid
 from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.positions import Position
-from penstock.follow.slices import DispatcherSpec, Slice
+from penstock.follow.slices import Slice, TableSpan
 from penstock.testing.consumers import Fault, no_fault
 
 __all__ = ["RecordingSink", "RemoteDouble"]
 
 
 class RemoteDouble:
-    """Files as facts, in the order in which they came to be. Implements FeedFiles."""
+    """Files as facts, in the order in which they came to be. Implements SinkFiles."""
 
     def __init__(self, location: str = "remote") -> None:
         self.location = location
@@ -45,7 +45,7 @@ class RemoteDouble:
 
 
 class RecordingSink:
-    """A FeedSink that does nothing by itself but what is set: `wake` and `write` say whether it wakes at once
+    """A Sink that does nothing by itself but what is set: `wake` and `write` say whether it wakes at once
     and writes at once. `held_drain` stops drains until it is set. `log` has every call, in words.
     """
 
@@ -105,7 +105,7 @@ class RecordingSink:
             for event in events:
                 event.post_flush()
 
-    async def pass_block_event(self, dispatcher: DispatcherSpec, event: DdlEvent) -> None:
+    async def pass_block_event(self, dispatcher: TableSpan, event: DdlEvent) -> None:
         self.fault("pass_block_event")
         self.log.append(f"drain {dispatcher.table_id} for {event.commit_ts}")
         if self.drains_held is not None:

@@ -9,11 +9,11 @@ import pyarrow as pa
 
 from penstock.changefeeds.codecs.options import EncoderOptions
 from penstock.changefeeds.codecs.row_changes import DELETE, INSERT, UPDATE, RowChanges
-from penstock.changefeeds.engines.encode import Encoded, encode_part
+from penstock.changefeeds.engines.encode import EncodedChunk, encode_part
 from penstock.changes import plan_changes
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.positions import Position
-from penstock.follow.slices import DispatcherSpec, Slice, slice_options
+from penstock.follow.slices import Slice, TableSpan, slice_options
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.schema import TableInfo
 from support.tableworld import TableWorld
@@ -54,7 +54,7 @@ def slice_of(
     schema = schema or world.table.schemas[-1]
     parts = plan_changes(world.view(), from_ts, to_ts, **{**slice_options(schema), **planned})
     return Slice(
-        dispatcher=DispatcherSpec.of("feed", world.ids[0]),
+        dispatcher=TableSpan.of("feed", world.ids[0]),
         schema=schema,
         start=start or (Position(from_ts) if from_ts else Position(to_ts, b"")),
         end=Position(to_ts),
@@ -70,7 +70,7 @@ def encoded(
     *,
     start: Position | None = None,
     numbers: Sequence[int] | None = None,
-) -> list[Encoded]:
+) -> list[EncodedChunk]:
     """The chunks of some parts of a slice, by default all, from `start` on."""
     wanted = piece if start is None else replace(piece, start=start)
     chosen = range(len(piece.parts)) if numbers is None else numbers

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.clock import SYSTEM, Clock, compose_ts
-from penstock.eventstore.capture.lease import Lease
+from penstock.eventstore.capture.lease import CaptureLease
 from penstock.eventstore.read.flight_client import FlightReader
 from penstock.follow.ddl_history import DdlHistory
 from penstock.follow.follower import EventStoreSource
@@ -62,9 +62,9 @@ class SourceWorld(ServedWorld):
         """A reader of a capture, whose questions are noted in `asked`."""
         return _Counting(addr, self.asked)
 
-    def leases(self) -> Sequence[Lease]:
+    def leases(self) -> Sequence[CaptureLease]:
         """Those of the captures in `addrs`."""
-        return [Lease(f"capture-{at}", "data", addr, 0) for at, addr in enumerate(self.addrs)]
+        return [CaptureLease(f"capture-{at}", "data", addr, 0) for at, addr in enumerate(self.addrs)]
 
 
 class _Counting(FlightReader):

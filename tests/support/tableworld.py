@@ -23,7 +23,7 @@ from penstock.eventstore import manifest_log, paths
 from penstock.eventstore.capture.reader import Reader
 from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.capture.tables import TableNames
-from penstock.eventstore.log.table_log import TableRows
+from penstock.eventstore.log.table_log import TableLog
 from penstock.eventstore.manifest import BEGUN, ManifestState
 from penstock.eventstore.read.find import find_table
 from penstock.eventstore.read.partition import Partition, TableView
@@ -254,7 +254,7 @@ class TableWorld:
         self._names.mark(self.store.tables())
         self.shared_ts = self.schemas.resolved_ts()
 
-    def _take(self, table: CapturedTable) -> TableRows:
+    def _take(self, table: CapturedTable) -> TableLog:
         rows = self.store.open_table(table.physical_id)
         self._pending[table.physical_id] = [
             change for change in self.cluster.rows.get(table.physical_id, ()) if change[0] > rows.resolved_ts

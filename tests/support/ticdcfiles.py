@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.object_storage import Storage
+from penstock.object_storage import ObjectStorage
 
 __all__ = ["TicdcDirectory", "canal_line", "column"]
 
@@ -22,7 +22,7 @@ def column(name: str, type: str, **members: Any) -> dict[str, Any]:  # noqa: A00
 class TicdcDirectory:
     """Writes files one by one, each where TiCDC would have it."""
 
-    def __init__(self, storage: Storage, *, date: str = "2026-02-04") -> None:
+    def __init__(self, storage: ObjectStorage, *, date: str = "2026-02-04") -> None:
         self.storage = storage
         self.date = date
 

@@ -10,11 +10,11 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 from fastapi.security.utils import get_authorization_scheme_param
 
-from penstock.api.errors import Problem
+from penstock.api.errors import ProblemError
 from penstock.settings import AccountSettings
 from penstock.tables.accounts import SYSTEM
 
-__all__ = ["Accounts", "Admin", "Asking", "Caller", "admin", "asking", "known"]
+__all__ = ["Admin", "Asking", "Caller", "TokenAccounts", "admin", "asking", "known"]
 
 _SCHEME = HTTPBearer(
     auto_error=False, description="Token of an account (api.accounts); not asked for when there are none."
@@ -38,7 +38,7 @@ class Caller:
 _ANYBODY = Caller(SYSTEM.name, admin=True)
 
 
-class Accounts:
+class TokenAccounts:
     """Callers by their tokens. Without accounts anybody is an admin: only loopback is served then."""
 
     def __init__(self, accounts: Mapping[str, AccountSettings]) -> None:
@@ -76,7 +76,7 @@ def asking(request: Request, _token: Annotated[object, Depends(_SCHEME)]) -> Cal
     """Who asks; raise a 401 problem when that is nobody."""
     caller = known(request)
     if caller is None:
-        raise Problem(
+        raise ProblemError(
             401,
             "this needs the token of an account; send Authorization: Bearer",
             why="token",
@@ -91,7 +91,7 @@ Asking = Annotated[Caller, Depends(asking)]
 def admin(caller: Asking) -> Caller:
     """Who asks, an admin; raise a 403 problem when it is none."""
     if not caller.admin:
-        raise Problem(403, "this is for admins; ask with the token of one", why="admin")
+        raise ProblemError(403, "this is for admins; ask with the token of one", why="admin")
     return caller
 
 

@@ -9,8 +9,8 @@ from fastapi.routing import APIRoute
 
 from penstock import __version__
 from penstock.api import pages
-from penstock.api.accounts import Accounts
-from penstock.api.deployment import LateDeployment, Pulse, Reach, Reached
+from penstock.api.accounts import TokenAccounts
+from penstock.api.deployment import HealthPulse, LateDeployment, Reach, Reached
 from penstock.api.errors import answer, declared, handlers
 from penstock.api.middleware import BodyLimit, Readers
 from penstock.api.models import ProblemDetails
@@ -18,7 +18,7 @@ from penstock.api.observing import Observed
 from penstock.api.routes import changefeeds, jobs, overview, search, tables
 from penstock.api.routes import status as health
 from penstock.api.security import Gate, SafeHeaders
-from penstock.api.service import Service, only_declared
+from penstock.api.service import ApiState, only_declared
 from penstock.clock import SYSTEM, Clock
 from penstock.control.deployment import Deployment
 from penstock.control.overview.overview import Rates
@@ -55,10 +55,10 @@ def create_app(deployment: Deployment | Reach, *, clock: Clock = SYSTEM) -> Fast
         exception_handlers=handlers(),
         redirect_slashes=False,
     )
-    app.state.service = Service(
+    app.state.service = ApiState(
         settings=reach.settings,
         reach=reach,
-        pulse=Pulse(reach, clock=clock),
+        pulse=HealthPulse(reach, clock=clock),
         readers=Readers(settings.readers, accounts=len(settings.accounts)),
         rates=Rates(clock=clock),
         clock=clock,
@@ -71,7 +71,7 @@ def create_app(deployment: Deployment | Reach, *, clock: Clock = SYSTEM) -> Fast
     # The one that is added last stands first.
     app.add_middleware(BodyLimit, nbytes=settings.body_bytes)
     app.add_middleware(
-        Gate, settings=settings, accounts=Accounts(settings.accounts), clock=clock, free=health.PROBES
+        Gate, settings=settings, accounts=TokenAccounts(settings.accounts), clock=clock, free=health.PROBES
     )
     app.add_middleware(SafeHeaders, tls=settings.tls is not None)
     app.add_middleware(Observed, clock=clock)

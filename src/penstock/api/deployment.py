@@ -11,7 +11,7 @@ from penstock.control.deployment import Deployment, deployed
 from penstock.errors import Unavailable
 from penstock.settings import Settings
 
-__all__ = ["LateDeployment", "Pulse", "Reach", "Reached"]
+__all__ = ["HealthPulse", "LateDeployment", "Reach", "Reached"]
 
 _AGAIN_S = 1.0
 _ANSWER_S = 3.0
@@ -77,7 +77,7 @@ class LateDeployment:
             self._deployment = None
 
 
-class Pulse:
+class HealthPulse:
     """Whether the cluster answers, as of a second ago at most. For any number of threads: one of them asks.
 
     A client waits long for a cluster that is silent, which may come back. Whoever asks over HTTP is told

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from penstock import metrics
 from penstock.api.models import ProblemDetails
-from penstock.control.tenancy import Refused
+from penstock.control.tenancy import TenantRefused
 from penstock.errors import (
     AlreadyExists,
     Conflict,
@@ -27,14 +27,14 @@ from penstock.errors import (
 )
 from penstock.jobs.error_codes import failure_of
 
-__all__ = ["MEDIA_TYPE", "Problem", "answer", "declared", "failed", "handlers", "refused"]
+__all__ = ["MEDIA_TYPE", "ProblemError", "answer", "declared", "failed", "handlers", "refused"]
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 2
 _log = logging.getLogger(__name__)
 
 _STATUSES: tuple[tuple[type[PenstockError], int], ...] = (  # the first that fits
-    (Refused, 403),
+    (TenantRefused, 403),
     (NotFound, 404),
     (AlreadyExists, 409),
     (KeyExists, 409),
@@ -47,7 +47,7 @@ _STATUSES: tuple[tuple[type[PenstockError], int], ...] = (  # the first that fit
 )
 
 
-class Problem(HTTPException):
+class ProblemError(HTTPException):
     """A refusal of the API's own: `why` counts it among those refused."""
 
     def __init__(
@@ -107,8 +107,10 @@ def _unreadable(_request: Request, error: RequestValidationError) -> Response:
 
 def refused(error: HTTPException) -> Response:
     """The answer to what the API itself, or the router, refuses."""
-    if isinstance(error, Problem) and error.why:
+    if isinstance(error, ProblemError) and error.why:
         metrics.API_REFUSED_TOTAL.labels(error.why).inc()
     said = {404: "there is nothing here; /openapi.json says what there is"}
-    detail = error.detail if isinstance(error, Problem) else said.get(error.status_code, str(error.detail))
+    detail = (
+        error.detail if isinstance(error, ProblemError) else said.get(error.status_code, str(error.detail))
+    )
     return answer(error.status_code, detail, error.headers)

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.api.errors import Problem, refused
+from penstock.api.errors import ProblemError, refused
 
 __all__ = ["BodyLimit", "Readers", "StreamedAnswer"]
 
@@ -47,8 +47,8 @@ class BodyLimit:
 
         await self._app(scope, counted, send)
 
-    def _problem(self) -> Problem:
-        return Problem(413, f"the body has more than {self._nbytes} bytes (api.body_bytes)", why="body")
+    def _problem(self) -> ProblemError:
+        return ProblemError(413, f"the body has more than {self._nbytes} bytes (api.body_bytes)", why="body")
 
 
 class Readers:
@@ -78,7 +78,7 @@ class Readers:
             if self._reading.total() < self._count and self._reading[account] < self._each:
                 self._reading[account] += 1
                 return
-        raise Problem(
+        raise ProblemError(
             503,
             "as many reads are under way as may be (api.readers); come again in a moment",
             why="readers",

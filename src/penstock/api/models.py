@@ -22,11 +22,11 @@ from penstock.settings import (
 )
 
 __all__ = [
-    "Changefeed",
     "ChangefeedDetail",
+    "ChangefeedModel",
     "ChangefeedPatch",
     "ChangesPage",
-    "Health",
+    "HealthModel",
     "JobDetail",
     "JobPatch",
     "JobSummary",
@@ -34,14 +34,14 @@ __all__ = [
     "NewChangefeed",
     "NewJob",
     "ProblemDetails",
-    "Question",
     "Readiness",
-    "Repair",
+    "RepairRequest",
     "Repaired",
     "SearchAnswer",
+    "SearchRequest",
     "TableDetail",
     "TableSummary",
-    "Verified",
+    "VerifyAnswer",
 ]
 
 FeedName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9]+(-[a-zA-Z0-9]+)*$", max_length=128)]
@@ -88,7 +88,7 @@ class ProblemDetails(_Answer):
     """One line: what is wrong, and what to do."""
 
 
-class Health(_Answer):
+class HealthModel(_Answer):
     """That the process answers."""
 
     status: Literal["ok"]
@@ -109,7 +109,7 @@ class Me(_Answer):
     admin: bool
 
 
-class Column(_Answer):
+class ColumnModel(_Answer):
     """A column of a table."""
 
     name: str
@@ -140,7 +140,7 @@ class SchemaOfTable(_Answer):
     since_ts: Ts
     since_time: str | None
     table: str
-    columns: list[Column]
+    columns: list[ColumnModel]
 
 
 class ObjectsOfKind(_Answer):
@@ -175,7 +175,7 @@ class TableDetail(TableSummary):
     """History before it is gone."""
     flushed_ts: Ts | None
     """Everything up to it is in objects."""
-    columns: list[Column]
+    columns: list[ColumnModel]
     schemas: list[SchemaOfTable]
     kinds: list[ObjectsOfKind]
     objects: list[ObjectSpan]
@@ -199,7 +199,7 @@ class ChangesPage(_Answer):
     """What to give as `skip` then."""
 
 
-class Changefeed(_Answer):
+class ChangefeedModel(_Answer):
     """How a changefeed does."""
 
     id: str
@@ -211,7 +211,7 @@ class Changefeed(_Answer):
     error: str
 
 
-class ChangefeedDetail(Changefeed):
+class ChangefeedDetail(ChangefeedModel):
     """Everything that is known of a changefeed, without its secrets."""
 
     start_ts: Ts
@@ -300,14 +300,14 @@ class JobPatch(_Wish):
     """Whether the iteration that is queued or running ends, so that it counts at once."""
 
 
-class Repair(_Wish):
+class RepairRequest(_Wish):
     """How a target is to be repaired."""
 
     rebuild: bool = False
     """Whether it is filled anew, whatever it is."""
 
 
-class Verified(_Answer):
+class VerifyAnswer(_Answer):
     """What a comparison of a target with its source found."""
 
     job: str
@@ -330,7 +330,7 @@ class Repaired(_Answer):
     table_id: int
 
 
-class Question(_Wish):
+class SearchRequest(_Wish):
     """What an index is asked: words, or a vector."""
 
     words: str | None = Field(None, max_length=10_000)

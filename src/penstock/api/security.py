@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.api.accounts import Accounts
-from penstock.api.errors import Problem, refused
+from penstock.api.accounts import TokenAccounts
+from penstock.api.errors import ProblemError, refused
 from penstock.api.tokenbucket import RateLimit
 from penstock.clock import Clock
 from penstock.settings import ApiSettings
@@ -59,7 +59,7 @@ class Gate:
         app: ASGIApp,
         *,
         settings: ApiSettings,
-        accounts: Accounts,
+        accounts: TokenAccounts,
         clock: Clock,
         free: Iterable[str] = (),
     ) -> None:
@@ -77,16 +77,16 @@ class Gate:
             return
         try:
             self._check(scope, Headers(scope=scope))
-        except Problem as problem:
+        except ProblemError as problem:
             await refused(problem)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         if host_of(headers.get("host", "")) not in self._names:
-            raise Problem(421, "the API is not known by this name; add it to api.hosts", why="host")
+            raise ProblemError(421, "the API is not known by this name; add it to api.hosts", why="host")
         if scope["method"] not in _SAFE_METHODS and self._is_foreign(headers):
-            raise Problem(403, "a page of another origin may not change anything here", why="origin")
+            raise ProblemError(403, "a page of another origin may not change anything here", why="origin")
         caller = self._accounts.caller(headers.get("authorization"))
         scope.setdefault("state", {})["caller"] = caller
         if scope["path"] in self._free:
@@ -96,7 +96,7 @@ class Gate:
         key = f"address {address}" if named is None else f"account {named.name}"
         wait = self._rate.take(key, self._clock.monotonic())
         if wait:
-            raise Problem(
+            raise ProblemError(
                 429,
                 "too many requests (api.requests_per_s); wait as long as Retry-After says",
                 why="rate",

@@ -6,27 +6,27 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from penstock.api.accounts import Asking
-from penstock.api.deployment import Pulse, Reach
-from penstock.api.errors import Problem
+from penstock.api.deployment import HealthPulse, Reach
+from penstock.api.errors import ProblemError
 from penstock.api.middleware import Readers
 from penstock.clock import Clock
 from penstock.control.deployment import Deployment
 from penstock.control.overview.overview import Rates
 from penstock.settings import Settings
 
-__all__ = ["PREFIX", "Deployed", "Service", "Shared", "only_declared"]
+__all__ = ["PREFIX", "ApiState", "Deployed", "Shared", "only_declared"]
 
 PREFIX = "/api/v1"
 """Where every route is, but those of probes, metrics and pages."""
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ApiState:
     """One for the whole application."""
 
     settings: Settings
     reach: Reach
-    pulse: Pulse
+    pulse: HealthPulse
     readers: Readers
     rates: Rates
     clock: Clock
@@ -38,15 +38,15 @@ def only_declared(request: Request) -> None:
     unknown = sorted(request.query_params.keys() - known)
     if unknown:
         there = f"there are {', '.join(sorted(known))}" if known else "there are none"
-        raise Problem(400, f"query.{unknown[0][:64]} is unknown; {there}")
+        raise ProblemError(400, f"query.{unknown[0][:64]} is unknown; {there}")
 
 
-def _shared(request: Request) -> Service:
-    found: Service = request.app.state.service
+def _shared(request: Request) -> ApiState:
+    found: ApiState = request.app.state.service
     return found
 
 
-Shared = Annotated[Service, Depends(_shared)]
+Shared = Annotated[ApiState, Depends(_shared)]
 
 
 def _deployed(service: Shared, _caller: Asking) -> Deployment:

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 
-from penstock.changefeeds.failures import GIVE_UP_S, Trouble
+from penstock.changefeeds.failures import GIVE_UP_S, FailureTracker
 from penstock.changefeeds.feedstore import ProgressStore
-from penstock.changefeeds.model import FeedState
-from penstock.changefeeds.resume import FeedOptions, Startup
-from penstock.changefeeds.run import FeedLife
-from penstock.changefeeds.sinks.sink import FeedFiles, FeedSink
+from penstock.changefeeds.model import ChangefeedState
+from penstock.changefeeds.resume import ChangefeedOptions, Startup
+from penstock.changefeeds.run import ChangefeedRun
+from penstock.changefeeds.sinks.sink import Sink, SinkFiles
 from penstock.clock import SYSTEM, Clock
-from penstock.follow.source import FeedSource
+from penstock.follow.source import SliceSource
 from penstock.metrics import SINK_CHECKPOINT_LAG_SECONDS, SINK_DISPATCHERS, SINK_READING_DISPATCHERS
 
 
@@ -23,11 +23,11 @@ class Changefeed:
     def __init__(
         self,
         feed_id: str,
-        options: FeedOptions,
+        options: ChangefeedOptions,
         *,
-        source: FeedSource,
-        open_sink: Callable[[], FeedSink],
-        files: FeedFiles,
+        source: SliceSource,
+        open_sink: Callable[[], Sink],
+        files: SinkFiles,
         progress: ProgressStore,
         give_up_s: float = GIVE_UP_S,
         clock: Clock = SYSTEM,
@@ -39,18 +39,18 @@ class Changefeed:
         self._files = files
         self._progress = progress
         self._clock = clock
-        self._trouble = Trouble(feed_id, give_up_s=give_up_s, clock=clock)
+        self._trouble = FailureTracker(feed_id, give_up_s=give_up_s, clock=clock)
         self._startup = Startup(feed_id, source, progress, files, options, clock)
-        self._life: FeedLife | None = None
-        self._ended: FeedState | None = None
+        self._life: ChangefeedRun | None = None
+        self._ended: ChangefeedState | None = None
         self._attempt = 0
 
     @property
-    def state(self) -> FeedState:
+    def state(self) -> ChangefeedState:
         """NORMAL, WARNING while it tries to get over a failure, FINISHED or FAILED."""
         if self._ended is not None:
             return self._ended
-        return FeedState.WARNING if self._trouble.there else FeedState.NORMAL
+        return ChangefeedState.WARNING if self._trouble.there else ChangefeedState.NORMAL
 
     @property
     def error(self) -> str:
@@ -81,7 +81,7 @@ class Changefeed:
         """Take up what was kept; whether the changefeed is finished. What can pass is waited for."""
         try:
             resumed = await self._startup.resume()
-            self._life = FeedLife(
+            self._life = ChangefeedRun(
                 self._feed_id,
                 resumed,
                 source=self._source,
@@ -96,7 +96,7 @@ class Changefeed:
         except Exception as error:  # noqa: BLE001 - whatever it was, the next try starts from what was kept
             await self._clock.sleep(self._wait(error))
             return False
-        self._ended = FeedState.FINISHED
+        self._ended = ChangefeedState.FINISHED
         return True
 
     def _wait(self, error: Exception) -> float:
@@ -104,5 +104,5 @@ class Changefeed:
         try:
             return self._trouble.met(error, self._attempt)
         except Exception:
-            self._ended = FeedState.FAILED
+            self._ended = ChangefeedState.FAILED
             raise

@@ -12,15 +12,21 @@ from penstock.changefeeds.codecs.options import check_readable
 from penstock.changefeeds.codecs.row_filter import check_predicate
 from penstock.changefeeds.filters import TableFilter
 from penstock.changefeeds.locations import location_of
-from penstock.changefeeds.model import Feed, FeedInfo, FeedState, FeedStatus, check_feed_id
+from penstock.changefeeds.model import (
+    ChangefeedInfo,
+    ChangefeedRecord,
+    ChangefeedState,
+    ChangefeedStatus,
+    check_feed_id,
+)
 from penstock.changefeeds.sinks.storage.options import SinkOptions, sink_options
 from penstock.changefeeds.sinks.storage.remote_files import check_unused
-from penstock.changefeeds.store import Check, Feeds
+from penstock.changefeeds.store import ChangefeedStore, Check
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Denied, Invalid, Unavailable
 from penstock.settings import ChangefeedSettings, parse_changefeed
 
-_ENDED = frozenset({FeedState.STOPPED, FeedState.FAILED, FeedState.FINISHED})
+_ENDED = frozenset({ChangefeedState.STOPPED, ChangefeedState.FAILED, ChangefeedState.FINISHED})
 
 _PLACING = frozenset({"sink_uri", "storage_options"})  # what may lead elsewhere
 
@@ -39,14 +45,14 @@ _SHAPES = (
 
 
 async def create_feed(
-    feeds: Feeds,
+    feeds: ChangefeedStore,
     feed_id: str,
     wanted: ChangefeedSettings,
     *,
     now_ts: int,
     account: str = "sys",
     clock: Clock = SYSTEM,
-) -> Feed:
+) -> ChangefeedRecord:
     """Add a changefeed of an account; `now_ts` is a timestamp of the database.
 
     Raises Invalid when its settings cannot be carried out, AlreadyExists when there is one of that name.
@@ -65,7 +71,7 @@ async def create_feed(
         )
     options = sink_options(wanted)
     await _look_for_files(options)
-    info = FeedInfo(
+    info = ChangefeedInfo(
         id=feed_id,
         settings=dump(wanted),
         start_ts=start_ts,
@@ -74,32 +80,32 @@ async def create_feed(
         account=account,
     )
     await feeds.create(info, check=_alone(feed_id, options, account))
-    return Feed(info, FeedStatus.of_new(info))
+    return ChangefeedRecord(info, ChangefeedStatus.of_new(info))
 
 
-async def pause_feed(feeds: Feeds, feed_id: str) -> Feed:
+async def pause_feed(feeds: ChangefeedStore, feed_id: str) -> ChangefeedRecord:
     """Stop it where it is; what it has read by then is written. Raises Invalid when it has ended."""
 
-    def pause(feed: Feed) -> Feed:
-        if feed.state is FeedState.FINISHED:
+    def pause(feed: ChangefeedRecord) -> ChangefeedRecord:
+        if feed.state is ChangefeedState.FINISHED:
             raise Invalid(f"changefeed {feed_id} has reached its target; there is nothing to pause")
-        return Feed(replace(feed.info, stopped=True), feed.status)
+        return ChangefeedRecord(replace(feed.info, stopped=True), feed.status)
 
     return await feeds.change(feed_id, pause)
 
 
-async def resume_feed(feeds: Feeds, feed_id: str) -> Feed:
+async def resume_feed(feeds: ChangefeedStore, feed_id: str) -> ChangefeedRecord:
     """Let one go on that was paused or has failed. Raises Invalid when it has ended."""
 
-    def resume(feed: Feed) -> Feed:
-        if feed.state is FeedState.FINISHED:
+    def resume(feed: ChangefeedRecord) -> ChangefeedRecord:
+        if feed.state is ChangefeedState.FINISHED:
             raise Invalid(f"changefeed {feed_id} has reached its target; create another one")
-        return Feed(replace(feed.info, stopped=False), feed.status.resumed())
+        return ChangefeedRecord(replace(feed.info, stopped=False), feed.status.resumed())
 
     return await feeds.change(feed_id, resume)
 
 
-async def update_feed(feeds: Feeds, feed_id: str, changes: Mapping[str, Any]) -> Feed:
+async def update_feed(feeds: ChangefeedStore, feed_id: str, changes: Mapping[str, Any]) -> ChangefeedRecord:
     """Give some settings other values. Tables that come in begin at the checkpoint; those that go out end.
 
     Another place gets everything after the checkpoint, and must hold no files of a changefeed.
@@ -113,7 +119,7 @@ async def update_feed(feeds: Feeds, feed_id: str, changes: Mapping[str, Any]) ->
     if _moves(known, options):
         await _look_for_files(options)
 
-    def update(feed: Feed) -> Feed:
+    def update(feed: ChangefeedRecord) -> ChangefeedRecord:
         if feed.state not in _ENDED:
             raise Invalid(f"changefeed {feed_id} is {feed.state}; pause it before it is changed")
         updated = _merged(feed, changes)
@@ -125,9 +131,9 @@ async def update_feed(feeds: Feeds, feed_id: str, changes: Mapping[str, Any]) ->
             left = _begun_with(feed)
             if status.location is None:
                 status = replace(status, location=_location(_options(feed)))
-        if status.state is FeedState.FINISHED and "target_ts" in changes:
+        if status.state is ChangefeedState.FINISHED and "target_ts" in changes:
             status = status.resumed()
-        return Feed(replace(feed.info, settings=dump(updated), stopped=True, left=left), status)
+        return ChangefeedRecord(replace(feed.info, settings=dump(updated), stopped=True, left=left), status)
 
     placed = not _PLACING.isdisjoint(changes)
     check = _alone(feed_id, options, known.info.account) if placed else None
@@ -142,15 +148,15 @@ def check_settings(wanted: ChangefeedSettings) -> None:
         check_predicate(each.where)
 
 
-def _merged(feed: Feed, changes: Mapping[str, Any]) -> ChangefeedSettings:
+def _merged(feed: ChangefeedRecord, changes: Mapping[str, Any]) -> ChangefeedSettings:
     return parse_changefeed({**feed.info.settings, **changes}, origin=f"changefeed {feed.info.id}")
 
 
-def _options(feed: Feed) -> SinkOptions:
+def _options(feed: ChangefeedRecord) -> SinkOptions:
     return sink_options(_merged(feed, {}))
 
 
-def _begun_with(feed: Feed) -> Mapping[str, Any]:
+def _begun_with(feed: ChangefeedRecord) -> Mapping[str, Any]:
     """The settings with which a changefeed has begun where it was last, or will if it has not begun."""
     left = feed.info.left
     if left is None:
@@ -159,7 +165,7 @@ def _begun_with(feed: Feed) -> Mapping[str, Any]:
     return left if _location(options) == feed.status.location else feed.info.settings
 
 
-def _files(feed: Feed) -> SinkOptions:
+def _files(feed: ChangefeedRecord) -> SinkOptions:
     """What the files of a changefeed are like, and where they are."""
     return sink_options(parse_changefeed(dict(_begun_with(feed)), origin=f"changefeed {feed.info.id}"))
 
@@ -168,7 +174,7 @@ def _location(options: SinkOptions) -> str:
     return str(location_of(options.target.url, options.target.options))
 
 
-def _moves(feed: Feed, options: SinkOptions) -> bool:
+def _moves(feed: ChangefeedRecord, options: SinkOptions) -> bool:
     """Whether these options lead to another place than where a changefeed has its files."""
     return _location(_files(feed)) != _location(options)
 
@@ -180,7 +186,7 @@ def _alone(feed_id: str, options: SinkOptions, account: str) -> Check:
     """
     mine = location_of(options.target.url, options.target.options, follow_links=True)
 
-    def check(feeds: list[Feed]) -> None:
+    def check(feeds: list[ChangefeedRecord]) -> None:
         for feed in feeds:
             if feed.info.id == feed_id:
                 continue
@@ -217,7 +223,7 @@ async def _look_for_files(options: SinkOptions) -> None:
     await asyncio.to_thread(look)
 
 
-def _check_shape(feed: Feed, updated: ChangefeedSettings) -> None:
+def _check_shape(feed: ChangefeedRecord, updated: ChangefeedSettings) -> None:
     """Raise Invalid when a version of a table would have files of two kinds: who reads them goes by one."""
     was, is_now = _files(feed), sink_options(updated)
     if _moves(feed, is_now):

@@ -8,7 +8,7 @@ TABLE_TRIGGER = "table-trigger"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BarrierDecision:
     """All that are involved have drained: `writer` writes the DDL, then the others pass."""
 
     ddl_ts: int
@@ -21,7 +21,7 @@ class Verdict:
         return len(self.passing) + (self.writer != TABLE_TRIGGER)
 
 
-class Barrier:
+class DdlBarrier:
     """Holds dispatchers at the next DDL until every one that it involves has drained up to it.
 
     DDLs are opened one at a time, in order. A dispatcher may report before its DDL is opened. One that
@@ -58,14 +58,14 @@ class Barrier:
         for waiting in self._reported.values():
             waiting.pop(dispatcher_id, None)
 
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> BarrierDecision | None:
         """Who writes the DDL that is open; None while somebody is missing."""
         if self._open_ts is None or self._missing:
             return None
         waiting = list(self._reported[self._open_ts])
         if self._trigger_writes or not waiting:
-            return Verdict(self._open_ts, TABLE_TRIGGER, tuple(waiting))
-        return Verdict(self._open_ts, waiting[-1], tuple(waiting[:-1]))
+            return BarrierDecision(self._open_ts, TABLE_TRIGGER, tuple(waiting))
+        return BarrierDecision(self._open_ts, waiting[-1], tuple(waiting[:-1]))
 
     def done(self) -> None:
         """The open DDL is written and kept."""

@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from penstock.changefeeds.ddl_barrier import Barrier, Verdict
+from penstock.changefeeds.ddl_barrier import BarrierDecision, DdlBarrier
 from penstock.changefeeds.dispatcher import Dispatcher
 from penstock.changefeeds.dispatchers import Dispatchers
-from penstock.changefeeds.failures import Trouble
-from penstock.changefeeds.feedstore import KeptDispatcher, ProgressStore
+from penstock.changefeeds.failures import FailureTracker
+from penstock.changefeeds.feedstore import DispatcherRecord, ProgressStore
 from penstock.changefeeds.filters import TableFilter
-from penstock.changefeeds.pendingddls import Block, CarriedTables, PendingDdls, blocks
-from penstock.changefeeds.sinks.sink import FeedSink
+from penstock.changefeeds.pendingddls import BlockEvent, PendingDdls, ReplicatedTables, blocks
+from penstock.changefeeds.sinks.sink import Sink
 from penstock.follow.ddl_events import DdlEvent
-from penstock.follow.slices import DispatcherSpec
-from penstock.follow.source import FeedSource
+from penstock.follow.slices import TableSpan
+from penstock.follow.source import SliceSource
 from penstock.metrics import SINK_DDL_AFFECTED_DISPATCHERS
 
 _log = logging.getLogger(__name__)
@@ -26,9 +26,9 @@ _log = logging.getLogger(__name__)
 class _Turn:
     """What a DDL does to the dispatchers."""
 
-    tables: CarriedTables
+    tables: ReplicatedTables
     ended_ids: frozenset[int]
-    added: tuple[KeptDispatcher, ...]
+    added: tuple[DispatcherRecord, ...]
 
 
 class DdlWriting:
@@ -42,14 +42,14 @@ class DdlWriting:
         self,
         feed_id: str,
         *,
-        source: FeedSource,
-        sink: FeedSink,
+        source: SliceSource,
+        sink: Sink,
         progress: ProgressStore,
         dispatchers: Dispatchers,
-        tables: CarriedTables,
+        tables: ReplicatedTables,
         known_ts: int,
         carried: TableFilter,
-        trouble: Trouble,
+        trouble: FailureTracker,
     ) -> None:
         self.tables = tables
         self.known_ts = known_ts  # DDLs up to it are pending or done
@@ -63,7 +63,7 @@ class DdlWriting:
         self._trouble = trouble
         self._pending = PendingDdls()
         self._ended: dict[int, int] = {}  # tables, and the DDL that ended each
-        self._barrier = Barrier()
+        self._barrier = DdlBarrier()
         self._moved = asyncio.Event()
         self._affected = SINK_DDL_AFFECTED_DISPATCHERS.labels(feed_id)
 
@@ -73,7 +73,7 @@ class DdlWriting:
         head = self._pending.head
         return self.known_ts if head is None else min(self.known_ts, head.commit_ts - 1)
 
-    def learn(self, upto_ts: int) -> list[Block]:
+    def learn(self, upto_ts: int) -> list[BlockEvent]:
         """Take in the DDLs up to a timestamp; those that are new and concern carried tables."""
         if upto_ts <= self.known_ts:
             return []
@@ -86,7 +86,7 @@ class DdlWriting:
             self._moved.set()
         return new
 
-    def blocked_ids(self, block: Block) -> list[int]:
+    def blocked_ids(self, block: BlockEvent) -> list[int]:
         """The tables that are carried now whose dispatchers have to come to a DDL."""
         return self.tables.blocked_by(block)
 
@@ -99,7 +99,7 @@ class DdlWriting:
         self._ended = {table_id: ts for table_id, ts in self._ended.items() if ts > done_ts}
         return self._pending.later_ids().union(self.tables.ids(), self._ended)
 
-    def next_of(self, table_id: int) -> Block | None:
+    def next_of(self, table_id: int) -> BlockEvent | None:
         """The DDL that the dispatchers of a carried table come to next."""
         return self._pending.first_of(table_id, self.tables.schema(table_id).database)
 
@@ -118,7 +118,7 @@ class DdlWriting:
             while (verdict := self._verdict()) is not None:
                 await self._do(verdict, go_on)
 
-    def _verdict(self) -> Verdict | None:
+    def _verdict(self) -> BarrierDecision | None:
         head = self._pending.head
         if head is not None and self._barrier.open_ts is None:
             blocked = self.tables.blocked_by(head)
@@ -126,7 +126,7 @@ class DdlWriting:
             self._barrier.open(head.commit_ts, involved, trigger_writes=bool(head.databases))
         return self._barrier.verdict()
 
-    async def _do(self, verdict: Verdict, go_on: Callable[[Iterable[Dispatcher]], None]) -> None:
+    async def _do(self, verdict: BarrierDecision, go_on: Callable[[Iterable[Dispatcher]], None]) -> None:
         block = self._pending.head
         assert block is not None
         assert block.commit_ts == verdict.ddl_ts, "the barrier decided on another DDL"
@@ -144,7 +144,7 @@ class DdlWriting:
         for dispatcher_id in gone:
             await self._sink.remove_dispatcher(dispatcher_id)
 
-    def _pass(self, block: Block, turn: _Turn) -> list[Dispatcher]:
+    def _pass(self, block: BlockEvent, turn: _Turn) -> list[Dispatcher]:
         """Leave a DDL behind, in one step: no checkpoint is taken while it is neither pending nor done."""
         blocked = self.tables.blocked_by(block)
         self._pending.pop()
@@ -162,11 +162,11 @@ class DdlWriting:
         self._dispatchers.add(begun)
         return stayed + begun
 
-    def _turn(self, block: Block) -> _Turn:
+    def _turn(self, block: BlockEvent) -> _Turn:
         later = self.tables.after(block)
         ended = frozenset(self.tables.ids()) - frozenset(later.ids())
         begun = [table_id for table_id in later.ids() if table_id not in self.tables]
         added = tuple(
-            KeptDispatcher(DispatcherSpec.of(self._feed_id, each), block.begin(each)) for each in begun
+            DispatcherRecord(TableSpan.of(self._feed_id, each), block.begin(each)) for each in begun
         )
         return _Turn(later, ended, added)

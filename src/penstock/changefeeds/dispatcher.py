@@ -12,7 +12,7 @@ from enum import Enum
 from penstock.changefeeds.sinks.work import DmlEvent
 from penstock.changefeeds.tableprogress import TableProgress
 from penstock.follow.positions import Position
-from penstock.follow.slices import DispatcherSpec, Slice
+from penstock.follow.slices import Slice, TableSpan
 
 
 class State(Enum):
@@ -67,7 +67,7 @@ class Dispatcher:
 
     __slots__ = ("begin", "progress", "spec", "state")
 
-    def __init__(self, spec: DispatcherSpec, begin: Position, position: Position | None = None) -> None:
+    def __init__(self, spec: TableSpan, begin: Position, position: Position | None = None) -> None:
         self.spec = spec
         self.begin = begin
         self.progress = TableProgress(begin if position is None else position)

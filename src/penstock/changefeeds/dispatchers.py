@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from penstock.changefeeds.dispatcher import Dispatcher
 from penstock.clock import TS_MAX
 from penstock.follow.positions import Position
-from penstock.follow.source import Look
+from penstock.follow.source import ReadableRange
 
 
 class Dispatchers:
@@ -18,7 +18,7 @@ class Dispatchers:
 
     def __init__(self) -> None:
         self.active: dict[str, Dispatcher] = {}
-        self.looks: Mapping[int, Look] = {}
+        self.looks: Mapping[int, ReadableRange] = {}
         self.table_ids: tuple[int, ...] = ()
         self._by_table: dict[int, dict[str, Dispatcher]] = {}
         self._resting: dict[int, list[Dispatcher]] = {}
@@ -77,7 +77,7 @@ class Dispatchers:
             self.active[each.spec.id] = each
         return woken
 
-    def looked(self, looks: Mapping[int, Look]) -> list[int]:
+    def looked(self, looks: Mapping[int, ReadableRange]) -> list[int]:
         """Take in how far tables can be read now; those that changed while their dispatchers rested."""
         self.looks = looks
         changed, lowest_ts = [], TS_MAX

@@ -18,7 +18,7 @@ _HOPELESS = (Corrupt, Fenced, Invalid, StaleRead)
 _log = logging.getLogger(__name__)
 
 
-class Trouble:
+class FailureTracker:
     """Failures since the last progress. After `give_up_s` of them without progress there is no next try."""
 
     def __init__(self, feed_id: str, *, give_up_s: float = GIVE_UP_S, clock: Clock = SYSTEM) -> None:

@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from penstock.changefeeds.feedstore import KeptDispatcher, PendingFile
-from penstock.changefeeds.model import Feed, FeedInfo, FeedStatus
+from penstock.changefeeds.feedstore import DispatcherRecord, PendingFile
+from penstock.changefeeds.model import ChangefeedInfo, ChangefeedRecord, ChangefeedStatus
 from penstock.errors import Conflict, Corrupt, NotFound, Unavailable, Undetermined
 from penstock.follow.positions import Position
-from penstock.follow.slices import DispatcherSpec
+from penstock.follow.slices import TableSpan
 from penstock.kv import AsyncClient, AsyncTransaction
 
 _PREFIX = b"penstock/changefeed/"
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class FeedKeys:
+class ChangefeedKeys:
     """The keys of one changefeed. Those of a kind are together: listing changefeeds reads no dispatchers."""
 
     feed_id: str
@@ -53,7 +53,7 @@ class FeedKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class ChangefeedLease:
     """Who runs a changefeed, and until when; each new run has a greater epoch."""
 
     owner: str = ""
@@ -65,7 +65,7 @@ class Lease:
         return json.dumps({"owner": self.owner, "epoch": self.epoch, "expires_ms": self.expires_ms}).encode()
 
     @classmethod
-    def read(cls, data: bytes | None) -> "Lease":
+    def read(cls, data: bytes | None) -> "ChangefeedLease":
         """A lease from its row; nobody's when there is none."""
         if data is None:
             return cls()
@@ -76,15 +76,15 @@ class Lease:
             raise Corrupt("the lease of a changefeed is damaged; remove the changefeed") from error
 
 
-async def get_feed(txn: AsyncTransaction, feed_id: str) -> Feed:
+async def get_feed(txn: AsyncTransaction, feed_id: str) -> ChangefeedRecord:
     """A changefeed as a transaction sees it; raise NotFound when there is none of that name."""
     info = await require_feed(txn, feed_id)
-    return feed_of(feed_id, info, await txn.get(FeedKeys(feed_id).status))
+    return feed_of(feed_id, info, await txn.get(ChangefeedKeys(feed_id).status))
 
 
 async def require_feed(txn: AsyncTransaction, feed_id: str) -> bytes:
     """The row of a changefeed; raise NotFound when there is none of that name."""
-    info = await txn.get(FeedKeys(feed_id).info)
+    info = await txn.get(ChangefeedKeys(feed_id).info)
     if info is None:
         raise no_such_feed(feed_id)
     return info
@@ -95,12 +95,12 @@ def no_such_feed(feed_id: str) -> NotFound:
     return NotFound(f"there is no changefeed {feed_id}; `penstock changefeed list` shows those there are")
 
 
-def feed_of(feed_id: str, info: bytes, status: bytes | None) -> Feed:
+def feed_of(feed_id: str, info: bytes, status: bytes | None) -> ChangefeedRecord:
     """A changefeed from its two rows."""
-    known = FeedInfo.from_json(feed_id, info)
+    known = ChangefeedInfo.from_json(feed_id, info)
     if status is None:
         raise Corrupt(f"changefeed {feed_id} has no status; remove it and create it again")
-    return Feed(known, FeedStatus.from_json(feed_id, status))
+    return ChangefeedRecord(known, ChangefeedStatus.from_json(feed_id, status))
 
 
 async def committed(client: AsyncClient, work: Callable[[AsyncTransaction], Awaitable[T]]) -> T:
@@ -119,7 +119,7 @@ async def committed(client: AsyncClient, work: Callable[[AsyncTransaction], Awai
     raise Unavailable("changefeeds are changed by others all the time; try again") from problem
 
 
-def write_dispatcher(kept: KeptDispatcher) -> bytes:
+def write_dispatcher(kept: DispatcherRecord) -> bytes:
     """A dispatcher's row."""
     spec, pending = kept.spec, kept.pending
     tree: dict[str, Any] = {
@@ -140,18 +140,18 @@ def write_dispatcher(kept: KeptDispatcher) -> bytes:
     return json.dumps(tree).encode()
 
 
-def read_dispatcher(data: bytes) -> KeptDispatcher:
+def read_dispatcher(data: bytes) -> DispatcherRecord:
     """A dispatcher from its row."""
     try:
         tree = json.loads(data)
-        spec = DispatcherSpec(
+        spec = TableSpan(
             tree["id"],
             int(tree["table_id"]),
             bytes.fromhex(tree["handle_from"]),
             bytes.fromhex(tree["handle_to"]),
         )
         pending = tree.get("pending")
-        return KeptDispatcher(
+        return DispatcherRecord(
             spec,
             Position.from_json(tree["begin"]),
             None if pending is None else _read_pending(spec.id, pending),

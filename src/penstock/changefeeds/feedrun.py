@@ -9,22 +9,22 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 
 from penstock.changefeeds.feedrows import (
-    FeedKeys,
-    Lease,
+    ChangefeedKeys,
+    ChangefeedLease,
     committed,
     get_feed,
     read_dispatcher,
     write_dispatcher,
 )
-from penstock.changefeeds.feedstore import KeptDispatcher, PendingFile
-from penstock.changefeeds.model import Feed, FeedState, FeedStatus
+from penstock.changefeeds.feedstore import DispatcherRecord, PendingFile
+from penstock.changefeeds.model import ChangefeedRecord, ChangefeedState, ChangefeedStatus
 from penstock.clock import physical_ms
 from penstock.errors import Fenced
 from penstock.kv import AsyncClient, AsyncTransaction
 from penstock.tables.keys import prefix_end
 
 
-class FeedRun:
+class LeasedProgress:
     """A changefeed in the hands of the one process that runs it. Implements ProgressStore."""
 
     def __init__(self, client: AsyncClient, feed_id: str, owner: str, epoch: int, *, ttl_s: float) -> None:
@@ -33,10 +33,10 @@ class FeedRun:
         self._owner = owner
         self._epoch = epoch
         self._ttl_ms = int(ttl_s * 1000)
-        self._keys = FeedKeys(feed_id)
+        self._keys = ChangefeedKeys(feed_id)
         self._one_at_a_time = asyncio.Lock()  # every write has the lease in it: two of ours would conflict
 
-    async def feed(self) -> Feed:
+    async def feed(self) -> ChangefeedRecord:
         """As it is now; somebody may have stopped or changed it."""
         async with self._client.begin() as txn:
             await self._check(txn)
@@ -46,7 +46,7 @@ class FeedRun:
         """Stay the one that runs it."""
         await self._write(_nothing)
 
-    async def keep_state(self, state: FeedState, error: str = "") -> None:
+    async def keep_state(self, state: ChangefeedState, error: str = "") -> None:
         """Let people see how it does."""
         await self._change_status(lambda status: replace(status, state=state, error=error))
 
@@ -81,7 +81,7 @@ class FeedRun:
         """See ProgressStore."""
         return (await self.feed()).status.ddl_ts
 
-    async def dispatchers(self) -> list[KeptDispatcher]:
+    async def dispatchers(self) -> list[DispatcherRecord]:
         """See ProgressStore."""
         folder = self._keys.dispatchers
         async with self._client.begin() as txn:
@@ -89,7 +89,7 @@ class FeedRun:
             return [read_dispatcher(value) async for _, value in txn.scan(folder, prefix_end(folder))]
 
     async def change_dispatchers(
-        self, added: Sequence[KeptDispatcher], removed: Iterable[str], *, ddl_ts: int | None = None
+        self, added: Sequence[DispatcherRecord], removed: Iterable[str], *, ddl_ts: int | None = None
     ) -> None:
         """See ProgressStore."""
         gone = list(removed)
@@ -122,13 +122,13 @@ class FeedRun:
         """Let another process run it at once; without effect when one does already."""
 
         async def give_up(txn: AsyncTransaction) -> None:
-            lease = Lease.read(await txn.get(self._keys.lease))
+            lease = ChangefeedLease.read(await txn.get(self._keys.lease))
             if lease.epoch == self._epoch and lease.owner == self._owner:
-                await txn.put(self._keys.lease, Lease("", lease.epoch, 0).write())
+                await txn.put(self._keys.lease, ChangefeedLease("", lease.epoch, 0).write())
 
         await committed(self._client, give_up)
 
-    async def _change_status(self, edit: Callable[[FeedStatus], FeedStatus]) -> None:
+    async def _change_status(self, edit: Callable[[ChangefeedStatus], ChangefeedStatus]) -> None:
         async def change(txn: AsyncTransaction) -> None:
             status = edit((await get_feed(txn, self.feed_id)).status)
             await txn.put(self._keys.status, status.to_json())
@@ -139,14 +139,14 @@ class FeedRun:
         async def fenced(txn: AsyncTransaction) -> None:
             await self._check(txn)
             expires_ms = physical_ms(await txn.start_ts) + self._ttl_ms
-            await txn.put(self._keys.lease, Lease(self._owner, self._epoch, expires_ms).write())
+            await txn.put(self._keys.lease, ChangefeedLease(self._owner, self._epoch, expires_ms).write())
             await change(txn)
 
         async with self._one_at_a_time:
             await committed(self._client, fenced)
 
     async def _check(self, txn: AsyncTransaction) -> None:
-        lease = Lease.read(await txn.get(self._keys.lease))
+        lease = ChangefeedLease.read(await txn.get(self._keys.lease))
         if lease.epoch != self._epoch or lease.owner != self._owner:
             who = lease.owner or "nobody; it was removed or given up"
             raise Fenced(f"changefeed {self.feed_id} is run by {who}; this process stops")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.follow.positions import Position
-from penstock.follow.slices import DispatcherSpec
+from penstock.follow.slices import TableSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,10 @@ class PendingFile:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptDispatcher:
+class DispatcherRecord:
     """A dispatcher as it was kept last: where it began, and its newest file, if it has had one."""
 
-    spec: DispatcherSpec
+    spec: TableSpan
     begin: Position
     pending: PendingFile | None = None
 
@@ -54,11 +54,11 @@ class ProgressStore(Protocol):
     async def keep_checkpoint(self, ts: int) -> None:
         """Keep a later one."""
 
-    async def dispatchers(self) -> list[KeptDispatcher]:
+    async def dispatchers(self) -> list[DispatcherRecord]:
         """Every dispatcher that was kept and not removed."""
 
     async def change_dispatchers(
-        self, added: Sequence[KeptDispatcher], removed: Iterable[str], *, ddl_ts: int | None = None
+        self, added: Sequence[DispatcherRecord], removed: Iterable[str], *, ddl_ts: int | None = None
     ) -> None:
         """Add some and remove some, at once, with the DDL after which that is so (see `ddl_ts`)."""
 

@@ -8,7 +8,7 @@ from itertools import chain
 
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.ddl_events import DdlEvent, Scope, TableChange
+from penstock.follow.ddl_events import DdlEvent, DdlScope, TableChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class TableFilter:
         """
         sides = ((self._seen(change.before), self._seen(change.after)) for change in event.tables)
         left = tuple(TableChange(before, after) for before, after in sides if before or after)
-        if not left and not (event.scope is Scope.DATABASE and self.takes_database(event.database)):
+        if not left and not (event.scope is DdlScope.DATABASE and self.takes_database(event.database)):
             return None
         return replace(event, tables=left)
 

@@ -14,7 +14,7 @@ _ID = re.compile(r"[a-zA-Z0-9]+(-[a-zA-Z0-9]+)*")
 _ID_CHARS_MAX = 128
 
 
-class FeedState(StrEnum):
+class ChangefeedState(StrEnum):
     """By TiCDC's words. WARNING: it failed and tries again; FAILED: it waits for somebody to resume it."""
 
     NORMAL = "normal"
@@ -25,7 +25,7 @@ class FeedState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FeedInfo:
+class ChangefeedInfo:
     """What was asked for. `settings` is a changefeed's section of the settings file, with its secrets."""
 
     id: str
@@ -78,7 +78,7 @@ class FeedInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FeedStatus:
+class ChangefeedStatus:
     """How far it has come. Every change up to `checkpoint_ts` is on the remote, every DDL up to `ddl_ts`.
 
     That, and what is kept of dispatchers, is true of `location` only, where the changefeed has begun with the
@@ -88,21 +88,21 @@ class FeedStatus:
 
     checkpoint_ts: int
     ddl_ts: int
-    state: FeedState = FeedState.NORMAL
+    state: ChangefeedState = ChangefeedState.NORMAL
     error: str = ""
     location: str | None = None
     location_ts: int = 0
 
     @classmethod
-    def of_new(cls, info: FeedInfo) -> Self:
+    def of_new(cls, info: ChangefeedInfo) -> Self:
         """That of a changefeed that has not run yet."""
         return cls(checkpoint_ts=info.begin.checkpoint_ts, ddl_ts=info.start_ts, location="")
 
-    def resumed(self) -> "FeedStatus":
+    def resumed(self) -> "ChangefeedStatus":
         """The same without what stopped it."""
-        return replace(self, state=FeedState.NORMAL, error="")
+        return replace(self, state=ChangefeedState.NORMAL, error="")
 
-    def begun_at(self, location: str, info: FeedInfo) -> "FeedStatus":
+    def begun_at(self, location: str, info: ChangefeedInfo) -> "ChangefeedStatus":
         """The same at the beginning of another place: nothing after the checkpoint is there."""
         ddl_ts = max(self.checkpoint_ts, info.start_ts)
         return replace(self, ddl_ts=ddl_ts, location=location, location_ts=self.checkpoint_ts)
@@ -127,7 +127,7 @@ class FeedStatus:
             return cls(
                 checkpoint_ts=int(tree["checkpoint_ts"]),
                 ddl_ts=int(tree["ddl_ts"]),
-                state=FeedState(tree["state"]),
+                state=ChangefeedState(tree["state"]),
                 error=str(tree["error"]),
                 location=None if tree.get("location") is None else str(tree["location"]),
                 location_ts=int(tree.get("location_ts", 0)),
@@ -137,11 +137,11 @@ class FeedStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class ChangefeedRecord:
     """Both."""
 
-    info: FeedInfo
-    status: FeedStatus
+    info: ChangefeedInfo
+    status: ChangefeedStatus
 
     @property
     def start_ts(self) -> int:
@@ -154,15 +154,15 @@ class Feed:
         return self.info.snapshot and self.status.location_ts < self.info.start_ts
 
     @property
-    def state(self) -> FeedState:
+    def state(self) -> ChangefeedState:
         """What people call its state: what was asked for counts before what happened."""
-        ended = self.status.state in {FeedState.FINISHED, FeedState.FAILED}
-        return FeedState.STOPPED if self.info.stopped and not ended else self.status.state
+        ended = self.status.state in {ChangefeedState.FINISHED, ChangefeedState.FAILED}
+        return ChangefeedState.STOPPED if self.info.stopped and not ended else self.status.state
 
     @property
     def runnable(self) -> bool:
         """Whether somebody should be running it."""
-        return self.state in {FeedState.NORMAL, FeedState.WARNING}
+        return self.state in {ChangefeedState.NORMAL, ChangefeedState.WARNING}
 
 
 def check_feed_id(feed_id: str) -> None:

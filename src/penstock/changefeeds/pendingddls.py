@@ -13,14 +13,14 @@ from typing import TypeVar
 
 from penstock.changefeeds.filters import TableFilter
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.ddl_events import DdlEvent, Scope
+from penstock.follow.ddl_events import DdlEvent, DdlScope
 from penstock.follow.positions import Position
 
 K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class BlockEvent:
     """The DDLs of one commit_ts, as far as they concern carried tables. They are done together."""
 
     commit_ts: int
@@ -42,7 +42,7 @@ class Block:
     @property
     def databases(self) -> frozenset[str]:
         """The databases that are blocked whole, in lower case."""
-        return frozenset(event.database.lower() for event in self.events if event.scope is Scope.DATABASE)
+        return frozenset(event.database.lower() for event in self.events if event.scope is DdlScope.DATABASE)
 
     def begin(self, table_id: int) -> Position:
         """Where the dispatcher of a table begins that is carried from this DDL on.
@@ -52,24 +52,24 @@ class Block:
         return Position(self.commit_ts - 1 if table_id in self.arriving_ids else self.commit_ts)
 
 
-def blocks(events: Iterable[DdlEvent], carried: TableFilter) -> Iterator[Block]:
+def blocks(events: Iterable[DdlEvent], carried: TableFilter) -> Iterator[BlockEvent]:
     """DDLs, which are in order, by commit_ts, without what is outside the filter."""
     for commit_ts, group in groupby(events, key=lambda event: event.commit_ts):
         together = tuple(group)
         parts = tuple(part for event in together if (part := carried.part_of(event)) is not None)
         if parts:
-            yield Block(commit_ts, parts, frozenset().union(*map(carried.arriving_ids, together)))
+            yield BlockEvent(commit_ts, parts, frozenset().union(*map(carried.arriving_ids, together)))
 
 
 class PendingDdls:
     """The blocks that are not done, and the first of them for each table and database."""
 
     def __init__(self) -> None:
-        self._blocks: deque[Block] = deque()
-        self._by_table: dict[int, deque[Block]] = {}
-        self._by_database: dict[str, deque[Block]] = {}
+        self._blocks: deque[BlockEvent] = deque()
+        self._by_table: dict[int, deque[BlockEvent]] = {}
+        self._by_database: dict[str, deque[BlockEvent]] = {}
 
-    def add(self, block: Block) -> None:
+    def add(self, block: BlockEvent) -> None:
         """Append a block that is later than all others."""
         assert not self._blocks or self._blocks[-1].commit_ts < block.commit_ts, "DDLs come out of order"
         self._blocks.append(block)
@@ -79,7 +79,7 @@ class PendingDdls:
             self._by_database.setdefault(database, deque()).append(block)
 
     @property
-    def head(self) -> Block | None:
+    def head(self) -> BlockEvent | None:
         """The one to do next."""
         return self._blocks[0] if self._blocks else None
 
@@ -91,7 +91,7 @@ class PendingDdls:
         for database in block.databases:
             _drop_first(self._by_database, database)
 
-    def first_of(self, table_id: int, database: str) -> Block | None:
+    def first_of(self, table_id: int, database: str) -> BlockEvent | None:
         """The first that blocks a physical table of a database."""
         of_table = self._by_table.get(table_id)
         of_database = self._by_database.get(database.lower())
@@ -103,13 +103,13 @@ class PendingDdls:
         return frozenset().union(*(block.later_ids for block in self._blocks))
 
 
-def _drop_first(queues: dict[K, deque[Block]], key: K) -> None:
+def _drop_first(queues: dict[K, deque[BlockEvent]], key: K) -> None:
     queues[key].popleft()
     if not queues[key]:
         del queues[key]
 
 
-class CarriedTables:
+class ReplicatedTables:
     """The physical tables that are carried after the last DDL that was done, and what they are part of."""
 
     def __init__(self, tables: Iterable[SchemaVersion]) -> None:
@@ -126,7 +126,7 @@ class CarriedTables:
         """The table that a physical table is, or is a partition of."""
         return self._schemas[table_id]
 
-    def blocked_by(self, block: Block) -> list[int]:
+    def blocked_by(self, block: BlockEvent) -> list[int]:
         """The physical tables whose dispatchers stop at a DDL, which is the next to be done."""
         whole = block.databases
         blocked = [each for each in block.table_ids if each in self._schemas]
@@ -138,9 +138,9 @@ class CarriedTables:
             ]
         return blocked
 
-    def after(self, block: Block) -> "CarriedTables":
+    def after(self, block: BlockEvent) -> "ReplicatedTables":
         """Those that are carried when the DDL is done."""
-        later = CarriedTables(())
+        later = ReplicatedTables(())
         later._schemas = dict(self._schemas)
         for event in block.events:
             later._apply(event)

@@ -6,26 +6,26 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from penstock.changefeeds.dispatcher import Dispatcher
-from penstock.changefeeds.feedstore import KeptDispatcher, PendingFile, ProgressStore
+from penstock.changefeeds.feedstore import DispatcherRecord, PendingFile, ProgressStore
 from penstock.changefeeds.filters import TableFilter
-from penstock.changefeeds.pendingddls import Block, CarriedTables, blocks
-from penstock.changefeeds.sinks.sink import FeedFiles
-from penstock.changes.limits import Limit
+from penstock.changefeeds.pendingddls import BlockEvent, ReplicatedTables, blocks
+from penstock.changefeeds.sinks.sink import SinkFiles
+from penstock.changes.limits import ReadLimit
 from penstock.clock import Clock
 from penstock.errors import Invalid, StaleRead
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.positions import Position
-from penstock.follow.slices import DispatcherSpec
-from penstock.follow.source import FeedSource
+from penstock.follow.slices import TableSpan
+from penstock.follow.source import SliceSource
 from penstock.tables.schema import HandleKind
 
-_SLICE_LIMIT = Limit(nbytes=64 * 1024 * 1024)
+_SLICE_LIMIT = ReadLimit(nbytes=64 * 1024 * 1024)
 _REPAIRS_MAX = 16
 _POLL_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeedOptions:
+class ChangefeedOptions:
     """What a changefeed carries. Tables that are there at `begin` begin with it.
 
     `split_rows` divides such tables into key ranges of about so many rows, each with its own dispatcher. At
@@ -37,7 +37,7 @@ class FeedOptions:
     tables: TableFilter = field(default_factory=TableFilter)
     target_ts: int | None = None
     split_rows: int = 0
-    slice_limit: Limit = _SLICE_LIMIT
+    slice_limit: ReadLimit = _SLICE_LIMIT
     reads_max: int = 16
     tick_s: float = 0.2
 
@@ -49,12 +49,12 @@ class FeedOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed:
+class ResumedChangefeed:
     """A changefeed as it was left, ready to go on. DDLs up to `ddl_ts` are done."""
 
     checkpoint_ts: int
     ddl_ts: int
-    tables: CarriedTables
+    tables: ReplicatedTables
     dispatchers: tuple[Dispatcher, ...]
 
 
@@ -63,13 +63,13 @@ class Startup:
     """Reads what was kept and finds out what the remote has."""
 
     feed_id: str
-    source: FeedSource
+    source: SliceSource
     progress: ProgressStore
-    files: FeedFiles
-    options: FeedOptions
+    files: SinkFiles
+    options: ChangefeedOptions
     clock: Clock
 
-    async def resume(self) -> Resumed:
+    async def resume(self) -> ResumedChangefeed:
         """The dispatchers and where each goes on. Raises what the parts raise; can be repeated.
 
         Tables that are carried and have no dispatcher get one: all at the first start, later those that
@@ -84,7 +84,7 @@ class Startup:
         before = await self.progress.dispatchers()
         self._check_history(before, there, ddl_ts)
         carried = [each for each in there if self.options.tables.takes(each)]
-        tables = CarriedTables(carried)
+        tables = ReplicatedTables(carried)
         await self.source.hold(tuple(tables.ids()), checkpoint_ts)
         kept = await self._matched(before, carried, tables, ddl_ts)
         passed = self._passed_ddls(tables, checkpoint_ts, ddl_ts)
@@ -93,7 +93,7 @@ class Startup:
             Dispatcher(each.spec, each.begin, max(position, passed.get(each.spec.table_id, each.begin)))
             for each, position in zip(kept, positions, strict=True)
         )
-        return Resumed(checkpoint_ts, ddl_ts, tables, dispatchers)
+        return ResumedChangefeed(checkpoint_ts, ddl_ts, tables, dispatchers)
 
     async def _settle(self) -> None:
         """See to it that what is kept is true of the place that is written to.
@@ -120,7 +120,7 @@ class Startup:
             await self.clock.sleep(_POLL_S)
 
     def _check_history(
-        self, kept: Iterable[KeptDispatcher], there: Iterable[SchemaVersion], ddl_ts: int
+        self, kept: Iterable[DispatcherRecord], there: Iterable[SchemaVersion], ddl_ts: int
     ) -> None:
         """Every table that was carried at `ddl_ts` is known to have been there; else raise StaleRead.
 
@@ -136,18 +136,18 @@ class Startup:
 
     async def _matched(
         self,
-        kept: Sequence[KeptDispatcher],
+        kept: Sequence[DispatcherRecord],
         carried: Sequence[SchemaVersion],
-        tables: CarriedTables,
+        tables: ReplicatedTables,
         ddl_ts: int,
-    ) -> list[KeptDispatcher]:
+    ) -> list[DispatcherRecord]:
         """The dispatchers of the tables that are carried, made durable if they are others than were kept."""
         served = {each.spec.table_id for each in kept}
         begin = self.options.begin if ddl_ts == self.options.begin.ts else Position(ddl_ts)
         new = [schema for schema in carried if not served.issuperset(schema.table.physical_ids)]
         cut = await self._cuts(new, begin.ts)
         added = [
-            KeptDispatcher(spec, begin)
+            DispatcherRecord(spec, begin)
             for table_id in tables.ids()
             if table_id not in served
             for spec in self._specs(table_id, cut.get(table_id, ()))
@@ -171,18 +171,18 @@ class Startup:
         looks = await self.source.look(table_ids) if table_ids else {}
         return all(each in looks and looks[each].readable_ts >= ts for each in table_ids)
 
-    def _specs(self, table_id: int, cuts: Iterable[bytes]) -> list[DispatcherSpec]:
+    def _specs(self, table_id: int, cuts: Iterable[bytes]) -> list[TableSpan]:
         bounds = [b"", *cuts, b""]
-        return [DispatcherSpec.of(self.feed_id, table_id, low, high) for low, high in pairwise(bounds)]
+        return [TableSpan.of(self.feed_id, table_id, low, high) for low, high in pairwise(bounds)]
 
-    def _passed_ddls(self, tables: CarriedTables, checkpoint_ts: int, ddl_ts: int) -> dict[int, Position]:
+    def _passed_ddls(self, tables: ReplicatedTables, checkpoint_ts: int, ddl_ts: int) -> dict[int, Position]:
         """Per table the end of what was drained for the last of its DDLs that is done.
 
         Without it a dispatcher could go on before a DDL that it has passed: the changes that it read last
         may be older.
         """
         passed: dict[int, Position] = {}
-        done: Iterable[Block] = ()
+        done: Iterable[BlockEvent] = ()
         if checkpoint_ts < ddl_ts:
             done = blocks(self.source.ddls(checkpoint_ts, ddl_ts), self.options.tables)
         for block in done:
@@ -190,7 +190,7 @@ class Startup:
                 passed[table_id] = Position(block.commit_ts - 1)
         return passed
 
-    async def _positions(self, kept: Sequence[KeptDispatcher], checkpoint_ts: int) -> list[Position]:
+    async def _positions(self, kept: Sequence[DispatcherRecord], checkpoint_ts: int) -> list[Position]:
         """Where each goes on: after what is on the remote for certain."""
         done = Position(checkpoint_ts)
         pending = [each.pending for each in kept if each.pending is not None and each.pending.end > done]

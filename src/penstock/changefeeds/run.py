@@ -9,13 +9,13 @@ from functools import partial
 from penstock.changefeeds.ddl_writer import DdlWriting
 from penstock.changefeeds.dispatcher import Dispatcher, Drain, Horizon, Read, State
 from penstock.changefeeds.dispatchers import Dispatchers
-from penstock.changefeeds.failures import Trouble
+from penstock.changefeeds.failures import FailureTracker
 from penstock.changefeeds.feedstore import ProgressStore
-from penstock.changefeeds.resume import FeedOptions, Resumed
-from penstock.changefeeds.sinks.sink import FeedFiles, FeedSink
+from penstock.changefeeds.resume import ChangefeedOptions, ResumedChangefeed
+from penstock.changefeeds.sinks.sink import Sink, SinkFiles
 from penstock.clock import Clock, physical_ms
 from penstock.errors import PenstockError
-from penstock.follow.source import FeedSource
+from penstock.follow.source import SliceSource
 from penstock.metrics import SINK_CHECKPOINT_LAG_SECONDS, SINK_DISPATCHERS, SINK_READING_DISPATCHERS
 
 _KEEP_S = 1.0
@@ -24,7 +24,7 @@ _HOLD_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-class FeedLife:
+class ChangefeedRun:
     """Drives dispatchers with one sink. It is used once: after a failure there is another one.
 
     `checkpoint_ts` never goes back, and what it says is on the remote; `kept_ts` of it is durable. A later
@@ -35,14 +35,14 @@ class FeedLife:
     def __init__(
         self,
         feed_id: str,
-        resumed: Resumed,
+        resumed: ResumedChangefeed,
         *,
-        source: FeedSource,
-        sink: FeedSink,
-        files: FeedFiles,
+        source: SliceSource,
+        sink: Sink,
+        files: SinkFiles,
         progress: ProgressStore,
-        options: FeedOptions,
-        trouble: Trouble,
+        options: ChangefeedOptions,
+        trouble: FailureTracker,
         clock: Clock,
     ) -> None:
         self.checkpoint_ts = self.kept_ts = resumed.checkpoint_ts

@@ -7,16 +7,16 @@ from contextlib import asynccontextmanager
 
 from penstock.changefeeds.changefeed import Changefeed
 from penstock.changefeeds.commands import create_feed
-from penstock.changefeeds.engines.engine import Engine
-from penstock.changefeeds.feedrun import FeedRun
+from penstock.changefeeds.engines.engine import SinkEngine
+from penstock.changefeeds.feedrun import LeasedProgress
 from penstock.changefeeds.filters import TableFilter
-from penstock.changefeeds.model import FeedInfo, FeedState
-from penstock.changefeeds.resume import FeedOptions
-from penstock.changefeeds.sinks.storage.cleanup import Cleanup
+from penstock.changefeeds.model import ChangefeedInfo, ChangefeedState
+from penstock.changefeeds.resume import ChangefeedOptions
+from penstock.changefeeds.sinks.storage.cleanup import FileCleanup
 from penstock.changefeeds.sinks.storage.options import SinkOptions, sink_options
-from penstock.changefeeds.sinks.storage.remote_files import TargetFiles
+from penstock.changefeeds.sinks.storage.remote_files import RemoteFiles
 from penstock.changefeeds.sinks.storage.sink import StorageSink
-from penstock.changefeeds.store import Feeds
+from penstock.changefeeds.store import ChangefeedStore
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Denied, Fenced, Invalid, PenstockError, Unavailable
 from penstock.follow.follower import EventStoreSource
@@ -26,13 +26,15 @@ _LOOK_S = 1.0
 # Of changefeeds that were kept before it was a setting.
 _TTL_S = float(ChangefeedSettings.model_fields["lease_ttl_s"].default)
 
-OpenEngine = Callable[[str, SinkOptions], Engine]
+OpenEngine = Callable[[str, SinkOptions], SinkEngine]
 """Makes the engine of a changefeed; called once for each life of its sink."""
 
 _log = logging.getLogger(__name__)
 
 
-async def create_configured(feeds: Feeds, settings: Settings, *, now_ts: int, clock: Clock = SYSTEM) -> None:
+async def create_configured(
+    feeds: ChangefeedStore, settings: Settings, *, now_ts: int, clock: Clock = SYSTEM
+) -> None:
     """Create the changefeeds of the settings that are not there yet; those that are stay as they are."""
     there = {feed.info.id: feed.info for feed in await feeds.list()}
     for feed_id, wanted in settings.changefeeds.items():
@@ -45,7 +47,7 @@ async def create_configured(feeds: Feeds, settings: Settings, *, now_ts: int, cl
             )
 
 
-def _is_as_wanted(kept: FeedInfo, wanted: ChangefeedSettings) -> bool:
+def _is_as_wanted(kept: ChangefeedInfo, wanted: ChangefeedSettings) -> bool:
     """What was kept before a setting was invented has its default."""
     try:
         return parse_changefeed(dict(kept.settings), origin=f"changefeed {kept.id}") == wanted
@@ -53,7 +55,7 @@ def _is_as_wanted(kept: FeedInfo, wanted: ChangefeedSettings) -> bool:
         return False
 
 
-class FeedRunner:
+class ChangefeedRunner:
     """Runs every changefeed that should run and that nobody else runs, until it is cancelled.
 
     `owner` is unique to this process. Whatever happens to one changefeed is kept as its state and leaves the
@@ -61,7 +63,13 @@ class FeedRunner:
     """
 
     def __init__(
-        self, settings: Settings, feeds: Feeds, open_engine: OpenEngine, *, owner: str, clock: Clock = SYSTEM
+        self,
+        settings: Settings,
+        feeds: ChangefeedStore,
+        open_engine: OpenEngine,
+        *,
+        owner: str,
+        clock: Clock = SYSTEM,
     ) -> None:
         self._settings = settings
         self._feeds = feeds
@@ -126,9 +134,9 @@ class _RunningFeed:
     def __init__(
         self,
         settings: Settings,
-        feeds: Feeds,
+        feeds: ChangefeedStore,
         open_engine: OpenEngine,
-        info: FeedInfo,
+        info: ChangefeedInfo,
         owner: str,
         clock: Clock,
     ) -> None:
@@ -151,16 +159,18 @@ class _RunningFeed:
             await lease.give_up()
 
     @asynccontextmanager
-    async def _told(self, lease: FeedRun) -> AsyncIterator[None]:
+    async def _told(self, lease: LeasedProgress) -> AsyncIterator[None]:
         """Keep as the changefeed's state what keeps it from being opened."""
         try:
             yield
         except Exception as error:
-            state = FeedState.WARNING if isinstance(error, Unavailable | Denied) else FeedState.FAILED
+            state = (
+                ChangefeedState.WARNING if isinstance(error, Unavailable | Denied) else ChangefeedState.FAILED
+            )
             await lease.keep_state(state, f"{type(error).__name__}: {error}")
             raise
 
-    async def _run(self, lease: FeedRun, info: FeedInfo) -> None:
+    async def _run(self, lease: LeasedProgress, info: ChangefeedInfo) -> None:
         async with self._told(lease):
             wanted = parse_changefeed(dict(info.settings), origin=f"changefeed {info.id}")
             options = sink_options(wanted)
@@ -173,7 +183,7 @@ class _RunningFeed:
                 clock=self._clock,
             )
         try:
-            files = TargetFiles(target, options, split=bool(wanted.split_rows), clock=self._clock)
+            files = RemoteFiles(target, options, split=bool(wanted.split_rows), clock=self._clock)
             feed = Changefeed(
                 info.id,
                 carried,
@@ -183,16 +193,18 @@ class _RunningFeed:
                 progress=lease,
                 clock=self._clock,
             )
-            cleanup = Cleanup(target, options, lambda: feed.checkpoint_ts, clock=self._clock)
+            cleanup = FileCleanup(target, options, lambda: feed.checkpoint_ts, clock=self._clock)
             await self._drive(lease, info, feed, cleanup)
         finally:
             await source.close()
 
-    def _open_sink(self, files: TargetFiles, lease: FeedRun, options: SinkOptions) -> StorageSink:
+    def _open_sink(self, files: RemoteFiles, lease: LeasedProgress, options: SinkOptions) -> StorageSink:
         engine = self._open_engine(self._feed_id, options)
         return StorageSink(engine, files, lease, options, changefeed=self._feed_id, clock=self._clock)
 
-    async def _drive(self, lease: FeedRun, info: FeedInfo, feed: Changefeed, cleanup: Cleanup) -> None:
+    async def _drive(
+        self, lease: LeasedProgress, info: ChangefeedInfo, feed: Changefeed, cleanup: FileCleanup
+    ) -> None:
         """Run it beside whoever watches it, until one of both ends; the other is ended then."""
         running = asyncio.create_task(feed.run())
         watching = asyncio.create_task(self._watch(lease, info, feed))
@@ -212,13 +224,13 @@ class _RunningFeed:
         if failure is not None:
             raise failure
 
-    async def _watch(self, lease: FeedRun, info: FeedInfo, feed: Changefeed) -> None:
+    async def _watch(self, lease: LeasedProgress, info: ChangefeedInfo, feed: Changefeed) -> None:
         """Keep the lease, and tell how the changefeed does; return when it is stopped or changed.
 
         Raises Fenced when the lease is lost. A store that does not answer is waited for: whoever takes the
         changefeed over meanwhile fences what this process would write.
         """
-        told: tuple[FeedState, str] | None = None  # what is kept is of an earlier run
+        told: tuple[ChangefeedState, str] | None = None  # what is kept is of an earlier run
         while True:
             await self._clock.sleep(self._ttl_s / 5)
             try:
@@ -234,9 +246,9 @@ class _RunningFeed:
                 )
 
 
-def feed_options(info: FeedInfo, wanted: ChangefeedSettings) -> FeedOptions:
+def feed_options(info: ChangefeedInfo, wanted: ChangefeedSettings) -> ChangefeedOptions:
     """What a changefeed carries, by what is kept of it."""
-    return FeedOptions(
+    return ChangefeedOptions(
         begin=info.begin,
         tables=TableFilter(wanted.tables),
         target_ts=wanted.target_ts,

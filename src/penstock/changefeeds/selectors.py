@@ -32,7 +32,7 @@ class ColumnSelector:
 
 
 @dataclass(frozen=True, slots=True)
-class RowFilter:
+class RowFilterRule:
     """For tables that fit `tables`: a SQL predicate that rows must satisfy to exist for the consumer.
 
     Raises Invalid for patterns that select no table.
@@ -55,7 +55,7 @@ def sent_columns(schema: SchemaVersion, selectors: Sequence[ColumnSelector]) -> 
     return tuple(column.name for column in stored if column.id in keys or selector.takes(column.name))
 
 
-def sent_rows(schema: SchemaVersion, filters: Sequence[RowFilter]) -> str:
+def sent_rows(schema: SchemaVersion, filters: Sequence[RowFilterRule]) -> str:
     """The predicate of the first filter that fits the table; empty: all rows."""
     return next((each.where for each in filters if _filter(each.tables).takes(schema)), "")
 

@@ -22,7 +22,7 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class Split:
     """(from_ts, to_ts], with about so many rows; more than are wanted only if they are all at `large_ts`."""
 
     from_ts: int
@@ -31,7 +31,7 @@ class Share:
     large_ts: int | None = None
 
 
-def share_times(weights: Iterable[Weight], from_ts: int, to_ts: int, rows_max: int) -> list[Share]:
+def share_times(weights: Iterable[Weight], from_ts: int, to_ts: int, rows_max: int) -> list[Split]:
     """Divide (from_ts, to_ts] into as few even shares of at most about `rows_max` rows as may be.
 
     Together they are all of it. Only a single timestamp may have more, as a share of its own. Shares end
@@ -51,7 +51,7 @@ class _Filling:
         self._rows_max = rows_max
         self._left = left  # rows that no finished share has
         self._even = self._even_rows()
-        self._done: list[Share] = []
+        self._done: list[Split] = []
         self._begin, self._rows = from_ts, 0.0
 
     def add(self, start: int, end: int, held: float) -> None:
@@ -75,7 +75,7 @@ class _Filling:
             self._finish(start)
         self._rows += held
 
-    def shares(self, to_ts: int) -> list[Share]:
+    def shares(self, to_ts: int) -> list[Split]:
         """All of them; the last has what is left."""
         if self._rows or not self._done:
             self._finish(to_ts)
@@ -88,7 +88,7 @@ class _Filling:
         self._finish(ts, large_ts=ts)
 
     def _finish(self, end: int, large_ts: int | None = None) -> None:
-        self._done.append(Share(self._begin, end, round(self._rows), large_ts))
+        self._done.append(Split(self._begin, end, round(self._rows), large_ts))
         self._left -= self._rows
         self._even = self._even_rows()
         self._begin, self._rows = end, 0.0

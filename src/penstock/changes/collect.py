@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple, Unpack
 
 from penstock.changes.handle import Batches, ChangesHandle
-from penstock.changes.options import ChangeOptions, Columns, Wishes, check_columns
+from penstock.changes.options import ChangeOptions, ChangeOptionsArgs, ReadColumns, check_columns
 from penstock.changes.snapshots import snapshot_batches
 from penstock.changes.tail import Tail
 from penstock.errors import Unavailable
@@ -24,14 +24,16 @@ from penstock.eventstore.read.partition_sets import (
     lives_of,
     partition_sets,
 )
-from penstock.eventstore.read.streams import Stream, merged, streams_of
+from penstock.eventstore.read.streams import ChangeStream, merged, streams_of
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.tables.schema import HandleKind
 
 SIDES: tuple[Side, Side] = ("data", "tombstone")
 
 
-def collect_changes(table: TableView, from_ts: int, to_ts: int, **wishes: Unpack[Wishes]) -> ChangesHandle:
+def collect_changes(
+    table: TableView, from_ts: int, to_ts: int, **wishes: Unpack[ChangeOptionsArgs]
+) -> ChangesHandle:
     """The changes of a table in (from_ts, to_ts]; with from_ts = 0 the rows that it has at to_ts.
 
     Data has the table's columns, or those of `columns`, and `_commit_ts`. Tombstones have the primary key and
@@ -207,7 +209,7 @@ def _tail_batches(
 ) -> Batches:
     complete_ts = wanted.from_ts
     for from_ts, to_ts, schema in parts:
-        columns = Columns.of(schema.table, options)
+        columns = ReadColumns.of(schema.table, options)
         part = replace(wanted, from_ts=from_ts, to_ts=to_ts)
         with ExitStack() as stack:
             data, tombstones = (_opened(stack, states, side, part, schema, columns) for side in SIDES)
@@ -232,10 +234,10 @@ def _opened(
     side: Side,
     part: ChangesRange,
     schema: SchemaVersion,
-    columns: Columns,
-) -> list[Stream]:
+    columns: ReadColumns,
+) -> list[ChangeStream]:
     """The streams of a side over all partitions, which begin to read; the stack closes them."""
-    streams: list[Stream] = []
+    streams: list[ChangeStream] = []
     for state in states:
         if state.schemas(part.from_ts, part.to_ts)[0].since_ts > part.to_ts:
             continue  # it was added later, when columns may have been others

@@ -7,10 +7,10 @@ from functools import cached_property
 import numpy as np
 
 from penstock.changes.collect import SIDES
-from penstock.changes.limits import Held, Ints, Limit, admitted_ts
+from penstock.changes.limits import CountedChanges, Ints, ReadLimit, admitted_ts
 from penstock.errors import Invalid
 from penstock.eventstore.manifest import ObjectInfo
-from penstock.eventstore.objects.objectfiles import Bounds, opened
+from penstock.eventstore.objects.objectfiles import ColumnBounds, opened
 from penstock.eventstore.read.blocks import within_handles
 from penstock.eventstore.read.object_scan import HandleRange
 from penstock.eventstore.read.partition import PartitionState
@@ -41,7 +41,7 @@ class ChangeCounts:
             return True
         return any(len(times) for times in self._unflushed_times)
 
-    def admitted_ts(self, limit: Limit) -> int:
+    def admitted_ts(self, limit: ReadLimit) -> int:
         """The end of the longest range from `from_ts` on that the limit allows; see `admission`."""
         if not limit:
             return self.to_ts
@@ -52,7 +52,7 @@ class ChangeCounts:
                 return end
         held = [*self._flushed(self.to_ts)]
         row_bytes = self._row_bytes()
-        held += [Held.counted(times, row_bytes) for times in self._unflushed_times if len(times)]
+        held += [CountedChanges.counted(times, row_bytes) for times in self._unflushed_times if len(times)]
         return admitted_ts(held, self.from_ts, self.to_ts, limit)
 
     def weigh(self, upto_ts: int) -> tuple[int, int]:
@@ -66,12 +66,12 @@ class ChangeCounts:
         nbytes = sum(each.nbytes * share for each, share in shares)
         return round(rows) + unflushed, round(nbytes + unflushed * self._row_bytes())
 
-    def _flushed(self, upto_ts: int) -> Iterator[Held]:
+    def _flushed(self, upto_ts: int) -> Iterator[CountedChanges]:
         for state in self.states:
             for side in SIDES:
                 for info in state.changes(side, self.from_ts, min(upto_ts, state.flushed_ts)):
                     if self.handles.meets(_bounds(info)):
-                        yield Held(
+                        yield CountedChanges(
                             info.rows, info.size_bytes, info.min_ts, info.max_ts, self._times_of(state, info)
                         )
 
@@ -108,11 +108,11 @@ class ChangeCounts:
         return sum(info.size_bytes for info in infos) / rows if rows else _ROW_BYTES
 
 
-def _bounds(info: ObjectInfo) -> Bounds:
-    return Bounds(info.key_min, info.key_max)
+def _bounds(info: ObjectInfo) -> ColumnBounds:
+    return ColumnBounds(info.key_min, info.key_max)
 
 
-def _share(held: Held, from_ts: int, to_ts: int) -> float:
+def _share(held: CountedChanges, from_ts: int, to_ts: int) -> float:
     """How much of some changes is in (from_ts, to_ts]: commits may be of any size, so their times count."""
     if from_ts < held.min_ts and held.max_ts <= to_ts:
         return 1.0

@@ -11,7 +11,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class ReadLimit:
     """How many changes, and how many bytes of them, are taken at a time; None: as many as there are."""
 
     rows: int | None = None
@@ -26,7 +26,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class CountedChanges:
     """Changes that were committed from `min_ts` to `max_ts`. `times` gives when, at the price of a read."""
 
     rows: int
@@ -36,13 +36,13 @@ class Held:
     times: Callable[[], Ints]
 
     @classmethod
-    def counted(cls, times: Ints, row_bytes: float) -> "Held":
+    def counted(cls, times: Ints, row_bytes: float) -> "CountedChanges":
         """Changes of which the times are known already; there is at least one."""
         nbytes = round(len(times) * row_bytes)
         return cls(len(times), nbytes, int(times.min()), int(times.max()), lambda: times)
 
 
-def admitted_ts(held: Iterable[Held], from_ts: int, to_ts: int, limit: Limit) -> int:
+def admitted_ts(held: Iterable[CountedChanges], from_ts: int, to_ts: int, limit: ReadLimit) -> int:
     """The end of the longest range (from_ts, end] within `to_ts` and the limit.
 
     It has every change of each commit in it, and at least one commit if there is any: then it may be more
@@ -67,11 +67,11 @@ def admitted_ts(held: Iterable[Held], from_ts: int, to_ts: int, limit: Limit) ->
     return to_ts
 
 
-def _meets(held: Held, from_ts: int, to_ts: int) -> bool:
+def _meets(held: CountedChanges, from_ts: int, to_ts: int) -> bool:
     return held.max_ts > from_ts and held.min_ts <= to_ts
 
 
-def _prefix(held: Sequence[Held], limit: Limit) -> int:
+def _prefix(held: Sequence[CountedChanges], limit: ReadLimit) -> int:
     """How many of them, one after the other, are allowed together."""
     rows = accumulate(each.rows for each in held)
     nbytes = accumulate(each.nbytes for each in held)
@@ -82,14 +82,14 @@ def _prefix(held: Sequence[Held], limit: Limit) -> int:
 class _Tally:
     """Changes by the time of their commit, beside some that come before all that is decided."""
 
-    def __init__(self, limit: Limit, rows: int, nbytes: int) -> None:
+    def __init__(self, limit: ReadLimit, rows: int, nbytes: int) -> None:
         self._limit = limit
         self._rows = rows
         self._nbytes = nbytes
         self._times: list[Ints] = []
         self._weights: list[npt.NDArray[np.float64]] = []
 
-    def add(self, held: Held, from_ts: int) -> None:
+    def add(self, held: CountedChanges, from_ts: int) -> None:
         times = held.times()
         times = times[times > from_ts]
         self._times.append(times)

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from penstock.changes.columns import with_commit_ts
 from penstock.columnar.row_hash import row_hashes
-from penstock.columnar.spill_queue import SPOOL_BYTES, RowSpool
+from penstock.columnar.spill_queue import SPOOL_BYTES, SpillTable
 from penstock.eventstore.sides import COMMIT_TS
 
 Ints = npt.NDArray[np.int64]
@@ -69,8 +69,8 @@ def net_of(
     """What inserts (`columns` and `_commit_ts`) and deletes come to; `distinct`: no key is there twice."""
     begun = with_commit_ts(columns)
     ended = pa.schema([begun.field(name) for name in (*keys, COMMIT_TS)])
-    upserts = RowSpool(begun, scratch / "upserts.arrow", memory_bytes=memory_bytes)
-    deletes = RowSpool(ended, scratch / "deletes.arrow", memory_bytes=memory_bytes)
+    upserts = SpillTable(begun, scratch / "upserts.arrow", memory_bytes=memory_bytes)
+    deletes = SpillTable(ended, scratch / "deletes.arrow", memory_bytes=memory_bytes)
     try:
         for inserts, gone in changes:
             upserts.add(inserts)
@@ -167,7 +167,7 @@ def _kept(rows: pa.Table, mask: Mask, path: Path, memory_bytes: int) -> pa.Table
     """The rows of a mask; nothing is copied when those are all."""
     if mask.all():
         return rows
-    spool = RowSpool(rows.schema, path, memory_bytes=memory_bytes)
+    spool = SpillTable(rows.schema, path, memory_bytes=memory_bytes)
     begin = 0
     try:
         for batch in rows.to_batches():

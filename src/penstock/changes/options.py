@@ -18,7 +18,7 @@ SYSTEM = (HANDLE, START_TS, UPDATE)
 """The columns beside those of the table that may be asked for; `_commit_ts` always comes."""
 
 
-class Wishes(TypedDict, total=False):
+class ChangeOptionsArgs(TypedDict, total=False):
     """What may be asked for; see ChangeOptions for what holds otherwise."""
 
     columns: Sequence[str] | None
@@ -64,7 +64,7 @@ class SideColumns:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class ReadColumns:
     """The columns of both sides in one schema version."""
 
     data: SideColumns
@@ -73,7 +73,7 @@ class Columns:
     keys_vary: bool  # so it may, or at least one that its handle takes for the same
 
     @classmethod
-    def of(cls, table: TableInfo, options: ChangeOptions) -> "Columns":
+    def of(cls, table: TableInfo, options: ChangeOptions) -> "ReadColumns":
         """Choose them; those asked for that the version lacks are left out."""
         data, tombstone = side_schema(table, "data"), side_schema(table, "tombstone")
         keys = tombstone.names[: tombstone.names.index(HANDLE)]

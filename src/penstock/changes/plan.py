@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Unpack
 
-from penstock.changes.balancing import Share, Weight, ranges, share_handles, share_times
+from penstock.changes.balancing import Split, Weight, ranges, share_handles, share_times
 from penstock.changes.collect import SIDES, ChangesRange, collect, fix_range, schema_parts
 from penstock.changes.handle import ChangesHandle
-from penstock.changes.options import ChangeOptions, Columns, Wishes, check_columns
+from penstock.changes.options import ChangeOptions, ChangeOptionsArgs, ReadColumns, check_columns
 from penstock.changes.snapshots import as_batches, snapshot_columns
 from penstock.errors import Invalid
 from penstock.eventstore.manifest import ObjectInfo
-from penstock.eventstore.objects.objectfiles import Bounds, column_bounds, opened
+from penstock.eventstore.objects.objectfiles import ColumnBounds, column_bounds, opened
 from penstock.eventstore.read.object_scan import HandleRange
 from penstock.eventstore.read.partition import PartitionState, TableView
 from penstock.eventstore.read.snapshot import SnapshotPartition, plan_snapshot
@@ -73,7 +73,7 @@ def plan_changes(
     to_ts: int,
     *,
     partition_rows: int = PARTITION_ROWS,
-    **wishes: Unpack[Wishes],
+    **wishes: Unpack[ChangeOptionsArgs],
 ) -> list[ChangesPartition]:
     """What `collect_changes` gives, in parts of about `partition_rows` rows that follow each other in time.
 
@@ -128,10 +128,10 @@ class _TailPlan:
         tables = [schema.table for _, _, schema in schema_parts(self.states, self.from_ts, self.to_ts)]
         check_columns(tables, self.options)
         # A key that moves from one row to another needs both in the same part.
-        by_handle = not any(Columns.of(table, self.options).keys_move for table in tables)
+        by_handle = not any(ReadColumns.of(table, self.options).keys_move for table in tables)
         return [part for share in self._shares() for part in self._divided(share, by_handle=by_handle)]
 
-    def _shares(self) -> list[Share]:
+    def _shares(self) -> list[Split]:
         """Flushed changes, then the others: of those nobody has counted the rows."""
         flushed_ts = min(self.to_ts, *(state.flushed_ts for state in self.states))
         weights = [each for state in self.states for each in self._weights(state)]
@@ -153,7 +153,7 @@ class _TailPlan:
 
     def _row_groups(self, state: PartitionState, info: ObjectInfo) -> list["_RowGroup"]:
         with state.reading(self.from_ts), opened(state.storage, state.table_id, info) as file:
-            whole = Bounds(info.key_min, info.key_max)
+            whole = ColumnBounds(info.key_min, info.key_max)
             handles = column_bounds(file.metadata, HANDLE, missing=whole)
             bounds = zip(column_bounds(file.metadata, COMMIT_TS), handles, strict=True)
             return [
@@ -162,7 +162,7 @@ class _TailPlan:
                 if commit is not None and handle is not None
             ]
 
-    def _divided(self, share: Share, *, by_handle: bool) -> list[ChangesPartition]:
+    def _divided(self, share: Split, *, by_handle: bool) -> list[ChangesPartition]:
         cuts = self._handle_cuts(share.large_ts) if share.large_ts is not None and by_handle else []
         parts = ranges(cuts)
         return [

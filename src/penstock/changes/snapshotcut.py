@@ -4,14 +4,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.changes.limits import Limit
+from penstock.changes.limits import ReadLimit
 from penstock.eventstore.manifest import ObjectInfo
-from penstock.eventstore.objects.objectfiles import Bounds, column_bounds, opened
+from penstock.eventstore.objects.objectfiles import ColumnBounds, column_bounds, opened
 from penstock.eventstore.read.partition import PartitionState
 from penstock.eventstore.sides import HANDLE
 
 
-class Group(NamedTuple):
+class HandleGroup(NamedTuple):
     """Rows that are together in an object, by their lowest handle."""
 
     low: bytes
@@ -25,7 +25,7 @@ class _Found:
     info: ObjectInfo
 
 
-def admitted_handle(states: Sequence[PartitionState], ts: int, low: bytes, limit: Limit) -> bytes | None:
+def admitted_handle(states: Sequence[PartitionState], ts: int, low: bytes, limit: ReadLimit) -> bytes | None:
     """The handle before which about as many rows of the snapshot at `ts`, from `low` on, are as are allowed.
 
     None when that is all of them. Counts come from objects, whose deleted rows count, and whose row groups
@@ -43,7 +43,7 @@ def admitted_handle(states: Sequence[PartitionState], ts: int, low: bytes, limit
         ),
         key=lambda each: each.info.key_min,
     )
-    groups: list[Group] = []
+    groups: list[HandleGroup] = []
     for each in objects:
         cut = cut_groups(groups, limit)
         if cut is not None and cut <= each.info.key_min:
@@ -52,7 +52,7 @@ def admitted_handle(states: Sequence[PartitionState], ts: int, low: bytes, limit
     return cut_groups(groups, limit)
 
 
-def cut_groups(groups: Iterable[Group], limit: Limit) -> bytes | None:
+def cut_groups(groups: Iterable[HandleGroup], limit: ReadLimit) -> bytes | None:
     """Where the first group begins that would be too much and is not among the lowest. Pure."""
     rows, nbytes, lowest = 0, 0.0, None
     for each in sorted(groups):
@@ -63,12 +63,12 @@ def cut_groups(groups: Iterable[Group], limit: Limit) -> bytes | None:
     return None
 
 
-def _groups(found: _Found, ts: int, low: bytes) -> Iterator[Group]:
+def _groups(found: _Found, ts: int, low: bytes) -> Iterator[HandleGroup]:
     state, info = found.state, found.info
     row_bytes = info.size_bytes / max(1, info.rows)
     with state.reading(ts), opened(state.storage, state.table_id, info) as file:
-        bounds = column_bounds(file.metadata, HANDLE, missing=Bounds(info.key_min, info.key_max))
+        bounds = column_bounds(file.metadata, HANDLE, missing=ColumnBounds(info.key_min, info.key_max))
         for number, each in enumerate(bounds):
             if each is not None and each.high >= low:
                 rows = file.metadata.row_group(number).num_rows
-                yield Group(max(each.low, low), rows, rows * row_bytes)
+                yield HandleGroup(max(each.low, low), rows, rows * row_bytes)

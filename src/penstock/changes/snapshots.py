@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from penstock.changes.batches import ChangeBatch, Hint
 from penstock.changes.handle import Batches
-from penstock.changes.options import ChangeOptions, Columns, check_columns
+from penstock.changes.options import ChangeOptions, ReadColumns, check_columns
 from penstock.eventstore.read.partition import TableView
 from penstock.eventstore.read.snapshot import read_snapshot
 from penstock.eventstore.schema_version import SchemaVersion
@@ -24,14 +24,14 @@ def snapshot_batches(table: TableView, schema: SchemaVersion, ts: int, options: 
 def snapshot_columns(schema: SchemaVersion, options: ChangeOptions) -> list[str]:
     """The columns to read for the data side; raise Invalid when the table has none of a name asked for."""
     check_columns([schema.table], options)
-    return list(Columns.of(schema.table, options).data.shown.names)
+    return list(ReadColumns.of(schema.table, options).data.shown.names)
 
 
 def as_batches(
     rows: Iterable[pa.RecordBatch], schema: SchemaVersion, options: ChangeOptions, *, complete_ts: int
 ) -> Batches:
     """Rows as batches without tombstones. The last one is complete up to `complete_ts`, and may be empty."""
-    columns = Columns.of(schema.table, options)
+    columns = ReadColumns.of(schema.table, options)
     nothing = pa.RecordBatch.from_pylist([], columns.tombstone.shown)
     held = pa.RecordBatch.from_pylist([], columns.data.shown)
     for batch in rows:

@@ -10,7 +10,7 @@ from penstock.changes.batches import ChangeBatch, Hint
 from penstock.changes.caching import BYTES_MAX, SideCache
 from penstock.changes.cutting import complete_ts, cut
 from penstock.changes.net_change import coalesce, without_updates
-from penstock.changes.options import ChangeOptions, Columns
+from penstock.changes.options import ChangeOptions, ReadColumns
 from penstock.eventstore.paths import Side
 from penstock.eventstore.schema_version import SchemaVersion
 
@@ -40,7 +40,7 @@ class Tail:
         tombstones: Iterator[pa.RecordBatch],
         *,
         schema: SchemaVersion,
-        columns: Columns,
+        columns: ReadColumns,
         options: ChangeOptions,
         to_ts: int,
     ) -> None:

@@ -19,7 +19,7 @@ from penstock import clock as clocks
 from penstock import settings
 from penstock.changefeeds.codecs.decoder import FileOptions
 from penstock.changefeeds.directory.listing import Survey
-from penstock.changefeeds.directory.progress import Progress
+from penstock.changefeeds.directory.progress import DirectoryProgress
 from penstock.changefeeds.directory.reader import Delivery, DirectoryReader, TableChanges
 from penstock.changefeeds.directory.replay import Replayer
 from penstock.changefeeds.directory.statefile import StateFile
@@ -124,7 +124,7 @@ class _Consumption:
         )
         survey = Survey(sink.date_separator, sink.use_table_id_as_path)
         self._state = StateFile(options.state, sink.target) if options.state else None
-        progress = self._state.load() if self._state else Progress()
+        progress = self._state.load() if self._state else DirectoryProgress()
         self._reader = DirectoryReader(sink.target.open(), files, survey, progress)
         self._output = output
         self._clock = clock

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.changefeeds.model import Feed
+from penstock.changefeeds.model import ChangefeedRecord
 from penstock.control.changefeeds import summary
 
 __all__ = ["print_facts", "print_feeds", "print_found", "print_jobs", "print_rows"]
@@ -14,7 +14,7 @@ __all__ = ["print_facts", "print_feeds", "print_found", "print_jobs", "print_row
 _CELL_CHARS = 60
 
 
-def print_feeds(found: list[Feed]) -> None:
+def print_feeds(found: list[ChangefeedRecord]) -> None:
     """Changefeeds on a terminal."""
     table = Table("changefeed", "state", "checkpoint", "lag", "error")
     for feed in found:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.changefeeds.codecs.decoded_changes import ChangeRows
+from penstock.changefeeds.codecs.decoded_changes import DecodedChanges
 from penstock.changefeeds.directory.reader import Ddl, Delivery, TableChanges
 from penstock.tables.fieldtypes import PACKED_TIMES, FieldType, Tp
 from penstock.tables.schema import TableInfo
@@ -64,7 +64,7 @@ def _change_lines(delivery: TableChanges) -> list[str]:
     return lines
 
 
-def _old_rows(table: TableInfo, changes: ChangeRows) -> list[dict[str, Any] | None]:
+def _old_rows(table: TableInfo, changes: DecodedChanges) -> list[dict[str, Any] | None]:
     if changes.old.null_count == len(changes):
         return [None] * len(changes)
     there = changes.old.is_valid().to_pylist()

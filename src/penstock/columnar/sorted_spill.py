@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from penstock.columnar.row_hash import Hashes
 
-__all__ = ["PARTS", "HashParts"]
+__all__ = ["PARTS", "HashedSpill"]
 
 
 Place = tuple[Any, ...]  # the values of a row's keys
@@ -31,7 +31,7 @@ _SAMPLES_MAX = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SortOrder:
     """Rows of a schema by their `keys`, ascending; none of them is null.
 
     `in_order` sorts what fits in memory. It lets the batches go before its first slice.
@@ -42,7 +42,7 @@ class Order:
     in_order: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-def order_by(schema: pa.Schema, *keys: str) -> Order:
+def order_by(schema: pa.Schema, *keys: str) -> SortOrder:
     """The order of all rows by some columns."""
 
     def in_order(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -57,13 +57,13 @@ def order_by(schema: pa.Schema, *keys: str) -> Order:
         for start in range(0, len(order), rows):
             yield whole.take(order[start : start + rows])
 
-    return Order(schema, keys, in_order)
+    return SortOrder(schema, keys, in_order)
 
 
 def ordered(
     load: Callable[[], Iterable[pa.RecordBatch]],
     nbytes: int,
-    order: Order,
+    order: SortOrder,
     *,
     memory_bytes: int,
     scratch: Path,
@@ -106,7 +106,7 @@ def choose_cuts(batches: Iterable[pa.RecordBatch], keys: Sequence[str], *, parts
     return sorted({sample[len(sample) * part // parts] for part in range(1, parts)}) if sample else []
 
 
-def _chunks(batches: Iterable[pa.RecordBatch], order: Order, nbytes: int) -> Iterator[pa.RecordBatch]:
+def _chunks(batches: Iterable[pa.RecordBatch], order: SortOrder, nbytes: int) -> Iterator[pa.RecordBatch]:
     """Slices that are in order each, of chunks of about `nbytes`."""
     pending: list[pa.RecordBatch] = []
     weight = 0
@@ -120,7 +120,7 @@ def _chunks(batches: Iterable[pa.RecordBatch], order: Order, nbytes: int) -> Ite
 
 
 def _divide(
-    chunks: Iterable[pa.RecordBatch], order: Order, cuts: Sequence[Place], files: Sequence[Path]
+    chunks: Iterable[pa.RecordBatch], order: SortOrder, cuts: Sequence[Place], files: Sequence[Path]
 ) -> None:
     with ExitStack() as stack:
         writers = [stack.enter_context(pa.ipc.new_stream(str(file), order.schema)) for file in files]
@@ -154,13 +154,13 @@ def _equal(column: pa.Array, value: Any, low: int, high: int) -> tuple[int, int]
     return low + bisect_left(rows, value, key=cell), low + bisect_right(rows, value, key=cell)
 
 
-class Spool:
+class SortedSpill:
     """Rows on their way to a sort, whose size is not known before: kept in memory until they are too many.
 
     A context: leaving it removes the file. Write everything, then take `ordered`.
     """
 
-    def __init__(self, order: Order, *, memory_bytes: int, scratch: Path) -> None:
+    def __init__(self, order: SortOrder, *, memory_bytes: int, scratch: Path) -> None:
         self._order = order
         self._memory_bytes = memory_bytes
         self._scratch = scratch
@@ -222,7 +222,7 @@ _SHIFT = np.uint64(64 - PARTS.bit_length() + 1)
 _BUFFER_BYTES = 64 << 20
 
 
-class HashParts:
+class HashedSpill:
     """Rows go in in any order, and come out part by part: rows whose hashes are equal are in one part.
 
     A context: leaving it closes and removes the file.

@@ -45,7 +45,7 @@ class _Entry:
     batches: tuple[bool, ...]
 
 
-class DiskSpool(Generic[T]):
+class SpillQueue(Generic[T]):
     """Keeps tuples in a folder of its own: batches in them on disk, other values in memory.
 
     `build` makes an item of its values. `append` and `take` raise OSError when the disk fails.
@@ -165,7 +165,7 @@ SPOOL_BYTES = 64 << 20
 """Memory that one spool takes before its rows go to disk."""
 
 
-class RowSpool:
+class SpillTable:
     """Takes batches of one schema, then gives them as one table, in the same order. For one thread.
 
     The file has no name any more once the table is there: its space is given back with the table.

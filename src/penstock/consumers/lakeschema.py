@@ -17,7 +17,7 @@ from penstock.jobs.schema_changes import fits
 from penstock.tables.decoding.decoder import origin_scalar
 from penstock.tables.schema import TableInfo
 
-__all__ = ["Columns", "Dialect", "Evolution", "evolve", "shaped"]
+__all__ = ["Dialect", "LakeEvolution", "TargetColumns", "evolve", "shaped"]
 
 COLUMN_ID, KEY_PLACE = b"penstock.column", b"penstock.key"
 HANDLE_ID = 0
@@ -45,7 +45,7 @@ def parquet_type(kind: pa.DataType) -> pa.DataType:
     return pa.int64() if pa.types.is_duration(kind) else kind
 
 
-class Columns:
+class TargetColumns:
     """The columns that a copy should have: those of the source, key first, in the types of the format."""
 
     def __init__(self, columns: pa.Schema, keys: Sequence[str], table: TableInfo, dialect: Dialect) -> None:
@@ -84,7 +84,7 @@ _Source = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Evolution:
+class LakeEvolution:
     """How a copy's columns change: what they are then, and where rows that are there have them from."""
 
     schema: pa.Schema
@@ -108,7 +108,7 @@ class Evolution:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
-def evolve(there: pa.Schema, last_id: int, wanted: Columns) -> Evolution:
+def evolve(there: pa.Schema, last_id: int, wanted: TargetColumns) -> LakeEvolution:
     """How the columns of a copy become those that are wanted; raise SchemaRefused when they cannot.
 
     `last_id` is the source's greatest column id of which the copy knew: a greater one was added since.
@@ -132,7 +132,7 @@ def evolve(there: pa.Schema, last_id: int, wanted: Columns) -> Evolution:
             rewrites |= old.name != new.name and not wanted.dialect.renames
     merged = _in_order(there, found)
     schema = pa.schema([each for each, _ in merged])
-    return Evolution(schema, tuple(source for _, source in merged), rewrites)
+    return LakeEvolution(schema, tuple(source for _, source in merged), rewrites)
 
 
 def _in_order(there: pa.Schema, found: dict[int, tuple[pa.Field, _Source]]) -> list[tuple[pa.Field, _Source]]:

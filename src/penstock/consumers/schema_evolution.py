@@ -49,7 +49,7 @@ def from_json(trees: Any) -> list[TargetColumn]:
         raise Corrupt(f"the columns kept beside the watermark are damaged; {REBUILD}") from None
 
 
-class Act(Enum):
+class ColumnChange(Enum):
     """What is done to a column of the target."""
 
     DROP = "drop"
@@ -62,13 +62,13 @@ class Act(Enum):
 class Alteration:
     """One change of the target: `column` is what it becomes, `was` what it was called."""
 
-    act: Act
+    act: ColumnChange
     column: TargetColumn
     was: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Evolution:
+class SchemaEvolution:
     """Changes in the order in which they are made, and the columns that the target has afterwards."""
 
     alterations: tuple[Alteration, ...]
@@ -80,7 +80,7 @@ def evolved(
     seen_id: int,
     wanted: Sequence[TargetColumn],
     is_wider: Callable[[str, str], bool],
-) -> Evolution:
+) -> SchemaEvolution:
     """How a target with `known` columns gets `wanted` ones; raise Invalid when its rows do not allow that.
 
     `seen_id` is the greatest id of the source's columns when the target was last written. A column that is
@@ -94,12 +94,16 @@ def evolved(
         _check(by_id.get(column.id), column, seen_id, is_wider)
     ids, names = {column.id for column in wanted}, {column.name for column in wanted}
     left = [column for column in known if column.id not in ids]
-    return Evolution(
+    return SchemaEvolution(
         (
-            *(Alteration(Act.DROP, each) for each in left if each.name in names),
+            *(Alteration(ColumnChange.DROP, each) for each in left if each.name in names),
             *_renames(by_id, wanted),
-            *(Alteration(Act.WIDEN, each) for each in wanted if by_id.get(each.id, each).type != each.type),
-            *(Alteration(Act.ADD, each) for each in wanted if each.id not in by_id),
+            *(
+                Alteration(ColumnChange.WIDEN, each)
+                for each in wanted
+                if by_id.get(each.id, each).type != each.type
+            ),
+            *(Alteration(ColumnChange.ADD, each) for each in wanted if each.id not in by_id),
         ),
         (*wanted, *(replace(each, gone=True) for each in left if each.name not in names)),
     )
@@ -124,6 +128,9 @@ def _renames(by_id: dict[int, TargetColumn], wanted: Sequence[TargetColumn]) -> 
     renamed = [each for each in wanted if each.id in by_id and by_id[each.id].name != each.name]
     aside = [replace(each, name=f"penstock_column_{each.id}") for each in renamed]
     return [
-        *(Alteration(Act.RENAME, each, by_id[each.id].name) for each in aside),
-        *(Alteration(Act.RENAME, each, held.name) for each, held in zip(renamed, aside, strict=True)),
+        *(Alteration(ColumnChange.RENAME, each, by_id[each.id].name) for each in aside),
+        *(
+            Alteration(ColumnChange.RENAME, each, held.name)
+            for each, held in zip(renamed, aside, strict=True)
+        ),
     ]

@@ -5,13 +5,13 @@ from typing import Any
 
 from penstock import eventloop
 from penstock.changefeeds.commands import create_feed, dump, pause_feed, resume_feed, update_feed
-from penstock.changefeeds.model import Feed
+from penstock.changefeeds.model import ChangefeedRecord
 from penstock.changefeeds.sink_uri import mask_uri
 from penstock.clock import SYSTEM, physical_ms
 from penstock.control.deployment import Deployment
 from penstock.control.display import shown_ms
 from penstock.errors import Invalid, Unavailable
-from penstock.follow.clusterhistory import ClusterHistory
+from penstock.follow.clusterhistory import ClusterHold
 from penstock.settings import ChangefeedSettings, parse_changefeed
 from penstock.tables.accounts import SYSTEM as SYSTEM_ACCOUNT
 
@@ -20,27 +20,27 @@ _log = logging.getLogger(__name__)
 _HIDDEN = {"sink": "***", "storage_options": "***"}
 
 
-def listed(deployment: Deployment, *, account: str | None = None) -> list[Feed]:
+def listed(deployment: Deployment, *, account: str | None = None) -> list[ChangefeedRecord]:
     """All changefeeds, or those of an account."""
     return eventloop.run(deployment.feeds_of(account).list())
 
 
-def get(deployment: Deployment, name: str, *, account: str | None = None) -> Feed:
+def get(deployment: Deployment, name: str, *, account: str | None = None) -> ChangefeedRecord:
     """One of them; raise NotFound when there is none of that name."""
     return eventloop.run(deployment.feeds_of(account).get(name))
 
 
-def pause(deployment: Deployment, name: str, *, account: str | None = None) -> Feed:
+def pause(deployment: Deployment, name: str, *, account: str | None = None) -> ChangefeedRecord:
     """Stop one where it is."""
     return eventloop.run(pause_feed(deployment.feeds_of(account), name))
 
 
-def resume(deployment: Deployment, name: str, *, account: str | None = None) -> Feed:
+def resume(deployment: Deployment, name: str, *, account: str | None = None) -> ChangefeedRecord:
     """Let one go on that was paused or has failed."""
     return eventloop.run(resume_feed(deployment.feeds_of(account), name))
 
 
-def create(deployment: Deployment, name: str, options: dict[str, Any]) -> Feed:
+def create(deployment: Deployment, name: str, options: dict[str, Any]) -> ChangefeedRecord:
     """Create a changefeed, of the options and what the settings say under its name."""
     known = deployment.settings.changefeeds.get(name)
     tree = {**(dump(known) if known is not None else {}), **options}
@@ -51,7 +51,9 @@ def create(deployment: Deployment, name: str, options: dict[str, Any]) -> Feed:
     return add(deployment, name, parse_changefeed(tree, origin=f"changefeed {name}"))
 
 
-def add(deployment: Deployment, name: str, wanted: ChangefeedSettings, *, account: str | None = None) -> Feed:
+def add(
+    deployment: Deployment, name: str, wanted: ChangefeedSettings, *, account: str | None = None
+) -> ChangefeedRecord:
     """Create a changefeed of an account, as it is wanted; raise AlreadyExists when its name is taken."""
     return eventloop.run(
         create_feed(
@@ -60,7 +62,7 @@ def add(deployment: Deployment, name: str, wanted: ChangefeedSettings, *, accoun
     )
 
 
-def update(deployment: Deployment, name: str, options: dict[str, Any]) -> Feed:
+def update(deployment: Deployment, name: str, options: dict[str, Any]) -> ChangefeedRecord:
     """Change a paused changefeed: by the options, or to what the settings say under its name."""
     known = deployment.settings.changefeeds.get(name)
     changes = options
@@ -69,7 +71,9 @@ def update(deployment: Deployment, name: str, options: dict[str, Any]) -> Feed:
     return change(deployment, name, changes)
 
 
-def change(deployment: Deployment, name: str, changes: dict[str, Any], *, account: str | None = None) -> Feed:
+def change(
+    deployment: Deployment, name: str, changes: dict[str, Any], *, account: str | None = None
+) -> ChangefeedRecord:
     """Change a paused changefeed; raise Invalid when nothing is to be changed."""
     if not changes:
         raise Invalid(
@@ -87,7 +91,7 @@ def remove(deployment: Deployment, name: str, *, account: str | None = None) -> 
     async def work() -> None:
         await deployment.feeds_of(account).remove(name)
         try:
-            history = await ClusterHistory.connect(deployment.settings, name)
+            history = await ClusterHold.connect(deployment.settings, name)
             try:
                 await history.release()
             finally:
@@ -99,7 +103,7 @@ def remove(deployment: Deployment, name: str, *, account: str | None = None) -> 
     eventloop.run(work())
 
 
-def summary(feed: Feed) -> dict[str, Any]:
+def summary(feed: ChangefeedRecord) -> dict[str, Any]:
     """How a changefeed does."""
     checkpoint_ms = physical_ms(feed.status.checkpoint_ts)
     return {
@@ -113,7 +117,7 @@ def summary(feed: Feed) -> dict[str, Any]:
     }
 
 
-def everything(feed: Feed) -> dict[str, Any]:
+def everything(feed: ChangefeedRecord) -> dict[str, Any]:
     """All that is known of a changefeed, without its secrets."""
     kept = {key: _HIDDEN.get(key, value) if value else value for key, value in feed.info.settings.items()}
     return {

@@ -5,10 +5,10 @@ from collections.abc import Collection, Iterator
 from contextlib import AsyncExitStack, contextmanager
 
 from penstock import eventloop
-from penstock.changefeeds.store import Feeds
+from penstock.changefeeds.store import ChangefeedStore
 from penstock.clock import physical_ms
 from penstock.follow.eventsource import EventStoreJobSource
-from penstock.follow.source_2 import Look
+from penstock.follow.source import ReadableRange
 from penstock.jobs.api import Jobs
 from penstock.kv import AsyncClient, Client
 from penstock.kv.cluster_ref import ClusterRef
@@ -31,15 +31,15 @@ class Deployment:
         self.settings = settings
         self.client = client
         self.face = Client(client)
-        self.feeds = Feeds(client)
+        self.feeds = ChangefeedStore(client)
         self.catalog = Catalog(self.face)
         self._closing = closing
         self._opening = threading.Lock()
         self._source: EventStoreJobSource | None = None
 
-    def feeds_of(self, account: str | None) -> Feeds:
+    def feeds_of(self, account: str | None) -> ChangefeedStore:
         """The changefeeds of one account; None: all of them."""
-        return self.feeds if account is None else Feeds(self.client, account=account)
+        return self.feeds if account is None else ChangefeedStore(self.client, account=account)
 
     def jobs(self, account: str | None = None) -> Jobs:
         """The jobs of the cluster, or of one account."""
@@ -65,7 +65,7 @@ class Deployment:
         """A timestamp of the database."""
         return eventloop.run(self.client.timestamp())
 
-    def looks(self, table_ids: Collection[int]) -> dict[int, Look]:
+    def looks(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
         """How far tables have come; those that nobody captures are left out."""
         return eventloop.run(self.source.look(table_ids))
 

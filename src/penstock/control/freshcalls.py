@@ -12,7 +12,7 @@ from penstock.control.verify import last_results
 from penstock.errors import Invalid, PenstockError
 from penstock.jobs.durations import parse_duration
 from penstock.jobs.freshness import Freshness, freshness_of
-from penstock.jobs.freshnessdesk import FreshnessDesk
+from penstock.jobs.freshnessdesk import FreshnessReader
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.jobid import JobId
 from penstock.jobs.spec import JobSpec
@@ -55,7 +55,7 @@ def status(
     wanted_ts = None if wait_for is None else _timestamp(wait_for)
     timeout_s = parse_duration(timeout)
     jobs = deployment.jobs(account)
-    desk = FreshnessDesk(
+    desk = FreshnessReader(
         jobs.get_job, deployment.source, deployment.settings.jobs, attended=deployment.attended
     )
     if wait_for is not None:
@@ -86,7 +86,7 @@ def _freshness(deployment: Deployment, jobs: Sequence[Job]) -> list[Freshness]:
     ]
 
 
-def _coverage(desk: FreshnessDesk, job_id: JobId) -> dict[str, Any]:
+def _coverage(desk: FreshnessReader, job_id: JobId) -> dict[str, Any]:
     """How much of its source a target has; why nobody knows, where that is so."""
     try:
         found = eventloop.run(desk.coverage(job_id))

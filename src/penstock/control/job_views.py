@@ -13,7 +13,7 @@ from penstock.jobs.freshness import Freshness
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.usage import Usage
 from penstock.verify.results import LastVerification
-from penstock.verify.target import VerifyReport
+from penstock.verify.target import TargetVerifyReport
 
 __all__ = ["everything", "reported", "summary", "used"]
 
@@ -67,7 +67,7 @@ def everything(
     }
 
 
-def reported(report: VerifyReport) -> dict[str, Any]:
+def reported(report: TargetVerifyReport) -> dict[str, Any]:
     """What a comparison found."""
     counts = report.counts
     return {

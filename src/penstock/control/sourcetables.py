@@ -5,7 +5,7 @@ from itertools import chain
 
 import pyarrow as pa
 
-from penstock.changes.limits import Limit
+from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM, Clock
 from penstock.control.deployment import Deployment
 from penstock.errors import Invalid, StaleRead, Unavailable
@@ -56,7 +56,7 @@ class DeploymentTables:
             return
         from_ts = after_ts
         while from_ts < to_ts:
-            scan = source.scan(table_id, from_ts, to_ts, Limit())
+            scan = source.scan(table_id, from_ts, to_ts, ReadLimit())
             with source.open(scan, columns) as changes:
                 for batch in changes:
                     yield batch.data.select(columns)
@@ -67,7 +67,7 @@ class DeploymentTables:
         self, schema: SchemaVersion, at_ts: int, columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
         source, table_id = self._deployment.source, schema.table.id
-        scan = source.scan(table_id, 0, self._same_ts(table_id, at_ts, upto_ts=at_ts), Limit())
+        scan = source.scan(table_id, 0, self._same_ts(table_id, at_ts, upto_ts=at_ts), ReadLimit())
         with source.open(scan, columns) as changes:
             for batch in changes:
                 yield batch.data.select(columns)

@@ -10,17 +10,18 @@ import pyarrow.compute as pc
 from penstock.changes import ChangeBatch, ChangesHandle, Hint, collect_changes
 from penstock.changes.collect import open_range, schema_parts
 from penstock.changes.columns import chosen_columns, columns_read, key_names
-from penstock.changes.limits import Limit
+from penstock.changes.limits import ReadLimit
 from penstock.clock import compose_ts, physical_ms
 from penstock.control.deployment import Deployment
 from penstock.errors import Conflict, Invalid, StaleRead
 from penstock.eventstore.projection import Projection
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD, UPDATE
-from penstock.follow.source_2 import Look, Scan
+from penstock.follow.source import ReadableRange
+from penstock.follow.source_2 import TableScan
 from penstock.tables.schema import TableInfo
-from penstock.tables.schema_snapshot import Place
+from penstock.tables.schema_snapshot import TablePlace
 
-__all__ = ["OP", "Asked", "Changes", "Fixed", "fixed", "opened", "shown_schema"]
+__all__ = ["OP", "Asked", "ChangeReader", "ResolvedRange", "fixed", "opened", "shown_schema"]
 
 OP = "_op"
 INSERT, UPDATED, DELETE = "insert", "update", "delete"
@@ -42,12 +43,12 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class ResolvedRange:
     """A range whose ends are known, and what of it is read at once; None: nothing can be in it."""
 
     from_ts: int
     to_ts: int
-    scan: Scan | None
+    scan: TableScan | None
 
     @property
     def end_ts(self) -> int:
@@ -55,7 +56,7 @@ class Fixed:
         return self.to_ts if self.scan is None else self.scan.to_ts
 
 
-def fixed(deployment: Deployment, place: Place, asked: Asked, limit: Limit) -> Fixed:
+def fixed(deployment: Deployment, place: TablePlace, asked: Asked, limit: ReadLimit) -> ResolvedRange:
     """Fix a range, as much of it as the limit allows in whole transactions, and at least one.
 
     Raises Conflict when it is not complete yet, Invalid when it is none, and StaleRead as `collect_changes`
@@ -70,17 +71,17 @@ def fixed(deployment: Deployment, place: Place, asked: Asked, limit: Limit) -> F
     _check_columns(place, asked.columns)
     from_ts, to_ts = _range(name, asked, look)
     if from_ts == to_ts:
-        return Fixed(from_ts, to_ts, None)
+        return ResolvedRange(from_ts, to_ts, None)
     try:
         scan = deployment.source.scan(place.table.id, from_ts, to_ts, limit, named=True)
     except StaleRead as error:
         if asked.from_ts is not None or not from_ts < error.oldest_ts <= to_ts:
             raise
         return fixed(deployment, place, replace(asked, from_ts=error.oldest_ts, to_ts=to_ts), limit)
-    return Fixed(from_ts, to_ts, scan)
+    return ResolvedRange(from_ts, to_ts, scan)
 
 
-def _range(name: str, asked: Asked, look: Look) -> tuple[int, int]:
+def _range(name: str, asked: Asked, look: ReadableRange) -> tuple[int, int]:
     to_ts = look.readable_ts if asked.to_ts is None else asked.to_ts
     if to_ts > look.readable_ts:
         raise Conflict(f"table {name} can be read up to {look.readable_ts}, not {to_ts} yet; ask again")
@@ -91,12 +92,12 @@ def _range(name: str, asked: Asked, look: Look) -> tuple[int, int]:
     return from_ts, to_ts
 
 
-def _check_columns(place: Place, columns: Sequence[str] | None) -> None:
+def _check_columns(place: TablePlace, columns: Sequence[str] | None) -> None:
     for name in columns or ():
         place.table.column(name)
 
 
-def opened(scan: Scan, columns: Sequence[str] | None) -> "Changes":
+def opened(scan: TableScan, columns: Sequence[str] | None) -> "ChangeReader":
     """Read a range that was fixed. Raises as `collect_changes` does; so does going on."""
     shown = chosen_columns(scan.schema.table, columns)
     names = [name for name in shown.names if name != HANDLE]
@@ -113,10 +114,10 @@ def opened(scan: Scan, columns: Sequence[str] | None) -> "Changes":
         old_rows=not scan.snapshot,
         batch_rows=_BATCH_ROWS,
     )
-    return Changes(handle, scan, shown)
+    return ChangeReader(handle, scan, shown)
 
 
-def _names_read(scan: Scan, names: Sequence[str]) -> list[str]:
+def _names_read(scan: TableScan, names: Sequence[str]) -> list[str]:
     """What the columns were called in the versions of the range: they may have had other names."""
     if scan.snapshot or scan.schema.since_ts <= scan.from_ts + 1:
         return list(names)
@@ -131,14 +132,14 @@ def shown_schema(columns: pa.Schema) -> pa.Schema:
     return pa.schema([*said, *(pa.field(each.name, each.type) for each in columns)])
 
 
-class Changes:
+class ChangeReader:
     """Batches of `schema`: `_op`, `_commit_ts`, then columns as the table has them at the end of the range.
 
     In the order of their commits, in each one deletes first; always the same for the same range. Of a delete
     the row that ended is shown, or its key where no more is known. A context; use from one thread at a time.
     """
 
-    def __init__(self, handle: ChangesHandle, scan: Scan, shown: pa.Schema) -> None:
+    def __init__(self, handle: ChangesHandle, scan: TableScan, shown: pa.Schema) -> None:
         self._handle = handle
         self._table = scan.schema.table
         self._shown = shown

@@ -10,11 +10,11 @@ from penstock.errors import NotFound
 from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.read.partition import Partition, PartitionState
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.source_2 import Look
+from penstock.follow.source import ReadableRange
 from penstock.jobs.log.job_rows import DATABASE
 from penstock.object_storage import StorageRef
 from penstock.tables.schema import TableInfo
-from penstock.tables.schema_snapshot import Place
+from penstock.tables.schema_snapshot import TablePlace
 from penstock.tables.statements import type_text
 
 __all__ = ["OBJECTS_MAX", "detail", "find", "listed"]
@@ -28,7 +28,7 @@ def listed(deployment: Deployment, *, account: str | None = None) -> list[dict[s
     owners = deployment.catalog.owned_databases(account)
     schema = deployment.catalog.schema()
     places = [
-        Place(database, table)
+        TablePlace(database, table)
         for _, database in sorted(schema.databases.items())
         if database.name in owners and database.name.lower() != DATABASE
         for _, table in sorted(schema.tables[database.id].items())
@@ -39,7 +39,7 @@ def listed(deployment: Deployment, *, account: str | None = None) -> list[dict[s
     return [_row(each, owners[each.database.name].name, looks.get(each.table.id), now_ts) for each in places]
 
 
-def find(deployment: Deployment, name: str, *, account: str | None = None) -> Place:
+def find(deployment: Deployment, name: str, *, account: str | None = None) -> TablePlace:
     """A table by its name; raise NotFound when there is none, or it is of another account: in equal words."""
     database, _, table = name.partition(".")
     schema = deployment.catalog.schema()
@@ -49,7 +49,7 @@ def find(deployment: Deployment, name: str, *, account: str | None = None) -> Pl
         raise _no_table(name)
     if account is not None and there.name not in deployment.catalog.owned_databases(account):
         raise _no_table(name)
-    return Place(there, found)
+    return TablePlace(there, found)
 
 
 def detail(deployment: Deployment, name: str, *, account: str | None = None) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _no_table(name: str) -> NotFound:
     return NotFound(f"there is no table {name}; GET /api/v1/tables shows those there are")
 
 
-def _row(place: Place, account: str, look: Look | None, now_ts: int) -> dict[str, Any]:
+def _row(place: TablePlace, account: str, look: ReadableRange | None, now_ts: int) -> dict[str, Any]:
     row: dict[str, Any] = {
         "table": f"{place.database.name}.{place.table.name}",
         "table_id": place.table.id,
@@ -108,7 +108,7 @@ def _states(deployment: Deployment, table: TableInfo) -> list[PartitionState]:
     return [state for state in states if state.manifest.seq]
 
 
-def _schemas(place: Place, states: Sequence[PartitionState]) -> list[SchemaVersion]:
+def _schemas(place: TablePlace, states: Sequence[PartitionState]) -> list[SchemaVersion]:
     """The versions of a table by time; the newest may not be in a manifest yet."""
     known = {each.since_ts: each for state in states for each in state.known_schemas}
     found = [known[since_ts] for since_ts in sorted(known)]

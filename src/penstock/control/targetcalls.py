@@ -5,13 +5,13 @@ from typing import Any
 from penstock.control.deployment import Deployment
 from penstock.control.job_views import reported
 from penstock.jobs.jobid import JobId
-from penstock.verify.target import VerifyReport
-from penstock.verify.targetcare import TargetCare
+from penstock.verify.target import TargetVerifyReport
+from penstock.verify.targetcare import TargetVerification
 
 __all__ = ["repair", "verify"]
 
 
-def verify(deployment: Deployment, job_id: JobId, *, account: str | None = None) -> VerifyReport:
+def verify(deployment: Deployment, job_id: JobId, *, account: str | None = None) -> TargetVerifyReport:
     """Compare a job's target with its source."""
     return _care(deployment, account).verify(job_id)
 
@@ -26,5 +26,5 @@ def repair(
     return answer | {name: value for name, value in found.items() if name not in {"job", "same"}}
 
 
-def _care(deployment: Deployment, account: str | None) -> TargetCare:
-    return TargetCare(deployment.jobs(account), deployment.source, deployment.settings)
+def _care(deployment: Deployment, account: str | None) -> TargetVerification:
+    return TargetVerification(deployment.jobs(account), deployment.source, deployment.settings)

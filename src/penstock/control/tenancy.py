@@ -15,7 +15,7 @@ from penstock.jobs.consumers import BUILT_IN
 from penstock.jobs.spec import DEFAULT, GREEDY, PERIODIC, JobSpec
 from penstock.settings import ChangefeedSettings
 
-__all__ = ["Refused", "Tenant", "check_feed", "check_job", "is_below"]
+__all__ = ["Tenant", "TenantRefused", "check_feed", "check_job", "is_below"]
 
 _WILD = frozenset("*?[]!")
 _STORAGE = frozenset(
@@ -46,7 +46,7 @@ _CODE = ("parser", "embedding")
 _FILES = ("ca_path",)
 
 
-class Refused(Invalid):
+class TenantRefused(Invalid):
     """It is not for this account; an admin may."""
 
 
@@ -73,7 +73,7 @@ def check_feed(tenant: Tenant, wanted: ChangefeedSettings) -> None:
     for pattern in wanted.tables:
         database = pattern.removeprefix("!").strip().partition(".")[0]
         if _WILD.intersection(database) or not tenant.owns(database):
-            raise Refused(
+            raise TenantRefused(
                 f"account {tenant.account} has no database for the pattern {pattern!r}; name its own"
                 " databases in full, as in shop.*"
             )
@@ -82,27 +82,33 @@ def check_feed(tenant: Tenant, wanted: ChangefeedSettings) -> None:
     _check_storage({**wanted.storage_options, **sink.storage_options})
     for name in {**wanted.sink, **sink.parameters}:
         if name in _SINK_REFUSED:
-            raise Refused(f"sink parameter {name} is for admins; leave it out")
+            raise TenantRefused(f"sink parameter {name} is for admins; leave it out")
 
 
 def check_job(tenant: Tenant, spec: JobSpec) -> None:
     """Raise Refused unless a tenant may have such a job; the spec is complete."""
     if spec.consumer not in _CONSUMERS:
-        raise Refused(f"consumer {spec.consumer!r} is for admins; use one of {', '.join(sorted(_CONSUMERS))}")
+        raise TenantRefused(
+            f"consumer {spec.consumer!r} is for admins; use one of {', '.join(sorted(_CONSUMERS))}"
+        )
     if spec.job_type not in {DEFAULT, GREEDY, PERIODIC}:
-        raise Refused(f"trigger {spec.job_type!r} is for admins; use default, greedy or periodic")
+        raise TenantRefused(f"trigger {spec.job_type!r} is for admins; use default, greedy or periodic")
     options = spec.detail.consumer.options
     for name in _TARGETS.get(spec.consumer, ()):
         if options.get(name):
             _check_target(tenant, name, options[name])
     if spec.consumer == "kv" and not tenant.owns(options.get("table", "").partition(".")[0]):
-        raise Refused(f"option table names no database of account {tenant.account}; name one of its own")
+        raise TenantRefused(
+            f"option table names no database of account {tenant.account}; name one of its own"
+        )
     for name in _CODE:
         if ":" in options.get(name, ""):
-            raise Refused(f"option {name} names code, which is for admins; use one that is built in")
+            raise TenantRefused(f"option {name} names code, which is for admins; use one that is built in")
     for name in _FILES:
         if options.get(name):
-            raise Refused(f"option {name} names a file of the server, which is for admins; leave it out")
+            raise TenantRefused(
+                f"option {name} names a file of the server, which is for admins; leave it out"
+            )
     _check_storage(
         {name.partition(".")[2]: value for name, value in options.items() if name.startswith("storage.")}
     )
@@ -110,7 +116,7 @@ def check_job(tenant: Tenant, spec: JobSpec) -> None:
 
 def _check_target(tenant: Tenant, name: str, url: str) -> None:
     if not any(is_below(url, each) for each in tenant.targets):
-        raise Refused(
+        raise TenantRefused(
             f"{name} is no place where account {tenant.account} may write; use one below those of"
             f" api.accounts.{tenant.account}.targets"
         )
@@ -119,7 +125,7 @@ def _check_target(tenant: Tenant, name: str, url: str) -> None:
 def _check_storage(options: Mapping[str, str]) -> None:
     for name in options:
         if name.lower().removeprefix("aws_").removeprefix("azure_") not in _STORAGE:
-            raise Refused(f"storage option {name} is for admins; give region and credentials only")
+            raise TenantRefused(f"storage option {name} is for admins; give region and credentials only")
 
 
 def is_below(url: str, prefix: str) -> bool:

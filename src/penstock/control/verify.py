@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from penstock import eventloop
-from penstock.changefeeds.model import Feed
+from penstock.changefeeds.model import ChangefeedRecord
 from penstock.changefeeds.sinks.storage.options import SinkOptions, sink_options
 from penstock.clock import SYSTEM, Clock
 from penstock.control import changefeeds, targetcalls
@@ -20,7 +20,7 @@ from penstock.errors import Invalid, PenstockError, Unavailable
 from penstock.jobs.consumer import is_comparable
 from penstock.jobs.consumers import find_consumer
 from penstock.jobs.durations import parse_duration
-from penstock.jobs.freshnessdesk import FreshnessDesk
+from penstock.jobs.freshnessdesk import FreshnessReader
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobId, JobKey
 from penstock.jobs.log.job_log import JobLog
@@ -28,7 +28,7 @@ from penstock.settings import parse_changefeed
 from penstock.verify.directory import FeedFacts, FeedVerifier, directory_reader
 from penstock.verify.reports import FeedReport, TableReport
 from penstock.verify.results import LastVerification, Outcomes
-from penstock.verify.target import VerifyReport
+from penstock.verify.target import TargetVerifyReport
 
 __all__ = ["TargetReport", "VerifyOptions", "last_results", "verify_targets"]
 
@@ -53,7 +53,7 @@ class TargetReport:
     """What became of one comparison: a report, why there is none, or why there need not be one."""
 
     target: str
-    report: VerifyReport | FeedReport | None = None
+    report: TargetVerifyReport | FeedReport | None = None
     error: str = ""
     note: str = ""
 
@@ -65,7 +65,7 @@ class TargetReport:
     def shown(self) -> dict[str, Any]:
         """As JSON has it: no values of rows, no secrets."""
         facts: dict[str, Any] = {"target": self.target, "same": self.same}
-        if isinstance(self.report, VerifyReport):
+        if isinstance(self.report, TargetVerifyReport):
             facts |= {name: each for name, each in reported(self.report).items() if name not in {"job"}}
         elif self.report is not None:
             facts |= {
@@ -111,7 +111,9 @@ def _at_ts(deployment: Deployment, text: str | None) -> int | None:
     return int(text)
 
 
-def _named(deployment: Deployment, targets: Sequence[str], account: str | None) -> list[Job | Feed]:
+def _named(
+    deployment: Deployment, targets: Sequence[str], account: str | None
+) -> list[Job | ChangefeedRecord]:
     jobs = deployment.jobs(account)
     return [
         changefeeds.get(deployment, each.removeprefix(_FEED_PREFIX), account=account)
@@ -121,7 +123,7 @@ def _named(deployment: Deployment, targets: Sequence[str], account: str | None) 
     ]
 
 
-def _all(deployment: Deployment, account: str | None) -> list[Job | Feed]:
+def _all(deployment: Deployment, account: str | None) -> list[Job | ChangefeedRecord]:
     return [*deployment.jobs(account).get_jobs(None), *changefeeds.listed(deployment, account=account)]
 
 
@@ -136,12 +138,12 @@ class _Comparing:
     tell: Tell
     clock: Clock = field(default=SYSTEM)
 
-    def compared(self, target: Job | Feed, *, named: bool) -> TargetReport:
+    def compared(self, target: Job | ChangefeedRecord, *, named: bool) -> TargetReport:
         """Compare one; `named`: somebody asked for this one."""
         name = str(target.id) if isinstance(target, Job) else f"{_FEED_PREFIX}{target.info.id}"
         self.tell(name, "", 0)
         try:
-            if isinstance(target, Feed):
+            if isinstance(target, ChangefeedRecord):
                 return TargetReport(name, self._feed(target, partial(self.tell, name)))
             if not named and not is_comparable(find_consumer(target.spec.consumer)):
                 note = f"a target of consumer {target.spec.consumer} has no rows that could be read"
@@ -150,10 +152,10 @@ class _Comparing:
         except PenstockError as error:
             return TargetReport(name, error=str(error))
 
-    def _job(self, job_id: JobId) -> VerifyReport:
+    def _job(self, job_id: JobId) -> TargetVerifyReport:
         if self.at_ts is not None:
             deployment = self.deployment
-            desk = FreshnessDesk(
+            desk = FreshnessReader(
                 deployment.jobs(self.account).get_job,
                 deployment.source,
                 deployment.settings.jobs,
@@ -162,7 +164,7 @@ class _Comparing:
             eventloop.run(desk.wait_for(job_id, self.at_ts, timeout_s=self.timeout_s))
         return targetcalls.verify(self.deployment, job_id, account=self.account)
 
-    def _feed(self, feed: Feed, tell: Callable[[str, int], None]) -> FeedReport:
+    def _feed(self, feed: ChangefeedRecord, tell: Callable[[str, int], None]) -> FeedReport:
         settings = parse_changefeed(feed.info.settings, origin=f"changefeed {feed.info.id}")
         options = sink_options(settings)
         if self.at_ts is not None:
@@ -178,7 +180,7 @@ class _Comparing:
         with TemporaryDirectory(prefix="penstock-verify-") as folder:
             return FeedVerifier(facts, options, source, Path(folder), tell=tell).verify()
 
-    def _wait(self, feed: Feed, options: SinkOptions, at_ts: int) -> None:
+    def _wait(self, feed: ChangefeedRecord, options: SinkOptions, at_ts: int) -> None:
         """Wait until the directory is complete up to a timestamp; Unavailable when that takes too long."""
         reader = directory_reader(options)
         deadline = self.clock.monotonic() + self.timeout_s

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Corrupt, Invalid
 from penstock.eventstore import paths
-from penstock.object_storage import Storage
+from penstock.object_storage import ObjectStorage
 
 FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Watermark:
+class HistoryHold:
     """Changes after `ts`, and the snapshot at it, are needed until `expires_at_ms` (None: until released)."""
 
     path: str
@@ -25,14 +25,14 @@ class Watermark:
         return self.expires_at_ms is not None and self.expires_at_ms <= now_ms
 
 
-class Watermarks:
+class HistoryHolds:
     """The watermarks of all tables at one storage. Thread-safe; every call blocks on storage.
 
     A watermark keeps what was there when it was set. History that is older than the time to live may be on
     its way out already: whoever sets a watermark there must find it readable afterwards.
     """
 
-    def __init__(self, storage: Storage, clock: Clock = SYSTEM) -> None:
+    def __init__(self, storage: ObjectStorage, clock: Clock = SYSTEM) -> None:
         self._storage = storage
         self._clock = clock
 
@@ -59,7 +59,7 @@ class Watermarks:
         now_ms = self._clock.wall_ms()
         return min((each.ts for each in self.all_of(table_id) if not each.expired(now_ms)), default=None)
 
-    def all_of(self, table_id: int) -> Iterator[Watermark]:
+    def all_of(self, table_id: int) -> Iterator[HistoryHold]:
         """Every watermark of a table, expired ones among them."""
         for path in self._storage.names(paths.watermark_folder(paths.table_root(table_id))):
             data = self._storage.read(path)
@@ -70,12 +70,12 @@ class Watermarks:
         return paths.watermark(paths.table_root(table_id), holder)
 
 
-def _read(data: bytes, path: str) -> Watermark:
+def _read(data: bytes, path: str) -> HistoryHold:
     try:
         tree = json.loads(data)
         if tree["format"] != FORMAT:
             raise Corrupt(f"watermark {path} has format {tree['format']!r}, not {FORMAT}; upgrade Penstock")
         expires_at_ms = tree["expires_at_ms"]
-        return Watermark(path, int(tree["ts"]), None if expires_at_ms is None else int(expires_at_ms))
+        return HistoryHold(path, int(tree["ts"]), None if expires_at_ms is None else int(expires_at_ms))
     except (KeyError, TypeError, ValueError) as error:
         raise Corrupt(f"watermark {path} is damaged; let its holder set it again, or remove it") from error

@@ -71,7 +71,7 @@ class Archive:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ManifestEntry:
     """One numbered step. `id` tells a lost answer from a rival's entry; `epoch` tells who may write.
 
     `flushed_ts` says that every change with a commit-ts at or below it is in the objects (0: says
@@ -131,7 +131,7 @@ class ManifestState:
     history_ts: int = 0
     oldest_ts: int = 0
 
-    def apply(self, entry: Entry) -> "ManifestState":
+    def apply(self, entry: ManifestEntry) -> "ManifestState":
         """Fold the next entry; raise Corrupt when it cannot follow this state."""
         if entry.seq != self.seq + 1:
             raise Corrupt(f"manifest entry {entry.seq} follows entry {self.seq}; an entry is missing")
@@ -150,7 +150,7 @@ class ManifestState:
             **self._archives_after(entry),
         )
 
-    def _objects_after(self, entry: Entry) -> Mapping[str, ObjectInfo]:
+    def _objects_after(self, entry: ManifestEntry) -> Mapping[str, ObjectInfo]:
         """What an entry makes of the objects: most often nothing, since it only says who writes."""
         if not (entry.add or entry.remove or entry.forget):
             return self.objects
@@ -171,7 +171,7 @@ class ManifestState:
                 raise Corrupt(f"manifest entry {entry.seq} forgets object {forgotten}, which is not there")
         return objects
 
-    def _archives_after(self, entry: Entry) -> _History:
+    def _archives_after(self, entry: ManifestEntry) -> _History:
         """What an entry makes of the archives, and of how far history goes back."""
         begun = [int(fact["ts"]) for fact in entry.facts if fact.get("kind") in (LOADED, BEGUN)]
         kept: _History = {
@@ -217,7 +217,7 @@ class ManifestState:
         return sorted(chosen, key=lambda each: (each.min_ts, each.max_ts, each.seq, each.id))
 
 
-def write_entry(entry: Entry) -> bytes:
+def write_entry(entry: ManifestEntry) -> bytes:
     """Encode an entry; equal entries give equal bytes."""
     tree: dict[str, Any] = {
         "format": FORMAT,
@@ -243,11 +243,11 @@ def write_entry(entry: Entry) -> bytes:
     return _dump(tree)
 
 
-def read_entry(data: bytes, *, path: str) -> Entry:
+def read_entry(data: bytes, *, path: str) -> ManifestEntry:
     """Decode an entry; raise Corrupt naming the file when it is not one of this format."""
     tree = _load(data, path)
     try:
-        return Entry(
+        return ManifestEntry(
             seq=int(tree["seq"]),
             epoch=int(tree["epoch"]),
             writer=str(tree["writer"]),

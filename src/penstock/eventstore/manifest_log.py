@@ -13,7 +13,7 @@ from penstock.errors import Corrupt, Fenced, PenstockError
 from penstock.eventstore import paths
 from penstock.eventstore.manifest import (
     Archive,
-    Entry,
+    ManifestEntry,
     ManifestState,
     ObjectInfo,
     Removal,
@@ -22,7 +22,7 @@ from penstock.eventstore.manifest import (
     write_entry,
     write_state,
 )
-from penstock.object_storage import Storage
+from penstock.object_storage import ObjectStorage
 
 CHECKPOINT_ENTRIES = 64
 _OPEN_ATTEMPTS = 100
@@ -31,7 +31,7 @@ _LOAD_ATTEMPTS = 3
 _log = logging.getLogger(__name__)
 
 
-def load(storage: Storage, root: str) -> ManifestState:
+def load(storage: ObjectStorage, root: str) -> ManifestState:
     """Read the newest state: the newest checkpoint, then every entry after it.
 
     Raises Corrupt when a file is damaged and no other says the same, Unavailable when storage fails.
@@ -44,7 +44,7 @@ def load(storage: Storage, root: str) -> ManifestState:
     raise Corrupt(f"{root}: checkpoint {max(checkpoints)} cannot be read; keep the folder for inspection")
 
 
-def _checkpoints(storage: Storage, root: str) -> dict[int, str]:
+def _checkpoints(storage: ObjectStorage, root: str) -> dict[int, str]:
     """Paths of the checkpoints by number."""
     # Checkpoints sort after every entry, so the listing starts at the first of them.
     names = storage.names(paths.manifest_folder(root), after=paths.manifest_checkpoint(root, 0))
@@ -52,7 +52,7 @@ def _checkpoints(storage: Storage, root: str) -> dict[int, str]:
     return {seq: path for seq, path in numbered if seq is not None}
 
 
-def _newest_readable(storage: Storage, checkpoints: Mapping[int, str]) -> ManifestState:
+def _newest_readable(storage: ObjectStorage, checkpoints: Mapping[int, str]) -> ManifestState:
     for _, path in sorted(checkpoints.items(), reverse=True):
         data = storage.read(path)
         if data is None:
@@ -64,7 +64,7 @@ def _newest_readable(storage: Storage, checkpoints: Mapping[int, str]) -> Manife
     return ManifestState()
 
 
-def _replay(storage: Storage, root: str, state: ManifestState) -> ManifestState:
+def _replay(storage: ObjectStorage, root: str, state: ManifestState) -> ManifestState:
     """Fold what follows. Numbers have no holes, so the first one missing is the end."""
     while True:
         path = paths.manifest_entry(root, state.seq + 1)
@@ -80,7 +80,7 @@ class ManifestLog:
     After Unavailable a commit may or may not have happened: open the log again, which settles it.
     """
 
-    def __init__(self, storage: Storage, root: str, state: ManifestState, clock: Clock) -> None:
+    def __init__(self, storage: ObjectStorage, root: str, state: ManifestState, clock: Clock) -> None:
         self._storage = storage
         self._root = root
         self._clock = clock
@@ -92,7 +92,7 @@ class ManifestLog:
     @classmethod
     def open(
         cls,
-        storage: Storage,
+        storage: ObjectStorage,
         root: str,
         *,
         writer: str,
@@ -108,7 +108,9 @@ class ManifestLog:
             state = load(storage, root)
             if after_epoch is not None and state.epoch > after_epoch and state.writer != writer:
                 raise Fenced(_taken(root, state.writer, state.epoch))
-            entry = Entry(seq=state.seq + 1, epoch=state.epoch + 1, writer=writer, id=clock.unique_id())
+            entry = ManifestEntry(
+                seq=state.seq + 1, epoch=state.epoch + 1, writer=writer, id=clock.unique_id()
+            )
             if _create(storage, root, entry) is not None:
                 continue
             # A number is free for a second time once its entry is collected, which a checkpoint outlives.
@@ -142,7 +144,7 @@ class ManifestLog:
 
         Raises Fenced when a newer owner has opened the log, Unavailable when storage does not answer.
         """
-        entry = Entry(
+        entry = ManifestEntry(
             seq=self.state.seq + 1,
             epoch=self._epoch,
             writer=self._writer,
@@ -178,7 +180,7 @@ class ManifestLog:
         self._checkpoint_seq = self.state.seq
 
 
-def _create(storage: Storage, root: str, entry: Entry) -> Entry | None:
+def _create(storage: ObjectStorage, root: str, entry: ManifestEntry) -> ManifestEntry | None:
     """Commit an entry; return the rival's entry that has its number, or None when ours is there."""
     path = paths.manifest_entry(root, entry.seq)
     if storage.create(path, write_entry(entry)):

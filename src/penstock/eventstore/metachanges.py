@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from penstock.tables.ddl_jobs import Job
+from penstock.tables.ddl_jobs import DdlJob
 from penstock.tables.keys import META_HASH, META_PREFIX, decode_meta_key, meta_hash_prefix, prefix_end
 from penstock.tables.meta import DATABASES, JOB_HISTORY, database_field, parse_json
 from penstock.tables.schema import DatabaseInfo, TableInfo
@@ -48,11 +48,11 @@ def read_description(key: bytes, value: bytes | None) -> TableDescribed | Databa
     return None
 
 
-def read_job(key: bytes, value: bytes | None) -> Job | None:
+def read_job(key: bytes, value: bytes | None) -> DdlJob | None:
     """The finished DDL job that a key's new value describes; None when it describes none."""
     if value is None or not key.startswith(_JOB_LIST):
         return None
-    return Job.from_json(parse_json(value))
+    return DdlJob.from_json(parse_json(value))
 
 
 def _number(name: bytes, prefix: bytes) -> int:

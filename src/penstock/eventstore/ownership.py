@@ -10,7 +10,7 @@ from penstock.eventstore import paths
 from penstock.eventstore.manifest import Archive, ManifestState, ObjectInfo, Removal
 from penstock.eventstore.manifest_log import ManifestLog
 from penstock.eventstore.schema_version import SCHEMA_FACT, SchemaVersion
-from penstock.object_storage import Storage
+from penstock.object_storage import ObjectStorage
 
 
 class Ownership:
@@ -21,7 +21,7 @@ class Ownership:
     lost request.
     """
 
-    def __init__(self, storage: Storage, table_id: int, *, writer: str, clock: Clock) -> None:
+    def __init__(self, storage: ObjectStorage, table_id: int, *, writer: str, clock: Clock) -> None:
         self._storage = storage
         self._root = paths.table_root(table_id)
         self._writer = writer

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Unavailable
-from penstock.eventstore.capture.lease import Lease
-from penstock.eventstore.read.ranges import Part, RangeReader, ReadRange, TableProgress
+from penstock.eventstore.capture.lease import CaptureLease
+from penstock.eventstore.read.ranges import CaptureProgress, RangeReader, ReadRange, SchemaRange
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ LEASES_S = 2.0
 class CaptureReader(RangeReader, Protocol):
     """Reads from one capture; see FlightReader."""
 
-    def tables(self) -> list[TableProgress]:
+    def tables(self) -> list[CaptureProgress]:
         """Every table that the capture owns, in one call."""
 
     def close(self) -> None:
@@ -38,13 +38,13 @@ class OwnedRows:
     """
 
     reader: RangeReader
-    seen: TableProgress
+    seen: CaptureProgress
 
-    def progress(self, table_id: int) -> TableProgress:
+    def progress(self, table_id: int) -> CaptureProgress:
         """See RangeReader."""
         return self.seen if table_id == self.seen.table_id else self.reader.progress(table_id)
 
-    def parts(self, wanted: ReadRange) -> list[Part]:
+    def parts(self, wanted: ReadRange) -> list[SchemaRange]:
         """See RangeReader."""
         return self.reader.parts(wanted)
 
@@ -61,7 +61,7 @@ class Captures:
 
     def __init__(
         self,
-        leases: Callable[[], Sequence[Lease]],
+        leases: Callable[[], Sequence[CaptureLease]],
         connect: Callable[[str], CaptureReader],
         pool: Executor,
         *,
@@ -77,14 +77,14 @@ class Captures:
         self._silent: frozenset[str] = frozenset()
         self._owners: dict[int, OwnedRows] = {}
 
-    def progress(self) -> dict[int, TableProgress]:
+    def progress(self) -> dict[int, CaptureProgress]:
         """Every table that is captured now, by id. Raises Invalid when a capture refuses the token.
 
         Raises Unavailable when it is not known what captures there are.
         """
         readers = self._live()
         asked = [(addr, reader, self._pool.submit(reader.tables)) for addr, reader in readers.items()]
-        found: dict[int, TableProgress] = {}
+        found: dict[int, CaptureProgress] = {}
         owners: dict[int, OwnedRows] = {}
         silent = set()
         for addr, reader, answer in asked:

@@ -103,7 +103,7 @@ class FollowedTables:
             return self._tables.ids_since(table_id, since_ts)
 
     def gone(self, table_id: int) -> str | None:
-        """See JobSource."""
+        """See ScanSource."""
         with self._lock:
             self._learn()
             if self._tables.now(table_id) is not None:

@@ -11,7 +11,7 @@ from penstock.settings import Settings
 _log = logging.getLogger(__name__)
 
 
-class ClusterHistory:
+class ClusterHold:
     """Holds back the cluster's garbage collection at a checkpoint, for a day after the last `hold`.
 
     Rows come from the event store, whatever the cluster collects. Of its tables' descriptions, collection

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import PenstockError
-from penstock.eventstore.history_holds import Watermarks
-from penstock.object_storage import Storage
+from penstock.eventstore.history_holds import HistoryHolds
+from penstock.object_storage import ObjectStorage
 
 _log = logging.getLogger(__name__)
 
@@ -21,8 +21,8 @@ class ConsumerHold:
     Storage that cannot be written to is told once; the stream then has as much time as history is kept.
     """
 
-    def __init__(self, storage: Storage, holder: str, clock: Clock = SYSTEM) -> None:
-        self._watermarks = Watermarks(storage, clock)
+    def __init__(self, storage: ObjectStorage, holder: str, clock: Clock = SYSTEM) -> None:
+        self._watermarks = HistoryHolds(storage, clock)
         self._holder = holder
         self._clock = clock
         self._renew_at: float | None = None

@@ -6,7 +6,7 @@ from enum import Enum
 from penstock.eventstore.schema_version import SchemaVersion
 
 
-class Scope(Enum):
+class DdlScope(Enum):
     """Whose dispatchers a DDL blocks: its own tables', or every one of the database."""
 
     TABLES = "tables"
@@ -44,7 +44,7 @@ class DdlEvent:
     query: str = field(repr=False)
     database: str
     tables: tuple[TableChange, ...] = ()
-    scope: Scope = Scope.TABLES
+    scope: DdlScope = DdlScope.TABLES
 
 
 def _ids(schema: SchemaVersion | None) -> frozenset[int]:

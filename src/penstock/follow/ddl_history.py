@@ -16,11 +16,11 @@ from penstock.clock import physical_ms
 from penstock.errors import StaleRead, Unavailable
 from penstock.eventstore.metachanges import DatabaseDescribed, TableDescribed, read_description, read_job
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.ddl_events import DdlEvent, Scope, TableChange
+from penstock.follow.ddl_events import DdlEvent, DdlScope, TableChange
 from penstock.follow.ddlchanges import changed_ids, kind_of, paired
 from penstock.follow.ddljobs import DdlJobs
 from penstock.follow.seentables import SeenTables
-from penstock.tables.ddl_jobs import Action
+from penstock.tables.ddl_jobs import DdlAction
 from penstock.tables.schema import DatabaseInfo
 
 JOB_WAIT_MS = 60_000
@@ -49,7 +49,7 @@ class _Change:
     action: int
     database: str
     tables: tuple[TableChange, ...]
-    scope: Scope = Scope.TABLES
+    scope: DdlScope = DdlScope.TABLES
 
 
 class DdlHistory:
@@ -185,7 +185,7 @@ class DdlHistory:
     def _enter(self, commit_ts: int, changes: list[_Change]) -> None:
         for change in changes:
             self._tables.enter(commit_ts, change.tables)
-            if change.scope is Scope.DATABASE:
+            if change.scope is DdlScope.DATABASE:
                 self._databases ^= change.ids
 
     def _changes(self, commit_ts: int, described: _Described) -> Iterator[_Change]:
@@ -198,8 +198,8 @@ class DdlHistory:
             if info is None:
                 inside = tuple(each for each in left if each.after is None and _database(each) == name)
                 left = tuple(each for each in left if each not in inside)
-            action = Action.DROP_SCHEMA if info is None else Action.CREATE_SCHEMA
-            yield _Change(frozenset({database_id}), action, name, inside, Scope.DATABASE)
+            action = DdlAction.DROP_SCHEMA if info is None else DdlAction.CREATE_SCHEMA
+            yield _Change(frozenset({database_id}), action, name, inside, DdlScope.DATABASE)
         if left:
             yield _Change(frozenset(changed_ids(left)), kind_of(left), _database(left[0]), left)
 

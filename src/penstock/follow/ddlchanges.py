@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import TableChange
-from penstock.tables.ddl_jobs import Action
+from penstock.tables.ddl_jobs import DdlAction
 from penstock.tables.fieldtypes import ColumnFlag
 from penstock.tables.schema import ColumnInfo, TableInfo
 
@@ -79,14 +79,14 @@ def kind_of(changes: Sequence[TableChange]) -> int:
 
 def _kind(change: TableChange) -> int:
     if change.before is None:
-        return Action.CREATE_TABLE
+        return DdlAction.CREATE_TABLE
     if change.after is None:
-        return Action.DROP_TABLE
+        return DdlAction.DROP_TABLE
     old, new = change.before.table, change.after.table
     if old.id != new.id:
-        return Action.TRUNCATE_TABLE
+        return DdlAction.TRUNCATE_TABLE
     if change.before.name != change.after.name:
-        return Action.RENAME_TABLE
+        return DdlAction.RENAME_TABLE
     if change.ended_ids or change.begun_ids:
         return _partition_kind(change)
     return _column_kind(old, new)
@@ -102,9 +102,9 @@ def _column_kind(old: TableInfo, new: TableInfo) -> int:
     before = {column.id for column in old.stored_columns}
     after = {column.id for column in new.stored_columns}
     if after - before and before - after:
-        return Action.MODIFY_COLUMN  # its rows were rewritten under another id
+        return DdlAction.MODIFY_COLUMN  # its rows were rewritten under another id
     if after != before:
-        return Action.ADD_COLUMN if after - before else Action.DROP_COLUMN
+        return DdlAction.ADD_COLUMN if after - before else DdlAction.DROP_COLUMN
     if bool(old.primary_key) != bool(new.primary_key):
         return OtherAction.ADD_PRIMARY_KEY if new.primary_key else OtherAction.DROP_PRIMARY_KEY
-    return Action.MODIFY_COLUMN
+    return DdlAction.MODIFY_COLUMN

@@ -8,11 +8,11 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from penstock.tables.ddl_jobs import Job
+from penstock.tables.ddl_jobs import DdlJob
 
 
 @dataclass(order=True, frozen=True, slots=True)
-class DdlJob:
+class RecordedDdl:
     """What is needed of a job, and the commit-ts of its record."""
 
     recorded_ts: int
@@ -25,19 +25,19 @@ class DdlJobs:
     """Jobs by the tables that they change; by the database, where they change none."""
 
     def __init__(self) -> None:
-        self._by_id: dict[int, list[DdlJob]] = {}
+        self._by_id: dict[int, list[RecordedDdl]] = {}
 
-    def add(self, job: Job, recorded_ts: int) -> None:
+    def add(self, job: DdlJob, recorded_ts: int) -> None:
         """Take a job; one that was cancelled made no change. Taking it again changes nothing."""
         if not job.succeeded:
             return
-        made = DdlJob(recorded_ts, job.start_ts, int(job.type), job.query)
+        made = RecordedDdl(recorded_ts, job.start_ts, int(job.type), job.query)
         for each in _changed_ids(job):
             known = self._by_id.setdefault(each, [])
             if made not in known:
                 insort(known, made)
 
-    def find(self, ids: Iterable[int], commit_ts: int, upto_ts: int) -> DdlJob | None:
+    def find(self, ids: Iterable[int], commit_ts: int, upto_ts: int) -> RecordedDdl | None:
         """The job of a change of some tables; None when it was not recorded by `upto_ts`.
 
         Every job that was recorded up to `upto_ts` must have been taken.
@@ -50,7 +50,7 @@ class DdlJobs:
         ]
         return min(found, default=None)
 
-    def _from(self, changed_id: int, ts: int) -> list[DdlJob]:
+    def _from(self, changed_id: int, ts: int) -> list[RecordedDdl]:
         known = self._by_id.get(changed_id, [])
         return known[bisect_left(known, ts, key=lambda job: job.recorded_ts) :]
 
@@ -60,6 +60,6 @@ class DdlJobs:
         self._by_id = {each: jobs for each, jobs in left.items() if jobs}
 
 
-def _changed_ids(job: Job) -> set[int]:
+def _changed_ids(job: DdlJob) -> set[int]:
     tables = {job.table_id, *(each.id for each in (job.table, *job.tables) if each is not None)}
     return (tables - {0}) or {job.database_id}

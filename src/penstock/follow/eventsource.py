@@ -9,23 +9,24 @@ from functools import partial
 from typing import Self, TypeVar
 
 from penstock.changes import ChangesHandle, collect_changes
-from penstock.changes.limits import Limit
+from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Unavailable
-from penstock.eventstore.capture.lease import Lease
-from penstock.eventstore.history_holds import Watermarks
+from penstock.eventstore.capture.lease import CaptureLease
+from penstock.eventstore.history_holds import HistoryHolds
 from penstock.eventstore.read.flight_client import FlightReader
 from penstock.eventstore.read.partition import Partition, TableView
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.captures import CaptureReader, Captures
 from penstock.follow.cluster_tables import FollowedTables
-from penstock.follow.holds import TTL_S, HoldPlan
+from penstock.follow.holds import TTL_S, HoldPolicy
 from penstock.follow.owners import live_captures
-from penstock.follow.progress import TableLooks
+from penstock.follow.progress import ProgressReader
 from penstock.follow.scans import change_wishes, scan_snapshot, scan_tail
 from penstock.follow.schema_subscription import MetaSubscription
-from penstock.follow.source import Look as PhysicalLook
-from penstock.follow.source_2 import Look, Scan
+from penstock.follow.source import ReadableRange
+from penstock.follow.source import ReadableRange as PhysicalLook
+from penstock.follow.source_2 import TableScan
 from penstock.kv import AsyncClient, Client
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings, TlsSettings
@@ -39,7 +40,7 @@ _SETTLE_S = 0.02
 
 
 class EventStoreJobSource:
-    """Implements JobSource. A context; `look`, `hold` and `close` are for one event loop.
+    """Implements ScanSource. A context; `look`, `hold` and `close` are for one event loop.
 
     The cluster's garbage collection is not held back, however far a job is behind: rows and the schemas of
     their time come from the event store, where holds keep them.
@@ -50,7 +51,7 @@ class EventStoreJobSource:
         storage: StorageRef,
         *,
         now: Callable[[], Awaitable[int]],
-        leases: Callable[[], Sequence[Lease]],
+        leases: Callable[[], Sequence[CaptureLease]],
         connect: Callable[[str], CaptureReader],
         tables: FollowedTables,
         clock: Clock = SYSTEM,
@@ -61,12 +62,12 @@ class EventStoreJobSource:
         self._clock = clock
         self._asking = ThreadPoolExecutor(_ASKING_THREADS, thread_name_prefix="penstock-captures")
         self._captures = Captures(leases, connect, self._asking, clock=clock)
-        self._looks = TableLooks(self._captures, storage, self._asking, clock=clock)
+        self._looks = ProgressReader(self._captures, storage, self._asking, clock=clock)
         self._looking = asyncio.Lock()
         self._finding = threading.Lock()
         self._found_at: float | None = None
         self._holding = asyncio.Lock()
-        self._holds = HoldPlan()
+        self._holds = HoldPolicy()
 
     @classmethod
     async def connect(
@@ -109,21 +110,21 @@ class EventStoreJobSource:
         return True
 
     async def now_ts(self) -> int:
-        """See JobSource."""
+        """See ScanSource."""
         return await self._now()
 
     # How far tables have come.
 
-    async def look(self, table_ids: Collection[int]) -> dict[int, Look]:
-        """See JobSource. Asks each capture once. Raises Invalid when one refuses the token."""
+    async def look(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
+        """See ScanSource. Asks each capture once. Raises Invalid when one refuses the token."""
         async with self._looking:
             await self._tables.start()
             return await asyncio.to_thread(self._look, table_ids)
 
-    def _look(self, table_ids: Collection[int]) -> dict[int, Look]:
+    def _look(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
         known_ts, tables = self._tables.now(table_ids)  # first: what is said later is true of these
         looks = self._looks.look({each for table in tables.values() for each in table.table.physical_ids})
-        found: dict[int, Look] = {}
+        found: dict[int, ReadableRange] = {}
         for table_id, schema in tables.items():
             parts = [looks.get(each) for each in schema.table.physical_ids]
             if parts and all(parts):
@@ -131,24 +132,26 @@ class EventStoreJobSource:
         return {table_id: look for table_id, look in found.items() if look.readable_ts}
 
     def gone(self, table_id: int) -> str | None:
-        """See JobSource."""
+        """See ScanSource."""
         return self._tables.gone(table_id)
 
     # Ranges.
 
-    def scan(self, table_id: int, from_ts: int, to_ts: int, limit: Limit, *, named: bool = False) -> Scan:
-        """See JobSource. Raises TableGone when the table is."""
+    def scan(
+        self, table_id: int, from_ts: int, to_ts: int, limit: ReadLimit, *, named: bool = False
+    ) -> TableScan:
+        """See ScanSource. Raises TableGone when the table is."""
         schema = self._tables.at(table_id, to_ts)
 
-        def fixed() -> Scan:
+        def fixed() -> TableScan:
             ids = schema.table.physical_ids
             view = TableView(schema.name, self._partitions(ids), table_id=table_id, named=named)
             return scan_tail(view, from_ts, to_ts, limit) if from_ts else scan_snapshot(view, to_ts)
 
         return self._tried(schema, fixed)
 
-    def open(self, scan: Scan, columns: Collection[str] | None) -> ChangesHandle:
-        """See JobSource. Deletes of rows that come back in the same commit are left out.
+    def open(self, scan: TableScan, columns: Collection[str] | None) -> ChangesHandle:
+        """See ScanSource. Deletes of rows that come back in the same commit are left out.
 
         What a batch lacks of the columns was added after it. Some rows may be deleted that were never given:
         whoever has applied some of a range may be given another one from the same start.
@@ -199,7 +202,7 @@ class EventStoreJobSource:
     # History.
 
     async def hold(self, needed: Mapping[int, int]) -> None:
-        """See JobSource. Holds outlive the runner by a day, and are written as seldom as that allows.
+        """See ScanSource. Holds outlive the runner by a day, and are written as seldom as that allows.
 
         Raises Unavailable also while it is not known where the rows of the tables are.
         """
@@ -210,7 +213,7 @@ class EventStoreJobSource:
                     physical[each] = min(ts, physical.get(each, ts))
             physical = {each: ts for each, ts in physical.items() if ts > 0}
             now = self._clock.monotonic()
-            watermarks = Watermarks(await asyncio.to_thread(self._storage.open), self._clock)
+            watermarks = HistoryHolds(await asyncio.to_thread(self._storage.open), self._clock)
 
             def keep(physical_id: int) -> None:
                 watermarks.hold(physical_id, HOLDER, physical[physical_id], ttl_s=TTL_S)
@@ -234,15 +237,15 @@ class EventStoreJobSource:
                 raise failure
 
     async def close(self) -> None:
-        """See JobSource. Holds stay, for the next runner."""
+        """See ScanSource. Holds stay, for the next runner."""
         await self._tables.close()
         self._asking.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._captures.close)
         await asyncio.to_thread(self._asking.shutdown)
 
 
-def _whole(parts: Sequence[PhysicalLook], schema: SchemaVersion, known_ts: int) -> Look:
+def _whole(parts: Sequence[PhysicalLook], schema: SchemaVersion, known_ts: int) -> ReadableRange:
     """How far a table of several parts has come. Another schema counts as a change: targets follow it."""
     readable_ts = min(known_ts, *(each.readable_ts for each in parts))
     changed_ts = max(schema.since_ts, *(each.changed_ts for each in parts))
-    return Look(readable_ts, min(readable_ts, changed_ts), max(each.oldest_ts for each in parts))
+    return ReadableRange(readable_ts, min(readable_ts, changed_ts), max(each.oldest_ts for each in parts))

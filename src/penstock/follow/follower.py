@@ -6,25 +6,25 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Self, TypeVar
 
-from penstock.changes.limits import Limit
+from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Unavailable
-from penstock.eventstore.capture.lease import Lease
-from penstock.eventstore.history_holds import Watermarks
+from penstock.eventstore.capture.lease import CaptureLease
+from penstock.eventstore.history_holds import HistoryHolds
 from penstock.eventstore.read.flight_client import FlightReader
 from penstock.eventstore.read.partition import Partition, TableView
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.captures import CaptureReader, Captures
-from penstock.follow.clusterhistory import ClusterHistory
+from penstock.follow.clusterhistory import ClusterHold
 from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.ddl_history import DdlHistory
-from penstock.follow.holds import TTL_S, HoldPlan
+from penstock.follow.holds import TTL_S, HoldPolicy
 from penstock.follow.owners import live_captures
 from penstock.follow.positions import Position
-from penstock.follow.progress import TableLooks
+from penstock.follow.progress import ProgressReader
 from penstock.follow.schema_subscription import MetaSubscription
-from penstock.follow.slices import DispatcherSpec, Slice, SliceRange, is_snapshot, plan_slice
-from penstock.follow.source import Look
+from penstock.follow.slices import Slice, SliceRange, TableSpan, is_snapshot, plan_slice
+from penstock.follow.source import ReadableRange
 from penstock.follow.tablecuts import table_cuts
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.object_storage import StorageRef
@@ -37,7 +37,7 @@ _ASKING_THREADS = 16
 
 
 class EventStoreSource:
-    """Implements FeedSource. Open it with `open`; for one event loop.
+    """Implements SliceSource. Open it with `open`; for one event loop.
 
     Planning and asking have threads of their own: slices that wait for a capture that is away do not keep
     the other tables from being looked at.
@@ -49,11 +49,11 @@ class EventStoreSource:
         storage: StorageRef,
         *,
         now: Callable[[], int],
-        leases: Callable[[], Sequence[Lease]],
+        leases: Callable[[], Sequence[CaptureLease]],
         connect: Callable[[str], CaptureReader],
         history: DdlHistory,
         subscription: MetaSubscription | None = None,
-        cluster: ClusterHistory | None = None,
+        cluster: ClusterHold | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
         self._holder = f"changefeed-{feed_id}"
@@ -66,10 +66,12 @@ class EventStoreSource:
         self._planning = ThreadPoolExecutor(_PLANNING_THREADS, thread_name_prefix="penstock-slices")
         self._asking = ThreadPoolExecutor(_ASKING_THREADS, thread_name_prefix="penstock-captures")
         self._captures = Captures(leases, connect, self._asking, clock=clock)
-        self._looks = TableLooks(self._captures, storage, self._asking, gone_ts=history.gone_ts, clock=clock)
+        self._looks = ProgressReader(
+            self._captures, storage, self._asking, gone_ts=history.gone_ts, clock=clock
+        )
         self._looking = asyncio.Lock()
         self._looked_at: float | None = None
-        self._holds = HoldPlan()
+        self._holds = HoldPolicy()
 
     @classmethod
     async def open(
@@ -87,7 +89,7 @@ class EventStoreSource:
         token = await asyncio.to_thread(settings.capture.read_flight_token)
         client = await asyncio.to_thread(ClusterRef.of(settings).client)
         history = DdlHistory()
-        cluster = await ClusterHistory.connect(settings, feed_id, clock=clock)
+        cluster = await ClusterHold.connect(settings, feed_id, clock=clock)
         try:
             subscription = await MetaSubscription.begin(settings, history, clock=clock)
         except BaseException:
@@ -106,39 +108,39 @@ class EventStoreSource:
         )
 
     def ddl_resolved_ts(self) -> int:
-        """See FeedSource. Raises what ended the subscription of schemas."""
+        """See SliceSource. Raises what ended the subscription of schemas."""
         if self._subscription is not None and self._subscription.failure is not None:
             raise self._subscription.failure
         return self._history.resolved_ts()
 
     def ddls(self, from_ts: int, to_ts: int) -> list[DdlEvent]:
-        """See FeedSource."""
+        """See SliceSource."""
         return self._history.ddls(from_ts, to_ts)
 
     def tables(self, at_ts: int) -> list[SchemaVersion]:
-        """See FeedSource."""
+        """See SliceSource."""
         return self._history.tables(at_ts)
 
     async def now_ts(self) -> int:
-        """See FeedSource."""
+        """See SliceSource."""
         return await asyncio.to_thread(self._now)
 
-    async def look(self, table_ids: Collection[int]) -> dict[int, Look]:
-        """See FeedSource. Raises Invalid when a capture refuses the token."""
+    async def look(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
+        """See SliceSource. Raises Invalid when a capture refuses the token."""
         async with self._looking:
             self._looked_at = self._clock.monotonic()
             return await asyncio.to_thread(self._looks.look, table_ids)
 
     async def next_slice(
         self,
-        dispatcher: DispatcherSpec,
+        dispatcher: TableSpan,
         start: Position,
         upto_ts: int,
-        limit: Limit,
+        limit: ReadLimit,
         *,
         begin: Position | None = None,
     ) -> Slice | None:
-        """See FeedSource. Unavailable also says when nobody captures the table."""
+        """See SliceSource. Unavailable also says when nobody captures the table."""
         wanted = SliceRange(dispatcher, start, upto_ts, limit, snapshot=is_snapshot(start, begin))
         if upto_ts < wanted.schema_ts:
             return None
@@ -146,7 +148,7 @@ class EventStoreSource:
         return await self._read(schema, dispatcher.table_id, lambda view: plan_slice(view, schema, wanted))
 
     async def cuts(self, table_id: int, at_ts: int, rows: int) -> list[bytes]:
-        """See FeedSource."""
+        """See SliceSource."""
         schema = self._history.schema_of(table_id, at_ts)
         return await self._read(schema, table_id, lambda view: table_cuts(view.partitions[0], at_ts, rows))
 
@@ -187,7 +189,7 @@ class EventStoreSource:
         return Partition(self._storage, table_id).state().manifest.seq > 0
 
     async def hold(self, table_ids: Collection[int], ts: int) -> None:
-        """See FeedSource. Holds outlive the changefeed by a day, and are written as seldom as that allows.
+        """See SliceSource. Holds outlive the changefeed by a day, and are written as seldom as that allows.
 
         DDLs up to `ts` are not asked for again.
         """
@@ -196,7 +198,7 @@ class EventStoreSource:
         self._history.forget(ts)
         now = self._clock.monotonic()
         due = self._holds.due(dict.fromkeys(table_ids, ts), now) if ts > 0 else []
-        watermarks = Watermarks(await asyncio.to_thread(self._storage.open), self._clock)
+        watermarks = HistoryHolds(await asyncio.to_thread(self._storage.open), self._clock)
 
         def keep(table_id: int) -> None:
             watermarks.hold(table_id, self._holder, ts, ttl_s=TTL_S)
@@ -205,8 +207,8 @@ class EventStoreSource:
         await self._each(keep, due)
 
     async def release(self, table_ids: Collection[int]) -> None:
-        """See FeedSource."""
-        watermarks = Watermarks(await asyncio.to_thread(self._storage.open), self._clock)
+        """See SliceSource."""
+        watermarks = HistoryHolds(await asyncio.to_thread(self._storage.open), self._clock)
         self._holds.forget(table_ids)
         await self._each(lambda table_id: watermarks.release(table_id, self._holder), table_ids)
         if self._cluster is not None and self._holds.empty:
@@ -221,7 +223,7 @@ class EventStoreSource:
                 raise failure
 
     async def close(self) -> None:
-        """See FeedSource. Holds stay, for the next run."""
+        """See SliceSource. Holds stay, for the next run."""
         if self._subscription is not None:
             await self._subscription.close()
         if self._cluster is not None:

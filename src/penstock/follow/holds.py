@@ -23,7 +23,7 @@ class _Held:
     at: float
 
 
-class HoldPlan:
+class HoldPolicy:
     """Which holds are to be written. Pure."""
 
     def __init__(self, *, ttl_s: float = TTL_S) -> None:

@@ -6,7 +6,7 @@ from pydantic import SecretStr
 
 from penstock.clock import physical_ms
 from penstock.errors import Unavailable
-from penstock.eventstore.capture.lease import PREFIX, Lease
+from penstock.eventstore.capture.lease import PREFIX, CaptureLease
 from penstock.eventstore.read.flight_client import FlightReader
 from penstock.kv import Client
 from penstock.settings import TlsSettings
@@ -15,11 +15,11 @@ from penstock.tables.keys import prefix_end
 _log = logging.getLogger(__name__)
 
 
-def live_captures(client: Client) -> list[Lease]:
+def live_captures(client: Client) -> list[CaptureLease]:
     """The captures whose leases run, by name; raise Unavailable when the cluster does not answer."""
     now = client.timestamp()
     rows = client.snapshot(now).iter(PREFIX, prefix_end(PREFIX))
-    leases = [Lease.read(key, value) for key, value in rows]
+    leases = [CaptureLease.read(key, value) for key, value in rows]
     return sorted(
         (lease for lease in leases if lease.expires_ms > physical_ms(now)), key=lambda each: each.id
     )

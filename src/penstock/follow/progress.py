@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from penstock.clock import SYSTEM, Clock
 from penstock.eventstore.read.partition import Partition
-from penstock.eventstore.read.ranges import TableProgress
+from penstock.eventstore.read.ranges import CaptureProgress
 from penstock.follow.captures import Captures
-from penstock.follow.source import Look
+from penstock.follow.source import ReadableRange
 from penstock.object_storage import StorageRef
 
 _log = logging.getLogger(__name__)
@@ -24,13 +24,13 @@ MISSED_S = 30.0
 class _Objects:
     """What the objects of a table said, when; None: there is nothing of it."""
 
-    look: Look | None
+    look: ReadableRange | None
     seen_at: float
     since: float
     told: bool = False
 
 
-class TableLooks:
+class ProgressReader:
     """Looks at many tables in one call of each capture. Blocks; call it from one thread at a time."""
 
     def __init__(
@@ -50,8 +50,8 @@ class TableLooks:
         self._clock = clock
         self._objects: dict[int, _Objects] = {}
 
-    def look(self, table_ids: Collection[int]) -> dict[int, Look]:
-        """See FeedSource."""
+    def look(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
+        """See SliceSource."""
         captured = self._captures.progress()
         found = {each: _of_capture(captured[each]) for each in table_ids if each in captured}
         orphans = [each for each in table_ids if each not in captured]
@@ -65,7 +65,7 @@ class TableLooks:
                 if gone_ts is None:
                     self._tell(each)
                 else:  # nobody has anything of it, and nobody will
-                    found[each] = Look(gone_ts, 0)
+                    found[each] = ReadableRange(gone_ts, 0)
         return {each: look for each, look in found.items() if look.readable_ts}
 
     def _load(self, orphans: Iterable[int]) -> None:
@@ -82,11 +82,13 @@ class TableLooks:
             self._objects[each].look = look
             self._objects[each].seen_at = now
 
-    def _of_objects(self, table_id: int) -> Look | None:
+    def _of_objects(self, table_id: int) -> ReadableRange | None:
         manifest = Partition(self._storage, table_id).state().manifest
         if not manifest.flushed_ts:
             return None
-        return Look(manifest.flushed_ts, min(manifest.flushed_ts, manifest.changed_ts), manifest.oldest_ts)
+        return ReadableRange(
+            manifest.flushed_ts, min(manifest.flushed_ts, manifest.changed_ts), manifest.oldest_ts
+        )
 
     def _is_missed(self, table_id: int) -> bool:
         return self._clock.monotonic() >= self._objects[table_id].since + MISSED_S
@@ -100,5 +102,7 @@ class TableLooks:
             )
 
 
-def _of_capture(progress: TableProgress) -> Look:
-    return Look(progress.readable_ts, min(progress.readable_ts, progress.changed_ts), progress.oldest_ts)
+def _of_capture(progress: CaptureProgress) -> ReadableRange:
+    return ReadableRange(
+        progress.readable_ts, min(progress.readable_ts, progress.changed_ts), progress.oldest_ts
+    )

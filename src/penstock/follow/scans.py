@@ -5,17 +5,17 @@ from collections.abc import Collection, Sequence
 from penstock.changes.collect import fix_range, open_range, schema_parts
 from penstock.changes.columns import chosen_columns, columns_read
 from penstock.changes.counting import ChangeCounts
-from penstock.changes.limits import Limit
-from penstock.changes.options import Wishes
+from penstock.changes.limits import ReadLimit
+from penstock.changes.options import ChangeOptionsArgs
 from penstock.eventstore.read.partition import PartitionState, TableView
-from penstock.follow.source_2 import Scan
+from penstock.follow.source_2 import TableScan
 
 
-def scan_snapshot(view: TableView, ts: int) -> Scan:
+def scan_snapshot(view: TableView, ts: int) -> TableScan:
     """All rows at `ts`. Raises as reading them does."""
     view, states, _ = fix_range(view, 0, ts)
     sizes = [_snapshot_size(state, ts) for state in states]
-    return Scan(
+    return TableScan(
         view=view,
         from_ts=0,
         to_ts=ts,
@@ -35,7 +35,7 @@ def _snapshot_size(state: PartitionState, ts: int) -> tuple[int, int]:
     return rows, nbytes
 
 
-def scan_tail(view: TableView, from_ts: int, to_ts: int, limit: Limit) -> Scan:
+def scan_tail(view: TableView, from_ts: int, to_ts: int, limit: ReadLimit) -> TableScan:
     """Changes in (from_ts, to_ts], as many as the limit allows: whole commits, and at least one.
 
     The range also ends before a partition is added. Raises as reading changes does.
@@ -45,7 +45,7 @@ def scan_tail(view: TableView, from_ts: int, to_ts: int, limit: Limit) -> Scan:
     end_ts = counts.admitted_ts(limit) if counts.any() else to_ts
     rows, nbytes = counts.weigh(end_ts)
     before, *_ = versions = states[0].schemas(from_ts, end_ts)
-    return Scan(
+    return TableScan(
         view=view,
         from_ts=from_ts,
         to_ts=end_ts,
@@ -56,18 +56,18 @@ def scan_tail(view: TableView, from_ts: int, to_ts: int, limit: Limit) -> Scan:
     )
 
 
-def change_wishes(view: TableView, scan: Scan, columns: Collection[str] | None) -> Wishes:
+def change_wishes(view: TableView, scan: TableScan, columns: Collection[str] | None) -> ChangeOptionsArgs:
     """What to ask of a reader of changes, for those who get columns of the table at the end of the range.
 
     A row replaces the one that was there. Who has applied a part of it gets what undoes that.
     """
-    found = Wishes(replay=True, skip_deletes=True)
+    found = ChangeOptionsArgs(replay=True, skip_deletes=True)
     if columns is not None:
         found["columns"] = _names(view, scan, columns)
     return found
 
 
-def _names(view: TableView, scan: Scan, columns: Collection[str]) -> Sequence[str]:
+def _names(view: TableView, scan: TableScan, columns: Collection[str]) -> Sequence[str]:
     """What the columns were called, whenever that was; they may have had other names."""
     wanted: list[str] = chosen_columns(scan.schema.table, columns).names
     if scan.snapshot or scan.schema.since_ts <= scan.from_ts + 1:

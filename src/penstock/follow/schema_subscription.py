@@ -10,7 +10,7 @@ from penstock.errors import PenstockError, Unavailable
 from penstock.eventstore.metachanges import META_RANGE
 from penstock.eventstore.schema_history import SchemaHistory
 from penstock.settings import Settings
-from penstock.sources import Span, SubscriptionClient
+from penstock.sources import KeySpan, SubscriptionClient
 
 _FIRST_TS = 1  # a subscription from here delivers everything the cluster still has
 _WAIT_S = 60.0
@@ -50,7 +50,7 @@ class MetaSubscription:
         made = cls(puller, history, clock)
         try:
             await puller.subscribe(
-                Span(0, *META_RANGE),
+                KeySpan(0, *META_RANGE),
                 _FIRST_TS,
                 history.consume_kv_events,
                 history.advance_resolved_ts,

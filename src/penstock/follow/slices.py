@@ -9,7 +9,7 @@ from typing import Any
 from penstock.changes import ChangesPartition, plan_changes
 from penstock.changes.collect import open_range
 from penstock.changes.counting import ChangeCounts
-from penstock.changes.limits import Limit
+from penstock.changes.limits import ReadLimit
 from penstock.changes.options import ChangeOptions
 from penstock.changes.snapshotcut import admitted_handle
 from penstock.eventstore.read.object_scan import HandleRange
@@ -22,7 +22,7 @@ BATCH_ROWS = 16 * 1024  # of the batches in which a part is read
 
 
 @dataclass(frozen=True, slots=True)
-class DispatcherSpec:
+class TableSpan:
     """A dispatcher's part of the world: a physical table, or the rows of it in [handle_from, handle_to)."""
 
     id: str  # decimal digits, as in file names
@@ -31,9 +31,7 @@ class DispatcherSpec:
     handle_to: bytes = b""
 
     @classmethod
-    def of(
-        cls, feed: str, table_id: int, handle_from: bytes = b"", handle_to: bytes = b""
-    ) -> "DispatcherSpec":
+    def of(cls, feed: str, table_id: int, handle_from: bytes = b"", handle_to: bytes = b"") -> "TableSpan":
         """The same dispatcher has the same id after every restart."""
         known = hashlib.sha256(f"{feed}/{table_id}/".encode() + handle_from).digest()
         low, high = int.from_bytes(known[:8], "big"), int.from_bytes(known[8:16], "big")
@@ -53,7 +51,7 @@ class Slice:
     Can be pickled. `rows` and `nbytes` are estimates.
     """
 
-    dispatcher: DispatcherSpec
+    dispatcher: TableSpan
     schema: SchemaVersion
     start: Position
     end: Position
@@ -66,7 +64,7 @@ PART_ROWS = 256 * 1024
 """About how many rows are encoded one after the other; parts are encoded beside each other."""
 PART_BYTES = 16 * 1024 * 1024
 """About how many bytes of objects a part of a snapshot has: its rows are sorted in memory."""
-_PART = Limit(PART_ROWS, PART_BYTES)
+_PART = ReadLimit(PART_ROWS, PART_BYTES)
 _EVERYTHING = 1 << 62  # rows
 
 
@@ -74,10 +72,10 @@ _EVERYTHING = 1 << 62  # rows
 class SliceRange:
     """What is asked for: changes of a dispatcher after `start`, up to `upto_ts`, as many as are allowed."""
 
-    dispatcher: DispatcherSpec
+    dispatcher: TableSpan
     start: Position
     upto_ts: int
-    limit: Limit
+    limit: ReadLimit
     snapshot: bool  # whether `start` is inside a snapshot, or before it
 
     @property
@@ -189,7 +187,7 @@ class _SlicePlan:
         )
 
 
-def _cut(states: Sequence[PartitionState], ts: int, low: bytes, high: bytes, limit: Limit) -> bytes:
+def _cut(states: Sequence[PartitionState], ts: int, low: bytes, high: bytes, limit: ReadLimit) -> bytes:
     """Where to cut the rows of a snapshot in [low, high); `high` when all of them are allowed."""
     cut = admitted_handle(states, ts, low, limit)
     return high if cut is None or (high and cut >= high) else cut
@@ -212,7 +210,7 @@ def _summed(weights: Sequence[tuple[int, int]]) -> tuple[int, int]:
     return sum(rows for rows, _ in weights), sum(nbytes for _, nbytes in weights)
 
 
-def _weight(parts: Sequence[ChangesPartition], limit: Limit) -> tuple[int, int]:
+def _weight(parts: Sequence[ChangesPartition], limit: ReadLimit) -> tuple[int, int]:
     """About how many rows, and bytes of them, parts of a snapshot have: objects are counted as a whole."""
     pieces = [piece for part in parts if part.snapshot is not None for piece in part.snapshot.pieces]
     rows, nbytes = sum(piece.rows for piece in pieces), sum(piece.size_bytes for piece in pieces)

@@ -4,15 +4,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.changes.limits import Limit
+from penstock.changes.limits import ReadLimit
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.positions import Position
-from penstock.follow.slices import DispatcherSpec, Slice
+from penstock.follow.slices import Slice, TableSpan
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ReadableRange:
     """How far a physical table can be read, and up to where it certainly has no change that is not older.
 
     `changed_ts` is at least the newest commit among its changes up to `readable_ts`; changes up to
@@ -24,7 +24,7 @@ class Look:
     oldest_ts: int = 0
 
 
-class FeedSource(Protocol):
+class SliceSource(Protocol):
     """Everything that a changefeed needs to know of what it carries. Raises Unavailable, which passes.
 
     The same start and end give the same changes in the same order, whatever was flushed or merged meanwhile.
@@ -42,15 +42,15 @@ class FeedSource(Protocol):
     async def now_ts(self) -> int:
         """A timestamp of the database."""
 
-    async def look(self, table_ids: Collection[int]) -> dict[int, Look]:
+    async def look(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
         """How far physical tables have come, in few calls for many tables; those unknown yet are left out."""
 
     async def next_slice(
         self,
-        dispatcher: DispatcherSpec,
+        dispatcher: TableSpan,
         start: Position,
         upto_ts: int,
-        limit: Limit,
+        limit: ReadLimit,
         *,
         begin: Position | None = None,
     ) -> Slice | None:

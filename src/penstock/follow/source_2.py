@@ -5,23 +5,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.changes.handle import ChangesHandle
-from penstock.changes.limits import Limit
+from penstock.changes.limits import ReadLimit
 from penstock.eventstore.read.partition import TableView
 from penstock.eventstore.schema_version import SchemaVersion
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """How far a table can be read, and up to where it certainly has no change that is not older."""
-
-    readable_ts: int
-    changed_ts: int
-    oldest_ts: int = 0
-    """History before it may be gone: whether the table changed since then is not known."""
+from penstock.follow.source import ReadableRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scan:
+class TableScan:
     """A range that can be read, with its end fixed. Small, and can be pickled when the view can."""
 
     view: TableView
@@ -42,26 +33,26 @@ class Scan:
         return self.from_ts == 0
 
 
-class JobSource(Protocol):
+class ScanSource(Protocol):
     """The changes of tables by their (logical) ids. Thread-safe; every method may raise Unavailable."""
 
     async def now_ts(self) -> int:
         """A timestamp of the database."""
 
-    async def look(self, table_ids: Collection[int]) -> dict[int, Look]:
+    async def look(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
         """How far tables have come, in few calls for many; those not captured yet are left out."""
 
     def gone(self, table_id: int) -> str | None:
         """What became of a table that is not there any more, as one sentence with the remedy; None: it is."""
 
-    def scan(self, table_id: int, from_ts: int, to_ts: int, limit: Limit) -> Scan:
+    def scan(self, table_id: int, from_ts: int, to_ts: int, limit: ReadLimit) -> TableScan:
         """Fix a range: as much of it as the limit allows, at least one commit; from_ts = 0 has no limit.
 
         Blocks. Raises StaleRead when history from `from_ts` on is gone, Unavailable when the range is not
         complete yet or nobody has the table.
         """
 
-    def open(self, scan: Scan, columns: Collection[str] | None) -> ChangesHandle:
+    def open(self, scan: TableScan, columns: Collection[str] | None) -> ChangesHandle:
         """Read it, coalesced; `columns` beside those of the primary key, None: all. Blocks."""
 
     async def hold(self, needed: Mapping[int, int]) -> None:

@@ -16,7 +16,7 @@ _GROUPS_MAX = 64  # row groups that are read for a sample
 _SAMPLE_MAX = 256  # handles of a row group
 
 
-class Sample(NamedTuple):
+class HandleSample(NamedTuple):
     """Some handles, in order, that stand for `rows` rows."""
 
     handles: list[bytes]
@@ -40,14 +40,14 @@ def table_cuts(partition: Partition, ts: int, rows: int) -> list[bytes]:
     return divide(samples, rows / scale)
 
 
-def _samples(state: PartitionState, info: ObjectInfo, ts: int, groups_max: int) -> Iterable[Sample]:
+def _samples(state: PartitionState, info: ObjectInfo, ts: int, groups_max: int) -> Iterable[HandleSample]:
     """Row groups of an object, evenly spread, as a sample of all of it."""
     with state.reading(ts), opened(state.storage, state.table_id, info) as file:
         count = file.num_row_groups
         chosen = sorted({at * count // groups_max for at in range(min(count, groups_max))})
         for number in chosen:
             handles = file.read_row_group(number, columns=[HANDLE]).column(0)
-            yield Sample(_thinned(handles), info.rows // len(chosen))
+            yield HandleSample(_thinned(handles), info.rows // len(chosen))
 
 
 def _thinned(handles: pa.ChunkedArray) -> list[bytes]:
@@ -57,7 +57,7 @@ def _thinned(handles: pa.ChunkedArray) -> list[bytes]:
     return found
 
 
-def divide(samples: Sequence[Sample], rows: float) -> list[bytes]:
+def divide(samples: Sequence[HandleSample], rows: float) -> list[bytes]:
     """Handles, in order, that divide what the samples stand for into parts of about `rows`. Pure."""
     weighted = sorted((handle, each.rows / len(each.handles)) for each in samples for handle in each.handles)
     total = sum(weight for _, weight in weighted)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from penstock.clock import physical_ms
-from penstock.follow.source_2 import Look
+from penstock.follow.source import ReadableRange
 from penstock.jobs.durations import parse_duration
 from penstock.jobs.job import Job, JobState
 
 
-class Reason(StrEnum):
+class LagReason(StrEnum):
     """Why a target lacks changes."""
 
     NEVER_SYNCED = "never synced"
@@ -37,7 +37,7 @@ class Reason(StrEnum):
     @property
     def passing(self) -> bool:
         """Whether it goes away without anybody doing anything."""
-        return self not in {Reason.PAUSED, Reason.ERROR, Reason.DROPPED}
+        return self not in {LagReason.PAUSED, LagReason.ERROR, LagReason.DROPPED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Freshness:
     watermark: int
     readable_ts: int
     now_ts: int
-    reason: Reason | None
+    reason: LagReason | None
     """Why there is something that it lacks; None: it has everything that can be read."""
     message: str = ""
     """What its error says."""
@@ -78,7 +78,7 @@ class Freshness:
 
 
 def freshness_of(
-    job: Job, look: Look | None, *, now_ts: int, span_s: float, attended: bool = True
+    job: Job, look: ReadableRange | None, *, now_ts: int, span_s: float, attended: bool = True
 ) -> Freshness:
     """Judge by a job's row, and by a look at its table; None: nobody captures it.
 
@@ -96,28 +96,28 @@ def freshness_of(
         readable_ts=readable_ts,
         now_ts=now_ts,
         reason=reason,
-        message=job.status.error_msg if reason in {Reason.ERROR, Reason.RETRYING} else "",
+        message=job.status.error_msg if reason in {LagReason.ERROR, LagReason.RETRYING} else "",
     )
 
 
-def _reason(job: Job, look: Look | None, span_s: float, *, attended: bool) -> Reason:
+def _reason(job: Job, look: ReadableRange | None, span_s: float, *, attended: bool) -> LagReason:
     """The first that holds: what somebody has to do comes before what passes by itself."""
     span = job.spec.detail.span
     span_ms = 1000 * (span_s if span is None else parse_duration(span))
     far = look is not None and physical_ms(look.readable_ts) - physical_ms(job.watermark) > span_ms
     holds = (
-        (Reason.DROPPED, not job.live),
-        (Reason.ERROR, job.state is JobState.ERROR),
-        (Reason.PAUSED, job.spec.paused),
-        (Reason.NO_RUNNER, not attended),
-        (Reason.NOT_CAPTURED, look is None),
-        (Reason.RETRYING, job.status.failures > 0),
-        (Reason.CATCHING_UP, job.watermark > 0 and far),
-        (Reason.QUEUED, job.state is JobState.PENDING),
-        (Reason.RUNNING, job.state is JobState.RUNNING),
-        (Reason.NEVER_SYNCED, not job.watermark),
+        (LagReason.DROPPED, not job.live),
+        (LagReason.ERROR, job.state is JobState.ERROR),
+        (LagReason.PAUSED, job.spec.paused),
+        (LagReason.NO_RUNNER, not attended),
+        (LagReason.NOT_CAPTURED, look is None),
+        (LagReason.RETRYING, job.status.failures > 0),
+        (LagReason.CATCHING_UP, job.watermark > 0 and far),
+        (LagReason.QUEUED, job.state is JobState.PENDING),
+        (LagReason.RUNNING, job.state is JobState.RUNNING),
+        (LagReason.NEVER_SYNCED, not job.watermark),
     )
-    return next((reason for reason, true in holds if true), Reason.WAITING)
+    return next((reason for reason, true in holds if true), LagReason.WAITING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

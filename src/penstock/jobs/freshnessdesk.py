@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable
 
 import pyarrow.compute as pc
 
-from penstock.changes.limits import Limit
+from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore.sides import COMMIT_TS
-from penstock.follow.source_2 import JobSource
-from penstock.jobs.freshness import Coverage, Freshness, Reason, freshness_of
+from penstock.follow.source_2 import ScanSource
+from penstock.jobs.freshness import Coverage, Freshness, LagReason, freshness_of
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobId
 from penstock.settings import JobsSettings
@@ -23,13 +23,13 @@ async def _somebody() -> bool:
     return True
 
 
-class FreshnessDesk:
+class FreshnessReader:
     """Asks the log and the source. May always raise Unavailable, and Invalid when there is no such job."""
 
     def __init__(
         self,
         read_job: Callable[[JobId], Job],
-        source: JobSource,
+        source: ScanSource,
         settings: JobsSettings,
         *,
         attended: Callable[[], Awaitable[bool]] = _somebody,
@@ -85,15 +85,15 @@ class FreshnessDesk:
 
     def _cover(self, job: Job, found: Freshness) -> Coverage:
         table_id, to_ts = job.key.table_id, found.readable_ts
-        if found.reason is Reason.NOT_CAPTURED:
+        if found.reason is LagReason.NOT_CAPTURED:
             raise Unavailable(f"the table of job {job.id} is not captured; start a capture of it")
-        rows = self._source.scan(table_id, 0, to_ts, Limit()).rows
+        rows = self._source.scan(table_id, 0, to_ts, ReadLimit()).rows
         if found.complete:
             return Coverage(freshness=found, rows=rows, missing=0, oldest_ts=None)
         if not job.watermark:
             return Coverage(freshness=found, rows=rows, missing=rows, oldest_ts=None)
         try:
-            missing = self._source.scan(table_id, job.watermark, to_ts, Limit()).rows
+            missing = self._source.scan(table_id, job.watermark, to_ts, ReadLimit()).rows
             oldest_ts = self._oldest_ts(table_id, job.watermark, to_ts) if missing else None
         except StaleRead:  # it will begin with nothing again
             missing, oldest_ts = rows, None
@@ -101,7 +101,7 @@ class FreshnessDesk:
 
     def _oldest_ts(self, table_id: int, from_ts: int, to_ts: int) -> int:
         """When the first change after `from_ts` was committed."""
-        scan = self._source.scan(table_id, from_ts, to_ts, Limit(rows=1))
+        scan = self._source.scan(table_id, from_ts, to_ts, ReadLimit(rows=1))
         with self._source.open(scan, ()) as changes:
             sides = (side for batch in changes for side in (batch.data, batch.tombstones))
             times = [pc.min(side.column(COMMIT_TS)).as_py() for side in sides if side.num_rows]
@@ -109,7 +109,7 @@ class FreshnessDesk:
 
 
 _REMEDIES = {
-    Reason.PAUSED: "resume it with `penstock job resume`",
-    Reason.ERROR: "repair it, then let it go on with `penstock job resume` or `penstock job repair`",
-    Reason.DROPPED: "register it again",
+    LagReason.PAUSED: "resume it with `penstock job resume`",
+    LagReason.ERROR: "repair it, then let it go on with `penstock job resume` or `penstock job repair`",
+    LagReason.DROPPED: "register it again",
 }

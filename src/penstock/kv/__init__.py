@@ -5,7 +5,7 @@ from penstock.kv.client import AsyncClient
 from penstock.kv.details import CommitDetails
 from penstock.kv.hooks import BinlogHook, SchemaHook
 from penstock.kv.snapshot import AsyncSnapshot
-from penstock.kv.transaction import AsyncTransaction, Phase
+from penstock.kv.transaction import AsyncTransaction, TxnPhase
 from penstock.kv.writeset import Assertion
 
 __all__ = [
@@ -16,8 +16,8 @@ __all__ = [
     "BinlogHook",
     "Client",
     "CommitDetails",
-    "Phase",
     "SchemaHook",
     "Snapshot",
     "Transaction",
+    "TxnPhase",
 ]

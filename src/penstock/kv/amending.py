@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 from penstock.kv import budgets
 from penstock.kv.actions.pessimistic import LockWait, PessimisticLock
-from penstock.kv.batch_executor import Executor
+from penstock.kv.batch_executor import BatchExecutor
 from penstock.kv.hooks import Write
 from penstock.kv.mutations import DELETE, PUT, Mutations
-from penstock.kv.scope import Scope
+from penstock.kv.scope import TxnScope
 
 _WAIT_S = 5.0
 
 
-async def amend(txn: Scope, executor: Executor, extra: Sequence[Write], *, at_ts: int) -> Mutations:
+async def amend(txn: TxnScope, executor: BatchExecutor, extra: Sequence[Write], *, at_ts: int) -> Mutations:
     """Lock the keys of more writes at `at_ts` and return them as mutations to prewrite.
 
     Raises what locking raises; the caller then gives the transaction up.

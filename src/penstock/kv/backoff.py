@@ -1,6 +1,6 @@
 """Waiting before a retry: how long, how often, and when to give up.
 
-`Schedule` decides (no clock, no sleep); `Backoffer` is the thin shell that sleeps and reports.
+`BackoffSchedule` decides (no clock, no sleep); `Backoffer` is the thin shell that sleeps and reports.
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class Jitter(Enum):
     DECORRELATED = "decorrelated"  # grows from the last sleep instead of the attempt
 
 
-class Kind(Enum):
+class BackoffKind(Enum):
     """Reasons to wait: name in metrics, base and cap in milliseconds, jitter, what it means to the user."""
 
     TIKV_RPC = ("tikvRPC", 100, 2_000, Jitter.EQUAL, "TiKV server timeout")
@@ -57,8 +57,8 @@ class Kind(Enum):
 
 # Sleeps that do not count against the budget, up to this many milliseconds each: a busy store asks
 # its clients to stay away, and giving up early would only add load.
-_EXCLUDED_MAX_MS = {Kind.SERVER_BUSY: 600_000, Kind.TIFLASH_SERVER_BUSY: 600_000}
-_SECONDS_SLEPT = {kind: metrics.KV_BACKOFF_SECONDS.labels(kind.label) for kind in Kind}
+_EXCLUDED_MAX_MS = {BackoffKind.SERVER_BUSY: 600_000, BackoffKind.TIFLASH_SERVER_BUSY: 600_000}
+_SECONDS_SLEPT = {kind: metrics.KV_BACKOFF_SECONDS.labels(kind.label) for kind in BackoffKind}
 
 
 def sleep_ms(
@@ -87,7 +87,7 @@ class _Spent:
 
 
 @dataclass(slots=True)
-class Schedule:
+class BackoffSchedule:
     """What has been slept so far against a budget.
 
     Invariant: `total_ms` is the sum over the kinds, and `excluded_ms` the part that does not count.
@@ -96,9 +96,9 @@ class Schedule:
     budget_ms: float
     total_ms: float = 0
     excluded_ms: float = 0
-    _spent: dict[Kind, _Spent] = field(default_factory=dict)
+    _spent: dict[BackoffKind, _Spent] = field(default_factory=dict)
 
-    def next_ms(self, kind: Kind, draw: float, max_ms: float | None = None) -> float | None:
+    def next_ms(self, kind: BackoffKind, draw: float, max_ms: float | None = None) -> float | None:
         """Account for one more sleep and return it, or None when the budget is used up."""
         if self._used_up(kind):
             return None
@@ -116,13 +116,13 @@ class Schedule:
             self.excluded_ms += sleep
         return sleep
 
-    def _used_up(self, kind: Kind) -> bool:
+    def _used_up(self, kind: BackoffKind) -> bool:
         if self.total_ms - self.excluded_ms >= self.budget_ms:
             return True
         limit = _EXCLUDED_MAX_MS.get(kind)
         return limit is not None and self.excluded_ms >= limit and self.excluded_ms >= self.budget_ms
 
-    def longest(self) -> Kind | None:
+    def longest(self) -> BackoffKind | None:
         """Return the kind that slept longest in all, the likeliest cause of the failure."""
         return max(self._spent, key=lambda kind: self._spent[kind].total_ms, default=None)
 
@@ -130,10 +130,10 @@ class Schedule:
         """Return how many sleeps there were."""
         return sum(spent.attempts for spent in self._spent.values())
 
-    def copy(self) -> "Schedule":
+    def copy(self) -> "BackoffSchedule":
         """Return a schedule that goes on from here independently."""
         spent = {k: _Spent(s.attempts, s.last_ms, s.total_ms) for k, s in self._spent.items()}
-        return Schedule(self.budget_ms, self.total_ms, self.excluded_ms, spent)
+        return BackoffSchedule(self.budget_ms, self.total_ms, self.excluded_ms, spent)
 
 
 class Backoffer:
@@ -147,14 +147,16 @@ class Backoffer:
     ) -> None:
         self.name = name
         self._clock = clock
-        self._schedule = Schedule(budget_ms * weight)
+        self._schedule = BackoffSchedule(budget_ms * weight)
 
     @property
     def total_ms(self) -> float:
         """Milliseconds slept so far."""
         return self._schedule.total_ms
 
-    async def backoff(self, kind: Kind, error: BaseException | str, *, max_ms: float | None = None) -> None:
+    async def backoff(
+        self, kind: BackoffKind, error: BaseException | str, *, max_ms: float | None = None
+    ) -> None:
         """Sleep before the next attempt.
 
         Raises Unavailable, caused by `error`, when the budget is used up, and Invalid at once when
@@ -169,7 +171,7 @@ class Backoffer:
         _SECONDS_SLEPT[kind].observe(sleep / 1000)
         await self._clock.sleep(sleep / 1000)
 
-    def _gave_up(self, kind: Kind, error: BaseException | str) -> str:
+    def _gave_up(self, kind: BackoffKind, error: BaseException | str) -> str:
         reason = (self._schedule.longest() or kind).message
         retries = self._schedule.retries()
         after = f" after {retries} retries in {self.total_ms:.0f} ms" if retries else ""

@@ -14,7 +14,7 @@ from penstock.kv import budgets
 from penstock.kv.backoff import Backoffer
 from penstock.kv.concurrently import abandon
 from penstock.kv.mutations import Mutations, batches, presplit_keys
-from penstock.kv.regions import Location
+from penstock.kv.regions import KeyLocation
 from penstock.kv.sender import RegionStale
 from penstock.kv.session import Session
 from penstock.kv.splitting import presplit
@@ -26,10 +26,10 @@ def _regions_num(action: str) -> Histogram:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class MutationBatch:
     """Mutations for one request to one region."""
 
-    location: Location
+    location: KeyLocation
     mutations: Mutations
     is_primary: bool
     region_keys: int  # how many keys of the whole action lie in the region
@@ -49,14 +49,14 @@ class Action(Protocol):
     primary_first: bool  # whether the primary's batch runs alone before the others
     stops_on_error: bool  # whether one failed batch ends the others
 
-    def planned(self, batches: Sequence[Batch]) -> None:
+    def planned(self, batches: Sequence[MutationBatch]) -> None:
         """Learn how the mutations were cut, before any of them is sent."""
 
-    async def apply(self, bo: Backoffer, batch: Batch) -> None:
+    async def apply(self, bo: Backoffer, batch: MutationBatch) -> None:
         """Do it to one batch."""
 
 
-class Executor:
+class BatchExecutor:
     """Applies actions of one transaction.
 
     `backoff_ms` adds up what all batches slept.
@@ -111,22 +111,24 @@ class Executor:
 
     async def _cut(
         self, bo: Backoffer, action: Action, mutations: Mutations, primary: bytes | None, *, regrouped: bool
-    ) -> list[Batch]:
+    ) -> list[MutationBatch]:
         """Return the batches in key order, but the primary's first."""
         groups = await self._group(bo, mutations)
         self.regions = max(self.regions, len(groups))
         _regions_num(action.name).observe(len(groups))
         bytes_max = self._session.settings.txn_batch_bytes
         at_primary = mutations.position(primary)
-        cut: list[Batch] = []
+        cut: list[MutationBatch] = []
         for location, group in groups:
             for part in batches(mutations, group, bytes_max, with_values=action.with_values):
                 is_primary = at_primary is not None and part.start <= at_primary < part.stop
-                batch = Batch(location, mutations.cut(part), is_primary, group.stop - group.start, regrouped)
+                batch = MutationBatch(
+                    location, mutations.cut(part), is_primary, group.stop - group.start, regrouped
+                )
                 cut.insert(0 if is_primary else len(cut), batch)
         return cut
 
-    async def _group(self, bo: Backoffer, mutations: Mutations) -> list[tuple[Location, slice]]:
+    async def _group(self, bo: Backoffer, mutations: Mutations) -> list[tuple[KeyLocation, slice]]:
         settings = self._session.settings
         cache = self._session.router.cache
         groups = await cache.group_keys(bo, mutations.keys)
@@ -140,7 +142,13 @@ class Executor:
         return await cache.group_keys(bo, mutations.keys) if split else groups
 
     async def _apply(
-        self, bo: Backoffer, action: Action, batch: Batch, primary: bytes | None, *, detach_rest: bool = False
+        self,
+        bo: Backoffer,
+        action: Action,
+        batch: MutationBatch,
+        primary: bytes | None,
+        *,
+        detach_rest: bool = False,
     ) -> None:
         slept_ms = bo.total_ms
         try:
@@ -151,7 +159,7 @@ class Executor:
             self.backoff_ms += bo.total_ms - slept_ms
 
     async def _apply_all(
-        self, bo: Backoffer, action: Action, cut: Sequence[Batch], primary: bytes | None
+        self, bo: Backoffer, action: Action, cut: Sequence[MutationBatch], primary: bytes | None
     ) -> None:
         if len(cut) == 1:
             metrics.KV_BATCH_EXECUTOR_TOKEN_WAIT_DURATION.observe(0)

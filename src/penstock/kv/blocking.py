@@ -15,9 +15,9 @@ from penstock.kv.client import AsyncClient
 from penstock.kv.details import CommitDetails
 from penstock.kv.hooks import BinlogHook, SchemaHook
 from penstock.kv.iteration import Page, Row
-from penstock.kv.scanning import Rows
+from penstock.kv.scanning import ScanRows
 from penstock.kv.snapshot import AsyncSnapshot
-from penstock.kv.transaction import AsyncTransaction, Phase
+from penstock.kv.transaction import AsyncTransaction, TxnPhase
 from penstock.kv.writeset import Assertion
 from penstock.proto import metapb_pb2 as metapb
 from penstock.settings import KvSettings, TlsSettings
@@ -29,12 +29,12 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
     return eventloop.run(work)
 
 
-def _pages(rows: Rows) -> Iterator[Page]:
+def _pages(rows: ScanRows) -> Iterator[Page]:
     while (page := _run(rows.next_page())) is not None:
         yield page
 
 
-def _rows(rows: Rows) -> Iterator[Row]:
+def _rows(rows: ScanRows) -> Iterator[Row]:
     for page in _pages(rows):
         yield from page
 
@@ -100,7 +100,7 @@ class Transaction:
         return self._txn.commit_details
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> TxnPhase:
         """How far the transaction has come."""
         return self._txn.phase
 

@@ -10,7 +10,7 @@ from penstock.errors import Invalid
 from penstock.kv import gc as collecting
 from penstock.kv.background import Background
 from penstock.kv.hooks import BinlogHook, SchemaHook
-from penstock.kv.latches import Latches
+from penstock.kv.latches import LocalLatches
 from penstock.kv.locks import Lock
 from penstock.kv.pd import PdClient
 from penstock.kv.protocol import CommitOptions
@@ -64,7 +64,7 @@ class AsyncClient:
             resolver=LockResolver(pd, router, background, settings=settings, clock=clock),
             safe_point=SafePoint(pd, settings=settings, clock=clock),
             background=background,
-            latches=Latches(settings.local_latches, clock=clock) if settings.local_latches else None,
+            latches=LocalLatches(settings.local_latches, clock=clock) if settings.local_latches else None,
             settings=settings,
             clock=clock,
         )

@@ -16,13 +16,13 @@ from penstock.kv.actions.commit import Commit
 from penstock.kv.actions.pessimistic_rollback import PessimisticRollback
 from penstock.kv.actions.prewrite import Prewrite
 from penstock.kv.amending import amend
-from penstock.kv.batch_executor import Executor
+from penstock.kv.batch_executor import BatchExecutor
 from penstock.kv.concurrently import abandon
 from penstock.kv.details import CommitDetails
 from penstock.kv.hooks import BinlogHook, SchemaHook, Write
 from penstock.kv.mutations import DELETE, INSERT, PUT, Mutations, lock_ttl_ms
 from penstock.kv.protocol import CHECKS_ONLY, CommitOptions, CommitState, Mode, check_age, check_commit_ts
-from penstock.kv.scope import CommitScope, Scope
+from penstock.kv.scope import CommitScope, TxnScope
 
 _WRITE_KEYS = metrics.KV_TXN_WRITE_KV_NUM.labels("general")
 _WRITE_BYTES = metrics.KV_TXN_WRITE_SIZE_BYTES.labels("general")
@@ -41,20 +41,20 @@ class Committer:
     what it left in the store is cleaned up in the background.
     """
 
-    txn: Scope
+    txn: TxnScope
     mutations: Mutations
     options: CommitOptions
     schema: SchemaHook | None = None
     binlog: BinlogHook | None = None
     details: CommitDetails = field(default_factory=CommitDetails)
     unknown: bool = field(default=False, init=False)  # set when nobody can tell the outcome
-    _executor: Executor = field(init=False)
+    _executor: BatchExecutor = field(init=False)
     _scope: CommitScope = field(init=False)
     _in_doubt: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         mutations, settings = self.mutations, self.txn.session.settings
-        self._executor = Executor(self.txn.session)
+        self._executor = BatchExecutor(self.txn.session)
         size = mutations.size
         self.txn.primary = self.txn.primary or mutations.primary or mutations.keys[0]
         self._scope = CommitScope(

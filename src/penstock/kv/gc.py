@@ -4,10 +4,10 @@ import logging
 
 from penstock.errors import Invalid
 from penstock.kv import budgets
-from penstock.kv.backoff import Backoffer, Kind
+from penstock.kv.backoff import Backoffer, BackoffKind
 from penstock.kv.keyerrors import to_error
 from penstock.kv.locks import Lock
-from penstock.kv.regions import Location
+from penstock.kv.regions import KeyLocation
 from penstock.kv.sender import NotServed, RegionStale
 from penstock.kv.session import Session
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
@@ -76,7 +76,7 @@ async def locks_before(
 
 
 async def _scan_locks(
-    session: Session, bo: Backoffer, location: Location, ts: int, start: bytes, end: bytes
+    session: Session, bo: Backoffer, location: KeyLocation, ts: int, start: bytes, end: bytes
 ) -> list[Lock]:
     request = kvrpcpb.ScanLockRequest(max_version=ts, start_key=start, end_key=end, limit=_SCAN_LOCKS)
     while True:
@@ -88,10 +88,12 @@ async def _scan_locks(
         if not answer.error.HasField("locked"):
             raise to_error(answer.error, ts)
         # A commit is just being written: in a moment its lock can be listed, or is gone.
-        await bo.backoff(Kind.TXN_LOCK_FAST, f"transaction {answer.error.locked.lock_version} is written")
+        await bo.backoff(
+            BackoffKind.TXN_LOCK_FAST, f"transaction {answer.error.locked.lock_version} is written"
+        )
 
 
-async def _resolve_for_gc(session: Session, bo: Backoffer, location: Location, locks: list[Lock]) -> None:
+async def _resolve_for_gc(session: Session, bo: Backoffer, location: KeyLocation, locks: list[Lock]) -> None:
     """Decide and resolve a page of locks of one region, alive or not."""
     if not locks:
         return

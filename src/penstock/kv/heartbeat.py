@@ -7,7 +7,7 @@ from enum import Enum, auto
 from penstock import metrics
 from penstock.errors import PenstockError
 from penstock.kv import budgets
-from penstock.kv.scope import Scope
+from penstock.kv.scope import TxnScope
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 
 _FAILURES_MAX = 10
@@ -28,7 +28,7 @@ class Heart:
     `expired` is set when the transaction has lived longer than it may, or its lock is gone.
     """
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: TxnScope) -> None:
         self._scope = scope
         self._task: asyncio.Task[None] | None = None
         self.expired = False

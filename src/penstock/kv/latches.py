@@ -118,7 +118,7 @@ def _forgettable(node: _Node, now_ms: int) -> bool:
     return node.holder is None and physical_ms(node.commit_ts) + _EXPIRE_AFTER_MS < now_ms
 
 
-class Latches:
+class LocalLatches:
     """Holds latches around commits, waiting for those of other transactions."""
 
     def __init__(self, slots: int, *, clock: Clock) -> None:

@@ -20,7 +20,7 @@ _ATTEMPTS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseRow:
+class LeaseRecord:
     """Who holds the lease, and until when by the database's time; nobody, where the owner is empty."""
 
     owner: str = ""
@@ -64,7 +64,7 @@ class Lease:
         lease = cls(client, owner, ttl_s=ttl_s, clock=clock)
 
         async def acquire(txn: AsyncTransaction) -> int:
-            found = LeaseRow.read(await txn.get(LEASE_KEY))
+            found = LeaseRecord.read(await txn.get(LEASE_KEY))
             now_ms = physical_ms(await txn.start_ts)
             if found.owner not in {"", owner} and found.expires_ms > now_ms:
                 raise Unavailable(f"jobs are run by {found.owner}; wait until that one stops")
@@ -91,20 +91,20 @@ class Lease:
         """Let another process be the runner at once; without effect when one is already."""
 
         async def give_up(txn: AsyncTransaction) -> None:
-            found = LeaseRow.read(await txn.get(LEASE_KEY))
+            found = LeaseRecord.read(await txn.get(LEASE_KEY))
             if (found.owner, found.epoch) == (self.owner, self.epoch):
-                await txn.put(LEASE_KEY, LeaseRow("", found.epoch, 0).write())
+                await txn.put(LEASE_KEY, LeaseRecord("", found.epoch, 0).write())
 
         self._until = 0.0
         await _committed(self._client, give_up)
 
     async def _check(self, txn: AsyncTransaction) -> None:
-        found = LeaseRow.read(await txn.get(LEASE_KEY))
+        found = LeaseRecord.read(await txn.get(LEASE_KEY))
         if (found.owner, found.epoch) != (self.owner, self.epoch):
             raise Fenced(f"jobs are run by {found.owner or 'nobody'} now; this process stops running them")
 
     async def _put(self, txn: AsyncTransaction, epoch: int, now_ms: int) -> int:
-        await txn.put(LEASE_KEY, LeaseRow(self.owner, epoch, now_ms + int(self._ttl_s * 1000)).write())
+        await txn.put(LEASE_KEY, LeaseRecord(self.owner, epoch, now_ms + int(self._ttl_s * 1000)).write())
         return epoch
 
     async def _timed(self, work: Callable[[AsyncTransaction], Awaitable[T]]) -> T:
@@ -115,10 +115,10 @@ class Lease:
         return done
 
 
-async def holder(client: AsyncClient) -> LeaseRow:
+async def holder(client: AsyncClient) -> LeaseRecord:
     """Who is the runner, as far as is known."""
     async with client.begin() as txn:
-        return LeaseRow.read(await txn.get(LEASE_KEY))
+        return LeaseRecord.read(await txn.get(LEASE_KEY))
 
 
 async def _committed(client: AsyncClient, work: Callable[[AsyncTransaction], Awaitable[T]]) -> T:

@@ -9,11 +9,11 @@ from penstock.errors import Aborted, Deadlock, KeyExists, WriteConflict
 from penstock.kv import budgets
 from penstock.kv.actions.pessimistic import LockWait, PessimisticLock
 from penstock.kv.actions.pessimistic_rollback import PessimisticRollback
-from penstock.kv.batch_executor import Executor
+from penstock.kv.batch_executor import BatchExecutor
 from penstock.kv.heartbeat import Heart
-from penstock.kv.membuffer import Flag, MemBuffer
+from penstock.kv.membuffer import KeyFlag, MemBuffer
 from penstock.kv.mutations import Mutations
-from penstock.kv.scope import Scope
+from penstock.kv.scope import TxnScope
 
 DEFAULT_WAIT_MS = 50_000
 _AFTER_DEADLOCK_S = 0.005
@@ -38,7 +38,7 @@ def aftermath(error: BaseException, keys: int) -> Aftermath:
 class Locker:
     """Takes and gives up the pessimistic locks of one transaction. Each key is locked once."""
 
-    scope: Scope
+    scope: TxnScope
     buffer: MemBuffer
     heart: Heart
     locked: int = 0
@@ -58,7 +58,7 @@ class Locker:
         A key that changed after the transaction's for_update_ts is locked at a later one. Raises
         Deadlock, LockTimeout, KeyExists, Aborted, Unavailable; none of the keys is locked then.
         """
-        wanted = sorted({key for key in keys if not self.buffer.flags(key) & Flag.LOCKED})
+        wanted = sorted({key for key in keys if not self.buffer.flags(key) & KeyFlag.LOCKED})
         if not wanted:
             return {}
         self.check_alive()
@@ -92,7 +92,7 @@ class Locker:
         session = self.scope.session
         bo = session.backoffer(budgets.PESSIMISTIC_LOCK_MS, "pessimistic lock")
         try:
-            await Executor(session).run(bo, action, Mutations.of_keys(keys), self.scope.primary)
+            await BatchExecutor(session).run(bo, action, Mutations.of_keys(keys), self.scope.primary)
         except BaseException as error:
             await self._failed(error, keys, primary_chosen=chosen)
             raise
@@ -112,7 +112,7 @@ class Locker:
         self.locked += len(keys)
         for key in keys:
             exists = key in action.existing
-            known = Flag.LOCKED | Flag.LOCKED_VALUE_EXISTS if exists else Flag.LOCKED
+            known = KeyFlag.LOCKED | KeyFlag.LOCKED_VALUE_EXISTS if exists else KeyFlag.LOCKED
             self.buffer.update_flags(key, add=known)
 
     def _roll_back_later(self, keys: Sequence[bytes]) -> asyncio.Task[None]:
@@ -126,7 +126,7 @@ class Locker:
         session = self.scope.session
         bo = session.backoffer(budgets.PESSIMISTIC_ROLLBACK_MS, "pessimistic rollback")
         action = PessimisticRollback(self.scope, for_update_ts)
-        await Executor(session).run(bo, action, Mutations.of_keys(keys), None)
+        await BatchExecutor(session).run(bo, action, Mutations.of_keys(keys), None)
 
     async def settle(self) -> None:
         """Wait for rollbacks under way, which could take a lock that is taken again."""
@@ -139,13 +139,13 @@ class Locker:
         if not self.locked:
             return
         await self.settle()
-        await self._roll_back(self.buffer.flagged(Flag.LOCKED), self.scope.for_update_ts)
+        await self._roll_back(self.buffer.flagged(KeyFlag.LOCKED), self.scope.for_update_ts)
 
     def release_later(self) -> None:
         """Give up every lock without keeping the caller."""
         self.heart.stop()
         if self.locked:
-            self._roll_back_later(self.buffer.flagged(Flag.LOCKED))
+            self._roll_back_later(self.buffer.flagged(KeyFlag.LOCKED))
 
     def check_alive(self) -> None:
         """Raise Aborted when the locks can no longer be relied on."""

@@ -110,7 +110,7 @@ def read_status(
     return TxnStatus(commit_ts=answer.commit_version, action=answer.action)
 
 
-class NotFound(Enum):
+class TxnNotFound(Enum):
     """What to do when the primary lock and every trace of the transaction are missing."""
 
     ROLL_BACK = auto()  # ask again, and let the store write a rollback
@@ -118,11 +118,11 @@ class NotFound(Enum):
     ALIVE = auto()  # take the lock's own time to live
 
 
-def primary_not_found(lock: Lock, now_ts: int) -> NotFound:
+def primary_not_found(lock: Lock, now_ts: int) -> TxnNotFound:
     """Decide about a lock whose primary is not there."""
     if expired(lock.start_ts, lock.ttl_ms, now_ts):
-        return NotFound.ROLL_BACK
-    return NotFound.ALIVE if lock.pessimistic else NotFound.WAIT
+        return TxnNotFound.ROLL_BACK
+    return TxnNotFound.ALIVE if lock.pessimistic else TxnNotFound.WAIT
 
 
 def current_ts_for(lock: Lock, now_ts: int) -> int:

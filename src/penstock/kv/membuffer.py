@@ -16,7 +16,7 @@ DELETED = b""
 _INSORT_MAX = 32  # below this many new keys, placing each beats sorting the lot again
 
 
-class Flag(IntFlag):
+class KeyFlag(IntFlag):
     """What is known of a key besides its value."""
 
     PRESUME_NOT_EXISTS = 1  # an insert: the commit checks that the key is not there
@@ -27,11 +27,11 @@ class Flag(IntFlag):
     ASSERT_NOT_EXISTS = 32
 
 
-NO_FLAG = Flag(0)
-PERSISTENT = Flag.LOCKED | Flag.LOCKED_VALUE_EXISTS
-_ASSERTIONS = Flag.ASSERT_EXISTS | Flag.ASSERT_NOT_EXISTS
+NO_FLAG = KeyFlag(0)
+PERSISTENT = KeyFlag.LOCKED | KeyFlag.LOCKED_VALUE_EXISTS
+_ASSERTIONS = KeyFlag.ASSERT_EXISTS | KeyFlag.ASSERT_NOT_EXISTS
 
-_Undo = dict[bytes, tuple[bytes | None, Flag]]
+_Undo = dict[bytes, tuple[bytes | None, KeyFlag]]
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class MemBuffer:
 
     bytes_used: int = 0
     _values: dict[bytes, bytes] = field(default_factory=dict)
-    _flags: dict[bytes, Flag] = field(default_factory=dict)
+    _flags: dict[bytes, KeyFlag] = field(default_factory=dict)
     _sorted: list[bytes] = field(default_factory=list)
     _added: list[bytes] = field(default_factory=list)
     _levels: list[_Undo] = field(default_factory=list)
@@ -55,7 +55,7 @@ class MemBuffer:
         """Return the buffered value, DELETED for a deleted key, None when the key was not written."""
         return self._values.get(key)
 
-    def flags(self, key: bytes) -> Flag:
+    def flags(self, key: bytes) -> KeyFlag:
         """Return what is known of the key; no flags for a key never seen."""
         return self._flags.get(key, NO_FLAG)
 
@@ -81,7 +81,7 @@ class MemBuffer:
             self.bytes_used += len(value) - len(before)
         self._values[key] = value
 
-    def update_flags(self, key: bytes, *, add: Flag = NO_FLAG, remove: Flag = NO_FLAG) -> None:
+    def update_flags(self, key: bytes, *, add: KeyFlag = NO_FLAG, remove: KeyFlag = NO_FLAG) -> None:
         """Change what is known of a key; a new assertion replaces the one before."""
         before = self._flags.get(key, NO_FLAG)
         if add & _ASSERTIONS:
@@ -93,7 +93,7 @@ class MemBuffer:
             self._levels[-1].setdefault(key, (self._values.get(key), before))
         self._set_flags(key, after)
 
-    def _set_flags(self, key: bytes, flags: Flag) -> None:
+    def _set_flags(self, key: bytes, flags: KeyFlag) -> None:
         known = key in self._values or key in self._flags
         if flags:
             self._flags[key] = flags
@@ -160,13 +160,13 @@ class MemBuffer:
         values = self._values
         return [(key, values[key]) for key in keys[start:stop] if key in values]
 
-    def entries(self) -> Iterator[tuple[bytes, bytes | None, Flag]]:
+    def entries(self) -> Iterator[tuple[bytes, bytes | None, KeyFlag]]:
         """Yield (key, value, flags) of every key in order; the value is None for a key only flagged."""
         values, flags = self._values, self._flags
         for key in self.keys():
             yield key, values.get(key), flags.get(key, NO_FLAG)
 
-    def flagged(self, flag: Flag, lower: bytes = b"", upper: bytes = b"") -> list[bytes]:
+    def flagged(self, flag: KeyFlag, lower: bytes = b"", upper: bytes = b"") -> list[bytes]:
         """Return the keys in [lower, upper) that carry a flag, in order."""
         return sorted(
             key

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from penstock.kv.membuffer import DELETED, NO_FLAG, Flag, MemBuffer
+from penstock.kv.membuffer import DELETED, NO_FLAG, KeyFlag, MemBuffer
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 
 PUT, DELETE, LOCK = kvrpcpb.Op.Put, kvrpcpb.Op.Del, kvrpcpb.Op.Lock
@@ -146,33 +146,33 @@ def collect(buffer: MemBuffer, *, pessimistic: bool, keep: KeepWrite | None = No
             key,
             value if value is not None and op in (PUT, INSERT) else b"",
             op,
-            locked=pessimistic and bool(flags & Flag.LOCKED),
+            locked=pessimistic and bool(flags & KeyFlag.LOCKED),
             assertion=_assertion_of(flags) if op in (PUT, INSERT, DELETE) else _NO_ASSERTION,
         )
     return mutations
 
 
 def _op_of(
-    key: bytes, value: bytes | None, flags: Flag, *, pessimistic: bool, keep: KeepWrite | None
+    key: bytes, value: bytes | None, flags: KeyFlag, *, pessimistic: bool, keep: KeepWrite | None
 ) -> kvrpcpb.Op | None:
-    only_locked = LOCK if flags & Flag.LOCKED else None
+    only_locked = LOCK if flags & KeyFlag.LOCKED else None
     if value is None:
         return only_locked
     if value != DELETED:
         if keep is not None and not keep(key, value):
             return only_locked
-        return INSERT if flags & Flag.PRESUME_NOT_EXISTS else PUT
-    if flags & Flag.PRESUME_NOT_EXISTS and not pessimistic:
+        return INSERT if flags & KeyFlag.PRESUME_NOT_EXISTS else PUT
+    if flags & KeyFlag.PRESUME_NOT_EXISTS and not pessimistic:
         return CHECK_NOT_EXISTS
-    if flags & Flag.NEWLY_INSERTED:
+    if flags & KeyFlag.NEWLY_INSERTED:
         return only_locked
     return DELETE
 
 
-def _assertion_of(flags: Flag) -> kvrpcpb.Assertion:
-    if flags & Flag.ASSERT_EXISTS:
+def _assertion_of(flags: KeyFlag) -> kvrpcpb.Assertion:
+    if flags & KeyFlag.ASSERT_EXISTS:
         return kvrpcpb.Assertion.Exist
-    if flags & Flag.ASSERT_NOT_EXISTS:
+    if flags & KeyFlag.ASSERT_NOT_EXISTS:
         return kvrpcpb.Assertion.NotExist
     return _NO_ASSERTION
 

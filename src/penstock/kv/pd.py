@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from penstock import clock as clocks
 from penstock.clock import Clock
 from penstock.errors import Invalid, PenstockError, Unavailable
-from penstock.kv.backoff import Backoffer, Kind
+from penstock.kv.backoff import Backoffer, BackoffKind
 from penstock.kv.members import Members
 from penstock.kv.rpc.channels import Dialer
 from penstock.kv.rpc.failure import from_closing
@@ -197,7 +197,7 @@ class PdClient:
             answer = await self._call(method, request, bo)
             if answer.HasField("region"):
                 return _info(answer.region, answer.leader)
-            await bo.backoff(Kind.PD_RPC, f"the placement driver knows no such region ({method})")
+            await bo.backoff(BackoffKind.PD_RPC, f"the placement driver knows no such region ({method})")
 
     def _backoffer(self, name: str) -> Backoffer:
         return Backoffer(_BUDGET_MS, clock=self._clock, weight=self._settings.backoff_weight, name=name)
@@ -217,7 +217,7 @@ class PdClient:
                 failed = error
             # A new leader is asked at once, but two members that name each other are not.
             if followed or self._members.leader == asked:
-                await bo.backoff(Kind.PD_RPC, failed)
+                await bo.backoff(BackoffKind.PD_RPC, failed)
             followed = not followed
 
     async def _attempt(self, method: str, request: Any) -> Any:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from penstock import metrics
 from penstock.clock import TS_MAX
 from penstock.kv import budgets
-from penstock.kv.backoff import Backoffer, Kind
+from penstock.kv.backoff import Backoffer, BackoffKind
 from penstock.kv.concurrently import run_all
 from penstock.kv.keyerrors import to_error
 from penstock.kv.locks import Lock
-from penstock.kv.regions import Location
+from penstock.kv.regions import KeyLocation
 from penstock.kv.sender import RegionStale
 from penstock.kv.session import Session
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
@@ -51,7 +51,7 @@ class ReadView:
         self._committed |= outcome.committed
         if outcome.wait_ms:
             cause = f"transaction {locks[0].start_ts} holds locks"
-            await bo.backoff(Kind.TXN_LOCK_FAST, cause, max_ms=outcome.wait_ms)
+            await bo.backoff(BackoffKind.TXN_LOCK_FAST, cause, max_ms=outcome.wait_ms)
 
     async def get(self, key: bytes) -> bytes | None:
         """Return the value of a key, None when it has none."""
@@ -93,7 +93,7 @@ class ReadView:
         return found
 
     async def _get_batch(
-        self, bo: Backoffer, location: Location, keys: Sequence[bytes]
+        self, bo: Backoffer, location: KeyLocation, keys: Sequence[bytes]
     ) -> dict[bytes, bytes]:
         found: dict[bytes, bytes] = {}
         while True:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from penstock.errors import Invalid, PenstockError, Unavailable
-from penstock.kv.backoff import Kind
+from penstock.kv.backoff import BackoffKind
 from penstock.proto import errorpb_pb2 as errorpb
 
 
@@ -25,28 +25,28 @@ class Reaction:
     """A step, and the kind of sleep that goes with it."""
 
     act: Act
-    sleep: Kind = Kind.REGION_MISS
+    sleep: BackoffKind = BackoffKind.REGION_MISS
 
 
 _REACTIONS = {
-    "not_leader": Reaction(Act.FOLLOW_LEADER, Kind.REGION_SCHEDULING),
+    "not_leader": Reaction(Act.FOLLOW_LEADER, BackoffKind.REGION_SCHEDULING),
     "region_not_found": Reaction(Act.RELOAD),
     "key_not_in_region": Reaction(Act.RELOAD),
     "epoch_not_match": Reaction(Act.UPDATE_EPOCH),
-    "server_is_busy": Reaction(Act.RETRY, Kind.SERVER_BUSY),
-    "stale_command": Reaction(Act.RETRY, Kind.STALE_COMMAND),
+    "server_is_busy": Reaction(Act.RETRY, BackoffKind.SERVER_BUSY),
+    "stale_command": Reaction(Act.RETRY, BackoffKind.STALE_COMMAND),
     "store_not_match": Reaction(Act.RESOLVE_STORE),
     "raft_entry_too_large": Reaction(Act.GIVE_UP),
-    "max_timestamp_not_synced": Reaction(Act.RETRY, Kind.MAX_TS_NOT_SYNCED),
-    "read_index_not_ready": Reaction(Act.RETRY, Kind.REGION_SCHEDULING),
-    "proposal_in_merging_mode": Reaction(Act.RETRY, Kind.REGION_SCHEDULING),
-    "data_is_not_ready": Reaction(Act.RETRY, Kind.DATA_NOT_READY),
-    "region_not_initialized": Reaction(Act.RETRY, Kind.REGION_NOT_INITIALIZED),
-    "disk_full": Reaction(Act.RETRY, Kind.DISK_FULL),
-    "recovery_in_progress": Reaction(Act.RELOAD, Kind.RECOVERY_IN_PROGRESS),
+    "max_timestamp_not_synced": Reaction(Act.RETRY, BackoffKind.MAX_TS_NOT_SYNCED),
+    "read_index_not_ready": Reaction(Act.RETRY, BackoffKind.REGION_SCHEDULING),
+    "proposal_in_merging_mode": Reaction(Act.RETRY, BackoffKind.REGION_SCHEDULING),
+    "data_is_not_ready": Reaction(Act.RETRY, BackoffKind.DATA_NOT_READY),
+    "region_not_initialized": Reaction(Act.RETRY, BackoffKind.REGION_NOT_INITIALIZED),
+    "disk_full": Reaction(Act.RETRY, BackoffKind.DISK_FULL),
+    "recovery_in_progress": Reaction(Act.RELOAD, BackoffKind.RECOVERY_IN_PROGRESS),
     "flashback_in_progress": Reaction(Act.GIVE_UP),
     "flashback_not_prepared": Reaction(Act.GIVE_UP),
-    "is_witness": Reaction(Act.RELOAD, Kind.IS_WITNESS),
+    "is_witness": Reaction(Act.RELOAD, BackoffKind.IS_WITNESS),
     "mismatch_peer_id": Reaction(Act.RELOAD),
     # We keep no buckets, so that there is none to update: the region is asked again as a whole.
     "bucket_version_not_match": Reaction(Act.RETRY),

@@ -18,7 +18,7 @@ class RegionVerId(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Location:
+class KeyLocation:
     """Where raw keys from `start` up to `end` live; an empty end is the end of all keys."""
 
     region: RegionVerId
@@ -37,7 +37,7 @@ class CachedRegion:
     Invariant: `route` is None or was made for `peers[target]`.
     """
 
-    location: Location
+    location: KeyLocation
     peers: tuple[metapb.Peer, ...]
     target: int
     ttl_s: float
@@ -127,7 +127,7 @@ class RegionTable:
             self._evict(keep=region)
         return True
 
-    def _overlapping(self, location: Location) -> tuple[int, int]:
+    def _overlapping(self, location: KeyLocation) -> tuple[int, int]:
         first = max(bisect_right(self._starts, location.start) - 1, 0)
         if first < len(self._regions):
             end = self._regions[first].location.end

@@ -11,15 +11,15 @@ from penstock import clock as clocks
 from penstock import metrics
 from penstock.clock import Clock
 from penstock.errors import Unavailable
-from penstock.kv.backoff import Backoffer, Kind
+from penstock.kv.backoff import Backoffer, BackoffKind
 from penstock.kv.pd import PdClient, RegionInfo, raw_region
-from penstock.kv.region_table import CachedRegion, Location, RegionTable, RegionVerId, peers_that_lead
+from penstock.kv.region_table import CachedRegion, KeyLocation, RegionTable, RegionVerId, peers_that_lead
 from penstock.kv.stores import Liveness, Store, StoreDirectory
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.proto import metapb_pb2 as metapb
 from penstock.settings import KvSettings
 
-__all__ = ["EpochVerdict", "Location", "RegionCache", "RegionVerId", "Target", "judge_epoch"]
+__all__ = ["EpochVerdict", "KeyLocation", "PeerTarget", "RegionCache", "RegionVerId", "judge_epoch"]
 
 _LOG = logging.getLogger(__name__)
 _SCAN_LIMIT = 128
@@ -30,7 +30,7 @@ _INVALIDATED = _OPERATIONS.labels("invalidate_region_from_cache", "ok")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PeerTarget:
     """Where a request for a region goes: the peer, the address of its store, the context to send."""
 
     addr: str
@@ -75,21 +75,21 @@ class RegionCache:
         self._loading: dict[tuple[str, bytes], asyncio.Task[list[CachedRegion]]] = {}
         self.stores = StoreDirectory(pd)
 
-    async def locate(self, bo: Backoffer, key: bytes) -> Location:
+    async def locate(self, bo: Backoffer, key: bytes) -> KeyLocation:
         """Return the region that holds a key."""
         region = self._fresh(self._table.find(key, self._clock.monotonic()))
         if region is None:
             region = await self._load_one(bo, "get_region_when_miss", key, self._pd.get_region)
         return region.location
 
-    async def locate_before(self, bo: Backoffer, key: bytes) -> Location:
+    async def locate_before(self, bo: Backoffer, key: bytes) -> KeyLocation:
         """Return the region that holds the keys just below `key`; an empty key is above all keys."""
         region = self._fresh(self._table.find_before(key, self._clock.monotonic()))
         if region is None:
             region = await self._load_one(bo, "get_region_before_when_miss", key, self._ask_before)
         return region.location
 
-    async def locate_by_id(self, bo: Backoffer, region_id: int) -> Location:
+    async def locate_by_id(self, bo: Backoffer, region_id: int) -> KeyLocation:
         """Return a region by its id, as the placement driver knows it now."""
 
         async def ask(_: bytes, *, bo: Backoffer) -> RegionInfo:
@@ -98,9 +98,9 @@ class RegionCache:
         region = await self._load_one(bo, "get_region_by_id", str(region_id).encode(), ask)
         return region.location
 
-    async def group_keys(self, bo: Backoffer, keys: Sequence[bytes]) -> list[tuple[Location, slice]]:
+    async def group_keys(self, bo: Backoffer, keys: Sequence[bytes]) -> list[tuple[KeyLocation, slice]]:
         """Cut sorted keys into runs of one region each."""
-        groups: list[tuple[Location, slice]] = []
+        groups: list[tuple[KeyLocation, slice]] = []
         at = 0
         while at < len(keys):
             location = await self.locate(bo, keys[at])
@@ -109,9 +109,9 @@ class RegionCache:
             at = past
         return groups
 
-    async def regions_in(self, bo: Backoffer, start: bytes, end: bytes) -> list[Location]:
+    async def regions_in(self, bo: Backoffer, start: bytes, end: bytes) -> list[KeyLocation]:
         """Return the regions that meet [start, end), in order; an empty end is the end of all keys."""
-        found: list[Location] = []
+        found: list[KeyLocation] = []
         at = start
         while True:
             region = self._fresh(self._table.find(at, self._clock.monotonic()))
@@ -125,18 +125,18 @@ class RegionCache:
             if not at or (end and at >= end):
                 return found
 
-    def route(self, ver: RegionVerId) -> Target | None:
+    def route(self, ver: RegionVerId) -> PeerTarget | None:
         """Return where to send a request for a region if that is known without asking; else see `target`."""
         region = self._table.get(ver)
         if region is None or region.route is None:
             return None
-        target: Target = region.route
+        target: PeerTarget = region.route
         store = target.store
         if store.epoch != region.store_epoch or store.stale or store.liveness is Liveness.UNREACHABLE:
             return None
         return target
 
-    async def target(self, bo: Backoffer, ver: RegionVerId) -> Target | None:
+    async def target(self, bo: Backoffer, ver: RegionVerId) -> PeerTarget | None:
         """Return where to send a request for a region; None when it must be located again."""
         region = self._fresh(self._table.get(ver))
         if region is None:
@@ -154,7 +154,7 @@ class RegionCache:
         context = kvrpcpb.Context(
             region_id=ver.id, region_epoch=epoch, peer=region.peer, cluster_id=self._pd.cluster_id
         )
-        found = region.route = Target(addr, store, region.peer, context)
+        found = region.route = PeerTarget(addr, store, region.peer, context)
         return found
 
     def _fresh(self, region: CachedRegion | None) -> CachedRegion | None:
@@ -219,7 +219,7 @@ class RegionCache:
         ver = RegionVerId(meta.id, meta.region_epoch.conf_ver, meta.region_epoch.version)
         ttl_s = self._settings.region_cache_ttl_s * (1 + _TTL_JITTER * self._clock.random())
         region = CachedRegion(
-            location=Location(ver, meta.start_key, meta.end_key),
+            location=KeyLocation(ver, meta.start_key, meta.end_key),
             peers=peers,
             target=target,
             ttl_s=ttl_s,
@@ -269,7 +269,7 @@ class RegionCache:
             try:
                 return await asyncio.shield(task)
             except Unavailable as error:
-                await bo.backoff(Kind.PD_RPC, error)
+                await bo.backoff(BackoffKind.PD_RPC, error)
 
     async def _timed(
         self, operation: str, key: bytes, load: Callable[[], Awaitable[list[CachedRegion]]]

@@ -13,15 +13,15 @@ from penstock.clock import TS_MAX, Clock
 from penstock.errors import Corrupt, show_key
 from penstock.kv import budgets
 from penstock.kv.background import Background
-from penstock.kv.backoff import Backoffer, Kind
+from penstock.kv.backoff import Backoffer, BackoffKind
 from penstock.kv.keyerrors import to_error
 from penstock.kv.locks import (
     Lock,
     MustSync,
-    NotFound,
     ReadAction,
     Secondaries,
     StatusCache,
+    TxnNotFound,
     TxnStatus,
     action_for_read,
     current_ts_for,
@@ -176,12 +176,14 @@ class LockResolver:
             )
             if answer.error.HasField("txn_not_found"):
                 match primary_not_found(lock, now_ts):
-                    case NotFound.ROLL_BACK:
+                    case TxnNotFound.ROLL_BACK:
                         roll_back = True
-                    case NotFound.ALIVE:
+                    case TxnNotFound.ALIVE:
                         return TxnStatus(ttl_ms=lock.ttl_ms)
-                    case NotFound.WAIT:
-                        await bo.backoff(Kind.TXN_NOT_FOUND, f"transaction {lock.start_ts} is not found")
+                    case TxnNotFound.WAIT:
+                        await bo.backoff(
+                            BackoffKind.TXN_NOT_FOUND, f"transaction {lock.start_ts} is not found"
+                        )
                 continue
             if answer.HasField("error"):
                 return self._status_of_error(lock, answer.error)

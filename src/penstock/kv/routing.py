@@ -7,7 +7,7 @@ from google.protobuf.message import Message
 
 from penstock.kv.backoff import Backoffer
 from penstock.kv.concurrently import run_all
-from penstock.kv.regions import Location, RegionCache
+from penstock.kv.regions import KeyLocation, RegionCache
 from penstock.kv.sender import RegionSender, RegionStale
 
 Answer = TypeVar("Answer", bound=Message)
@@ -34,7 +34,7 @@ class Router:
             return response
 
     async def send_to_region(
-        self, bo: Backoffer, method: str, request: Message, location: Location, answer: type[Answer]
+        self, bo: Backoffer, method: str, request: Message, location: KeyLocation, answer: type[Answer]
     ) -> Answer:
         """Send a request to a region as it was located; raise RegionStale when it is no longer so."""
         response = await self.sender.send(bo, method, request, location.region)
@@ -52,7 +52,7 @@ class Router:
         """Send one request to each region that holds some of the sorted keys; return all answers."""
         groups = await self.cache.group_keys(bo, keys)
 
-        async def ask(location: Location, part: Sequence[bytes]) -> list[tuple[Sequence[bytes], Answer]]:
+        async def ask(location: KeyLocation, part: Sequence[bytes]) -> list[tuple[Sequence[bytes], Answer]]:
             mine = bo.fork() if len(groups) > 1 else bo
             try:
                 return [(part, await self.send_to_region(mine, method, make(part), location, answer))]

@@ -13,7 +13,7 @@ from penstock.errors import PenstockError, Unavailable
 from penstock.kv.backoff import Backoffer
 from penstock.kv.iteration import Page, Row, Union
 from penstock.kv.reading import ReadView, lock_of
-from penstock.kv.regions import Location
+from penstock.kv.regions import KeyLocation
 from penstock.kv.sender import RegionStale
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 
@@ -56,7 +56,7 @@ class Cursor:
         """How many rows to ask for."""
         return self._page_rows if self.rows_left is None else min(self._page_rows, self.rows_left)
 
-    def bounds(self, region: Location) -> tuple[bytes, bytes]:
+    def bounds(self, region: KeyLocation) -> tuple[bytes, bytes]:
         """Return the start and end key of a request to the region that holds the position."""
         if self.reverse:
             return self.position, max(self.lower, region.start)
@@ -64,7 +64,7 @@ class Cursor:
             return self.position, region.end
         return self.position, self.upper
 
-    def advance(self, region: Location, asked: int, last_key: bytes | None, *, answered: int) -> None:
+    def advance(self, region: KeyLocation, asked: int, last_key: bytes | None, *, answered: int) -> None:
         """Move behind a page of `answered` rows that ended with `last_key`."""
         if answered >= asked and last_key is not None:
             self.position = last_key if self.reverse else last_key + b"\0"
@@ -208,7 +208,7 @@ class UnionScanner:
         return None
 
 
-class Rows:
+class ScanRows:
     """The rows of a scan: iterate them with `async for`, or take them a page at a time."""
 
     def __init__(self, opened: Callable[[], Awaitable[PageSource]]) -> None:

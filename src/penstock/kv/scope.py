@@ -12,7 +12,7 @@ WRITE_MS_MAX = 20_000
 
 
 @dataclass(slots=True)
-class Scope:
+class TxnScope:
     """The identity and the moving parts of a transaction that talks to the store.
 
     `primary` is the key whose lock decides for all; it is set before any action runs.
@@ -40,7 +40,7 @@ class Scope:
 class CommitScope:
     """What the actions of a commit share besides the transaction's scope."""
 
-    txn: Scope
+    txn: TxnScope
     state: CommitState
     lock_ttl_ms: int
     txn_bytes: int

@@ -11,9 +11,9 @@ from penstock import clock as clocks
 from penstock import metrics
 from penstock.clock import Clock
 from penstock.errors import Invalid, Undetermined
-from penstock.kv.backoff import Backoffer, Kind
+from penstock.kv.backoff import Backoffer, BackoffKind
 from penstock.kv.region_errors import OTHER, Act, classify, hopeless
-from penstock.kv.regions import EpochVerdict, RegionCache, RegionVerId, Target, judge_epoch
+from penstock.kv.regions import EpochVerdict, PeerTarget, RegionCache, RegionVerId, judge_epoch
 from penstock.kv.rpc.client import RpcClient
 from penstock.kv.rpc.failure import RpcFailed
 from penstock.kv.stores import Liveness, Prober
@@ -55,7 +55,7 @@ class _Errand:
     attempts: dict[int, int] = field(default_factory=dict)  # by peer id
     exhausted: set[int] = field(default_factory=set)  # ids of peers whose store is out of reach
 
-    def address(self, target: Target) -> None:
+    def address(self, target: PeerTarget) -> None:
         """Name the target in the request and count the attempt."""
         context = self.request.context
         context.ClearField("region_epoch")
@@ -118,7 +118,7 @@ class RegionSender:
         while True:
             target = self._cache.route(region) or await self._find_target(errand)
             if errand.attempts.get(target.peer.id, 0) >= _ATTEMPTS_MAX:
-                await self._reload(errand, Kind.REGION_MISS, "its peer did not serve in many attempts")
+                await self._reload(errand, BackoffKind.REGION_MISS, "its peer did not serve in many attempts")
             errand.address(target)
             began = self._clock.monotonic()
             try:
@@ -138,10 +138,10 @@ class RegionSender:
         """Stop watching stores."""
         await self._prober.close()
 
-    async def _find_target(self, errand: _Errand) -> Target:
+    async def _find_target(self, errand: _Errand) -> PeerTarget:
         target = await self._cache.target(errand.bo, errand.region)
         if target is None:
-            await self._stale(errand, Kind.REGION_MISS, "the region is no longer in the cache")
+            await self._stale(errand, BackoffKind.REGION_MISS, "the region is no longer in the cache")
         return target
 
     def _observe(self, method: str, store_id: int, seconds: float) -> None:
@@ -151,7 +151,7 @@ class RegionSender:
             self._seconds[method, store_id] = histogram
         histogram.observe(seconds)
 
-    async def _rpc_failed(self, errand: _Errand, target: Target, error: RpcFailed) -> None:
+    async def _rpc_failed(self, errand: _Errand, target: PeerTarget, error: RpcFailed) -> None:
         """Make ready for the next attempt: at the same peer while its store lives, else at another."""
         metrics.KV_RPC_ERR_TOTAL.labels(error.code.name, target.store.id).inc()
         if error.sent:
@@ -165,16 +165,16 @@ class RegionSender:
                 f"store {target.store.id} at {target.addr} belongs to another cluster; check pd_addrs"
             ) from error
         if await self._prober.check(target.store) is Liveness.REACHABLE:
-            await errand.bo.backoff(Kind.TIKV_RPC, error)
+            await errand.bo.backoff(BackoffKind.TIKV_RPC, error)
             return
         _SEND_FAILED.inc()
         errand.exhausted.add(target.peer.id)
         if self._cache.try_next_peer(errand.region, target.peer, errand.exhausted):
-            await errand.bo.backoff(Kind.TIKV_RPC, error)
+            await errand.bo.backoff(BackoffKind.TIKV_RPC, error)
         else:
-            await self._reload(errand, Kind.TIKV_RPC, error)
+            await self._reload(errand, BackoffKind.TIKV_RPC, error)
 
-    async def _react(self, errand: _Errand, target: Target, error: errorpb.Error) -> None:
+    async def _react(self, errand: _Errand, target: PeerTarget, error: errorpb.Error) -> None:
         """Return when the request is to be sent again."""
         name, reaction = classify(error)
         metrics.KV_REGION_ERR_TOTAL.labels(name).inc()
@@ -200,42 +200,42 @@ class RegionSender:
                 raise hopeless(name, error)
 
     @staticmethod
-    async def _again(errand: _Errand, sleep: Kind, why: str, error: errorpb.Error) -> None:
+    async def _again(errand: _Errand, sleep: BackoffKind, why: str, error: errorpb.Error) -> None:
         asked_ms = error.server_is_busy.backoff_ms
         errand.request.context.ClearField("buckets_version")
         await errand.bo.backoff(sleep, why, max_ms=asked_ms or None)
 
     async def _follow_leader(
-        self, errand: _Errand, target: Target, why: str, error: errorpb.NotLeader
+        self, errand: _Errand, target: PeerTarget, why: str, error: errorpb.NotLeader
     ) -> None:
         if error.leader.id and self._reachable(error.leader.store_id):
             if not self._cache.switch_leader(errand.region, error.leader):
-                await self._stale(errand, Kind.REGION_MISS, why)
+                await self._stale(errand, BackoffKind.REGION_MISS, why)
             return
         # Nobody leads, or the leader is out of reach: an election is due, and any peer may win it.
-        await errand.bo.backoff(Kind.REGION_SCHEDULING, why)
+        await errand.bo.backoff(BackoffKind.REGION_SCHEDULING, why)
         self._cache.try_next_peer(errand.region, target.peer, errand.exhausted)
 
     def _reachable(self, store_id: int) -> bool:
         return self._cache.stores.get(store_id).liveness is not Liveness.UNREACHABLE
 
     async def _update_epoch(
-        self, errand: _Errand, target: Target, why: str, error: errorpb.EpochNotMatch
+        self, errand: _Errand, target: PeerTarget, why: str, error: errorpb.EpochNotMatch
     ) -> None:
         match judge_epoch(errand.region, error.current_regions):
             case EpochVerdict.UNKNOWN:
-                await self._reload(errand, Kind.REGION_MISS, why)
+                await self._reload(errand, BackoffKind.REGION_MISS, why)
             case EpochVerdict.STORE_BEHIND:
-                await errand.bo.backoff(Kind.REGION_MISS, why)
+                await errand.bo.backoff(BackoffKind.REGION_MISS, why)
             case EpochVerdict.CACHE_BEHIND:
                 self._cache.install(errand.region, target.store.id, error.current_regions)
                 raise RegionStale(why)
 
-    async def _reload(self, errand: _Errand, sleep: Kind, why: RpcFailed | str) -> NoReturn:
+    async def _reload(self, errand: _Errand, sleep: BackoffKind, why: RpcFailed | str) -> NoReturn:
         self._cache.invalidate(errand.region, str(why))
         await self._stale(errand, sleep, why)
 
     @staticmethod
-    async def _stale(errand: _Errand, sleep: Kind, why: RpcFailed | str) -> NoReturn:
+    async def _stale(errand: _Errand, sleep: BackoffKind, why: RpcFailed | str) -> NoReturn:
         await errand.bo.backoff(sleep, why)
         raise RegionStale(str(why))

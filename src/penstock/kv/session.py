@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from penstock.clock import Clock
 from penstock.kv.background import Background
 from penstock.kv.backoff import Backoffer
-from penstock.kv.latches import Latches
+from penstock.kv.latches import LocalLatches
 from penstock.kv.pd import PdClient
 from penstock.kv.resolver import LockResolver
 from penstock.kv.routing import Router
@@ -22,7 +22,7 @@ class Session:
     resolver: LockResolver
     safe_point: SafePoint
     background: Background
-    latches: Latches | None
+    latches: LocalLatches | None
     settings: KvSettings
     clock: Clock
 

@@ -7,7 +7,7 @@ from penstock.errors import Invalid
 from penstock.kv.durations import timed
 from penstock.kv.iteration import Page
 from penstock.kv.reading import ReadView
-from penstock.kv.scanning import Cursor, PageSource, Rows, Scanner
+from penstock.kv.scanning import Cursor, PageSource, Scanner, ScanRows
 from penstock.kv.session import Session
 from penstock.kv.writeset import check_key
 
@@ -103,20 +103,20 @@ class AsyncSnapshot:
 
     def iter(
         self, lower: bytes = b"", upper: bytes = b"", *, limit: int | None = None, key_only: bool = False
-    ) -> Rows:
+    ) -> ScanRows:
         """Return the rows of [lower, upper) in ascending order; an empty `upper` is the end of all keys.
 
         With `key_only` the values are empty.
         """
         check_bounds(lower, upper, limit)
-        return Rows(self._opener(lower, upper, reverse=False, limit=limit, key_only=key_only))
+        return ScanRows(self._opener(lower, upper, reverse=False, limit=limit, key_only=key_only))
 
     def iter_reverse(
         self, lower: bytes = b"", upper: bytes = b"", *, limit: int | None = None, key_only: bool = False
-    ) -> Rows:
+    ) -> ScanRows:
         """Return the rows of [lower, upper) in descending order."""
         check_bounds(lower, upper, limit)
-        return Rows(self._opener(lower, upper, reverse=True, limit=limit, key_only=key_only))
+        return ScanRows(self._opener(lower, upper, reverse=True, limit=limit, key_only=key_only))
 
     def scan_pages(
         self, lower: bytes = b"", upper: bytes = b"", *, key_only: bool = False

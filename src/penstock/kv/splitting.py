@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from penstock.errors import PenstockError, Unavailable
 from penstock.kv import budgets
-from penstock.kv.backoff import Backoffer, Kind
-from penstock.kv.regions import Location
+from penstock.kv.backoff import Backoffer, BackoffKind
+from penstock.kv.regions import KeyLocation
 from penstock.kv.sender import RegionStale
 from penstock.kv.session import Session
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
@@ -16,7 +16,7 @@ _KEYS_PER_REQUEST = 2048
 _log = logging.getLogger(__name__)
 
 
-async def presplit(session: Session, location: Location, keys: Sequence[bytes]) -> bool:
+async def presplit(session: Session, location: KeyLocation, keys: Sequence[bytes]) -> bool:
     """Split a region at sorted keys and wait until the parts are placed; return whether it was split.
 
     A help, not a duty: a failure is logged, and the transaction goes on with the region as it is.
@@ -70,4 +70,4 @@ async def _wait_until_scattered(session: Session, bo: Backoffer, region_id: int)
         operator = await session.pd.get_operator(region_id, bo=bo)
         if operator.desc != b"scatter-region" or operator.status != pdpb.OperatorStatus.RUNNING:
             return
-        await bo.backoff(Kind.REGION_MISS, f"region {region_id} is being placed")
+        await bo.backoff(BackoffKind.REGION_MISS, f"region {region_id} is being placed")

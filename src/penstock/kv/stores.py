@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2
 from penstock import metrics
 from penstock.clock import Clock
 from penstock.errors import PenstockError, Unavailable
-from penstock.kv.backoff import Backoffer, Kind
+from penstock.kv.backoff import Backoffer, BackoffKind
 from penstock.kv.pd import PdClient
 from penstock.kv.rpc.client import RpcClient
 from penstock.kv.rpc.failure import RpcFailed
@@ -70,7 +70,7 @@ class StoreDirectory:
             try:
                 await asyncio.shield(task)
             except Unavailable as error:
-                await bo.backoff(Kind.PD_RPC, error)
+                await bo.backoff(BackoffKind.PD_RPC, error)
         return None if store.gone else store.addr
 
     async def _resolve(self, store: Store) -> None:

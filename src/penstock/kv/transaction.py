@@ -19,11 +19,11 @@ from penstock.kv.hooks import BinlogHook, SchemaHook
 from penstock.kv.iteration import Union
 from penstock.kv.latches import Latch
 from penstock.kv.locking import Locker
-from penstock.kv.membuffer import DELETED, Flag
+from penstock.kv.membuffer import DELETED, KeyFlag
 from penstock.kv.mutations import Mutations, collect
 from penstock.kv.protocol import CommitOptions
-from penstock.kv.scanning import PageSource, Rows, UnionScanner
-from penstock.kv.scope import Scope
+from penstock.kv.scanning import PageSource, ScanRows, UnionScanner
+from penstock.kv.scope import TxnScope
 from penstock.kv.session import Session
 from penstock.kv.snapshot import AsyncSnapshot, check_bounds
 from penstock.kv.writeset import Assertion, InsertNeeds, WriteSet, check_key, check_value
@@ -31,7 +31,7 @@ from penstock.kv.writeset import Assertion, InsertNeeds, WriteSet, check_key, ch
 _log = logging.getLogger(__name__)
 
 
-class Phase(Enum):
+class TxnPhase(Enum):
     """How far a transaction has come."""
 
     ACTIVE = "active"
@@ -45,7 +45,7 @@ class Phase(Enum):
 class _Opened:
     """What a transaction has once its start timestamp is there."""
 
-    scope: Scope
+    scope: TxnScope
     snapshot: AsyncSnapshot
     heart: Heart
     locker: Locker
@@ -86,7 +86,7 @@ class AsyncTransaction:
         self._binlog = binlog
         self._writes = WriteSet(pessimistic=pessimistic)
         self._buffer = self._writes.buffer
-        self._phase = Phase.ACTIVE
+        self._phase = TxnPhase.ACTIVE
         self._opened: _Opened | None = None
         self._committer: Committer | None = None
         self.pessimistic = pessimistic
@@ -98,7 +98,7 @@ class AsyncTransaction:
         return asyncio.shield(self._start_ts)
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> TxnPhase:
         """How far the transaction has come."""
         return self._phase
 
@@ -143,7 +143,7 @@ class AsyncTransaction:
 
     def scan(
         self, lower: bytes = b"", upper: bytes = b"", *, limit: int | None = None, key_only: bool = False
-    ) -> Rows:
+    ) -> ScanRows:
         """Return the rows of [lower, upper) in ascending order; an empty `upper` is the end of all keys.
 
         Own writes are among them as they were when the scan was asked for. With `key_only` the
@@ -153,11 +153,13 @@ class AsyncTransaction:
 
     def scan_reverse(
         self, lower: bytes = b"", upper: bytes = b"", *, limit: int | None = None, key_only: bool = False
-    ) -> Rows:
+    ) -> ScanRows:
         """Return the rows of [lower, upper) in descending order."""
         return self._rows(lower, upper, reverse=True, limit=limit, key_only=key_only)
 
-    def _rows(self, lower: bytes, upper: bytes, *, reverse: bool, limit: int | None, key_only: bool) -> Rows:
+    def _rows(
+        self, lower: bytes, upper: bytes, *, reverse: bool, limit: int | None, key_only: bool
+    ) -> ScanRows:
         self._check_active()
         check_bounds(lower, upper, limit)
         overlay = dict(self._buffer.rows(lower, upper))
@@ -171,7 +173,7 @@ class AsyncTransaction:
             union = Union(sorted(overlay.items()), reverse=reverse)
             return UnionScanner(pages, union, rows_left=limit)
 
-        return Rows(source)
+        return ScanRows(source)
 
     async def _add_locked(
         self, opened: _Opened, overlay: dict[bytes, bytes], lower: bytes, upper: bytes
@@ -179,13 +181,13 @@ class AsyncTransaction:
         """Add the latest values of locked keys, where they may differ from those at the start."""
         if not self.pessimistic or opened.latest() is opened.snapshot:
             return
-        locked = [key for key in self._buffer.flagged(Flag.LOCKED, lower, upper) if key not in overlay]
+        locked = [key for key in self._buffer.flagged(KeyFlag.LOCKED, lower, upper) if key not in overlay]
         if locked:
             newest = await opened.latest().batch_get(locked)
             overlay |= {key: newest.get(key, DELETED) for key in locked}
 
     def _is_locked(self, key: bytes) -> bool:
-        return self.pessimistic and bool(self._buffer.flags(key) & Flag.LOCKED)
+        return self.pessimistic and bool(self._buffer.flags(key) & KeyFlag.LOCKED)
 
     async def put(self, key: bytes, value: bytes, *, assertion: Assertion | None = None) -> None:
         """Write a value. A pessimistic transaction locks the key first; see `lock_keys` for what can fail."""
@@ -249,7 +251,7 @@ class AsyncTransaction:
                 )
         else:
             for key in wanted:
-                self._buffer.update_flags(key, add=Flag.LOCKED)
+                self._buffer.update_flags(key, add=KeyFlag.LOCKED)
         if not return_values:
             return {}
         read = await self.batch_get(key for key in wanted if key not in fresh)
@@ -271,18 +273,18 @@ class AsyncTransaction:
         committed, and Undetermined when it cannot be known: read the keys before trying again.
         """
         self._check_active()
-        self._phase = Phase.COMMITTING
+        self._phase = TxnPhase.COMMITTING
         with timed(self._session.clock, "commit"):
             try:
                 self.commit_ts = await self._commit()
             except BaseException:
                 unknown = self._committer is not None and self._committer.unknown
-                self._phase = Phase.UNDETERMINED if unknown else Phase.ROLLED_BACK
+                self._phase = TxnPhase.UNDETERMINED if unknown else TxnPhase.ROLLED_BACK
                 raise
             finally:
                 if self._opened is not None:
                     self._opened.heart.stop()
-        self._phase = Phase.COMMITTED
+        self._phase = TxnPhase.COMMITTED
         return self.commit_ts
 
     async def _commit(self) -> int:
@@ -316,7 +318,7 @@ class AsyncTransaction:
     async def rollback(self) -> None:
         """Forget the writes and give up the locks; Unavailable means that the locks are left to expire."""
         self._check_active()
-        self._phase = Phase.ROLLED_BACK
+        self._phase = TxnPhase.ROLLED_BACK
         with timed(self._session.clock, "rollback"):
             if self._opened is not None:
                 await self._opened.locker.release()
@@ -328,7 +330,7 @@ class AsyncTransaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._phase is not Phase.ACTIVE:
+        if self._phase is not TxnPhase.ACTIVE:
             return
         if kind is None:
             await self.commit()
@@ -349,14 +351,14 @@ class AsyncTransaction:
         return self._opened
 
     def _make(self, start_ts: int) -> _Opened:
-        scope = Scope(self._session, start_ts, self._began_at, self.pessimistic, for_update_ts=start_ts)
+        scope = TxnScope(self._session, start_ts, self._began_at, self.pessimistic, for_update_ts=start_ts)
         heart = Heart(scope)
         scope.on_primary_locked = heart.start
         snapshot = AsyncSnapshot(self._session, start_ts)
         return _Opened(scope, snapshot, heart, Locker(scope, self._buffer, heart))
 
     def _check_active(self) -> None:
-        if self._phase is not Phase.ACTIVE:
+        if self._phase is not TxnPhase.ACTIVE:
             raise Invalid(f"the transaction is {self._phase.value}; begin another one")
 
 

@@ -9,7 +9,7 @@ import grpc
 
 from penstock.clock import LOGICAL_BITS, Clock, compose_ts
 from penstock.errors import Corrupt, Invalid, PenstockError, Unavailable
-from penstock.kv.backoff import Backoffer, Kind
+from penstock.kv.backoff import Backoffer, BackoffKind
 from penstock.kv.members import Members
 from penstock.kv.rpc.failure import EOF, from_closing
 from penstock.proto import pdpb_pb2 as pdpb
@@ -154,7 +154,7 @@ class TsoDispatcher:
         """Wait and look for the leader; a stream may just have gone stale, so the first time at once."""
         try:
             if retry is not None:
-                await retry.backoff(Kind.PD_RPC, error)
+                await retry.backoff(BackoffKind.PD_RPC, error)
             await self._members.refresh()
         except Unavailable as unknown:
             _LOG.warning("no timestamps for now", extra={"error": str(unknown)})

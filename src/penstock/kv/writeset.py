@@ -5,14 +5,14 @@ from contextlib import contextmanager
 from enum import Enum, auto
 
 from penstock.errors import Invalid, KeyExists
-from penstock.kv.membuffer import Flag, MemBuffer
+from penstock.kv.membuffer import KeyFlag, MemBuffer
 
 
 class Assertion(Enum):
     """What a writer says it knows of a key; the commit fails with AssertionFailed when it is wrong."""
 
-    EXISTS = Flag.ASSERT_EXISTS
-    NOT_EXISTS = Flag.ASSERT_NOT_EXISTS
+    EXISTS = KeyFlag.ASSERT_EXISTS
+    NOT_EXISTS = KeyFlag.ASSERT_NOT_EXISTS
 
 
 class InsertNeeds(Enum):
@@ -68,8 +68,8 @@ class WriteSet:
             raise KeyExists(key)
         if before is None:
             # A pessimistic transaction has seen to it; the commit of an optimistic one checks.
-            known = Flag.NEWLY_INSERTED if self._pessimistic else Flag(0)
-            self.buffer.update_flags(key, add=Flag.PRESUME_NOT_EXISTS | known)
+            known = KeyFlag.NEWLY_INSERTED if self._pessimistic else KeyFlag(0)
+            self.buffer.update_flags(key, add=KeyFlag.PRESUME_NOT_EXISTS | known)
         self.buffer.put(key, value)
 
     def insert_needs(self, key: bytes) -> InsertNeeds:
@@ -78,10 +78,10 @@ class WriteSet:
         if buffered:
             raise KeyExists(key)
         if buffered is not None:
-            return InsertNeeds.NOTHING if flags & Flag.LOCKED else InsertNeeds.LOCK
-        if not flags & Flag.LOCKED:
+            return InsertNeeds.NOTHING if flags & KeyFlag.LOCKED else InsertNeeds.LOCK
+        if not flags & KeyFlag.LOCKED:
             return InsertNeeds.LOCK_NOT_EXISTING
-        if flags & Flag.LOCKED_VALUE_EXISTS:
+        if flags & KeyFlag.LOCKED_VALUE_EXISTS:
             raise KeyExists(key)
         return InsertNeeds.NOTHING
 

@@ -2,13 +2,13 @@
 
 from penstock.sources.pipeline import AdvanceResolvedTs, Cancelled, ConsumeKvEvents, SpanPipelineManager
 from penstock.sources.tikv.client import SubscriptionClient
-from penstock.sources.tikv.key_ranges import Span
+from penstock.sources.tikv.key_ranges import KeySpan
 
 __all__ = [
     "AdvanceResolvedTs",
     "Cancelled",
     "ConsumeKvEvents",
-    "Span",
+    "KeySpan",
     "SpanPipelineManager",
     "SubscriptionClient",
 ]

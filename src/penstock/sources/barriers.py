@@ -2,13 +2,13 @@
 
 from enum import Enum
 
-__all__ = ["COMPACTED_MIN", "NOTHING_WAITS", "Barriers", "Placed"]
+__all__ = ["COMPACTED_MIN", "NOTHING_WAITS", "Barriers", "PlacedBarrier"]
 
 NOTHING_WAITS = 1 << 64
 COMPACTED_MIN = 1024  # told barriers kept at the head of the list before it is worth moving the rest
 
 
-class Placed(Enum):
+class PlacedBarrier(Enum):
     """What became of a resolved timestamp on arrival."""
 
     NEW = "new"  # a barrier of its own
@@ -79,20 +79,20 @@ class Barriers:
         self.acked_seq = seq
         return True
 
-    def resolved(self, ts: int) -> Placed:
+    def resolved(self, ts: int) -> PlacedBarrier:
         """A resolved timestamp arrived: bind it to the batches that arrived before it."""
         if ts <= self._highest_ts:
-            return Placed.DROPPED
+            return PlacedBarrier.DROPPED
         self._highest_ts = ts
         wait_seq = self.next_data_seq - 1
         if self._head < len(self._ts) and self._wait_seqs[-1] == wait_seq:
             self._ts[-1] = ts
-            return Placed.MERGED
+            return PlacedBarrier.MERGED
         if self._head == len(self._ts):
             self.next_wait_seq = wait_seq
         self._wait_seqs.append(wait_seq)
         self._ts.append(ts)
-        return Placed.NEW
+        return PlacedBarrier.NEW
 
     def next_ready(self) -> int | None:
         """Take the first barrier if all it waits for is persisted; return its timestamp."""

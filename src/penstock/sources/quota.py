@@ -4,14 +4,14 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["Cancelled", "InflightQuota", "Owner"]
+__all__ = ["Cancelled", "InflightQuota", "QuotaOwner"]
 
 
 class Cancelled(Exception):
     """A batch was not taken: its span was cancelled, or the pipeline closed. It has to be pulled again."""
 
 
-class Owner:
+class QuotaOwner:
     """On whose behalf quota is taken. Once `cancelled`, it gets none."""
 
     __slots__ = ("cancelled",)
@@ -23,7 +23,7 @@ class Owner:
 class _Waiter:
     __slots__ = ("granted", "owner", "turn", "weight")
 
-    def __init__(self, weight: int, owner: Owner) -> None:
+    def __init__(self, weight: int, owner: QuotaOwner) -> None:
         self.weight = weight
         self.owner = owner
         self.granted = False
@@ -55,7 +55,7 @@ class InflightQuota:
         """How many batches hold quota."""
         return self._taken - self._released
 
-    def try_acquire(self, weight: int, owner: Owner) -> bool:
+    def try_acquire(self, weight: int, owner: QuotaOwner) -> bool:
         """Take quota for one batch if nobody waits and it fits; return whether it was taken.
 
         Raises Cancelled when the owner is cancelled or the quota closed.
@@ -70,7 +70,7 @@ class InflightQuota:
             self._taken += 1
             return True
 
-    def acquire(self, weight: int, owner: Owner) -> None:
+    def acquire(self, weight: int, owner: QuotaOwner) -> None:
         """Take quota for one batch, after those who asked before.
 
         Raises Cancelled, having taken nothing, when the owner is cancelled or the quota closed,
@@ -95,7 +95,7 @@ class InflightQuota:
             if self._waiting:
                 self._admit()
 
-    def cancel(self, owner: Owner) -> None:
+    def cancel(self, owner: QuotaOwner) -> None:
         """Refuse the owner from now on; whoever waits on its behalf gets Cancelled."""
         with self._lock:
             owner.cancelled = True

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from penstock import metrics
-from penstock.sources.barriers import Barriers, Placed
-from penstock.sources.quota import Cancelled, InflightQuota, Owner
+from penstock.sources.barriers import Barriers, PlacedBarrier
+from penstock.sources.quota import Cancelled, InflightQuota, QuotaOwner
 
 __all__ = ["DATA", "RESOLVED", "AdvanceResolvedTs", "ConsumeKvEvents", "SpanState", "SpanWorker"]
 
@@ -32,7 +32,7 @@ class ConsumeKvEvents(Protocol):
 AdvanceResolvedTs = Callable[[int], None]
 
 
-class SpanState(Owner):
+class SpanState(QuotaOwner):
     """A subscription in the pipeline. Only its worker touches it, but for `cancelled`."""
 
     __slots__ = ("advance", "barriers", "consume", "sub_id", "worker")
@@ -82,7 +82,7 @@ class SpanWorker:
             if not self._thread.is_alive():
                 raise Cancelled
 
-    def wait_for_room(self, owner: Owner) -> None:
+    def wait_for_room(self, owner: QuotaOwner) -> None:
         """Wait until the queue has room; raise Cancelled when the owner is cancelled or the worker stops.
 
         On the worker's own thread nobody else could make room: it returns at once.
@@ -154,7 +154,7 @@ class SpanWorker:
                     batches += 1
                     self._tell(span)
             elif kind == RESOLVED:
-                if span.barriers.resolved(number) is not Placed.NEW:
+                if span.barriers.resolved(number) is not PlacedBarrier.NEW:
                     self._dropped += 1
                 self._tell(span)
             else:

@@ -8,7 +8,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from penstock.errors import Invalid, Unavailable
 from penstock.spark.change_rows import feed_parts, read_feed
-from penstock.spark.fixedread import FixedRead, Moment
+from penstock.spark.fixedread import TableAtVersion, VersionedRead
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.eventstore.read.partition import TableView
     from penstock.spark.change_rows import ChangeRows
     from penstock.spark.options import SourceOptions
-    from penstock.spark.streamschema import Declared
+    from penstock.spark.streamschema import DeclaredSchema
 
 __all__ = [
     "ChangeFeedInput",
@@ -36,7 +36,7 @@ _NO_START = (
 class _Range:
     """What a read is of, once that is fixed: changes up to a moment."""
 
-    end: Moment
+    end: TableAtVersion
     rows: "ChangeRows"
 
     @property
@@ -45,7 +45,7 @@ class _Range:
         return self.rows.schema
 
 
-class ChangeFeedRead(FixedRead[_Range, "ChangeFeedReader"]):
+class ChangeFeedRead(VersionedRead[_Range, "ChangeFeedReader"]):
     """A read of the changes up to one timestamp; the table's columns are as they are then."""
 
     def reader(self, schema: "StructType") -> "ChangeFeedReader":
@@ -54,19 +54,19 @@ class ChangeFeedRead(FixedRead[_Range, "ChangeFeedReader"]):
             raise Invalid(_NO_START)
         return super().reader(schema)
 
-    def declare(self) -> "Declared | None":
+    def declare(self) -> "DeclaredSchema | None":
         """The schema that a stream of this read has declared; None before the table is known."""
-        from penstock.spark.streamschema import Declared
+        from penstock.spark.streamschema import DeclaredSchema
 
         found = self._found
-        return None if found is None else Declared(found.end.table, found.end.ts, self.options.columns)
+        return None if found is None else DeclaredSchema(found.end.table, found.end.ts, self.options.columns)
 
     def _fixed(self, columns: Sequence[str] | None) -> _Range:
         from penstock.spark.change_rows import ChangeRows
         from penstock.spark.tables import naming
 
         with naming(self.options.table, inclusive=True):
-            end = Moment.of(self.options, self.options.to_ts)
+            end = TableAtVersion.of(self.options, self.options.to_ts)
             return _Range(end, ChangeRows(end.table, columns))
 
     def _reader(self, found: _Range, schema: "StructType") -> "ChangeFeedReader":

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from penstock.spark.options import SourceOptions
     from penstock.tables.schema import TableInfo
 
-__all__ = ["FixedRead", "Moment"]
+__all__ = ["TableAtVersion", "VersionedRead"]
 
 
 @dataclass(frozen=True)
-class Moment:
+class TableAtVersion:
     """A table as of one timestamp."""
 
     view: "TableView"
@@ -27,7 +27,7 @@ class Moment:
     table: "TableInfo"
 
     @classmethod
-    def of(cls, options: "SourceOptions", ts: int | None) -> "Moment":
+    def of(cls, options: "SourceOptions", ts: int | None) -> "TableAtVersion":
         """The table that the options name, at a timestamp (None: the newest). Raises as `open_table` does."""
         from penstock.spark.tables import newest_ts, open_table, require_readable
 
@@ -39,7 +39,7 @@ class Moment:
         return cls(view, ts, view.partitions[0].state(from_ts=ts).schema_at(ts).table)
 
 
-class Fixed(Protocol):
+class ResolvedSchema(Protocol):
     """What a read is of, once that is fixed."""
 
     @property
@@ -47,11 +47,11 @@ class Fixed(Protocol):
         """The columns of its rows."""
 
 
-F = TypeVar("F", bound=Fixed)
+F = TypeVar("F", bound=ResolvedSchema)
 R = TypeVar("R", bound=DataSourceReader)
 
 
-class FixedRead(ABC, Generic[F, R]):
+class VersionedRead(ABC, Generic[F, R]):
     """A read of rows up to one timestamp, which `schema` fixes; implements TableRead.
 
     `parallelism` is how many tasks Spark runs at once: what is large enough is read by as many.

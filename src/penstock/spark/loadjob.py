@@ -10,7 +10,7 @@ from penstock.errors import Invalid
 from penstock.eventstore import manifest_log, paths
 from penstock.eventstore.capture.historyhold import history_held
 from penstock.eventstore.sides import side_schema
-from penstock.eventstore.upkeep.load import RangeTask, TableLoad
+from penstock.eventstore.upkeep.load import RangeTask, SnapshotLoad
 from penstock.eventstore.upkeep.loadplan import LoadPlan, check_fresh
 from penstock.follow.schema_subscription import read_schemas
 from penstock.kv.cluster_ref import ClusterRef
@@ -84,15 +84,15 @@ def load_table(
     )
 
 
-def find_loads(storage: StorageRef, cluster: ClusterRef, name: str) -> list[TableLoad]:
+def find_loads(storage: StorageRef, cluster: ClusterRef, name: str) -> list[SnapshotLoad]:
     """The loads of a table's partitions that were begun and not cleared, in the order of the partitions."""
     client = cluster.client()
     table = Catalog(client).schema(client.timestamp()).place(name).table
-    found = [TableLoad.find(storage, table_id) for table_id in table.physical_ids]
+    found = [SnapshotLoad.find(storage, table_id) for table_id in table.physical_ids]
     return [load for load in found if load is not None]
 
 
-def clear(loads: Sequence[TableLoad]) -> None:
+def clear(loads: Sequence[SnapshotLoad]) -> None:
     """Remove loads; the first partition's, which is found first, as the last."""
     for load in reversed(loads):
         load.clear()
@@ -106,7 +106,7 @@ def _begin(
     ts: int,
     load_id: str,
     clock: Clock,
-) -> list[TableLoad]:
+) -> list[SnapshotLoad]:
     """The load of every partition, begun where it is not yet; in the order of the partitions."""
     client = cluster.client()
     place = Catalog(client).schema(ts).place(name)
@@ -115,7 +115,7 @@ def _begin(
     schemas = eventloop.run(read_schemas(settings, ts, clock=clock))
     loads = []
     for table_id in place.table.physical_ids:
-        load = TableLoad.find(storage, table_id)
+        load = SnapshotLoad.find(storage, table_id)
         if load is None:
             plan = LoadPlan(
                 id=load_id,
@@ -128,6 +128,6 @@ def _begin(
             if plan.committed_in(state):
                 continue  # and cleared: the driver before this one was interrupted while it cleared
             check_fresh(name, state)
-            load = TableLoad.begin(storage, plan)
+            load = SnapshotLoad.begin(storage, plan)
         loads.append(load)
     return loads

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from penstock.changes import ChangesPartition
-    from penstock.changes.limits import Limit
+    from penstock.changes.limits import ReadLimit as ChangeLimit
     from penstock.eventstore.read.partition import PartitionState, TableView
     from penstock.eventstore.schema_version import SchemaVersion
     from penstock.follow.consumerhold import ConsumerHold
     from penstock.spark.change_rows import ChangeRows
     from penstock.spark.options import SourceOptions
     from penstock.spark.reads import TableRead
-    from penstock.spark.streamschema import Declared
+    from penstock.spark.streamschema import DeclaredSchema
     from penstock.tables.schema import TableInfo
 
 __all__ = ["ChangeStreamReader", "Offset", "RefusedStreamReader", "open_stream"]
@@ -89,7 +89,12 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(
-        self, options: "SourceOptions", schema: "StructType", declared: "Declared | None", *, parallelism: int
+        self,
+        options: "SourceOptions",
+        schema: "StructType",
+        declared: "DeclaredSchema | None",
+        *,
+        parallelism: int,
     ) -> None:
         self._options = options
         self._schema = schema
@@ -160,7 +165,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except Unavailable:
             return found(open_table(self._options, at_ts=at_ts))
 
-    def _next(self, view: "TableView", begin: Offset, limit: "Limit") -> Offset:
+    def _next(self, view: "TableView", begin: Offset, limit: "ChangeLimit") -> Offset:
         """The end of the batch from `begin` on. What came before is done, so it need not be kept."""
         self._newest_ts = _readable_ts(view)
         if begin.in_snapshot:
@@ -172,7 +177,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _end_ts(self) -> int:
         return self._newest_ts if self._until_ts is None else min(self._newest_ts, self._until_ts)
 
-    def _next_of_snapshot(self, view: "TableView", begin: Offset, limit: "Limit") -> Offset:
+    def _next_of_snapshot(self, view: "TableView", begin: Offset, limit: "ChangeLimit") -> Offset:
         from penstock.changes.collect import fix_range
         from penstock.changes.snapshotcut import admitted_handle
 
@@ -195,7 +200,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         change = self._declared.first_change(_versions(states, self._declared.ts, end_ts))
         return end_ts if change is None else change.since_ts - 1
 
-    def _next_change(self, view: "TableView", begin: Offset, end_ts: int, limit: "Limit") -> Offset:
+    def _next_change(self, view: "TableView", begin: Offset, end_ts: int, limit: "ChangeLimit") -> Offset:
         from penstock.changes.collect import fix_range
         from penstock.changes.counting import ChangeCounts
 
@@ -254,12 +259,12 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return b"", b""
         return handle_bounds(_table_at(view, ts), options.range_from, options.range_to)
 
-    def _limit(self, limit: ReadLimit) -> "Limit":
-        from penstock.changes.limits import Limit
+    def _limit(self, limit: ReadLimit) -> "ChangeLimit":
+        from penstock.changes.limits import ReadLimit as ChangeLimit
 
         if isinstance(limit, ReadAllAvailable):
-            return Limit()
-        return Limit(self._options.max_rows_per_trigger, self._options.max_bytes_per_trigger)
+            return ChangeLimit()
+        return ChangeLimit(self._options.max_rows_per_trigger, self._options.max_bytes_per_trigger)
 
     def _keep(self, view: "TableView", ts: int) -> None:
         from penstock.follow.consumerhold import ConsumerHold

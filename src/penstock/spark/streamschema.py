@@ -15,7 +15,7 @@ Shape = dict[str, tuple[int, pa.DataType]]
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class DeclaredSchema:
     """The table at the moment that a stream was declared, with the columns that are wanted.
 
     `wanted` is None for all of the table's columns: then new ones matter, too.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from penstock.spark.fixedread import FixedRead, Moment
+from penstock.spark.fixedread import TableAtVersion, VersionedRead
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,11 +26,11 @@ _SHARES = 2  # for each task that runs at once, so that a long one keeps the oth
 class _Snapshot:
     """What a read is of, once that is fixed."""
 
-    moment: Moment
+    moment: TableAtVersion
     schema: "pa.Schema"
 
 
-class SnapshotRead(FixedRead[_Snapshot, "SnapshotReader"]):
+class SnapshotRead(VersionedRead[_Snapshot, "SnapshotReader"]):
     """A read of the rows as of one timestamp."""
 
     def _fixed(self, columns: Sequence[str] | None) -> _Snapshot:
@@ -38,7 +38,7 @@ class SnapshotRead(FixedRead[_Snapshot, "SnapshotReader"]):
         from penstock.spark.tables import naming
 
         with naming(self.options.table):
-            moment = Moment.of(self.options, self.options.as_of_ts)
+            moment = TableAtVersion.of(self.options, self.options.as_of_ts)
             names = columns or [column.name for column in moment.table.stored_columns]
             return _Snapshot(moment, snapshot_schema(moment.view, moment.ts, names))
 

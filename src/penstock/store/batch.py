@@ -13,12 +13,12 @@ from google.protobuf.message import Message
 from penstock.clock import SYSTEM, Clock
 from penstock.proto import tikvpb_pb2 as tikvpb
 from penstock.store.commands import Command, Effect
-from penstock.store.executor import Executor
+from penstock.store.executor import CommandExecutor
 from penstock.store.faults import Struck
-from penstock.store.health import Health
+from penstock.store.health import StoreHealth
 from penstock.store.statuses import end
 
-__all__ = ["BATCHED", "BatchStream"]
+__all__ = ["BATCHED", "BatchCommandsStream"]
 
 BATCH_MAX = 128
 BATCH_BYTES = 8 * 1024 * 1024  # a message that has this much gets no further answer
@@ -71,14 +71,14 @@ def _resumed(work: Coroutine[Any, Any, Message], waits_for: Any) -> Generator[An
         return result
 
 
-class BatchStream:
+class BatchCommandsStream:
     """One open stream of batches.
 
     A read that needs no waiting is answered without a task. Answers are collected while a message
     is being sent, so a busy stream sends full batches and an idle one answers at once.
     """
 
-    def __init__(self, executor: Executor, health: Health, *, clock: Clock = SYSTEM) -> None:
+    def __init__(self, executor: CommandExecutor, health: StoreHealth, *, clock: Clock = SYSTEM) -> None:
         self._executor = executor
         self._health = health
         self._clock = clock

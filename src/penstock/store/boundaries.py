@@ -4,13 +4,13 @@ A boundary is opaque bytes in the encoded key space. A split of raw data may lea
 no key; transactional commands then begin at the first key whose encoding is not below it.
 """
 
-from penstock.store.bounds import Bounds
+from penstock.store.bounds import KeyBounds
 
 __all__ = ["first_key_from", "raw_bounds"]
 
 _GROUP = 8
 _FULL = 0xFF
-_NOTHING = Bounds(b"\x00", b"\x00")
+_NOTHING = KeyBounds(b"\x00", b"\x00")
 
 
 def first_key_from(boundary: bytes) -> bytes:
@@ -34,10 +34,10 @@ def _padding(data: bytes, marker: int, *, ends: bool) -> int:
     return min(zeros, below)
 
 
-def raw_bounds(start: bytes, end: bytes) -> Bounds:
+def raw_bounds(start: bytes, end: bytes) -> KeyBounds:
     """Return the raw keys whose encodings lie in [start, end); an empty `end` is the end of the space."""
     if not end:
-        return Bounds(first_key_from(start), b"")
+        return KeyBounds(first_key_from(start), b"")
     last = first_key_from(end)
     # An empty end would read as "no end": no key at all is encoded below such a boundary.
-    return Bounds(first_key_from(start), last) if last else _NOTHING
+    return KeyBounds(first_key_from(start), last) if last else _NOTHING

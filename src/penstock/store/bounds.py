@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class KeyBounds:
     """Keys from `start` up to, not including, `end`; an empty `end` is the end of the key space."""
 
     start: bytes = b""
@@ -14,11 +14,11 @@ class Bounds:
         """Tell whether `key` lies inside."""
         return self.start <= key and (not self.end or key < self.end)
 
-    def clamp(self, start: bytes, end: bytes) -> "Bounds | None":
+    def clamp(self, start: bytes, end: bytes) -> "KeyBounds | None":
         """Return the part of [start, end) that lies inside, or None when there is none."""
         lower = max(start, self.start)
         upper = min(end, self.end) if end and self.end else end or self.end
-        return None if upper and lower >= upper else Bounds(lower, upper)
+        return None if upper and lower >= upper else KeyBounds(lower, upper)
 
 
-EVERYTHING = Bounds()
+EVERYTHING = KeyBounds()

@@ -20,9 +20,9 @@ from penstock.store.faults import Faults
 from penstock.store.faulty_streams import FaultyStreams
 from penstock.store.pd.etcd import Etcd, Keyspaces
 from penstock.store.pd.ids import Ids
-from penstock.store.pd.keys import Keys
+from penstock.store.pd.keys import EtcdKeys
 from penstock.store.pd.safe_points import SafePoints
-from penstock.store.pd.scheduler import Scheduler
+from penstock.store.pd.scheduler import LeaderScheduler
 from penstock.store.pd.service import MEMBER, PlacementDriver
 from penstock.store.pd.stores import Stores
 from penstock.store.pd.tso import Tso
@@ -32,7 +32,7 @@ from penstock.store.safe_ts import SafeTs
 from penstock.store.server import Endpoint, split_address
 from penstock.store.sizes import SizeWatch
 from penstock.store.station import Station
-from penstock.store.storage import Storage
+from penstock.store.storage import TxnStorage
 
 __all__ = ["Cluster"]
 
@@ -56,11 +56,11 @@ class Cluster:
         self.faults = Faults(clock=clock)
         self.tso = Tso(engine, clock=clock)
         self._ids = Ids(engine)
-        self._keys = Keys(engine)
+        self._keys = EtcdKeys(engine)
         self._stores = Stores(engine)
         self.regions: Regions
-        self.storage: Storage
-        self._scheduler: Scheduler
+        self.storage: TxnStorage
+        self._scheduler: LeaderScheduler
         self._changes: ChangeDataService
 
     @classmethod
@@ -107,9 +107,9 @@ class Cluster:
         self.regions = Regions.load(engine, self._ids)
         await self.regions.replicate(sorted(self._stations))
         self._stores.up = set(self._stations)
-        self._scheduler = Scheduler(self.regions, self._stores)
+        self._scheduler = LeaderScheduler(self.regions, self._stores)
         # Reads of an earlier run may have reached any timestamp it handed out; a fresh one is above them.
-        self.storage = Storage(
+        self.storage = TxnStorage(
             engine,
             clock=clock,
             settings=settings,

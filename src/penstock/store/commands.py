@@ -9,15 +9,15 @@ from typing import Any
 from google.protobuf.message import Message
 
 from penstock.proto.services import methods
-from penstock.store.bounds import Bounds
+from penstock.store.bounds import KeyBounds
 from penstock.store.raw import RawStorage
-from penstock.store.storage import Storage
+from penstock.store.storage import TxnStorage
 
 __all__ = ["Command", "Effect", "commands"]
 
 SERVICE = "tikvpb.Tikv"
 
-Run = Callable[[Any, Bounds], Awaitable[Message]]
+Run = Callable[[Any, KeyBounds], Awaitable[Message]]
 KeysOf = Callable[[Any], Iterable[bytes]]
 
 
@@ -59,7 +59,7 @@ _KEYS = attrgetter("keys")
 _KEY = _one("key")
 
 
-def commands(storage: Storage, raw: RawStorage) -> Mapping[str, Command]:
+def commands(storage: TxnStorage, raw: RawStorage) -> Mapping[str, Command]:
     """Return every command on the data of regions, by the name of its RPC."""
     responses = methods(SERVICE)
     found: dict[str, Command] = {}

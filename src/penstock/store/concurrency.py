@@ -14,8 +14,8 @@ forgotten after the removal is visible, so a view taken now shows no lock of a k
 from collections.abc import Iterable, Iterator, Sequence
 
 from penstock.clock import TS_MAX
-from penstock.store.bounds import Bounds
-from penstock.store.mvcc.records import Lock
+from penstock.store.bounds import KeyBounds
+from penstock.store.mvcc.records import LockRecord
 
 _SUSPECTS_MAX = 1024  # up to so many are searched one by one for those inside a range
 
@@ -28,7 +28,7 @@ class ConcurrencyManager:
 
     def __init__(self, max_ts: int, locked: Iterable[bytes] = ()) -> None:
         self.max_ts = max_ts
-        self._guards: dict[bytes, Lock] = {}
+        self._guards: dict[bytes, LockRecord] = {}
         self._noted = set(locked)
 
     def update_max_ts(self, ts: int) -> None:
@@ -36,16 +36,16 @@ class ConcurrencyManager:
         if self.max_ts < ts < TS_MAX:
             self.max_ts = ts
 
-    def guard(self, locks: Iterable[tuple[bytes, Lock]]) -> None:
+    def guard(self, locks: Iterable[tuple[bytes, LockRecord]]) -> None:
         """Let readers meet these locks from now on."""
         self._guards.update(locks)
 
-    def lift(self, locks: Iterable[tuple[bytes, Lock]]) -> None:
+    def lift(self, locks: Iterable[tuple[bytes, LockRecord]]) -> None:
         """Forget guards whose write is visible."""
         for key, _ in locks:
             self._guards.pop(key, None)  # a request may name a key twice
 
-    def guards_of(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Lock]]:
+    def guards_of(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, LockRecord]]:
         """Yield the guards on some keys."""
         if self._guards:
             for key in keys:
@@ -53,11 +53,11 @@ class ConcurrencyManager:
                 if lock is not None:
                     yield key, lock
 
-    def guards_in(self, bounds: Bounds) -> Iterator[tuple[bytes, Lock]]:
+    def guards_in(self, bounds: KeyBounds) -> Iterator[tuple[bytes, LockRecord]]:
         """Yield the guards inside a range, in key order."""
         return iter(sorted((item for item in self._guards.items() if bounds.contains(item[0])), key=_by_key))
 
-    def note_locks(self, locks: Iterable[tuple[bytes, Lock]]) -> None:
+    def note_locks(self, locks: Iterable[tuple[bytes, LockRecord]]) -> None:
         """Expect locks on these keys from now on."""
         self._noted.update([key for key, _ in locks])
 
@@ -69,7 +69,7 @@ class ConcurrencyManager:
         """Tell whether a view taken now may show a lock of the key."""
         return key in self._noted
 
-    def suspects(self, bounds: Bounds) -> Sequence[bytes] | None:
+    def suspects(self, bounds: KeyBounds) -> Sequence[bytes] | None:
         """Return the keys of a range that a view taken now may show a lock of, in order.
 
         None when so many keys are locked that the range of locks had better be read.
@@ -83,5 +83,5 @@ class ConcurrencyManager:
         return min((lock.start_ts for lock in self._guards.values()), default=None)
 
 
-def _by_key(item: tuple[bytes, Lock]) -> bytes:
+def _by_key(item: tuple[bytes, LockRecord]) -> bytes:
     return item[0]

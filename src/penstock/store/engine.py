@@ -61,7 +61,7 @@ class _Entry(NamedTuple):
     done: "asyncio.Future[None]"
 
 
-class View:
+class EngineView:
     """The engine at one moment: later writes do not show. Drop it soon, it holds back compaction.
 
     Iterators of rocksdict's snapshots (0.3.29) do not keep to the snapshot, and its loops take an error
@@ -195,7 +195,7 @@ class Engine:
         self._families = ()
         self._db.close()
 
-    def view(self, cursors: Sequence[Cf] = EVERY_CURSOR) -> View:
+    def view(self, cursors: Sequence[Cf] = EVERY_CURSOR) -> EngineView:
         """Return the present state, the same moment for every column family.
 
         `cursors` names what may be iterated over, once for each iteration that runs at the same time.
@@ -208,9 +208,9 @@ class Engine:
         with self._writing:  # a busy writer got in between each time: hold it off
             return self._view(cursors)
 
-    def _view(self, cursors: Sequence[Cf]) -> View:
+    def _view(self, cursors: Sequence[Cf]) -> EngineView:
         families = self._families
-        return View(
+        return EngineView(
             tuple([family.snapshot() for family in families]), [(cf, families[cf].iter()) for cf in cursors]
         )
 

@@ -9,21 +9,21 @@ from google.protobuf.message import Message
 from penstock.errors import Invalid
 from penstock.proto import errorpb_pb2 as errorpb
 from penstock.proto.codec import encode_bytes
-from penstock.store.bounds import EVERYTHING, Bounds
+from penstock.store.bounds import EVERYTHING, KeyBounds
 from penstock.store.commands import Command, Effect
 from penstock.store.faults import Faults
 from penstock.store.refusals import key_not_in_region
 from penstock.store.regions import Region, Regions
 from penstock.store.sizes import SizeWatch
 
-__all__ = ["ClusterMismatch", "Executor"]
+__all__ = ["ClusterMismatch", "CommandExecutor"]
 
 
 class ClusterMismatch(Invalid):
     """A request was meant for another cluster."""
 
 
-class Executor:
+class CommandExecutor:
     """The commands of one store.
 
     A command started with `start` is run to its end, even when its caller has gone; `finish` waits
@@ -64,7 +64,7 @@ class Executor:
         region = self._regions.check(context, self.store_id, any_peer=follower)
         if not isinstance(region, Region):
             return command.response(region_error=region)
-        bounds = Bounds(region.start, region.end) if command.raw else region.bounds()
+        bounds = KeyBounds(region.start, region.end) if command.raw else region.bounds()
         if command.keys is not None:
             for key in command.keys(request):
                 if not bounds.contains(key):

@@ -5,13 +5,13 @@ import os
 from penstock.clock import SYSTEM, Clock
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 
-__all__ = ["Health"]
+__all__ = ["StoreHealth"]
 
 _INTERVAL_S = 1.0
 _HEALTHY = 1  # the lowest slow score
 
 
-class Health:
+class StoreHealth:
     """Samples the processor's load once a second, and numbers the feedback given to clients."""
 
     def __init__(self, store_id: int, *, clock: Clock = SYSTEM) -> None:

@@ -7,9 +7,9 @@ from penstock.proto import errorpb_pb2 as errorpb
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.proto.codec import encode_bytes
 from penstock.proto.services import methods
-from penstock.store.bounds import Bounds
+from penstock.store.bounds import KeyBounds
 from penstock.store.commands import SERVICE, Command, Effect
-from penstock.store.health import Health
+from penstock.store.health import StoreHealth
 from penstock.store.refusals import epoch_not_match, key_not_in_region, region_not_found
 from penstock.store.regions import Regions
 from penstock.store.safe_ts import SafeTs
@@ -20,7 +20,7 @@ __all__ = ["Housekeeping"]
 class Housekeeping:
     """Splitting on request, health, and the timestamp up to which reads find everything settled."""
 
-    def __init__(self, regions: Regions, health: Health, safe_ts: SafeTs) -> None:
+    def __init__(self, regions: Regions, health: StoreHealth, safe_ts: SafeTs) -> None:
         self._regions = regions
         self._health = health
         self._safe_ts = safe_ts
@@ -40,7 +40,7 @@ class Housekeeping:
         return {one.name: one for one in listed}
 
     async def split_region(
-        self, request: kvrpcpb.SplitRegionRequest, _: Bounds
+        self, request: kvrpcpb.SplitRegionRequest, _: KeyBounds
     ) -> kvrpcpb.SplitRegionResponse:
         """Cut the region at the keys; the answer lists its parts in order."""
         keys = list(request.split_keys) or [request.split_key]
@@ -65,17 +65,17 @@ class Housekeeping:
         return region_not_found(region_id) if region is None else epoch_not_match(region)
 
     async def get_store_safe_ts(
-        self, _: kvrpcpb.StoreSafeTSRequest, __: Bounds
+        self, _: kvrpcpb.StoreSafeTSRequest, __: KeyBounds
     ) -> kvrpcpb.StoreSafeTSResponse:
         return kvrpcpb.StoreSafeTSResponse(safe_ts=await self._safe_ts.get())
 
     async def get_health_feedback(
-        self, _: kvrpcpb.GetHealthFeedbackRequest, __: Bounds
+        self, _: kvrpcpb.GetHealthFeedbackRequest, __: KeyBounds
     ) -> kvrpcpb.GetHealthFeedbackResponse:
         return kvrpcpb.GetHealthFeedbackResponse(health_feedback=self._health.feedback())
 
     async def broadcast_txn_status(
-        self, _: kvrpcpb.BroadcastTxnStatusRequest, __: Bounds
+        self, _: kvrpcpb.BroadcastTxnStatusRequest, __: KeyBounds
     ) -> kvrpcpb.BroadcastTxnStatusResponse:
         """A hint that spares lookups elsewhere; the store looks at the locks themselves."""
         return kvrpcpb.BroadcastTxnStatusResponse()

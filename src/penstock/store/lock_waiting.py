@@ -12,8 +12,8 @@ from penstock.proto.fingerprint import fingerprint64
 from penstock.store.deadlock import Detector
 from penstock.store.mvcc import failures
 from penstock.store.mvcc.effects import Released
-from penstock.store.mvcc.failures import Reason, Refused
-from penstock.store.mvcc.records import Lock
+from penstock.store.mvcc.failures import KeyRefused, Reason
+from penstock.store.mvcc.records import LockRecord
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +25,7 @@ class Waiter:
     """
 
     key: bytes
-    lock: Lock
+    lock: LockRecord
     start_ts: int
     primary: bytes
     resumes: bool
@@ -33,7 +33,7 @@ class Waiter:
     tag: bytes
     began_at: float
     updated_at: float  # when the lock in the way was last seen to be another one
-    woken: "asyncio.Future[Refused | None]" = field(default_factory=asyncio.Future)
+    woken: "asyncio.Future[KeyRefused | None]" = field(default_factory=asyncio.Future)
     gone: Released | None = None  # the lock whose end let it try again in place
 
     def entry(self, now: float) -> deadlock.WaitForEntry:
@@ -47,7 +47,7 @@ class Waiter:
             wait_time=int((now - self.began_at) * 1000),
         )
 
-    def wake(self, answer: Refused | None) -> None:
+    def wake(self, answer: KeyRefused | None) -> None:
         """Let the request go on, once."""
         if not self.woken.done():
             self.woken.set_result(answer)
@@ -81,7 +81,7 @@ class LockWaiting:
             return 0
         return min(wait_timeout_ms / 1000, self._timeout_s) if wait_timeout_ms else self._timeout_s
 
-    def enter(self, key: bytes, lock: Lock, request: kvrpcpb.PessimisticLockRequest) -> Waiter:
+    def enter(self, key: bytes, lock: LockRecord, request: kvrpcpb.PessimisticLockRequest) -> Waiter:
         """Join the queue of a key, while its latch is held; raise Refused when that closes a cycle."""
         now = self._clock.monotonic()
         waiter = Waiter(
@@ -101,7 +101,7 @@ class LockWaiting:
         self._queues.setdefault(key, []).append(waiter)
         return waiter
 
-    async def wait(self, waiter: Waiter, patience_s: float) -> Refused | None:
+    async def wait(self, waiter: Waiter, patience_s: float) -> KeyRefused | None:
         """Wait until the lock may be tried again (None) or the request must be answered with a refusal."""
         timer = asyncio.ensure_future(self._clock.sleep(patience_s))
         outcome = "cancelled"
@@ -117,7 +117,7 @@ class LockWaiting:
             waited = self._clock.monotonic() - waiter.began_at
             metrics.STORE_LOCK_WAIT_SECONDS.labels(outcome).observe(waited)
 
-    def notice(self, acquired: Iterable[tuple[bytes, Lock]], released: Iterable[Released]) -> None:
+    def notice(self, acquired: Iterable[tuple[bytes, LockRecord]], released: Iterable[Released]) -> None:
         """Follow the locks that a durable write took and gave up."""
         if not self._queues:
             return
@@ -168,7 +168,7 @@ class LockWaiting:
             if waiter.resumes:
                 return
 
-    def _retarget(self, waiter: Waiter, lock: Lock) -> None:
+    def _retarget(self, waiter: Waiter, lock: LockRecord) -> None:
         now = self._clock.monotonic()
         self._detector.remove(waiter.entry(now))
         waiter.lock = lock
@@ -177,7 +177,7 @@ class LockWaiting:
         if deadlock is not None:
             waiter.wake(deadlock)
 
-    def _detect(self, waiter: Waiter) -> Refused | None:
+    def _detect(self, waiter: Waiter) -> KeyRefused | None:
         if not waiter.detects:
             return None
         now = self._clock.monotonic()
@@ -194,14 +194,14 @@ class LockWaiting:
         if not queue:
             del self._queues[waiter.key]
 
-    def _timed_out(self, waiter: Waiter) -> Refused:
+    def _timed_out(self, waiter: Waiter) -> KeyRefused:
         refused = failures.locked(waiter.key, waiter.lock)
         since = self._clock.monotonic() - waiter.updated_at
         refused.error.locked.duration_to_last_update_ms = max(1, int(since * 1000))
         return refused
 
 
-def _conflict(waiter: Waiter, gone: Released) -> Refused:
+def _conflict(waiter: Waiter, gone: Released) -> KeyRefused:
     return failures.write_conflict(
         waiter.key,
         start_ts=waiter.start_ts,

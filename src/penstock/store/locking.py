@@ -8,17 +8,17 @@ from penstock.store.concurrency import ConcurrencyManager
 from penstock.store.lock_waiting import LockWaiting, Waiter
 from penstock.store.mvcc import pessimistic
 from penstock.store.mvcc.effects import Effects
-from penstock.store.mvcc.failures import Refused
+from penstock.store.mvcc.failures import KeyRefused
 from penstock.store.mvcc.pessimistic import Locked
 from penstock.store.mvcc.reader import MvccReader
-from penstock.store.scheduler import Scheduler
+from penstock.store.scheduler import TxnScheduler
 
 
 class Locking:
     """Takes all locks of a request or none; one key in the way makes the whole request wait."""
 
     def __init__(
-        self, scheduler: Scheduler, concurrency: ConcurrencyManager, waiting: LockWaiting, clock: Clock
+        self, scheduler: TxnScheduler, concurrency: ConcurrencyManager, waiting: LockWaiting, clock: Clock
     ) -> None:
         self._scheduler = scheduler
         self._concurrency = concurrency
@@ -55,7 +55,7 @@ class Locking:
                 if refused is not None:
                     return _refused(request, refused)
                 woken = result
-        except Refused as refused:
+        except KeyRefused as refused:
             return _refused(request, refused)
 
     def _attempt(
@@ -70,7 +70,7 @@ class Locking:
         for mutation in request.mutations:
             try:
                 results.append(pessimistic.lock_key(reader, effects, request, mutation))
-            except Refused as refused:
+            except KeyRefused as refused:
                 if refused.lock is None or not can_wait:
                     raise
                 effects.discard()
@@ -106,7 +106,7 @@ def _taken(
     return response
 
 
-def _refused(request: kvrpcpb.PessimisticLockRequest, refused: Refused) -> kvrpcpb.PessimisticLockResponse:
+def _refused(request: kvrpcpb.PessimisticLockRequest, refused: KeyRefused) -> kvrpcpb.PessimisticLockResponse:
     response = kvrpcpb.PessimisticLockResponse(errors=[refused.error])
     if request.wake_up_mode == kvrpcpb.WakeUpModeForceLock:
         for _ in request.mutations:

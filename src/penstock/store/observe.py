@@ -15,7 +15,7 @@ class ChangeKind(IntEnum):
     COMMITTED = 4  # a version was written with no lock before it (one-phase commit)
 
 
-class Op(IntEnum):
+class WriteOp(IntEnum):
     """What a transaction does to a key."""
 
     PUT = 0
@@ -31,14 +31,14 @@ class Change:
     key: bytes
     start_ts: int
     commit_ts: int
-    op: Op
+    op: WriteOp
     value: bytes
 
 
 class ApplyObserver(Protocol):
     """Follows every write of the storage.
 
-    Pessimistic locks and locks without data (`Op.LOCK`) are not told, nor what becomes of them.
+    Pessimistic locks and locks without data (`WriteOp.LOCK`) are not told, nor what becomes of them.
     """
 
     def applied(self, changes: Sequence[Change]) -> None:

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
-from penstock.store.bounds import Bounds
+from penstock.store.bounds import KeyBounds
 from penstock.store.engine import Cf, Engine, Mutation
 
 __all__ = ["RawStorage"]
@@ -55,7 +55,7 @@ class RawStorage:
         self._engine = engine
         self._locks = _KeyLocks()
 
-    async def raw_get(self, request: kvrpcpb.RawGetRequest, _: Bounds) -> kvrpcpb.RawGetResponse:
+    async def raw_get(self, request: kvrpcpb.RawGetRequest, _: KeyBounds) -> kvrpcpb.RawGetResponse:
         if error := _refuse(request):
             return kvrpcpb.RawGetResponse(error=error)
         value = self._engine.view().get(Cf.RAW, request.key)
@@ -64,7 +64,7 @@ class RawStorage:
         return kvrpcpb.RawGetResponse(value=value)
 
     async def raw_batch_get(
-        self, request: kvrpcpb.RawBatchGetRequest, _: Bounds
+        self, request: kvrpcpb.RawBatchGetRequest, _: KeyBounds
     ) -> kvrpcpb.RawBatchGetResponse:
         view = self._engine.view()
         found = ((key, view.get(Cf.RAW, key)) for key in request.keys)
@@ -72,7 +72,7 @@ class RawStorage:
             pairs=[kvrpcpb.KvPair(key=key, value=value) for key, value in found if value is not None]
         )
 
-    async def raw_scan(self, request: kvrpcpb.RawScanRequest, bounds: Bounds) -> kvrpcpb.RawScanResponse:
+    async def raw_scan(self, request: kvrpcpb.RawScanRequest, bounds: KeyBounds) -> kvrpcpb.RawScanResponse:
         low, high = request.start_key, request.end_key
         if request.reverse:
             low, high = high, low
@@ -90,13 +90,13 @@ class RawStorage:
             response.kvs.add(key=key, value=b"" if request.key_only else value)
         return response
 
-    async def raw_put(self, request: kvrpcpb.RawPutRequest, _: Bounds) -> kvrpcpb.RawPutResponse:
+    async def raw_put(self, request: kvrpcpb.RawPutRequest, _: KeyBounds) -> kvrpcpb.RawPutResponse:
         if error := _refuse(request, [request.ttl]):
             return kvrpcpb.RawPutResponse(error=error)
         await self._write(request.key, request.value)
         return kvrpcpb.RawPutResponse()
 
-    async def raw_delete(self, request: kvrpcpb.RawDeleteRequest, _: Bounds) -> kvrpcpb.RawDeleteResponse:
+    async def raw_delete(self, request: kvrpcpb.RawDeleteRequest, _: KeyBounds) -> kvrpcpb.RawDeleteResponse:
         if error := _refuse(request):
             return kvrpcpb.RawDeleteResponse(error=error)
         await self._write(request.key, None)
@@ -107,7 +107,7 @@ class RawStorage:
             await self._engine.write([(Cf.RAW, key, value)])
 
     async def raw_batch_put(
-        self, request: kvrpcpb.RawBatchPutRequest, _: Bounds
+        self, request: kvrpcpb.RawBatchPutRequest, _: KeyBounds
     ) -> kvrpcpb.RawBatchPutResponse:
         if error := _refuse(request, [request.ttl, *request.ttls]):
             return kvrpcpb.RawBatchPutResponse(error=error)
@@ -115,7 +115,7 @@ class RawStorage:
         return kvrpcpb.RawBatchPutResponse()
 
     async def raw_batch_delete(
-        self, request: kvrpcpb.RawBatchDeleteRequest, _: Bounds
+        self, request: kvrpcpb.RawBatchDeleteRequest, _: KeyBounds
     ) -> kvrpcpb.RawBatchDeleteResponse:
         if error := _refuse(request):
             return kvrpcpb.RawBatchDeleteResponse(error=error)
@@ -123,7 +123,7 @@ class RawStorage:
         return kvrpcpb.RawBatchDeleteResponse()
 
     async def raw_delete_range(
-        self, request: kvrpcpb.RawDeleteRangeRequest, bounds: Bounds
+        self, request: kvrpcpb.RawDeleteRangeRequest, bounds: KeyBounds
     ) -> kvrpcpb.RawDeleteRangeResponse:
         if error := _refuse(request):
             return kvrpcpb.RawDeleteRangeResponse(error=error)
@@ -132,7 +132,9 @@ class RawStorage:
             await self._engine.delete_range([(Cf.RAW, asked.start, asked.end)])
         return kvrpcpb.RawDeleteRangeResponse()
 
-    async def raw_compare_and_swap(self, request: kvrpcpb.RawCASRequest, _: Bounds) -> kvrpcpb.RawCASResponse:
+    async def raw_compare_and_swap(
+        self, request: kvrpcpb.RawCASRequest, _: KeyBounds
+    ) -> kvrpcpb.RawCASResponse:
         """Write when the value is what the caller expects; answer with the value there was.
 
         Atomic among single-key writes and swaps of the same key.

@@ -4,20 +4,20 @@ from collections.abc import Iterable
 
 from penstock.clock import Clock
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
-from penstock.store.bounds import Bounds
+from penstock.store.bounds import KeyBounds
 from penstock.store.concurrency import ConcurrencyManager
 from penstock.store.engine import Engine
 from penstock.store.mvcc import scanner
-from penstock.store.mvcc.failures import Refused
+from penstock.store.mvcc.failures import KeyRefused
 from penstock.store.mvcc.reader import SCANNING, SEEKING, MvccReader
-from penstock.store.mvcc.records import Lock, LockKind, Write, WriteKind
-from penstock.store.mvcc.scanner import Row, Scanner
+from penstock.store.mvcc.records import LockKind, LockRecord, Write, WriteKind
+from penstock.store.mvcc.scanner import MvccScanner, Row
 from penstock.store.mvcc.visibility import ReadPoint
 
 _PAGE_ROWS = 4096
 
 
-class Reading:
+class StoreReading:
     """Answers reads at a timestamp.
 
     The order matters, see penstock.store.concurrency: raise max_ts, look at the guards, take the view;
@@ -35,7 +35,7 @@ class Reading:
         try:
             self._check_guards(point, self._concurrency.guards_of((request.key,)))
             found = self._read(MvccReader(self._engine.view(SEEKING)), point, request.key)
-        except Refused as refused:
+        except KeyRefused as refused:
             return kvrpcpb.GetResponse(error=refused.error)
         if found is None:
             return kvrpcpb.GetResponse(not_found=True)
@@ -49,13 +49,13 @@ class Reading:
         response = kvrpcpb.BatchGetResponse()
         try:
             self._check_guards(point, self._concurrency.guards_of(keys))
-        except Refused as refused:
+        except KeyRefused as refused:
             return kvrpcpb.BatchGetResponse(error=refused.error, pairs=[kvrpcpb.KvPair(error=refused.error)])
         reader = MvccReader(self._engine.view(SEEKING))
         for key in keys:
             try:
                 found = self._read(reader, point, key)
-            except Refused as refused:
+            except KeyRefused as refused:
                 response.pairs.add(key=key, error=refused.error)
                 continue
             if found is not None:
@@ -63,7 +63,7 @@ class Reading:
                 response.pairs.add(key=key, value=value, commit_ts=commit_ts if request.need_commit_ts else 0)
         return response
 
-    async def scan(self, request: kvrpcpb.ScanRequest, bounds: Bounds) -> kvrpcpb.ScanResponse:
+    async def scan(self, request: kvrpcpb.ScanRequest, bounds: KeyBounds) -> kvrpcpb.ScanResponse:
         """Read the rows of a range in order; in a reverse scan the start is the upper end."""
         if request.reverse:
             within = bounds.clamp(request.end_key, request.start_key)
@@ -76,19 +76,19 @@ class Reading:
         try:
             self._check_guards(point, self._concurrency.guards_in(within))
             await self._scan(request, within, point, response)
-        except Refused as refused:
+        except KeyRefused as refused:
             return kvrpcpb.ScanResponse(error=refused.error, pairs=[kvrpcpb.KvPair(error=refused.error)])
         return response
 
     async def _scan(
         self,
         request: kvrpcpb.ScanRequest,
-        bounds: Bounds,
+        bounds: KeyBounds,
         point: ReadPoint,
         response: kvrpcpb.ScanResponse,
     ) -> None:
         reader = MvccReader(self._engine.view(SCANNING))
-        rows = Scanner(
+        rows = MvccScanner(
             reader,
             point,
             suspects=self._concurrency.suspects(bounds) if point.checks_locks else (),
@@ -105,7 +105,7 @@ class Reading:
                 return
             await self._clock.sleep(0)  # a long scan lets others have the loop between pages
 
-    def scan_locks(self, request: kvrpcpb.ScanLockRequest, bounds: Bounds) -> kvrpcpb.ScanLockResponse:
+    def scan_locks(self, request: kvrpcpb.ScanLockRequest, bounds: KeyBounds) -> kvrpcpb.ScanLockResponse:
         """List locks of transactions that began at or before a timestamp."""
         self._concurrency.update_max_ts(request.max_version)
         response = kvrpcpb.ScanLockResponse()
@@ -145,7 +145,7 @@ class Reading:
         return None if found is None else (found[0], reader.value_of(key, found[1]))
 
     @staticmethod
-    def _check_guards(point: ReadPoint, guards: Iterable[tuple[bytes, Lock]]) -> None:
+    def _check_guards(point: ReadPoint, guards: Iterable[tuple[bytes, LockRecord]]) -> None:
         if point.checks_locks:
             for key, lock in guards:
                 refused = point.obstacle(key, lock)
@@ -159,7 +159,7 @@ def _sample(page: list[Row], step: int, seen: int) -> tuple[list[Row], int]:
         return page, seen
     kept = []
     for row in page:
-        if isinstance(row[1], Refused):
+        if isinstance(row[1], KeyRefused):
             kept.append(row)
             continue
         if seen % step == 0:
@@ -179,7 +179,7 @@ def mvcc_info(reader: MvccReader, key: bytes) -> kvrpcpb.MvccInfo:
     return info
 
 
-def _show_lock(info: kvrpcpb.MvccInfo, reader: MvccReader, key: bytes, lock: Lock) -> None:
+def _show_lock(info: kvrpcpb.MvccInfo, reader: MvccReader, key: bytes, lock: LockRecord) -> None:
     info.lock.CopyFrom(
         kvrpcpb.MvccLock(
             type=lock.kind.op,
@@ -218,7 +218,7 @@ _WRITE_OPS = {
 }
 
 
-def find_by_start_ts(reader: MvccReader, bounds: Bounds, start_ts: int) -> bytes | None:
+def find_by_start_ts(reader: MvccReader, bounds: KeyBounds, start_ts: int) -> bytes | None:
     """Return the first key of a range that a transaction locked or wrote."""
     for key, lock in reader.scan_locks(bounds):
         if lock.start_ts == start_ts:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from penstock.errors import Corrupt, Invalid
 from penstock.proto import metapb_pb2 as metapb
 from penstock.store.boundaries import raw_bounds
-from penstock.store.bounds import Bounds
+from penstock.store.bounds import KeyBounds
 
 __all__ = ["Peer", "Region"]
 
@@ -44,7 +44,7 @@ class Region:
     leader_store: int
     term: int = INITIAL_TERM
     leader: Peer = field(init=False, repr=False, compare=False)
-    _bounds: Bounds = field(init=False, repr=False, compare=False)
+    _bounds: KeyBounds = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         assert not self.end or self.start < self.end, "a region has at least one possible key"
@@ -53,7 +53,7 @@ class Region:
         object.__setattr__(self, "leader", leader)
         object.__setattr__(self, "_bounds", raw_bounds(self.start, self.end))
 
-    def bounds(self) -> Bounds:
+    def bounds(self) -> KeyBounds:
         """Return the region's range in the raw key space of transactions."""
         return self._bounds
 

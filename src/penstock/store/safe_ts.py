@@ -7,7 +7,7 @@ from penstock.store.bounds import EVERYTHING
 from penstock.store.engine import Engine
 from penstock.store.mvcc.reader import MvccReader
 from penstock.store.pd.tso import Tso
-from penstock.store.storage import Storage
+from penstock.store.storage import TxnStorage
 
 __all__ = ["SafeTs"]
 
@@ -17,7 +17,7 @@ _FRESH_S = 0.2
 class SafeTs:
     """No transaction commits at or below it any more. It never decreases."""
 
-    def __init__(self, engine: Engine, storage: Storage, tso: Tso, *, clock: Clock = SYSTEM) -> None:
+    def __init__(self, engine: Engine, storage: TxnStorage, tso: Tso, *, clock: Clock = SYSTEM) -> None:
         self._engine = engine
         self._storage = storage
         self._tso = tso

@@ -18,7 +18,7 @@ from penstock.store.observe import ApplyObserver
 R = TypeVar("R")
 
 
-class Scheduler:
+class TxnScheduler:
     """Applies the effects of actions, one command per key at a time.
 
     The latches of a command's keys are held from before its view is taken until its write is durable,

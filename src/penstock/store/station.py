@@ -9,9 +9,9 @@ from penstock.clock import SYSTEM, Clock
 from penstock.settings import ServerTlsSettings
 from penstock.store import tikv
 from penstock.store.commands import Command
-from penstock.store.executor import Executor
+from penstock.store.executor import CommandExecutor
 from penstock.store.faults import Faults
-from penstock.store.health import Health
+from penstock.store.health import StoreHealth
 from penstock.store.housekeeping import Housekeeping
 from penstock.store.regions import Regions
 from penstock.store.safe_ts import SafeTs
@@ -39,7 +39,7 @@ class Station:
         self._clock = clock
         self._endpoint: Endpoint | None = Endpoint(address, tls=tls)
         self.address = self._endpoint.address
-        self._executor: Executor | None = None
+        self._executor: CommandExecutor | None = None
         self._handlers: Sequence[grpc.GenericRpcHandler[Any, Any]] = ()
 
     def equip(
@@ -54,9 +54,9 @@ class Station:
         others: "Sequence[grpc.GenericRpcHandler[Any, Any]]",
     ) -> None:
         """Say what to serve: the commands on regions, and services beside them."""
-        health = Health(self.store_id, clock=self._clock)
+        health = StoreHealth(self.store_id, clock=self._clock)
         table = {**commands, **Housekeeping(regions, health, safe_ts).commands()}
-        self._executor = Executor(
+        self._executor = CommandExecutor(
             self.store_id, table, cluster_id=cluster_id, regions=regions, sizes=sizes, faults=faults
         )
         self._handlers = [tikv.service(self._executor, health, clock=self._clock), *others]

@@ -7,7 +7,7 @@ response; refusals are in the response, never raised. The caller has checked the
 from penstock.clock import Clock
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.settings import StoreSettings
-from penstock.store.bounds import Bounds
+from penstock.store.bounds import KeyBounds
 from penstock.store.concurrency import ConcurrencyManager
 from penstock.store.engine import Cf, Engine
 from penstock.store.lock_waiting import LockWaiting
@@ -15,16 +15,16 @@ from penstock.store.locking import Locking
 from penstock.store.mvcc import failures, pessimistic, resolve, rollback
 from penstock.store.mvcc.commit import commit
 from penstock.store.mvcc.effects import Effects
-from penstock.store.mvcc.failures import Refused
+from penstock.store.mvcc.failures import KeyRefused
 from penstock.store.mvcc.prewrite import prewrite, reads_existence
 from penstock.store.mvcc.reader import SCANNING, MvccReader
 from penstock.store.observe import ApplyObserver
-from penstock.store.reading import Reading, find_by_start_ts, mvcc_info
-from penstock.store.scheduler import Scheduler
+from penstock.store.reading import StoreReading, find_by_start_ts, mvcc_info
+from penstock.store.scheduler import TxnScheduler
 from penstock.store.sweeping import Sweeping, fates_of, resolve_key
 
 
-class Storage:
+class TxnStorage:
     """Transactions over an engine.
 
     `max_ts` must not be below any timestamp read at before a restart, `collected_ts` not below any safe
@@ -41,8 +41,8 @@ class Storage:
         self._waiting = LockWaiting(
             clock, timeout_ms=settings.lock_wait_timeout_ms, wake_up_delay_ms=settings.wake_up_delay_ms
         )
-        self._scheduler = Scheduler(engine, self.concurrency, self._waiting, clock)
-        self._reading = Reading(engine, self.concurrency, clock)
+        self._scheduler = TxnScheduler(engine, self.concurrency, self._waiting, clock)
+        self._reading = StoreReading(engine, self.concurrency, clock)
         self._locking = Locking(self._scheduler, self.concurrency, self._waiting, clock)
         self._sweeping = Sweeping(engine, self._scheduler)
 
@@ -59,19 +59,19 @@ class Storage:
         """Stop background work; the engine stays open."""
         await self._waiting.close()
 
-    async def kv_get(self, request: kvrpcpb.GetRequest, _: Bounds) -> kvrpcpb.GetResponse:
+    async def kv_get(self, request: kvrpcpb.GetRequest, _: KeyBounds) -> kvrpcpb.GetResponse:
         """Read one key at a timestamp."""
         return self._reading.get(request)
 
-    async def kv_batch_get(self, request: kvrpcpb.BatchGetRequest, _: Bounds) -> kvrpcpb.BatchGetResponse:
+    async def kv_batch_get(self, request: kvrpcpb.BatchGetRequest, _: KeyBounds) -> kvrpcpb.BatchGetResponse:
         """Read many keys at a timestamp."""
         return self._reading.batch_get(request)
 
-    async def kv_scan(self, request: kvrpcpb.ScanRequest, bounds: Bounds) -> kvrpcpb.ScanResponse:
+    async def kv_scan(self, request: kvrpcpb.ScanRequest, bounds: KeyBounds) -> kvrpcpb.ScanResponse:
         """Read a range at a timestamp."""
         return await self._reading.scan(request, bounds)
 
-    async def kv_prewrite(self, request: kvrpcpb.PrewriteRequest, _: Bounds) -> kvrpcpb.PrewriteResponse:
+    async def kv_prewrite(self, request: kvrpcpb.PrewriteRequest, _: KeyBounds) -> kvrpcpb.PrewriteResponse:
         """Lock the keys of a commit; or commit them at once, where the client allows it."""
 
         def act(reader: MvccReader, effects: Effects) -> kvrpcpb.PrewriteResponse:
@@ -86,13 +86,13 @@ class Storage:
         return await self._scheduler.execute([mutation.key for mutation in request.mutations], act)
 
     async def kv_pessimistic_lock(
-        self, request: kvrpcpb.PessimisticLockRequest, _: Bounds
+        self, request: kvrpcpb.PessimisticLockRequest, _: KeyBounds
     ) -> kvrpcpb.PessimisticLockResponse:
         """Lock keys before their data is known, waiting for other transactions if need be."""
         return await self._locking.lock(request)
 
     async def kv_pessimistic_rollback(
-        self, request: kvrpcpb.PessimisticRollbackRequest, bounds: Bounds
+        self, request: kvrpcpb.PessimisticRollbackRequest, bounds: KeyBounds
     ) -> kvrpcpb.PessimisticRollbackResponse:
         """Give pessimistic locks up; without keys, all of the transaction's in the region."""
 
@@ -106,7 +106,7 @@ class Storage:
             await self._sweeping.unlock(request.start_version, request.for_update_ts, bounds)
         return kvrpcpb.PessimisticRollbackResponse()
 
-    async def kv_commit(self, request: kvrpcpb.CommitRequest, _: Bounds) -> kvrpcpb.CommitResponse:
+    async def kv_commit(self, request: kvrpcpb.CommitRequest, _: KeyBounds) -> kvrpcpb.CommitResponse:
         """Turn locks into versions, all or none."""
 
         def act(reader: MvccReader, effects: Effects) -> None:
@@ -115,11 +115,11 @@ class Storage:
 
         try:
             await self._scheduler.execute(request.keys, act)
-        except Refused as refused:
+        except KeyRefused as refused:
             return kvrpcpb.CommitResponse(error=refused.error)
         return kvrpcpb.CommitResponse(commit_version=request.commit_version)
 
-    async def kv_cleanup(self, request: kvrpcpb.CleanupRequest, _: Bounds) -> kvrpcpb.CleanupResponse:
+    async def kv_cleanup(self, request: kvrpcpb.CleanupRequest, _: KeyBounds) -> kvrpcpb.CleanupResponse:
         """Roll a transaction back on one key, unless its lock is alive or it is committed."""
 
         def act(reader: MvccReader, effects: Effects) -> None:
@@ -135,14 +135,14 @@ class Storage:
         self.concurrency.update_max_ts(request.start_version)
         try:
             await self._scheduler.execute((request.key,), act)
-        except Refused as refused:
+        except KeyRefused as refused:
             if refused.commit_ts:
                 return kvrpcpb.CleanupResponse(commit_version=refused.commit_ts)
             return kvrpcpb.CleanupResponse(error=refused.error)
         return kvrpcpb.CleanupResponse()
 
     async def kv_batch_rollback(
-        self, request: kvrpcpb.BatchRollbackRequest, _: Bounds
+        self, request: kvrpcpb.BatchRollbackRequest, _: KeyBounds
     ) -> kvrpcpb.BatchRollbackResponse:
         """Roll a transaction back on its keys, all or none."""
 
@@ -153,12 +153,12 @@ class Storage:
         self.concurrency.update_max_ts(request.start_version)
         try:
             await self._scheduler.execute(request.keys, act)
-        except Refused as refused:
+        except KeyRefused as refused:
             return kvrpcpb.BatchRollbackResponse(error=refused.error)
         return kvrpcpb.BatchRollbackResponse()
 
     async def kv_check_txn_status(
-        self, request: kvrpcpb.CheckTxnStatusRequest, _: Bounds
+        self, request: kvrpcpb.CheckTxnStatusRequest, _: KeyBounds
     ) -> kvrpcpb.CheckTxnStatusResponse:
         """Tell, and where it is overdue decide, the fate of a transaction by its primary."""
         for ts in (request.lock_ts, request.current_ts, request.caller_start_ts):
@@ -168,11 +168,11 @@ class Storage:
                 (request.primary_key,),
                 lambda reader, effects: resolve.check_txn_status(reader, effects, request),
             )
-        except Refused as refused:
+        except KeyRefused as refused:
             return kvrpcpb.CheckTxnStatusResponse(error=refused.error)
 
     async def kv_check_secondary_locks(
-        self, request: kvrpcpb.CheckSecondaryLocksRequest, _: Bounds
+        self, request: kvrpcpb.CheckSecondaryLocksRequest, _: KeyBounds
     ) -> kvrpcpb.CheckSecondaryLocksResponse:
         """Tell whether an async commit has all its secondary locks here, and see that it stays so."""
         self.concurrency.update_max_ts(request.start_version)
@@ -181,18 +181,18 @@ class Storage:
         )
 
     async def kv_txn_heart_beat(
-        self, request: kvrpcpb.TxnHeartBeatRequest, _: Bounds
+        self, request: kvrpcpb.TxnHeartBeatRequest, _: KeyBounds
     ) -> kvrpcpb.TxnHeartBeatResponse:
         """Lengthen the life of a primary lock."""
         try:
             return await self._scheduler.execute(
                 (request.primary_lock,), lambda reader, effects: resolve.heart_beat(reader, effects, request)
             )
-        except Refused as refused:
+        except KeyRefused as refused:
             return kvrpcpb.TxnHeartBeatResponse(error=refused.error)
 
     async def kv_resolve_lock(
-        self, request: kvrpcpb.ResolveLockRequest, bounds: Bounds
+        self, request: kvrpcpb.ResolveLockRequest, bounds: KeyBounds
     ) -> kvrpcpb.ResolveLockResponse:
         """Commit or roll back the locks of transactions whose fate is known."""
 
@@ -208,24 +208,24 @@ class Storage:
                 await self._scheduler.execute(request.keys, act)
             else:
                 await self._sweeping.resolve(fates, bounds)
-        except Refused as refused:
+        except KeyRefused as refused:
             return kvrpcpb.ResolveLockResponse(error=refused.error)
         return kvrpcpb.ResolveLockResponse()
 
     async def kv_scan_lock(
-        self, request: kvrpcpb.ScanLockRequest, bounds: Bounds
+        self, request: kvrpcpb.ScanLockRequest, bounds: KeyBounds
     ) -> kvrpcpb.ScanLockResponse:
         """List the locks of transactions up to a timestamp."""
         return self._reading.scan_locks(request, bounds)
 
-    async def kv_gc(self, request: kvrpcpb.GCRequest, bounds: Bounds) -> kvrpcpb.GCResponse:
+    async def kv_gc(self, request: kvrpcpb.GCRequest, bounds: KeyBounds) -> kvrpcpb.GCResponse:
         """Drop the versions that no read at or after the safe point needs, nor a transaction begun then."""
         self._collected_ts = max(self._collected_ts, request.safe_point)
         await self._sweeping.collect(request.safe_point, bounds)
         return kvrpcpb.GCResponse()
 
     async def kv_delete_range(
-        self, request: kvrpcpb.DeleteRangeRequest, bounds: Bounds
+        self, request: kvrpcpb.DeleteRangeRequest, bounds: KeyBounds
     ) -> kvrpcpb.DeleteRangeResponse:
         """Remove a range, whatever its transactions; the client vouches that nobody uses it."""
         within = bounds.clamp(request.start_key, request.end_key)
@@ -234,7 +234,7 @@ class Storage:
         return kvrpcpb.DeleteRangeResponse()
 
     async def unsafe_destroy_range(
-        self, request: kvrpcpb.UnsafeDestroyRangeRequest, bounds: Bounds
+        self, request: kvrpcpb.UnsafeDestroyRangeRequest, bounds: KeyBounds
     ) -> kvrpcpb.UnsafeDestroyRangeResponse:
         """Remove a range, whatever its transactions and regions."""
         within = bounds.clamp(request.start_key, request.end_key)
@@ -243,7 +243,7 @@ class Storage:
         return kvrpcpb.UnsafeDestroyRangeResponse()
 
     async def mvcc_get_by_key(
-        self, request: kvrpcpb.MvccGetByKeyRequest, _: Bounds
+        self, request: kvrpcpb.MvccGetByKeyRequest, _: KeyBounds
     ) -> kvrpcpb.MvccGetByKeyResponse:
         """Show everything that is kept of a key."""
         return kvrpcpb.MvccGetByKeyResponse(
@@ -251,7 +251,7 @@ class Storage:
         )
 
     async def mvcc_get_by_start_ts(
-        self, request: kvrpcpb.MvccGetByStartTsRequest, bounds: Bounds
+        self, request: kvrpcpb.MvccGetByStartTsRequest, bounds: KeyBounds
     ) -> kvrpcpb.MvccGetByStartTsResponse:
         """Show everything that is kept of a key that a transaction touched."""
         reader = MvccReader(self.engine.view(SCANNING))
@@ -261,7 +261,7 @@ class Storage:
         return kvrpcpb.MvccGetByStartTsResponse(key=key, info=mvcc_info(reader, key))
 
     async def get_lock_wait_info(
-        self, _: kvrpcpb.GetLockWaitInfoRequest, __: Bounds
+        self, _: kvrpcpb.GetLockWaitInfoRequest, __: KeyBounds
     ) -> kvrpcpb.GetLockWaitInfoResponse:
         """Tell who waits for whom."""
         return kvrpcpb.GetLockWaitInfoResponse(entries=self._waiting.entries())

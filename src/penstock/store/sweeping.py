@@ -10,15 +10,15 @@ from itertools import islice
 from typing import TypeVar
 
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
-from penstock.store.bounds import Bounds
+from penstock.store.bounds import KeyBounds
 from penstock.store.engine import Cf, Engine
 from penstock.store.mvcc import collection, pessimistic, rollback
 from penstock.store.mvcc import keys as layout
 from penstock.store.mvcc.commit import commit
 from penstock.store.mvcc.effects import Effects
 from penstock.store.mvcc.reader import SCANNING, MvccReader
-from penstock.store.mvcc.records import Lock, Write
-from penstock.store.scheduler import Scheduler
+from penstock.store.mvcc.records import LockRecord, Write
+from penstock.store.scheduler import TxnScheduler
 
 _BATCH_KEYS = 256
 _Batch = list[tuple[bytes, int]]  # keys with the start timestamps of their locks
@@ -28,11 +28,11 @@ T = TypeVar("T")
 class Sweeping:
     """Lock resolution, collection of old versions and removal over ranges."""
 
-    def __init__(self, engine: Engine, scheduler: Scheduler) -> None:
+    def __init__(self, engine: Engine, scheduler: TxnScheduler) -> None:
         self._engine = engine
         self._scheduler = scheduler
 
-    async def resolve(self, fates: Mapping[int, int], bounds: Bounds) -> None:
+    async def resolve(self, fates: Mapping[int, int], bounds: KeyBounds) -> None:
         """Commit (at the given timestamp) or roll back (0) every lock of some transactions."""
 
         def act(batch: _Batch, reader: MvccReader, effects: Effects) -> None:
@@ -43,7 +43,7 @@ class Sweeping:
 
         await self._each_locked(bounds, lambda lock: lock.start_ts in fates, act)
 
-    async def unlock(self, start_ts: int, for_update_ts: int, bounds: Bounds) -> None:
+    async def unlock(self, start_ts: int, for_update_ts: int, bounds: KeyBounds) -> None:
         """Give up every pessimistic lock of a transaction."""
 
         def act(batch: _Batch, reader: MvccReader, effects: Effects) -> None:
@@ -52,13 +52,13 @@ class Sweeping:
 
         await self._each_locked(bounds, lambda lock: lock.is_pessimistic and lock.start_ts == start_ts, act)
 
-    async def collect(self, safe_ts: int, bounds: Bounds) -> None:
+    async def collect(self, safe_ts: int, bounds: KeyBounds) -> None:
         """Drop the versions that no read at or after `safe_ts` needs."""
         reader = MvccReader(self._engine.view(SCANNING))
         for batch in _batches(_keys_with_garbage(reader, bounds, safe_ts)):
             await self._scheduler.execute(batch, partial(collection.collect, keys=batch, safe_ts=safe_ts))
 
-    async def remove(self, bounds: Bounds) -> None:
+    async def remove(self, bounds: KeyBounds) -> None:
         """Remove every lock, version and value of a range, without a trace in the versions.
 
         Locks are rolled back one by one, so that whoever follows or waits for them hears of their end.
@@ -76,8 +76,8 @@ class Sweeping:
 
     async def _each_locked(
         self,
-        bounds: Bounds,
-        wanted: Callable[[Lock], bool],
+        bounds: KeyBounds,
+        wanted: Callable[[LockRecord], bool],
         act: Callable[[_Batch, MvccReader, Effects], None],
     ) -> None:
         reader = MvccReader(self._engine.view(SCANNING))
@@ -101,7 +101,7 @@ def fates_of(request: kvrpcpb.ResolveLockRequest) -> dict[int, int]:
     return {request.start_version: request.commit_version}
 
 
-def _keys_with_garbage(reader: MvccReader, bounds: Bounds, safe_ts: int) -> Iterator[bytes]:
+def _keys_with_garbage(reader: MvccReader, bounds: KeyBounds, safe_ts: int) -> Iterator[bytes]:
     current = b""
     versions: list[tuple[int, Write]] = []
     for key, commit_ts, write in reader.scan_writes(bounds):

@@ -10,10 +10,10 @@ from google.protobuf.message import Message
 from penstock.clock import SYSTEM, Clock
 from penstock.proto import tikvpb_pb2 as tikvpb
 from penstock.proto.services import handler
-from penstock.store.batch import BatchStream
+from penstock.store.batch import BatchCommandsStream
 from penstock.store.commands import SERVICE, Command, Effect
-from penstock.store.executor import Executor
-from penstock.store.health import Health
+from penstock.store.executor import CommandExecutor
+from penstock.store.health import StoreHealth
 from penstock.store.statuses import end
 
 __all__ = ["service"]
@@ -22,7 +22,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 def service(
-    executor: Executor, health: Health, *, clock: Clock = SYSTEM
+    executor: CommandExecutor, health: StoreHealth, *, clock: Clock = SYSTEM
 ) -> "grpc.GenericRpcHandler[Any, Any]":
     """Return the service of one store: every command by itself, and the batched stream."""
     behaviours: dict[str, Callable[..., Awaitable[Any]]] = {
@@ -30,13 +30,13 @@ def service(
     }
 
     async def batch_commands(requests: AsyncIterator[tikvpb.BatchCommandsRequest], context: Context) -> None:
-        await BatchStream(executor, health, clock=clock).serve(requests, context)
+        await BatchCommandsStream(executor, health, clock=clock).serve(requests, context)
 
     behaviours["BatchCommands"] = batch_commands
     return handler(SERVICE, behaviours)
 
 
-def _unary(executor: Executor, command: Command) -> Callable[[Any, Context], Awaitable[Message]]:
+def _unary(executor: CommandExecutor, command: Command) -> Callable[[Any, Context], Awaitable[Message]]:
     # A raw write holds its key until it is durable, also when its caller leaves; the transactional
     # commands see to that themselves.
     to_its_end = command.raw and command.effect is not Effect.READS

@@ -23,7 +23,7 @@ class _Range:
     last: int = 0
 
 
-class RowIds:
+class AutoIds:
     """Hands out numbers of any table; for any number of threads."""
 
     def __init__(self, client: Client, *, clock: Clock = SYSTEM) -> None:

@@ -21,7 +21,7 @@ _SMALL_DATA_MAX = 0xFFFF
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedBatch:
     """Rows as the store keeps them, and their handles."""
 
     keys: list[bytes]
@@ -29,7 +29,7 @@ class Encoded:
     handles: list[int]
 
 
-def encode_batch(table: TableInfo, batch: pa.RecordBatch, *, start_ts: int) -> Encoded:
+def encode_batch(table: TableInfo, batch: pa.RecordBatch, *, start_ts: int) -> EncodedBatch:
     """Encode rows; missing columns take their defaults. Invalid names the column that does not fit."""
     assert table.handle_kind is HandleKind.INT
     given = {table.column(name).id: batch.column(place) for place, name in enumerate(batch.schema.names)}
@@ -45,7 +45,7 @@ def encode_batch(table: TableInfo, batch: pa.RecordBatch, *, start_ts: int) -> E
         for column in stored
     ]
     values = _values(stored, cells, len(batch)).to_pylist()
-    return Encoded(_keys(table, handles), values, _primary_keys(primary, handles))
+    return EncodedBatch(_keys(table, handles), values, _primary_keys(primary, handles))
 
 
 def _default_cells(column: ColumnInfo, rows: int, start_ts: int) -> pa.Array:

@@ -10,9 +10,9 @@ from penstock.kv import Client, Transaction
 from penstock.kv.transact import retried
 from penstock.tables import alter, statements
 from penstock.tables.accounts import SYSTEM, Account, Accounts
-from penstock.tables.auto_ids import RowIds
+from penstock.tables.auto_ids import AutoIds
 from penstock.tables.ddl import SchemaChange
-from penstock.tables.ddl_jobs import Action, Job
+from penstock.tables.ddl_jobs import DdlAction, DdlJob
 from penstock.tables.define import Index, define_table
 from penstock.tables.guard import Guards
 from penstock.tables.meta import MetaReader
@@ -40,7 +40,7 @@ class Catalog:
     def __init__(self, client: Client, *, clock: Clock = clocks.SYSTEM) -> None:
         self._client = client
         self._clock = clock
-        self._row_ids = RowIds(client, clock=clock)
+        self._row_ids = AutoIds(client, clock=clock)
         self._guards = Guards(client)
         self._lock = threading.Lock()
         self._newest: SchemaSnapshot | None = None
@@ -99,7 +99,7 @@ class Catalog:
         """
         return self._guards.begin(pessimistic=pessimistic)
 
-    def history(self) -> list[Job]:
+    def history(self) -> list[DdlJob]:
         """The finished DDL jobs, oldest first."""
         return list(self._meta(None).jobs())
 
@@ -176,7 +176,7 @@ class Catalog:
             changed = alter.add_column(place.table, name, definition, after=after)
             where = f" AFTER {quote(after)}" if after else ""
             query = statements.alter_column("ADD", changed, changed.column(name), where)
-            return change.alter_table(Action.ADD_COLUMN, place, changed, query)
+            return change.alter_table(DdlAction.ADD_COLUMN, place, changed, query)
 
         return self._change(add)
 
@@ -187,7 +187,7 @@ class Catalog:
             place = change.schema.place(table)
             changed = alter.drop_column(place.table, name)
             query = f"ALTER TABLE {quote(changed.name)} DROP COLUMN {quote(name)}"
-            return change.alter_table(Action.DROP_COLUMN, place, changed, query)
+            return change.alter_table(DdlAction.DROP_COLUMN, place, changed, query)
 
         return self._change(drop)
 
@@ -198,7 +198,7 @@ class Catalog:
             place = change.schema.place(table)
             changed = alter.modify_column(place.table, name, definition)
             query = statements.alter_column("MODIFY", changed, changed.column(name))
-            return change.alter_table(Action.MODIFY_COLUMN, place, changed, query)
+            return change.alter_table(DdlAction.MODIFY_COLUMN, place, changed, query)
 
         return self._change(modify)
 

@@ -9,11 +9,11 @@ from penstock.errors import Invalid
 from penstock.kv import Transaction
 from penstock.tables import statements
 from penstock.tables.accounts import SYSTEM, Account, Accounts, account_field, owner_field
-from penstock.tables.ddl_jobs import Action, Job, SchemaDiff
+from penstock.tables.ddl_jobs import DdlAction, DdlJob, SchemaDiff
 from penstock.tables.define import check_name
 from penstock.tables.meta import ACCOUNTS, MetaWriter
 from penstock.tables.schema import DatabaseInfo, TableInfo
-from penstock.tables.schema_snapshot import Place, SchemaSnapshot, split_name
+from penstock.tables.schema_snapshot import SchemaSnapshot, TablePlace, split_name
 from penstock.tables.statements import quote
 
 
@@ -21,7 +21,7 @@ from penstock.tables.statements import quote
 class _Change:
     """What a job says besides the ids it is given."""
 
-    action: Action
+    action: DdlAction
     query: str
     database: DatabaseInfo
     table: TableInfo | None = None
@@ -71,7 +71,7 @@ class SchemaChange:
             )  # conflicts with its drop
             self._meta.put_field(ACCOUNTS, owner_field(database.id), owner.id)
         query = f"CREATE DATABASE {quote(name)}"
-        self._finish(_Change(Action.CREATE_SCHEMA, query, database))
+        self._finish(_Change(DdlAction.CREATE_SCHEMA, query, database))
         return database
 
     def drop_database(self, name: str) -> None:
@@ -79,7 +79,7 @@ class SchemaChange:
         database = self.schema.database(name)
         self._meta.delete_database(database.id)
         self._meta.delete_field(ACCOUNTS, owner_field(database.id))
-        self._finish(_Change(Action.DROP_SCHEMA, f"DROP DATABASE {quote(database.name)}", database))
+        self._finish(_Change(DdlAction.DROP_SCHEMA, f"DROP DATABASE {quote(database.name)}", database))
 
     def create_table(self, database_name: str, definition: TableInfo) -> TableInfo:
         """Make a table of a definition; Invalid when the name is taken."""
@@ -87,7 +87,9 @@ class SchemaChange:
         self._check_free(database, definition.name)
         table = replace(definition, id=self._meta.next_id(), update_ts=self._start_ts)
         self._meta.put_table(database.id, table)
-        self._finish(_Change(Action.CREATE_TABLE, statements.create_table(table), database, table, table.id))
+        self._finish(
+            _Change(DdlAction.CREATE_TABLE, statements.create_table(table), database, table, table.id)
+        )
         return table
 
     def drop_table(self, name: str) -> None:
@@ -95,7 +97,7 @@ class SchemaChange:
         database, table = self.schema.place(name)
         self._meta.delete_table(database.id, table)
         query = f"DROP TABLE {quote(database.name)}.{quote(table.name)}"
-        self._finish(_Change(Action.DROP_TABLE, query, database, table, table.id))
+        self._finish(_Change(DdlAction.DROP_TABLE, query, database, table, table.id))
 
     def truncate_table(self, name: str) -> TableInfo:
         """Empty a table: it goes on under a new id."""
@@ -105,7 +107,7 @@ class SchemaChange:
         self._meta.delete_table(database.id, old)
         self._meta.put_table(database.id, table)
         query = f"TRUNCATE TABLE {quote(table.name)}"
-        change = _Change(Action.TRUNCATE_TABLE, query, database, table, old.id, old_table_id=old.id)
+        change = _Change(DdlAction.TRUNCATE_TABLE, query, database, table, old.id, old_table_id=old.id)
         self._finish(change, diff_table_id=table.id)
         return table
 
@@ -125,10 +127,12 @@ class SchemaChange:
         self._meta.put_table(target.id, table)
         old_name = f"{quote(source.name)}.{quote(old.name)}"
         query = f"RENAME TABLE {old_name} TO {quote(target.name)}.{quote(table.name)}"
-        self._finish(_Change(Action.RENAME_TABLE, query, target, table, table.id, old_database_id=source.id))
+        self._finish(
+            _Change(DdlAction.RENAME_TABLE, query, target, table, table.id, old_database_id=source.id)
+        )
         return table
 
-    def alter_table(self, action: Action, place: Place, changed: TableInfo, query: str) -> TableInfo:
+    def alter_table(self, action: DdlAction, place: TablePlace, changed: TableInfo, query: str) -> TableInfo:
         """Give a table other columns."""
         table = replace(changed, update_ts=self._start_ts)
         self._meta.put_table(place.database.id, table)
@@ -143,8 +147,8 @@ class SchemaChange:
 
     def _finish(self, change: _Change, *, diff_table_id: int | None = None) -> None:
         version = self._meta.next_schema_version()
-        of_database = change.action in {Action.CREATE_SCHEMA, Action.DROP_SCHEMA}
-        job = Job(
+        of_database = change.action in {DdlAction.CREATE_SCHEMA, DdlAction.DROP_SCHEMA}
+        job = DdlJob(
             id=self._meta.next_id(),
             type=change.action,
             database_id=change.database.id,

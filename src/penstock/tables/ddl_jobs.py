@@ -14,7 +14,7 @@ _FINISHED = 4  # done, not yet known to every server
 _SYNCED = 6
 
 
-class Action(IntEnum):
+class DdlAction(IntEnum):
     """What a job does: those that Penstock does, by TiDB's numbers."""
 
     CREATE_SCHEMA = 1
@@ -28,7 +28,7 @@ class Action(IntEnum):
     RENAME_TABLE = 14
 
 
-_GONE = frozenset({Action.DROP_SCHEMA, Action.DROP_TABLE, Action.DROP_COLUMN})
+_GONE = frozenset({DdlAction.DROP_SCHEMA, DdlAction.DROP_TABLE, DdlAction.DROP_COLUMN})
 _UNUSED = {
     **dict.fromkeys(("err", "raw_args", "reorg_meta", "multi_schema_info")),
     **dict.fromkeys(("err_count", "row_count", "snapshot_ver", "dependency_id", "priority"), 0),
@@ -48,7 +48,7 @@ _MEMBERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class DdlJob:
     """A DDL job. `type` is TiDB's number, which may be one that Penstock does not do itself.
 
     `table` is the table after the change (before it, for a drop), `tables` are those of a job that

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from penstock.errors import Corrupt
 from penstock.tables.codec import collations, datums, rows
-from penstock.tables.codec.datums import Datum, Kind
+from penstock.tables.codec.datums import Datum, DatumKind
 from penstock.tables.codec.ordered import INT_BYTES, decode_uint, encode_int, encode_uint
 from penstock.tables.fieldtypes import ColumnFlag
 from penstock.tables.keys import PREFIX_BYTES, Handle, index_prefix
@@ -28,7 +28,7 @@ _V1_HEAD = bytes((0, _VERSION, 1))
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class IndexEntry:
     """One entry of an index; `distinct` when no other row may have its key."""
 
     key: bytes
@@ -42,18 +42,18 @@ def written_indexes(table: TableInfo) -> Iterable[IndexInfo]:
     return (index for index in table.indexes if index.written and not (clustered and index.primary))
 
 
-def entry(table: TableInfo, index: IndexInfo, record: Record, handle: Handle) -> Entry:
+def entry(table: TableInfo, index: IndexInfo, record: Record, handle: Handle) -> IndexEntry:
     """The entry of a row in an index; Invalid for a collation that cannot be written."""
     parts = [key_datum(table, part, record) for part in index.columns]
-    distinct = index.unique and all(part.kind is not Kind.NULL for part in parts)
+    distinct = index.unique and all(part.kind is not DatumKind.NULL for part in parts)
     key = index_prefix(table.id, index.id) + b"".join(map(datums.encode_key, parts))
     if not distinct:
         key += _handle_suffix(handle)
-    return Entry(key, _value(table, index, record, handle if distinct else None), distinct)
+    return IndexEntry(key, _value(table, index, record, handle if distinct else None), distinct)
 
 
 def _handle_suffix(handle: Handle) -> bytes:
-    return bytes((datums.Flag.INT,)) + encode_int(handle) if isinstance(handle, int) else handle
+    return bytes((datums.DatumFlag.INT,)) + encode_int(handle) if isinstance(handle, int) else handle
 
 
 def _value(table: TableInfo, index: IndexInfo, record: Record, handle: Handle | None) -> bytes:
@@ -92,9 +92,9 @@ def _cut(table: TableInfo, index: IndexInfo, nth: int, record: Record) -> Datum:
     part = index.columns[nth]
     column = table.columns[part.offset]
     datum = record[column.id]
-    if datum.kind is not Kind.BYTES or not isinstance(datum.value, bytes):
+    if datum.kind is not DatumKind.BYTES or not isinstance(datum.value, bytes):
         return datum
-    return Datum(Kind.BYTES, collations.truncate(column.type, datum.value, part.length))
+    return Datum(DatumKind.BYTES, collations.truncate(column.type, datum.value, part.length))
 
 
 def _restored_v1(table: TableInfo, index: IndexInfo, record: Record) -> bytes:
@@ -138,7 +138,7 @@ def handle_in(index: IndexInfo, key: bytes, value: bytes) -> Handle:
 
 def _handle_of_suffix(suffix: bytes) -> Handle:
     datum, end = datums.decode(suffix)
-    if end == len(suffix) and datum.kind is Kind.INT and isinstance(datum.value, int):
+    if end == len(suffix) and datum.kind is DatumKind.INT and isinstance(datum.value, int):
         return datum.value
     return suffix
 
@@ -190,7 +190,7 @@ def indexed_record(table: TableInfo, index: IndexInfo, key: bytes, value: bytes)
         if restored is not None and segments.version and collations.pads(column.type):
             spaces = rows.cell_uint(restored)
             datum = Datum(
-                Kind.BYTES, (datum.value if isinstance(datum.value, bytes) else b"") + b" " * spaces
+                DatumKind.BYTES, (datum.value if isinstance(datum.value, bytes) else b"") + b" " * spaces
             )
         elif restored is not None:
             datum = datum_of_cell(column.type, restored)

@@ -20,7 +20,7 @@ from penstock.tables.decoding.decoder import decode_keys, decode_rows, record_ha
 from penstock.tables.keys import record_range
 from penstock.tables.records import in_key_only
 from penstock.tables.schema import ColumnInfo, TableInfo
-from penstock.tables.schema_snapshot import Place
+from penstock.tables.schema_snapshot import TablePlace
 
 HANDLE_COLUMN = "_handle"
 """What identifies a row, as the event store calls it: a scan gives it to those who name it."""
@@ -127,7 +127,7 @@ def plan_scan(
     return scan_of(cluster, Catalog(client).schema(at_ts).place(name), at_ts, columns)
 
 
-def scan_of(cluster: ClusterRef, place: Place, ts: int, columns: Sequence[str] | None = None) -> KvScan:
+def scan_of(cluster: ClusterRef, place: TablePlace, ts: int, columns: Sequence[str] | None = None) -> KvScan:
     """A scan of a table as it is at `ts`; raise Invalid when it has no rows, or no such column."""
     table = place.table
     if not table.is_base_table:

@@ -12,7 +12,7 @@ from penstock.errors import Corrupt
 from penstock.kv import Snapshot, Transaction
 from penstock.proto.codec import decode_prefix
 from penstock.tables.codec.ordered import encode_uint
-from penstock.tables.ddl_jobs import Job, SchemaDiff
+from penstock.tables.ddl_jobs import DdlJob, SchemaDiff
 from penstock.tables.keys import meta_hash_key, meta_hash_prefix, meta_string_key, prefix_end
 from penstock.tables.schema import DatabaseInfo, TableInfo
 
@@ -77,10 +77,10 @@ class MetaReader:
         value = self._view.get(table_key(database_id, table_id))
         return None if value is None else TableInfo.from_json(parse_json(value))
 
-    def jobs(self) -> Iterator[Job]:
+    def jobs(self) -> Iterator[DdlJob]:
         """The finished jobs in the order of their ids."""
         for _, value in self.fields(JOB_HISTORY):
-            yield Job.from_json(parse_json(value))
+            yield DdlJob.from_json(parse_json(value))
 
     def diff(self, version: int) -> SchemaDiff | None:
         """What the schema change of that version did."""
@@ -139,7 +139,7 @@ class MetaWriter(MetaReader):
             counter = database_field(table.counter_database_id(database_id))
             self.delete_field(counter, row_id_field(table.id))
 
-    def put_job(self, job: Job, diff: SchemaDiff) -> None:
+    def put_job(self, job: DdlJob, diff: SchemaDiff) -> None:
         """Write a finished job and what it did to the schema."""
         self.put_field(JOB_HISTORY, encode_uint(job.id), job.to_json())
         self._txn.put(meta_string_key(b"Diff:%d" % diff.version), _text(diff.to_json()))

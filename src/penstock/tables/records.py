@@ -7,7 +7,7 @@ from typing import Any
 from penstock.clock import physical_ms
 from penstock.errors import Invalid
 from penstock.tables.codec import collations, datums, rows
-from penstock.tables.codec.datums import NULL, Datum, Kind
+from penstock.tables.codec.datums import NULL, Datum, DatumKind
 from penstock.tables.defaults import origin_cell
 from penstock.tables.keys import Handle, decode_record_key
 from penstock.tables.schema import ROWID_COLUMN, ColumnInfo, HandleKind, IndexColumn, TableInfo
@@ -40,7 +40,7 @@ def checked_datum(column: ColumnInfo, value: Any) -> Datum:
         datum = to_datum(column.type, value)
     except Invalid as error:
         raise Invalid(f"column {column.name}: {error}") from error
-    if datum.kind is Kind.NULL and column.type.not_null:
+    if datum.kind is DatumKind.NULL and column.type.not_null:
         raise Invalid(f"column {column.name} is NOT NULL and got no value; give it one")
     return datum
 
@@ -69,7 +69,7 @@ def value_of(table: TableInfo, record: Record) -> bytes:
 def _left_out(table: TableInfo, column: ColumnInfo, datum: Datum) -> bool:
     if column in table.handle_columns:
         return in_key_only(table, column)
-    return datum.kind is Kind.NULL and reads_null_when_absent(column)
+    return datum.kind is DatumKind.NULL and reads_null_when_absent(column)
 
 
 def reads_null_when_absent(column: ColumnInfo) -> bool:
@@ -119,10 +119,10 @@ def key_datum(table: TableInfo, part: IndexColumn, record: Record) -> Datum:
     """A column of a row as keys hold it, before it is encoded."""
     column = table.columns[part.offset]
     datum = record.get(column.id, NULL)
-    if datum.kind is not Kind.BYTES or not isinstance(datum.value, bytes):
+    if datum.kind is not DatumKind.BYTES or not isinstance(datum.value, bytes):
         return datum
     cut = collations.truncate(column.type, datum.value, part.length)
-    return Datum(Kind.BYTES, collations.sort_key(column.type, cut))
+    return Datum(DatumKind.BYTES, collations.sort_key(column.type, cut))
 
 
 def read_record(table: TableInfo, key: bytes, value: bytes) -> Record:
@@ -151,7 +151,7 @@ def _from_handle(table: TableInfo, handle: Handle) -> Record:
             return {}
         column = table.primary_key[0]
         kind = storage_kind(column.type)
-        return {column.id: Datum(kind, handle % (1 << 64) if kind is Kind.UINT else handle)}
+        return {column.id: Datum(kind, handle % (1 << 64) if kind is DatumKind.UINT else handle)}
     parts = datums.decode_all(handle)
     readable = readable_handle_columns(table)
     pairs = zip(table.primary_key, parts, strict=False)

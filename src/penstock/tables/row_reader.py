@@ -7,7 +7,7 @@ from penstock.errors import Invalid
 from penstock.kv import Snapshot, Transaction
 from penstock.tables import indexes
 from penstock.tables.codec import collations
-from penstock.tables.codec.datums import Datum, Kind
+from penstock.tables.codec.datums import Datum, DatumKind
 from penstock.tables.indexes import written_indexes
 from penstock.tables.keys import Handle, encode_handle, index_prefix, prefix_end, record_key, record_range
 from penstock.tables.records import (
@@ -18,13 +18,13 @@ from penstock.tables.records import (
     read_record,
 )
 from penstock.tables.schema import ROWID_COLUMN, ColumnInfo, HandleKind, IndexInfo
-from penstock.tables.schema_snapshot import Place
+from penstock.tables.schema_snapshot import TablePlace
 
 
 class RowReader:
     """Reads rows as a snapshot or a transaction sees them."""
 
-    def __init__(self, place: Place, view: Snapshot | Transaction) -> None:
+    def __init__(self, place: TablePlace, view: Snapshot | Transaction) -> None:
         self.table = place.table
         self.name = f"{place.database.name}.{place.table.name}"
         self._view = view
@@ -146,7 +146,7 @@ class RowReader:
 
 
 def _sought(column: ColumnInfo, value: Any) -> Datum:
-    return Datum(Kind.NULL) if value is None else checked_datum(column, value)
+    return Datum(DatumKind.NULL) if value is None else checked_datum(column, value)
 
 
 def _matches(columns: Iterable[ColumnInfo], sought: Record, record: Record) -> bool:
@@ -154,6 +154,6 @@ def _matches(columns: Iterable[ColumnInfo], sought: Record, record: Record) -> b
 
 
 def _folded(column: ColumnInfo, datum: Datum) -> Datum:
-    if datum.kind is Kind.BYTES and isinstance(datum.value, bytes):
-        return Datum(Kind.BYTES, collations.sort_key(column.type, datum.value))
+    if datum.kind is DatumKind.BYTES and isinstance(datum.value, bytes):
+        return Datum(DatumKind.BYTES, collations.sort_key(column.type, datum.value))
     return datum

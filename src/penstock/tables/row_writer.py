@@ -8,14 +8,14 @@ import pyarrow as pa
 from penstock.errors import Invalid, Unavailable
 from penstock.kv import Transaction
 from penstock.tables import indexes
-from penstock.tables.auto_ids import RowIds
+from penstock.tables.auto_ids import AutoIds
 from penstock.tables.bulk import encode_batch
 from penstock.tables.indexes import written_indexes
 from penstock.tables.keys import Handle, record_key
 from penstock.tables.records import Record, checked_datum, handle_of, to_record, value_of
 from penstock.tables.row_reader import RowReader
 from penstock.tables.schema import ROWID_COLUMN, HandleKind, SchemaState, TableInfo
-from penstock.tables.schema_snapshot import Place
+from penstock.tables.schema_snapshot import TablePlace
 from penstock.tables.values import from_datum
 
 Row = Mapping[str, Any]
@@ -44,7 +44,7 @@ def check_writable(name: str, table: TableInfo) -> None:
 class RowWriter(RowReader):
     """Writes rows in a transaction. Nothing is checked against the store here but what a method says."""
 
-    def __init__(self, place: Place, txn: Transaction, row_ids: RowIds) -> None:
+    def __init__(self, place: TablePlace, txn: Transaction, row_ids: AutoIds) -> None:
         super().__init__(place, txn)
         self._txn = txn
         self._row_ids = row_ids
@@ -154,7 +154,7 @@ class RowWriter(RowReader):
                 self._txn.delete(indexes.entry(self.table, index, record, handle).key)
         return len(gone)
 
-    def _add_entry(self, entry: indexes.Entry) -> None:
+    def _add_entry(self, entry: indexes.IndexEntry) -> None:
         (self._txn.insert if entry.distinct else self._txn.put)(entry.key, entry.value)
 
     def _record(self, row: Row) -> Record:

@@ -9,7 +9,7 @@ from penstock.tables.meta import MetaReader
 from penstock.tables.schema import DatabaseInfo, TableInfo
 
 
-class Place(NamedTuple):
+class TablePlace(NamedTuple):
     """A table and the database it is in."""
 
     database: DatabaseInfo
@@ -41,7 +41,7 @@ class SchemaSnapshot:
         except KeyError:
             raise Invalid(f"there is no database {name!r}; {choices(self.databases)}") from None
 
-    def place(self, name: str) -> Place:
+    def place(self, name: str) -> TablePlace:
         """The table of that name, written `database.table`; Invalid when there is none."""
         database_name, table_name = split_name(name)
         database = self.database(database_name)
@@ -49,7 +49,7 @@ class SchemaSnapshot:
         if found is None:
             others = choices(table.name for table in self.tables[database.id].values())
             raise Invalid(f"there is no table {name!r}; {others}")
-        return Place(database, found)
+        return TablePlace(database, found)
 
 
 def split_name(name: str) -> tuple[str, str]:

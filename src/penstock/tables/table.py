@@ -11,7 +11,7 @@ from penstock.clock import Clock
 from penstock.errors import Invalid, KeyExists
 from penstock.kv import Client, Transaction
 from penstock.kv.transact import retried
-from penstock.tables.auto_ids import RowIds
+from penstock.tables.auto_ids import AutoIds
 from penstock.tables.decoding.decoder import decode_rows, int_handles
 from penstock.tables.duplicates import DuplicateRow
 from penstock.tables.guard import Guards
@@ -19,7 +19,7 @@ from penstock.tables.records import row_of
 from penstock.tables.row_reader import RowReader
 from penstock.tables.row_writer import RowWriter
 from penstock.tables.schema import ROWID_COLUMN, HandleKind, TableInfo
-from penstock.tables.schema_snapshot import Place, SchemaSnapshot
+from penstock.tables.schema_snapshot import SchemaSnapshot, TablePlace
 
 T = TypeVar("T")
 Row = Mapping[str, Any]
@@ -35,7 +35,7 @@ class TableServices:
     client: Client
     schema: Callable[[int | None], SchemaSnapshot]
     guards: Guards
-    row_ids: RowIds
+    row_ids: AutoIds
     clock: Clock
 
 
@@ -124,7 +124,7 @@ class Table:
         batches = list(self.scan(**options))
         return pa.Table.from_batches(batches)
 
-    def _place(self, at_ts: int | None) -> Place:
+    def _place(self, at_ts: int | None) -> TablePlace:
         return self._services.schema(at_ts).place(self.name)
 
     def _reader(self, txn: Transaction | None, at_ts: int | None) -> RowReader:

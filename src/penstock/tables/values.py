@@ -23,7 +23,7 @@ from typing import Any
 
 from penstock.errors import Corrupt, Invalid
 from penstock.tables.codec import decimals, json_binary, times
-from penstock.tables.codec.datums import NULL, Datum, Kind, decimal_datum, vector_end
+from penstock.tables.codec.datums import NULL, Datum, DatumKind, decimal_datum, vector_end
 from penstock.tables.codec.ordered import decode_float
 from penstock.tables.codec.rows import cell_int, cell_of, cell_uint
 from penstock.tables.fieldtypes import BLOBS, INTEGER_BITS, PACKED_TIMES, STRINGS, FieldType, Tp
@@ -54,10 +54,10 @@ def from_datum(kind: FieldType, datum: Datum) -> Any:
     return from_cell(kind, cell_of(datum))
 
 
-def storage_kind(kind: FieldType) -> Kind:
+def storage_kind(kind: FieldType) -> DatumKind:
     """What the storage form of a column's values is."""
     if kind.tp in INTEGER_BITS:
-        return Kind.UINT if kind.unsigned else Kind.INT
+        return DatumKind.UINT if kind.unsigned else DatumKind.INT
     return _STORAGE[kind.tp]
 
 
@@ -66,11 +66,11 @@ def datum_of_cell(kind: FieldType, cell: bytes | None) -> Datum:
     if cell is None:
         return NULL
     storage = storage_kind(kind)
-    if storage is Kind.UINT:
+    if storage is DatumKind.UINT:
         return Datum(storage, cell_uint(cell))
-    if storage in {Kind.INT, Kind.DURATION}:
+    if storage in {DatumKind.INT, DatumKind.DURATION}:
         return Datum(storage, cell_int(cell))
-    return Datum(storage, decode_float(cell)) if storage is Kind.FLOAT else Datum(storage, cell)
+    return Datum(storage, decode_float(cell)) if storage is DatumKind.FLOAT else Datum(storage, cell)
 
 
 def zero_value(kind: FieldType) -> Any:
@@ -87,20 +87,20 @@ def _int(kind: FieldType, value: Any) -> Datum:
     bits = INTEGER_BITS[kind.tp]
     low, high = (0, (1 << bits) - 1) if kind.unsigned else (-(1 << bits - 1), (1 << bits - 1) - 1)
     _check_range(kind, number, low, high)
-    return Datum(Kind.UINT if kind.unsigned else Kind.INT, number)
+    return Datum(DatumKind.UINT if kind.unsigned else DatumKind.INT, number)
 
 
 def _year(kind: FieldType, value: Any) -> Datum:
     number = _whole(kind, value)
     if number:
         _check_range(kind, number, YEAR_MIN, YEAR_MAX)
-    return Datum(Kind.INT, number)
+    return Datum(DatumKind.INT, number)
 
 
 def _bit(kind: FieldType, value: Any) -> Datum:
     number = int.from_bytes(value, "big") if isinstance(value, bytes) else _whole(kind, value)
     _check_range(kind, number, 0, (1 << max(kind.flen, 1)) - 1)
-    return Datum(Kind.UINT, number)
+    return Datum(DatumKind.UINT, number)
 
 
 def _float(kind: FieldType, value: Any) -> Datum:
@@ -115,7 +115,7 @@ def _float(kind: FieldType, value: Any) -> Datum:
             number = struct.unpack("<f", struct.pack("<f", number))[0]
         except OverflowError:
             raise Invalid("a number is too large for a FLOAT column; use DOUBLE") from None
-    return Datum(Kind.FLOAT, number)
+    return Datum(DatumKind.FLOAT, number)
 
 
 def _decimal(kind: FieldType, value: Any) -> Datum:
@@ -141,20 +141,20 @@ def _string(kind: FieldType, value: Any) -> Datum:
         raise Invalid(f"a value of {size} {unit} does not fit a column of {kind.flen}; shorten it")
     if kind.tp is Tp.STRING and kind.is_binary:
         raw = raw.ljust(max(kind.flen, 0), b"\x00")  # BINARY(n) is always n bytes
-    return Datum(Kind.BYTES, raw)
+    return Datum(DatumKind.BYTES, raw)
 
 
 def _packed_time(kind: FieldType, value: Any) -> Datum:
     if isinstance(value, str):
-        return Datum(Kind.UINT, parse_time(kind, value))
+        return Datum(DatumKind.UINT, parse_time(kind, value))
     if kind.tp is Tp.DATE and isinstance(value, date):
-        return Datum(Kind.UINT, times.pack_date(value))
+        return Datum(DatumKind.UINT, times.pack_date(value))
     if isinstance(value, date) and not isinstance(value, datetime):
         value = datetime(value.year, value.month, value.day)
     if not isinstance(value, datetime):
         raise _mismatch(kind, value, "a date" if kind.tp is Tp.DATE else "a datetime")
     pack = times.pack_timestamp if kind.tp is Tp.TIMESTAMP else times.pack_datetime
-    return Datum(Kind.UINT, pack(value, kind.fsp))
+    return Datum(DatumKind.UINT, pack(value, kind.fsp))
 
 
 def parse_time(kind: FieldType, text: str) -> int:
@@ -176,7 +176,7 @@ def _duration(kind: FieldType, value: Any) -> Datum:
     span = _parse_span(kind, value) if isinstance(value, str) else value
     if not isinstance(span, timedelta):
         raise _mismatch(kind, value, "a timedelta")
-    return Datum(Kind.DURATION, times.duration_nanos(span, kind.fsp))
+    return Datum(DatumKind.DURATION, times.duration_nanos(span, kind.fsp))
 
 
 def _parse_span(kind: FieldType, text: str) -> timedelta:
@@ -192,9 +192,9 @@ def _parse_span(kind: FieldType, text: str) -> timedelta:
 
 def _enum(kind: FieldType, value: Any) -> Datum:
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= len(kind.elems):
-        return Datum(Kind.UINT, value)
+        return Datum(DatumKind.UINT, value)
     if isinstance(value, str) and value in kind.elems:
-        return Datum(Kind.UINT, kind.elems.index(value) + 1)
+        return Datum(DatumKind.UINT, kind.elems.index(value) + 1)
     raise Invalid(f"an ENUM column takes one of {', '.join(kind.elems)}; a value is none of them")
 
 
@@ -202,7 +202,7 @@ def _set(kind: FieldType, value: Any) -> Datum:
     chosen = value.split(",") if isinstance(value, str) else value
     if isinstance(chosen, int):
         _check_range(kind, chosen, 0, (1 << len(kind.elems)) - 1)
-        return Datum(Kind.UINT, chosen)
+        return Datum(DatumKind.UINT, chosen)
     if not isinstance(chosen, Iterable):
         raise _mismatch(kind, value, "a str of elements with commas, or a list of them")
     bits = 0
@@ -210,12 +210,12 @@ def _set(kind: FieldType, value: Any) -> Datum:
         if element and element not in kind.elems:
             raise Invalid(f"a SET column takes any of {', '.join(kind.elems)}; an element is none of them")
         bits |= 1 << kind.elems.index(element) if element else 0
-    return Datum(Kind.UINT, bits)
+    return Datum(DatumKind.UINT, bits)
 
 
 def _json(_: FieldType, value: Any) -> Datum:
     encoded = json_binary.encode_text(value) if isinstance(value, str) else json_binary.encode(value)
-    return Datum(Kind.JSON, encoded)
+    return Datum(DatumKind.JSON, encoded)
 
 
 def _vector(kind: FieldType, value: Any) -> Datum:
@@ -229,7 +229,7 @@ def _vector(kind: FieldType, value: Any) -> Datum:
     if len(floats) > VECTOR_DIMENSION_MAX or 0 < kind.flen != len(floats):
         wanted = kind.flen if kind.flen > 0 else f"at most {VECTOR_DIMENSION_MAX}"
         raise Invalid(f"a vector has {len(floats)} dimensions, its column wants {wanted}")
-    return Datum(Kind.VECTOR, packed)
+    return Datum(DatumKind.VECTOR, packed)
 
 
 def _refuse(kind: FieldType, _: Any) -> Datum:
@@ -339,14 +339,14 @@ _ZEROS: dict[Tp, Any] = {
     Tp.VECTOR_FLOAT32: (),
 }
 
-_STORAGE: dict[Tp, Kind] = {
-    **dict.fromkeys(STRINGS, Kind.BYTES),
-    **dict.fromkeys((*PACKED_TIMES, Tp.BIT, Tp.ENUM, Tp.SET), Kind.UINT),
-    **dict.fromkeys((Tp.FLOAT, Tp.DOUBLE), Kind.FLOAT),
-    **dict.fromkeys((Tp.NULL, Tp.GEOMETRY), Kind.NULL),
-    Tp.YEAR: Kind.INT,
-    Tp.DURATION: Kind.DURATION,
-    Tp.NEW_DECIMAL: Kind.DECIMAL,
-    Tp.JSON: Kind.JSON,
-    Tp.VECTOR_FLOAT32: Kind.VECTOR,
+_STORAGE: dict[Tp, DatumKind] = {
+    **dict.fromkeys(STRINGS, DatumKind.BYTES),
+    **dict.fromkeys((*PACKED_TIMES, Tp.BIT, Tp.ENUM, Tp.SET), DatumKind.UINT),
+    **dict.fromkeys((Tp.FLOAT, Tp.DOUBLE), DatumKind.FLOAT),
+    **dict.fromkeys((Tp.NULL, Tp.GEOMETRY), DatumKind.NULL),
+    Tp.YEAR: DatumKind.INT,
+    Tp.DURATION: DatumKind.DURATION,
+    Tp.NEW_DECIMAL: DatumKind.DECIMAL,
+    Tp.JSON: DatumKind.JSON,
+    Tp.VECTOR_FLOAT32: DatumKind.VECTOR,
 }

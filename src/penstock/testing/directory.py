@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.changefeeds.codecs.decoded_changes import DELETE, INSERT, ChangeRows, row_dicts
+from penstock.changefeeds.codecs.decoded_changes import DELETE, INSERT, DecodedChanges, row_dicts
 from penstock.changefeeds.codecs.decoder import DataFiles, FileOptions
 from penstock.changefeeds.directory.listing import Listing, Root, Stretch, Survey
 from penstock.changefeeds.directory.reader import Ddl, DirectoryReader, TableChanges
 from penstock.changefeeds.sinks.storage.filenumbers import number_in_index
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile, check_named
-from penstock.object_storage import Storage
-from penstock.tables.ddl_jobs import Action
+from penstock.object_storage import ObjectStorage
+from penstock.tables.ddl_jobs import DdlAction
 from penstock.tables.defaults import origin_cell
 from penstock.tables.define import with_origin_default
 from penstock.tables.schema import ColumnInfo, TableInfo
@@ -34,7 +34,7 @@ class BrokenPromise(AssertionError):
 
 
 def check_files(
-    storage: Storage, files: FileOptions, survey: Survey, *, exactly_once: bool, cut_commits: bool
+    storage: ObjectStorage, files: FileOptions, survey: Survey, *, exactly_once: bool, cut_commits: bool
 ) -> None:
     """Check every data file that an index names.
 
@@ -89,7 +89,7 @@ class _Versions:
         return version, min(later, default=None)
 
 
-def _schema(storage: Storage, path: str, survey: Survey) -> SchemaFile:
+def _schema(storage: ObjectStorage, path: str, survey: Survey) -> SchemaFile:
     file = SchemaFile.from_json(storage.read(path) or b"")
     check_named(path, file, table_id_as_path=survey.table_id_as_path)
     return file
@@ -114,7 +114,7 @@ def _check_order(listing: Listing, modified: dict[str, int], schemas: dict[str, 
             newest_at, newest = max([*own, (newest_at, newest)])
 
 
-def _indexed(storage: Storage, stretch: Stretch) -> Iterator[str]:
+def _indexed(storage: ObjectStorage, stretch: Stretch) -> Iterator[str]:
     last = number_in_index(storage.read(stretch.index_path), stretch.index_path)
     for number in range(1, last + 1):
         if number not in stretch.files:
@@ -138,7 +138,7 @@ def _check_whole(path: str, stamps: list[int], commits: dict[int, str]) -> None:
             raise BrokenPromise(f"the commit of {ts} is in {commits[ts]} and in {path}")
 
 
-def _check_once(path: str, changes: list[ChangeRows], table: TableInfo, seen: dict[Change, str]) -> None:
+def _check_once(path: str, changes: list[DecodedChanges], table: TableInfo, seen: dict[Change, str]) -> None:
     names = [column.name for column in table.primary_key]
     for each in changes if names else ():
         keys = [each.rows.column(name).to_pylist() for name in names]
@@ -166,7 +166,7 @@ class Replica:
 
     def __init__(
         self,
-        storage: Storage,
+        storage: ObjectStorage,
         *,
         files: FileOptions | None = None,
         survey: Survey | None = None,
@@ -212,13 +212,13 @@ class Replica:
         )
 
     def _database(self, ddl: Ddl) -> None:
-        if ddl.type == Action.DROP_SCHEMA:
+        if ddl.type == DdlAction.DROP_SCHEMA:
             for name in [name for name in self.tables if name.startswith(f"{ddl.database}.")]:
                 del self.tables[name], self.shapes[name]
 
     def _table(self, ddl: Ddl, shape: TableInfo) -> None:
         name = ddl.name
-        if ddl.type == Action.DROP_TABLE:
+        if ddl.type == DdlAction.DROP_TABLE:
             self.tables.pop(name, None)
             self.shapes.pop(name, None)
             return
@@ -229,9 +229,9 @@ class Replica:
         if not ddl.query:
             self._described[name] = ddl.version
         known = name in self.tables and self._described.get(name) != ddl.version
-        if ddl.type == Action.CREATE_TABLE and self._exactly_once and known:
+        if ddl.type == DdlAction.CREATE_TABLE and self._exactly_once and known:
             raise BrokenPromise(f"{name} is created at {ddl.version}, but it is there already")
-        rows = {} if ddl.type == Action.TRUNCATE_TABLE else self.tables.get(name, {})
+        rows = {} if ddl.type == DdlAction.TRUNCATE_TABLE else self.tables.get(name, {})
         if self._redo is not None and (name, ddl.version) not in self._redone:
             self._redone.add((name, ddl.version))
             rows = _keyed(shape, self._redo(ddl, list(rows.values())))

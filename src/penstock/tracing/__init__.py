@@ -10,9 +10,9 @@ spans. Every process comes to the same answers alone. Hooks ask `tracing.current
 from penstock.clock import SYSTEM, Clock
 from penstock.settings import TracingSettings
 from penstock.tracing.sampling import Sampling, Stage
-from penstock.tracing.tracer import Passage, Tracer
+from penstock.tracing.tracer import StageRecorder, Tracer
 
-__all__ = ["Configured", "Passage", "Sampling", "Stage", "Tracer", "configure", "current"]
+__all__ = ["Configured", "Sampling", "Stage", "StageRecorder", "Tracer", "configure", "current"]
 
 current: Tracer | None = None
 """The tracer of this process; None: nothing is traced."""

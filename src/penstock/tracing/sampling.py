@@ -20,7 +20,17 @@ import numpy.typing as npt
 
 from penstock.clock import physical_ms
 
-__all__ = ["HELD_MAX", "Arrival", "Picked", "Picks", "Sampling", "Span", "Stage", "Times", "spans_of"]
+__all__ = [
+    "HELD_MAX",
+    "Arrival",
+    "SampleFilter",
+    "SampledTransactions",
+    "Sampling",
+    "Span",
+    "Stage",
+    "Times",
+    "spans_of",
+]
 
 
 Times = npt.NDArray[np.uint64]
@@ -33,7 +43,7 @@ _RANDOM = (1 << _RANDOM_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Picked:
+class SampledTransactions:
     """Transactions that are traced, by commit timestamp, each once: how many rows each has here."""
 
     commit_ts: Times
@@ -44,17 +54,17 @@ class Picked:
     def __len__(self) -> int:
         return len(self.commit_ts)
 
-    def take(self, places: npt.NDArray[np.intp]) -> "Picked":
+    def take(self, places: npt.NDArray[np.intp]) -> "SampledTransactions":
         """Some of them."""
         start_ts = None if self.start_ts is None else self.start_ts[places]
-        return Picked(self.commit_ts[places], self.rows[places], start_ts)
+        return SampledTransactions(self.commit_ts[places], self.rows[places], start_ts)
 
     def pairs(self) -> tuple[tuple[int, int], ...]:
         """As plain values, to travel: commit timestamp and rows."""
         return tuple(zip(self.commit_ts.tolist(), self.rows.tolist(), strict=True))
 
 
-_NOTHING = Picked(np.zeros(0, np.uint64), np.zeros(0, np.int64))
+_NOTHING = SampledTransactions(np.zeros(0, np.uint64), np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +84,9 @@ class Sampling:
         threshold = round((1 - share) * (1 << _RANDOM_BITS))
         return cls(int.from_bytes(salts[:8], "big"), int.from_bytes(salts[8:], "big"), threshold)
 
-    def pick(self, commit_ts: npt.NDArray[Any], start_ts: npt.NDArray[Any] | None = None) -> Picked:
+    def pick(
+        self, commit_ts: npt.NDArray[Any], start_ts: npt.NDArray[Any] | None = None
+    ) -> SampledTransactions:
         """The transactions to trace among rows with these timestamps; in vectors."""
         times = commit_ts.view(np.uint64)
         chosen = np.flatnonzero(self.chances(times) >= self.threshold)
@@ -82,20 +94,20 @@ class Sampling:
             return _NOTHING
         found, first, rows = np.unique(times[chosen], return_index=True, return_counts=True)
         starts = None if start_ts is None else start_ts.view(np.uint64)[chosen[first]]
-        return Picked(found, rows, starts)
+        return SampledTransactions(found, rows, starts)
 
     def chances(self, commit_ts: Times) -> Times:
         """What is compared with the threshold: the higher, the rarer is a share that leaves it out."""
         return _mixed(commit_ts ^ np.uint64(self.low_salt)) & np.uint64(_RANDOM)
 
-    def within(self, picked: Picked, count: int) -> Picked:
+    def within(self, picked: SampledTransactions, count: int) -> SampledTransactions:
         """As many of them as that: those that the smallest share would have, for whoever has to choose."""
         if len(picked) <= count:
             return picked
         order = np.argsort(self.chances(picked.commit_ts))
         return picked.take(np.sort(order[len(picked) - count :]))
 
-    def among(self, picked: Picked) -> Picked:
+    def among(self, picked: SampledTransactions) -> SampledTransactions:
         """Those of them that this share has."""
         return picked.take(np.flatnonzero(self.chances(picked.commit_ts) >= self.threshold))
 
@@ -106,7 +118,7 @@ class Sampling:
         return [above << 64 | below for above, below in zip(high, low, strict=True)]
 
 
-class Picks:
+class SampleFilter:
     """Gathers what passes by, batch after batch; of too many, those that the smallest share would have."""
 
     def __init__(self, sampling: Sampling, *, held_max: int = HELD_MAX) -> None:
@@ -114,7 +126,7 @@ class Picks:
         """Transactions that were too many."""
         self._sampling = sampling
         self._held_max = held_max
-        self._parts: list[Picked] = []
+        self._parts: list[SampledTransactions] = []
         self._held = 0
 
     def add(self, commit_ts: npt.NDArray[Any]) -> None:
@@ -125,20 +137,20 @@ class Picks:
         """What was picked elsewhere."""
         if given := list(pairs):
             times, rows = zip(*given, strict=True)
-            self._keep(Picked(np.array(times, np.uint64), np.array(rows, np.int64)))
+            self._keep(SampledTransactions(np.array(times, np.uint64), np.array(rows, np.int64)))
 
-    def picked(self) -> Picked:
+    def picked(self) -> SampledTransactions:
         """All that is held, each transaction once."""
         times = np.concatenate([each.commit_ts for each in self._parts] or [_NOTHING.commit_ts])
         rows = np.concatenate([each.rows for each in self._parts] or [_NOTHING.rows])
         found, places = np.unique(times, return_inverse=True)
         counts = np.zeros(len(found), np.int64)
         np.add.at(counts, places, rows)
-        whole = Picked(found, counts)
+        whole = SampledTransactions(found, counts)
         # What was dropped once may have come again, without its rows of before.
         return self._sampling.among(whole) if self.dropped else whole
 
-    def _keep(self, picked: Picked) -> None:
+    def _keep(self, picked: SampledTransactions) -> None:
         if not len(picked):
             return
         self._parts.append(picked)
@@ -185,7 +197,7 @@ class Arrival:
     """Transactions that have come to a stage together. `key` tells it from others there: a file, a job."""
 
     stage: Stage
-    picked: Picked
+    picked: SampledTransactions
     at_ms: int
     key: str
     began_ms: int | None = None

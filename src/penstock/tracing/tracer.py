@@ -17,9 +17,19 @@ import pyarrow as pa
 
 from penstock import metrics
 from penstock.clock import Clock
-from penstock.tracing.sampling import HELD_MAX, Arrival, Picked, Picks, Sampling, Span, Stage, Value, spans_of
+from penstock.tracing.sampling import (
+    HELD_MAX,
+    Arrival,
+    SampledTransactions,
+    SampleFilter,
+    Sampling,
+    Span,
+    Stage,
+    Value,
+    spans_of,
+)
 
-__all__ = ["Export", "Passage", "Tracer"]
+__all__ = ["Export", "StageRecorder", "Tracer"]
 
 _log = logging.getLogger(__name__)
 
@@ -59,9 +69,9 @@ class Tracer:
         self._thread = threading.Thread(target=self._run, name="penstock-traces", daemon=True)
         self._thread.start()
 
-    def passage(self, *, began_s_ago: float = 0) -> "Passage":
+    def passage(self, *, began_s_ago: float = 0) -> "StageRecorder":
         """To follow what passes by, from now, or from when the work began, until it arrives."""
-        return Passage(self, self._clock.wall_ms() - round(began_s_ago * 1000))
+        return StageRecorder(self, self._clock.wall_ms() - round(began_s_ago * 1000))
 
     def captured(self, raw: pa.RecordBatch, named: Callable[[], str], *, table_id: int, place: str) -> None:
         """A raw batch of a table is durable in the log, at a place; `named` tells the table's name."""
@@ -76,7 +86,7 @@ class Tracer:
     def arrived(
         self,
         stage: Stage,
-        picked: Picked,
+        picked: SampledTransactions,
         attributes: Mapping[str, Value],
         *,
         key: str,
@@ -162,13 +172,13 @@ class Tracer:
         self._failing = bool(error)
 
 
-class Passage:
+class StageRecorder:
     """Work on changes: which of them are traced is gathered as they pass, and told when they have arrived."""
 
     def __init__(self, tracer: Tracer, began_ms: int) -> None:
         self._tracer = tracer
         self._began_ms = began_ms
-        self._picks = Picks(tracer.sampling)
+        self._picks = SampleFilter(tracer.sampling)
 
     def add(self, commit_ts: npt.NDArray[Any]) -> None:
         """Rows with these timestamps pass."""

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.columnar.row_hash import Digest, Hashes, hashes_of
-from penstock.columnar.sorted_spill import HashParts
+from penstock.columnar.sorted_spill import HashedSpill
 from penstock.errors import Invalid
 from penstock.verify.tally import Counts, Pairs, Tally
 
@@ -54,8 +54,8 @@ class Comparison:
         self.key_schema = pa.schema([self._schema.field(name) for name in self._keys])
         hashes = pa.schema(_HASH_FIELDS)
         kept = pa.schema([*self.key_schema, *_HASH_FIELDS])
-        self._expected = HashParts(hashes, folder / "expected.arrow", buffer_bytes=buffer_bytes)
-        self._present = HashParts(kept, folder / "present.arrow", buffer_bytes=buffer_bytes)
+        self._expected = HashedSpill(hashes, folder / "expected.arrow", buffer_bytes=buffer_bytes)
+        self._present = HashedSpill(kept, folder / "present.arrow", buffer_bytes=buffer_bytes)
 
     @property
     def rows(self) -> tuple[int, int]:

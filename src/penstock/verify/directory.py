@@ -25,10 +25,10 @@ from penstock.eventstore.schema_version import SchemaVersion
 from penstock.verify.directoryrows import DirectoryRows
 from penstock.verify.key_changes import Basis, TableResult
 from penstock.verify.lineage import Lineage, Lineages, with_ids_of
-from penstock.verify.reports import FeedReport, Scope, TableReport
+from penstock.verify.reports import FeedReport, TableReport, VerifyScope
 from penstock.verify.shapes import Shape
 from penstock.verify.sourcerows import SourceRows
-from penstock.verify.spilling import Spill
+from penstock.verify.spilling import ComparisonSpill
 from penstock.verify.tally import Counts
 
 __all__ = ["FeedFacts", "FeedVerifier", "SourceTables", "directory_reader"]
@@ -119,7 +119,7 @@ class FeedVerifier:
         for ddl in reader.outline(contents):
             lineages.learn(ddl)
         tables = self._tables(lineages, contents.checkpoint_ts)
-        with Spill(self._folder, buffer_bytes=self._buffer_bytes) as spill:
+        with ComparisonSpill(self._folder, buffer_bytes=self._buffer_bytes) as spill:
             shapes = {each.number: each.shape for each in tables}
             rows = DirectoryRows(lineages, shapes, spill)
             self._replay(directory_reader(self._options, rows), contents, rows)
@@ -176,7 +176,7 @@ class FeedVerifier:
 
     # What should be there.
 
-    def _expect(self, table: _Table, rows: DirectoryRows, spill: Spill, at_ts: int) -> str:
+    def _expect(self, table: _Table, rows: DirectoryRows, spill: ComparisonSpill, at_ts: int) -> str:
         """Read a table's source; return why it cannot be compared, if so."""
         problem = _incomparable(table, rows)
         if problem or table.schema is None or table.source is None:
@@ -194,7 +194,7 @@ class FeedVerifier:
             self._tell(table.name, read)
         return ""
 
-    def _leave_out(self, table: _Table, schema: SchemaVersion, spill: Spill, at_ts: int) -> bool:
+    def _leave_out(self, table: _Table, schema: SchemaVersion, spill: ComparisonSpill, at_ts: int) -> bool:
         """Leave out keys that changed after the checkpoint; False when there are such, and they have none."""
         if not table.basis.keyed:
             touched = self._source.touched(schema, at_ts, ())
@@ -225,11 +225,11 @@ def _incomparable(table: _Table, rows: DirectoryRows) -> str:
 def _report(table: _Table, result: TableResult | None, rows: DirectoryRows, problem: str) -> TableReport:
     faults = (*_shape_faults(table), *rows.faults(table.number))
     if result is None:
-        return TableReport(table=table.name, scope=Scope.NOTHING, faults=faults, note=problem)
+        return TableReport(table=table.name, scope=VerifyScope.NOTHING, faults=faults, note=problem)
     repeated = Counts(duplicates=rows.repeated[table.number])
     return TableReport(
         table=table.name,
-        scope=Scope.ALL if table.basis.whole else Scope.CHANGES,
+        scope=VerifyScope.ALL if table.basis.whole else VerifyScope.CHANGES,
         source_rows=result.wanted,
         target_rows=result.found,
         counts=result.counts + repeated,

@@ -7,14 +7,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.changefeeds.codecs.decoded_changes import DELETE, INSERT, ChangeRows
+from penstock.changefeeds.codecs.decoded_changes import DELETE, INSERT, DecodedChanges
 from penstock.changefeeds.directory.reader import TableChanges, TableVersion
 from penstock.errors import Corrupt, Invalid
 from penstock.tables.schema import TableInfo
 from penstock.verify.key_changes import ADDED, PUT, REMOVED
 from penstock.verify.lineage import Lineages
 from penstock.verify.shapes import HashedRows, Shape
-from penstock.verify.spilling import Spill
+from penstock.verify.spilling import ComparisonSpill
 
 __all__ = ["DirectoryRows"]
 
@@ -27,7 +27,7 @@ class DirectoryRows:
     A row that does not fit is a fault of its table, whose other rows count.
     """
 
-    def __init__(self, lineages: Lineages, shapes: Mapping[int, Shape], spill: Spill) -> None:
+    def __init__(self, lineages: Lineages, shapes: Mapping[int, Shape], spill: ComparisonSpill) -> None:
         self.changes = 0
         self.repeated: Counter[int] = Counter()
         """How many changes of a lineage were there again."""
@@ -74,7 +74,9 @@ class DirectoryRows:
             if str(error) not in self._faults[number]:
                 self._faults[number].append(str(error))
 
-    def _take(self, number: int, shape: Shape, version: TableInfo, changes: ChangeRows, first: int) -> None:
+    def _take(
+        self, number: int, shape: Shape, version: TableInfo, changes: DecodedChanges, first: int
+    ) -> None:
         rows = shape.hashes(changes.rows, version)
         old_at = np.asarray(pc.indices_nonzero(changes.old.is_valid())).astype(np.int64)
         old = pa.RecordBatch.from_struct_array(changes.old.take(pa.array(old_at)))

@@ -44,7 +44,7 @@ class Mismatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyReport:
+class TableVerifyReport:
     """What a comparison found: `differing` rows are not the same, of which `mismatches` lists up to 1000."""
 
     table: str
@@ -135,7 +135,7 @@ Run = Callable[[Sequence[Any]], list[Any]]
 """Runs every piece of work, anywhere and in any order; returns the answers in the order of the pieces."""
 
 
-def compare(view: TableView, scan: KvScan, ranges: Sequence[KvScanPartition], run: Run) -> VerifyReport:
+def compare(view: TableView, scan: KvScan, ranges: Sequence[KvScanPartition], run: Run) -> TableVerifyReport:
     """Compare a table as both have it at the scan's timestamp. `scan` has all columns and the handle.
 
     Raises Corrupt when the event store knows another schema then, and whatever reading raises.
@@ -155,7 +155,7 @@ def compare(view: TableView, scan: KvScan, ranges: Sequence[KvScanPartition], ru
     ]
     partitions = {each.table_id: each for each in view.partitions}
     compared = run([KeyComparison(ranges[each], partitions[ranges[each].physical_id]) for each in wrong])
-    return VerifyReport(
+    return TableVerifyReport(
         table=view.name,
         ts=scan.ts,
         ranges=len(ranges),

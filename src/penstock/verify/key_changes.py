@@ -10,7 +10,7 @@ import numpy.typing as npt
 from penstock.columnar.row_hash import Digest, Hashes, digest
 from penstock.verify.tally import SAMPLE_MAX, Counts, Pairs, Tally, added_samples
 
-__all__ = ["ADDED", "PUT", "REMOVED", "Basis", "Changes", "Kinds", "Orders", "TableResult", "compared"]
+__all__ = ["ADDED", "PUT", "REMOVED", "Basis", "HashedChanges", "Kinds", "Orders", "TableResult", "compared"]
 
 ADDED, PUT, REMOVED = 0, 1, 2
 """What a change does to its key: makes a row where none was, makes one whatever was there, ends it."""
@@ -21,7 +21,7 @@ _Mask = npt.NDArray[np.bool_]
 _NO_COUNTS = Counts()
 
 
-class Changes(NamedTuple):
+class HashedChanges(NamedTuple):
     """Changes of one table's keys, in any order; `orders` says which came first."""
 
     keys: Hashes
@@ -29,9 +29,9 @@ class Changes(NamedTuple):
     orders: Orders
     kinds: Kinds
 
-    def where(self, mask: _Mask) -> "Changes":
+    def where(self, mask: _Mask) -> "HashedChanges":
         """Some of them."""
-        return Changes(self.keys[mask], self.rows[mask], self.orders[mask], self.kinds[mask])
+        return HashedChanges(self.keys[mask], self.rows[mask], self.orders[mask], self.kinds[mask])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class TableResult:
         )
 
 
-def compared(changes: Changes, wanted: Pairs, left_out: Hashes, basis: Basis) -> TableResult:
+def compared(changes: HashedChanges, wanted: Pairs, left_out: Hashes, basis: Basis) -> TableResult:
     """Compare what changes lead to with the rows that there should be, but for keys that are left out."""
     moving = len(np.unique(left_out))
     if moving:
@@ -101,7 +101,7 @@ class _Left(NamedTuple):
     repeated: Hashes
 
 
-def _left(changes: Changes) -> _Left:
+def _left(changes: HashedChanges) -> _Left:
     """The last change of each key decides."""
     order = np.lexsort((changes.orders, changes.keys))
     keys, rows, kinds = changes.keys[order], changes.rows[order], changes.kinds[order]
@@ -112,7 +112,7 @@ def _left(changes: Changes) -> _Left:
     return _Left((keys[there], rows[there]), keys[last], keys[1:][again])
 
 
-def _counted(changes: Changes) -> _Left:
+def _counted(changes: HashedChanges) -> _Left:
     """Of equal rows as many are left as came more often than they went."""
     keys, places = np.unique(changes.keys, return_inverse=True)
     steps = np.where(changes.kinds == REMOVED, -1, 1)

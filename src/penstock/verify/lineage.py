@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from penstock.changefeeds.directory.reader import Ddl, TableVersion
-from penstock.tables.ddl_jobs import Action
+from penstock.tables.ddl_jobs import DdlAction
 from penstock.tables.schema import TableInfo
 
 __all__ = ["Lineage", "Lineages", "with_ids_of"]
 
 _SEVERAL_CHANGES = 61  # TiDB's number of an ALTER TABLE with several parts
 _RECOVER_TABLE = 25
-_CHANGES_OF_COLUMNS = frozenset({int(Action.MODIFY_COLUMN), _SEVERAL_CHANGES})
+_CHANGES_OF_COLUMNS = frozenset({int(DdlAction.MODIFY_COLUMN), _SEVERAL_CHANGES})
 _EXCHANGE_PARTITION = 42
 _LOSES_ROWS = frozenset({20, 23, _EXCHANGE_PARTITION})  # and DROP, TRUNCATE PARTITION, of which no row tells
-_NOT_FROM_THE_BEGINNING = frozenset({int(Action.RENAME_TABLE), _RECOVER_TABLE})
+_NOT_FROM_THE_BEGINNING = frozenset({int(DdlAction.RENAME_TABLE), _RECOVER_TABLE})
 
 
 @dataclass(slots=True)
@@ -66,18 +66,18 @@ class Lineages:
         """A schema file, after all that were learned."""
         name = ddl.name.lower()
         if ddl.table is None:
-            if ddl.type == Action.DROP_SCHEMA:
+            if ddl.type == DdlAction.DROP_SCHEMA:
                 self._now = {
                     each: kept for each, kept in self._now.items() if not each.startswith(f"{name}.")
                 }
-        elif ddl.type == Action.DROP_TABLE or self._leaves(ddl):
+        elif ddl.type == DdlAction.DROP_TABLE or self._leaves(ddl):
             self._now.pop(name, None)
         else:
             self._enter(ddl, ddl.table)
 
     def _leaves(self, ddl: Ddl) -> bool:
         """Whether a table gets a name that is not carried: its file has the name that it had."""
-        renamed = ddl.type == Action.RENAME_TABLE and ddl.renamed_from is None
+        renamed = ddl.type == DdlAction.RENAME_TABLE and ddl.renamed_from is None
         return renamed and ddl.name.lower() in self._now
 
     def _enter(self, ddl: Ddl, table: TableInfo) -> None:
@@ -85,9 +85,9 @@ class Lineages:
         if ddl.renamed_from is not None:
             known = self._now.pop(".".join(ddl.renamed_from).lower(), None)
         else:
-            known = None if ddl.type == Action.TRUNCATE_TABLE else self._now.get(name)
+            known = None if ddl.type == DdlAction.TRUNCATE_TABLE else self._now.get(name)
         lineage = known or self._new(ddl)
-        if ddl.type == Action.CREATE_TABLE and lineage.born_ts == ddl.version:
+        if ddl.type == DdlAction.CREATE_TABLE and lineage.born_ts == ddl.version:
             lineage.whole = True  # it may have been described before
         lineage.name = ddl.name
         lineage.columns = self._identified(lineage.columns, table, ddl.type)
@@ -107,7 +107,7 @@ class Lineages:
         lineage.loses_rows |= exchanged or ddl.type in _LOSES_ROWS
 
     def _new(self, ddl: Ddl) -> Lineage:
-        begins = ddl.type in {Action.CREATE_TABLE, Action.TRUNCATE_TABLE}
+        begins = ddl.type in {DdlAction.CREATE_TABLE, DdlAction.TRUNCATE_TABLE}
         whole = begins or (self._snapshot and ddl.type not in _NOT_FROM_THE_BEGINNING)
         self.born += 1
         return Lineage(self.born - 1, ddl.name, ddl.version, whole)

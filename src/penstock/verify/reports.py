@@ -6,10 +6,10 @@ from enum import StrEnum
 
 from penstock.verify.tally import Counts
 
-__all__ = ["FeedReport", "Scope", "TableReport"]
+__all__ = ["FeedReport", "TableReport", "VerifyScope"]
 
 
-class Scope(StrEnum):
+class VerifyScope(StrEnum):
     """What of a table was compared."""
 
     ALL = "all rows"
@@ -24,7 +24,7 @@ class TableReport:
     """One table."""
 
     table: str
-    scope: Scope
+    scope: VerifyScope
     source_rows: int = 0
     target_rows: int = 0
     counts: Counts = field(default_factory=Counts)
@@ -46,7 +46,7 @@ class TableReport:
     @property
     def same(self) -> bool | None:
         """Whether nothing differs; None when nothing was compared, and nothing else is wrong."""
-        return None if self.scope is Scope.NOTHING and not self.differs else not self.differs
+        return None if self.scope is VerifyScope.NOTHING and not self.differs else not self.differs
 
 
 @dataclass(frozen=True, slots=True)

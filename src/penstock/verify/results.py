@@ -8,7 +8,7 @@ from typing import Any, Self
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.log.job_log import JobLog
 from penstock.verify.tally import Counts
-from penstock.verify.target import VerifyReport
+from penstock.verify.target import TargetVerifyReport
 
 __all__ = ["LastVerification", "Outcomes"]
 
@@ -27,7 +27,7 @@ class LastVerification:
     error: str = ""
 
     @classmethod
-    def of(cls, report: VerifyReport, *, ended_ms: int) -> Self:
+    def of(cls, report: TargetVerifyReport, *, ended_ms: int) -> Self:
         """That of a comparison which came to its end."""
         return cls(
             ended_ms=ended_ms,

@@ -18,9 +18,9 @@ from penstock.jobs.runner.seams import RunnerLease
 from penstock.metrics import JOBS_DIFFERENCES, JOBS_VERIFICATIONS_TOTAL, JOBS_VERIFY_SECONDS
 from penstock.verify.dueness import next_due
 from penstock.verify.results import LastVerification
-from penstock.verify.target import VerifyReport
+from penstock.verify.target import TargetVerifyReport
 
-__all__ = ["RunnerVerifier", "VerifyDuty", "verify_on_schedule"]
+__all__ = ["RunnerVerifier", "ScheduledVerification", "verify_on_schedule"]
 
 _LOOK_S = 5.0
 _END_S = 10.0
@@ -35,14 +35,14 @@ class RunnerVerifier(Protocol):
     def last(self, keys: Iterable[JobKey]) -> dict[JobKey, LastVerification]:
         """What was found the last time, of those that were compared ever."""
 
-    def verify(self, job: Job, proceed: Callable[[], None]) -> VerifyReport:
+    def verify(self, job: Job, proceed: Callable[[], None]) -> TargetVerifyReport:
         """Compare a target; `proceed` is called now and then, and what it raises ends the comparison."""
 
     def note(self, key: JobKey, last: LastVerification, *, epoch: int) -> None:
         """Keep what was found; Fenced when the lease of that epoch is lost, or the job is gone."""
 
 
-class VerifyDuty:
+class ScheduledVerification:
     """Compares what is due, for as long as the lease is held. A difference changes nothing for the job.
 
     Comparisons have a thread of their own with a lower priority, so that they hold up no iteration.
@@ -155,7 +155,7 @@ def verify_on_schedule(
     verifier: RunnerVerifier,
 ) -> Callable[[JobBoard, RunnerLease], Coroutine[object, object, None]]:
     """The task of a runner that compares targets on schedule."""
-    return lambda board, lease: VerifyDuty(board, lease, verifier).run()
+    return lambda board, lease: ScheduledVerification(board, lease, verifier).run()
 
 
 def _lower_priority() -> None:

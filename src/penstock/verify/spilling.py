@@ -14,11 +14,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.columnar.row_hash import Hashes
-from penstock.columnar.sorted_spill import HashParts
-from penstock.verify.key_changes import Basis, Changes, Kinds, Orders, TableResult, compared
+from penstock.columnar.sorted_spill import HashedSpill
+from penstock.verify.key_changes import Basis, HashedChanges, Kinds, Orders, TableResult, compared
 from penstock.verify.shapes import HashedRows
 
-__all__ = ["Spill"]
+__all__ = ["ComparisonSpill"]
 
 _TABLE, _KEY, _ROW, _ORDER, _KIND = "table", "key", "row", "order", "kind"
 _FOUND = pa.schema(
@@ -35,13 +35,13 @@ _MOVING = pa.schema([(_TABLE, pa.uint32()), (_KEY, pa.uint64())])
 _BUFFER_BYTES = 64 << 20
 
 
-class Spill:
+class ComparisonSpill:
     """Rows go in in any order of tables; the changes of a table in their order. A context."""
 
     def __init__(self, folder: Path, *, buffer_bytes: int = _BUFFER_BYTES) -> None:
-        self._found = HashParts(_FOUND, folder / "found.arrow", buffer_bytes=buffer_bytes)
-        self._wanted = HashParts(_WANTED, folder / "wanted.arrow", buffer_bytes=buffer_bytes)
-        self._moving = HashParts(_MOVING, folder / "moving.arrow", buffer_bytes=buffer_bytes)
+        self._found = HashedSpill(_FOUND, folder / "found.arrow", buffer_bytes=buffer_bytes)
+        self._wanted = HashedSpill(_WANTED, folder / "wanted.arrow", buffer_bytes=buffer_bytes)
+        self._moving = HashedSpill(_MOVING, folder / "moving.arrow", buffer_bytes=buffer_bytes)
 
     def change(self, table: int, rows: HashedRows, orders: Orders, kinds: Kinds) -> None:
         """Changes of a table: what became of keys, in the order of `orders`."""
@@ -67,7 +67,7 @@ class Spill:
             keys = _by_table(moving, _MOVING)
             for number in {*changes, *rows} & bases.keys():
                 pairs, left_out = rows.get(number, _NO_WANTED), keys.get(number, _NO_MOVING)[0]
-                made = Changes(*changes.get(number, _NO_FOUND))
+                made = HashedChanges(*changes.get(number, _NO_FOUND))
                 results[number] += compared(made, (pairs[0], pairs[1]), left_out, bases[number])
         return results
 

@@ -14,18 +14,18 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.changes.columns import chosen_columns, key_names
-from penstock.changes.limits import Limit
+from penstock.changes.limits import ReadLimit
 from penstock.columnar.row_hash import Hashes
-from penstock.columnar.spill_queue import RowSpool
+from penstock.columnar.spill_queue import SpillTable
 from penstock.errors import Fenced, Invalid, Unavailable
-from penstock.follow.source_2 import JobSource, Scan
+from penstock.follow.source_2 import ScanSource, TableScan
 from penstock.jobs.consumer import Comparable, Consumer, is_comparable
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobId
 from penstock.verify.compare import Comparison
 from penstock.verify.tally import Counts, added_samples
 
-__all__ = ["Verifier", "VerifyReport"]
+__all__ = ["TargetVerifyReport", "Verifier"]
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ _MEND_MAX = 5_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyReport:
+class TargetVerifyReport:
     """What a comparison found, of a target whose watermark is `at_ts`."""
 
     job: JobId
@@ -58,7 +58,7 @@ class _Moment(NamedTuple):
     """At which watermark a target is compared, and the scan of the source as it was then."""
 
     at_ts: int
-    scan: Scan
+    scan: TableScan
 
 
 class _Remedy(NamedTuple):
@@ -82,7 +82,7 @@ class Verifier:
         self,
         job: Job,
         consumer: Consumer,
-        source: JobSource,
+        source: ScanSource,
         folder: Path,
         *,
         log_ts: Callable[[], int],
@@ -100,11 +100,11 @@ class Verifier:
         self._same_ts = same_ts
         self._proceed = proceed
 
-    def verify(self) -> VerifyReport:
+    def verify(self) -> TargetVerifyReport:
         """Compare; nothing is changed."""
         return self._again_when_fenced(self._verify)
 
-    def repair(self) -> VerifyReport:
+    def repair(self) -> TargetVerifyReport:
         """Compare, and make the target what it should be; the report says what it was before."""
         return self._again_when_fenced(self._repair)
 
@@ -129,13 +129,13 @@ class Verifier:
             raise Invalid(
                 f"job {self._job.id} has not finished its first iteration; there is nothing to compare"
             )
-        return _Moment(at_ts, self._source.scan(self._job.key.table_id, 0, self._same_ts(at_ts), Limit()))
+        return _Moment(at_ts, self._source.scan(self._job.key.table_id, 0, self._same_ts(at_ts), ReadLimit()))
 
-    def _verify(self, moment: _Moment) -> VerifyReport:
+    def _verify(self, moment: _Moment) -> TargetVerifyReport:
         with self._compared(moment) as comparison:
             return self._report(moment, comparison)[0]
 
-    def _repair(self, moment: _Moment) -> VerifyReport:
+    def _repair(self, moment: _Moment) -> TargetVerifyReport:
         with self._compared(moment) as comparison:
             report, remedy = self._report(moment, comparison)
             self._mend(remedy, comparison, moment)
@@ -168,17 +168,17 @@ class Verifier:
     def _columns(self, moment: _Moment) -> pa.Schema:
         return chosen_columns(moment.scan.schema.table, self._job.spec.detail.consumer.columns)
 
-    def _report(self, moment: _Moment, comparison: Comparison) -> tuple[VerifyReport, _Remedy]:
+    def _report(self, moment: _Moment, comparison: Comparison) -> tuple[TargetVerifyReport, _Remedy]:
         counts, put = Counts(), [np.zeros(0, np.uint64)]
         samples: dict[str, list[str]] = {}
-        removed = RowSpool(comparison.key_schema, self._folder / "removed.arrow")
+        removed = SpillTable(comparison.key_schema, self._folder / "removed.arrow")
         for part in comparison.differences():
             counts += part.counts
             put.append(part.put)
             for batch in part.removed.to_batches():
                 removed.add(batch)
             samples = added_samples(samples, part.samples)
-        report = VerifyReport(
+        report = TargetVerifyReport(
             job=self._job.id,
             at_ts=moment.at_ts,
             source_rows=comparison.rows[0],

@@ -1,6 +1,6 @@
 """Whether the targets of jobs are what their sources say, and what brings them back to that.
 
-care = TargetCare(Jobs(client), source, settings)
+care = TargetVerification(Jobs(client), source, settings)
 report = care.verify(JobId.parse("shop.orders/search"))
 if not report.same:
     care.repair(JobId.parse("shop.orders/search"))
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from penstock import eventloop
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid
-from penstock.follow.source_2 import JobSource
+from penstock.follow.source_2 import ScanSource
 from penstock.jobs.api import Jobs
 from penstock.jobs.checking import consumer_of
 from penstock.jobs.job import ErrorCode, Job, JobState
@@ -23,9 +23,9 @@ from penstock.jobs.jobid import JobId
 from penstock.kv import Transaction
 from penstock.kv.transact import retried
 from penstock.settings import Settings
-from penstock.verify.target import Verifier, VerifyReport
+from penstock.verify.target import TargetVerifyReport, Verifier
 
-__all__ = ["Repair", "RepairAction", "TargetCare"]
+__all__ = ["RepairAction", "TargetRepair", "TargetVerification"]
 
 _ONLY_ANEW = {ErrorCode.SCHEMA, ErrorCode.TABLE_GONE, ErrorCode.TARGET_DIFFERS}
 """After these there is nothing to compare with."""
@@ -42,31 +42,31 @@ class RepairAction(StrEnum):
     """The next iteration fills the target anew."""
 
 
-class Repair(NamedTuple):
+class TargetRepair(NamedTuple):
     """What a repair did to a job, and what the comparison had found, if there was one."""
 
     action: RepairAction
     job: Job
-    report: VerifyReport | None
+    report: TargetVerifyReport | None
 
 
-class TargetCare:
+class TargetVerification:
     """Verifies and repairs targets, in any process; blocks. Files for comparisons go below `TMPDIR`.
 
     Every method raises Invalid when there is no such job, or its target cannot be compared.
     """
 
-    def __init__(self, jobs: Jobs, source: JobSource, settings: Settings, *, clock: Clock = SYSTEM) -> None:
+    def __init__(self, jobs: Jobs, source: ScanSource, settings: Settings, *, clock: Clock = SYSTEM) -> None:
         self._jobs = jobs
         self._source = source
         self._settings = settings
         self._clock = clock
 
-    def verify(self, job_id: JobId, *, proceed: Callable[[], None] = lambda: None) -> VerifyReport:
+    def verify(self, job_id: JobId, *, proceed: Callable[[], None] = lambda: None) -> TargetVerifyReport:
         """Compare a job's target with its source as of the target's watermark. See Verifier."""
         return self._compared(self._jobs.get_job(job_id), lambda verifier: verifier.verify(), proceed)
 
-    def repair(self, job_id: JobId, *, rebuild: bool = False) -> Repair:
+    def repair(self, job_id: JobId, *, rebuild: bool = False) -> TargetRepair:
         """Mend a job's target, or have it filled anew where nothing else helps; let the job go on.
 
         A job whose table was truncated is registered for the table that there is now.
@@ -74,11 +74,11 @@ class TargetCare:
         job = self._jobs.get_job(job_id)
         if rebuild or job.status.error_code in _ONLY_ANEW or self._is_stranded(job):
             anew = self._committed(lambda txn: self._jobs.rebuild_job(txn, job_id))
-            return Repair(RepairAction.REBUILD, anew, None)
+            return TargetRepair(RepairAction.REBUILD, anew, None)
         report = self._compared(job, lambda verifier: verifier.repair())
         if job.state is JobState.ERROR:
             job = self._committed(lambda txn: self._jobs.resume_job(txn, job_id))
-        return Repair(RepairAction.NOTHING if report.same else RepairAction.MENDED, job, report)
+        return TargetRepair(RepairAction.NOTHING if report.same else RepairAction.MENDED, job, report)
 
     def _committed(self, change: Callable[[Transaction], Job]) -> Job:
         def attempt() -> Job:
@@ -95,8 +95,11 @@ class TargetCare:
             return True
 
     def _compared(
-        self, job: Job, work: Callable[[Verifier], VerifyReport], proceed: Callable[[], None] = lambda: None
-    ) -> VerifyReport:
+        self,
+        job: Job,
+        work: Callable[[Verifier], TargetVerifyReport],
+        proceed: Callable[[], None] = lambda: None,
+    ) -> TargetVerifyReport:
         if self._is_stranded(job):
             raise Invalid(
                 f"the table of job {job.id} was truncated or dropped; fill the target anew with"

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.spark.executorsettings import for_executors
 from penstock.spark.tasks import Progress, run_on_executors
-from penstock.verify.event_store import Difference, Mismatch, VerifyReport
+from penstock.verify.event_store import Difference, Mismatch, TableVerifyReport
 from penstock.verify.verifyjob import verify
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from penstock.settings import Settings, TlsSettings
 
-__all__ = ["Difference", "Mismatch", "VerifyReport", "verify_table"]
+__all__ = ["Difference", "Mismatch", "TableVerifyReport", "verify_table"]
 
 
 def verify_table(
@@ -25,7 +25,7 @@ def verify_table(
     ts: int | None = None,
     flight_tls: "TlsSettings | None" = None,
     progress: Progress | None = None,
-) -> VerifyReport:
+) -> TableVerifyReport:
     """Compare `database.table` in the event store with the cluster's own, row by row, as of `ts`.
 
     Without `ts` it is the newest that the event store can read. The report lists keys, no values. Raises as

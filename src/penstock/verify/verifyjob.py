@@ -11,7 +11,7 @@ from penstock.kv.cluster_ref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings, TlsSettings
 from penstock.tables.kv_scan import HANDLE_COLUMN, plan_scan, ranges_of
-from penstock.verify.event_store import Run, VerifyReport, compare
+from penstock.verify.event_store import Run, TableVerifyReport, compare
 
 
 def verify(
@@ -22,7 +22,7 @@ def verify(
     ts: int | None = None,
     flight_tls: TlsSettings | None = None,
     clock: Clock = SYSTEM,
-) -> VerifyReport:
+) -> TableVerifyReport:
     """Compare `database.table` in the event store with the cluster's, as of `ts` (None: the newest readable).
 
     History is held back in the cluster meanwhile. Raises Invalid when there is no such table, or `ts` is in

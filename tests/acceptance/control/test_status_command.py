@@ -11,7 +11,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from penstock.changefeeds.model import FeedState
+from penstock.changefeeds.model import ChangefeedState
 from penstock.cli import status
 from penstock.clock import SYSTEM
 from penstock.control.overview.locks import HoldingLock
@@ -112,7 +112,7 @@ def test_on_a_terminal_there_are_the_flow_its_holders_and_what_to_do() -> None:
         locks={7: HoldingLock(ago(40), 7, "0x74")},
         feeds=(
             feed("to-files", 3.0, spool=spool(0.9)),
-            feed("bad", 1, state=FeedState.FAILED, error="[red]x"),
+            feed("bad", 1, state=ChangefeedState.FAILED, error="[red]x"),
         ),
         jobs=(job("shop.orders/find", 500, of=table(changed_s=9), state=JobState.ERROR, error_code=10_000),),
         parts=(part(), part("jobs", PartKind.JOBS, state=PartState.WAITING, error="killed")),

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from penstock import settings as settings_
-from penstock.changes.limits import Limit
+from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM
 from penstock.control.deployment import Deployment, deployed
 from penstock.control.part_states import PartState, PartStatus, UpStates
@@ -95,7 +95,7 @@ def captured(world: World, deployment: Deployment, table: Table, ts: int) -> set
         return look is not None and look.readable_ts >= ts
 
     world.until(readable)
-    with source.open(source.scan(table_id, 0, ts, Limit()), None) as changes:
+    with source.open(source.scan(table_id, 0, ts, ReadLimit()), None) as changes:
         return {row["id"] for batch in changes for row in batch.data.to_pylist()}
 
 

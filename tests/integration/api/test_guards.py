@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.api.errors import Problem
+from penstock.api.errors import ProblemError
 from penstock.api.middleware import Readers
 from support.apiworld import TOKENS, ApiWorld
 
@@ -115,7 +115,7 @@ def test_a_body_is_no_larger_than_it_may_be(shared: ApiWorld) -> None:
 def test_so_many_read_at_a_time_and_no_more() -> None:
     readers = Readers(2)
     with readers.reading("ann"), readers.reading("ann"):
-        with pytest.raises(Problem) as refused, readers.reading("ann"):
+        with pytest.raises(ProblemError) as refused, readers.reading("ann"):
             pass
         assert (refused.value.status_code, refused.value.headers) == (503, {"Retry-After": "1"})
     with readers.reading("ann"), readers.reading("ann"):
@@ -125,9 +125,9 @@ def test_so_many_read_at_a_time_and_no_more() -> None:
 def test_no_account_keeps_the_others_from_reading() -> None:
     readers = Readers(3, accounts=2)
     with readers.reading("ann"), readers.reading("ann"):
-        with pytest.raises(Problem), readers.reading("ann"):
+        with pytest.raises(ProblemError), readers.reading("ann"):
             pass
-        with readers.reading("bob"), pytest.raises(Problem), readers.reading("bob"):
+        with readers.reading("bob"), pytest.raises(ProblemError), readers.reading("bob"):
             pass
     with readers.reading("bob"), readers.reading("bob"):
         pass

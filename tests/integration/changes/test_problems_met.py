@@ -9,7 +9,7 @@ import pytest
 from penstock.changes import ChangeBatch, collect_changes, plan_changes
 from penstock.clock import compose_ts
 from penstock.errors import StaleRead
-from penstock.eventstore.history_holds import Watermarks
+from penstock.eventstore.history_holds import HistoryHolds
 from penstock.eventstore.read.snapshot import read_snapshot
 from penstock.settings import UpkeepSettings
 from penstock.tables.alter import add_column
@@ -235,7 +235,7 @@ def test_rows_of_an_older_schema_read_as_of_then_after_a_merge(world: TableWorld
 def aged(make_world: MakeWorld, tmp_path: Path) -> TableWorld:
     """A table whose first objects were merged long ago; job "slow" still needs its history."""
     world = make_world(upkeep=UpkeepSettings(history_ttl_s=0, merge=False))
-    Watermarks(world.storage.open(), world.clock).hold(1, "slow", START)
+    HistoryHolds(world.storage.open(), world.clock).hold(1, "slow", START)
     world.commit(*rows(range(10)))
     world.flush()
     world.commit(item("integer", 1, "changed"), delete=[(2,)])
@@ -278,7 +278,7 @@ def test_history_goes_when_nobody_holds_it_and_the_oldest_that_is_left_can_be_to
     aged: TableWorld,
 ) -> None:
     aged.store.collect(1)
-    Watermarks(aged.storage.open(), aged.clock).release(1, "slow")
+    HistoryHolds(aged.storage.open(), aged.clock).release(1, "slow")
     assert aged.store.collect(1)
     oldest = aged.manifest().oldest_ts
     assert START < oldest < aged.ts
@@ -302,7 +302,7 @@ def test_history_goes_when_nobody_holds_it_and_the_oldest_that_is_left_can_be_to
 def test_history_that_goes_while_it_is_read_is_stale_and_never_a_gap(aged: TableWorld) -> None:
     with collect_changes(aged.view(), START, aged.ts, batch_rows=1) as handle:
         aged.store.collect(1)
-        Watermarks(aged.storage.open(), aged.clock).release(1, "slow")
+        HistoryHolds(aged.storage.open(), aged.clock).release(1, "slow")
         aged.store.collect(1)
         with pytest.raises(StaleRead) as stale:
             list(handle)

@@ -20,7 +20,7 @@ from penstock.changes.columns import key_names
 from penstock.clock import physical_ms
 from penstock.consumers.search_index.fulltext import Fulltext
 from penstock.consumers.search_index.keeper import IndexKeeper
-from penstock.consumers.search_index.lance_table import Rows
+from penstock.consumers.search_index.lance_table import IndexRows
 from penstock.consumers.search_index.search import search
 from penstock.consumers.search_index.upkeep import Limits
 from penstock.errors import Corrupt, Fenced, Invalid, Unavailable
@@ -439,7 +439,7 @@ def test_a_key_of_zero_removes_a_zero_of_either_sign(tmp_path: Path) -> None:
     world = IndexWorld(tmp_path, "fulltext", KEYED["numbers"][0], {"text_columns": "name"})
     world.source.commit({"id": -0.0, "name": "old"}, {"id": 2.0, "name": "old"}, {"id": 3.0, "name": "old"})
     world.catch_up()
-    gone = Rows([], pa.table({"id": [0.0, 2.0]}))
+    gone = IndexRows([], pa.table({"id": [0.0, 2.0]}))
     world.consumer().table.change(world.standing(), gone, lambda marker, _: marker)
     assert world.rows().column("id").to_pylist() == [3.0]
 

@@ -13,14 +13,14 @@ import pytest
 
 from penstock import metrics
 from penstock.changefeeds.commands import create_feed
-from penstock.changefeeds.model import FeedState
+from penstock.changefeeds.model import ChangefeedState
 from penstock.cli.metricserver import MetricServer
 from penstock.clock import SYSTEM, physical_ms
 from penstock.control.deployment import Deployment
 from penstock.control.overview.overview import Overview, Rates, overview
 from penstock.control.part_states import PartKind, PartState, PartStatus, UpStates
 from penstock.errors import Conflict
-from penstock.eventstore.capture.lease import PREFIX, Lease
+from penstock.eventstore.capture.lease import PREFIX, CaptureLease
 from penstock.kv import AsyncClient
 from penstock.settings import KvSettings, Settings, StoreSettings, UpSettings, parse_changefeed
 from penstock.store.cluster import Cluster
@@ -94,7 +94,7 @@ async def test_a_deployment_shows_its_tables_changefeeds_jobs_and_who_runs_them(
             assert orders.changed_ts is not None
             assert orders.changed_ts <= now_ts
 
-            await run.keep_state(FeedState.FAILED, "Unavailable: the disk is full")
+            await run.keep_state(ChangefeedState.FAILED, "Unavailable: the disk is full")
             found = await look(world, deployment)
             assert whats(found) == ["changefeed_failed"]
             assert "the disk is full" in found.problems[0].message
@@ -173,7 +173,7 @@ async def test_a_capture_that_hangs_is_a_problem_and_nobody_waits_for_it(tmp_pat
         await world.readable("shop.orders")
         with socket.create_server(("127.0.0.1", 0)) as hanging:  # takes calls and never answers
             addr = f"127.0.0.1:{hanging.getsockname()[1]}"
-            ghost = Lease("ghost", "data", addr, physical_ms(await world.now_ts()) + 60_000)
+            ghost = CaptureLease("ghost", "data", addr, physical_ms(await world.now_ts()) + 60_000)
             async with world.async_client.begin() as txn:
                 await txn.put(PREFIX + b"ghost", ghost.write())
             began = SYSTEM.monotonic()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.demo.lags import Commit
-from penstock.cli.demo.shop import CUSTOMERS, ORDER_ITEMS, ORDERS, PRODUCTS, REVIEWS, Keys, Shop
+from penstock.cli.demo.lags import DemoCommit
+from penstock.cli.demo.shop import CUSTOMERS, ORDER_ITEMS, ORDERS, PRODUCTS, REVIEWS, DemoKeys, Shop
 from penstock.cli.demo.writers import Writer, Writers, staff
 from penstock.clock import SYSTEM
 from penstock.errors import Conflict
@@ -17,7 +17,7 @@ from support.warmstore import WarmStore
 
 
 def test_everybody_writes_at_once_and_every_commit_is_told(tmp_path: Path) -> None:
-    commits: list[Commit] = []
+    commits: list[DemoCommit] = []
     with WarmStore.start(tmp_path / "store", stores=1) as store, Client.connect([store.pd_addr]) as client:
         db = Catalog(client)
         shop = Shop(db, SYSTEM, commits.append)
@@ -46,7 +46,7 @@ def count(db: Catalog, table: str) -> int:
     return int(db.table(table).to_arrow().num_rows)
 
 
-def written(commits: list[Commit]) -> set[str]:
+def written(commits: list[DemoCommit]) -> set[str]:
     return {table for each in list(commits) for table in each.rows}
 
 
@@ -83,7 +83,7 @@ def raised(check: Callable[[], None]) -> bool:
 
 
 def test_keys_are_given_to_many_and_taken_by_one() -> None:
-    keys = Keys(SYSTEM)
+    keys = DemoKeys(SYSTEM)
     assert (keys.some(3), keys.take()) == ([], None)
     keys.add(range(10))
     assert set(keys.some(50)) <= set(range(10))

@@ -12,17 +12,17 @@ from cryptography.hazmat.primitives import hashes, serialization
 
 from penstock.cli.doctor import clusterchecks, machine, network, secretfiles, storage, storages, tls
 from penstock.cli.doctor.examination import examine
-from penstock.cli.doctor.findings import Finding, Verdict
+from penstock.cli.doctor.findings import CheckResult, Finding
 from penstock.cli.metricserver import MetricServer
 from penstock.clock import SYSTEM
-from penstock.eventstore.capture.lease import PREFIX, Lease
+from penstock.eventstore.capture.lease import PREFIX, CaptureLease
 from penstock.kv import Client
-from penstock.object_storage import Storage, StorageRef, open_storage
+from penstock.object_storage import ObjectStorage, StorageRef, open_storage
 from penstock.settings import Settings, parse
 from support.certificates import Identity, issue
 from support.warmstore import WarmStore
 
-OK, WARN, BAD = Verdict.OK, Verdict.WARN, Verdict.BAD
+OK, WARN, BAD = CheckResult.OK, CheckResult.WARN, CheckResult.BAD
 
 
 def closed_port() -> str:
@@ -197,7 +197,7 @@ def test_a_cluster_is_found_with_its_clock_and_its_captures(tmp_path: Path) -> N
         assert (late.verdict, "3,600" in late.what) == (BAD, True)
         silent = closed_port()
         with Client.connect([store.pd_addr]) as client, client.begin() as txn:
-            lease = Lease("capture-9", "data", silent, SYSTEM.wall_ms() + 60_000)
+            lease = CaptureLease("capture-9", "data", silent, SYSTEM.wall_ms() + 60_000)
             txn.put(PREFIX + b"capture-9", lease.write())
         deaf = named(clusterchecks.cluster(settings), "capture capture-9")
         assert (deaf.verdict, silent in deaf.what) == (BAD, True)
@@ -208,7 +208,7 @@ def test_a_cluster_is_found_with_its_clock_and_its_captures(tmp_path: Path) -> N
 # Storage.
 
 
-class Careless(Storage):
+class Careless(ObjectStorage):
     """A storage that overwrites, whatever it is told."""
 
     def create(self, path: str, data: bytes) -> bool:

@@ -30,7 +30,7 @@ from penstock.kv import Client
 from penstock.kv.pd import PdClient
 from penstock.object_storage import StorageRef, open_storage
 from penstock.settings import KvSettings, Settings, StoreSettings
-from penstock.sources import Span, SubscriptionClient
+from penstock.sources import KeySpan, SubscriptionClient
 from penstock.store.cdc.scan import IncrementalScan
 from penstock.store.cluster import Cluster
 from penstock.tables import Catalog
@@ -426,7 +426,7 @@ async def test_a_table_is_subscribed_only_where_its_history_is_held(
     begun: list[tuple[int, int]] = []
 
     async def beside_collection(
-        puller: SubscriptionClient, span: Span, start_ts: int, *given: Any, **rest: Any
+        puller: SubscriptionClient, span: KeySpan, start_ts: int, *given: Any, **rest: Any
     ) -> int:
         if span.table_id:
             now = await b.do(b.client.timestamp)

@@ -6,7 +6,7 @@ from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
 from penstock.eventstore.manifest_log import ManifestLog, load
 from penstock.eventstore.ownership import Ownership
-from penstock.object_storage import Storage, open_storage
+from penstock.object_storage import ObjectStorage, open_storage
 from penstock.testing.clock import ManualClock
 from support.s3server import Fault, FaultyS3, S3Bucket
 
@@ -17,14 +17,14 @@ FAULTS = pytest.mark.parametrize("faults", [CONFLICTS, LOST, MIXED], ids=["confl
 
 
 @pytest.fixture
-def storage(s3_bucket: S3Bucket, faulty_s3: FaultyS3, request: pytest.FixtureRequest) -> Storage:
+def storage(s3_bucket: S3Bucket, faulty_s3: FaultyS3, request: pytest.FixtureRequest) -> ObjectStorage:
     bucket = faulty_s3.before(s3_bucket)
     return open_storage(f"{bucket.url}/{request.node.name}", bucket.options)
 
 
 @FAULTS
 def test_an_object_is_created_or_said_to_be_there_with_its_content(
-    storage: Storage, faulty_s3: FaultyS3, faults: list[Fault]
+    storage: ObjectStorage, faulty_s3: FaultyS3, faults: list[Fault]
 ) -> None:
     faulty_s3.faults.extend(faults)
     made = storage.create("f/a", b"mine")
@@ -37,7 +37,7 @@ def test_an_object_is_created_or_said_to_be_there_with_its_content(
 
 @FAULTS
 def test_an_object_is_swapped_through_conflicts_and_lost_answers(
-    storage: Storage, faulty_s3: FaultyS3, faults: list[Fault]
+    storage: ObjectStorage, faulty_s3: FaultyS3, faults: list[Fault]
 ) -> None:
     faulty_s3.faults.extend(faults)
     assert storage.swap("f/m", b"one", seen=None)
@@ -49,7 +49,7 @@ def test_an_object_is_swapped_through_conflicts_and_lost_answers(
 
 @FAULTS
 def test_a_manifest_takes_entries_through_conflicts_and_lost_answers(
-    storage: Storage, faulty_s3: FaultyS3, faults: list[Fault]
+    storage: ObjectStorage, faulty_s3: FaultyS3, faults: list[Fault]
 ) -> None:
     faulty_s3.faults.extend(faults)
     log = ManifestLog.open(storage, "t", writer="a")

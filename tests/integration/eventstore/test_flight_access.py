@@ -16,9 +16,9 @@ from penstock.eventstore.capture.capture import Capture
 from penstock.eventstore.capture.flight_service import FlightService
 from penstock.eventstore.capture.reader import Reader, ReadRange
 from penstock.eventstore.capture.store import EventStore
-from penstock.eventstore.read.flight_client import FlightReader, TableProgress
+from penstock.eventstore.read.flight_client import CaptureProgress, FlightReader
 from penstock.eventstore.read.flightaccess import FlightAccess, TokenCheck
-from penstock.object_storage import Storage, open_storage
+from penstock.object_storage import ObjectStorage, open_storage
 from penstock.settings import CaptureSettings, ServerTlsSettings, Settings, TlsSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from support.capture import CaptureProcess
@@ -59,7 +59,7 @@ def files(tmp_path: Path) -> Files:
 
 
 @contextmanager
-def serving(folder: Path, **settings: Any) -> Iterator[tuple[str, EventStore, Storage]]:
+def serving(folder: Path, **settings: Any) -> Iterator[tuple[str, EventStore, ObjectStorage]]:
     chosen = CaptureSettings(data=folder / "data", flight_addr="127.0.0.1:0", **settings)
     storage = open_storage("memory:///")
     decoder = TidbRowDecoder()
@@ -96,7 +96,7 @@ def test_whoever_has_certificate_and_token_reads_everything(
     with serving(tmp_path, flight_tls=tls, flight_token=TOKEN) as (addr, _, _):
         ours = files.reading("client" if check_clients else None)
         with pickle.loads(pickle.dumps(FlightReader(addr, tls=ours, token=TOKEN))) as reader:
-            assert reader.tables() == [reader.progress(1)] == [TableProgress(1, 100, 100, 0, 50)]
+            assert reader.tables() == [reader.progress(1)] == [CaptureProgress(1, 100, 100, 0, 50)]
             assert rows(reader) == 50
 
 

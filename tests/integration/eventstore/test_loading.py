@@ -15,7 +15,7 @@ from penstock.errors import Corrupt, Invalid, StaleRead
 from penstock.eventstore import manifest_log, paths
 from penstock.eventstore.capture.capture import Capture
 from penstock.eventstore.read.partition import Partition
-from penstock.eventstore.upkeep.load import RangeTask, TableLoad, in_progress
+from penstock.eventstore.upkeep.load import RangeTask, SnapshotLoad, in_progress
 from penstock.eventstore.upkeep.loadplan import read_plan, write_plan
 from penstock.kv import Client
 from penstock.kv.cluster_ref import ClusterRef
@@ -231,7 +231,7 @@ def test_a_driver_that_ends_between_commit_and_clearing_is_followed_by_one_that_
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(TableLoad, "clear", crash)
+        patched.setattr(SnapshotLoad, "clear", crash)
         with pytest.raises(Crash):
             bench.load()
     assert not in_progress(bench.storage, bench.table_id), "a capture need not wait for what is committed"
@@ -321,16 +321,16 @@ def test_every_partition_of_a_table_is_loaded_and_resumed_together(
 ) -> None:
     ids = partitioned(bench)
     cleared: list[int] = []
-    clear = TableLoad.clear
+    clear = SnapshotLoad.clear
 
-    def crash_at_the_second(load: TableLoad) -> None:
+    def crash_at_the_second(load: SnapshotLoad) -> None:
         if cleared:
             raise Crash
         cleared.append(load.plan.table_id)
         clear(load)
 
     with monkeypatch.context() as patched:
-        patched.setattr(TableLoad, "clear", crash_at_the_second)
+        patched.setattr(SnapshotLoad, "clear", crash_at_the_second)
         with pytest.raises(Crash):
             load_table(bench.settings, "shop.events", run_all)
     assert cleared == ids[1:], "the first partition, by which a load is found, is cleared last"
@@ -341,7 +341,7 @@ def test_every_partition_of_a_table_is_loaded_and_resumed_together(
         assert list(replayed(bench.storage, table_id, states[0].flushed_ts).values()) == [
             {"id": nth, "name": f"n{nth}"}
         ]
-        assert not TableLoad.find(bench.ref, table_id)
+        assert not SnapshotLoad.find(bench.ref, table_id)
 
 
 def partitioned(bench: Bench) -> list[int]:

@@ -9,7 +9,7 @@ from penstock.errors import Fenced
 from penstock.eventstore import paths
 from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.manifest_log import ManifestLog, load
-from penstock.object_storage import Storage, open_storage
+from penstock.object_storage import ObjectStorage, open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from support.events import FixedSchemas, a_table, change, replayed
@@ -21,11 +21,11 @@ NOW = 1 << 58
 
 
 @pytest.fixture
-def storage(s3_bucket: S3Bucket, request: pytest.FixtureRequest) -> Storage:
+def storage(s3_bucket: S3Bucket, request: pytest.FixtureRequest) -> ObjectStorage:
     return open_storage(f"{s3_bucket.url}/{request.node.name}", s3_bucket.options)
 
 
-def test_creation_is_conditional_and_listing_ordered(storage: Storage, tmp_path: Path) -> None:
+def test_creation_is_conditional_and_listing_ordered(storage: ObjectStorage, tmp_path: Path) -> None:
     assert storage.create("f/2", b"one")
     assert not storage.create("f/2", b"two")
     assert storage.read("f/2") == b"one"
@@ -41,7 +41,7 @@ def test_creation_is_conditional_and_listing_ordered(storage: Storage, tmp_path:
     assert storage.read("f/1") is None
 
 
-def test_of_racing_owners_one_wins_each_number(storage: Storage) -> None:
+def test_of_racing_owners_one_wins_each_number(storage: ObjectStorage) -> None:
     start = threading.Barrier(3)
     commits: list[str] = []
 
@@ -66,7 +66,7 @@ def test_of_racing_owners_one_wins_each_number(storage: Storage) -> None:
     assert any(note.endswith("-4") for note in commits)  # the last owner was not disturbed
 
 
-def test_rows_survive_from_the_log_to_objects_in_s3(storage: Storage, tmp_path: Path) -> None:
+def test_rows_survive_from_the_log_to_objects_in_s3(storage: ObjectStorage, tmp_path: Path) -> None:
     def open_store() -> EventStore:
         settings = CaptureSettings(data=tmp_path, flush_interval_s=3600, idle_flush_interval_s=3600)
         store = EventStore(settings, storage, decoder=TidbRowDecoder(), schemas=FixedSchemas.of(TABLE))

@@ -10,21 +10,21 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.changefeeds.sinks.work import DispatcherSpec, Slice
-from penstock.changes.limits import Limit
+from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
 from penstock.eventstore.capture.flight_service import FlightService
-from penstock.eventstore.history_holds import Watermarks
+from penstock.eventstore.history_holds import HistoryHolds
 from penstock.eventstore.read.flight_client import FlightReader
 from penstock.eventstore.read.partition import StorageRef
-from penstock.eventstore.read.ranges import Part, RangeReader, ReadRange, TableProgress
+from penstock.eventstore.read.ranges import CaptureProgress, RangeReader, ReadRange, SchemaRange
 from penstock.follow.eventsource import HOLDER, EventStoreJobSource
 from penstock.follow.follower import EventStoreSource
 from penstock.follow.positions import Position
 from penstock.follow.progress import MISSED_S
-from penstock.follow.source import Look
-from penstock.follow.source_2 import Scan
+from penstock.follow.slices import Slice, TableSpan
+from penstock.follow.source import ReadableRange
+from penstock.follow.source_2 import TableScan
 from penstock.jobs.error_codes import TableGone
 from penstock.kv import AsyncClient, Client
 from penstock.kv.cluster_ref import ClusterRef
@@ -52,16 +52,16 @@ async def until(holds: Callable[[], bool], what: str) -> None:
 
 
 async def next_slice(source: EventStoreSource, upto_ts: int, table_id: int = 1) -> Slice | None:
-    return await source.next_slice(DispatcherSpec.of("feed", table_id), Position(START), upto_ts, Limit())
+    return await source.next_slice(TableSpan.of("feed", table_id), Position(START), upto_ts, ReadLimit())
 
 
-def scan(source: EventStoreJobSource, upto_ts: int, table_id: int = 1) -> Scan:
-    return source.scan(table_id, START, upto_ts, Limit())
+def scan(source: EventStoreJobSource, upto_ts: int, table_id: int = 1) -> TableScan:
+    return source.scan(table_id, START, upto_ts, ReadLimit())
 
 
 def held(storage: StorageRef, table_id: int, holder: str) -> list[int]:
     """The timestamps after which a holder needs the history of a physical table."""
-    return [each.ts for each in Watermarks(storage.open()).all_of(table_id) if holder in each.path]
+    return [each.ts for each in HistoryHolds(storage.open()).all_of(table_id) if holder in each.path]
 
 
 def slice_ids(piece: Slice | None) -> list[int]:
@@ -72,7 +72,7 @@ def slice_ids(piece: Slice | None) -> list[int]:
     return sorted(found)
 
 
-def scan_ids(source: EventStoreJobSource, found: Scan) -> list[int]:
+def scan_ids(source: EventStoreJobSource, found: TableScan) -> list[int]:
     with source.open(found, None) as handle:
         return sorted(number for batch in handle for number in batch.data.column("id").to_pylist())
 
@@ -208,7 +208,7 @@ async def test_a_changefeed_counts_a_dropped_table_as_read_to_its_end(tmp_path: 
             clock.advance(MISSED_S)
             looks = await source.look([1, 77, 78])
             assert looks.keys() == {1, 77}
-            assert looks[77] == Look(source.ddl_resolved_ts(), 0)
+            assert looks[77] == ReadableRange(source.ddl_resolved_ts(), 0)
 
 
 async def test_a_job_gets_a_sentence_about_a_dropped_table_and_no_end_of_it(tmp_path: Path) -> None:
@@ -237,10 +237,10 @@ class SilentRows:
         self.waiting = 0
         self._rows = rows
 
-    def progress(self, table_id: int) -> TableProgress:
+    def progress(self, table_id: int) -> CaptureProgress:
         return self._rows.progress(table_id)
 
-    def parts(self, wanted: ReadRange) -> list[Part]:
+    def parts(self, wanted: ReadRange) -> list[SchemaRange]:
         self._wait()
         return self._rows.parts(wanted)
 
@@ -391,11 +391,11 @@ class _LeavingReader(FlightReader):
         super().__init__(owner.addr)
         self._owner = owner
 
-    def tables(self, *, timeout_s: float = WAIT_S) -> list[TableProgress]:
+    def tables(self, *, timeout_s: float = WAIT_S) -> list[CaptureProgress]:
         self._owner.search()
         return [] if self._owner.leaves.is_set() else super().tables(timeout_s=timeout_s)
 
-    def parts(self, wanted: ReadRange) -> list[Part]:
+    def parts(self, wanted: ReadRange) -> list[SchemaRange]:
         raise self._owner.leave(wanted)
 
     def read(self, wanted: ReadRange) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
@@ -432,7 +432,7 @@ async def fail_together(owner: LeavingOwner) -> None:
     try:
         await until(lambda: owner.reading > 0, "nobody reads")
         owner.leaves.set()
-        await until(lambda: owner.failed == CROWD, "not everybody failed")
+        await until(lambda: owner.failed >= CROWD, "not everybody failed")
     finally:
         owner.leaves.set()
         owner.searched.set()

@@ -9,17 +9,18 @@ from time import process_time  # noqa: TID251 - what is measured is work, not ti
 import pytest
 
 from penstock.changes.columns import chosen_columns, key_names
-from penstock.changes.limits import Limit
+from penstock.changes.limits import ReadLimit
 from penstock.changes.netchanges import net_of
 from penstock.clock import physical_ms
 from penstock.errors import Invalid, StaleRead, Unavailable
-from penstock.eventstore.capture.lease import Lease
-from penstock.eventstore.history_holds import Watermarks
+from penstock.eventstore.capture.lease import CaptureLease
+from penstock.eventstore.history_holds import HistoryHolds
 from penstock.eventstore.manifest import BEGUN
-from penstock.eventstore.read.ranges import TableProgress
+from penstock.eventstore.read.ranges import CaptureProgress
 from penstock.follow.cluster_tables import UNKNOWN_MS, FollowedTables, TableGone
 from penstock.follow.eventsource import HOLDER, EventStoreJobSource
-from penstock.follow.source_2 import Look, Scan
+from penstock.follow.source import ReadableRange
+from penstock.follow.source_2 import TableScan
 from penstock.jobs.iteration.projecting import PieceProjection
 from penstock.object_storage import StorageRef
 from penstock.tables.alter import add_column
@@ -31,17 +32,21 @@ from support.jobsources import HandFed, JobSourceWorld
 from support.metaevents import a_table, database, described, gone
 from support.tableworld import START
 
-EVERYTHING = Limit()
+EVERYTHING = ReadLimit()
 
 
 async def scan(
-    source: EventStoreJobSource, *given: int, limit: Limit = EVERYTHING, table_id: int = 1
-) -> Scan:
+    source: EventStoreJobSource, *given: int, limit: ReadLimit = EVERYTHING, table_id: int = 1
+) -> TableScan:
     return await asyncio.to_thread(source.scan, table_id, *given, limit)
 
 
 def applied(
-    source: EventStoreJobSource, found: Scan, rows: Snapshot, scratch: Path, columns: list[str] | None = None
+    source: EventStoreJobSource,
+    found: TableScan,
+    rows: Snapshot,
+    scratch: Path,
+    columns: list[str] | None = None,
 ) -> Snapshot:
     """What a target has after a range."""
     table = found.schema.table
@@ -66,11 +71,11 @@ def applied(
 class ListedCapture:
     """A capture of many tables that says how far they are, and nothing else."""
 
-    def __init__(self, tables: list[TableProgress]) -> None:
+    def __init__(self, tables: list[CaptureProgress]) -> None:
         self.calls = 0
         self._tables = tables
 
-    def tables(self) -> list[TableProgress]:
+    def tables(self) -> list[CaptureProgress]:
         self.calls += 1
         return self._tables
 
@@ -81,7 +86,7 @@ class ListedCapture:
 async def test_a_thousand_tables_are_looked_at_in_one_call_of_each_capture(tmp_path: Path) -> None:
     ids = range(1, 1001)
     captures = {
-        f"capture-{at}": ListedCapture([TableProgress(each, 500, 500, 0, each, 7) for each in ids[at::2]])
+        f"capture-{at}": ListedCapture([CaptureProgress(each, 500, 500, 0, each, 7) for each in ids[at::2]])
         for at in range(2)
     }
     fed = HandFed([database(1, 1, "shop"), *(described(2, a_table(each, name=f"t{each}")) for each in ids)])
@@ -95,13 +100,13 @@ async def test_a_thousand_tables_are_looked_at_in_one_call_of_each_capture(tmp_p
     source = EventStoreJobSource(
         StorageRef(f"file://{tmp_path}"),
         now=now,
-        leases=lambda: [Lease(addr, "data", addr, 0) for addr in captures],
+        leases=lambda: [CaptureLease(addr, "data", addr, 0) for addr in captures],
         connect=captures.__getitem__,  # type: ignore[arg-type] # only what is asked is there
         tables=tables,
     )
     async with source:
         looks = await source.look(ids)
-        assert looks == {each: Look(400, min(400, max(2, each)), 7) for each in ids}
+        assert looks == {each: ReadableRange(400, min(400, max(2, each)), 7) for each in ids}
         began = process_time()
         await source.look(ids)
         assert process_time() - began < 0.2
@@ -117,9 +122,9 @@ async def test_a_table_is_as_far_as_the_last_of_its_partitions(tmp_path: Path) -
         newest = world.commit(item("integer", 2, "b"), into=0)
         world.store.open_table(11).advance_resolved_ts(newest)
         async with world.job_source() as source:
-            assert await source.look([9, 77]) == {9: Look(readable, readable, START)}
+            assert await source.look([9, 77]) == {9: ReadableRange(readable, readable, START)}
             world.known()
-            assert await source.look([9]) == {9: Look(newest, newest, START)}
+            assert await source.look([9]) == {9: ReadableRange(newest, newest, START)}
             assert early < newest
 
 
@@ -133,7 +138,7 @@ async def test_nothing_can_be_read_beyond_what_is_known_of_schemas(tmp_path: Pat
             with pytest.raises(Unavailable, match="schemas are known up to"):
                 await scan(source, 0, later)
             world.known()
-            assert (await source.look([1]))[1] == Look(later, later)
+            assert (await source.look([1]))[1] == ReadableRange(later, later)
 
 
 async def test_another_schema_is_a_change_that_targets_follow(tmp_path: Path) -> None:
@@ -143,7 +148,7 @@ async def test_another_schema_is_a_change_that_targets_follow(tmp_path: Path) ->
         world.tick(4)
         world.resolve()
         async with world.job_source() as source:
-            assert (await source.look([1]))[1] == Look(world.ts, altered)
+            assert (await source.look([1]))[1] == ReadableRange(world.ts, altered)
 
 
 async def test_a_failed_subscription_of_schemas_is_begun_anew(tmp_path: Path) -> None:
@@ -178,7 +183,7 @@ async def test_ranges_one_after_the_other_lead_to_what_the_table_is(tmp_path: Pa
                 ts = world.known()
                 if mix.random() < 0.5:
                     world.flush()
-                limit = Limit(rows=mix.choice([1, 5, 1000]))
+                limit = ReadLimit(rows=mix.choice([1, 5, 1000]))
                 while at_ts < ts:
                     found = await scan(source, at_ts, ts, limit=limit)
                     assert found.to_ts > at_ts
@@ -199,17 +204,17 @@ async def test_a_range_ends_where_the_limit_is_met_and_has_one_whole_commit_at_l
                 if flushed:
                     world.flush()
                 start = START + 1
-                one = await scan(source, start, world.ts, limit=Limit(rows=1))
+                one = await scan(source, start, world.ts, limit=ReadLimit(rows=1))
                 assert (one.rows, one.to_ts) == (10, commits[0])
-                two = await scan(source, start, world.ts, limit=Limit(rows=25))
+                two = await scan(source, start, world.ts, limit=ReadLimit(rows=25))
                 assert commits[1] <= two.to_ts < commits[2]
                 assert two.rows == 20
-                small = await scan(source, start, world.ts, limit=Limit(nbytes=1))
+                small = await scan(source, start, world.ts, limit=ReadLimit(nbytes=1))
                 assert small.to_ts == commits[0]
                 whole = await scan(source, start, world.ts)
                 assert (whole.rows, whole.to_ts) == (50, world.ts)
                 assert whole.nbytes > 0
-                snapshot = await scan(source, 0, world.ts, limit=Limit(rows=1))
+                snapshot = await scan(source, 0, world.ts, limit=ReadLimit(rows=1))
                 assert (snapshot.rows, snapshot.to_ts) == (50, world.ts)
                 assert snapshot.snapshot
 
@@ -220,7 +225,7 @@ async def test_a_range_without_changes_is_as_long_as_is_wanted(tmp_path: Path) -
         world.tick(100)
         world.resolve()
         async with world.job_source() as source:
-            found = await scan(source, start, world.ts, limit=Limit(rows=1))
+            found = await scan(source, start, world.ts, limit=ReadLimit(rows=1))
             assert (found.rows, found.nbytes, found.to_ts) == (0, 0, world.ts)
 
 
@@ -373,7 +378,7 @@ async def test_history_is_held_table_by_table_and_let_go(tmp_path: Path) -> None
     with JobSourceWorld(tmp_path, parted(11, 12), partitions=(11, 12)) as world:
         world.meta.append(described(3, a_table(77, name="u")))
         world.resolve()
-        held = Watermarks(world.storage.open(), world.clock)
+        held = HistoryHolds(world.storage.open(), world.clock)
 
         def holds(physical_id: int) -> list[int]:
             return [each.ts for each in held.all_of(physical_id) if HOLDER in each.path]

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from penstock.changes.limits import Limit
-from penstock.eventstore.history_holds import Watermarks
+from penstock.changes.limits import ReadLimit
+from penstock.eventstore.history_holds import HistoryHolds
 from penstock.follow.eventsource import HOLDER
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, gather
 from support.jobworld import JobWorld, job_world
@@ -60,7 +60,7 @@ async def test_a_table_that_is_gone_is_told_with_the_remedy(tmp_path: Path) -> N
         ts = await world.readable("shop.b")
         assert world.source.gone(truncated) is None
         await world.readable("shop.a", ts)
-        assert (await world.do(world.source.scan, truncated, 0, ts, Limit())).rows == 0
+        assert (await world.do(world.source.scan, truncated, 0, ts, ReadLimit())).rows == 0
         new_id = (await world.do(world.db.truncate_table, "shop.a")).id
         await world.do(world.db.drop_table, "shop.b")
         await world.until(lambda: world.source.gone(dropped) is not None)
@@ -77,7 +77,7 @@ async def test_history_is_held_where_jobs_are(tmp_path: Path) -> None:
         table_id = await world.create("shop.items", COLUMNS)
         ts = await world.readable("shop.items")
         await world.source.hold({table_id: ts})
-        held = Watermarks(world.capture.store._storage)
+        held = HistoryHolds(world.capture.store._storage)
         assert [each.ts for each in held.all_of(table_id) if HOLDER in each.path] == [ts]
         await world.source.hold({})
         assert list(held.all_of(table_id)) == []

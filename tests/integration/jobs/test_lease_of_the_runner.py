@@ -9,7 +9,7 @@ import pytest
 from penstock.clock import SYSTEM
 from penstock.errors import Corrupt, Fenced, Unavailable
 from penstock.kv import AsyncClient
-from penstock.kv.lease import Lease, LeaseRow, holder
+from penstock.kv.lease import Lease, LeaseRecord, holder
 from penstock.testing.clock import ManualClock
 from support.warmstore import WarmStore
 
@@ -33,7 +33,7 @@ async def clean(store: WarmStore) -> AsyncIterator[AsyncClient]:
 
 async def test_a_second_runner_waits_until_the_first_gives_up(store: WarmStore) -> None:
     async with clean(store) as client:
-        assert await holder(client) == LeaseRow()
+        assert await holder(client) == LeaseRecord()
         first = await Lease.acquire(client, "one", ttl_s=LONG_S)
         with pytest.raises(Unavailable, match="jobs are run by one"):
             await Lease.acquire(client, "two", ttl_s=LONG_S)

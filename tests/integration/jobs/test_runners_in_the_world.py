@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Invalid
-from penstock.jobs.freshnessdesk import FreshnessDesk
+from penstock.jobs.freshnessdesk import FreshnessReader
 from penstock.jobs.jobid import JobId
 from penstock.jobs.spec import JobSpec
 from penstock.kv.lease import holder
@@ -16,8 +16,8 @@ COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
 DEFAULT = {"job_type": "default"}
 
 
-def desk_of(world: JobWorld) -> FreshnessDesk:
-    return FreshnessDesk(world.jobs.get_job, world.source, world.settings.jobs)
+def desk_of(world: JobWorld) -> FreshnessReader:
+    return FreshnessReader(world.jobs.get_job, world.source, world.settings.jobs)
 
 
 async def test_jobs_that_come_one_after_the_other_end_in_one_iteration(tmp_path: Path) -> None:

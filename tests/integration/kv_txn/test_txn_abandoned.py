@@ -10,7 +10,7 @@ from penstock.clock import SYSTEM, TS_MAX
 from penstock.errors import Aborted, Invalid, Unavailable
 from penstock.kv import AsyncClient
 from penstock.kv.actions.commit import Commit
-from penstock.kv.batch_executor import Executor
+from penstock.kv.batch_executor import BatchExecutor
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 
 KEYS = ["a", "b", "c"]
@@ -329,7 +329,7 @@ async def test_a_commit_below_what_a_reader_was_promised_is_moved_up(world: Any)
         alive._scope.commit_ts = early_ts
         action = Commit(alive._scope, primary_first=True)
         bo = session.backoffer(1_000, "commit")
-        await Executor(session).run(bo, action, alive.mutations, alive.txn.primary)
+        await BatchExecutor(session).run(bo, action, alive.mutations, alive.txn.primary)
         assert alive._scope.commit_ts > read_ts
         assert await client.snapshot(read_ts).get(world.key("a")) == b"old"
         assert await read_one_by_one(world, client) == [b"new"] * 3

@@ -6,7 +6,7 @@ import pytest
 
 from penstock import metrics
 from penstock.errors import AssertionFailed, Invalid, KeyExists, WriteConflict
-from penstock.kv import Assertion, Phase
+from penstock.kv import Assertion, TxnPhase
 
 PROTOCOLS = ["1pc", "2pc", "async-commit"]
 
@@ -52,7 +52,7 @@ async def test_the_first_to_commit_wins(world: Any, protocol: str) -> None:
         with pytest.raises(WriteConflict) as caught:
             await loser.commit()
         assert caught.value.key == world.key("k")
-        assert loser.phase is Phase.ROLLED_BACK
+        assert loser.phase is TxnPhase.ROLLED_BACK
         assert await world.read(client, "k", "other") == [b"winner", None]
         await world.wait_until_unlocked(client)
 
@@ -131,7 +131,7 @@ async def test_a_transaction_without_writes_commits_nothing(world: Any) -> None:
     async with world.client() as client:
         async with client.begin() as txn:
             await txn.get(world.key("k"))
-        assert (txn.phase, txn.commit_ts) == (Phase.COMMITTED, 0)
+        assert (txn.phase, txn.commit_ts) == (TxnPhase.COMMITTED, 0)
 
 
 async def test_a_finished_transaction_and_a_closed_client_refuse_to_work(world: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import penstock.kv
 from penstock.errors import Conflict, Invalid, KeyExists, LockTimeout, Unavailable, WriteConflict
-from penstock.kv import Client, Phase
+from penstock.kv import Client, TxnPhase
 from penstock.settings import KvSettings
 
 
@@ -33,7 +33,7 @@ def test_a_block_commits_or_rolls_back(world: Any, client: Client, pessimistic: 
         txn.delete(world.key("c"))
         assert txn.get(world.key("a")) == b"1"
     assert txn.commit_ts > txn.start_ts
-    assert txn.phase is Phase.COMMITTED
+    assert txn.phase is TxnPhase.COMMITTED
     assert txn.commit_details is not None
 
     def fail() -> None:

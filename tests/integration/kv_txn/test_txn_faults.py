@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import Unavailable, Undetermined
-from penstock.kv import AsyncClient, Phase, budgets
+from penstock.kv import AsyncClient, TxnPhase, budgets
 from penstock.kv.sender import RegionStale
 from penstock.testing.store import Admin
 from support.warmstore import WarmStore
@@ -73,7 +73,7 @@ async def test_a_prewrite_that_may_have_committed_is_undetermined(
         await txn.put(world.key("b"), b"new")
         with pytest.raises(Undetermined):
             await txn.commit()
-        assert txn.phase is Phase.UNDETERMINED
+        assert txn.phase is TxnPhase.UNDETERMINED
         world.faults()
         # It did happen, and nobody cleaned it up.
         assert await world.read(client, "a", "b") == [b"new", b"new"]
@@ -89,7 +89,7 @@ async def test_a_first_phase_that_fails_is_cleaned_up(world: Any, hasty: None) -
         await txn.put(world.key("b"), b"new")
         with pytest.raises(Unavailable):
             await txn.commit()
-        assert txn.phase is Phase.ROLLED_BACK
+        assert txn.phase is TxnPhase.ROLLED_BACK
         world.faults()
         await world.wait_until_unlocked(client)
         assert await world.read(client, "a", "b") == [b"old", b"old"]
@@ -195,7 +195,7 @@ async def test_a_cancelled_commit_is_unknown_and_not_cleaned_up(
         commit.cancel()
         with pytest.raises(asyncio.CancelledError):
             await commit
-        assert txn.phase is Phase.UNDETERMINED
+        assert txn.phase is TxnPhase.UNDETERMINED
         assert len(client._session.background) == 0
 
 

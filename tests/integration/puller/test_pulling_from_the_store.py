@@ -12,13 +12,13 @@ from penstock.errors import Conflict, PenstockError
 from penstock.kv import AsyncClient
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.settings import PullerSettings
-from penstock.sources import Span, SubscriptionClient
+from penstock.sources import KeySpan, SubscriptionClient
 from penstock.store.cdc import stream as store_stream
 from penstock.store.cluster import Cluster
 from penstock.testing.store import Admin
 from support.recorder import Recorder
 
-SPAN = Span(7, b"k", b"l")
+SPAN = KeySpan(7, b"k", b"l")
 PROTOCOLS = (
     {"one_pc": True, "async_commit": True},
     {"one_pc": False, "async_commit": True},
@@ -36,7 +36,7 @@ async def until(recorder: Recorder, condition: Callable[[], bool], timeout_s: fl
     await asyncio.to_thread(recorder.wait_until, condition, timeout_s)
 
 
-async def snapshot(client: AsyncClient, ts: int, span: Span = SPAN) -> dict[bytes, bytes]:
+async def snapshot(client: AsyncClient, ts: int, span: KeySpan = SPAN) -> dict[bytes, bytes]:
     return {key: value async for key, value in client.snapshot(ts).iter(span.start, span.end)}
 
 

@@ -20,7 +20,7 @@ from penstock.changefeeds.codecs.options import EncoderOptions
 from penstock.changefeeds.engines.encode import encode_part
 from penstock.changefeeds.engines.engine import EncodeWork, FileWork
 from penstock.changefeeds.engines.spark import SparkEngine
-from penstock.changes.limits import Limit
+from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.capture import sharing
@@ -28,7 +28,7 @@ from penstock.eventstore.capture.capture import Capture
 from penstock.follow.follower import EventStoreSource
 from penstock.follow.positions import Position
 from penstock.follow.scans import scan_tail
-from penstock.follow.slices import DispatcherSpec
+from penstock.follow.slices import TableSpan
 from penstock.jobs.iteration import jobframes
 from penstock.jobs.iteration.jobframes import SparkFrames
 from penstock.object_storage import StorageRef
@@ -125,7 +125,7 @@ def test_frames_of_jobs_are_read_by_executors_alone(
         served.commit(item("integer", 1, "b"), delete=[(2,)])
         served.flush()
         served.commit(item("integer", 1, "c"))  # in another part: it is with the capture
-        scan = scan_tail(served.view(served.flight_rows()), start, served.resolve(), Limit())
+        scan = scan_tail(served.view(served.flight_rows()), start, served.resolve(), ReadLimit())
         frame = SparkFrames(lambda: cluster_spark).open(scan, None)
         found = {row["id"]: (row["name"], row["_deleted"]) for row in frame.dataframe.collect()}
         assert found == {1: ("c", False), 2: (None, True)}
@@ -311,13 +311,15 @@ class SinkJobs:
     async def _slices(self, ts: int) -> list[EncodeWork]:
         """A snapshot of the table, and what changed since."""
         source = await EventStoreSource.open(self.world.settings, "feed")
-        whole, options = DispatcherSpec.of("feed", self.world.table_id), EncoderOptions(chunk_bytes=2_000)
+        whole, options = TableSpan.of("feed", self.world.table_id), EncoderOptions(chunk_bytes=2_000)
         starts = [Position(self.world.load.ts, b""), Position(self.world.load.ts)]
         try:
             while source.ddl_resolved_ts() < ts:
                 await SYSTEM.sleep(0.05)
             await source.look([whole.table_id])
-            found = [await source.next_slice(whole, start, ts, Limit(), begin=starts[0]) for start in starts]
+            found = [
+                await source.next_slice(whole, start, ts, ReadLimit(), begin=starts[0]) for start in starts
+            ]
         finally:
             await source.close()
         return [EncodeWork(piece, options) for piece in found if piece is not None]

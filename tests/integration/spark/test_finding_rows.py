@@ -9,7 +9,7 @@ import pytest
 from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
 from penstock.eventstore.capture.flight_service import FlightService
-from penstock.eventstore.capture.lease import PREFIX, Lease
+from penstock.eventstore.capture.lease import PREFIX, CaptureLease
 from penstock.eventstore.read.partition import TableView
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.settings import Settings
@@ -83,7 +83,7 @@ class Announced:
         self._store.kill()
 
     def _announce(self) -> None:
-        lease = Lease("capture-1", "data", self.world.flight.addr, SYSTEM.wall_ms() + 10**7)
+        lease = CaptureLease("capture-1", "data", self.world.flight.addr, SYSTEM.wall_ms() + 10**7)
         with self._cluster.client().begin() as txn:
             txn.put(PREFIX + b"capture-1", lease.write())
 

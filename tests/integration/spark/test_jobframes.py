@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.changes.limits import Limit
+from penstock.changes.limits import ReadLimit
 from penstock.errors import StaleRead, Unavailable
 from penstock.follow.scans import scan_snapshot, scan_tail
-from penstock.follow.source_2 import Scan
+from penstock.follow.source_2 import TableScan
 from penstock.jobs.error_codes import SchemaRefused
 from penstock.jobs.iteration import jobframes
 from penstock.jobs.iteration.jobframes import SparkFrames
@@ -34,14 +34,14 @@ def on_executors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobframes, "_PART_ROWS_MAX", 8)
 
 
-def scan_of(world: ServedWorld, from_ts: int, to_ts: int) -> Scan:
+def scan_of(world: ServedWorld, from_ts: int, to_ts: int) -> TableScan:
     rows = world.flight_rows()
     view = world.view(rows)
-    return scan_tail(view, from_ts, to_ts, Limit()) if from_ts else scan_snapshot(view, to_ts)
+    return scan_tail(view, from_ts, to_ts, ReadLimit()) if from_ts else scan_snapshot(view, to_ts)
 
 
 @contextmanager
-def opened(spark: SparkSession, scan: Scan, columns: list[str] | None = None) -> Iterator[DataFrame]:
+def opened(spark: SparkSession, scan: TableScan, columns: list[str] | None = None) -> Iterator[DataFrame]:
     frame = SparkFrames(lambda: spark).open(scan, columns)
     try:
         yield frame.dataframe
@@ -111,7 +111,7 @@ def test_a_row_that_changes_in_many_parts_is_there_once_as_it_was_last(
             assert "Exchange" not in _plan(frame)
 
 
-def _wanted(scan: Scan) -> Any:
+def _wanted(scan: TableScan) -> Any:
     from penstock.changes.columns import chosen_columns
 
     return jobframes._Wanted(scan.schema, chosen_columns(scan.schema.table, None))

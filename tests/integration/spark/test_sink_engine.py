@@ -15,11 +15,11 @@ from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork
 from penstock.changefeeds.engines.local import LocalEngine
 from penstock.changefeeds.engines.sized import SizedEngine
 from penstock.changefeeds.engines.spark import SparkEngine
-from penstock.changes.limits import Limit
+from penstock.changes.limits import ReadLimit
 from penstock.errors import Unavailable
 from penstock.eventstore.read.flight_client import FlightReader
 from penstock.follow.positions import Position
-from penstock.follow.slices import DispatcherSpec, Slice, SliceRange, plan_slice
+from penstock.follow.slices import Slice, SliceRange, TableSpan, plan_slice
 from penstock.object_storage import StorageRef
 from support.itemtables import item, item_table
 from support.servedworld import ServedWorld
@@ -50,7 +50,7 @@ def target(tmp_path: Path) -> StorageRef:
 
 def sliced(world: ServedWorld, from_ts: int, to_ts: int) -> Slice:
     schema = world.schemas.versions(1, from_ts, to_ts)[-1]
-    wanted = SliceRange(DispatcherSpec.of("feed", 1), Position(from_ts), to_ts, Limit(), snapshot=False)
+    wanted = SliceRange(TableSpan.of("feed", 1), Position(from_ts), to_ts, ReadLimit(), snapshot=False)
     found = plan_slice(world.view(FlightReader(world.flight.addr)), schema, wanted)
     assert found is not None
     return found

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Corrupt, Invalid, Unavailable
-from penstock.store.engine import Cf, Engine, View
+from penstock.store.engine import Cf, Engine, EngineView
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_read_error_is_not_taken_for_the_end(direction: str) -> None:
         def status(self) -> None:
             raise OSError("IO error: a block cannot be read")
 
-    view = View((), [(Cf.RAW, Broken())])
+    view = EngineView((), [(Cf.RAW, Broken())])
     with pytest.raises(OSError, match="cannot be read"):
         list(getattr(view, direction)(Cf.RAW))
 

@@ -9,10 +9,10 @@ import pytest
 from penstock.clock import SYSTEM
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.settings import StoreSettings
-from penstock.store.bounds import EVERYTHING, Bounds
+from penstock.store.bounds import EVERYTHING, KeyBounds
 from penstock.store.engine import Cf, Engine
 from penstock.store.observe import Change
-from penstock.store.storage import Storage
+from penstock.store.storage import TxnStorage
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def storage(engine: Engine) -> Storage:
-    return Storage(engine, clock=SYSTEM, settings=StoreSettings(), max_ts=0)
+def storage(engine: Engine) -> TxnStorage:
+    return TxnStorage(engine, clock=SYSTEM, settings=StoreSettings(), max_ts=0)
 
 
 def put(key: bytes, value: bytes = b"v") -> kvrpcpb.Mutation:
@@ -52,14 +52,14 @@ async def until(condition: Callable[[], bool]) -> None:
         await SYSTEM.sleep(0.001)
 
 
-async def commit(storage: Storage, start_ts: int, commit_ts: int, *keys: bytes) -> None:
+async def commit(storage: TxnStorage, start_ts: int, commit_ts: int, *keys: bytes) -> None:
     request = kvrpcpb.CommitRequest(start_version=start_ts, commit_version=commit_ts, keys=keys)
     assert not (await storage.kv_commit(request, EVERYTHING)).HasField("error")
 
 
 @pytest.mark.parametrize("mode", [{"one_pc": True}, {"asynchronous": True}])
 async def test_readers_meet_an_undurable_commit_whose_timestamp_is_decided(
-    engine: Engine, storage: Storage, mode: dict[str, bool]
+    engine: Engine, storage: TxnStorage, mode: dict[str, bool]
 ) -> None:
     with engine._writing:  # nothing becomes durable
         writing = asyncio.ensure_future(storage.kv_prewrite(prewrite(10, b"a", b"b", **mode), EVERYTHING))
@@ -82,7 +82,7 @@ async def test_readers_meet_an_undurable_commit_whose_timestamp_is_decided(
 
 
 async def test_a_read_before_the_decision_pushes_the_commit_past_itself(
-    engine: Engine, storage: Storage
+    engine: Engine, storage: TxnStorage
 ) -> None:
     assert (await storage.kv_get(kvrpcpb.GetRequest(key=b"a", version=50), EVERYTHING)).not_found
     response = await storage.kv_prewrite(prewrite(10, b"a", one_pc=True), EVERYTHING)
@@ -90,7 +90,7 @@ async def test_a_read_before_the_decision_pushes_the_commit_past_itself(
     assert (await storage.kv_get(kvrpcpb.GetRequest(key=b"a", version=50), EVERYTHING)).not_found
 
 
-async def test_commands_on_one_key_take_turns_and_see_each_other(engine: Engine, storage: Storage) -> None:
+async def test_commands_on_one_key_take_turns_and_see_each_other(engine: Engine, storage: TxnStorage) -> None:
     with engine._writing:
         requests = [storage.kv_prewrite(prewrite(ts, b"a"), EVERYTHING) for ts in (10, 11, 12)]
         tasks = [asyncio.ensure_future(request) for request in requests]
@@ -102,7 +102,7 @@ async def test_commands_on_one_key_take_turns_and_see_each_other(engine: Engine,
 
 
 async def test_a_caller_that_goes_away_does_not_release_its_keys_early(
-    engine: Engine, storage: Storage
+    engine: Engine, storage: TxnStorage
 ) -> None:
     told: list[Change] = []
 
@@ -128,7 +128,7 @@ async def test_a_caller_that_goes_away_does_not_release_its_keys_early(
 
 
 async def test_the_observer_is_told_after_the_write_is_visible_and_before_the_answer(
-    storage: Storage,
+    storage: TxnStorage,
 ) -> None:
     seen: list[tuple[int, bytes | None]] = []
     answered: list[int] = []
@@ -147,7 +147,7 @@ async def test_the_observer_is_told_after_the_write_is_visible_and_before_the_an
 
 
 async def test_after_a_failed_write_readers_keep_off_what_may_be_on_disk(
-    engine: Engine, storage: Storage
+    engine: Engine, storage: TxnStorage
 ) -> None:
     bad = kvrpcpb.PrewriteRequest()
     bad.CopyFrom(prewrite(10, b"a", one_pc=True))
@@ -169,12 +169,12 @@ async def test_after_a_failed_write_readers_keep_off_what_may_be_on_disk(
 async def test_locks_are_known_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "restarted"
     engine = Engine.open(path, sync=False)
-    storage = Storage(engine, clock=SYSTEM, settings=StoreSettings(), max_ts=0)
+    storage = TxnStorage(engine, clock=SYSTEM, settings=StoreSettings(), max_ts=0)
     await storage.kv_prewrite(prewrite(10, b"a", b"b"), EVERYTHING)
     await storage.close()
     engine.close()
     engine = Engine.open(path, sync=False)
-    storage = Storage(engine, clock=SYSTEM, settings=StoreSettings(), max_ts=30)
+    storage = TxnStorage(engine, clock=SYSTEM, settings=StoreSettings(), max_ts=30)
     locked = await storage.kv_get(kvrpcpb.GetRequest(key=b"b", version=20), EVERYTHING)
     assert locked.error.locked.lock_version == 10
     scan = await storage.kv_scan(kvrpcpb.ScanRequest(limit=9, version=20), EVERYTHING)
@@ -187,7 +187,7 @@ async def test_locks_are_known_after_a_restart(tmp_path: Path) -> None:
     engine.close()
 
 
-async def test_a_long_scan_reads_one_moment_over_many_pages(storage: Storage) -> None:
+async def test_a_long_scan_reads_one_moment_over_many_pages(storage: TxnStorage) -> None:
     keys = [b"k%06d" % number for number in range(9000)]
     await storage.kv_prewrite(prewrite(10, *keys), EVERYTHING)
     await commit(storage, 10, 11, *keys)
@@ -202,7 +202,7 @@ async def test_a_long_scan_reads_one_moment_over_many_pages(storage: Storage) ->
     assert not (await storage.kv_scan(request, EVERYTHING)).pairs
 
 
-async def test_a_scan_finds_its_way_among_very_many_locks_and_versions(storage: Storage) -> None:
+async def test_a_scan_finds_its_way_among_very_many_locks_and_versions(storage: TxnStorage) -> None:
     locked = [b"m%05d" % number for number in range(1500)]  # more than are searched one by one
     for ts in range(10, 250, 4):
         await storage.kv_prewrite(prewrite(ts, b"hot"), EVERYTHING)
@@ -225,8 +225,8 @@ async def test_a_scan_finds_its_way_among_very_many_locks_and_versions(storage: 
     assert await scan(500, reverse=True) == [b"z", *(key + b"!" for key in locked[:-5:-1])]
 
 
-async def test_range_commands_stay_inside_their_bounds(storage: Storage) -> None:
-    half = Bounds(b"c", b"e")
+async def test_range_commands_stay_inside_their_bounds(storage: TxnStorage) -> None:
+    half = KeyBounds(b"c", b"e")
     keys = [bytes([letter]) for letter in b"abcdef"]
     await storage.kv_prewrite(prewrite(10, *keys), EVERYTHING)
     locks = await storage.kv_scan_lock(kvrpcpb.ScanLockRequest(max_version=99), half)
@@ -244,7 +244,7 @@ async def test_range_commands_stay_inside_their_bounds(storage: Storage) -> None
     scan = await storage.kv_scan(kvrpcpb.ScanRequest(limit=9, version=20), EVERYTHING)
     assert [pair.key for pair in scan.pairs] == [b"a", b"b", b"e", b"f"]
     found = await storage.mvcc_get_by_start_ts(
-        kvrpcpb.MvccGetByStartTsRequest(start_ts=10), Bounds(b"b", b"z")
+        kvrpcpb.MvccGetByStartTsRequest(start_ts=10), KeyBounds(b"b", b"z")
     )
     assert found.key == b"b"
     assert found.info.writes[0].commit_ts == 11
@@ -252,7 +252,7 @@ async def test_range_commands_stay_inside_their_bounds(storage: Storage) -> None
     assert not absent.HasField("info")
 
 
-async def test_collection_works_through_many_keys(storage: Storage) -> None:
+async def test_collection_works_through_many_keys(storage: TxnStorage) -> None:
     keys = [b"k%04d" % number for number in range(700)]
     for ts in (10, 20, 30):
         await storage.kv_prewrite(prewrite(ts, *keys), EVERYTHING)
@@ -266,7 +266,7 @@ async def test_collection_works_through_many_keys(storage: Storage) -> None:
 
 @pytest.mark.parametrize(("asynchronous", "expected_ts"), [(True, 11), (False, 50)])
 async def test_a_heart_beat_moves_the_commit_of_two_phases_only(
-    storage: Storage, asynchronous: bool, expected_ts: int
+    storage: TxnStorage, asynchronous: bool, expected_ts: int
 ) -> None:
     """That of an async commit is decided by its prewrites: all who look must find the same."""
     await storage.kv_prewrite(prewrite(10, b"a", b"b", asynchronous=asynchronous), EVERYTHING)
@@ -280,7 +280,7 @@ async def test_a_heart_beat_moves_the_commit_of_two_phases_only(
 
 
 async def test_a_transaction_from_before_collection_cannot_write_over_what_was_collected(
-    engine: Engine, storage: Storage
+    engine: Engine, storage: TxnStorage
 ) -> None:
     await storage.kv_prewrite(prewrite(5, b"b", one_pc=True), EVERYTHING)
     deletion = prewrite(20, b"a")
@@ -288,7 +288,7 @@ async def test_a_transaction_from_before_collection_cannot_write_over_what_was_c
     await storage.kv_prewrite(deletion, EVERYTHING)
     await commit(storage, 20, 21, b"a")
     await storage.kv_gc(kvrpcpb.GCRequest(safe_point=25), EVERYTHING)
-    reopened = Storage(engine, clock=SYSTEM, settings=StoreSettings(), max_ts=30, collected_ts=25)
+    reopened = TxnStorage(engine, clock=SYSTEM, settings=StoreSettings(), max_ts=30, collected_ts=25)
     for one in (storage, reopened):
         for one_pc in (False, True):
             response = await one.kv_prewrite(prewrite(10, b"a", one_pc=one_pc), EVERYTHING)
@@ -299,7 +299,7 @@ async def test_a_transaction_from_before_collection_cannot_write_over_what_was_c
     assert not (await storage.kv_prewrite(prewrite(25, b"a"), EVERYTHING)).errors
 
 
-async def test_waiting_requests_end_when_their_caller_goes_away(storage: Storage) -> None:
+async def test_waiting_requests_end_when_their_caller_goes_away(storage: TxnStorage) -> None:
     def lock(ts: int) -> Awaitable[kvrpcpb.PessimisticLockResponse]:
         request = kvrpcpb.PessimisticLockRequest(
             mutations=[kvrpcpb.Mutation(op=kvrpcpb.PessimisticLock, key=b"a")],

@@ -14,7 +14,7 @@ import pytest
 from penstock.errors import Conflict, Invalid, KeyExists, Unavailable
 from penstock.kv import Client
 from penstock.tables import Catalog, DuplicateRow, Index
-from penstock.tables.ddl_jobs import Action
+from penstock.tables.ddl_jobs import DdlAction
 from penstock.tables.keys import index_prefix, prefix_end, record_range
 from penstock.tables.meta import MetaReader, MetaWriter
 from penstock.tables.schema import SchemaState
@@ -299,11 +299,11 @@ def test_every_change_is_a_finished_job(db: Catalog, client: Client) -> None:
     db.drop_table("shop.sales")
     jobs = db.history()[seen:]
     assert [job.type for job in jobs] == [
-        Action.CREATE_TABLE,
-        Action.ADD_COLUMN,
-        Action.TRUNCATE_TABLE,
-        Action.RENAME_TABLE,
-        Action.DROP_TABLE,
+        DdlAction.CREATE_TABLE,
+        DdlAction.ADD_COLUMN,
+        DdlAction.TRUNCATE_TABLE,
+        DdlAction.RENAME_TABLE,
+        DdlAction.DROP_TABLE,
     ]
     assert [job.table_id for job in jobs] == [table.id, table.id, table.id, new.id, new.id]
     assert jobs[1].query == "ALTER TABLE `orders` ADD COLUMN `note` varchar(10)"
@@ -313,7 +313,7 @@ def test_every_change_is_a_finished_job(db: Catalog, client: Client) -> None:
     assert all(job.succeeded and job.finished_ts for job in jobs)
     diff = MetaReader(client.snapshot(client.timestamp())).diff(version + 3)
     assert diff is not None
-    assert (diff.type, diff.table_id, diff.old_table_id) == (Action.TRUNCATE_TABLE, new.id, table.id)
+    assert (diff.type, diff.table_id, diff.old_table_id) == (DdlAction.TRUNCATE_TABLE, new.id, table.id)
 
 
 def test_accounts_own_databases(db: Catalog) -> None:

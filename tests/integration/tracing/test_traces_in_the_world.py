@@ -7,8 +7,8 @@ from pathlib import Path
 
 from penstock import tracing
 from penstock.changefeeds.engines.local import LocalEngine
-from penstock.changefeeds.runner import FeedRunner, create_configured
-from penstock.changefeeds.store import Feeds
+from penstock.changefeeds.runner import ChangefeedRunner, create_configured
+from penstock.changefeeds.store import ChangefeedStore
 from penstock.clock import physical_ms
 from penstock.jobs.consumer import Consumer, DataRetriever
 from penstock.settings import ChangefeedSettings, TracingSettings
@@ -68,9 +68,9 @@ async def feeding(world: JobWorld, folder: Path) -> AsyncIterator[None]:
     """Run one changefeed of everything, as `penstock changefeed run` does, in this process."""
     uri = f"file://{folder}?protocol=canal-json&flush-interval=2s"
     settings = world.settings.model_copy(update={"changefeeds": {"all": ChangefeedSettings(sink_uri=uri)}})
-    feeds = Feeds(world.async_client)
+    feeds = ChangefeedStore(world.async_client)
     await create_configured(feeds, settings, now_ts=await world.now_ts())
-    runner = FeedRunner(settings, feeds, lambda _, options: LocalEngine(options.target), owner="test")
+    runner = ChangefeedRunner(settings, feeds, lambda _, options: LocalEngine(options.target), owner="test")
     running = asyncio.create_task(runner.run())
     try:
         yield

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from penstock.clock import compose_ts
-from penstock.eventstore.history_holds import Watermarks
+from penstock.eventstore.history_holds import HistoryHolds
 from penstock.eventstore.read.find import list_tables
 from penstock.settings import UpkeepSettings
 from penstock.tables.alter import add_column, drop_column
@@ -216,7 +216,7 @@ class ChangesAgainstVersions(RuleBasedStateMachine):
 
     def hold(self, ts: int | None) -> None:
         self.held_ts = ts
-        watermarks = Watermarks(self.world.storage.open(), self.world.clock)
+        watermarks = HistoryHolds(self.world.storage.open(), self.world.clock)
         for each in self.world.ids:
             if self.held_ts is not None:
                 watermarks.hold(each, "job", self.held_ts)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.changes.batches import ChangeBatch, Hint
-from penstock.changes.options import ChangeOptions, Columns
+from penstock.changes.options import ChangeOptions, ReadColumns
 from penstock.changes.tail import Tail
 from penstock.eventstore.paths import Side
 from penstock.eventstore.schema_version import SchemaVersion
@@ -61,7 +61,7 @@ def slices(rows: list[Row], side: Side, options: ChangeOptions, sizes: list[int]
     whole = pa.RecordBatch.from_pylist(
         [{name: row.get(name) for name in schema.names} for row in rows], schema
     )
-    whole = whole.select(Columns.of(VERSION.table, options).of_side(side).read.names)
+    whole = whole.select(ReadColumns.of(VERSION.table, options).of_side(side).read.names)
     at = nth = 0
     while at < len(rows):
         yield whole.slice(at, sizes[nth % len(sizes)])
@@ -76,7 +76,7 @@ def collected(
         slices([row for row in data if row["_commit_ts"] > from_ts], "data", options, sizes),
         slices([row for row in ends if row["_commit_ts"] > from_ts], "tombstone", options, sizes),
         schema=VERSION,
-        columns=Columns.of(VERSION.table, options),
+        columns=ReadColumns.of(VERSION.table, options),
         options=options,
         to_ts=END,
     )

@@ -23,9 +23,9 @@ from lance.dataset import LanceDataset
 
 from penstock.consumers.search_index.consumer import IndexConsumer
 from penstock.consumers.search_index.fulltext import Fulltext
-from penstock.consumers.search_index.lance_table import Standing
+from penstock.consumers.search_index.lance_table import IndexVersion
 from penstock.consumers.search_index.marker import ROWS_ONLY
-from penstock.consumers.search_index.query import Question
+from penstock.consumers.search_index.query import SearchQuery
 from penstock.consumers.search_index.upkeep import Limits
 from penstock.consumers.search_index.vector import Vector
 from penstock.errors import Fenced
@@ -243,10 +243,10 @@ class Target(RuleBasedStateMachine):
         assert consumer.committed_ts() == (standing.marker.watermark if newest else 0)
         self.check(consumer, standing)
 
-    def check(self, consumer: IndexConsumer, standing: Standing) -> None:
+    def check(self, consumer: IndexConsumer, standing: IndexVersion) -> None:
         raise NotImplementedError
 
-    def rows(self, standing: Standing) -> dict[Any, Any]:
+    def rows(self, standing: IndexVersion) -> dict[Any, Any]:
         table = self.source.versions.table_at(standing.marker.watermark)
         keys = [each.name for each in table.primary_key] or ["_handle"]
         there = standing.dataset.to_table(filter=ROWS_ONLY)
@@ -255,7 +255,9 @@ class Target(RuleBasedStateMachine):
         ]
         return rows_by_key(there.select(wanted), keys)
 
-    def found(self, consumer: IndexConsumer, standing: Standing, question: Question) -> list[dict[str, Any]]:
+    def found(
+        self, consumer: IndexConsumer, standing: IndexVersion, question: SearchQuery
+    ) -> list[dict[str, Any]]:
         asked = consumer.ask(standing, question)
         found: list[dict[str, Any]] = standing.dataset.to_table(
             columns=["name", asked.pop("score")], **asked
@@ -267,11 +269,11 @@ class FulltextTarget(Target):
     kind = EagerFulltext
     options = {"text_columns": "name"}  # noqa: RUF012 - never changed
 
-    def check(self, consumer: IndexConsumer, standing: Standing) -> None:
+    def check(self, consumer: IndexConsumer, standing: IndexVersion) -> None:
         source = self.source.at(standing.marker.watermark)
         assert self.rows(standing) == source
         for word in WORDS:
-            found = self.found(consumer, standing, Question(words=word, k=1000))
+            found = self.found(consumer, standing, SearchQuery(words=word, k=1000))
             wanted = [row["name"] for row in source.values() if word in (row["name"] or "").split()]
             assert sorted(row["name"] for row in found) == sorted(wanted)
 
@@ -280,12 +282,12 @@ class VectorTarget(Target):
     kind = EagerVector
     options = {"text_columns": "name", "dimension": "8", "index": "hnsw", "partitions": "1"}  # noqa: RUF012 - never changed
 
-    def check(self, consumer: IndexConsumer, standing: Standing) -> None:
+    def check(self, consumer: IndexConsumer, standing: IndexVersion) -> None:
         source = self.source.at(standing.marker.watermark)
         assert self.rows(standing) == {key: row for key, row in source.items() if (row["name"] or "").strip()}
         names = {row["name"] for row in source.values() if row["name"] and "river" in row["name"]}
         for name in sorted(names):
-            best = self.found(consumer, standing, Question(words=name, k=1))
+            best = self.found(consumer, standing, SearchQuery(words=name, k=1))
             assert best[0]["_distance"] < 1e-5
 
 

@@ -3,10 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.control.overview.model import Stage
-from penstock.control.overview.partmetrics import Growth, Sample
+from penstock.control.overview.model import FlowStage
+from penstock.control.overview.partmetrics import Growth, MetricSample
 
-ROWS = Sample("penstock_sink_rows_total", ("files",))
+ROWS = MetricSample("penstock_sink_rows_total", ("files",))
 
 STEPS = st.lists(
     st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 1000), st.booleans(), st.booleans()), max_size=40
@@ -31,7 +31,7 @@ def test_restarts_and_silence_never_invent_rows(steps: list[tuple[str, int, bool
             before.setdefault(part, written[part])
             seen.add(part)
             latest = {**before, part: written[part]}
-    rate = growth.rate(Stage.CHANGEFEEDS) or 0.0
+    rate = growth.rate(FlowStage.CHANGEFEEDS) or 0.0
     answered = {part: written[part] - before[part] for part in seen}
     assert 0 <= rate <= sum(answered.values()) + 1e-9
     if seen and seen <= steady and steps[-1][3]:

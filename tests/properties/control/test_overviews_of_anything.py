@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.changefeeds.model import FeedState
+from penstock.changefeeds.model import ChangefeedState
 from penstock.control.overview.facts import SLOW_S, CaptureFact, Facts
 from penstock.control.overview.locks import HoldingLock
 from penstock.control.overview.overview import Overview, told
@@ -38,7 +38,7 @@ def deployments(draw: st.DrawFn) -> Facts:
             f"{account}-{place}",
             draw(LAGS),
             account=account,
-            state=draw(st.sampled_from(FeedState)),
+            state=draw(st.sampled_from(ChangefeedState)),
             error=account,
             run_by=draw(st.sampled_from(["", "host"])),
             spool=draw(st.none() | st.floats(0, 2).map(spool)),

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.eventstore.capture.store import EventStore
-from penstock.eventstore.log.table_log import TableRows
+from penstock.eventstore.log.table_log import TableLog
 from penstock.object_storage import open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
@@ -94,7 +94,7 @@ class World:
             self.settings, self.storage, decoder=TidbRowDecoder(), schemas=FixedSchemas.of(*TABLES.values())
         )
         self.store.start()
-        self.rows: dict[int, TableRows] = {}
+        self.rows: dict[int, TableLog] = {}
         for table_id in TABLES:
             self.take(table_id)
 

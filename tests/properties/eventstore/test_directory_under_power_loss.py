@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from penstock.errors import Unavailable
-from penstock.object_storage import Storage, open_storage
+from penstock.object_storage import ObjectStorage, open_storage
 from support.powerloss import Disk
 
 PATHS = st.sampled_from(["a", "f/a", "f/b", "f/g/a"])
@@ -29,7 +29,7 @@ class DirectoryUnderPowerLoss(RuleBasedStateMachine):
         self.open()
 
     def open(self) -> None:
-        self.storage: Storage = open_storage(f"file://{self.root}/data/objects")
+        self.storage: ObjectStorage = open_storage(f"file://{self.root}/data/objects")
 
     def content(self) -> bytes:
         self.count += 1

@@ -14,7 +14,7 @@ from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.log import frames
 from penstock.eventstore.log.frames import Frame, FrameKind
-from penstock.eventstore.log.wal import Location, Wal
+from penstock.eventstore.log.wal import LogLocation, Wal
 from support.powerloss import Disk
 from support.rawbatches import changes, put, raw
 
@@ -46,7 +46,7 @@ class LogUnderCrashes(RuleBasedStateMachine):
     def failed(self, error: Exception) -> None:
         assert self.disk.dead, error
 
-    def replay(self, frame: Frame, place: Location) -> None:
+    def replay(self, frame: Frame, place: LogLocation) -> None:
         assert frame.kind is FrameKind.ROWS
         newest = 0
         for change in changes(frames.decode_rows(frame)):
@@ -81,7 +81,7 @@ class LogUnderCrashes(RuleBasedStateMachine):
         return sent
 
     def append(self, row: tuple[int, int], size: int, done: threading.Event) -> None:
-        def stored(_: Location) -> None:
+        def stored(_: LogLocation) -> None:
             self.acknowledged.append(row)
             done.set()
 

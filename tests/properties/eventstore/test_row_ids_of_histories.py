@@ -15,7 +15,7 @@ from penstock.errors import Unavailable
 from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.objects.primary_key_index import PrimaryKeyIndex
 from penstock.eventstore.objects.row_ids import ASK, UNKNOWN, Events, Places, RowIds, match, sortable
-from penstock.object_storage import Storage, open_storage
+from penstock.object_storage import ObjectStorage, open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from support.events import FixedSchemas, RowId, a_table, change, live_rows, moved_rows, objects, read_object
@@ -110,7 +110,7 @@ def test_places_of_rows_that_fill_one_object_after_the_other(rows: list[int]) ->
 # -- whole histories --------------------------------------------------------------------------------
 
 
-class _Flaky(Storage):
+class _Flaky(ObjectStorage):
     """Loses the answer of the next commit."""
 
     lose = False

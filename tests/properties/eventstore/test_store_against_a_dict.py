@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from penstock.errors import Unavailable
 from penstock.eventstore.capture.store import EventStore
-from penstock.object_storage import Storage, open_storage
+from penstock.object_storage import ObjectStorage, open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from support.events import FixedSchemas, a_table, change, replayed
@@ -23,7 +23,7 @@ TABLES = {1: a_table(1), 2: a_table(2)}
 START = 1 << 58
 
 
-class _Flaky(Storage):
+class _Flaky(ObjectStorage):
     """Fails the next write, or the next creation before or after it takes effect."""
 
     fault = ""

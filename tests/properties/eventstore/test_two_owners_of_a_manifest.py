@@ -6,12 +6,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from penstock.errors import Fenced, Unavailable
 from penstock.eventstore.manifest_log import ManifestLog, load
-from penstock.object_storage import Storage, open_storage
+from penstock.object_storage import ObjectStorage, open_storage
 
 WRITERS = st.sampled_from(["one", "two", "three"])
 
 
-class _Flaky(Storage):
+class _Flaky(ObjectStorage):
     """Fails the next creation, before or after it took effect."""
 
     fail: str = ""

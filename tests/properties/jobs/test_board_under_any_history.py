@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.jobs.job import ErrorCode, JobState
-from penstock.jobs.runner.tracked_job import Group
+from penstock.jobs.runner.tracked_job import TriggerGroup
 from support.boardstage import BoardStage, spec_of, ts_of
 
 NAMES = st.sampled_from(["a", "b", "c", "d", "a@2", "b@2"])
@@ -21,7 +21,7 @@ class AnyHistory(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.stage = BoardStage()
-        self.lagging: dict[tuple[int, Group], set[str]] = defaultdict(set)
+        self.lagging: dict[tuple[int, TriggerGroup], set[str]] = defaultdict(set)
 
     def row_names(self) -> list[str]:
         return [name for name, row in self.stage.rows.items() if row.live]
@@ -140,7 +140,7 @@ class AnyHistory(RuleBasedStateMachine):
                 stage.end(name)
             self.note(stage.tick())
         assert not [name for name in stage.running if stage.rows[name].live], "it never comes to rest"
-        groups: dict[tuple[int, Group], set[int]] = defaultdict(set)
+        groups: dict[tuple[int, TriggerGroup], set[int]] = defaultdict(set)
         for name, row in stage.rows.items():
             standing = stage.board.get(row.key)
             if standing is None or not standing.takes_part:

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.clock import SYSTEM
-from penstock.columnar.spill_queue import DiskSpool
+from penstock.columnar.spill_queue import SpillQueue
 from penstock.errors import Aborted
 from penstock.jobs.error_codes import CutOff
 from penstock.jobs.iteration.fan_out import FanOut
-from penstock.jobs.iteration.pieces import Piece
+from penstock.jobs.iteration.pieces import ConsumerBatch
 
 PIECES_MAX = 3
 
@@ -28,12 +28,12 @@ class Plan:
     leaves_after: int | None
 
 
-class CountingFanOut(FanOut[Piece]):
+class CountingFanOut(FanOut[ConsumerBatch]):
     """Remembers how many pieces it has had in memory at most."""
 
     most = 0
 
-    def give(self, piece: Piece) -> bool:
+    def give(self, piece: ConsumerBatch) -> bool:
         given = super().give(piece)
         with self._changed:
             held = {id(each) for lane in self._lanes.values() for each in lane.queue}
@@ -41,8 +41,10 @@ class CountingFanOut(FanOut[Piece]):
         return given
 
 
-def _piece(number: int) -> Piece:
-    return Piece(pa.record_batch({"n": pa.array([number])}), pa.record_batch({"n": pa.array([], pa.int64())}))
+def _piece(number: int) -> ConsumerBatch:
+    return ConsumerBatch(
+        pa.record_batch({"n": pa.array([number])}), pa.record_batch({"n": pa.array([], pa.int64())})
+    )
 
 
 def _check_end(plan: Plan, taken: int, error: Exception | None, *, pieces: int, bounded: bool) -> None:
@@ -72,10 +74,12 @@ def test_every_consumer_gets_every_piece_once_in_order(
     plans: list[Plan], pieces: int, patience_ms: int, spool_bytes: int
 ) -> None:
     with TemporaryDirectory() as folder:
-        opened: list[DiskSpool] = []
+        opened: list[SpillQueue] = []
 
-        def open_spool(name: Hashable) -> DiskSpool:
-            opened.append(DiskSpool(Path(folder) / f"{name}-{len(opened)}", Piece._make, segment_bytes=1500))
+        def open_spool(name: Hashable) -> SpillQueue:
+            opened.append(
+                SpillQueue(Path(folder) / f"{name}-{len(opened)}", ConsumerBatch._make, segment_bytes=1500)
+            )
             return opened[-1]
 
         fan = CountingFanOut(

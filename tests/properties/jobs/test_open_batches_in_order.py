@@ -11,7 +11,7 @@ from penstock.changes import ChangeBatch, Hint
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.jobs.iteration.ordering import in_order
-from penstock.jobs.iteration.pieces import Piece
+from penstock.jobs.iteration.pieces import ConsumerBatch
 from penstock.jobs.iteration.projecting import PieceProjection
 from penstock.tables.define import define_table
 
@@ -34,7 +34,7 @@ def _batch(inserts: Changes, deletes: Changes, hint: Hint) -> ChangeBatch:
     )
 
 
-def _steps(piece: Piece) -> list[tuple[int, int, int]]:
+def _steps(piece: ConsumerBatch) -> list[tuple[int, int, int]]:
     ends = [(row[COMMIT_TS], 0, row["id"]) for row in piece.deletes.to_pylist()]
     begins = [(row[COMMIT_TS], 1, row["id"]) for row in piece.inserts.to_pylist()]
     return sorted(ends + begins, key=lambda step: step[:2])

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from penstock.changes.batches import ChangeBatch, Hint
 from penstock.changes.columns import chosen_columns, key_names
 from penstock.changes.handle import ChangesHandle
-from penstock.changes.limits import Limit
+from penstock.changes.limits import ReadLimit
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.source_2 import JobSource, Scan
+from penstock.follow.source_2 import ScanSource, TableScan
 from penstock.jobs.consumer import Consumer, DataRetriever, JobContext
 from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.spec import JobSpec
@@ -36,19 +36,19 @@ TABLES = {
 
 
 class ModelSource:
-    """The part of a JobSource that is asked here, over a model."""
+    """The part of a ScanSource that is asked here, over a model."""
 
     def __init__(self, model: SourceModel) -> None:
         self.model = model
         self.scans: list[int] = []
 
-    def scan(self, _table_id: int, from_ts: int, to_ts: int, _limit: Limit) -> Scan:
+    def scan(self, _table_id: int, from_ts: int, to_ts: int, _limit: ReadLimit) -> TableScan:
         self.scans.append(to_ts)
         schema = self.model.retriever(0, to_ts).schema
         view = cast("Any", None)
-        return Scan(view=view, from_ts=from_ts, to_ts=to_ts, schema=schema, rows=0, nbytes=0)
+        return TableScan(view=view, from_ts=from_ts, to_ts=to_ts, schema=schema, rows=0, nbytes=0)
 
-    def open(self, scan: Scan, columns: Collection[str] | None) -> ChangesHandle:
+    def open(self, scan: TableScan, columns: Collection[str] | None) -> ChangesHandle:
         def batches() -> Iterator[ChangeBatch]:
             for inserts, deletes in self.model.retriever(0, scan.to_ts, batch_rows=3).batches:
                 shown = [*(columns or ()), "_commit_ts"]
@@ -132,7 +132,7 @@ def world(
     verifier = Verifier(
         a_job(context, columns),
         bag,
-        cast("JobSource", ModelSource(model)),
+        cast("ScanSource", ModelSource(model)),
         folder / "scratch",
         log_ts=lambda: 0,
         same_ts=lambda ts: ts,
@@ -245,7 +245,7 @@ def test_a_consumer_that_cannot_be_compared_says_what_can_be_done(tmp_path: Path
         Verifier(
             a_job(context, None),
             Blind(context),
-            cast("JobSource", None),
+            cast("ScanSource", None),
             tmp_path,
             log_ts=lambda: 0,
             same_ts=lambda ts: ts,

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from penstock import eventloop
 from penstock.kv.backoff import Backoffer
 from penstock.kv.pd import RegionInfo, raw_region
-from penstock.kv.regions import EpochVerdict, Location, RegionCache, judge_epoch
+from penstock.kv.regions import EpochVerdict, KeyLocation, RegionCache, judge_epoch
 from penstock.proto import metapb_pb2 as metapb
 from penstock.proto.codec import encode_bytes
 from penstock.settings import KvSettings
@@ -125,7 +125,7 @@ class CacheAgainstModel(RuleBasedStateMachine):
             self._refuse(location)
         raise AssertionError("the cache does not converge")
 
-    def _refuse(self, location: Location) -> None:
+    def _refuse(self, location: KeyLocation) -> None:
         """What a store answers for an outdated region: those it has now over the same keys."""
         now = [
             part

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.kv.iteration import Page, Union
-from penstock.kv.membuffer import DELETED, PERSISTENT, Flag, MemBuffer
+from penstock.kv.membuffer import DELETED, PERSISTENT, KeyFlag, MemBuffer
 
 keys = st.binary(min_size=1, max_size=2)
 values = st.binary(min_size=1, max_size=3)
 bounds = st.tuples(st.binary(max_size=2), st.binary(max_size=2))
-flags = st.sampled_from(list(Flag))
+flags = st.sampled_from(list(KeyFlag))
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Model:
     """What a membuffer holds, copied whole at each staging level."""
 
     values: dict[bytes, bytes] = field(default_factory=dict)
-    flags: dict[bytes, Flag] = field(default_factory=dict)
+    flags: dict[bytes, KeyFlag] = field(default_factory=dict)
 
     def copy(self) -> "Model":
         return Model(dict(self.values), dict(self.flags))
@@ -49,10 +49,10 @@ class Membuffer(RuleBasedStateMachine):
         self.model.values[key] = DELETED
 
     @rule(key=keys, add=flags, remove=flags)
-    def update_flags(self, key: bytes, add: Flag, remove: Flag) -> None:
+    def update_flags(self, key: bytes, add: KeyFlag, remove: KeyFlag) -> None:
         self.buffer.update_flags(key, add=add, remove=remove)
-        asserts = Flag.ASSERT_EXISTS | Flag.ASSERT_NOT_EXISTS
-        before = self.model.flags.get(key, Flag(0)) & ~remove
+        asserts = KeyFlag.ASSERT_EXISTS | KeyFlag.ASSERT_NOT_EXISTS
+        before = self.model.flags.get(key, KeyFlag(0)) & ~remove
         self.model.flags[key] = (before & ~asserts if add & asserts else before) | add
 
     @rule()
@@ -71,8 +71,8 @@ class Membuffer(RuleBasedStateMachine):
         handle, before = self.saved.pop()
         self.buffer.cleanup(handle)
         for key in self.model.flags.keys() | before.flags.keys():
-            kept = self.model.flags.get(key, Flag(0)) & PERSISTENT
-            before.flags[key] = (before.flags.get(key, Flag(0)) & ~PERSISTENT) | kept
+            kept = self.model.flags.get(key, KeyFlag(0)) & PERSISTENT
+            before.flags[key] = (before.flags.get(key, KeyFlag(0)) & ~PERSISTENT) | kept
         self.model = before
 
     @rule(bounds=bounds)
@@ -89,7 +89,7 @@ class Membuffer(RuleBasedStateMachine):
         assert len(self.buffer) == len(model.values)
         assert self.buffer.bytes_used == sum(len(k) + len(v) for k, v in model.values.items())
         listed = sorted(model.values.keys() | {key for key, value in model.flags.items() if value})
-        expected = [(key, model.values.get(key), model.flags.get(key, Flag(0))) for key in listed]
+        expected = [(key, model.values.get(key), model.flags.get(key, KeyFlag(0))) for key in listed]
         assert list(self.buffer.entries()) == expected
 
 

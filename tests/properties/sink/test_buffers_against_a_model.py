@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.changefeeds.engines.engine import Chunk
 from penstock.changefeeds.sinks.drain import DrainMarker
-from penstock.changefeeds.sinks.storage.filetasks import FileTask, Reason
+from penstock.changefeeds.sinks.storage.filetasks import FileTask, FlushReason
 from penstock.changefeeds.sinks.storage.ledger import EncodeJob, Ledger
 from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
 from penstock.follow.positions import Position
@@ -116,12 +116,12 @@ class SinkModel(RuleBasedStateMachine):
 
     def _check(self, task: FileTask) -> None:
         size, last = task.nbytes, task.chunks[-1].nbytes
-        if task.reason is Reason.SIZE:
+        if task.reason is FlushReason.SIZE:
             assert size >= FILE or size > 0
             assert len(task.chunks) == 1 or size - FILE <= FILE - (size - last)
         else:
             assert size < FILE + last
-        if task.reason is Reason.INTERVAL:
+        if task.reason is FlushReason.INTERVAL:
             number = int(task.dispatcher.id)
             oldest = next(each for each in self.sent[number] if each.sizes)
             assert self.clock.monotonic() - oldest.sent_at >= INTERVAL

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from penstock import eventloop
 from penstock.changefeeds.changefeed import Changefeed
 from penstock.changefeeds.filters import TableFilter
-from penstock.changefeeds.resume import FeedOptions
-from penstock.changes.limits import Limit
+from penstock.changefeeds.resume import ChangefeedOptions
+from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.ddl_events import DdlEvent, Scope
+from penstock.follow.ddl_events import DdlEvent, DdlScope
 from penstock.follow.positions import Position
 from penstock.follow.slices import Slice
 from support.ddlevents import (
@@ -177,7 +177,7 @@ class Checks:
         if part is None:
             return False
         sides = [side for change in part.tables for side in (change.before, change.after) if side]
-        if part.scope is Scope.DATABASE:
+        if part.scope is DdlScope.DATABASE:
             there = [each for each in self.history.source.tables(event.commit_ts - 1) if CARRIED.takes(each)]
             sides += [each for each in there if each.database == event.database]
         return any(table_id in side.table.physical_ids for side in sides)
@@ -217,11 +217,11 @@ class Run:
         """Whether there is something left to do afterwards."""
         feed = Changefeed(
             "feed",
-            FeedOptions(
+            ChangefeedOptions(
                 begin=self.begin,
                 tables=CARRIED,
                 target_ts=self.history.end_ts,
-                slice_limit=Limit(rows=self.mix.randint(1, 4)),
+                slice_limit=ReadLimit(rows=self.mix.randint(1, 4)),
                 reads_max=self.mix.randint(1, 3),
                 **self.options,  # type: ignore[arg-type] - by name
             ),

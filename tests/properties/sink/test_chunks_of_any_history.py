@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.changefeeds.codecs.options import EncoderOptions
-from penstock.changefeeds.engines.encode import Encoded
+from penstock.changefeeds.engines.encode import EncodedChunk
 from penstock.follow.positions import Position
 from support.itemtables import item, item_table
 from support.slices import encoded, slice_of
@@ -76,7 +76,7 @@ def _rowid(row: dict[str, Any]) -> Any:
 Rows = dict[tuple[int, str], str | None]
 
 
-def apply(rows: Rows, chunks: list[Encoded]) -> None:
+def apply(rows: Rows, chunks: list[EncodedChunk]) -> None:
     """A consumer that knows rows by their key, and is strict."""
     for chunk in chunks:
         for line in chunk.payload.splitlines():
@@ -151,7 +151,7 @@ def check(world: TableWorld, start: int, options: EncoderOptions) -> None:
     go_on(snapshot, chunks, options, Position(end, b""))
 
 
-def go_on(piece: Any, chunks: list[Encoded], options: EncoderOptions, start: Position) -> None:
+def go_on(piece: Any, chunks: list[EncodedChunk], options: EncoderOptions, start: Position) -> None:
     ends = [start, *(chunk.end for chunk in chunks)]
     assert [chunk.start for chunk in chunks] == ends[:-1]
     assert not chunks or chunks[-1].end == piece.end

@@ -19,7 +19,7 @@ from penstock.changefeeds.codecs.encoder import encoder_of, header_of, shown_col
 from penstock.changefeeds.codecs.options import CsvOptions
 from penstock.changefeeds.codecs.parquet import parquet_file
 from penstock.changefeeds.codecs.row_changes import DELETE, INSERT, UPDATE, RowChanges
-from penstock.changefeeds.selectors import ColumnSelector, RowFilter
+from penstock.changefeeds.selectors import ColumnSelector, RowFilterRule
 from penstock.changefeeds.sinks.storage.layout import METADATA_PATH, Folder, index_path
 from penstock.changefeeds.sinks.storage.metadatafile import encode_checkpoint
 from penstock.changefeeds.sinks.storage.options import SinkOptions
@@ -29,7 +29,7 @@ from penstock.object_storage import StorageRef
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.define import define_table
 from penstock.verify.directory import FeedFacts, FeedVerifier
-from penstock.verify.reports import Scope, TableReport
+from penstock.verify.reports import TableReport, VerifyScope
 from penstock.verify.tally import Counts
 from support.everytype import EVERY_CELL, EVERY_TYPE
 
@@ -197,7 +197,7 @@ def test_without_a_beginning_only_keys_that_were_seen_count(
             seen.add(key)
         (alive.discard if row is None else alive.add)(key)
     found = directory.compared(list(source.values()), snapshot=False)
-    assert found.scope is Scope.CHANGES
+    assert found.scope is VerifyScope.CHANGES
     assert found.keys_seen == len(seen)
     assert found.counts == counted(target, {key: row for key, row in source.items() if key in seen})
 
@@ -227,7 +227,7 @@ def test_columns_and_rows_that_are_not_sent_do_not_count(form: str) -> None:
         KEYED,
         form,
         column_selectors=(ColumnSelector(("shop.*",), ("name",)),),
-        row_filters=(RowFilter(("shop.*",), "price > 0"),),
+        row_filters=(RowFilterRule(("shop.*",), "price > 0"),),
     )
     sent = [{"id": n, **PLAIN, "name": f"n{n}", "price": Decimal(n)} for n in (1, 2, 3)]
     directory.write([(INSERT, each, None) for each in sent])

@@ -17,7 +17,7 @@ from penstock.proto import cdcpb_pb2 as cdcpb
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.proto.codec import encode_bytes
 from penstock.settings import StoreSettings
-from penstock.store.bounds import EVERYTHING, Bounds
+from penstock.store.bounds import EVERYTHING, KeyBounds
 from penstock.store.cdc import rows
 from penstock.store.cdc.service import ChangeDataService
 from penstock.store.engine import Engine
@@ -26,7 +26,7 @@ from penstock.store.mvcc.records import WriteKind
 from penstock.store.pd.ids import Ids
 from penstock.store.pd.tso import Tso
 from penstock.store.regions import Peer, Region, Regions
-from penstock.store.storage import Storage
+from penstock.store.storage import TxnStorage
 
 KEYS = [b"k%d" % i for i in range(6)]
 CLUSTER_ID = 77
@@ -137,7 +137,7 @@ class World:
         )
         self.tso = Tso(self.engine)
         settings = StoreSettings(resolved_ts_interval_ms=10)
-        self.storage = Storage(self.engine, clock=SYSTEM, settings=settings, max_ts=0)
+        self.storage = TxnStorage(self.engine, clock=SYSTEM, settings=settings, max_ts=0)
         self.service = ChangeDataService(
             storage=self.storage,
             regions=self.regions,
@@ -289,7 +289,7 @@ transactions = st.tuples(
     st.sampled_from([1, 400]),
     st.booleans(),
 )
-ranges = st.sampled_from([EVERYTHING, Bounds(b"k1", b"k4"), Bounds(b"k3", b"")])
+ranges = st.sampled_from([EVERYTHING, KeyBounds(b"k1", b"k4"), KeyBounds(b"k3", b"")])
 one_step = st.one_of(
     st.tuples(st.just("txn"), transactions),
     st.tuples(st.just("txn"), transactions),

@@ -11,12 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from penstock.store.bounds import EVERYTHING, Bounds
+from penstock.store.bounds import EVERYTHING, KeyBounds
 from penstock.store.cdc import rows
 from penstock.store.cdc.outbox import Outbox, Quota
 from penstock.store.cdc.progress import Frontier, RequestProgress
-from penstock.store.cdc.subscription import OPS, Phase, Subscription
-from penstock.store.observe import Change, ChangeKind, Op
+from penstock.store.cdc.subscription import OPS, RegionSubscription, SubscriptionPhase
+from penstock.store.observe import Change, ChangeKind, WriteOp
 
 KEYS = (b"a", b"b", b"c", b"d")
 
@@ -85,7 +85,7 @@ class Matcher:
 class Txn:
     start_ts: int
     keys: tuple[bytes, ...]
-    op: Op
+    op: WriteOp
     value: bytes
     guarded: bool = False  # async or one-phase commit
     min_commit_ts: int = 0
@@ -105,7 +105,7 @@ class Command:
 
 @dataclass
 class Scan:
-    subscription: Subscription
+    subscription: RegionSubscription
     locks: list[tuple[bytes, Txn, bytes]]
     writes: list[tuple[bytes, int, Txn, bytes]]
 
@@ -140,14 +140,16 @@ class Store(RuleBasedStateMachine):
     @rule(
         keys=st.sets(st.sampled_from(KEYS), min_size=1, max_size=3),
         protocol=st.sampled_from("2a1"),
-        op=st.sampled_from([Op.PUT, Op.DELETE]),
+        op=st.sampled_from([WriteOp.PUT, WriteOp.DELETE]),
     )
     def prewrite(self, keys, protocol, op):
         free = tuple(sorted(key for key in keys if key not in self.locks and key not in self.latched()))
         if not free:
             return
         start_ts = self.tso()
-        txn = Txn(start_ts, free, op, b"v%d" % start_ts if op is Op.PUT else b"", guarded=protocol != "2")
+        txn = Txn(
+            start_ts, free, op, b"v%d" % start_ts if op is WriteOp.PUT else b"", guarded=protocol != "2"
+        )
         if txn.guarded:
             txn.min_commit_ts = max(self.max_ts, start_ts) + 1
             self.guards.append(txn)
@@ -174,7 +176,7 @@ class Store(RuleBasedStateMachine):
         changes = [
             (
                 Change(kind, key, txn.start_ts, commit_ts, txn.op, shown),
-                self.old_value(key, commit_ts or 1 << 60) if shown or txn.op is Op.DELETE else b"",
+                self.old_value(key, commit_ts or 1 << 60) if shown or txn.op is WriteOp.DELETE else b"",
             )
             for key in keys
         ]
@@ -220,12 +222,12 @@ class Store(RuleBasedStateMachine):
 
     # The change stream.
 
-    @rule(back=st.integers(0, 40), bounds=st.sampled_from([EVERYTHING, Bounds(b"b", b"d")]))
+    @rule(back=st.integers(0, 40), bounds=st.sampled_from([EVERYTHING, KeyBounds(b"b", b"d")]))
     def subscribe(self, back, bounds):
         if len(self.clients) >= 4:
             return
         checkpoint_ts = max(self.ts - back, 0)
-        subscription = Subscription(
+        subscription = RegionSubscription(
             owner=self,
             outbox=Outbox(Quota(1 << 40)),
             region_id=len(self.clients) + 1,
@@ -238,11 +240,13 @@ class Store(RuleBasedStateMachine):
         self.clients.append((Matcher(checkpoint_ts), subscription))
         self.progress[subscription.region_id] = RequestProgress(0)
 
-    @precondition(lambda self: any(one.phase is Phase.WAITING for _, one in self.clients))
+    @precondition(lambda self: any(one.phase is SubscriptionPhase.WAITING for _, one in self.clients))
     @rule(data=st.data())
     def take_a_view(self, data):
         self.take_view(
-            data.draw(st.sampled_from([one for _, one in self.clients if one.phase is Phase.WAITING]))
+            data.draw(
+                st.sampled_from([one for _, one in self.clients if one.phase is SubscriptionPhase.WAITING])
+            )
         )
 
     def take_view(self, subscription):
@@ -273,7 +277,7 @@ class Store(RuleBasedStateMachine):
         if scan.locks:
             key, txn, old = scan.locks.pop(0)
             one.scan_lock(key, txn.start_ts, OPS[txn.op], txn.value, old)
-        elif one.phase is Phase.LOCKS:
+        elif one.phase is SubscriptionPhase.LOCKS:
             one.end_of_locks()
         elif scan.writes:
             key, commit_ts, txn, old = scan.writes.pop(0)
@@ -337,7 +341,7 @@ class Store(RuleBasedStateMachine):
             for txn in tuple(self.txns):
                 self.finish(txn)
         for _, one in self.clients:
-            if one.phase is Phase.WAITING:
+            if one.phase is SubscriptionPhase.WAITING:
                 self.take_view(one)
         while self.scans:
             self.scan_on(self.scans[0])

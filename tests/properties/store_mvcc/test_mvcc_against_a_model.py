@@ -22,7 +22,7 @@ from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.settings import StoreSettings
 from penstock.store.bounds import EVERYTHING
 from penstock.store.engine import Cf, Engine
-from penstock.store.storage import Storage
+from penstock.store.storage import TxnStorage
 
 T = TypeVar("T")
 KEYS = (b"a", b"a\0", b"b", b"b\xff", b"c")
@@ -98,7 +98,7 @@ class Transactions(RuleBasedStateMachine):
         super().__init__()
         self.engine = engine()
         run(self.engine.delete_range([(cf, b"", b"") for cf in Cf]))
-        self.storage = Storage(self.engine, clock=SYSTEM, settings=StoreSettings(), max_ts=0)
+        self.storage = TxnStorage(self.engine, clock=SYSTEM, settings=StoreSettings(), max_ts=0)
         self.cells = {key: Cell() for key in KEYS}
         self.txns: list[Txn] = []
         self.clock = 10

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.codec import datums, rows
-from penstock.tables.codec.datums import Datum, Kind
+from penstock.tables.codec.datums import Datum, DatumKind
 from penstock.tables.decoding.decoder import TidbRowDecoder, decode_rows
 from penstock.tables.define import define_table
 from penstock.tables.keys import Handle, index_prefix, record_key
@@ -184,8 +184,8 @@ def test_old_rows_read_as_new_ones(numbers: list[int | None], text: bytes) -> No
     table = define_table("t", columns)
     pairs = []
     for nth, number in enumerate(numbers):
-        parts = [Datum(Kind.INT, 2), Datum(Kind.BYTES, text)]
-        parts += [Datum(Kind.INT, 3), datums.NULL if number is None else Datum(Kind.INT, number)]
+        parts = [Datum(DatumKind.INT, 2), Datum(DatumKind.BYTES, text)]
+        parts += [Datum(DatumKind.INT, 3), datums.NULL if number is None else Datum(DatumKind.INT, number)]
         new = rows.encode({2: text, 3: None if number is None else rows.int_cell(number)})
         old = b"".join(map(datums.encode_value, parts))
         pairs.append((record_key(table.id, nth), old if nth % 2 else new))

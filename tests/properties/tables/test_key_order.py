@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.tables import indexes
 from penstock.tables.codec import datums, decimals, json_binary, ordered, rows
-from penstock.tables.codec.datums import Datum, Kind
+from penstock.tables.codec.datums import Datum, DatumKind
 from penstock.tables.define import Index, define_table
 from penstock.tables.fieldtypes import FieldType, Tp
 from penstock.tables.records import handle_of, to_record
@@ -22,7 +22,7 @@ PARTS = st.tuples(I64, st.binary(max_size=20), U64, st.floats(allow_nan=False), 
 
 
 def encoded(parts: tuple[Any, ...]) -> bytes:
-    kinds = (Kind.INT, Kind.BYTES, Kind.UINT, Kind.FLOAT, Kind.INT)
+    kinds = (DatumKind.INT, DatumKind.BYTES, DatumKind.UINT, DatumKind.FLOAT, DatumKind.INT)
     made = [
         Datum(kind, part) if part is not None else datums.NULL
         for kind, part in zip(kinds, parts, strict=True)

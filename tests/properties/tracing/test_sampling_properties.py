@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.tracing.sampling import Picks, Sampling
+from penstock.tracing.sampling import SampleFilter, Sampling
 
 _TIMES = st.lists(st.integers(1, (1 << 63) - 1) | st.integers(1, 50), max_size=60)
 _SHARES = st.floats(0, 1)
@@ -19,7 +19,7 @@ def test_transactions_are_picked_alike_however_their_rows_are_cut(
 ) -> None:
     sampling = Sampling.of(cluster, share)
     whole = sampling.pick(np.array(commits, np.uint64)).pairs()
-    picks = Picks(Sampling.of(cluster, share))
+    picks = SampleFilter(Sampling.of(cluster, share))
     for part in np.split(np.array(commits, np.int64), sorted(cuts)):
         picks.add(part)
     assert picks.picked().pairs() == whole
@@ -32,7 +32,7 @@ def test_of_too_many_those_are_kept_that_everybody_would_keep_with_all_of_their_
     commits: list[int], cuts: list[int], held_max: int, cluster: int
 ) -> None:
     sampling = Sampling.of(cluster, 1.0)
-    picks = Picks(sampling, held_max=held_max)
+    picks = SampleFilter(sampling, held_max=held_max)
     for part in np.split(np.array(commits, np.uint64), sorted(cuts)):
         picks.add(part)
         picks.add_pairs(())

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kv.region_table import CachedRegion, Location, RegionTable, RegionVerId
+from penstock.kv.region_table import CachedRegion, KeyLocation, RegionTable, RegionVerId
 from penstock.proto import metapb_pb2 as metapb
 
 SCENARIOS = sorted(Path(__file__).parent.glob("*.txt"))
@@ -25,7 +25,7 @@ class Replay:
 
     def insert(self, region_id: str, start: str, end: str, version: str) -> str:
         ver = RegionVerId(int(region_id), 1, int(version[1:]))
-        location = Location(ver, key(start), key(end))
+        location = KeyLocation(ver, key(start), key(end))
         region = CachedRegion(location, (metapb.Peer(id=1),), 0, 100.0, self.now + 100.0, 0)
         return "ok" if self.table.insert(region) else "outdated"
 

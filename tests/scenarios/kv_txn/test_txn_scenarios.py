@@ -9,9 +9,9 @@ from penstock.clock import compose_ts, physical_ms
 from penstock.kv.locks import (
     Lock,
     MustSync,
-    NotFound,
     ReadAction,
     Secondaries,
+    TxnNotFound,
     TxnStatus,
     action_for_read,
     primary_not_found,
@@ -156,7 +156,11 @@ def replay_resolver(commands: list[str]) -> list[str]:
                     pessimistic=given.get("pessimistic") == "yes",
                 )
                 found = primary_not_found(lock, compose_ts(int(given["now"])))
-                names = {NotFound.WAIT: "wait", NotFound.ROLL_BACK: "roll back", NotFound.ALIVE: "alive"}
+                names = {
+                    TxnNotFound.WAIT: "wait",
+                    TxnNotFound.ROLL_BACK: "roll back",
+                    TxnNotFound.ALIVE: "alive",
+                }
                 report.append(names[found])
             case unknown:
                 pytest.fail(f"unknown command {unknown}")

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.changefeeds.ddl_barrier import Barrier
+from penstock.changefeeds.ddl_barrier import DdlBarrier
 from penstock.changefeeds.dispatcher import Dispatcher, Drain, Horizon, Read, State
 from penstock.changefeeds.sinks.work import DmlEvent
 from penstock.follow.positions import Position
-from penstock.follow.slices import DispatcherSpec, Slice
+from penstock.follow.slices import Slice, TableSpan
 from support.ddlevents import table_schema
 
 HERE = Path(__file__).parent
@@ -31,7 +31,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.told: list[str] = []
-        self.barrier = Barrier()
+        self.barrier = DdlBarrier()
         self.dispatchers: dict[str, Dispatcher] = {}
         self.ddls: list[tuple[int, list[str], bool]] = []
         self.horizon: dict[str, tuple[int, int]] = {}
@@ -46,7 +46,7 @@ class Stage:
         self._decide()
 
     def do_dispatcher(self, name: str, ts: str) -> None:
-        self.dispatchers[name] = Dispatcher(DispatcherSpec(name, 1), Position(int(ts)))
+        self.dispatchers[name] = Dispatcher(TableSpan(name, 1), Position(int(ts)))
         self.unwoken[name], self.unflushed[name] = [], []
 
     def do_ddl(self, ts: str, *names: str) -> None:

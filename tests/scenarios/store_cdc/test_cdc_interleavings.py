@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from penstock.proto import cdcpb_pb2 as cdcpb
-from penstock.store.bounds import Bounds
+from penstock.store.bounds import KeyBounds
 from penstock.store.cdc import rows
 from penstock.store.cdc.outbox import Outbox, Quota
 from penstock.store.cdc.progress import RequestProgress
-from penstock.store.cdc.subscription import Subscription
-from penstock.store.observe import Change, ChangeKind, Op
+from penstock.store.cdc.subscription import RegionSubscription
+from penstock.store.observe import Change, ChangeKind, WriteOp
 
 SCENARIOS = sorted(Path(__file__).parent.glob("*.txt"))
 CHECKPOINT_TS = 100
@@ -32,13 +32,13 @@ class Scene:
     def __init__(self):
         self.outbox = Outbox(Quota(1 << 30))
         self.progress = RequestProgress(0)
-        self.subscription = Subscription(
+        self.subscription = RegionSubscription(
             owner=self,
             outbox=self.outbox,
             region_id=1,
             request_id=0,
             checkpoint_ts=CHECKPOINT_TS,
-            bounds=Bounds(b"a", b"p"),
+            bounds=KeyBounds(b"a", b"p"),
             whole_region=False,
             old_values=False,
         )
@@ -57,7 +57,7 @@ class Scene:
         self.subscription.begin_scan()
 
     def live(self, kind, key, start_ts, commit_ts=0, value=None):
-        op = Op.DELETE if value is None else Op.PUT
+        op = WriteOp.DELETE if value is None else WriteOp.PUT
         change = Change(kind, key.encode(), int(start_ts), int(commit_ts), op, (value or "").encode())
         self.subscription.deliver([(change, b"")])
 

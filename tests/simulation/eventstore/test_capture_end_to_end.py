@@ -18,7 +18,7 @@ from penstock.errors import Conflict, PenstockError, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.manifest_log import load
 from penstock.kv import Client
-from penstock.object_storage import Storage, open_storage
+from penstock.object_storage import ObjectStorage, open_storage
 from penstock.tables import Catalog
 from penstock.tables.keys import record_key
 from penstock.testing.store import Admin
@@ -112,7 +112,7 @@ def rows_at(db: Catalog, name: str, ts: int) -> dict[int, str]:
     return {row["id"]: row["name"] for batch in batches for row in batch.to_pylist()}
 
 
-def wait_flushed(storage: Storage, table_id: int, ts: int) -> None:
+def wait_flushed(storage: ObjectStorage, table_id: int, ts: int) -> None:
     never = threading.Event()
     for _ in range(600):
         if load(storage, paths.table_root(table_id)).flushed_ts >= ts:

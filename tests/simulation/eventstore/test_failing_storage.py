@@ -13,7 +13,7 @@ from penstock.clock import SYSTEM, SystemClock
 from penstock.errors import Unavailable
 from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.objects import flush
-from penstock.object_storage import Storage, open_storage
+from penstock.object_storage import ObjectStorage, open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from support.events import FixedSchemas, a_table, change, replayed
@@ -25,10 +25,10 @@ STEPS = 100
 KEYS = 12
 
 
-class _Weather(Storage):
+class _Weather(ObjectStorage):
     """Calls fail before or after their effect, and take their time, while the weather is bad."""
 
-    def __init__(self, inner: Storage, clock: SystemClock) -> None:
+    def __init__(self, inner: ObjectStorage, clock: SystemClock) -> None:
         super().__init__(inner.url, inner._store)
         self.clock = clock
         self.bad = True

@@ -11,9 +11,9 @@ import pytest
 from penstock.clock import SYSTEM
 from penstock.errors import PenstockError, Unavailable
 from penstock.eventstore import manifest_log
-from penstock.eventstore.history_holds import Watermarks
+from penstock.eventstore.history_holds import HistoryHolds
 from penstock.eventstore.upkeep import merge_policy
-from penstock.object_storage import Storage
+from penstock.object_storage import ObjectStorage
 from penstock.testing.versions import Snapshot, Target
 from support.itemtables import item, item_table
 from support.tableworld import START, TableWorld
@@ -25,7 +25,7 @@ STEPS_MAX = 100
 class _Power:
     """Takes storage away for good at the nth step that changes something, before or after its effect."""
 
-    def __init__(self, storage: Storage, patched: pytest.MonkeyPatch, nth: int, *, after: bool) -> None:
+    def __init__(self, storage: ObjectStorage, patched: pytest.MonkeyPatch, nth: int, *, after: bool) -> None:
         self.left = nth
         self.after = after
         self.out = False
@@ -115,7 +115,7 @@ def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TableWorld
     monkeypatch.setattr(manifest_log, "CHECKPOINT_ENTRIES", 8)
     upkeep = {"history_ttl_s": 0}
     with TableWorld(tmp_path, item_table(), url=f"memory:///upkeep-busy-{next(NTH)}", upkeep=upkeep) as world:
-        Watermarks(world.storage.open(), world.clock).hold(1, "readers", START)
+        HistoryHolds(world.storage.open(), world.clock).hold(1, "readers", START)
         yield world
 
 

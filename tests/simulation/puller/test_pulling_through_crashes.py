@@ -7,12 +7,12 @@ from pathlib import Path
 from penstock.clock import SYSTEM
 from penstock.errors import PenstockError
 from penstock.kv import AsyncClient
-from penstock.sources import Span, SubscriptionClient
+from penstock.sources import KeySpan, SubscriptionClient
 from penstock.testing.store import Admin
 from support.recorder import Recorder
 from support.warmstore import WarmStore
 
-SPAN = Span(3, b"k", b"l")
+SPAN = KeySpan(3, b"k", b"l")
 ROUNDS = 3
 
 

@@ -28,20 +28,20 @@ from penstock.changefeeds.directory.listing import Survey
 from penstock.changefeeds.directory.reader import Ddl
 from penstock.changefeeds.engines import filewriting
 from penstock.changefeeds.engines.local import LocalEngine, Step
-from penstock.changefeeds.resume import FeedOptions
+from penstock.changefeeds.resume import ChangefeedOptions
 from penstock.changefeeds.sinks.storage.metadatafile import decode_checkpoint
 from penstock.changefeeds.sinks.storage.options import SinkOptions
-from penstock.changefeeds.sinks.storage.remote_files import TargetFiles
+from penstock.changefeeds.sinks.storage.remote_files import RemoteFiles
 from penstock.changefeeds.sinks.storage.sink import StorageSink
-from penstock.changes.limits import Limit
+from penstock.changes.limits import ReadLimit
 from penstock.errors import Unavailable
-from penstock.eventstore.capture.lease import Lease
+from penstock.eventstore.capture.lease import CaptureLease
 from penstock.follow import follower
 from penstock.follow.follower import EventStoreSource
 from penstock.follow.positions import Position
 from penstock.testing.directory import Replica
 from penstock.verify.directory import FeedFacts, FeedVerifier
-from penstock.verify.reports import Scope
+from penstock.verify.reports import VerifyScope
 from support.feedworkload import FeedWorkload
 from support.feedworld import FeedWorld
 from support.shakyfeed import ShakyProgress, SimClock, WeighingEngine
@@ -66,7 +66,7 @@ class Plan:
     """What a seed decides at the beginning."""
 
     options: SinkOptions
-    slice_limit: Limit
+    slice_limit: ReadLimit
     split_rows: int
     snapshot: bool
     commit_rows_max: int
@@ -101,7 +101,7 @@ class Plan:
         )
         return cls(
             options=options,
-            slice_limit=Limit(rows=mix.choice([1, 3, 20, 1000]), nbytes=1 << 20),
+            slice_limit=ReadLimit(rows=mix.choice([1, 3, 20, 1000]), nbytes=1 << 20),
             split_rows=mix.choice([0, 4, 10]),
             snapshot=mix.random() < 0.6,
             commit_rows_max=mix.choice([60, 200]) if cut_commits else 8,
@@ -202,12 +202,12 @@ class Simulation:
         storage = Shaky(self.remote, self.weather, process)
         options = replace(self.plan.options, target=ShakyRef("memory:///remote", storage=storage))
         progress = ShakyProgress(self.progress, self.weather, process, self.clock)
-        files = TargetFiles(storage, options, split=bool(self.plan.split_rows), clock=self.clock)
+        files = RemoteFiles(storage, options, split=bool(self.plan.split_rows), clock=self.clock)
         source = EventStoreSource(
             "feed",
             self.world.storage,
             now=lambda: self.world.ts,
-            leases=lambda: [Lease("capture", "data", "here", 0)],
+            leases=lambda: [CaptureLease("capture", "data", "here", 0)],
             connect=self.world.connect,
             history=self.world.history,
             clock=self.clock,
@@ -228,7 +228,7 @@ class Simulation:
 
         feed = Changefeed(
             "feed",
-            FeedOptions(
+            ChangefeedOptions(
                 begin=self.begin,
                 split_rows=self.plan.split_rows,
                 slice_limit=self.plan.slice_limit,
@@ -309,7 +309,7 @@ class Simulation:
             keyed = bool(self.world.tables[each.table].info.primary_key)
             if "partitions of it were dropped" in each.note:
                 continue
-            assert each.scope is not Scope.NOTHING or not keyed
+            assert each.scope is not VerifyScope.NOTHING or not keyed
             if self.plan.snapshot:
                 assert each.source_rows == len(self.world.rows_at(report.at_ts)[each.table])
 

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from penstock.api.accounts import Accounts
+from penstock.api.accounts import TokenAccounts
 from penstock.api.security import asked_names, host_of
 from penstock.api.server import check_exposure, listening
 from penstock.errors import Invalid
@@ -66,8 +66,10 @@ def test_the_name_in_a_header(said: str, host: str) -> None:
     assert host_of(said) == host
 
 
-def accounts(**more: str) -> Accounts:
-    return Accounts({name: AccountSettings.model_validate({"token": token}) for name, token in more.items()})
+def accounts(**more: str) -> TokenAccounts:
+    return TokenAccounts(
+        {name: AccountSettings.model_validate({"token": token}) for name, token in more.items()}
+    )
 
 
 def test_a_token_is_its_accounts() -> None:

@@ -6,14 +6,14 @@ import pytest
 
 from penstock import errors
 from penstock.api.errors import MEDIA_TYPE, failed
-from penstock.control.tenancy import Refused
+from penstock.control.tenancy import TenantRefused
 
 
 @pytest.mark.parametrize(
     ("error", "status"),
     [
         (errors.Invalid("wrong"), 400),
-        (Refused("not yours"), 403),
+        (TenantRefused("not yours"), 403),
         (errors.NotFound("none"), 404),
         (errors.AlreadyExists("taken"), 409),
         (errors.KeyExists(b"key"), 409),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.api.deployment import Pulse
+from penstock.api.deployment import HealthPulse
 from penstock.errors import Unavailable
 from penstock.settings import Settings
 from penstock.testing.clock import ManualClock
@@ -37,7 +37,7 @@ class Cluster:
 
 def test_many_requests_cost_one_question_a_second() -> None:
     cluster, clock = Cluster(), ManualClock()
-    pulse = Pulse(cluster, clock=clock)
+    pulse = HealthPulse(cluster, clock=clock)
     for _ in range(100):
         assert pulse.deployment() is cluster
     assert cluster.asked == 1
@@ -49,7 +49,7 @@ def test_many_requests_cost_one_question_a_second() -> None:
 @pytest.mark.parametrize("failure", [Unavailable("no placement driver answers"), TimeoutError()])
 def test_a_silent_cluster_is_told_at_once_to_all_and_seen_again(failure: Exception) -> None:
     cluster, clock = Cluster(), ManualClock()
-    pulse = Pulse(cluster, clock=clock)
+    pulse = HealthPulse(cluster, clock=clock)
     cluster.failure = failure
     for _ in range(50):
         with pytest.raises(Unavailable):

@@ -5,52 +5,52 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.changes.limits import Held, Limit, admitted_ts
+from penstock.changes.limits import CountedChanges, ReadLimit, admitted_ts
 
 
-def held(*times: int, row_bytes: int = 10) -> Held:
-    return Held.counted(np.array(times, np.int64), row_bytes)
+def held(*times: int, row_bytes: int = 10) -> CountedChanges:
+    return CountedChanges.counted(np.array(times, np.int64), row_bytes)
 
 
-def unread(rows: int, min_ts: int, max_ts: int) -> Held:
+def unread(rows: int, min_ts: int, max_ts: int) -> CountedChanges:
     def times() -> np.ndarray:
         raise AssertionError("this is not to be read")
 
-    return Held(rows, rows * 10, min_ts, max_ts, times)
+    return CountedChanges(rows, rows * 10, min_ts, max_ts, times)
 
 
 def test_everything_that_fits_is_admitted_unread() -> None:
-    assert admitted_ts([unread(5, 11, 20), unread(5, 21, 30)], 10, 99, Limit(rows=10)) == 99
+    assert admitted_ts([unread(5, 11, 20), unread(5, 21, 30)], 10, 99, ReadLimit(rows=10)) == 99
 
 
 def test_the_range_ends_before_the_commit_that_would_be_too_much() -> None:
-    assert admitted_ts([held(11, 12, 12, 14, 15)], 10, 99, Limit(rows=3)) == 13
-    assert admitted_ts([held(11, 12, 12, 14, 15)], 10, 99, Limit(rows=2)) == 11
+    assert admitted_ts([held(11, 12, 12, 14, 15)], 10, 99, ReadLimit(rows=3)) == 13
+    assert admitted_ts([held(11, 12, 12, 14, 15)], 10, 99, ReadLimit(rows=2)) == 11
 
 
 def test_bytes_are_limited_too() -> None:
-    assert admitted_ts([held(11, 12, 13, 14)], 10, 99, Limit(nbytes=25)) == 12
-    assert admitted_ts([held(11, 12, 13, 14)], 10, 99, Limit(rows=1, nbytes=25)) == 11
+    assert admitted_ts([held(11, 12, 13, 14)], 10, 99, ReadLimit(nbytes=25)) == 12
+    assert admitted_ts([held(11, 12, 13, 14)], 10, 99, ReadLimit(rows=1, nbytes=25)) == 11
 
 
 def test_a_commit_that_is_too_large_is_admitted_alone() -> None:
-    assert admitted_ts([held(12, 12, 12), held(12, 15)], 10, 99, Limit(rows=1)) == 12
-    assert admitted_ts([held(12, 12, 12)], 10, 99, Limit(nbytes=1)) == 12
+    assert admitted_ts([held(12, 12, 12), held(12, 15)], 10, 99, ReadLimit(rows=1)) == 12
+    assert admitted_ts([held(12, 12, 12)], 10, 99, ReadLimit(nbytes=1)) == 12
 
 
 def test_what_was_read_before_does_not_count() -> None:
-    assert admitted_ts([held(1, 2, 3, 11, 12, 13)], 10, 99, Limit(rows=2)) == 12
+    assert admitted_ts([held(1, 2, 3, 11, 12, 13)], 10, 99, ReadLimit(rows=2)) == 12
 
 
 def test_only_what_the_decision_depends_on_is_read() -> None:
     pieces = [unread(4, 11, 20), held(21, 25), held(26, 27), unread(9, 40, 50)]
-    assert admitted_ts(pieces, 10, 99, Limit(rows=6)) == 25
-    assert admitted_ts([*pieces[:3], held(40, 40), unread(9, 60, 70)], 10, 99, Limit(rows=9)) == 39
+    assert admitted_ts(pieces, 10, 99, ReadLimit(rows=6)) == 25
+    assert admitted_ts([*pieces[:3], held(40, 40), unread(9, 60, 70)], 10, 99, ReadLimit(rows=9)) == 39
 
 
 def test_without_changes_the_whole_range_is_admitted() -> None:
-    assert admitted_ts([], 10, 99, Limit(rows=1)) == 99
-    assert not Limit()
+    assert admitted_ts([], 10, 99, ReadLimit(rows=1)) == 99
+    assert not ReadLimit()
 
 
 @given(
@@ -63,13 +63,13 @@ def test_without_changes_the_whole_range_is_admitted() -> None:
 def test_the_end_is_the_one_that_counting_every_change_gives(
     pieces: list[list[int]], from_ts: int, to_ts: int, rows: int, nbytes: int | None
 ) -> None:
-    limit = Limit(rows, nbytes)
+    limit = ReadLimit(rows, nbytes)
     end = admitted_ts([held(*each) for each in pieces], from_ts, to_ts, limit)
     times = [ts for each in pieces for ts in each if from_ts < ts <= to_ts]
     assert end == expected(times, from_ts, to_ts, limit)
 
 
-def expected(times: Iterable[int], from_ts: int, to_ts: int, limit: Limit) -> int:
+def expected(times: Iterable[int], from_ts: int, to_ts: int, limit: ReadLimit) -> int:
     taken = 0
     for ts in sorted(set(times)):
         count = list(times).count(ts)
@@ -79,6 +79,6 @@ def expected(times: Iterable[int], from_ts: int, to_ts: int, limit: Limit) -> in
     return to_ts
 
 
-@pytest.mark.parametrize("limit", [Limit(rows=1), Limit(nbytes=1)])
-def test_a_limit_is_true_when_it_limits(limit: Limit) -> None:
+@pytest.mark.parametrize("limit", [ReadLimit(rows=1), ReadLimit(nbytes=1)])
+def test_a_limit_is_true_when_it_limits(limit: ReadLimit) -> None:
     assert limit

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.changes.balancing import Share, Weight, ranges, share_handles, share_times
+from penstock.changes.balancing import Split, Weight, ranges, share_handles, share_times
 
 TS = 1 << 58
 
 
-def shares(weights: list[Weight], rows_max: int, from_ts: int = 0, to_ts: int = 1000) -> list[Share]:
+def shares(weights: list[Weight], rows_max: int, from_ts: int = 0, to_ts: int = 1000) -> list[Split]:
     found = share_times(weights, from_ts, to_ts, rows_max)
     assert [found[0].from_ts, found[-1].to_ts] == [from_ts, to_ts]
     assert all(one.to_ts == other.from_ts for one, other in pairwise(found))
@@ -103,7 +103,7 @@ def test_only_the_part_of_an_object_within_the_range_counts() -> None:
 
 
 def test_a_range_without_rows_is_one_share() -> None:
-    assert shares([], 10) == [Share(0, 1000, 0)]
+    assert shares([], 10) == [Split(0, 1000, 0)]
 
 
 def test_neighbouring_timestamps_are_told_apart_however_large_they_are() -> None:

@@ -9,7 +9,7 @@ import pytest
 from penstock.changes import ChangeBatch, ChangesHandle, Hint, collect, collect_changes
 from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore.read.partition import PartitionState
-from penstock.eventstore.read.streams import Stream, streams_of
+from penstock.eventstore.read.streams import ChangeStream, streams_of
 from support.itemtables import item, item_table
 from support.tableworld import START, TableWorld
 
@@ -29,12 +29,12 @@ class Watched:
     """The streams that were opened, and those that were closed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.opened: list[Stream] = []
-        self.closed: list[Stream] = []
+        self.opened: list[ChangeStream] = []
+        self.closed: list[ChangeStream] = []
         self.fails_at = 0
         monkeypatch.setattr(collect, "streams_of", self.streams_of)
 
-    def streams_of(self, *arguments: Any, **rest: Any) -> list[Stream]:
+    def streams_of(self, *arguments: Any, **rest: Any) -> list[ChangeStream]:
         if self.fails_at and len(self.opened) >= self.fails_at:
             raise Unavailable("nobody answers")
         made = streams_of(*arguments, **rest)
@@ -43,7 +43,7 @@ class Watched:
         self.opened += made
         return made
 
-    def _watch(self, stream: Stream) -> None:
+    def _watch(self, stream: ChangeStream) -> None:
         close = stream.close
 
         def closing() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.changes.options import ChangeOptions, Columns
+from penstock.changes.options import ChangeOptions, ReadColumns
 from penstock.changes.tail import Tail
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import side_schema
@@ -38,7 +38,7 @@ def batch(rows: list[dict[str, Any]], schema: pa.Schema, names: list[str]) -> pa
 def steps(from_ts: int, to_ts: int, **options: Any) -> list[tuple[int, int, int]]:
     """(commit-ts, 0 for an end and 1 for a beginning, key), in the order in which they take effect."""
     chosen = ChangeOptions(**options)
-    columns = Columns.of(TABLE, chosen)
+    columns = ReadColumns.of(TABLE, chosen)
     data, ends = [], []
     for ts, handle, before, after in HISTORY:
         row = {

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.changes.batches import ChangeBatch, Hint
-from penstock.changes.options import ChangeOptions, Columns
+from penstock.changes.options import ChangeOptions, ReadColumns
 from penstock.changes.tail import Tail
 from penstock.eventstore.paths import Side
 from penstock.eventstore.schema_version import SchemaVersion
@@ -35,7 +35,7 @@ def slices(ops: Iterable[Op], side: Side, options: ChangeOptions, size: int) -> 
         for ts, op, number in sorted(ops)
         if op in ("U", "I" if side == "data" else "D")
     ]
-    read = Columns.of(VERSION.table, options).of_side(side).read
+    read = ReadColumns.of(VERSION.table, options).of_side(side).read
     batch = pa.RecordBatch.from_pylist(
         [{name: row.get(name) for name in schema.names} for row in rows], schema
     )
@@ -50,7 +50,7 @@ def collected(ops: Iterable[Op], *, size: int = 3, **options: Any) -> list[Chang
         slices(ops, "data", chosen, size),
         slices(ops, "tombstone", chosen, size),
         schema=VERSION,
-        columns=Columns.of(VERSION.table, chosen),
+        columns=ReadColumns.of(VERSION.table, chosen),
         options=chosen,
         to_ts=END,
     )
@@ -90,7 +90,7 @@ def test_a_slice_that_is_a_batch_passes_without_a_copy() -> None:
         iter([whole]),
         iter([]),
         schema=VERSION,
-        columns=Columns.of(VERSION.table, chosen),
+        columns=ReadColumns.of(VERSION.table, chosen),
         options=chosen,
         to_ts=END,
     )

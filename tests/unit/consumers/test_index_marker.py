@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.consumers.search_index.marker import Marker
-from penstock.consumers.search_index.query import Question
+from penstock.consumers.search_index.query import SearchQuery
 from penstock.errors import Corrupt, Invalid
 
 MARKER = Marker(owner="0/1/job/2", watermark=1 << 60, recipe="{}", last_id=4, attempt="a1", recall=0.5)
@@ -38,7 +38,7 @@ def test_the_watermark_counts_for_its_owner_and_once_complete() -> None:
 
 
 def test_a_question_is_words_or_a_vector() -> None:
-    assert Question(words="").k == 10
+    assert SearchQuery(words="").k == 10
     for wrong in ({}, {"words": "a", "vector": [1.0]}, {"words": "a", "k": 0}, {"words": "a", "k": 10_001}):
         with pytest.raises(Invalid):
-            Question(**wrong)  # type: ignore[arg-type]
+            SearchQuery(**wrong)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.consumers.lake.files import DataFile, read_rows, with_bounds
 from penstock.consumers.lake.filewriting import FileWriter
 from penstock.consumers.lake.key_order import KeySet, OrderedRows
-from penstock.consumers.lake.merge import Group, merge, plan
+from penstock.consumers.lake.merge import RewriteGroup, merge, plan
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 KEY = pa.schema([("k", pa.int64())])
@@ -107,7 +107,7 @@ class Copy:
         self.small_bytes = small_bytes
         self.commits = 0
 
-    def apply(self, upserts: pa.Table, deletes: pa.Table) -> list[Group]:
+    def apply(self, upserts: pa.Table, deletes: pa.Table) -> list[RewriteGroup]:
         self.commits += 1
         changed = KeySet(pa.concat_tables([upserts, deletes]).select(["k"]))
         ordered = OrderedRows(upserts, upserts.select(["k"]))

@@ -9,9 +9,9 @@ import pytest
 from penstock.changes.columns import chosen_columns, key_names
 from penstock.consumers.lake.icebergschema import promotes, stored_type
 from penstock.consumers.lakeschema import (
-    Columns,
     Dialect,
-    Evolution,
+    LakeEvolution,
+    TargetColumns,
     column_id,
     evolve,
     key_columns,
@@ -28,11 +28,11 @@ RICH = Dialect(stored_type, widens=promotes, renames=True)
 TABLE = define_table("items", [("id", "bigint primary key"), ("small", "tinyint"), ("name", "varchar(9)")])
 
 
-def columns(table: TableInfo, dialect: Dialect = PLAIN, chosen: list[str] | None = None) -> Columns:
-    return Columns(chosen_columns(table, chosen), key_names(table), table, dialect)
+def columns(table: TableInfo, dialect: Dialect = PLAIN, chosen: list[str] | None = None) -> TargetColumns:
+    return TargetColumns(chosen_columns(table, chosen), key_names(table), table, dialect)
 
 
-def evolution(after: TableInfo, dialect: Dialect = PLAIN, before: TableInfo = TABLE) -> Evolution:
+def evolution(after: TableInfo, dialect: Dialect = PLAIN, before: TableInfo = TABLE) -> LakeEvolution:
     there = columns(before, dialect)
     return evolve(there.schema, there.last_id, columns(after, dialect))
 
@@ -43,11 +43,11 @@ def renamed(table: TableInfo, old: str, new: str) -> TableInfo:
     )
 
 
-def same(how: Evolution, dialect: Dialect = PLAIN) -> bool:
+def same(how: LakeEvolution, dialect: Dialect = PLAIN) -> bool:
     return bool(how.schema.equals(columns(TABLE, dialect).schema, check_metadata=True))
 
 
-def carried(how: Evolution) -> dict[str, object]:
+def carried(how: LakeEvolution) -> dict[str, object]:
     kinds = columns(TABLE).schema if how.schema.field("id").type == pa.int64() else how.schema
     rows = pa.RecordBatch.from_pylist([{"id": 1, "small": 2, "name": "x"}], kinds)
     found: dict[str, object] = how.carried(rows).to_pylist()[0]

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.consumers.webhook import Webhook
-from penstock.consumers.webhook.answers import Answer, Verdict, wait_s
+from penstock.consumers.webhook.answers import Answer, DeliveryResult, wait_s
 from penstock.consumers.webhook.jsonlines import JsonLines
 from penstock.consumers.webhook.sender import Address
 from penstock.errors import Invalid
@@ -19,21 +19,21 @@ from support.everytype import EVERY_CELL, EVERY_TYPE
 @pytest.mark.parametrize(
     ("status", "verdict"),
     [
-        (200, Verdict.TAKEN),
-        (204, Verdict.TAKEN),
-        (301, Verdict.REFUSED),
-        (400, Verdict.REFUSED),
-        (404, Verdict.REFUSED),
-        (408, Verdict.AGAIN),
-        (409, Verdict.FENCED),
-        (410, Verdict.REFUSED),
-        (425, Verdict.AGAIN),
-        (429, Verdict.AGAIN),
-        (500, Verdict.AGAIN),
-        (599, Verdict.AGAIN),
+        (200, DeliveryResult.TAKEN),
+        (204, DeliveryResult.TAKEN),
+        (301, DeliveryResult.REFUSED),
+        (400, DeliveryResult.REFUSED),
+        (404, DeliveryResult.REFUSED),
+        (408, DeliveryResult.AGAIN),
+        (409, DeliveryResult.FENCED),
+        (410, DeliveryResult.REFUSED),
+        (425, DeliveryResult.AGAIN),
+        (429, DeliveryResult.AGAIN),
+        (500, DeliveryResult.AGAIN),
+        (599, DeliveryResult.AGAIN),
     ],
 )
-def test_each_status_has_one_meaning(status: int, verdict: Verdict) -> None:
+def test_each_status_has_one_meaning(status: int, verdict: DeliveryResult) -> None:
     assert Answer(status).verdict is verdict
 
 

@@ -4,14 +4,14 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from penstock import metrics
-from penstock.control.overview.model import Stage
-from penstock.control.overview.partmetrics import Growth, Sample, read_page, spools
+from penstock.control.overview.model import FlowStage
+from penstock.control.overview.partmetrics import Growth, MetricSample, read_page, spools
 
-CAPTURED = Sample("penstock_eventstore_rows_total", ("stored",))
+CAPTURED = MetricSample("penstock_eventstore_rows_total", ("stored",))
 
 
-def feed_rows(name: str) -> Sample:
-    return Sample("penstock_sink_rows_total", (name,))
+def feed_rows(name: str) -> MetricSample:
+    return MetricSample("penstock_sink_rows_total", (name,))
 
 
 def page() -> str:
@@ -71,43 +71,43 @@ def test_the_names_are_those_of_the_metrics_that_are_declared() -> None:
 def test_rates_are_of_what_was_counted_between_two_looks() -> None:
     growth = Growth()
     growth.add(10.0, {"capture-1": {CAPTURED: 100}, "capture-2": {CAPTURED: 50}})
-    assert growth.rate(Stage.CAPTURE) is None
+    assert growth.rate(FlowStage.CAPTURE) is None
     growth.add(12.0, {"capture-1": {CAPTURED: 300}, "capture-2": {CAPTURED: 70}})
-    assert growth.rate(Stage.CAPTURE) == 110.0
-    assert growth.rate(Stage.COMMIT) is None
-    assert growth.rate(Stage.JOBS) is None
+    assert growth.rate(FlowStage.CAPTURE) == 110.0
+    assert growth.rate(FlowStage.COMMIT) is None
+    assert growth.rate(FlowStage.JOBS) is None
 
 
 def test_a_part_that_was_started_again_counts_from_nothing_and_one_that_is_new_not_at_all() -> None:
     growth = Growth()
     growth.add(0.0, {"capture-1": {CAPTURED: 1000}})
     growth.add(1.0, {"capture-1": {CAPTURED: 10}, "capture-2": {CAPTURED: 5000}})
-    assert growth.rate(Stage.CAPTURE) == 10.0
+    assert growth.rate(FlowStage.CAPTURE) == 10.0
     growth.add(2.0, {"capture-2": {CAPTURED: 5000}})  # the other one is silent
     growth.add(4.0, {"capture-1": {CAPTURED: 30}, "capture-2": {CAPTURED: 5000}})
-    assert growth.rate(Stage.CAPTURE) == 7.5
+    assert growth.rate(FlowStage.CAPTURE) == 7.5
 
 
 def test_a_changefeed_that_begins_counts_from_its_first_row() -> None:
     growth = Growth()
     growth.add(0.0, {"changefeeds": {}})
     growth.add(2.0, {"changefeeds": {feed_rows("mine"): 40, feed_rows("other"): 60}})
-    assert growth.rate(Stage.CHANGEFEEDS) == 50.0
-    assert growth.rate(Stage.CHANGEFEEDS, feeds={"mine"}, account="ada") == 20.0
-    assert growth.rate(Stage.CHANGEFEEDS, feeds=set(), account="ada") is None
+    assert growth.rate(FlowStage.CHANGEFEEDS) == 50.0
+    assert growth.rate(FlowStage.CHANGEFEEDS, feeds={"mine"}, account="ada") == 20.0
+    assert growth.rate(FlowStage.CHANGEFEEDS, feeds=set(), account="ada") is None
 
 
 def test_an_account_sees_the_rate_of_its_jobs_and_not_what_captures_do_for_all() -> None:
     growth, used = Growth(), "penstock_jobs_usage_rows_total"
-    growth.add(0.0, {"jobs": {Sample(used, ("ada",)): 0, CAPTURED: 0}})
-    growth.add(1.0, {"jobs": {Sample(used, ("ada",)): 5, Sample(used, ("bob",)): 7, CAPTURED: 9}})
-    assert growth.rate(Stage.JOBS) == 12.0
-    assert growth.rate(Stage.JOBS, account="ada") == 5.0
-    assert growth.rate(Stage.CAPTURE, account="ada") is None
+    growth.add(0.0, {"jobs": {MetricSample(used, ("ada",)): 0, CAPTURED: 0}})
+    growth.add(1.0, {"jobs": {MetricSample(used, ("ada",)): 5, MetricSample(used, ("bob",)): 7, CAPTURED: 9}})
+    assert growth.rate(FlowStage.JOBS) == 12.0
+    assert growth.rate(FlowStage.JOBS, account="ada") == 5.0
+    assert growth.rate(FlowStage.CAPTURE, account="ada") is None
 
 
 def test_old_looks_are_forgotten_so_that_a_rate_is_of_now() -> None:
     growth = Growth()
     for second in range(100):
         growth.add(float(second), {"c": {CAPTURED: min(second, 50) * 10}})
-    assert growth.rate(Stage.CAPTURE) == 0.0
+    assert growth.rate(FlowStage.CAPTURE) == 0.0

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.changefeeds.model import FeedState
+from penstock.changefeeds.model import ChangefeedState
 from penstock.control.overview.facts import CaptureFact, Facts
 from penstock.control.overview.freespace import scarce
 from penstock.control.overview.locks import HoldingLock
@@ -20,7 +20,7 @@ SECRET_ADDR = "10.1.2.3:4567"
 SLOW = table("shop.orders", 31.0)
 WELL = facts(
     tables=(table(), table("shop.new", None, id=9, made_s=5), table("other.t", None, id=10, wanted=False)),
-    feeds=(feed(lag_s=59), feed("new", 1, run_by=""), feed("off", 900, state=FeedState.STOPPED)),
+    feeds=(feed(lag_s=59), feed("new", 1, run_by=""), feed("off", 900, state=ChangefeedState.STOPPED)),
     jobs=(
         job(),
         job("shop.orders/same", verified=LastVerification(ended_ms=1, same=True)),
@@ -63,11 +63,11 @@ def test_a_deployment_that_is_well_has_no_problems() -> None:
             "table_behind", "shop.orders", "primary key is in shop.orders", "commit or roll back",
         ),
         (
-            facts(feeds=(feed(state=FeedState.FAILED, error="denied"),)),
+            facts(feeds=(feed(state=ChangefeedState.FAILED, error="denied"),)),
             "changefeed_failed", "files", "denied", "penstock changefeed resume files",
         ),
         (
-            facts(feeds=(feed(state=FeedState.WARNING, error="busy"),)),
+            facts(feeds=(feed(state=ChangefeedState.WARNING, error="busy"),)),
             "changefeed_warning", "files", "busy", "by itself",
         ),
         (facts(feeds=(feed(lag_s=16, run_by=""),)), "changefeed_not_run", "files", "no process", "feed run"),
@@ -165,7 +165,10 @@ def test_a_lease_that_a_restarted_capture_left_is_no_problem_of_its_own() -> Non
 def test_an_account_sees_its_own_and_of_parts_only_how_they_do() -> None:
     found = facts(
         tables=(table(account="ada"), table("bob.secret", 99, id=8, account="bob")),
-        feeds=(feed(account="ada"), feed("bobs", 900, account="bob", state=FeedState.FAILED, error="bob")),
+        feeds=(
+            feed(account="ada"),
+            feed("bobs", 900, account="bob", state=ChangefeedState.FAILED, error="bob"),
+        ),
         jobs=(
             job("shop.orders/find", account="ada", consumer="fulltext"),
             job("bob.secret/find", account="bob", consumer="vector", table_id=8, error_code=1),

@@ -2,18 +2,18 @@
 
 import pytest
 
-from penstock.changefeeds.model import FeedState
+from penstock.changefeeds.model import ChangefeedState
 from penstock.control.overview.explain import Explanation
 from penstock.control.overview.facts import Facts, FeedFact, JobFact, TableFact
 from penstock.control.overview.locks import HoldingLock
-from penstock.control.overview.model import Stage, StageRow
+from penstock.control.overview.model import FlowStage, StageRow
 from penstock.jobs.job import JobState
 from support.overviews import ago, facts, feed, job, spool, table
 
 LOCK = HoldingLock(ago(40), 7, "0x74")
 
 
-def rows(found: Facts) -> dict[Stage, StageRow]:
+def rows(found: Facts) -> dict[FlowStage, StageRow]:
     return {row.stage: row for row in Explanation(found).stages()}
 
 
@@ -21,7 +21,7 @@ def test_the_stages_come_in_the_order_of_the_flow_and_each_names_its_slowest() -
     orders = table("shop.orders", 1.0, changed_s=50, flushed_s=76)
     found = facts(
         tables=(orders, table("shop.items", 0.2, id=8)),
-        feeds=(feed("quick", 1.5), feed("slow", 9.0), feed("off", 900, state=FeedState.STOPPED)),
+        feeds=(feed("quick", 1.5), feed("slow", 9.0), feed("off", 900, state=ChangefeedState.STOPPED)),
         jobs=(job("shop.orders/a", 20, of=orders), job("shop.orders/b", 500, paused=True)),
     )
     assert [row.stage.value for row in Explanation(found).stages()] == [
@@ -34,8 +34,8 @@ def test_the_stages_come_in_the_order_of_the_flow_and_each_names_its_slowest() -
         "changefeeds": 9.0,
         "jobs": 1.0,  # its table has not changed since: it is as fresh as what can be read
     }
-    assert rows(found)[Stage.CAPTURE].held_by is None
-    stored = rows(found)[Stage.STORE].held_by
+    assert rows(found)[FlowStage.CAPTURE].held_by is None
+    stored = rows(found)[FlowStage.STORE].held_by
     assert stored is not None
     assert (stored.kind, stored.name) == ("table", "shop.orders")
 
@@ -46,16 +46,16 @@ def test_where_there_is_nothing_no_lag_is_made_up() -> None:
 
 def test_rows_that_wait_for_the_next_flush_are_as_they_should_be() -> None:
     waiting = table(lag_s=0.5, changed_s=1, flushed_s=70)
-    row = rows(facts(tables=(waiting,)))[Stage.STORE]
+    row = rows(facts(tables=(waiting,)))[FlowStage.STORE]
     assert (row.lag_s, row.held_by) == (70.0, None)
-    late = rows(facts(tables=(waiting,), flush_interval_s=5))[Stage.STORE].held_by
+    late = rows(facts(tables=(waiting,), flush_interval_s=5))[FlowStage.STORE].held_by
     assert late is not None
     assert late.detail.endswith("become objects with its next flush")
 
 
 def test_what_is_in_objects_counts_up_to_what_can_be_read_when_nothing_has_changed_since() -> None:
     idle = table(lag_s=0.5, changed_s=700, flushed_s=600)
-    assert rows(facts(tables=(idle,)))[Stage.STORE].lag_s == 0.5
+    assert rows(facts(tables=(idle,)))[FlowStage.STORE].lag_s == 0.5
 
 
 SLOW = table("shop.orders", 40.0)
@@ -106,10 +106,14 @@ def test_the_primary_of_a_lock_is_named_by_its_table_and_to_tenants_only_if_it_i
     ("fact", "kind", "words"),
     [
         (feed(lag_s=1.5), None, ""),
-        (feed(lag_s=900, state=FeedState.STOPPED), None, ""),
-        (feed(lag_s=900, state=FeedState.FINISHED), None, ""),
-        (feed(lag_s=0.1, state=FeedState.FAILED, error="no room"), "changefeed", "failed and waits: no room"),
-        (feed(lag_s=0.1, state=FeedState.WARNING, error="busy"), "changefeed", "tries again: busy"),
+        (feed(lag_s=900, state=ChangefeedState.STOPPED), None, ""),
+        (feed(lag_s=900, state=ChangefeedState.FINISHED), None, ""),
+        (
+            feed(lag_s=0.1, state=ChangefeedState.FAILED, error="no room"),
+            "changefeed",
+            "failed and waits: no room",
+        ),
+        (feed(lag_s=0.1, state=ChangefeedState.WARNING, error="busy"), "changefeed", "tries again: busy"),
         (feed(lag_s=9, run_by=""), "changefeed", "no process runs it"),
         (feed(lag_s=9, spool=spool(0.81)), "changefeed", "its spool is full"),
         (feed(lag_s=15, spool=spool(0.79), tables=["shop.items"]), None, ""),
@@ -159,4 +163,4 @@ def test_a_job_is_held_by(fact: JobFact, kind: str | None, words: str) -> None:
 
 
 def test_a_job_that_never_ran_has_no_lag_of_its_own() -> None:
-    assert rows(facts(jobs=(job(lag_s=None),)))[Stage.JOBS].lag_s is None
+    assert rows(facts(jobs=(job(lag_s=None),)))[FlowStage.JOBS].lag_s is None

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.control.tenancy import Refused, Tenant, check_feed, check_job, is_below
+from penstock.control.tenancy import Tenant, TenantRefused, check_feed, check_job, is_below
 from penstock.jobs.spec import JobSpec
 from penstock.settings import ChangefeedSettings
 
@@ -99,7 +99,7 @@ def test_a_tenant_may_send_its_own_tables_to_its_own_places() -> None:
     ],
 )
 def test_a_tenants_changefeed_reaches_nothing_else(more: dict[str, object]) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(TenantRefused):
         check_feed(ANN, feed(**more))
 
 
@@ -146,10 +146,10 @@ def test_a_tenant_may_have_jobs_with_targets_of_its_own(spec: JobSpec) -> None:
     ],
 )
 def test_a_tenants_job_runs_no_code_and_reaches_nothing_else(spec: JobSpec) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(TenantRefused):
         check_job(ANN, spec)
 
 
 def test_an_account_without_places_can_have_no_target() -> None:
-    with pytest.raises(Refused, match="targets"):
+    with pytest.raises(TenantRefused, match="targets"):
         check_feed(Tenant.of("ann", ["shop"], []), feed())

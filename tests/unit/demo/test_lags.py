@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.cli.demo.lags import Arrivals, Commit, percentile
+from penstock.cli.demo.lags import Arrivals, DemoCommit, percentile
 from penstock.clock import compose_ts
 
 ORDERS, ITEMS = "shop.orders", "shop.order_items"
@@ -14,8 +14,8 @@ def at(ms: int) -> int:
 
 def test_a_commit_arrives_when_a_stage_has_everything_up_to_it() -> None:
     stage = Arrivals("readable")
-    stage.expect(Commit(at(1000), {ORDERS: 2}))
-    stage.expect(Commit(at(2000), {ORDERS: 3}))
+    stage.expect(DemoCommit(at(1000), {ORDERS: 2}))
+    stage.expect(DemoCommit(at(2000), {ORDERS: 3}))
     stage.reach({ORDERS: at(1999)}, 2500)
     assert (stage.rows, stage.lags_ms, stage.latest_ms) == (2, [1500], 1500)
     stage.reach({ORDERS: at(2000)}, 2600)
@@ -24,7 +24,7 @@ def test_a_commit_arrives_when_a_stage_has_everything_up_to_it() -> None:
 
 def test_each_table_of_a_commit_arrives_on_its_own() -> None:
     stage = Arrivals("readable")
-    stage.expect(Commit(at(1000), {ORDERS: 1, ITEMS: 4}))
+    stage.expect(DemoCommit(at(1000), {ORDERS: 1, ITEMS: 4}))
     stage.reach({ORDERS: at(3000)}, 3000)
     assert (stage.rows, stage.oldest_ms(3000)) == (1, 2000)
     stage.reach({ORDERS: at(3000), ITEMS: at(3000)}, 4000)
@@ -33,17 +33,17 @@ def test_each_table_of_a_commit_arrives_on_its_own() -> None:
 
 def test_a_stage_expects_the_tables_that_it_follows_only() -> None:
     stage = Arrivals("delta table", frozenset({ORDERS}))
-    stage.expect(Commit(at(1000), {ORDERS: 1, ITEMS: 4}))
-    stage.expect(Commit(at(1500), {ITEMS: 4}))
+    stage.expect(DemoCommit(at(1000), {ORDERS: 1, ITEMS: 4}))
+    stage.expect(DemoCommit(at(1500), {ITEMS: 4}))
     stage.reach({ORDERS: at(9000), ITEMS: at(9000)}, 9000)
     assert (stage.rows, len(stage.lags_ms)) == (1, 1)
 
 
 def test_commits_that_are_told_late_arrive_all_the_same() -> None:
     stage = Arrivals("readable")
-    stage.expect(Commit(at(2000), {ORDERS: 1}))
+    stage.expect(DemoCommit(at(2000), {ORDERS: 1}))
     stage.reach({ORDERS: at(3000)}, 3000)
-    stage.expect(Commit(at(1000), {ORDERS: 1}))
+    stage.expect(DemoCommit(at(1000), {ORDERS: 1}))
     stage.reach({ORDERS: at(3000)}, 3100)
     assert stage.rows == 2
     assert stage.oldest_ms(5000) == 0
@@ -51,7 +51,7 @@ def test_commits_that_are_told_late_arrive_all_the_same() -> None:
 
 def test_rows_that_were_there_before_count_and_are_not_measured() -> None:
     stage = Arrivals("readable")
-    stage.expect(Commit(at(1000), {ORDERS: 500}, measured=False))
+    stage.expect(DemoCommit(at(1000), {ORDERS: 500}, measured=False))
     stage.reach({ORDERS: at(60_000)}, 60_000)
     assert (stage.rows, stage.lags_ms, stage.lag_ms(0.5)) == (500, [], None)
 

@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console
 
 from penstock.cli.demo.checking import judged
-from penstock.cli.demo.display import LiveShow, Pace, PlainShow, Progress, StageProgress, show_on, told_ms
-from penstock.cli.demo.report import Report, Verified, print_report
+from penstock.cli.demo.display import DemoProgress, LiveShow, Pace, PlainShow, StageProgress, show_on, told_ms
+from penstock.cli.demo.report import DemoVerified, Report, print_report
 from penstock.cli.demo.scene import folder_of, scene_in
-from penstock.cli.demo.targets import Answer, Place, places
+from penstock.cli.demo.targets import DemoAnswer, DemoPlace, places
 from penstock.control.verify import TargetReport
 from penstock.errors import Invalid
 from penstock.testing.clock import ManualClock
@@ -23,20 +23,20 @@ def console(*, terminal: bool = False) -> tuple[Console, io.StringIO]:
     return Console(file=written, force_terminal=terminal, width=200), written
 
 
-def progress(elapsed_s: float) -> Progress:
-    return Progress(elapsed_s, 1_234, 56.0, 7, [STAGE])
+def progress(elapsed_s: float) -> DemoProgress:
+    return DemoProgress(elapsed_s, 1_234, 56.0, 7, [STAGE])
 
 
-def report(*verified: Verified) -> Report:
+def report(*verified: DemoVerified) -> Report:
     return Report(
         seconds=10,
         rows=1_000,
         first_rows=200,
         commits=100,
         stages=[StageProgress("readable", 1_000, 0, 300, 700), STAGE],
-        places=[Place("delta table", 3, 4_096)],
+        places=[DemoPlace("delta table", 3, 4_096)],
         asked="copper kettle",
-        answers=[Answer("full-text index", [{"id": 1, "name": "[kettle]", "_score": 1.5}], 0.4)],
+        answers=[DemoAnswer("full-text index", [{"id": 1, "name": "[kettle]", "_score": 1.5}], 0.4)],
         schema_changes=["table shop.reviews created"],
         verified=verified,
     )
@@ -76,7 +76,7 @@ def test_the_pace_is_that_of_the_last_seconds() -> None:
 
 def test_the_end_says_what_every_target_came_to() -> None:
     out, written = console()
-    print_report(report(Verified("delta table", same=True, rows=42)), out)
+    print_report(report(DemoVerified("delta table", same=True, rows=42)), out)
     text = written.getvalue()
     for part in ("1,000 in 100 transactions", "80, over 10 s", "equal: 42", "4.0 KiB", "[kettle]", "700 ms"):
         assert part in text
@@ -86,7 +86,8 @@ def test_the_end_says_what_every_target_came_to() -> None:
 def test_a_difference_is_told_and_is_no_success() -> None:
     out, written = console()
     found = report(
-        Verified("delta table", same=False, rows=42, differs="1 missing"), Verified("x", same=True, rows=1)
+        DemoVerified("delta table", same=False, rows=42, differs="1 missing"),
+        DemoVerified("x", same=True, rows=1),
     )
     print_report(found, out)
     assert not found.good
@@ -132,4 +133,4 @@ def test_everything_is_below_the_folder_and_on_free_ports_of_loopback(tmp_path: 
     )
     (scene.events / "deep").mkdir(parents=True)
     (scene.events / "deep" / "object").write_bytes(b"12345")
-    assert places(scene)[0] == Place("event store", 1, 5)
+    assert places(scene)[0] == DemoPlace("event store", 1, 5)

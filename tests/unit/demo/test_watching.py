@@ -6,15 +6,15 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.changefeeds.model import FeedState
+from penstock.changefeeds.model import ChangefeedState
 from penstock.cli.demo import watch as watching
-from penstock.cli.demo.lags import Commit
+from penstock.cli.demo.lags import DemoCommit
 from penstock.cli.demo.shop import ORDERS, PRODUCTS
 from penstock.cli.demo.targets import DELTA, FEEDS, FULLTEXT, JOBS
 from penstock.cli.demo.watch import Watch
 from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import PenstockError, Unavailable
-from penstock.follow.source_2 import Look
+from penstock.follow.source import ReadableRange
 from penstock.testing.clock import ManualClock
 
 IDS = {PRODUCTS: 7, ORDERS: 8}
@@ -27,15 +27,15 @@ class Deployed:
         self.readable = dict.fromkeys(IDS.values(), 0)
         self.feeds = dict.fromkeys((each.name for each in FEEDS), 0)
         self.jobs = dict.fromkeys((each.name for each in JOBS), 0)
-        self.feed_state, self.job_state = FeedState.NORMAL, "completed"
+        self.feed_state, self.job_state = ChangefeedState.NORMAL, "completed"
         self.catalog = SimpleNamespace(
             tables=lambda _: [SimpleNamespace(name=name[5:], id=number) for name, number in IDS.items()]
         )
         monkeypatch.setattr(watching.feedcalls, "listed", lambda _: self._feeds())
         monkeypatch.setattr(watching.freshcalls, "listed", lambda _, __: self._jobs())
 
-    def looks(self, table_ids: Collection[int]) -> dict[int, Look]:
-        return {each: Look(self.readable[each], 0) for each in table_ids if self.readable[each]}
+    def looks(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
+        return {each: ReadableRange(self.readable[each], 0) for each in table_ids if self.readable[each]}
 
     def reach(self, ts: int) -> None:
         self.readable = dict.fromkeys(self.readable, ts)
@@ -66,7 +66,7 @@ def deployed(monkeypatch: pytest.MonkeyPatch) -> Deployed:
 def test_a_commit_is_followed_to_the_targets_of_its_tables(deployed: Deployed) -> None:
     clock = ManualClock(wall_ms=10_000)
     watch = Watch(cast("Any", deployed), clock=clock)
-    watch.committed(Commit(compose_ts(9_000), {ORDERS: 3}))
+    watch.committed(DemoCommit(compose_ts(9_000), {ORDERS: 3}))
     deployed.readable[8] = compose_ts(9_500)
     watch.look()
     assert (watch.readable.rows, watch.readable.lags_ms) == (3, [1_000])
@@ -81,7 +81,7 @@ def test_a_commit_is_followed_to_the_targets_of_its_tables(deployed: Deployed) -
 @pytest.mark.parametrize("broken", ["feed", "job"])
 def test_a_target_that_has_stopped_ends_the_watch_with_its_error(deployed: Deployed, broken: str) -> None:
     if broken == "feed":
-        deployed.feed_state = FeedState.FAILED
+        deployed.feed_state = ChangefeedState.FAILED
     else:
         deployed.job_state = "error"
     watch = Watch(cast("Any", deployed))
@@ -103,6 +103,6 @@ def test_who_does_not_catch_up_is_named(deployed: Deployed) -> None:
 def test_after_the_watch_nobody_counts(deployed: Deployed) -> None:
     watch = Watch(cast("Any", deployed))
     with watch.running():
-        watch.committed(Commit(1, {ORDERS: 3}))
-    watch.committed(Commit(2, {ORDERS: 3}))
+        watch.committed(DemoCommit(1, {ORDERS: 3}))
+    watch.committed(DemoCommit(2, {ORDERS: 3}))
     assert (watch.rows, watch.commits) == (3, 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.doctor.clusterchecks import judge_clock, skew_ms
-from penstock.cli.doctor.findings import Verdict, healthy, ok, refused, warn
+from penstock.cli.doctor.findings import CheckResult, healthy, ok, refused, warn
 from penstock.cli.doctor.machine import (
     judge_descriptors,
     judge_memory,
@@ -22,14 +22,14 @@ from penstock.cli.sizes import GIB, MIB, size
 from penstock.errors import Invalid
 from penstock.settings import Settings, SparkSettings, UpSettings
 
-OK, WARN, BAD = Verdict.OK, Verdict.WARN, Verdict.BAD
+OK, WARN, BAD = CheckResult.OK, CheckResult.WARN, CheckResult.BAD
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
     ("version", "verdict"), [((3, 11, 0), OK), ((3, 12, 1), OK), ((3, 10, 9), BAD), ((2, 7, 18), BAD)]
 )
-def test_python_has_to_be_new_enough(version: tuple[int, int, int], verdict: Verdict) -> None:
+def test_python_has_to_be_new_enough(version: tuple[int, int, int], verdict: CheckResult) -> None:
     assert judge_python(version).verdict is verdict
 
 
@@ -45,7 +45,7 @@ def test_a_clock_is_asked_between_two_looks_at_ours(asked_ms: tuple[int, int, in
 @pytest.mark.parametrize(
     ("skew", "verdict"), [(0, OK), (-500, OK), (501, WARN), (-9_000, WARN), (10_001, BAD), (-3_600_000, BAD)]
 )
-def test_a_clock_may_differ_a_little(skew: int, verdict: Verdict) -> None:
+def test_a_clock_may_differ_a_little(skew: int, verdict: CheckResult) -> None:
     assert judge_clock(skew).verdict is verdict
 
 
@@ -55,19 +55,19 @@ def test_a_clock_is_told_in_the_direction_in_which_it_is_wrong() -> None:
 
 
 @pytest.mark.parametrize(("free", "verdict"), [(20 * GIB, OK), (5 * GIB, WARN), (GIB - 1, BAD), (0, BAD)])
-def test_a_disk_needs_room(free: int, verdict: Verdict) -> None:
+def test_a_disk_needs_room(free: int, verdict: CheckResult) -> None:
     assert judge_space("store.data", Path("/data"), free).verdict is verdict
 
 
 @pytest.mark.parametrize(
     ("limit", "verdict"), [(65_536, OK), (resource.RLIM_INFINITY, OK), (1024, WARN), (100, BAD)]
 )
-def test_a_process_needs_open_files(limit: int, verdict: Verdict) -> None:
+def test_a_process_needs_open_files(limit: int, verdict: CheckResult) -> None:
     assert judge_descriptors(limit).verdict is verdict
 
 
 @pytest.mark.parametrize(("total", "verdict"), [(8 * GIB, OK), (4 * GIB, WARN), (GIB, BAD), (None, WARN)])
-def test_memory_is_held_against_what_the_parts_may_take(total: int | None, verdict: Verdict) -> None:
+def test_memory_is_held_against_what_the_parts_may_take(total: int | None, verdict: CheckResult) -> None:
     assert judge_memory(total, 6 * GIB).verdict is verdict
 
 
@@ -90,7 +90,7 @@ def test_a_package_that_cannot_be_imported_is_named() -> None:
     ("begin_days", "end_days", "verdict"),
     [(-10, 100, OK), (-10, 3, WARN), (-10, -1, BAD), (1, 100, BAD)],
 )
-def test_a_certificate_is_valid_for_a_while(begin_days: int, end_days: int, verdict: Verdict) -> None:
+def test_a_certificate_is_valid_for_a_while(begin_days: int, end_days: int, verdict: CheckResult) -> None:
     period = (NOW + timedelta(days=begin_days), NOW + timedelta(days=end_days))
     assert judge_validity("tls.ca_path", Path("ca.pem"), [period], NOW).verdict is verdict
 
@@ -102,7 +102,7 @@ def test_of_several_certificates_the_one_that_ends_first_counts() -> None:
 
 
 @pytest.mark.parametrize(("mode", "verdict"), [(0o600, OK), (0o400, OK), (0o640, WARN), (0o644, BAD)])
-def test_a_secret_is_its_owners_alone(mode: int, verdict: Verdict) -> None:
+def test_a_secret_is_its_owners_alone(mode: int, verdict: CheckResult) -> None:
     assert judge_mode("tls.key_path", Path("key.pem"), mode).verdict is verdict
 
 

@@ -13,14 +13,14 @@ from penstock import metrics
 from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import Corrupt, Fenced, Invalid, StaleRead, Unavailable
 from penstock.eventstore import manifest_log, paths
-from penstock.eventstore.history_holds import Watermarks
+from penstock.eventstore.history_holds import HistoryHolds
 from penstock.eventstore.manifest import Archive, ManifestState, ObjectInfo
 from penstock.eventstore.manifest_log import ManifestLog, load
 from penstock.eventstore.ownership import Ownership
 from penstock.eventstore.read.snapshot import plan_snapshot
 from penstock.eventstore.upkeep import merge_policy
 from penstock.eventstore.upkeep.gc import CollectPolicy
-from penstock.object_storage import STAGING, Storage, Stored, open_storage
+from penstock.object_storage import STAGING, ObjectStorage, Stored, open_storage
 from penstock.testing.clock import ManualClock
 from penstock.testing.versions import Target
 from support.itemtables import item, item_table
@@ -85,7 +85,7 @@ def test_history_without_a_watermark_goes_and_older_reads_are_stale(world: Table
 
 def test_history_that_a_watermark_needs_is_read_from_archives(world: TableWorld) -> None:
     begin = world.ts + 1
-    watermarks = Watermarks(world.storage.open(), world.clock)
+    watermarks = HistoryHolds(world.storage.open(), world.clock)
     watermarks.hold(1, "job/7", begin)
     ts = merged(world)
     assert world.store.collect(1) == 0
@@ -124,7 +124,7 @@ def test_a_watermark_that_is_set_while_collection_waits_for_a_flush_holds(
     world: TableWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = world.ts + 1
-    watermarks = Watermarks(world.storage.open(), world.clock)
+    watermarks = HistoryHolds(world.storage.open(), world.clock)
     watermarks.hold(1, "first", begin)
     merged(world)
     world.store.collect(1)
@@ -142,7 +142,7 @@ def test_a_watermark_that_is_set_while_collection_waits_for_a_flush_holds(
 
 
 def test_a_watermark_that_expired_holds_nothing_and_goes_after_a_day(world: TableWorld) -> None:
-    watermarks = Watermarks(world.storage.open(), world.clock)
+    watermarks = HistoryHolds(world.storage.open(), world.clock)
     watermarks.hold(1, "crashed", 1, ttl_s=60)
     merged(world)
     assert world.store.collect(1) == 0
@@ -166,7 +166,7 @@ def test_a_damaged_watermark_stops_collection(world: TableWorld) -> None:
 @pytest.mark.parametrize(("holder", "ts"), [("", 5), ("job", 0)])
 def test_a_watermark_needs_a_holder_and_a_time(world: TableWorld, holder: str, ts: int) -> None:
     with pytest.raises(Invalid):
-        Watermarks(world.storage.open()).hold(1, holder, ts)
+        HistoryHolds(world.storage.open()).hold(1, holder, ts)
 
 
 def test_what_was_removed_within_the_time_to_live_stays(
@@ -205,7 +205,7 @@ def test_an_archive_that_was_not_there_when_archives_were_listed_is_young() -> N
     assert policy.unneeded([written_since], None, {}, 10**9) == []
 
 
-class _Aged(Storage):
+class _Aged(ObjectStorage):
     """Shows every file as old as it is told."""
 
     age_ms = 0
@@ -238,7 +238,7 @@ def test_an_archive_does_not_cost_the_index_of_a_table_that_rested(world: TableW
 
 
 def test_old_files_that_nothing_names_are_swept(world: TableWorld, aged: _Aged) -> None:
-    Watermarks(aged).hold(1, "job", 1)
+    HistoryHolds(aged).hold(1, "job", 1)
     merged(world)
     world.store.collect(1)
     world.commit(item("integer", 9, "later"))
@@ -281,7 +281,7 @@ def test_an_owner_that_was_replaced_and_never_told_sweeps_nothing(world: TableWo
 
 
 def test_a_missing_archive_stops_the_sweep(world: TableWorld, aged: _Aged) -> None:
-    Watermarks(aged).hold(1, "job", 1)
+    HistoryHolds(aged).hold(1, "job", 1)
     merged(world)
     world.store.collect(1)
     aged.delete(files(world, "archive/")[0])
@@ -396,7 +396,7 @@ def test_an_archive_is_bounded_and_the_oldest_go_first(monkeypatch: pytest.Monke
 
 def test_watermarks_of_one_table_do_not_hold_another() -> None:
     clock = ManualClock(wall_ms=1000)
-    watermarks = Watermarks(open_storage("memory:///"), clock)
+    watermarks = HistoryHolds(open_storage("memory:///"), clock)
     watermarks.hold(1, "job", 10)
     watermarks.hold(11, "job", 5)
     watermarks.hold(1, "a/b c", 7, ttl_s=1)

@@ -11,14 +11,14 @@ from penstock.errors import Corrupt, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.manifest import ObjectInfo, Targets
 from penstock.eventstore.objects.deletion_vectors import Deletions, live_mask
-from penstock.object_storage import Storage, open_storage
+from penstock.object_storage import ObjectStorage, open_storage
 
 TABLE_ID = 7
 Row = tuple[str | None, int | None, int]  # object, offset, commit_ts
 
 
 def tombstones(
-    storage: Storage, name: str, rows: list[Row], *, targets: Targets | None = None, group_rows: int = 2
+    storage: ObjectStorage, name: str, rows: list[Row], *, targets: Targets | None = None, group_rows: int = 2
 ) -> ObjectInfo:
     """Write a tombstone object with the columns that matter here."""
     ordered = sorted(rows, key=lambda row: (row[0] is None, row))
@@ -51,11 +51,11 @@ def tombstones(
 
 
 @pytest.fixture
-def storage() -> Storage:
+def storage() -> ObjectStorage:
     return open_storage("memory://")
 
 
-def test_offsets_come_sorted_and_once_from_all_tombstone_objects(storage: Storage) -> None:
+def test_offsets_come_sorted_and_once_from_all_tombstone_objects(storage: ObjectStorage) -> None:
     first = tombstones(
         storage, "t1", [("a", 4, 10), ("a", 1, 10), ("b", 0, 11), ("c", 9, 11), (None, None, 9)]
     )
@@ -64,27 +64,27 @@ def test_offsets_come_sorted_and_once_from_all_tombstone_objects(storage: Storag
     assert [found.of(each).tolist() for each in "abcd"] == [[1, 3, 4], [0], [9], []]
 
 
-def test_a_row_deleted_twice_within_an_object_counts_once(storage: Storage) -> None:
+def test_a_row_deleted_twice_within_an_object_counts_once(storage: ObjectStorage) -> None:
     twice = tombstones(storage, "t1", [("a", 4, 10), ("a", 4, 12), ("a", 6, 12)], group_rows=10)
     assert Deletions(storage, TABLE_ID, [twice], 20).of("a").tolist() == [4, 6]
 
 
 @pytest.mark.parametrize(("ts", "expected"), [(9, []), (10, [1]), (11, [1, 2]), (12, [0, 1, 2])])
 def test_tombstones_above_the_timestamp_delete_nothing(
-    storage: Storage, ts: int, expected: list[int]
+    storage: ObjectStorage, ts: int, expected: list[int]
 ) -> None:
     info = tombstones(storage, "t1", [("a", 1, 10), ("a", 2, 11), ("a", 0, 12)])
     assert Deletions(storage, TABLE_ID, [info], ts).of("a").tolist() == expected
 
 
-def test_any_order_of_asking_gives_the_same(storage: Storage) -> None:
+def test_any_order_of_asking_gives_the_same(storage: ObjectStorage) -> None:
     rows: list[Row] = [(name, offset, 5) for name in "abcdef" for offset in range(0, 9, 2)]
     found = Deletions(storage, TABLE_ID, [tombstones(storage, "t", rows, group_rows=3)], 5)
     for name in "fadcbeaff":
         assert found.of(name).tolist() == [0, 2, 4, 6, 8]
 
 
-def test_an_object_whose_targets_leave_the_data_object_out_is_not_opened(storage: Storage) -> None:
+def test_an_object_whose_targets_leave_the_data_object_out_is_not_opened(storage: ObjectStorage) -> None:
     info = tombstones(storage, "t1", [("a", 1, 10)], targets=(("a", 1),))
     storage.delete(paths.object_path(paths.table_root(TABLE_ID), "tombstone", "t1"))
     assert Deletions(storage, TABLE_ID, [info], 20).of("b").tolist() == []
@@ -92,7 +92,7 @@ def test_an_object_whose_targets_leave_the_data_object_out_is_not_opened(storage
         Deletions(storage, TABLE_ID, [info], 20).of("a")
 
 
-def test_a_damaged_object_is_corrupt(storage: Storage) -> None:
+def test_a_damaged_object_is_corrupt(storage: ObjectStorage) -> None:
     info = tombstones(storage, "t1", [("a", 1, 10)])
     storage.write(paths.object_path(paths.table_root(TABLE_ID), "tombstone", "t1"), b"PAR1 and no more")
     with pytest.raises(Corrupt, match="tombstone/t1"):

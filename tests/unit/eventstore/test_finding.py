@@ -14,7 +14,7 @@ from penstock.eventstore.manifest_log import ManifestLog, load
 from penstock.eventstore.read.find import find_table, list_tables
 from penstock.eventstore.read.namemarks import NameMarks
 from penstock.eventstore.read.partition import dropped_fact, dropped_ts
-from penstock.eventstore.read.ranges import Part, ReadRange, TableProgress
+from penstock.eventstore.read.ranges import CaptureProgress, ReadRange, SchemaRange
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import StorageRef
 from penstock.tables.schema import TableInfo
@@ -65,13 +65,13 @@ class Newest:
         self.version = version
         self.away = away
 
-    def progress(self, table_id: int) -> TableProgress:
+    def progress(self, table_id: int) -> CaptureProgress:
         if self.away:
             raise Unavailable("the capture is away")
-        return TableProgress(table_id, 200, 200, 100)
+        return CaptureProgress(table_id, 200, 200, 100)
 
-    def parts(self, wanted: ReadRange) -> list[Part]:
-        return [Part(wanted, self.version)] if wanted.to_ts >= self.version.since_ts else []
+    def parts(self, wanted: ReadRange) -> list[SchemaRange]:
+        return [SchemaRange(wanted, self.version)] if wanted.to_ts >= self.version.since_ts else []
 
     def read(self, wanted: ReadRange) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         raise AssertionError("nobody reads here")

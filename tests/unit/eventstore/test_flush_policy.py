@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.eventstore.log.table_log import TableLoad
+from penstock.eventstore.log.table_log import TableBacklog
 from penstock.eventstore.objects.flushing import FlushPolicy
 
 POLICY = FlushPolicy(
@@ -10,9 +10,9 @@ POLICY = FlushPolicy(
 )
 
 
-def load(table_id: int, held: int = 10, **rest: object) -> TableLoad:
+def load(table_id: int, held: int = 10, **rest: object) -> TableBacklog:
     given: dict[str, object] = {"memory_bytes": held, "oldest_at": 1000.0, "flushable": True, "behind_s": 1.0}
-    return TableLoad(table_id=table_id, held_bytes=held, **(given | rest))
+    return TableBacklog(table_id=table_id, held_bytes=held, **(given | rest))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def load(table_id: int, held: int = 10, **rest: object) -> TableLoad:
     ],
 )  # fmt: skip
 def test_tables_are_chosen_by_size_age_and_pressure(
-    loads: list[TableLoad], wal: int, chosen: list[int]
+    loads: list[TableBacklog], wal: int, chosen: list[int]
 ) -> None:
     assert POLICY.choose(loads, now=1000.0, wal_bytes=wal) == chosen
 

@@ -16,7 +16,7 @@ from penstock.eventstore.log.retention import Retention
 from penstock.eventstore.log.rows import commit_ends
 from penstock.eventstore.log.segments import read_segment
 from penstock.eventstore.log.wal import Wal
-from penstock.object_storage import Storage, open_storage
+from penstock.object_storage import ObjectStorage, open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from support.events import FixedSchemas, a_table, change
@@ -139,7 +139,7 @@ def opened(tmp_path: Path) -> Iterator[Callable[[], EventStore]]:
             idle_flush_interval_s=10**9,
             wal_segment_bytes=1024,
         )
-        storage: Storage = open_storage(f"file://{tmp_path}/events")
+        storage: ObjectStorage = open_storage(f"file://{tmp_path}/events")
         made = EventStore(settings, storage, decoder=TidbRowDecoder(), schemas=FixedSchemas.of(TABLE))
         stores.append(made)
         made.start()

@@ -7,7 +7,7 @@ import pytest
 from penstock.errors import Corrupt, Fenced, Unavailable
 from penstock.eventstore import manifest_log, paths
 from penstock.eventstore.manifest import (
-    Entry,
+    ManifestEntry,
     ManifestState,
     ObjectInfo,
     Removal,
@@ -17,7 +17,7 @@ from penstock.eventstore.manifest import (
     write_state,
 )
 from penstock.eventstore.manifest_log import ManifestLog, load
-from penstock.object_storage import Storage, open_storage
+from penstock.object_storage import ObjectStorage, open_storage
 
 ROOT = "tables/7"
 
@@ -30,12 +30,12 @@ def an_object(name: str, ts: int = 10, **changes: object) -> ObjectInfo:
     return replace(info, **changes)  # type: ignore[arg-type] # names are checked by replace itself
 
 
-def an_entry(seq: int = 1, epoch: int = 1, **rest: object) -> Entry:
-    return replace(Entry(seq=seq, epoch=epoch, writer="w", id=f"id-{seq}"), **rest)
+def an_entry(seq: int = 1, epoch: int = 1, **rest: object) -> ManifestEntry:
+    return replace(ManifestEntry(seq=seq, epoch=epoch, writer="w", id=f"id-{seq}"), **rest)
 
 
 @pytest.fixture
-def storage() -> Storage:
+def storage() -> ObjectStorage:
     return open_storage("memory:///")
 
 
@@ -74,7 +74,7 @@ def test_a_damaged_file_is_corrupt_and_named(data: bytes) -> None:
         (an_entry(seq=2, epoch=2, remove=(Removal(id="x", delete_ts=1),)), "not there"),
     ],
 )
-def test_an_entry_that_cannot_follow_is_corrupt(entry: Entry, why: str) -> None:
+def test_an_entry_that_cannot_follow_is_corrupt(entry: ManifestEntry, why: str) -> None:
     state = ManifestState().apply(an_entry(epoch=2, flushed_ts=9, add=(an_object("a"),)))
     with pytest.raises(Corrupt, match=why):
         state.apply(entry)
@@ -89,14 +89,14 @@ def test_objects_are_visible_from_their_creation_until_their_removal() -> None:
     assert state.visible("tombstone", 30) == []
 
 
-def test_the_log_reads_back_what_was_committed(storage: Storage) -> None:
+def test_the_log_reads_back_what_was_committed(storage: ObjectStorage) -> None:
     log = ManifestLog.open(storage, ROOT, writer="one")
     log.commit(add=[an_object("a")], flushed_ts=10)
     assert load(storage, ROOT) == log.state
     assert (log.state.seq, log.state.epoch, log.state.flushed_ts) == (2, 1, 10)
 
 
-def test_a_second_owner_fences_the_first(storage: Storage) -> None:
+def test_a_second_owner_fences_the_first(storage: ObjectStorage) -> None:
     first = ManifestLog.open(storage, ROOT, writer="one")
     second = ManifestLog.open(storage, ROOT, writer="two")
     with pytest.raises(Fenced, match="owned by two since epoch 2"):
@@ -105,7 +105,7 @@ def test_a_second_owner_fences_the_first(storage: Storage) -> None:
     assert load(storage, ROOT).flushed_ts == 6
 
 
-def test_opening_again_after_doubt_keeps_ownership_but_never_takes_it_back(storage: Storage) -> None:
+def test_opening_again_after_doubt_keeps_ownership_but_never_takes_it_back(storage: ObjectStorage) -> None:
     first = ManifestLog.open(storage, ROOT, writer="one")
     again = ManifestLog.open(storage, ROOT, writer="one", after_epoch=first.epoch)
     assert again.epoch == 2
@@ -115,7 +115,7 @@ def test_opening_again_after_doubt_keeps_ownership_but_never_takes_it_back(stora
 
 
 def test_a_checkpoint_saves_reading_and_a_damaged_one_is_passed_over(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
+    storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(manifest_log, "CHECKPOINT_ENTRIES", 4)
     log = ManifestLog.open(storage, ROOT, writer="one")
@@ -132,7 +132,7 @@ def test_a_checkpoint_saves_reading_and_a_damaged_one_is_passed_over(
         load(storage, ROOT)
 
 
-class _LosesAnswers(Storage):
+class _LosesAnswers(ObjectStorage):
     """Creates, then claims that it did not."""
 
     def create(self, path: str, data: bytes) -> bool:
@@ -140,7 +140,7 @@ class _LosesAnswers(Storage):
         return False
 
 
-def test_a_lost_answer_is_told_from_a_rival(storage: Storage) -> None:
+def test_a_lost_answer_is_told_from_a_rival(storage: ObjectStorage) -> None:
     lossy = _LosesAnswers(storage.url, storage._store)
     log = ManifestLog.open(lossy, ROOT, writer="one")
     log.commit(flushed_ts=3)
@@ -148,7 +148,7 @@ def test_a_lost_answer_is_told_from_a_rival(storage: Storage) -> None:
 
 
 def test_a_failed_checkpoint_does_not_fail_the_commit(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
+    storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(manifest_log, "CHECKPOINT_ENTRIES", 2)
     log = ManifestLog.open(storage, ROOT, writer="one")

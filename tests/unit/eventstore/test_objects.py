@@ -14,7 +14,7 @@ from penstock.eventstore.objects.object_file import ObjectWriter
 from penstock.eventstore.objects.row_ids import RowIds
 from penstock.eventstore.objects.tombstones import bounded, by_row_id
 from penstock.eventstore.sides import side_schema
-from penstock.object_storage import Storage, open_storage
+from penstock.object_storage import ObjectStorage, open_storage
 from support.events import a_table, read_object
 
 TABLE = a_table()
@@ -56,7 +56,7 @@ def data(*rows: tuple[int, int]) -> pa.RecordBatch:
 
 
 def write(
-    storage: Storage, folder: Path, side: paths.Side, *batches: pa.RecordBatch, **rest: Any
+    storage: ObjectStorage, folder: Path, side: paths.Side, *batches: pa.RecordBatch, **rest: Any
 ) -> ObjectInfo:
     given: dict[str, Any] = {"kind": "appendable", "schema_version": 3} | rest
     schema = side_schema(TABLE, side)
@@ -69,11 +69,11 @@ def write(
 
 
 @pytest.fixture
-def storage() -> Storage:
+def storage() -> ObjectStorage:
     return open_storage("memory:///")
 
 
-def test_an_object_may_have_any_order(storage: Storage, tmp_path: Path) -> None:
+def test_an_object_may_have_any_order(storage: ObjectStorage, tmp_path: Path) -> None:
     info = write(
         storage, tmp_path, "data", data((2, 9), (3, 1)), data((5, 4)), kind="merged", create_ts=NOW + 20
     )
@@ -85,12 +85,12 @@ def test_an_object_may_have_any_order(storage: Storage, tmp_path: Path) -> None:
 
 
 def test_an_object_exists_from_its_first_commit_on_unless_told_otherwise(
-    storage: Storage, tmp_path: Path
+    storage: ObjectStorage, tmp_path: Path
 ) -> None:
     assert write(storage, tmp_path, "data", data((1, 5), (2, 3))).create_ts == NOW + 3
 
 
-def test_an_object_without_rows_is_not_written(storage: Storage, tmp_path: Path) -> None:
+def test_an_object_without_rows_is_not_written(storage: ObjectStorage, tmp_path: Path) -> None:
     schema = side_schema(TABLE, "data")
     with ObjectWriter(
         storage, "tables/1", "data", kind="direct", schema_version=1, schema=schema, scratch=tmp_path
@@ -101,13 +101,13 @@ def test_an_object_without_rows_is_not_written(storage: Storage, tmp_path: Path)
     assert storage.names("tables/1/data/") == []
 
 
-def test_targets_count_what_tombstones_delete(storage: Storage, tmp_path: Path) -> None:
+def test_targets_count_what_tombstones_delete(storage: ObjectStorage, tmp_path: Path) -> None:
     batches = tombstones((1, 1, "b", 0), (2, 1, "a", 1)), tombstones((3, 1, "b", 2), (4, 1, None, None))
     assert write(storage, tmp_path, "tombstone", *batches).targets == (("a", 1), ("b", 2))
 
 
 def test_too_many_targets_are_not_listed(
-    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    storage: ObjectStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.eventstore.objects.object_file.TARGETS_MAX", 2)
     rows = [(number, 1, f"object {number}", 0) for number in range(3)]
@@ -119,7 +119,7 @@ def test_too_many_targets_are_not_listed(
 
 
 def test_row_groups_of_tombstones_are_small(
-    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    storage: ObjectStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.eventstore.objects.object_file.TOMBSTONE_GROUP_ROWS", 2)
     rows = tombstones((1, 1, "a", 0), (2, 1, "a", 1), (3, 1, "b", 0), (4, 1, "c", 0), (5, 1, None, None))

@@ -15,9 +15,9 @@ from penstock.eventstore.manifest import Archive, ObjectInfo, Removal, write_arc
 from penstock.eventstore.manifest_log import ManifestLog
 from penstock.eventstore.read.flight_client import FlightReader
 from penstock.eventstore.read.partition import Partition, PartitionState, TableView
-from penstock.eventstore.read.ranges import Part, ReadRange, TableProgress
+from penstock.eventstore.read.ranges import CaptureProgress, ReadRange, SchemaRange
 from penstock.eventstore.schema_version import SchemaVersion, cut_at_changes, in_force
-from penstock.object_storage import Storage, StorageRef
+from penstock.object_storage import ObjectStorage, StorageRef
 from support.events import a_table
 
 TABLE = a_table()
@@ -49,16 +49,18 @@ class Newest:
         self.asked: list[ReadRange] = []
         self.away = False
 
-    def progress(self, table_id: int) -> TableProgress:
+    def progress(self, table_id: int) -> CaptureProgress:
         if self.away:
             raise Unavailable("the capture is away")
-        return TableProgress(table_id, 100, 100, 60)
+        return CaptureProgress(table_id, 100, 100, 60)
 
-    def parts(self, wanted: ReadRange) -> list[Part]:
+    def parts(self, wanted: ReadRange) -> list[SchemaRange]:
         self.asked.append(wanted)
         found = in_force(self.versions, wanted.from_ts, wanted.to_ts)
         cuts = cut_at_changes(found, wanted.from_ts, wanted.to_ts) if found else []
-        return [Part(replace(wanted, from_ts=start, to_ts=end), version) for start, end, version in cuts]
+        return [
+            SchemaRange(replace(wanted, from_ts=start, to_ts=end), version) for start, end, version in cuts
+        ]
 
     def read(self, wanted: ReadRange) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         raise AssertionError("nobody reads here")
@@ -70,12 +72,12 @@ def ref(request: pytest.FixtureRequest, tmp_path: Path) -> StorageRef:
 
 
 @pytest.fixture
-def storage(ref: StorageRef) -> Storage:
+def storage(ref: StorageRef) -> ObjectStorage:
     return ref.open()
 
 
 @pytest.fixture
-def log(storage: Storage) -> ManifestLog:
+def log(storage: ObjectStorage) -> ManifestLog:
     """Flushed up to 60; three objects, of which a merge has replaced the first two."""
     log = ManifestLog.open(storage, "tables/1", writer="w")
     log.commit(
@@ -88,7 +90,7 @@ def log(storage: Storage) -> ManifestLog:
     return log
 
 
-def archived(storage: Storage, log: ManifestLog, *, upto_ts: int = 60, name: str = "e") -> Archive:
+def archived(storage: ObjectStorage, log: ManifestLog, *, upto_ts: int = 60, name: str = "e") -> Archive:
     archive = Archive(id=name * 32, upto_ts=upto_ts, objects=2)
     gone = [log.state.objects[each * 32] for each in "ab"]
     storage.write(paths.archive("tables/1", archive.id), write_archive(gone))
@@ -141,7 +143,7 @@ def test_the_state_is_what_the_manifest_says(ref: StorageRef, log: ManifestLog) 
 
 
 def test_history_comes_from_the_archive_when_it_is_asked_for(
-    ref: StorageRef, storage: Storage, log: ManifestLog
+    ref: StorageRef, storage: ObjectStorage, log: ManifestLog
 ) -> None:
     archived(storage, log)
     newest, old = Partition(ref, 1).state(), Partition(ref, 1).state(from_ts=15)
@@ -159,7 +161,7 @@ def test_history_comes_from_the_archive_when_it_is_asked_for(
 
 
 def test_archives_that_a_range_does_not_need_are_not_read(
-    ref: StorageRef, storage: Storage, log: ManifestLog
+    ref: StorageRef, storage: ObjectStorage, log: ManifestLog
 ) -> None:
     archive = archived(storage, log)
     storage.write(paths.archive("tables/1", archive.id), b"damaged")
@@ -168,7 +170,9 @@ def test_archives_that_a_range_does_not_need_are_not_read(
         Partition(ref, 1).state(from_ts=59)
 
 
-def test_what_was_collected_is_a_stale_read(ref: StorageRef, storage: Storage, log: ManifestLog) -> None:
+def test_what_was_collected_is_a_stale_read(
+    ref: StorageRef, storage: ObjectStorage, log: ManifestLog
+) -> None:
     archive = archived(storage, log)
     log.commit(collect=[archive.id])
     storage.delete(paths.archive("tables/1", archive.id))
@@ -181,7 +185,7 @@ def test_what_was_collected_is_a_stale_read(ref: StorageRef, storage: Storage, l
 
 
 def test_an_archive_that_goes_while_it_is_looked_for_is_looked_up_again(
-    ref: StorageRef, storage: Storage, log: ManifestLog, monkeypatch: pytest.MonkeyPatch
+    ref: StorageRef, storage: ObjectStorage, log: ManifestLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = archived(storage, log)
     path = paths.archive("tables/1", archive.id)
@@ -200,7 +204,7 @@ def test_an_archive_that_goes_while_it_is_looked_for_is_looked_up_again(
 
 
 def test_an_archive_that_is_not_there_is_unavailable(
-    ref: StorageRef, storage: Storage, log: ManifestLog
+    ref: StorageRef, storage: ObjectStorage, log: ManifestLog
 ) -> None:
     storage.delete(paths.archive("tables/1", archived(storage, log).id))
     with pytest.raises(Unavailable, match="try again"):
@@ -254,13 +258,13 @@ def test_a_range_is_divided_where_the_schema_changes(
     assert all(each.from_ts >= 60 for each in newest.asked)  # below, the manifest says it
 
 
-def test_a_table_without_schemas_is_unavailable(ref: StorageRef, storage: Storage) -> None:
+def test_a_table_without_schemas_is_unavailable(ref: StorageRef, storage: ObjectStorage) -> None:
     with pytest.raises(Unavailable, match="no schema"):
         PartitionState(1, storage, Partition(ref, 1).state().manifest, Newest()).schemas(0, 1)
 
 
 def test_only_collected_objects_make_a_stale_read(
-    ref: StorageRef, storage: Storage, log: ManifestLog
+    ref: StorageRef, storage: ObjectStorage, log: ManifestLog
 ) -> None:
     state = Partition(ref, 1).state()
     with pytest.raises(Unavailable, match="not now"), state.reading(15):

@@ -15,7 +15,7 @@ from penstock.errors import Unavailable
 from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.manifest import Archive
 from penstock.eventstore.objects.primary_key_index import PrimaryKeyIndex
-from penstock.object_storage import Storage, open_storage
+from penstock.object_storage import ObjectStorage, open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.define import define_table
@@ -28,15 +28,17 @@ Open = Callable[..., EventStore]
 
 
 @pytest.fixture
-def storage() -> Storage:
+def storage() -> ObjectStorage:
     return open_storage("memory:///")
 
 
 @pytest.fixture
-def open_store(tmp_path: Path, storage: Storage) -> Iterator[Open]:
+def open_store(tmp_path: Path, storage: ObjectStorage) -> Iterator[Open]:
     opened: list[EventStore] = []
 
-    def open_it(on: Storage = storage, schemas: FixedSchemas | None = None, **settings: Any) -> EventStore:
+    def open_it(
+        on: ObjectStorage = storage, schemas: FixedSchemas | None = None, **settings: Any
+    ) -> EventStore:
         given = {"data": tmp_path, "flush_interval_s": 3600, "idle_flush_interval_s": 10**9} | settings
         store = EventStore(
             CaptureSettings(**given),
@@ -78,11 +80,11 @@ def delete(number: int, ts: int) -> Change:
     return change(TABLE, NOW + ts, None, row(number))
 
 
-def ended(storage: Storage) -> list[tuple[int, str | None, int | None]]:
+def ended(storage: ObjectStorage) -> list[tuple[int, str | None, int | None]]:
     return [(each["id"], each["_object"], each["_offset"]) for each in events(storage, 1, "tombstone")]
 
 
-def test_a_tombstone_names_the_row_of_an_earlier_flush(open_store: Open, storage: Storage) -> None:
+def test_a_tombstone_names_the_row_of_an_earlier_flush(open_store: Open, storage: ObjectStorage) -> None:
     store = open_store()
     inserted(store)
     assert flush(store, delete(3, 50), delete(7, 51))
@@ -92,7 +94,9 @@ def test_a_tombstone_names_the_row_of_an_earlier_flush(open_store: Open, storage
     assert tombstones.targets == ((data.id, 2),)
 
 
-def test_a_tombstone_whose_row_was_never_captured_has_no_row_id(open_store: Open, storage: Storage) -> None:
+def test_a_tombstone_whose_row_was_never_captured_has_no_row_id(
+    open_store: Open, storage: ObjectStorage
+) -> None:
     store = open_store()
     unknown = metrics.EVENTSTORE_UNKNOWN_ROWS_TOTAL._value
     before = unknown.get()
@@ -132,7 +136,7 @@ def cut_a_file(index: Path) -> None:
 
 @pytest.mark.parametrize("damage", [lose, garble, drop_a_file, cut_a_file])
 def test_an_index_that_is_lost_or_damaged_is_built_again(
-    open_store: Open, storage: Storage, tmp_path: Path, damage: Callable[[Path], None]
+    open_store: Open, storage: ObjectStorage, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     store = open_store()
     inserted(store)
@@ -147,7 +151,7 @@ def test_an_index_that_is_lost_or_damaged_is_built_again(
 
 
 def test_an_index_that_fails_while_it_is_used_is_built_again(
-    open_store: Open, storage: Storage, monkeypatch: pytest.MonkeyPatch
+    open_store: Open, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store()
     inserted(store)
@@ -161,7 +165,7 @@ def test_an_index_that_fails_while_it_is_used_is_built_again(
     assert len(live_rows(storage, 1, NOW + 50)) == 19
 
 
-def test_an_index_of_another_manifest_is_built_again(open_store: Open, storage: Storage) -> None:
+def test_an_index_of_another_manifest_is_built_again(open_store: Open, storage: ObjectStorage) -> None:
     store = open_store()
     inserted(store)
     store.close(flush=False)
@@ -174,7 +178,7 @@ def test_an_index_of_another_manifest_is_built_again(open_store: Open, storage: 
     assert len(live_rows(other, 1, NOW + 51)) == 19
 
 
-def test_a_state_older_than_the_index_makes_it_start_again(open_store: Open, storage: Storage) -> None:
+def test_a_state_older_than_the_index_makes_it_start_again(open_store: Open, storage: ObjectStorage) -> None:
     store = open_store()
     inserted(store, count=1)
     older = store.ownership(1).state
@@ -192,7 +196,7 @@ def test_a_state_older_than_the_index_makes_it_start_again(open_store: Open, sto
 
 
 def test_an_archive_of_entries_that_the_index_lacks_makes_it_start_again(
-    open_store: Open, storage: Storage, tmp_path: Path
+    open_store: Open, storage: ObjectStorage, tmp_path: Path
 ) -> None:
     store = open_store()
     inserted(store, count=3)
@@ -253,7 +257,7 @@ def test_tables_without_changes_do_not_touch_the_index(open_store: Open) -> None
     assert list(store._index.current().items()) == []
 
 
-def test_handles_of_any_form_are_told_apart(open_store: Open, storage: Storage) -> None:
+def test_handles_of_any_form_are_told_apart(open_store: Open, storage: ObjectStorage) -> None:
     wide = replace(define_table("items", [("id", "varchar(40) primary key"), ("name", "varchar(64)")]), id=1)
     store = open_store(schemas=FixedSchemas.of(wide))
     names = ["a", "aa", "b" * 30, "eight888", ""]

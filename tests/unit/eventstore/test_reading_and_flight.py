@@ -18,7 +18,7 @@ from penstock.eventstore.capture.reader import Reader
 from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.manifest import Archive, ManifestState, Removal, write_archive
 from penstock.eventstore.read.flight_client import FlightReader, read_ticket, write_ticket
-from penstock.eventstore.read.ranges import RangeReader, ReadRange, TableProgress
+from penstock.eventstore.read.ranges import CaptureProgress, RangeReader, ReadRange
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import OBJECT, OFFSET
 from penstock.object_storage import open_storage
@@ -179,7 +179,7 @@ def test_here_and_over_flight_a_range_is_the_same(
             held.schemas.resolved = NOW + 200
             readers: list[RangeReader] = [held.reader, remote]
             assert [each.progress(1) for each in readers] == [
-                TableProgress(1, NOW + 200, NOW + 200, held.rows.flushed_ts, NOW + 120)
+                CaptureProgress(1, NOW + 200, NOW + 200, held.rows.flushed_ts, NOW + 120)
             ] * 2
             for reader in readers:
                 parts = reader.parts(wanted)

@@ -8,30 +8,30 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Denied, Invalid, Unavailable
-from penstock.object_storage import Storage, open_storage
+from penstock.object_storage import ObjectStorage, open_storage
 from penstock.testing.clock import ManualClock
 from support.powerloss import Disk
 
 
 @pytest.fixture(params=["file", "memory"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStorage:
     return open_storage(f"file://{tmp_path}/root" if request.param == "file" else "memory:///")
 
 
-def test_folders_are_those_right_below(storage: Storage) -> None:
+def test_folders_are_those_right_below(storage: ObjectStorage) -> None:
     for path in ("a/b/c/1", "a/b/2", "a/d/3", "a/4", "ab/5"):
         storage.write(path, b"")
     assert storage.folders("a") == ["b", "d"]
     assert storage.folders("none") == []
 
 
-def test_an_object_is_created_once_and_keeps_its_first_content(storage: Storage) -> None:
+def test_an_object_is_created_once_and_keeps_its_first_content(storage: ObjectStorage) -> None:
     assert storage.create("a/b", b"one")
     assert not storage.create("a/b", b"two")
     assert storage.read("a/b") == b"one"
 
 
-def test_writing_replaces_and_takes_local_files(storage: Storage, tmp_path: Path) -> None:
+def test_writing_replaces_and_takes_local_files(storage: ObjectStorage, tmp_path: Path) -> None:
     storage.write("a", b"one")
     local = tmp_path / "local"
     local.write_bytes(b"two" * 1000)
@@ -42,7 +42,7 @@ def test_writing_replaces_and_takes_local_files(storage: Storage, tmp_path: Path
         assert file.read(3) == b"two"
 
 
-def test_names_come_in_order_and_after_a_given_one(storage: Storage) -> None:
+def test_names_come_in_order_and_after_a_given_one(storage: ObjectStorage) -> None:
     for name in ("f/2", "f/1", "f/3", "g/1"):
         storage.write(name, b"")
     assert storage.names("f/") == ["f/1", "f/2", "f/3"]
@@ -50,7 +50,7 @@ def test_names_come_in_order_and_after_a_given_one(storage: Storage) -> None:
     assert storage.names("nothing/") == []
 
 
-def test_what_is_not_there_reads_as_none_and_deletes_in_silence(storage: Storage) -> None:
+def test_what_is_not_there_reads_as_none_and_deletes_in_silence(storage: ObjectStorage) -> None:
     assert storage.read("x") is None
     storage.delete("x")
     storage.write("x", b"1")
@@ -60,7 +60,7 @@ def test_what_is_not_there_reads_as_none_and_deletes_in_silence(storage: Storage
         storage.open("x")
 
 
-def test_a_swap_needs_the_content_that_was_seen(storage: Storage) -> None:
+def test_a_swap_needs_the_content_that_was_seen(storage: ObjectStorage) -> None:
     assert storage.swap("a/m", b"one", seen=None)
     assert not storage.swap("a/m", b"two", seen=None)
     assert not storage.swap("a/m", b"two", seen=b"other")
@@ -72,7 +72,7 @@ def test_a_swap_needs_the_content_that_was_seen(storage: Storage) -> None:
     assert not storage.exists("a/gone")
 
 
-def test_of_racing_swaps_one_wins_each_time(storage: Storage) -> None:
+def test_of_racing_swaps_one_wins_each_time(storage: ObjectStorage) -> None:
     storage.write("m", b"0")
     won: list[int] = []
 

@@ -13,12 +13,12 @@ from penstock.errors import Denied, PenstockError, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.capture.reader import Reader
 from penstock.eventstore.capture.store import EventStore
-from penstock.eventstore.log.table_log import TableRows
+from penstock.eventstore.log.table_log import TableLog
 from penstock.eventstore.manifest import BEGUN
 from penstock.eventstore.manifest_log import ManifestLog, load
 from penstock.eventstore.read.ranges import ReadRange
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.object_storage import Storage, open_storage
+from penstock.object_storage import ObjectStorage, open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.define import define_table
@@ -32,16 +32,16 @@ Open = Callable[..., EventStore]
 
 
 @pytest.fixture
-def storage() -> Storage:
+def storage() -> ObjectStorage:
     return open_storage("memory:///")
 
 
 @pytest.fixture
-def open_store(tmp_path: Path, storage: Storage) -> Iterator[Open]:
+def open_store(tmp_path: Path, storage: ObjectStorage) -> Iterator[Open]:
     opened: list[EventStore] = []
 
     def open_it(
-        *, schemas: FixedSchemas | None = None, on: Storage | None = None, **settings: Any
+        *, schemas: FixedSchemas | None = None, on: ObjectStorage | None = None, **settings: Any
     ) -> EventStore:
         given: dict[str, Any] = {"data": tmp_path, "flush_interval_s": 3600, "idle_flush_interval_s": 3600}
         known = ("on_fenced", "on_refused", "on_failure")
@@ -62,7 +62,7 @@ def open_store(tmp_path: Path, storage: Storage) -> Iterator[Open]:
         store.close(flush=False)
 
 
-def give(table: TableRows, *changes: Change) -> bool:
+def give(table: TableLog, *changes: Change) -> bool:
     """Hand over a batch and wait until it is durable; return whether it was taken."""
     done = threading.Event()
     taken = table.consume_kv_events(raw(changes), done.set)
@@ -94,7 +94,9 @@ def test_changes_that_nobody_can_read_yet_are_not_told_of(open_store: Open) -> N
     assert (again.resolved_ts, again.changed_ts) == (NOW + 30, NOW + 9)
 
 
-def test_changes_become_a_data_object_and_a_tombstone_object(open_store: Open, storage: Storage) -> None:
+def test_changes_become_a_data_object_and_a_tombstone_object(
+    open_store: Open, storage: ObjectStorage
+) -> None:
     store = open_store()
     table = store.open_table(1)
     give(table, change(TABLE, NOW + 3, None, row(1, "b")), change(TABLE, NOW + 1, row(1, "a")))
@@ -119,7 +121,7 @@ def test_changes_become_a_data_object_and_a_tombstone_object(open_store: Open, s
 
 
 def test_a_delete_whose_old_row_is_unknown_still_names_its_primary_key(
-    open_store: Open, storage: Storage
+    open_store: Open, storage: ObjectStorage
 ) -> None:
     store = open_store()
     table = store.open_table(1)
@@ -130,7 +132,9 @@ def test_a_delete_whose_old_row_is_unknown_still_names_its_primary_key(
     assert (ended["id"], ended["_old"]) == (7, None)
 
 
-def test_objects_are_zstd_with_statistics_and_know_their_schema(open_store: Open, storage: Storage) -> None:
+def test_objects_are_zstd_with_statistics_and_know_their_schema(
+    open_store: Open, storage: ObjectStorage
+) -> None:
     store = open_store()
     table = store.open_table(1)
     give(table, *(change(TABLE, NOW + ts, row(ts)) for ts in range(1, 50)))
@@ -145,7 +149,7 @@ def test_objects_are_zstd_with_statistics_and_know_their_schema(open_store: Open
     assert meta.metadata[b"penstock.schema_version"] == b"1"
 
 
-def test_what_is_delivered_twice_is_kept_once(open_store: Open, storage: Storage) -> None:
+def test_what_is_delivered_twice_is_kept_once(open_store: Open, storage: ObjectStorage) -> None:
     store = open_store()
     table = store.open_table(1)
     first = change(TABLE, NOW + 1, row(1))
@@ -159,7 +163,9 @@ def test_what_is_delivered_twice_is_kept_once(open_store: Open, storage: Storage
     assert [each["id"] for each in events(storage, 1, "data")] == [1, 2, 3]
 
 
-def test_transactions_with_equal_commit_timestamps_are_different(open_store: Open, storage: Storage) -> None:
+def test_transactions_with_equal_commit_timestamps_are_different(
+    open_store: Open, storage: ObjectStorage
+) -> None:
     store = open_store()
     table = store.open_table(1)
     one, two = change(TABLE, NOW + 5, row(1)), change(TABLE, NOW + 5, row(2))
@@ -179,7 +185,7 @@ def test_a_resolved_timestamp_never_goes_back(open_store: Open) -> None:
     assert table.resolved_ts == NOW + 5
 
 
-def test_nothing_is_flushed_beyond_the_schema_history(open_store: Open, storage: Storage) -> None:
+def test_nothing_is_flushed_beyond_the_schema_history(open_store: Open, storage: ObjectStorage) -> None:
     schemas = FixedSchemas(SchemaVersion(0, 1, TABLE), resolved_ts=NOW + 1)
     store = open_store(schemas=schemas)
     table = store.open_table(1)
@@ -193,7 +199,7 @@ def test_nothing_is_flushed_beyond_the_schema_history(open_store: Open, storage:
     assert [each["id"] for each in events(storage, 1, "data")] == [1, 2]
 
 
-def test_each_object_has_one_schema_version(open_store: Open, storage: Storage) -> None:
+def test_each_object_has_one_schema_version(open_store: Open, storage: ObjectStorage) -> None:
     wider = replace(
         define_table("items", [("id", "bigint primary key"), ("name", "varchar(64)"), ("more", "int")]), id=1
     )
@@ -209,7 +215,7 @@ def test_each_object_has_one_schema_version(open_store: Open, storage: Storage) 
     assert read_object(storage, 1, second)["more"].to_pylist() == [5]
 
 
-def test_a_large_transaction_becomes_an_object_of_its_own(open_store: Open, storage: Storage) -> None:
+def test_a_large_transaction_becomes_an_object_of_its_own(open_store: Open, storage: ObjectStorage) -> None:
     store = open_store(large_txn_bytes=2000, sort_bytes=3000, memory_bytes=1)
     table = store.open_table(1)
     big = [change(TABLE, NOW + 5, row(number, "y" * 50)) for number in range(200)]
@@ -229,7 +235,7 @@ def test_a_large_transaction_becomes_an_object_of_its_own(open_store: Open, stor
     assert len(replayed(storage, 1, NOW + 9)) == 202
 
 
-def test_rows_beyond_memory_are_read_from_the_log(open_store: Open, storage: Storage) -> None:
+def test_rows_beyond_memory_are_read_from_the_log(open_store: Open, storage: ObjectStorage) -> None:
     store = open_store(memory_bytes=1)
     table = store.open_table(1)
     give(table, change(TABLE, NOW + 1, row(1)))
@@ -264,7 +270,7 @@ def test_flushed_rows_leave_memory_and_disk(open_store: Open, tmp_path: Path) ->
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
-def test_a_restart_goes_on_from_the_last_resolved_timestamp(open_store: Open, storage: Storage) -> None:
+def test_a_restart_goes_on_from_the_last_resolved_timestamp(open_store: Open, storage: ObjectStorage) -> None:
     store = open_store()
     table = store.open_table(1)
     give(table, change(TABLE, NOW + 1, row(1)))
@@ -296,7 +302,7 @@ def test_a_table_given_up_is_pulled_again_from_its_manifest(open_store: Open) ->
     assert open_store().open_table(1).resolved_ts == 0
 
 
-def test_a_fenced_table_is_given_up_and_told_of(open_store: Open, storage: Storage) -> None:
+def test_a_fenced_table_is_given_up_and_told_of(open_store: Open, storage: ObjectStorage) -> None:
     lost: list[int] = []
     store = open_store(on_fenced=lost.append)
     table = store.open_table(1)
@@ -321,7 +327,7 @@ def test_a_fenced_table_that_is_taken_again_is_pulled_from_its_manifest(open_sto
     assert store.open_table(1).resolved_ts == 0, "its rows were dropped"
 
 
-def test_rows_that_were_dropped_are_not_read_as_none(open_store: Open, storage: Storage) -> None:
+def test_rows_that_were_dropped_are_not_read_as_none(open_store: Open, storage: ObjectStorage) -> None:
     """A table is given up while it is read: its rows go a moment before it does."""
     store = open_store()
     table = store.open_table(1)
@@ -349,7 +355,7 @@ def test_a_flush_that_fails_while_the_store_closes_leaves_nothing_open(
     assert open_store().open_table(1).resolved_ts == NOW + 2
 
 
-class _Doubtful(Storage):
+class _Doubtful(ObjectStorage):
     """Commits take effect and their answers are lost, once."""
 
     lose = False
@@ -362,7 +368,7 @@ class _Doubtful(Storage):
         return made
 
 
-def test_a_flush_whose_answer_was_lost_is_not_repeated(open_store: Open, storage: Storage) -> None:
+def test_a_flush_whose_answer_was_lost_is_not_repeated(open_store: Open, storage: ObjectStorage) -> None:
     doubtful = _Doubtful(storage.url, storage._store)
     store = open_store(on=doubtful)
     table = store.open_table(1)
@@ -389,7 +395,7 @@ def test_damaged_rows_fail_the_store_and_nothing_more_is_taken(open_store: Open)
         give(table, change(TABLE, NOW + 3, row(2)))
 
 
-def test_due_tables_are_flushed_in_the_background(open_store: Open, storage: Storage) -> None:
+def test_due_tables_are_flushed_in_the_background(open_store: Open, storage: ObjectStorage) -> None:
     store = open_store(flush_bytes=1, flush_interval_s=0.01)
     table = store.open_table(1)
     give(table, change(TABLE, NOW + 1, row(1)))
@@ -398,7 +404,7 @@ def test_due_tables_are_flushed_in_the_background(open_store: Open, storage: Sto
     assert len(events(storage, 1, "data")) == 1
 
 
-def test_a_full_disk_holds_rows_back_until_a_flush_frees_it(open_store: Open, storage: Storage) -> None:
+def test_a_full_disk_holds_rows_back_until_a_flush_frees_it(open_store: Open, storage: ObjectStorage) -> None:
     slow = _Blocked(storage.url, storage._store)
     store = open_store(on=slow, wal_bytes=1, wal_segment_bytes=1024, flush_bytes=1)
     table = store.open_table(1)
@@ -416,7 +422,7 @@ def test_a_full_disk_holds_rows_back_until_a_flush_frees_it(open_store: Open, st
     thread.join()
 
 
-class _Blocked(Storage):
+class _Blocked(ObjectStorage):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.go = threading.Event()
@@ -426,7 +432,7 @@ class _Blocked(Storage):
         super().write(path, data)
 
 
-def test_rows_that_cannot_be_kept_cost_their_table_alone(open_store: Open, storage: Storage) -> None:
+def test_rows_that_cannot_be_kept_cost_their_table_alone(open_store: Open, storage: ObjectStorage) -> None:
     bad: TableInfo = replace(define_table("t", [("id", "bigint primary key"), ("_commit_ts", "int")]), id=2)
     refused: list[tuple[int, str]] = []
     failed: list[PenstockError] = []
@@ -450,7 +456,7 @@ def test_rows_that_cannot_be_kept_cost_their_table_alone(open_store: Open, stora
     assert not failed
 
 
-class _Refusing(Storage):
+class _Refusing(ObjectStorage):
     """Credentials are refused, as while they are being replaced."""
 
     refuses = False
@@ -462,7 +468,7 @@ class _Refusing(Storage):
 
 
 def test_credentials_that_storage_refuses_for_a_while_cost_no_table(
-    open_store: Open, storage: Storage
+    open_store: Open, storage: ObjectStorage
 ) -> None:
     refusing = _Refusing(storage.url, storage._store)
     refused: list[int] = []

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 
 from penstock.errors import Corrupt, Invalid, StaleRead, Unavailable
 from penstock.eventstore import paths
-from penstock.eventstore.manifest import Archive, Entry, Kind, ManifestState, ObjectInfo, write_entry
+from penstock.eventstore.manifest import Archive, Kind, ManifestEntry, ManifestState, ObjectInfo, write_entry
 from penstock.eventstore.paths import Side
 from penstock.eventstore.read import readahead
 from penstock.eventstore.read.changeorder import change_order
 from penstock.eventstore.read.partition import PartitionState
-from penstock.eventstore.read.ranges import Part, ReadRange, TableProgress
+from penstock.eventstore.read.ranges import CaptureProgress, ReadRange, SchemaRange
 from penstock.eventstore.read.readahead import ReadAhead
 from penstock.eventstore.read.streams import Place, merged, streams_of
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import side_schema
-from penstock.object_storage import Storage, open_storage
+from penstock.object_storage import ObjectStorage, open_storage
 from support.events import a_table
 
 TABLE = a_table()
@@ -69,11 +69,11 @@ class HeldRows:
         self.batch_rows = batch_rows
         self.asked: list[ReadRange] = []
 
-    def progress(self, table_id: int) -> TableProgress:
-        return TableProgress(table_id, BASE + 10**6, BASE + 10**6, 0)
+    def progress(self, table_id: int) -> CaptureProgress:
+        return CaptureProgress(table_id, BASE + 10**6, BASE + 10**6, 0)
 
-    def parts(self, wanted: ReadRange) -> list[Part]:
-        return [Part(wanted, VERSION)]
+    def parts(self, wanted: ReadRange) -> list[SchemaRange]:
+        return [SchemaRange(wanted, VERSION)]
 
     def read(self, wanted: ReadRange) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         self.asked.append(wanted)
@@ -94,7 +94,7 @@ class HeldRows:
 class World:
     """Objects on storage, and the state that names them."""
 
-    storage: Storage = field(default_factory=lambda: open_storage("memory:///"))
+    storage: ObjectStorage = field(default_factory=lambda: open_storage("memory:///"))
     objects: list[ObjectInfo] = field(default_factory=list)
 
     def add(
@@ -339,8 +339,8 @@ def test_an_object_that_was_collected_while_it_was_to_be_read_is_a_stale_read(si
         list(merged(streams_of(state, side, BASE - 1, BASE + 7), 10))
     archive = Archive(id="a" * 32, upto_ts=BASE + 3, objects=1)
     entries = [
-        Entry(seq=1, epoch=1, writer="w", id="1" * 32, archive=archive),
-        Entry(seq=2, epoch=1, writer="w", id="2" * 32, collect=(archive.id,)),
+        ManifestEntry(seq=1, epoch=1, writer="w", id="1" * 32, archive=archive),
+        ManifestEntry(seq=2, epoch=1, writer="w", id="2" * 32, collect=(archive.id,)),
     ]
     for entry in entries:
         world.storage.write(paths.manifest_entry("tables/1", entry.seq), write_entry(entry))

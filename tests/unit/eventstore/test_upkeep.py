@@ -13,26 +13,29 @@ from penstock.clock import SYSTEM
 from penstock.errors import Corrupt, Fenced, Unavailable
 from penstock.eventstore.ownership import Ownership
 from penstock.eventstore.upkeep import duties, merge_policy, upkeep
-from penstock.eventstore.upkeep.duties import Care, Duty, DutyPolicy
+from penstock.eventstore.upkeep.duties import TableUpkeep, UpkeepPolicy, UpkeepTask
 from support.itemtables import item, item_table
 from support.tableworld import TableWorld
 
 NTH = count()
-POLICY = DutyPolicy(merge=True, merge_interval_s=10, collect_interval_s=100, sweep_interval_s=1000)
+POLICY = UpkeepPolicy(merge=True, merge_interval_s=10, collect_interval_s=100, sweep_interval_s=1000)
 
 
 @pytest.mark.parametrize(
     ("tables", "chosen"),
     [
         ({}, None),
-        ({1: (Care(0, 0, 0), 5)}, (1, Duty.MERGE)),
-        ({1: (Care(0, 0, 0, merged_seq=5), 5)}, None),
-        ({1: (Care(0, -90, 0, merged_seq=5), 5)}, (1, Duty.COLLECT)),
-        ({1: (Care(0, 0, -990, merged_seq=5), 5)}, (1, Duty.SWEEP)),
-        ({1: (Care(0, 0, 0, retry_at={Duty.MERGE: 11}), 5)}, None),
-        ({1: (Care(1, 0, 0), 5)}, None),
-        ({1: (Care(0, -92, 0), 5), 2: (Care(-1, 0, 0), 5)}, (1, Duty.COLLECT)),  # due the longest
-        ({1: (Care(0, 0, 0), 5), 2: (Care(-1, 0, 0), 5)}, (2, Duty.MERGE)),
+        ({1: (TableUpkeep(0, 0, 0), 5)}, (1, UpkeepTask.MERGE)),
+        ({1: (TableUpkeep(0, 0, 0, merged_seq=5), 5)}, None),
+        ({1: (TableUpkeep(0, -90, 0, merged_seq=5), 5)}, (1, UpkeepTask.COLLECT)),
+        ({1: (TableUpkeep(0, 0, -990, merged_seq=5), 5)}, (1, UpkeepTask.SWEEP)),
+        ({1: (TableUpkeep(0, 0, 0, retry_at={UpkeepTask.MERGE: 11}), 5)}, None),
+        ({1: (TableUpkeep(1, 0, 0), 5)}, None),
+        (
+            {1: (TableUpkeep(0, -92, 0), 5), 2: (TableUpkeep(-1, 0, 0), 5)},
+            (1, UpkeepTask.COLLECT),
+        ),  # due the longest
+        ({1: (TableUpkeep(0, 0, 0), 5), 2: (TableUpkeep(-1, 0, 0), 5)}, (2, UpkeepTask.MERGE)),
     ],
 )
 def test_what_is_due_the_longest_comes_first(tables: dict[int, Any], chosen: Any) -> None:
@@ -40,36 +43,36 @@ def test_what_is_due_the_longest_comes_first(tables: dict[int, Any], chosen: Any
 
 
 def test_merges_can_be_left_off() -> None:
-    off = DutyPolicy(merge=False, merge_interval_s=1, collect_interval_s=100, sweep_interval_s=1000)
-    assert off.choose({1: (Care(0, 0, 0), 5)}, now=50) is None
+    off = UpkeepPolicy(merge=False, merge_interval_s=1, collect_interval_s=100, sweep_interval_s=1000)
+    assert off.choose({1: (TableUpkeep(0, 0, 0), 5)}, now=50) is None
 
 
 def test_a_new_table_is_swept_soon_after_its_first_collection() -> None:
     care = POLICY.begin(7)
     care.merged_seq = 5
     assert POLICY.choose({1: (care, 5)}, now=106) is None
-    assert POLICY.choose({1: (care, 5)}, now=107) == (1, Duty.COLLECT)
+    assert POLICY.choose({1: (care, 5)}, now=107) == (1, UpkeepTask.COLLECT)
     care.collected_at = 107
-    assert POLICY.choose({1: (care, 5)}, now=107) == (1, Duty.SWEEP)
+    assert POLICY.choose({1: (care, 5)}, now=107) == (1, UpkeepTask.SWEEP)
     care.swept_at = 107
     assert POLICY.choose({1: (care, 5)}, now=206) is None
 
 
 def test_a_duty_that_fails_is_left_alone_for_longer_and_longer() -> None:
-    care = Care(0, 0, 0)
-    assert [care.failed(Duty.MERGE, 7) for _ in range(4)] == [1, 2, 4, 8]
-    assert care.retry_at == {Duty.MERGE: 15}
-    assert [care.failed(Duty.MERGE, 0) for _ in range(10)][-1] == 300
-    care.succeeded(Duty.MERGE)
-    assert care.failed(Duty.MERGE, 0) == 1
+    care = TableUpkeep(0, 0, 0)
+    assert [care.failed(UpkeepTask.MERGE, 7) for _ in range(4)] == [1, 2, 4, 8]
+    assert care.retry_at == {UpkeepTask.MERGE: 15}
+    assert [care.failed(UpkeepTask.MERGE, 0) for _ in range(10)][-1] == 300
+    care.succeeded(UpkeepTask.MERGE)
+    assert care.failed(UpkeepTask.MERGE, 0) == 1
 
 
 def test_a_duty_that_fails_for_ever_keeps_no_other_from_being_done() -> None:
-    care = Care(0, -990, 0)
+    care = TableUpkeep(0, -990, 0)
     for now in (10, 400, 1000):
-        assert POLICY.choose({1: (care, 5)}, now) == (1, Duty.COLLECT)
-        care.failed(Duty.COLLECT, now)
-        assert POLICY.choose({1: (care, 5)}, now) == (1, Duty.MERGE)
+        assert POLICY.choose({1: (care, 5)}, now) == (1, UpkeepTask.COLLECT)
+        care.failed(UpkeepTask.COLLECT, now)
+        assert POLICY.choose({1: (care, 5)}, now) == (1, UpkeepTask.MERGE)
 
 
 @pytest.fixture

@@ -15,18 +15,18 @@ from penstock.eventstore import paths
 from penstock.eventstore.log import frames
 from penstock.eventstore.log import wal as wal_module
 from penstock.eventstore.log.frames import Frame, FrameKind
-from penstock.eventstore.log.wal import Location, Wal
+from penstock.eventstore.log.wal import LogLocation, Wal
 from support.powerloss import Disk, everything_survives
 from support.rawbatches import changes, put, raw
 
-Open = Callable[..., tuple[Wal, list[tuple[Frame, Location]]]]
+Open = Callable[..., tuple[Wal, list[tuple[Frame, LogLocation]]]]
 
 
 @pytest.fixture
 def open_wal(tmp_path: Path) -> Iterator[Open]:
     opened: list[Wal] = []
 
-    def open_it(*, keep: bool = True, **options: object) -> tuple[Wal, list[tuple[Frame, Location]]]:
+    def open_it(*, keep: bool = True, **options: object) -> tuple[Wal, list[tuple[Frame, LogLocation]]]:
         for each in opened:
             each.close()
         given: dict[str, object] = {
@@ -36,9 +36,9 @@ def open_wal(tmp_path: Path) -> Iterator[Open]:
         }
         wal = Wal(tmp_path, **(given | options))
         opened.append(wal)
-        seen: list[tuple[Frame, Location]] = []
+        seen: list[tuple[Frame, LogLocation]] = []
 
-        def replay(frame: Frame, place: Location) -> None:
+        def replay(frame: Frame, place: LogLocation) -> None:
             seen.append((frame, place))
             if keep and frame.kind is FrameKind.ROWS:
                 wal.keep(place, frame.table_id, 100)
@@ -52,12 +52,12 @@ def open_wal(tmp_path: Path) -> Iterator[Open]:
         each.close()
 
 
-def append(wal: Wal, table_id: int, ts: int, key: str = "k") -> Location:
+def append(wal: Wal, table_id: int, ts: int, key: str = "k") -> LogLocation:
     """Append one row and wait until it is acknowledged."""
     done = threading.Event()
-    place: list[Location] = []
+    place: list[LogLocation] = []
 
-    def stored(at: Location) -> None:
+    def stored(at: LogLocation) -> None:
         place.append(at)
         done.set()
 
@@ -66,7 +66,7 @@ def append(wal: Wal, table_id: int, ts: int, key: str = "k") -> Location:
     return place[0]
 
 
-def rows_of(seen: list[tuple[Frame, Location]]) -> list[tuple[int, int]]:
+def rows_of(seen: list[tuple[Frame, LogLocation]]) -> list[tuple[int, int]]:
     return [
         (frame.table_id, change[0])
         for frame, _ in seen
@@ -342,7 +342,7 @@ def test_a_failed_sync_acknowledges_nothing_and_fails_the_log_for_good(open_wal:
     wal, _ = open_wal(sync=sync, failed=on_failure)
     append(wal, 1, 1)
     broken.set()
-    acknowledged: list[Location] = []
+    acknowledged: list[LogLocation] = []
     wal.append(1, raw([put(2, "k")]), 2, acknowledged.append)
     assert failed.wait(10)
     broken.clear()

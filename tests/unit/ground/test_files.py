@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.changefeeds.directory.progress import Progress
+from penstock.changefeeds.directory.progress import DirectoryProgress
 from penstock.changefeeds.directory.statefile import StateFile
 from penstock.clock import SYSTEM
 from penstock.durable_files import make_folder, replace_file
@@ -79,6 +79,6 @@ def test_a_capture_keeps_the_name_of_its_data_whenever_the_power_goes(
 def test_what_a_consumer_has_saved_outlives_a_loss_of_power(disk: Disk, tmp_path: Path) -> None:
     state = StateFile(tmp_path / "state.json", StorageRef("s3://bucket/feed"))
     for ts in (5, 7):
-        state.save(Progress(ts))
+        state.save(DirectoryProgress(ts))
         disk.lose_power()
-        assert state.load() == Progress(ts)
+        assert state.load() == DirectoryProgress(ts)

@@ -13,7 +13,7 @@ from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.jobs.error_codes import SchemaRefused
 from penstock.jobs.iteration.ordering import in_order, merged
-from penstock.jobs.iteration.pieces import Piece
+from penstock.jobs.iteration.pieces import ConsumerBatch
 from penstock.jobs.iteration.projecting import PieceProjection
 from penstock.tables.columns import ColumnInfo
 from penstock.tables.define import define_table
@@ -38,14 +38,14 @@ def _batch(
     )
 
 
-def _steps(piece: Piece) -> list[tuple[int, int, int]]:
+def _steps(piece: ConsumerBatch) -> list[tuple[int, int, int]]:
     """Changes of a piece as they take effect: (commit_ts, 0 for a delete, id)."""
     ends = [(row[COMMIT_TS], 0, row["id"]) for row in piece.deletes.to_pylist()]
     begins = [(row[COMMIT_TS], 1, row["id"]) for row in piece.inserts.to_pylist()]
     return sorted(ends + begins, key=lambda step: step[:2])
 
 
-def _all(batches: list[ChangeBatch], folder: Path, **options: int) -> list[Piece]:
+def _all(batches: list[ChangeBatch], folder: Path, **options: int) -> list[ConsumerBatch]:
     return list(in_order(batches, PieceProjection(NOW, ["id", "name"]), folder, **options))
 
 

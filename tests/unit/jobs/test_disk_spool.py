@@ -6,23 +6,23 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.columnar.spill_queue import DiskSpool
-from penstock.jobs.iteration.pieces import Piece, closed
+from penstock.columnar.spill_queue import SpillQueue
+from penstock.jobs.iteration.pieces import ConsumerBatch, closed
 from support.jobdoubles import until
 
 
-def _piece(number: int, rows: int = 3, *, last: bool = False) -> Piece:
+def _piece(number: int, rows: int = 3, *, last: bool = False) -> ConsumerBatch:
     inserts = pa.record_batch({"id": pa.array([number] * rows), "text": pa.array([f"t{number}"] * rows)})
-    return Piece(inserts, pa.record_batch({"id": pa.array([number])}), last)
+    return ConsumerBatch(inserts, pa.record_batch({"id": pa.array([number])}), last)
 
 
-def _number(piece: Piece | None) -> int:
+def _number(piece: ConsumerBatch | None) -> int:
     assert piece is not None
     return int(piece.deletes.column("id")[0].as_py())
 
 
 def test_pieces_come_back_as_they_were_in_order(tmp_path: Path) -> None:
-    spool = DiskSpool(tmp_path / "spool", Piece._make)
+    spool = SpillQueue(tmp_path / "spool", ConsumerBatch._make)
     given = [_piece(1), _piece(2, rows=0), _piece(3, last=True)]
     for each in given:
         spool.append(each)
@@ -37,9 +37,9 @@ def test_pieces_come_back_as_they_were_in_order(tmp_path: Path) -> None:
 
 
 def test_a_slice_is_kept_without_the_rest_of_its_batch(tmp_path: Path) -> None:
-    spool = DiskSpool(tmp_path / "spool", Piece._make)
+    spool = SpillQueue(tmp_path / "spool", ConsumerBatch._make)
     numbers = pa.record_batch({"id": pa.array(range(1_000_000))})
-    spool.append(Piece(numbers.slice(10, 2), numbers.slice(0, 0)))
+    spool.append(ConsumerBatch(numbers.slice(10, 2), numbers.slice(0, 0)))
     assert spool.nbytes < 10_000
     taken = spool.take()
     assert taken is not None
@@ -47,7 +47,7 @@ def test_a_slice_is_kept_without_the_rest_of_its_batch(tmp_path: Path) -> None:
 
 
 def test_what_was_read_is_given_back_while_more_is_written(tmp_path: Path) -> None:
-    spool = DiskSpool(tmp_path / "spool", Piece._make, segment_bytes=2000)
+    spool = SpillQueue(tmp_path / "spool", ConsumerBatch._make, segment_bytes=2000)
     sizes = []
     for number in range(200):
         spool.append(_piece(number))
@@ -58,7 +58,7 @@ def test_what_was_read_is_given_back_while_more_is_written(tmp_path: Path) -> No
 
 
 def test_closing_gives_the_disk_back_and_keeps_nothing_more(tmp_path: Path) -> None:
-    spool = DiskSpool(tmp_path / "spool", Piece._make, segment_bytes=1000)
+    spool = SpillQueue(tmp_path / "spool", ConsumerBatch._make, segment_bytes=1000)
     for number in range(20):
         spool.append(_piece(number))
     spool.close()
@@ -70,7 +70,7 @@ def test_closing_gives_the_disk_back_and_keeps_nothing_more(tmp_path: Path) -> N
 
 
 def test_one_thread_writes_while_another_reads(tmp_path: Path) -> None:
-    spool = DiskSpool(tmp_path / "spool", Piece._make, segment_bytes=5000)
+    spool = SpillQueue(tmp_path / "spool", ConsumerBatch._make, segment_bytes=5000)
     found: list[int] = []
 
     def read() -> None:
@@ -90,7 +90,7 @@ def test_one_thread_writes_while_another_reads(tmp_path: Path) -> None:
 def test_a_disk_that_fails_says_so(tmp_path: Path) -> None:
     (tmp_path / "spool").write_text("no directory")
     with pytest.raises(OSError, match="exists"):
-        DiskSpool(tmp_path / "spool", Piece._make).append(_piece(1))
+        SpillQueue(tmp_path / "spool", ConsumerBatch._make).append(_piece(1))
 
 
 def test_the_last_piece_says_that_it_is() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from penstock.clock import compose_ts
 from penstock.errors import Invalid, Unavailable
-from penstock.follow.source_2 import Look
-from penstock.jobs.freshness import Reason, freshness_of
-from penstock.jobs.freshnessdesk import FreshnessDesk
+from penstock.follow.source import ReadableRange
+from penstock.jobs.freshness import LagReason, freshness_of
+from penstock.jobs.freshnessdesk import FreshnessReader
 from penstock.jobs.job import ErrorCode, Job, JobState
 from penstock.jobs.jobid import JobId
 from penstock.jobs.log.transitions import completed, dropped, failed, pending, started
@@ -33,23 +33,27 @@ PAUSED = JobSpec.parse({"trigger": {"paused": True}})
 @pytest.mark.parametrize(
     ("job", "look", "reason"),
     [
-        (JOB, Look(ts(200), ts(100)), None),
-        (JOB, Look(ts(200), ts(101)), Reason.WAITING),
-        (JOB, Look(ts(200), ts(90), ts(150)), Reason.WAITING),
-        (JOB, Look(ts(5000), ts(101)), Reason.CATCHING_UP),
-        (JOB, None, Reason.NOT_CAPTURED),
-        (pending(JOB.watermark, ts(200), runner=1)(JOB), Look(ts(200), ts(150)), Reason.QUEUED),
-        (started(JOB.watermark, ts(200), runner=1, at=1)(JOB), Look(ts(200), ts(150)), Reason.RUNNING),
-        (failed(ErrorCode.TEMPORARY, "no", at=1)(JOB), Look(ts(200), ts(150)), Reason.RETRYING),
-        (failed(ErrorCode.REFUSED, "never", at=1)(JOB), Look(ts(200), ts(150)), Reason.ERROR),
-        (failed(ErrorCode.REFUSED, "never", at=1)(JOB), Look(ts(200), ts(50)), None),
-        (replace(JOB, spec=PAUSED), Look(ts(200), ts(150)), Reason.PAUSED),
-        (dropped(at=1)(JOB), Look(ts(200), ts(50)), Reason.DROPPED),
-        (job_row("new"), Look(ts(200), 0), Reason.NEVER_SYNCED),
+        (JOB, ReadableRange(ts(200), ts(100)), None),
+        (JOB, ReadableRange(ts(200), ts(101)), LagReason.WAITING),
+        (JOB, ReadableRange(ts(200), ts(90), ts(150)), LagReason.WAITING),
+        (JOB, ReadableRange(ts(5000), ts(101)), LagReason.CATCHING_UP),
+        (JOB, None, LagReason.NOT_CAPTURED),
+        (pending(JOB.watermark, ts(200), runner=1)(JOB), ReadableRange(ts(200), ts(150)), LagReason.QUEUED),
+        (
+            started(JOB.watermark, ts(200), runner=1, at=1)(JOB),
+            ReadableRange(ts(200), ts(150)),
+            LagReason.RUNNING,
+        ),
+        (failed(ErrorCode.TEMPORARY, "no", at=1)(JOB), ReadableRange(ts(200), ts(150)), LagReason.RETRYING),
+        (failed(ErrorCode.REFUSED, "never", at=1)(JOB), ReadableRange(ts(200), ts(150)), LagReason.ERROR),
+        (failed(ErrorCode.REFUSED, "never", at=1)(JOB), ReadableRange(ts(200), ts(50)), None),
+        (replace(JOB, spec=PAUSED), ReadableRange(ts(200), ts(150)), LagReason.PAUSED),
+        (dropped(at=1)(JOB), ReadableRange(ts(200), ts(50)), LagReason.DROPPED),
+        (job_row("new"), ReadableRange(ts(200), 0), LagReason.NEVER_SYNCED),
     ],
 )
 def test_the_reason_says_what_is_between_the_target_and_the_source(
-    job: Job, look: Look | None, reason: Reason | None
+    job: Job, look: ReadableRange | None, reason: LagReason | None
 ) -> None:
     found = freshness_of(job, look, now_ts=ts(201), span_s=1800)
     assert found.reason is reason
@@ -57,7 +61,7 @@ def test_the_reason_says_what_is_between_the_target_and_the_source(
 
 
 def test_a_quiet_table_keeps_its_target_fresh_though_the_watermark_in_the_log_is_old() -> None:
-    found = freshness_of(JOB, Look(ts(9000), ts(100)), now_ts=ts(9001), span_s=1800)
+    found = freshness_of(JOB, ReadableRange(ts(9000), ts(100)), now_ts=ts(9001), span_s=1800)
     assert found.covers(ts(9000))
     assert found.lag_s == pytest.approx(1.0)
     assert str(found) == "complete, 1.0 s behind the database"
@@ -65,14 +69,14 @@ def test_a_quiet_table_keeps_its_target_fresh_though_the_watermark_in_the_log_is
 
 def test_a_target_that_lacks_changes_is_as_old_as_its_watermark_and_says_why() -> None:
     job = failed(ErrorCode.REFUSED, "the disk is full", at=1)(JOB)
-    found = freshness_of(job, Look(ts(200), ts(150)), now_ts=ts(201), span_s=1800)
+    found = freshness_of(job, ReadableRange(ts(200), ts(150)), now_ts=ts(201), span_s=1800)
     assert not found.covers(ts(101))
     assert str(found) == "lacks changes of the last 101.0 s: error (the disk is full)"
 
 
 def test_nobody_running_jobs_is_a_reason() -> None:
-    found = freshness_of(JOB, Look(ts(200), ts(150)), now_ts=ts(201), span_s=1800, attended=False)
-    assert found.reason is Reason.NO_RUNNER
+    found = freshness_of(JOB, ReadableRange(ts(200), ts(150)), now_ts=ts(201), span_s=1800, attended=False)
+    assert found.reason is LagReason.NO_RUNNER
 
 
 @pytest.fixture
@@ -86,8 +90,8 @@ class ExactSource(WorldSource):
 
     changed_ts = 0
 
-    async def look(self, table_ids: Collection[int]) -> dict[int, Look]:
-        return {each: Look(self.world.ts, self.changed_ts) for each in table_ids}
+    async def look(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
+        return {each: ReadableRange(self.world.ts, self.changed_ts) for each in table_ids}
 
 
 class SwiftClock(ManualClock):
@@ -105,7 +109,7 @@ class Asked:
         self.job = job
         self.source = ExactSource(bench.world)
         self.reads = 0
-        self.desk = FreshnessDesk(self.read, self.source, JobsSettings(), clock=SwiftClock())
+        self.desk = FreshnessReader(self.read, self.source, JobsSettings(), clock=SwiftClock())
 
     def read(self, job_id: JobId) -> Job:
         assert job_id == self.job.id
@@ -122,7 +126,7 @@ async def test_coverage_counts_the_changes_that_are_missing_and_dates_the_oldest
     assert found.oldest_ts == first_ts
     assert found.missing >= 3
     assert 0 < found.share < 1
-    assert found.freshness.reason is Reason.WAITING
+    assert found.freshness.reason is LagReason.WAITING
 
 
 async def test_coverage_is_whole_when_nothing_is_missing_and_nothing_before_the_first_sync(
@@ -147,7 +151,7 @@ async def test_waiting_ends_when_the_watermark_is_there(bench: Bench) -> None:
         asked.reads += 1
         return before if asked.reads < 3 else completed(wanted_ts, at=1)(before)
 
-    desk = FreshnessDesk(read, asked.source, JobsSettings(), clock=SwiftClock())
+    desk = FreshnessReader(read, asked.source, JobsSettings(), clock=SwiftClock())
     assert (await desk.wait_for(asked.job.id, wanted_ts)).covers(wanted_ts)
     assert asked.reads == 3
 

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from penstock.errors import Invalid
-from penstock.follow.source_2 import Scan
+from penstock.follow.source_2 import TableScan
 from penstock.jobs.consumer import DataRetriever, JobContext
 from support.iterationbench import Bench, all_rows, item_bench
 from support.jobdoubles import Copy, consumer_of, job_row
@@ -87,7 +87,7 @@ class _Frames:
         self.frame = _Frame()
         self.opened: list[Collection[str] | None] = []
 
-    def open(self, _scan: Scan, columns: Collection[str] | None) -> _Frame:
+    def open(self, _scan: TableScan, columns: Collection[str] | None) -> _Frame:
         self.opened.append(columns)
         return self.frame
 

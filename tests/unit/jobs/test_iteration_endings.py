@@ -8,11 +8,11 @@ from penstock.errors import Aborted, Corrupt, Denied, Fenced, Invalid, KeyExists
 from penstock.follow.cluster_tables import TableGone
 from penstock.jobs.error_codes import CutOff, SchemaRefused, TargetDiffers, failure_of
 from penstock.jobs.iteration.caps import caps_of
-from penstock.jobs.iteration.ending import How, Try
+from penstock.jobs.iteration.ending import AttemptCount, OutcomeKind
 from penstock.jobs.iteration.reconciling import Ahead, Ready, reconcile
 from penstock.jobs.job import ErrorCode, Job, JobState
 from penstock.jobs.log.transitions import started
-from penstock.retry import Retrying
+from penstock.retry import BackoffPolicy
 from penstock.settings import JobsSettings
 from support.jobdoubles import iteration_of, job_row
 
@@ -28,24 +28,24 @@ def _running(watermark: int = 100) -> Job:
 @pytest.mark.parametrize(
     ("error", "first", "last", "by_source", "how", "state", "code", "watermark"),
     [
-        (Unavailable("away"), False, False, False, How.RETRIED, P, 1, 100),
-        (Unavailable("away"), False, True, False, How.FAILED, C, 1, 100),
-        (Unavailable("away"), True, False, True, How.RETRIED, P, 1, 0),
-        (ValueError("odd"), False, False, False, How.RETRIED, P, 1, 100),
-        (SystemExit(3), False, True, False, How.FAILED, C, 1, 100),
-        (Aborted("rolled back"), False, False, False, How.RETRIED, P, 1, 100),
-        (CutOff("slow"), False, False, False, How.FAILED, C, 2, 100),
-        (Invalid("no"), False, False, False, How.PERMANENT, E, 10000, 100),
-        (Denied("403"), False, False, False, How.RETRIED, P, 1, 100),  # replaced, or accepted again
-        (KeyExists(b"k"), False, False, False, How.PERMANENT, E, 10000, 100),
-        (Corrupt("bad"), False, False, True, How.PERMANENT, E, 10000, 100),
-        (SchemaRefused("no"), False, False, False, How.PERMANENT, E, 10001, 100),
-        (TableGone("no"), False, False, False, How.PERMANENT, E, 10002, 100),
-        (TargetDiffers("no"), False, False, False, How.PERMANENT, E, 10003, 100),
-        (STALE, False, False, True, How.RESYNCED, X, 0, 0),
-        (STALE, False, False, False, How.RETRIED, P, 1, 100),  # of something that the consumer reads
-        (STALE, True, False, True, How.RETRIED, P, 1, 0),
-        (Fenced("newer"), False, False, False, How.FENCED, X, 0, 100),
+        (Unavailable("away"), False, False, False, OutcomeKind.RETRIED, P, 1, 100),
+        (Unavailable("away"), False, True, False, OutcomeKind.FAILED, C, 1, 100),
+        (Unavailable("away"), True, False, True, OutcomeKind.RETRIED, P, 1, 0),
+        (ValueError("odd"), False, False, False, OutcomeKind.RETRIED, P, 1, 100),
+        (SystemExit(3), False, True, False, OutcomeKind.FAILED, C, 1, 100),
+        (Aborted("rolled back"), False, False, False, OutcomeKind.RETRIED, P, 1, 100),
+        (CutOff("slow"), False, False, False, OutcomeKind.FAILED, C, 2, 100),
+        (Invalid("no"), False, False, False, OutcomeKind.PERMANENT, E, 10000, 100),
+        (Denied("403"), False, False, False, OutcomeKind.RETRIED, P, 1, 100),  # replaced, or accepted again
+        (KeyExists(b"k"), False, False, False, OutcomeKind.PERMANENT, E, 10000, 100),
+        (Corrupt("bad"), False, False, True, OutcomeKind.PERMANENT, E, 10000, 100),
+        (SchemaRefused("no"), False, False, False, OutcomeKind.PERMANENT, E, 10001, 100),
+        (TableGone("no"), False, False, False, OutcomeKind.PERMANENT, E, 10002, 100),
+        (TargetDiffers("no"), False, False, False, OutcomeKind.PERMANENT, E, 10003, 100),
+        (STALE, False, False, True, OutcomeKind.RESYNCED, X, 0, 0),
+        (STALE, False, False, False, OutcomeKind.RETRIED, P, 1, 100),  # of something that the consumer reads
+        (STALE, True, False, True, OutcomeKind.RETRIED, P, 1, 0),
+        (Fenced("newer"), False, False, False, OutcomeKind.FENCED, X, 0, 100),
     ],
 )
 def test_an_error_decides_how_a_job_goes_on(
@@ -53,14 +53,14 @@ def test_an_error_decides_how_a_job_goes_on(
     first: bool,
     last: bool,
     by_source: bool,
-    how: How,
+    how: OutcomeKind,
     state: JobState,
     code: int,
     watermark: int,
 ) -> None:
     job = _running(0 if first else 100)
     iteration = iteration_of(job, from_ts=job.watermark, to_ts=200)
-    ending = Try(iteration, last).stopped(error, at=9, by_source=by_source)
+    ending = AttemptCount(iteration, last).stopped(error, at=9, by_source=by_source)
     assert ending.transition is not None
     row = ending.transition(job)
     assert (ending.how, row.state, row.status.error_code, row.watermark) == (how, state, code, watermark)
@@ -70,7 +70,7 @@ def test_an_error_decides_how_a_job_goes_on(
 def test_success_moves_the_watermark_to_the_end_and_clears_the_error() -> None:
     job = _running()
     job = replace(job, status=replace(job.status, error_code=1, error_msg="before", failures=3))
-    ending = Try(iteration_of(job, from_ts=100, to_ts=200), last=True).completed(180, at=9)
+    ending = AttemptCount(iteration_of(job, from_ts=100, to_ts=200), last=True).completed(180, at=9)
     assert ending.transition is not None
     row = ending.transition(job)
     assert (row.watermark, row.state, row.status.committed_ts) == (180, C, 180)
@@ -79,7 +79,7 @@ def test_success_moves_the_watermark_to_the_end_and_clears_the_error() -> None:
 
 def test_a_retry_keeps_the_error_to_be_seen_while_it_waits() -> None:
     job = _running()
-    ending = Try(iteration_of(job, from_ts=100, to_ts=200), last=False).stopped(
+    ending = AttemptCount(iteration_of(job, from_ts=100, to_ts=200), last=False).stopped(
         Unavailable("the target is away"), at=9, by_source=False
     )
     assert ending.transition is not None
@@ -214,11 +214,11 @@ def test_a_span_never_reaches_beyond_what_is_wanted() -> None:
 
 
 def test_waits_double_up_to_a_minute_and_end_with_the_attempts() -> None:
-    retrying = Retrying(attempts=4, backoff_s=10)
+    retrying = BackoffPolicy(attempts=4, backoff_s=10)
     assert [retrying.wait_s(failures, 1.0) for failures in (1, 2, 3, 4, 5000)] == [10, 20, 40, 60, 60]
     assert [retrying.wait_s(1, chance) for chance in (0.0, 0.5)] == [5, 7.5]
     assert [retrying.last(failures) for failures in (0, 1, 2, 3)] == [False, False, False, True]
-    assert Retrying(attempts=1, backoff_s=1).last(0)
+    assert BackoffPolicy(attempts=1, backoff_s=1).last(0)
 
 
 def test_codes_below_ten_thousand_are_tried_again() -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.changes.limits import Limit
+from penstock.changes.limits import ReadLimit
 from penstock.errors import Corrupt, Invalid, StaleRead, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.source_2 import Scan
+from penstock.follow.source_2 import TableScan
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext
 from penstock.jobs.job import JobState
 from support.itemtables import item
@@ -202,7 +202,7 @@ def test_a_consumer_that_cannot_be_closed_has_completed_all_the_same(bench: Benc
 def _stale(bench: Bench, *, below: int) -> None:
     scan = bench.source.scan
 
-    def checked(table_id: int, from_ts: int, to_ts: int, limit: Limit) -> Scan:
+    def checked(table_id: int, from_ts: int, to_ts: int, limit: ReadLimit) -> TableScan:
         if (from_ts or to_ts) < below:
             raise StaleRead("shop.items", from_ts or to_ts, oldest_ts=below)
         return scan(table_id, from_ts, to_ts, limit)

@@ -433,7 +433,7 @@ def test_a_trigger_that_returns_no_bool_is_refused(monkeypatch: pytest.MonkeyPat
 
     spec = installed(monkeypatch, vague)
     context: Any = SimpleNamespace(job="j")
-    said = custom_triggers.answer(custom_triggers.Question(spec.job_type, context))
+    said = custom_triggers.answer(custom_triggers.TriggerRequest(spec.job_type, context))
     assert said == custom_triggers.Fault(
         ErrorCode.REFUSED, f"trigger {spec.job_type} returned str; it has to return a bool"
     )

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.changes.columns import chosen_columns, key_names, with_commit_ts
 from penstock.changes.netchanges import last_changes
-from penstock.columnar.spill_queue import RowSpool
+from penstock.columnar.spill_queue import SpillTable
 from penstock.errors import Unavailable
 from penstock.jobs.consumer import every, gather
 from penstock.tables.define import define_table
@@ -152,7 +152,7 @@ def test_every_ends_with_the_batch_that_says_so():
 def test_a_spool_gives_its_rows_in_order_from_memory_and_from_disk(tmp_path):
     schema = pa.schema([("n", pa.int64())])
     for memory_bytes, spilled in ((10**6, False), (100, True)):
-        spool = RowSpool(schema, tmp_path / "rows.arrow", memory_bytes=memory_bytes)
+        spool = SpillTable(schema, tmp_path / "rows.arrow", memory_bytes=memory_bytes)
         for start in range(0, 100, 10):
             spool.add(pa.record_batch([pa.array(range(start, start + 10))], schema=schema))
         assert spool.spilled is spilled

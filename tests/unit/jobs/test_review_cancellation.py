@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Aborted
-from penstock.follow.source_2 import Scan
+from penstock.follow.source_2 import TableScan
 from penstock.jobs.consumer import DataRetriever, JobContext
 from penstock.jobs.job import JobState
 from support.iterationbench import Bench, item_bench
@@ -27,7 +27,7 @@ class _Frames:
         self.dataframe = self
         self.opened = 0
 
-    def open(self, _scan: Scan, _columns: Collection[str] | None) -> "_Frames":
+    def open(self, _scan: TableScan, _columns: Collection[str] | None) -> "_Frames":
         self.opened += 1
         return self
 

@@ -26,9 +26,9 @@ from penstock.tables.define import define_table
 from penstock.testing.clock import ManualClock
 from penstock.verify.dueness import next_due
 from penstock.verify.results import LastVerification
-from penstock.verify.schedule import VerifyDuty
+from penstock.verify.schedule import ScheduledVerification
 from penstock.verify.tally import Counts
-from penstock.verify.target import VerifyReport
+from penstock.verify.target import TargetVerifyReport
 
 HOUR_MS = 3_600_000
 
@@ -48,8 +48,8 @@ def job(name: str, *, verify: str | None = "1h", created_ms: int = 0, **more: An
     return Job(**(given | more))
 
 
-def report(of: Job, **counts: int) -> VerifyReport:
-    return VerifyReport(
+def report(of: Job, **counts: int) -> TargetVerifyReport:
+    return TargetVerifyReport(
         job=of.id, at_ts=10, source_rows=3, target_rows=3, counts=Counts(**counts), samples={}
     )
 
@@ -136,7 +136,7 @@ class Verifier:
     """Implements RunnerVerifier: finds what a test says, and keeps what it is told."""
 
     def __init__(self) -> None:
-        self.finds: dict[str, Callable[[Job, Callable[[], None]], VerifyReport]] = {}
+        self.finds: dict[str, Callable[[Job, Callable[[], None]], TargetVerifyReport]] = {}
         self.known: dict[JobKey, LastVerification] = {}
         self.noted: list[tuple[str, bool | None, str]] = []
         self.lost = False
@@ -144,7 +144,7 @@ class Verifier:
     def last(self, _keys: Iterable[JobKey]) -> dict[JobKey, LastVerification]:
         return dict(self.known)
 
-    def verify(self, of: Job, proceed: Callable[[], None]) -> VerifyReport:
+    def verify(self, of: Job, proceed: Callable[[], None]) -> TargetVerifyReport:
         return self.finds.get(of.key.job_name, lambda each, _: report(each))(of, proceed)
 
     def note(self, key: JobKey, last: LastVerification, *, epoch: int) -> None:
@@ -162,7 +162,7 @@ class Stage:
         self.board = [SimpleNamespace(job=each) for each in jobs]
         self.lease = SimpleNamespace(epoch=7, lapsed=False)
         self.verifier = Verifier()
-        self.duty = VerifyDuty(
+        self.duty = ScheduledVerification(
             cast("Any", self.board), cast("Any", self.lease), self.verifier, clock=self.clock
         )
 
@@ -217,10 +217,10 @@ async def test_what_was_found_before_counts_after_another_runner_took_over() -> 
 async def test_a_comparison_that_fails_is_kept_as_that_and_tried_again_when_due() -> None:
     stage = Stage(job("a"), job("b"))
 
-    def unanswered(_of: Job, _proceed: Callable[[], None]) -> VerifyReport:
+    def unanswered(_of: Job, _proceed: Callable[[], None]) -> TargetVerifyReport:
         raise Unavailable("the target does not answer")
 
-    def broken(_of: Job, _proceed: Callable[[], None]) -> VerifyReport:
+    def broken(_of: Job, _proceed: Callable[[], None]) -> TargetVerifyReport:
         raise ValueError("row 17 is 'secret'")
 
     stage.verifier.finds |= {"a": unanswered, "b": broken}
@@ -233,7 +233,7 @@ async def test_a_comparison_ends_soon_after_its_runner() -> None:
     stage = Stage(job("a"))
     begun, ended = threading.Event(), threading.Event()
 
-    def long(_of: Job, proceed: Callable[[], None]) -> VerifyReport:
+    def long(_of: Job, proceed: Callable[[], None]) -> TargetVerifyReport:
         begun.set()
         try:
             while True:

@@ -17,14 +17,14 @@ from penstock.clock import compose_ts
 from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.jobid import JobId, JobKey
-from penstock.jobs.runner.tracked_job import Standing
+from penstock.jobs.runner.tracked_job import TrackedJob
 from penstock.jobs.runner.triggers import Candidate, select
 from support.boardstage import seconds, spec_of
 
 NOW_S = 1000
 
 
-def standing(text: str, turn: int = 0) -> Standing:
+def standing(text: str, turn: int = 0) -> TrackedJob:
     head, *words = text.split()
     name, _, watermark = head.partition(":")
     job = Job(
@@ -38,7 +38,7 @@ def standing(text: str, turn: int = 0) -> Standing:
         create_at=1,
         drop_at=1 if "dropped" in words else None,
     )
-    it = Standing(job, job.watermark, turn=turn)
+    it = TrackedJob(job, job.watermark, turn=turn)
     it.wanted = any(word.startswith("ask!") for word in words)
     it.rests_until = 1.0 if "rests" in words else None
     if "busy" in words:

@@ -1,7 +1,7 @@
 """Many timeouts under one timer."""
 
 from penstock.kv.rpc.deadlines import Deadlines
-from penstock.kv.rpc.stream import Entry
+from penstock.kv.rpc.stream import PendingRequest
 
 
 class FakeLoop:
@@ -48,7 +48,7 @@ def test_one_timer_serves_requests_of_the_same_timeout():
     loop, expired, deadlines = made()
     for moment in range(100):
         loop.now = float(moment)
-        entry = Entry(None, "Get", None)
+        entry = PendingRequest(None, "Get", None)
         deadlines.add(entry, 30.0)
         deadlines.unanswered.discard(entry)  # answered
         loop.move(float(moment))
@@ -58,7 +58,7 @@ def test_one_timer_serves_requests_of_the_same_timeout():
 
 def test_a_request_expires_at_its_deadline_and_not_before():
     loop, expired, deadlines = made()
-    late, later = Entry(None, "Get", None), Entry(None, "Get", None)
+    late, later = PendingRequest(None, "Get", None), PendingRequest(None, "Get", None)
     deadlines.add(late, 10.0)
     loop.now = 4.0
     deadlines.add(later, 10.0)
@@ -74,7 +74,7 @@ def test_a_request_expires_at_its_deadline_and_not_before():
 
 def test_a_shorter_timeout_moves_the_timer_forward():
     loop, expired, deadlines = made()
-    patient, hasty = Entry(None, "Get", None), Entry(None, "Get", None)
+    patient, hasty = PendingRequest(None, "Get", None), PendingRequest(None, "Get", None)
     deadlines.add(patient, 30.0)
     deadlines.add(hasty, 1.0)
     assert loop.live() == [1.0]
@@ -85,7 +85,7 @@ def test_a_shorter_timeout_moves_the_timer_forward():
 
 def test_an_answered_request_never_expires():
     loop, expired, deadlines = made()
-    entry = Entry(None, "Get", None)
+    entry = PendingRequest(None, "Get", None)
     deadlines.add(entry, 1.0)
     deadlines.unanswered.discard(entry)
     loop.move(5.0)
@@ -95,7 +95,7 @@ def test_an_answered_request_never_expires():
 
 def test_a_stopped_timer_stays_quiet():
     loop, expired, deadlines = made()
-    deadlines.add(Entry(None, "Get", None), 1.0)
+    deadlines.add(PendingRequest(None, "Get", None), 1.0)
     deadlines.stop()
     loop.move(5.0)
     assert expired == []

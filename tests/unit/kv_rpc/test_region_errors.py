@@ -3,32 +3,32 @@
 import pytest
 
 from penstock.errors import Invalid, Unavailable
-from penstock.kv.backoff import Kind
+from penstock.kv.backoff import BackoffKind
 from penstock.kv.region_errors import Act, classify, hopeless
 from penstock.proto import errorpb_pb2 as errorpb
 
 EXPECTED = {
-    "not_leader": (Act.FOLLOW_LEADER, Kind.REGION_SCHEDULING),
-    "region_not_found": (Act.RELOAD, Kind.REGION_MISS),
-    "key_not_in_region": (Act.RELOAD, Kind.REGION_MISS),
-    "epoch_not_match": (Act.UPDATE_EPOCH, Kind.REGION_MISS),
-    "server_is_busy": (Act.RETRY, Kind.SERVER_BUSY),
-    "stale_command": (Act.RETRY, Kind.STALE_COMMAND),
-    "store_not_match": (Act.RESOLVE_STORE, Kind.REGION_MISS),
-    "raft_entry_too_large": (Act.GIVE_UP, Kind.REGION_MISS),
-    "max_timestamp_not_synced": (Act.RETRY, Kind.MAX_TS_NOT_SYNCED),
-    "read_index_not_ready": (Act.RETRY, Kind.REGION_SCHEDULING),
-    "proposal_in_merging_mode": (Act.RETRY, Kind.REGION_SCHEDULING),
-    "data_is_not_ready": (Act.RETRY, Kind.DATA_NOT_READY),
-    "region_not_initialized": (Act.RETRY, Kind.REGION_NOT_INITIALIZED),
-    "disk_full": (Act.RETRY, Kind.DISK_FULL),
-    "recovery_in_progress": (Act.RELOAD, Kind.RECOVERY_IN_PROGRESS),
-    "flashback_in_progress": (Act.GIVE_UP, Kind.REGION_MISS),
-    "flashback_not_prepared": (Act.GIVE_UP, Kind.REGION_MISS),
-    "is_witness": (Act.RELOAD, Kind.IS_WITNESS),
-    "mismatch_peer_id": (Act.RELOAD, Kind.REGION_MISS),
-    "bucket_version_not_match": (Act.RETRY, Kind.REGION_MISS),
-    "undetermined_result": (Act.UNDETERMINED, Kind.REGION_MISS),
+    "not_leader": (Act.FOLLOW_LEADER, BackoffKind.REGION_SCHEDULING),
+    "region_not_found": (Act.RELOAD, BackoffKind.REGION_MISS),
+    "key_not_in_region": (Act.RELOAD, BackoffKind.REGION_MISS),
+    "epoch_not_match": (Act.UPDATE_EPOCH, BackoffKind.REGION_MISS),
+    "server_is_busy": (Act.RETRY, BackoffKind.SERVER_BUSY),
+    "stale_command": (Act.RETRY, BackoffKind.STALE_COMMAND),
+    "store_not_match": (Act.RESOLVE_STORE, BackoffKind.REGION_MISS),
+    "raft_entry_too_large": (Act.GIVE_UP, BackoffKind.REGION_MISS),
+    "max_timestamp_not_synced": (Act.RETRY, BackoffKind.MAX_TS_NOT_SYNCED),
+    "read_index_not_ready": (Act.RETRY, BackoffKind.REGION_SCHEDULING),
+    "proposal_in_merging_mode": (Act.RETRY, BackoffKind.REGION_SCHEDULING),
+    "data_is_not_ready": (Act.RETRY, BackoffKind.DATA_NOT_READY),
+    "region_not_initialized": (Act.RETRY, BackoffKind.REGION_NOT_INITIALIZED),
+    "disk_full": (Act.RETRY, BackoffKind.DISK_FULL),
+    "recovery_in_progress": (Act.RELOAD, BackoffKind.RECOVERY_IN_PROGRESS),
+    "flashback_in_progress": (Act.GIVE_UP, BackoffKind.REGION_MISS),
+    "flashback_not_prepared": (Act.GIVE_UP, BackoffKind.REGION_MISS),
+    "is_witness": (Act.RELOAD, BackoffKind.IS_WITNESS),
+    "mismatch_peer_id": (Act.RELOAD, BackoffKind.REGION_MISS),
+    "bucket_version_not_match": (Act.RETRY, BackoffKind.REGION_MISS),
+    "undetermined_result": (Act.UNDETERMINED, BackoffKind.REGION_MISS),
 }
 
 
@@ -51,7 +51,7 @@ def test_each_error_has_its_reaction(name):
 
 def test_an_error_we_do_not_know_reloads_the_region():
     name, reaction = classify(errorpb.Error(message="something new"))
-    assert (name, reaction.act, reaction.sleep) == ("other", Act.RELOAD, Kind.REGION_MISS)
+    assert (name, reaction.act, reaction.sleep) == ("other", Act.RELOAD, BackoffKind.REGION_MISS)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.kv.region_table import CachedRegion, Location, RegionTable, RegionVerId, peers_that_lead
+from penstock.kv.region_table import CachedRegion, KeyLocation, RegionTable, RegionVerId, peers_that_lead
 from penstock.kv.regions import EpochVerdict, judge_epoch
 from penstock.proto import metapb_pb2 as metapb
 
@@ -11,7 +11,7 @@ def region(
     region_id: int, start: bytes, end: bytes, version: int = 1, *, expires_at: float = 100.0
 ) -> CachedRegion:
     return CachedRegion(
-        location=Location(RegionVerId(region_id, 1, version), start, end),
+        location=KeyLocation(RegionVerId(region_id, 1, version), start, end),
         peers=(metapb.Peer(id=region_id * 10, store_id=1),),
         target=0,
         ttl_s=100.0,

@@ -13,9 +13,9 @@ from penstock.clock import SYSTEM
 from penstock.errors import Aborted, Unavailable
 from penstock.kv.background import Background
 from penstock.kv.backoff import Backoffer
-from penstock.kv.batch_executor import Batch, Executor
+from penstock.kv.batch_executor import BatchExecutor, MutationBatch
 from penstock.kv.mutations import Mutations
-from penstock.kv.regions import Location, RegionVerId
+from penstock.kv.regions import KeyLocation, RegionVerId
 from penstock.kv.sender import RegionStale
 from penstock.settings import KvSettings
 
@@ -26,8 +26,8 @@ class Regions:
     def __init__(self, *cuts: bytes) -> None:
         self.cuts = list(cuts)
 
-    async def group_keys(self, bo: Backoffer, keys: Sequence[bytes]) -> list[tuple[Location, slice]]:
-        groups: list[tuple[Location, slice]] = []
+    async def group_keys(self, bo: Backoffer, keys: Sequence[bytes]) -> list[tuple[KeyLocation, slice]]:
+        groups: list[tuple[KeyLocation, slice]] = []
         bounds = [b"", *self.cuts, b""]
         for at, key in enumerate(keys):
             number = bisect_right(self.cuts, key)
@@ -35,7 +35,7 @@ class Regions:
                 groups[-1] = (groups[-1][0], slice(groups[-1][1].start, at + 1))
             else:
                 ver = RegionVerId(number, 1, len(self.cuts))
-                groups.append((Location(ver, bounds[number], bounds[number + 1]), slice(at, at + 1)))
+                groups.append((KeyLocation(ver, bounds[number], bounds[number + 1]), slice(at, at + 1)))
         return groups
 
 
@@ -45,7 +45,7 @@ class Recorder:
 
     primary_first: bool = False
     stops_on_error: bool = True
-    react: Callable[[Batch], Any] | None = None
+    react: Callable[[MutationBatch], Any] | None = None
     log: list[str] = field(default_factory=list)
     running: int = 0
     running_max: int = 0
@@ -53,10 +53,10 @@ class Recorder:
     name = "test"
     with_values = False
 
-    def planned(self, batches: Sequence[Batch]) -> None:
+    def planned(self, batches: Sequence[MutationBatch]) -> None:
         self.log.append(f"planned {len(batches)}")
 
-    async def apply(self, bo: Backoffer, batch: Batch) -> None:
+    async def apply(self, bo: Backoffer, batch: MutationBatch) -> None:
         self.running += 1
         self.running_max = max(self.running_max, self.running)
         try:
@@ -91,7 +91,7 @@ async def run(
 ) -> Any:
     parts = session(regions, **s)
     mutations = Mutations.of_keys([key.encode() for key in keys])
-    await Executor(parts).run(
+    await BatchExecutor(parts).run(
         Backoffer(1000, clock=SYSTEM), action, mutations, primary.encode(), detach_rest=detach
     )
     return parts
@@ -131,7 +131,7 @@ async def test_the_rest_follows_in_the_background_when_detached() -> None:
 async def test_a_batch_whose_region_changed_is_grouped_afresh() -> None:
     regions = Regions()
 
-    def split_once(batch: Batch) -> Any:
+    def split_once(batch: MutationBatch) -> Any:
         if not regions.cuts:
             regions.cuts = [b"b", b"c"]
             return RegionStale("split")
@@ -153,7 +153,7 @@ async def test_no_more_batches_run_at_once_than_there_are_tokens() -> None:
 async def test_the_first_error_stops_what_is_running_and_what_was_to_come() -> None:
     gate = asyncio.Event()
 
-    def react(batch: Batch) -> Any:
+    def react(batch: MutationBatch) -> Any:
         return Aborted("no") if batch.mutations.keys == [b"b"] else gate.wait()
 
     action = Recorder(react=react)

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import WriteConflict
-from penstock.kv.latches import Latches, LatchTable
+from penstock.kv.latches import LatchTable, LocalLatches
 
 
 def test_a_key_goes_to_the_claims_in_the_order_they_came() -> None:
@@ -67,7 +67,7 @@ def test_keys_are_forgotten_after_a_while() -> None:
 
 
 async def test_a_stale_transaction_learns_it_without_any_request() -> None:
-    latches = Latches(16, clock=SYSTEM)
+    latches = LocalLatches(16, clock=SYSTEM)
     now_ts = compose_ts(SYSTEM.wall_ms())
     async with latches.hold([b"k"], now_ts) as latch:
         latch.commit_ts = now_ts + 10
@@ -79,7 +79,7 @@ async def test_a_stale_transaction_learns_it_without_any_request() -> None:
 
 
 async def test_a_waiting_transaction_goes_on_when_the_holder_is_done() -> None:
-    latches = Latches(16, clock=SYSTEM)
+    latches = LocalLatches(16, clock=SYSTEM)
     order = []
 
     async def commit(name: str, release: asyncio.Event, start_ts: int) -> None:

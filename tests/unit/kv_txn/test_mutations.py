@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.kv.membuffer import Flag, MemBuffer
+from penstock.kv.membuffer import KeyFlag, MemBuffer
 from penstock.kv.mutations import (
     CHECK_NOT_EXISTS,
     DELETE,
@@ -17,10 +17,10 @@ from penstock.kv.mutations import (
 )
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 
-NONE = Flag(0)
-LOCKED = Flag.LOCKED
-PRESUMED = Flag.PRESUME_NOT_EXISTS
-NEW = Flag.NEWLY_INSERTED
+NONE = KeyFlag(0)
+LOCKED = KeyFlag.LOCKED
+PRESUMED = KeyFlag.PRESUME_NOT_EXISTS
+NEW = KeyFlag.NEWLY_INSERTED
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ NEW = Flag.NEWLY_INSERTED
     ],
 )
 def test_each_entry_of_the_membuffer_becomes_its_operation(
-    value: bytes | None, flags: Flag, pessimistic: bool, op: int | None
+    value: bytes | None, flags: KeyFlag, pessimistic: bool, op: int | None
 ) -> None:
     buffer = MemBuffer()
     if value is not None:
@@ -68,8 +68,8 @@ def test_a_write_that_is_not_needed_is_left_out_but_keeps_its_lock() -> None:
 def test_assertions_are_attached_to_writes_only() -> None:
     buffer = MemBuffer()
     buffer.put(b"a", b"1")
-    buffer.update_flags(b"a", add=Flag.ASSERT_EXISTS)
-    buffer.update_flags(b"b", add=Flag.ASSERT_NOT_EXISTS | LOCKED)
+    buffer.update_flags(b"a", add=KeyFlag.ASSERT_EXISTS)
+    buffer.update_flags(b"b", add=KeyFlag.ASSERT_NOT_EXISTS | LOCKED)
     mutations = collect(buffer, pessimistic=True)
     assert mutations.assertions == [kvrpcpb.Assertion.Exist, kvrpcpb.Assertion.NoAssertion]
 

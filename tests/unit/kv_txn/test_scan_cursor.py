@@ -2,15 +2,15 @@
 
 import pytest
 
-from penstock.kv.regions import Location, RegionVerId
+from penstock.kv.regions import KeyLocation, RegionVerId
 from penstock.kv.scanning import Cursor
 
 
-def region(start: bytes, end: bytes) -> Location:
-    return Location(RegionVerId(1, 1, 1), start, end)
+def region(start: bytes, end: bytes) -> KeyLocation:
+    return KeyLocation(RegionVerId(1, 1, 1), start, end)
 
 
-def walk(cursor: Cursor, regions: list[Location], rows: list[bytes]) -> list[tuple[bytes, bytes, int]]:
+def walk(cursor: Cursor, regions: list[KeyLocation], rows: list[bytes]) -> list[tuple[bytes, bytes, int]]:
     """Scan rows held by regions; return the requests as (start, end, limit)."""
     requests = []
     while not cursor.done:

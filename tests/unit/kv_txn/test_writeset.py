@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import Invalid, KeyExists
-from penstock.kv.membuffer import Flag
+from penstock.kv.membuffer import KeyFlag
 from penstock.kv.writeset import Assertion, InsertNeeds, WriteSet
 
 
@@ -38,7 +38,7 @@ def test_an_insert_after_an_own_delete_is_a_plain_write() -> None:
     writes = WriteSet(pessimistic=False)
     writes.delete(b"k")
     writes.insert(b"k", b"2")
-    assert writes.buffer.flags(b"k") == Flag(0)
+    assert writes.buffer.flags(b"k") == KeyFlag(0)
     assert writes.buffer.get(b"k") == b"2"
 
 
@@ -47,7 +47,7 @@ def test_an_insert_deleted_and_inserted_again_still_checks_that_the_key_does_not
     writes.insert(b"k", b"1")
     writes.delete(b"k")
     writes.insert(b"k", b"2")
-    assert writes.buffer.flags(b"k") & Flag.PRESUME_NOT_EXISTS
+    assert writes.buffer.flags(b"k") & KeyFlag.PRESUME_NOT_EXISTS
 
 
 def test_a_savepoint_undoes_its_writes_and_keeps_locks() -> None:
@@ -58,12 +58,12 @@ def test_a_savepoint_undoes_its_writes_and_keeps_locks() -> None:
         with writes.savepoint():
             writes.put(b"a", b"2", Assertion.EXISTS)
             writes.delete(b"b")
-            writes.buffer.update_flags(b"b", add=Flag.LOCKED)
+            writes.buffer.update_flags(b"b", add=KeyFlag.LOCKED)
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         fail_inside()
-    assert list(writes.buffer.entries()) == [(b"a", b"1", Flag(0)), (b"b", None, Flag.LOCKED)]
+    assert list(writes.buffer.entries()) == [(b"a", b"1", KeyFlag(0)), (b"b", None, KeyFlag.LOCKED)]
     with writes.savepoint():
         writes.put(b"a", b"3")
     assert writes.buffer.get(b"a") == b"3"
@@ -72,16 +72,16 @@ def test_a_savepoint_undoes_its_writes_and_keeps_locks() -> None:
 @pytest.mark.parametrize(
     ("value", "flags", "needs"),
     [
-        (None, Flag(0), InsertNeeds.LOCK_NOT_EXISTING),
-        (None, Flag.LOCKED, InsertNeeds.NOTHING),
-        (None, Flag.LOCKED | Flag.LOCKED_VALUE_EXISTS, KeyExists),
-        (b"", Flag(0), InsertNeeds.LOCK),
-        (b"", Flag.LOCKED | Flag.LOCKED_VALUE_EXISTS, InsertNeeds.NOTHING),
-        (b"v", Flag.LOCKED, KeyExists),
+        (None, KeyFlag(0), InsertNeeds.LOCK_NOT_EXISTING),
+        (None, KeyFlag.LOCKED, InsertNeeds.NOTHING),
+        (None, KeyFlag.LOCKED | KeyFlag.LOCKED_VALUE_EXISTS, KeyExists),
+        (b"", KeyFlag(0), InsertNeeds.LOCK),
+        (b"", KeyFlag.LOCKED | KeyFlag.LOCKED_VALUE_EXISTS, InsertNeeds.NOTHING),
+        (b"v", KeyFlag.LOCKED, KeyExists),
     ],
 )
 def test_a_pessimistic_insert_locks_what_it_does_not_know(
-    value: bytes | None, flags: Flag, needs: InsertNeeds | type[KeyExists]
+    value: bytes | None, flags: KeyFlag, needs: InsertNeeds | type[KeyExists]
 ) -> None:
     writes = WriteSet(pessimistic=True)
     if value is not None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.sources.barriers import COMPACTED_MIN, NOTHING_WAITS, Barriers, Placed
+from penstock.sources.barriers import COMPACTED_MIN, NOTHING_WAITS, Barriers, PlacedBarrier
 
 
 def ready(barriers: Barriers) -> list[int]:
@@ -20,7 +20,7 @@ def with_data(count: int) -> Barriers:
 
 def test_a_resolved_timestamp_without_data_before_it_is_ready_at_once() -> None:
     barriers = Barriers()
-    assert barriers.resolved(10) is Placed.NEW
+    assert barriers.resolved(10) is PlacedBarrier.NEW
     assert ready(barriers) == [10]
 
 
@@ -50,7 +50,11 @@ def test_data_after_a_resolved_timestamp_does_not_hold_it_back() -> None:
 
 def test_timestamps_that_wait_for_the_same_data_become_one() -> None:
     barriers = with_data(1)
-    assert [barriers.resolved(ts) for ts in (10, 12, 11)] == [Placed.NEW, Placed.MERGED, Placed.DROPPED]
+    assert [barriers.resolved(ts) for ts in (10, 12, 11)] == [
+        PlacedBarrier.NEW,
+        PlacedBarrier.MERGED,
+        PlacedBarrier.DROPPED,
+    ]
     assert barriers.waiting == 1
     barriers.persisted(1)
     assert ready(barriers) == [12]
@@ -61,7 +65,7 @@ def test_a_timestamp_not_above_an_earlier_one_is_dropped_even_if_it_waits_for_mo
     barriers = with_data(1)
     barriers.resolved(10)
     barriers.data()
-    assert barriers.resolved(late) is Placed.DROPPED
+    assert barriers.resolved(late) is PlacedBarrier.DROPPED
     barriers.persisted(1)
     barriers.persisted(2)
     assert ready(barriers) == [10]
@@ -71,8 +75,8 @@ def test_a_timestamp_not_above_one_that_was_told_is_dropped() -> None:
     barriers = Barriers()
     barriers.resolved(10)
     assert ready(barriers) == [10]
-    assert barriers.resolved(9) is Placed.DROPPED
-    assert barriers.resolved(10) is Placed.DROPPED
+    assert barriers.resolved(9) is PlacedBarrier.DROPPED
+    assert barriers.resolved(10) is PlacedBarrier.DROPPED
     assert ready(barriers) == []
 
 

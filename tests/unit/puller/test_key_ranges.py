@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import Invalid
-from penstock.sources.tikv.key_ranges import RangeTsMap, Span, intersect, left_cover, lower_end
+from penstock.sources.tikv.key_ranges import KeySpan, RangeTsMap, intersect, left_cover, lower_end
 
 
 @pytest.mark.parametrize(
@@ -116,5 +116,5 @@ def test_discarding_takes_what_is_there() -> None:
 
 def test_a_span_without_keys_is_refused() -> None:
     with pytest.raises(Invalid, match="is empty"):
-        Span(1, b"b", b"b")
-    assert Span(0, b"", b"").end == b""
+        KeySpan(1, b"b", b"b")
+    assert KeySpan(0, b"", b"").end == b""

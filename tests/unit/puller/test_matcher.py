@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.sources.tikv.matcher import Matcher
-from penstock.sources.tikv.prewrite_spill import CachedEnd, Prewrite, PrewriteMemory, PrewriteSpill
+from penstock.sources.tikv.prewrite_spill import CachedEnd, PrewriteMemory, PrewriteSpill, SpilledPrewrite
 
 PLENTY = 1 << 30
 
@@ -41,7 +41,7 @@ def test_a_commit_takes_value_and_old_value_of_its_prewrite(place: Place) -> Non
     matcher = place.matcher()
     put(matcher, 1, b"a", b"new", b"old")
     put(matcher, 2, b"a", b"other")
-    assert matcher.match(1, b"a") == Prewrite(b"new", b"old")
+    assert matcher.match(1, b"a") == SpilledPrewrite(b"new", b"old")
     assert matcher.match(1, b"a") is None
     assert len(matcher) == 1
 
@@ -54,7 +54,7 @@ def test_a_rollback_removes_one_prewrite_and_no_other(place: Place) -> None:
     matcher.rollback(1, b"never written")
     matcher.rollback(9, b"a")
     assert matcher.match(1, b"a") is None
-    assert matcher.match(1, b"b") == Prewrite(b"v2", b"")
+    assert matcher.match(1, b"b") == SpilledPrewrite(b"v2", b"")
     assert len(matcher) == 0
 
 
@@ -62,7 +62,7 @@ def test_an_empty_prewrite_that_comes_later_does_not_replace_the_real_one(place:
     matcher = place.matcher()
     put(matcher, 1, b"a", b"real", b"old")
     put(matcher, 1, b"a", b"")
-    assert matcher.match(1, b"a") == Prewrite(b"real", b"old")
+    assert matcher.match(1, b"a") == SpilledPrewrite(b"real", b"old")
     assert len(matcher) == 0
 
 
@@ -70,7 +70,7 @@ def test_a_real_prewrite_replaces_an_empty_one(place: Place) -> None:
     matcher = place.matcher()
     put(matcher, 1, b"a", b"")
     put(matcher, 1, b"a", b"real", b"old")
-    assert matcher.match(1, b"a") == Prewrite(b"real", b"old")
+    assert matcher.match(1, b"a") == SpilledPrewrite(b"real", b"old")
 
 
 def test_before_the_scan_has_ended_an_empty_prewrite_matches_nothing(place: Place) -> None:
@@ -78,17 +78,17 @@ def test_before_the_scan_has_ended_an_empty_prewrite_matches_nothing(place: Plac
     put(matcher, 1, b"a", b"")
     put(matcher, 2, b"b", b"whole")
     assert matcher.match(1, b"a") is None
-    assert matcher.match(2, b"b") == Prewrite(b"whole", b"")
+    assert matcher.match(2, b"b") == SpilledPrewrite(b"whole", b"")
     matcher.cache(CachedEnd(1, 5, 1, b"a"))
     put(matcher, 1, b"a", b"real", b"old")
-    assert list(matcher.initialize()) == [(CachedEnd(1, 5, 1, b"a"), Prewrite(b"real", b"old"))]
+    assert list(matcher.initialize()) == [(CachedEnd(1, 5, 1, b"a"), SpilledPrewrite(b"real", b"old"))]
     assert len(matcher) == 0
 
 
 def test_a_delete_with_its_empty_value_matches_once_the_scan_has_ended(place: Place) -> None:
     matcher = place.matcher()
     put(matcher, 1, b"a", b"", b"old")
-    assert matcher.match(1, b"a") == Prewrite(b"", b"old")
+    assert matcher.match(1, b"a") == SpilledPrewrite(b"", b"old")
 
 
 def test_cached_commits_match_in_order_and_the_rest_is_dropped(place: Place) -> None:
@@ -124,7 +124,7 @@ def test_of_a_pipelined_transaction_the_highest_generation_wins(place: Place) ->
     assert matcher.match(1, b"a") is None, "a later generation may still come"
     assert len(matcher) == 1
     list(matcher.initialize())
-    assert matcher.match(1, b"a") == Prewrite(b"generation 4", b"", 4)
+    assert matcher.match(1, b"a") == SpilledPrewrite(b"generation 4", b"", 4)
     assert len(matcher) == 0
 
 
@@ -161,7 +161,7 @@ def test_memory_stays_within_the_bound_whatever_the_transaction(tmp_path: Path) 
     matcher.settle()
     assert len(matcher) == 2000
     found = [matcher.match(1, b"key %d" % number) for number in range(2000)]
-    assert set(found) == {Prewrite(b"v" * 100, b"o" * 100)}
+    assert set(found) == {SpilledPrewrite(b"v" * 100, b"o" * 100)}
     assert len(matcher) == 0
     place.spill.close()
 
@@ -183,7 +183,7 @@ def test_regions_on_one_disk_do_not_see_each_other(tmp_path: Path) -> None:
     put(one, 1, b"a", b"one")
     put(other, 1, b"a", b"other")
     one.close()
-    assert other.match(1, b"a") == Prewrite(b"other", b"")
+    assert other.match(1, b"a") == SpilledPrewrite(b"other", b"")
     place.spill.close()
 
 

@@ -13,8 +13,8 @@ from penstock.proto import cdcpb_pb2 as cdcpb
 from penstock.sources.pipeline import SpanPipelineManager
 from penstock.sources.tikv import region
 from penstock.sources.tikv.processor import RegionEventProcessor
-from penstock.sources.tikv.region import Phase, RegionFeedState
-from penstock.sources.tikv.routing import FeedEnd, Reason
+from penstock.sources.tikv.region import FeedPhase, RegionFeedState
+from penstock.sources.tikv.routing import FeedEnd, FeedEndReason
 from penstock.sources.tikv.subscription import SubscribedSpan
 from support.feeds import a_feed, a_span, a_task
 from support.recorder import Recorder
@@ -91,25 +91,25 @@ def test_a_region_is_stopped_once_when_the_loop_and_its_worker_stop_it_at_the_sa
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     feed, stopped = a_feed(a_task(a_span())), list[bool]()
-    other = threading.Thread(target=lambda: stopped.append(feed.stop(FeedEnd(Reason.CANCELLED))))
+    other = threading.Thread(target=lambda: stopped.append(feed.stop(FeedEnd(FeedEndReason.CANCELLED))))
 
     class Switching:
         """The phases; between the look at one and the change to the next the other thread has its turn."""
 
-        RUNNING = Phase.RUNNING
+        RUNNING = FeedPhase.RUNNING
 
         @property
-        def STOPPED(self) -> Phase:
+        def STOPPED(self) -> FeedPhase:
             if other.ident is None:
                 other.start()
                 other.join(0.1)
-            return Phase.STOPPED
+            return FeedPhase.STOPPED
 
     monkeypatch.setattr(region, "Phase", Switching())
-    stopped.append(feed.stop(FeedEnd(Reason.STREAM_LOST)))
+    stopped.append(feed.stop(FeedEnd(FeedEndReason.STREAM_LOST)))
     other.join()
     assert sorted(stopped) == [False, True]
-    assert feed.end == FeedEnd(Reason.STREAM_LOST)
+    assert feed.end == FeedEnd(FeedEndReason.STREAM_LOST)
 
 
 async def test_rows_reach_the_consumer_before_the_timestamp_that_covers_them() -> None:
@@ -165,14 +165,14 @@ async def test_events_of_a_stopped_region_are_ignored_and_its_end_comes_after_wh
         feed = a_feed(a_task(span))
         await made.rows(feed, INITIALIZED, committed(b"b", 5))
         await until(lambda: len(recorder.rows) == 1)
-        assert feed.stop(FeedEnd(Reason.NOT_LEADER))
-        assert not feed.stop(FeedEnd(Reason.CONGESTED))
+        assert feed.stop(FeedEnd(FeedEndReason.NOT_LEADER))
+        assert not feed.stop(FeedEnd(FeedEndReason.CONGESTED))
         await made.rows(feed, committed(b"c", 6))
         await made.processor.dispatch_resolved(span, [feed], 50)
         made.processor.dispatch_end(feed)
         await until(lambda: made.listener.ended == [feed])
-    assert feed.phase is Phase.REMOVED
-    assert feed.end == FeedEnd(Reason.NOT_LEADER)
+    assert feed.phase is FeedPhase.REMOVED
+    assert feed.end == FeedEnd(FeedEndReason.NOT_LEADER)
     assert len(recorder.rows) == 1
     assert feed.task.locked.resolved_ts == 1
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.clock import SYSTEM
-from penstock.sources.quota import Cancelled, InflightQuota, Owner
+from penstock.sources.quota import Cancelled, InflightQuota, QuotaOwner
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -19,14 +19,14 @@ def eventually(condition: Callable[[], bool]) -> None:
 class Asking:
     """A thread that acquires quota; `outcome` is None while it waits."""
 
-    def __init__(self, quota: InflightQuota, weight: int, owner: Owner) -> None:
+    def __init__(self, quota: InflightQuota, weight: int, owner: QuotaOwner) -> None:
         self.outcome: str | None = None
         waiting = len(quota._waiting)
         self._thread = threading.Thread(target=self._ask, args=(quota, weight, owner))
         self._thread.start()
         eventually(lambda: self.outcome is not None or len(quota._waiting) > waiting)
 
-    def _ask(self, quota: InflightQuota, weight: int, owner: Owner) -> None:
+    def _ask(self, quota: InflightQuota, weight: int, owner: QuotaOwner) -> None:
         try:
             quota.acquire(weight, owner)
             self.outcome = "taken"
@@ -39,7 +39,7 @@ class Asking:
 
 
 def test_quota_is_taken_until_it_is_used_up() -> None:
-    quota, owner = InflightQuota(10), Owner()
+    quota, owner = InflightQuota(10), QuotaOwner()
     assert quota.try_acquire(6, owner)
     assert quota.try_acquire(4, owner)
     assert not quota.try_acquire(1, owner)
@@ -49,7 +49,7 @@ def test_quota_is_taken_until_it_is_used_up() -> None:
 
 
 def test_a_batch_heavier_than_the_whole_quota_is_admitted_alone() -> None:
-    quota, owner = InflightQuota(10), Owner()
+    quota, owner = InflightQuota(10), QuotaOwner()
     assert quota.try_acquire(50, owner)
     assert not quota.try_acquire(1, owner)
     quota.release(50)
@@ -57,7 +57,7 @@ def test_a_batch_heavier_than_the_whole_quota_is_admitted_alone() -> None:
 
 
 def test_a_heavy_batch_that_waits_is_not_overtaken_by_light_ones() -> None:
-    quota, owner = InflightQuota(10), Owner()
+    quota, owner = InflightQuota(10), QuotaOwner()
     assert quota.try_acquire(5, owner)
     heavy = Asking(quota, 50, owner)
     assert not quota.try_acquire(1, owner), "it would have fitted, but somebody was first"
@@ -71,7 +71,7 @@ def test_a_heavy_batch_that_waits_is_not_overtaken_by_light_ones() -> None:
 
 
 def test_cancelling_an_owner_dismisses_its_waiters_and_lets_others_in() -> None:
-    quota, leaving, staying = InflightQuota(10), Owner(), Owner()
+    quota, leaving, staying = InflightQuota(10), QuotaOwner(), QuotaOwner()
     quota.try_acquire(5, staying)
     first = Asking(quota, 8, leaving)
     second = Asking(quota, 3, staying)
@@ -86,7 +86,7 @@ def test_cancelling_an_owner_dismisses_its_waiters_and_lets_others_in() -> None:
 
 
 def test_closing_dismisses_everybody() -> None:
-    quota, owner = InflightQuota(10), Owner()
+    quota, owner = InflightQuota(10), QuotaOwner()
     quota.try_acquire(10, owner)
     waiting = [Asking(quota, 1, owner) for _ in range(3)]
     quota.close()
@@ -97,7 +97,7 @@ def test_closing_dismisses_everybody() -> None:
 
 
 def test_one_release_can_let_several_in() -> None:
-    quota, owner = InflightQuota(10), Owner()
+    quota, owner = InflightQuota(10), QuotaOwner()
     quota.try_acquire(10, owner)
     waiting = [Asking(quota, 2, owner) for _ in range(3)]
     quota.release(10)
@@ -106,7 +106,7 @@ def test_one_release_can_let_several_in() -> None:
 
 
 def test_what_did_not_wait_is_counted_once() -> None:
-    quota, owner = InflightQuota(2), Owner()
+    quota, owner = InflightQuota(2), QuotaOwner()
     quota.try_acquire(1, owner)
     quota.try_acquire(1, owner)
     late = Asking(quota, 1, owner)
@@ -117,7 +117,7 @@ def test_what_did_not_wait_is_counted_once() -> None:
 
 
 def test_releasing_twice_is_our_own_mistake() -> None:
-    quota, owner = InflightQuota(2), Owner()
+    quota, owner = InflightQuota(2), QuotaOwner()
     quota.try_acquire(1, owner)
     quota.release(1)
     with pytest.raises(AssertionError, match="twice"):

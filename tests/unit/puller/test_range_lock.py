@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.clock import compose_ts
-from penstock.sources.tikv.range_lock import Cancelled, LockedRange, RangeLock, Stale, Wait
+from penstock.sources.tikv.range_lock import LockedRange, RangeLock, RangeLockCancelled, Stale, Wait
 from penstock.sources.tikv.slowregions import slow_parts
 
 
@@ -67,7 +67,7 @@ def test_nobody_gets_a_part_of_a_stopped_span() -> None:
     parts = RangeLock(b"a", b"z", 1)
     held = lock(parts, "a", "b", 1, 1)
     assert not parts.stop()
-    assert parts.lock(b"c", b"d", 2, 1) == Cancelled()
+    assert parts.lock(b"c", b"d", 2, 1) == RangeLockCancelled()
     assert not parts.drained
     assert parts.unlock(held)
 

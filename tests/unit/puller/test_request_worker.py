@@ -14,10 +14,10 @@ from penstock.proto import errorpb_pb2 as errorpb
 from penstock.proto import services
 from penstock.proto.codec import encode_bytes
 from penstock.settings import KvSettings
-from penstock.sources.tikv.region import Phase, RegionFeedState, RegionTask
+from penstock.sources.tikv.region import FeedPhase, RegionFeedState, RegionTask
 from penstock.sources.tikv.request_cache import RequestCache
 from penstock.sources.tikv.request_worker import RegionRequestWorker
-from penstock.sources.tikv.routing import FeedEnd, Reason
+from penstock.sources.tikv.routing import FeedEnd, FeedEndReason
 from penstock.sources.tikv.subscription import SubscribedSpan
 from support.feeds import a_matcher, a_span, a_task
 
@@ -184,8 +184,8 @@ async def test_a_region_with_an_error_is_stopped_forgotten_and_passed_on() -> No
         error = cdcpb.Error(region_not_found=errorpb.RegionNotFound(region_id=1))
         made.store.send(events=[event(1, error=error), event(1, error=error)])
         await until(lambda: made.processor.ended == [state])
-        assert state.phase is Phase.STOPPED
-        assert state.end == FeedEnd(Reason.REGION_NOT_FOUND)
+        assert state.phase is FeedPhase.STOPPED
+        assert state.end == FeedEnd(FeedEndReason.REGION_NOT_FOUND)
         assert made.worker.feed(1, 1) is None
         assert made.worker._feeds == {}
         assert made.cache.pending == 0
@@ -197,7 +197,9 @@ async def test_when_the_stream_ends_every_region_is_given_back_and_a_new_one_is_
         await made.follow(a_task(span, 1, b"a", b"c"), a_task(span, 2, b"c", b"e"))
         made.store.hang_up()
         await until(lambda: len(made.processor.ended) == 2)
-        assert {state.end.reason for state in made.processor.ended if state.end} == {Reason.STREAM_LOST}
+        assert {state.end.reason for state in made.processor.ended if state.end} == {
+            FeedEndReason.STREAM_LOST
+        }
         await until(lambda: made.listener.stores == [4])
         await made.follow(a_task(span, 3, b"e", b"g"))
         assert made.store.streams == 2
@@ -233,7 +235,7 @@ async def test_a_region_of_a_stopped_span_is_not_asked_for() -> None:
         stopped.stopped = True
         task = a_task(stopped)
         made.cache.add(task)
-        await until(lambda: made.listener.failed == [(task, FeedEnd(Reason.CANCELLED))])
+        await until(lambda: made.listener.failed == [(task, FeedEnd(FeedEndReason.CANCELLED))])
         await made.follow(a_task(other))
         assert [request.request_id for request in made.store.requests] == [2]
 
@@ -244,5 +246,5 @@ async def test_a_store_without_multiplexed_streams_is_reported() -> None:
         await until(lambda: bool(made.processor.ended or made.listener.failed))
         ends = [state.end for state in made.processor.ended] + [end for _, end in made.listener.failed]
         assert ends[0] is not None
-        assert ends[0].reason is Reason.UNSUPPORTED
+        assert ends[0].reason is FeedEndReason.UNSUPPORTED
         assert "serves no multiplexed change streams" in ends[0].detail

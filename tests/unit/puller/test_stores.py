@@ -10,7 +10,7 @@ from penstock.settings import KvSettings
 from penstock.sources.tikv.region import RegionTask
 from penstock.sources.tikv.request_cache import RequestCache
 from penstock.sources.tikv.request_worker import RegionRequestWorker
-from penstock.sources.tikv.routing import FeedEnd, Reason
+from penstock.sources.tikv.routing import FeedEnd, FeedEndReason
 from penstock.sources.tikv.stores import StoreWorkers
 from support.feeds import a_matcher, a_span, a_task
 
@@ -79,7 +79,7 @@ async def test_what_waits_at_the_worker_of_a_store_that_moved_is_given_back() ->
     new = await rig.stores.get(7)
     assert new is not None
     assert (old.addr, new.addr) == NOWHERE
-    assert [(each, end.reason) for each, end in rig.given_back] == [(task, Reason.STREAM_LOST)]
+    assert [(each, end.reason) for each, end in rig.given_back] == [(task, FeedEndReason.STREAM_LOST)]
     assert len(old.cache) == 0
     await rig.stores.close()
 

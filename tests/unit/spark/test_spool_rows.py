@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from penstock.changefeeds.engines.encode import Encoded
+from penstock.changefeeds.engines.encode import EncodedChunk
 from penstock.changefeeds.engines.engine import Chunk, Traced
 from penstock.changefeeds.engines.spoolrows import chunk_batch, read_chunks
 from penstock.follow.positions import Position
@@ -11,7 +11,7 @@ from penstock.follow.positions import Position
 
 @pytest.mark.parametrize("traced", [(), ((1 << 60, 3), (5, 1))])
 def test_a_chunk_is_described_as_it_was_made(traced: Traced) -> None:
-    encoded = Encoded(Position(4, b"a"), Position(5), 7, b"payload", traced)
+    encoded = EncodedChunk(Position(4, b"a"), Position(5), 7, b"payload", traced)
     found = read_chunks(pa.Table.from_batches([chunk_batch(2, 1, 9, encoded)]), segment=3)
     chunk = Chunk(3, 9, Position(4, b"a"), Position(5), 7, len(b"payload"), traced)
     assert found == {2: [((1, 9), chunk)]}

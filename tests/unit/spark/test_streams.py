@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from penstock.changes.limits import Limit
-from penstock.changes.snapshotcut import Group, cut_groups
+from penstock.changes.limits import ReadLimit
+from penstock.changes.snapshotcut import HandleGroup, cut_groups
 from penstock.errors import Invalid, Unavailable
-from penstock.eventstore.history_holds import Watermarks
+from penstock.eventstore.history_holds import HistoryHolds
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.consumerhold import TTL_S, ConsumerHold
 from penstock.object_storage import open_storage
 from penstock.spark.stream import Offset, RefusedStreamReader
-from penstock.spark.streamschema import Declared
+from penstock.spark.streamschema import DeclaredSchema
 from penstock.tables.alter import add_column
 from penstock.testing.clock import ManualClock
 from support.itemtables import item_table
@@ -53,32 +53,32 @@ def test_a_stream_that_cannot_be_says_why_when_it_is_asked() -> None:
 
 
 def test_a_later_version_with_other_columns_stops_a_stream() -> None:
-    declared = Declared(TABLE, 10)
+    declared = DeclaredSchema(TABLE, 10)
     changed = version(20, WIDER)
     assert declared.first_change([version(1, TABLE), version(15, TABLE), changed]) is changed
     assert "columns of shop.items change at version 20 (extra is new)" in str(declared.stopped_by(changed))
 
 
 def test_versions_from_before_the_stream_was_declared_do_not_stop_it() -> None:
-    assert Declared(WIDER, 30).first_change([version(1, TABLE), version(20, WIDER)]) is None
+    assert DeclaredSchema(WIDER, 30).first_change([version(1, TABLE), version(20, WIDER)]) is None
 
 
 def test_only_wanted_columns_stop_a_stream() -> None:
-    assert Declared(TABLE, 10, ("ID",)).first_change([version(20, WIDER)]) is None
+    assert DeclaredSchema(TABLE, 10, ("ID",)).first_change([version(20, WIDER)]) is None
     columns = [
         replace(each, type=WIDER.column("extra").type) if each.name == "id" else each
         for each in TABLE.columns
     ]
     other = version(20, replace(TABLE, columns=tuple(columns)))
-    declared = Declared(TABLE, 10, ("id",))
+    declared = DeclaredSchema(TABLE, 10, ("id",))
     assert declared.first_change([other]) is other
     assert "(id is another)" in str(declared.stopped_by(other))
-    assert "(extra is gone)" in str(Declared(WIDER, 10).stopped_by(version(20, TABLE)))
+    assert "(extra is gone)" in str(DeclaredSchema(WIDER, 10).stopped_by(version(20, TABLE)))
 
 
 def test_history_is_held_at_once_then_once_a_minute_and_expires() -> None:
     clock, storage = ManualClock(wall_ms=1000), open_storage("memory:///holds", {})
-    hold, watermarks = ConsumerHold(storage, "stream-a", clock), Watermarks(storage, clock)
+    hold, watermarks = ConsumerHold(storage, "stream-a", clock), HistoryHolds(storage, clock)
     hold.keep([7], 0)
     assert watermarks.lowest(7) is None
     hold.keep([7, 8], 100)
@@ -109,9 +109,9 @@ def test_storage_that_cannot_be_written_is_told_once(caplog: pytest.LogCaptureFi
 
 
 def test_a_snapshot_is_cut_where_the_next_rows_would_be_too_many() -> None:
-    groups = [Group(b"c", 5, 50.0), Group(b"a", 5, 50.0), Group(b"b", 5, 50.0)]
-    assert cut_groups(groups, Limit(rows=10)) == b"c"
-    assert cut_groups(groups, Limit(rows=1)) == b"b", "the lowest rows come in any case"
-    assert cut_groups(groups, Limit(nbytes=120)) == b"c"
-    assert cut_groups(groups, Limit(rows=15)) is None
-    assert cut_groups([Group(b"a", 5, 50.0), Group(b"a", 5, 50.0)], Limit(rows=1)) is None
+    groups = [HandleGroup(b"c", 5, 50.0), HandleGroup(b"a", 5, 50.0), HandleGroup(b"b", 5, 50.0)]
+    assert cut_groups(groups, ReadLimit(rows=10)) == b"c"
+    assert cut_groups(groups, ReadLimit(rows=1)) == b"b", "the lowest rows come in any case"
+    assert cut_groups(groups, ReadLimit(nbytes=120)) == b"c"
+    assert cut_groups(groups, ReadLimit(rows=15)) is None
+    assert cut_groups([HandleGroup(b"a", 5, 50.0), HandleGroup(b"a", 5, 50.0)], ReadLimit(rows=1)) is None

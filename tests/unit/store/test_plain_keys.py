@@ -1,11 +1,11 @@
 import asyncio
 
 from penstock.store.engine import Engine
-from penstock.store.pd.keys import Event, Keys
+from penstock.store.pd.keys import EtcdKeys, Event
 
 
 async def test_keys_carry_the_revisions_of_their_changes(engine: Engine) -> None:
-    keys = Keys(engine)
+    keys = EtcdKeys(engine)
     begin = keys.revision
     await keys.write([(b"/a", b"1"), (b"/b", b"2")])
     await keys.write([(b"/a", b"3")])
@@ -24,9 +24,9 @@ async def test_keys_carry_the_revisions_of_their_changes(engine: Engine) -> None
 
 
 async def test_keys_and_their_revision_survive_a_restart(engine: Engine) -> None:
-    before = Keys(engine)
+    before = EtcdKeys(engine)
     await before.write([(b"/a", b"1")])
-    after = Keys(engine)
+    after = EtcdKeys(engine)
     assert after.revision == before.revision
     found = after.get(b"/a")
     assert found is not None
@@ -36,7 +36,7 @@ async def test_keys_and_their_revision_survive_a_restart(engine: Engine) -> None
 
 
 async def test_a_watcher_gets_what_it_missed_and_waits_for_the_rest(engine: Engine) -> None:
-    keys = Keys(engine)
+    keys = EtcdKeys(engine)
     begin = keys.revision
     await keys.write([(b"/x/a", b"1"), (b"/y", b"9")])
     assert await keys.changes(b"/x/", begin + 1) == [Event(begin + 1, b"/x/a", b"1")]

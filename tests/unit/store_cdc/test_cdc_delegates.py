@@ -1,8 +1,8 @@
 from penstock.proto.codec import encode_bytes
 from penstock.store.cdc.delegates import Delegates
 from penstock.store.cdc.outbox import Outbox, Quota
-from penstock.store.cdc.subscription import Subscription
-from penstock.store.observe import Change, ChangeKind, Op
+from penstock.store.cdc.subscription import RegionSubscription
+from penstock.store.observe import Change, ChangeKind, WriteOp
 from penstock.store.region import Peer, Region
 
 
@@ -29,7 +29,7 @@ def region(region_id, start, end):
 
 
 def subscribe(delegates, of, *, old_values=False):
-    one = Subscription(
+    one = RegionSubscription(
         owner=Owner(),
         outbox=Outbox(Quota(1 << 30)),
         region_id=of.id,
@@ -45,7 +45,7 @@ def subscribe(delegates, of, *, old_values=False):
 
 
 def prewrite(key, start_ts=10):
-    return Change(ChangeKind.PREWRITE, key, start_ts, 0, Op.PUT, b"v")
+    return Change(ChangeKind.PREWRITE, key, start_ts, 0, WriteOp.PUT, b"v")
 
 
 def routed(delegates, *keys):

@@ -5,7 +5,7 @@ import pytest
 from penstock.proto import cdcpb_pb2 as cdcpb
 from penstock.store.cdc import rows
 from penstock.store.cdc.outbox import EVENTS_MAX, MESSAGE_BYTES_MAX, Outbox, Quota
-from penstock.store.cdc.rows import EVENT_BYTES_MAX, RowWriter
+from penstock.store.cdc.rows import EVENT_BYTES_MAX, EventRowWriter
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ async def test_dropping_data_keeps_the_errors_in_order(outbox, quota):
 
 
 async def test_rows_fill_an_event_up_to_its_limit(outbox):
-    writer = RowWriter(outbox, 7, 9)
+    writer = EventRowWriter(outbox, 7, 9)
     for i in range(10):
         writer.add(rows.COMMITTED, rows.PUT, b"%d" % i, 1, 2, bytes(EVENT_BYTES_MAX // 4))
     writer.finish()
@@ -154,7 +154,7 @@ async def test_rows_fill_an_event_up_to_its_limit(outbox):
 
 
 async def test_a_row_larger_than_an_event_has_one_of_its_own(outbox):
-    writer = RowWriter(outbox, 7, 9)
+    writer = EventRowWriter(outbox, 7, 9)
     for size in (10, EVENT_BYTES_MAX * 2, 10):
         writer.add(rows.PREWRITE, rows.PUT, b"k", 1, 0, bytes(size))
     writer.finish()
@@ -163,7 +163,7 @@ async def test_a_row_larger_than_an_event_has_one_of_its_own(outbox):
 
 
 async def test_a_row_carries_what_it_was_given(outbox):
-    writer = RowWriter(outbox, 7, 9)
+    writer = EventRowWriter(outbox, 7, 9)
     writer.add(rows.COMMITTED, rows.DELETE, b"k", 3, 5, b"", b"old")
     writer.mark_initialized()
     writer.finish()
@@ -180,5 +180,5 @@ async def test_a_row_carries_what_it_was_given(outbox):
 
 
 async def test_a_writer_without_rows_writes_nothing(outbox):
-    RowWriter(outbox, 7, 9).finish()
+    EventRowWriter(outbox, 7, 9).finish()
     assert await drain(outbox) == []

@@ -3,7 +3,7 @@ import pytest
 from penstock.store.bounds import EVERYTHING
 from penstock.store.cdc.outbox import Outbox, Quota
 from penstock.store.cdc.progress import Frontier, RequestProgress
-from penstock.store.cdc.subscription import Phase, Subscription
+from penstock.store.cdc.subscription import RegionSubscription, SubscriptionPhase
 
 
 class Owner:
@@ -17,7 +17,7 @@ class Owner:
 
 
 def subscription(region_id):
-    made = Subscription(
+    made = RegionSubscription(
         owner=Owner(),
         outbox=Outbox(Quota(1 << 30)),
         region_id=region_id,
@@ -27,7 +27,7 @@ def subscription(region_id):
         whole_region=True,
         old_values=False,
     )
-    made.phase = Phase.LIVE
+    made.phase = SubscriptionPhase.LIVE
     return made
 
 

@@ -12,13 +12,13 @@ from penstock.settings import StoreSettings
 from penstock.store.bounds import EVERYTHING
 from penstock.store.cdc import scan, stream
 from penstock.store.cdc.service import ChangeDataService
-from penstock.store.cdc.subscription import Phase
+from penstock.store.cdc.subscription import SubscriptionPhase
 from penstock.store.engine import Engine
 from penstock.store.pd.ids import Ids
 from penstock.store.pd.tso import Tso
 from penstock.store.region import Peer, Region
 from penstock.store.regions import Regions
-from penstock.store.storage import Storage
+from penstock.store.storage import TxnStorage
 
 REGION = Region(10_000, b"", b"", 1, 1, (Peer(10_001, 1),), 1)
 
@@ -29,7 +29,7 @@ class World:
         self.engine = Engine.open(path, sync=False)
         self.regions = Regions(self.engine, Ids(self.engine), [REGION])
         self.tso = Tso(self.engine)
-        self.storage = Storage(self.engine, clock=SYSTEM, settings=settings, max_ts=0)
+        self.storage = TxnStorage(self.engine, clock=SYSTEM, settings=settings, max_ts=0)
         self.service = ChangeDataService(
             storage=self.storage,
             regions=self.regions,
@@ -196,7 +196,7 @@ async def test_a_subscription_that_ends_while_it_waits_is_never_scanned(worlds):
         world.service.region_changed(REGION, REGION.split([b"m"], [(9, (91,))]))
         (event,) = await world.events(1)
         assert event.error.HasField("epoch_not_match")
-        assert waiting.phase is Phase.ENDED
+        assert waiting.phase is SubscriptionPhase.ENDED
         assert await _nothing_more(world)
     finally:
         await world.close()

@@ -3,13 +3,13 @@
 import pytest
 
 from penstock.store.mvcc.effects import Effects
-from penstock.store.mvcc.records import Lock, LockKind
+from penstock.store.mvcc.records import LockKind, LockRecord
 
 
 @pytest.mark.parametrize("one_phase", [False, True])
 def test_a_deletion_announces_no_value_even_when_the_client_sent_one(one_phase: bool) -> None:
     effects = Effects()
-    lock = Lock(LockKind.DELETE, 10, b"k", 3000)
+    lock = LockRecord(LockKind.DELETE, 10, b"k", 3000)
     if one_phase:
         effects.commit_at_once(b"k", lock, b"left over", 20)
     else:

@@ -4,9 +4,9 @@ from hypothesis import strategies as st
 
 from penstock.clock import TS_MAX
 from penstock.errors import Corrupt
-from penstock.store.bounds import Bounds
+from penstock.store.bounds import KeyBounds
 from penstock.store.mvcc import keys
-from penstock.store.mvcc.records import Lock, LockKind, Write, WriteKind
+from penstock.store.mvcc.records import LockKind, LockRecord, Write, WriteKind
 
 raw_keys = st.binary(max_size=24) | st.text("\0\x01\xff", max_size=12).map(lambda text: text.encode("latin1"))
 timestamps = st.integers(0, TS_MAX)
@@ -30,9 +30,9 @@ def test_versions_sort_by_key_then_newest_first(key: bytes, ts: int, other_key: 
 def test_a_span_holds_the_versions_of_its_keys_and_no_others(
     key: bytes, ts: int, start: bytes, end: bytes
 ) -> None:
-    lower, upper = keys.span(Bounds(start, end))
+    lower, upper = keys.span(KeyBounds(start, end))
     versioned = keys.versioned(key, ts)
-    assert Bounds(start, end).contains(key) == (lower <= versioned and (not upper or versioned < upper))
+    assert KeyBounds(start, end).contains(key) == (lower <= versioned and (not upper or versioned < upper))
 
 
 @given(
@@ -51,7 +51,7 @@ def test_a_version_is_read_as_it_was_written(write: Write) -> None:
 
 @given(
     st.builds(
-        Lock,
+        LockRecord,
         st.sampled_from(LockKind),
         timestamps,
         raw_keys,
@@ -65,10 +65,10 @@ def test_a_version_is_read_as_it_was_written(write: Write) -> None:
     ),
     st.none() | st.lists(raw_keys, max_size=4).map(tuple),
 )
-def test_a_lock_is_read_as_it_was_written(lock: Lock, secondaries: tuple[bytes, ...] | None) -> None:
+def test_a_lock_is_read_as_it_was_written(lock: LockRecord, secondaries: tuple[bytes, ...] | None) -> None:
     if secondaries is not None:
         lock.use_async_commit, lock.secondaries = True, secondaries
-    assert Lock.decode(lock.encode()) == lock
+    assert LockRecord.decode(lock.encode()) == lock
 
 
 @pytest.mark.parametrize("stored", [b"", b"\x04", b"\x00" * 8])
@@ -78,29 +78,31 @@ def test_a_version_cut_short_is_reported(stored: bytes) -> None:
 
 
 def test_a_damaged_lock_is_reported() -> None:
-    stored = Lock(LockKind.PUT, 10, b"primary", 3000, use_async_commit=True, secondaries=(b"key",)).encode()
+    stored = LockRecord(
+        LockKind.PUT, 10, b"primary", 3000, use_async_commit=True, secondaries=(b"key",)
+    ).encode()
     for damaged in (stored[:20], stored[:-5], b"\x63" + stored[1:]):
         with pytest.raises(Corrupt):
-            Lock.decode(damaged)
+            LockRecord.decode(damaged)
 
 
 @pytest.mark.parametrize(
     ("start", "end", "expected"),
     [
-        (b"", b"", Bounds(b"b", b"m")),
-        (b"c", b"", Bounds(b"c", b"m")),
-        (b"", b"d", Bounds(b"b", b"d")),
-        (b"a", b"z", Bounds(b"b", b"m")),
+        (b"", b"", KeyBounds(b"b", b"m")),
+        (b"c", b"", KeyBounds(b"c", b"m")),
+        (b"", b"d", KeyBounds(b"b", b"d")),
+        (b"a", b"z", KeyBounds(b"b", b"m")),
         (b"m", b"", None),
         (b"", b"b", None),
         (b"e", b"d", None),
     ],
 )
-def test_a_range_is_clamped_to_its_bounds(start: bytes, end: bytes, expected: Bounds | None) -> None:
-    assert Bounds(b"b", b"m").clamp(start, end) == expected
+def test_a_range_is_clamped_to_its_bounds(start: bytes, end: bytes, expected: KeyBounds | None) -> None:
+    assert KeyBounds(b"b", b"m").clamp(start, end) == expected
 
 
 def test_an_open_end_reaches_to_the_end() -> None:
-    assert Bounds().clamp(b"a", b"") == Bounds(b"a", b"")
-    assert Bounds(b"b").clamp(b"", b"c") == Bounds(b"b", b"c")
-    assert Bounds(b"b").contains(b"\xff" * 9)
+    assert KeyBounds().clamp(b"a", b"") == KeyBounds(b"a", b"")
+    assert KeyBounds(b"b").clamp(b"", b"c") == KeyBounds(b"b", b"c")
+    assert KeyBounds(b"b").contains(b"\xff" * 9)

@@ -8,7 +8,7 @@ import pytest
 from penstock.errors import Corrupt, Invalid
 from penstock.tables import alter, statements
 from penstock.tables.arrow import arrow_schema, arrow_type
-from penstock.tables.ddl_jobs import Job, SchemaDiff
+from penstock.tables.ddl_jobs import DdlJob, SchemaDiff
 from penstock.tables.define import Index, define_column, define_table
 from penstock.tables.fieldtypes import ColumnFlag, FieldType, Tp
 from penstock.tables.records import key_follows_handle
@@ -183,15 +183,15 @@ def test_damaged_schemas_are_corrupt():
     with pytest.raises(Corrupt):
         DatabaseInfo.from_json({"id": 1})
     with pytest.raises(Corrupt):
-        Job.from_json({"id": 1})
+        DdlJob.from_json({"id": 1})
 
 
 def test_databases_jobs_and_diffs_survive_their_json():
     database = DatabaseInfo(3, "Shop", extra={"archived": True, "policy_ref_info": None})
     assert DatabaseInfo.from_json(database.to_json()) == database
     table = TableInfo.from_json(json.loads(TIDB_TABLE))
-    job = Job(7, 3, 3, 112, "Shop", "t", "CREATE TABLE t", 10, 4, table=table, finished_ts=11)
-    again = Job.from_json(json.loads(json.dumps(job.to_json())))
+    job = DdlJob(7, 3, 3, 112, "Shop", "t", "CREATE TABLE t", 10, 4, table=table, finished_ts=11)
+    again = DdlJob.from_json(json.loads(json.dumps(job.to_json())))
     assert replace(again, extra={}, table=None) == replace(job, table=None)
     assert again.table == TableInfo.from_json(table.to_json())
     diff = SchemaDiff(4, 11, 3, 113, old_table_id=112)

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import Corrupt, Invalid
 from penstock.tables.codec import datums, decimals, json_binary, ordered, rows, times
-from penstock.tables.codec.datums import Datum, Kind
+from penstock.tables.codec.datums import Datum, DatumKind
 from penstock.tables.fieldtypes import ColumnFlag, FieldType, Tp
 from penstock.tables.values import from_cell, to_cell
 
@@ -80,14 +80,14 @@ def test_a_decimal_that_does_not_fit_is_refused():
 
 def test_datums_in_keys_and_values():
     vectors = {
-        Datum(Kind.INT, 1): ("038000000000000001", "0802"),
-        Datum(Kind.INT, -1): ("037fffffffffffffff", "0801"),
-        Datum(Kind.UINT, 300): ("04000000000000012c", "09ac02"),
-        Datum(Kind.BYTES, b"abc"): ("016162630000000000fa", "0206616263"),
-        Datum(Kind.FLOAT, 1.0): ("05bff0000000000000", "05bff0000000000000"),
-        Datum(Kind.DURATION, 1): ("078000000000000001", "078000000000000001"),
+        Datum(DatumKind.INT, 1): ("038000000000000001", "0802"),
+        Datum(DatumKind.INT, -1): ("037fffffffffffffff", "0801"),
+        Datum(DatumKind.UINT, 300): ("04000000000000012c", "09ac02"),
+        Datum(DatumKind.BYTES, b"abc"): ("016162630000000000fa", "0206616263"),
+        Datum(DatumKind.FLOAT, 1.0): ("05bff0000000000000", "05bff0000000000000"),
+        Datum(DatumKind.DURATION, 1): ("078000000000000001", "078000000000000001"),
         datums.NULL: ("00", "00"),
-        Datum(Kind.MAX): ("fa", "fa"),
+        Datum(DatumKind.MAX): ("fa", "fa"),
     }
     for datum, (key, value) in vectors.items():
         assert (datums.encode_key(datum).hex(), datums.encode_value(datum).hex()) == (key, value)
@@ -99,11 +99,11 @@ def test_an_old_row_reads_like_a_new_one():
     old = b"".join(
         datums.encode_value(datum)
         for datum in (
-            *(Datum(Kind.INT, 1), Datum(Kind.INT, -5)),
-            *(Datum(Kind.INT, 2), Datum(Kind.BYTES, b"abc")),
-            *(Datum(Kind.INT, 3), datums.NULL),
-            *(Datum(Kind.INT, 4), Datum(Kind.UINT, 1 << 40)),
-            *(Datum(Kind.INT, 5), Datum(Kind.DURATION, -1_000_000_000)),
+            *(Datum(DatumKind.INT, 1), Datum(DatumKind.INT, -5)),
+            *(Datum(DatumKind.INT, 2), Datum(DatumKind.BYTES, b"abc")),
+            *(Datum(DatumKind.INT, 3), datums.NULL),
+            *(Datum(DatumKind.INT, 4), Datum(DatumKind.UINT, 1 << 40)),
+            *(Datum(DatumKind.INT, 5), Datum(DatumKind.DURATION, -1_000_000_000)),
         )
     )
     cells = {1: b"\xfb", 2: b"abc", 3: None, 4: rows.uint_cell(1 << 40), 5: rows.int_cell(-1_000_000_000)}

@@ -14,7 +14,7 @@ from penstock.tables.records import handle_of, to_record
 from penstock.tables.schema import TableInfo
 
 
-def entry(table: TableInfo, row: dict[str, Any], handle: Any = None, nth: int = -1) -> indexes.Entry:
+def entry(table: TableInfo, row: dict[str, Any], handle: Any = None, nth: int = -1) -> indexes.IndexEntry:
     record = to_record(table, row, start_ts=0)
     index = table.indexes[nth]
     return indexes.entry(table, index, record, handle_of(table, record) if handle is None else handle)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from penstock import settings as settings_
-from penstock.cli.up.orders import Order
+from penstock.cli.up.orders import ServiceConfig
 from penstock.cli.up.parts import parts_of
 from penstock.control.part_states import PartKind
 from penstock.errors import Invalid
@@ -24,16 +24,16 @@ SECRETS = {
 @pytest.mark.parametrize("tree", [{}, SECRETS])
 def test_a_part_gets_the_settings_with_their_secrets(tree: dict[str, object]) -> None:
     for part in parts_of(settings_.parse(tree)):
-        order = Order(kind=part.kind, settings=part.settings, log_format="json", log_level="DEBUG")
+        order = ServiceConfig(kind=part.kind, settings=part.settings, log_format="json", log_level="DEBUG")
         line = order.line()
         assert line.count(b"\n") == 1
-        assert Order.parse(line) == order
+        assert ServiceConfig.parse(line) == order
 
 
 def test_values_that_look_like_variables_are_not_taken_from_the_environment_again() -> None:
     settings = Settings.model_validate({"capture": {"storage_options": {"key": "${HOME}"}}})
-    order = Order(kind=PartKind.CAPTURE, settings=settings)
-    assert Order.parse(order.line()).settings.capture.storage_options == {"key": "${HOME}"}
+    order = ServiceConfig(kind=PartKind.CAPTURE, settings=settings)
+    assert ServiceConfig.parse(order.line()).settings.capture.storage_options == {"key": "${HOME}"}
 
 
 @pytest.mark.parametrize(
@@ -41,19 +41,19 @@ def test_values_that_look_like_variables_are_not_taken_from_the_environment_agai
 )
 def test_what_is_no_order_is_refused_without_a_word_of_it(line: bytes) -> None:
     with pytest.raises(Invalid, match="has no order") as refused:
-        Order.parse(line)
+        ServiceConfig.parse(line)
     assert refused.value.__cause__ is None
     assert "s3cret" not in str(refused.value)
 
 
 def test_settings_of_another_version_are_refused_by_their_key() -> None:
-    tree = json.loads(Order(kind=PartKind.STORE, settings=Settings()).line())
+    tree = json.loads(ServiceConfig(kind=PartKind.STORE, settings=Settings()).line())
     tree["settings"]["colour"] = "red"
     with pytest.raises(Invalid, match="unknown key 'colour'"):
-        Order.parse(json.dumps(tree).encode())
+        ServiceConfig.parse(json.dumps(tree).encode())
 
 
 def test_an_order_shows_no_secret_when_it_is_printed() -> None:
-    shown = repr(Order(kind=PartKind.API, settings=settings_.parse(SECRETS)))
+    shown = repr(ServiceConfig(kind=PartKind.API, settings=settings_.parse(SECRETS)))
     for secret in ("a-token-of", "b-token-of", "k3y", "secret=x", "Bearer z"):
         assert secret not in shown

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Path, Response
 
 from penstock.api.accounts import Asking, Caller
 from penstock.api.errors import declared
-from penstock.api.models import Changefeed, ChangefeedDetail, ChangefeedPatch, FeedName, NewChangefeed
+from penstock.api.models import ChangefeedDetail, ChangefeedModel, ChangefeedPatch, FeedName, NewChangefeed
 from penstock.api.service import PREFIX, Deployed
 from penstock.control import changefeeds, tenancy
 from penstock.control.deployment import Deployment
@@ -20,7 +20,7 @@ Name = Annotated[FeedName, Path(alias="id", description="Name of the changefeed.
 _ALWAYS = (400, 401, 429, 503)
 
 
-@api.get("", response_model=list[Changefeed], responses=declared(401, 429, 503))
+@api.get("", response_model=list[ChangefeedModel], responses=declared(401, 429, 503))
 def listed(deployment: Deployed, caller: Asking) -> list[dict[str, Any]]:
     """List changefeeds, with how far each has come."""
     return [changefeeds.summary(feed) for feed in changefeeds.listed(deployment, account=caller.account)]

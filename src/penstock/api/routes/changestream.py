@@ -8,7 +8,7 @@ from itertools import chain
 import pyarrow as pa
 
 from penstock.control.cells import plain
-from penstock.control.table_changes import Changes
+from penstock.control.table_changes import ChangeReader
 from penstock.eventstore.sides import COMMIT_TS
 
 __all__ = ["ARROW", "PageBounds", "arrow_stream", "begun", "json_page"]
@@ -29,7 +29,7 @@ class PageBounds:
     skip: int = 0
 
 
-def begun(changes: Changes) -> Iterator[pa.RecordBatch]:
+def begun(changes: ChangeReader) -> Iterator[pa.RecordBatch]:
     """The batches of changes, of which the first is read: what can go wrong at once does so now."""
     batches = iter(changes)
     first = next(batches, None)

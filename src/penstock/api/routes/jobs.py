@@ -6,7 +6,7 @@ from fastapi import APIRouter, Body, Path, Query, Response
 
 from penstock.api.accounts import Asking, Caller
 from penstock.api.errors import declared
-from penstock.api.models import JobDetail, JobPatch, JobSummary, NewJob, Repair, Repaired, Verified
+from penstock.api.models import JobDetail, JobPatch, JobSummary, NewJob, Repaired, RepairRequest, VerifyAnswer
 from penstock.api.service import PREFIX, Deployed, Shared
 from penstock.control import freshcalls, job_views, tables, targetcalls, tenancy
 from penstock.control import jobs as jobcalls
@@ -102,7 +102,7 @@ def resume(table: OfTable, job: OfJob, deployment: Deployed, caller: Asking) -> 
     return job_views.everything(changed)
 
 
-@api.post("/{table}/{job}/verify", response_model=Verified, responses=declared(*_ALWAYS, 404, 409, 410))
+@api.post("/{table}/{job}/verify", response_model=VerifyAnswer, responses=declared(*_ALWAYS, 404, 409, 410))
 def verify(
     table: OfTable, job: OfJob, deployment: Deployed, caller: Asking, service: Shared
 ) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def repair(
     deployment: Deployed,
     caller: Asking,
     service: Shared,
-    wish: Annotated[Repair | None, Body()] = None,
+    wish: Annotated[RepairRequest | None, Body()] = None,
 ) -> dict[str, Any]:
     """Mend a job's target where it differs, or have it filled anew where nothing else helps."""
     job_id = job_id_of(deployment, caller, table, job)

@@ -6,9 +6,9 @@ from fastapi import APIRouter, Query
 
 from penstock.api.accounts import Asking, Caller
 from penstock.api.errors import declared
-from penstock.api.models import Question, SearchAnswer
+from penstock.api.models import SearchAnswer, SearchRequest
 from penstock.api.routes.jobs import OfJob, OfTable, job_id_of
-from penstock.api.service import PREFIX, Deployed, Service, Shared
+from penstock.api.service import PREFIX, ApiState, Deployed, Shared
 from penstock.control import search
 from penstock.control.deployment import Deployment
 
@@ -43,20 +43,20 @@ def by_words(
     every: Annotated[bool, Query(alias="all", description="Only rows that have all of the words.")] = False,
 ) -> dict[str, Any]:
     """Ask the index of a job by words; the best rows come first."""
-    question = Question(words=q, k=k, filter=where, columns=columns, all=every)
+    question = SearchRequest(words=q, k=k, filter=where, columns=columns, all=every)
     return _found(deployment, caller, service, (table, job), question)
 
 
 @api.post("/{table}/{job}", response_model=SearchAnswer, responses=declared(*_PROBLEMS, 413))
 def by_question(
-    table: OfTable, job: OfJob, wish: Question, deployment: Deployed, caller: Asking, service: Shared
+    table: OfTable, job: OfJob, wish: SearchRequest, deployment: Deployed, caller: Asking, service: Shared
 ) -> dict[str, Any]:
     """Ask the index of a job by words or by a vector; the best rows come first."""
     return _found(deployment, caller, service, (table, job), wish)
 
 
 def _found(
-    deployment: Deployment, caller: Caller, service: Service, of: tuple[str, str], wish: Question
+    deployment: Deployment, caller: Caller, service: ApiState, of: tuple[str, str], wish: SearchRequest
 ) -> dict[str, Any]:
     job_id = job_id_of(deployment, caller, *of)
     options = search.SearchOptions(

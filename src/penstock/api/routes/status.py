@@ -7,7 +7,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from penstock.api.accounts import Admin, Asking
 from penstock.api.errors import declared
-from penstock.api.models import Health, Me, Readiness
+from penstock.api.models import HealthModel, Me, Readiness
 from penstock.api.routes.federation import federated
 from penstock.api.service import PREFIX, Shared
 from penstock.control.part_states import UpStates
@@ -23,9 +23,9 @@ api = APIRouter(prefix=PREFIX, tags=["service"])
 
 
 @root.get("/health")
-async def health() -> Health:
+async def health() -> HealthModel:
     """Say that the process answers."""
-    return Health(status="ok")
+    return HealthModel(status="ok")
 
 
 @root.get(

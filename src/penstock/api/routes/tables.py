@@ -15,12 +15,12 @@ from penstock.api.routes.changestream import ARROW, PageBounds, arrow_stream, be
 from penstock.api.routes.jobs import OfTable
 from penstock.api.service import PREFIX, Deployed, Shared
 from penstock.changes.columns import chosen_columns
-from penstock.changes.limits import Limit
+from penstock.changes.limits import ReadLimit
 from penstock.control import table_changes, tables
 from penstock.control.deployment import Deployment
-from penstock.control.table_changes import Asked, Fixed
+from penstock.control.table_changes import Asked, ResolvedRange
 from penstock.errors import Invalid
-from penstock.tables.schema_snapshot import Place
+from penstock.tables.schema_snapshot import TablePlace
 
 __all__ = ["api"]
 
@@ -114,9 +114,9 @@ def changes(
 
 
 def _page(
-    deployment: Deployment, place: Place, asked: Asked, skip: int, limit: int, closing: ExitStack
+    deployment: Deployment, place: TablePlace, asked: Asked, skip: int, limit: int, closing: ExitStack
 ) -> StreamedAnswer:
-    enough = Limit(rows=2 * (skip + limit))  # updates count twice
+    enough = ReadLimit(rows=2 * (skip + limit))  # updates count twice
     fixed = table_changes.fixed(deployment, place, asked, enough)
     bounds = PageBounds(
         table=f"{place.database.name}.{place.table.name}",
@@ -131,9 +131,9 @@ def _page(
 
 
 def _stream(
-    deployment: Deployment, place: Place, asked: Asked, limit: int, closing: ExitStack
+    deployment: Deployment, place: TablePlace, asked: Asked, limit: int, closing: ExitStack
 ) -> StreamedAnswer:
-    fixed = table_changes.fixed(deployment, place, asked, Limit(rows=limit))
+    fixed = table_changes.fixed(deployment, place, asked, ReadLimit(rows=limit))
     schema, batches = _opened(place, fixed, asked, closing)
     headers = {
         "Penstock-From-Ts": str(fixed.from_ts),
@@ -144,7 +144,7 @@ def _stream(
 
 
 def _opened(
-    place: Place, fixed: Fixed, asked: Asked, closing: ExitStack
+    place: TablePlace, fixed: ResolvedRange, asked: Asked, closing: ExitStack
 ) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
     """What a range holds, which `closing` closes; nothing of an empty one."""
     if fixed.scan is None:

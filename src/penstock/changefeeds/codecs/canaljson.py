@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.changefeeds.codecs.decoded_changes import ChangeRows, as_struct
+from penstock.changefeeds.codecs.decoded_changes import DecodedChanges, as_struct
 from penstock.changefeeds.codecs.lines import BLOCK_BYTES, Readable, blocks, parse_json
 from penstock.changefeeds.codecs.text_cells import TextForm, from_text, latin1
 from penstock.errors import Corrupt
@@ -19,7 +19,7 @@ _LETTERS = pa.array(["I", "U", "D"])
 
 def decode(
     stream: Readable, table: TableInfo, *, terminator: str, time_zone: str, block_bytes: int = BLOCK_BYTES
-) -> Iterator[ChangeRows]:
+) -> Iterator[DecodedChanges]:
     """The changes of a file, in bounded memory; raise Corrupt when a line is not of that form.
 
     Lines that are no changes of rows (DDLs, watermarks) are passed over.
@@ -30,7 +30,7 @@ def decode(
         yield _changes(block, table, form)
 
 
-def _changes(block: bytes, table: TableInfo, form: TextForm) -> ChangeRows:
+def _changes(block: bytes, table: TableInfo, form: TextForm) -> DecodedChanges:
     lines = _parse(block, table)
     numbers = pc.index_in(lines["type"], _OPS)
     wanted = pc.indices_nonzero(pc.is_valid(numbers))
@@ -47,7 +47,7 @@ def _changes(block: bytes, table: TableInfo, form: TextForm) -> ChangeRows:
         for text in (new, was)
     )
     commit_ts = pc.struct_field(lines["_tidb"], "commitTs")
-    return ChangeRows(ops, commit_ts, rows, as_struct(before, updated))
+    return DecodedChanges(ops, commit_ts, rows, as_struct(before, updated))
 
 
 def _parse(block: bytes, table: TableInfo) -> pa.RecordBatch:

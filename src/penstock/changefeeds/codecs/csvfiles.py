@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pv
 
 from penstock.changefeeds.codecs.csvlines import parse_lines
-from penstock.changefeeds.codecs.decoded_changes import ChangeRows, no_old, unknown_ts
+from penstock.changefeeds.codecs.decoded_changes import DecodedChanges, no_old, unknown_ts
 from penstock.changefeeds.codecs.lines import BLOCK_BYTES, Readable, blocks
 from penstock.changefeeds.codecs.options import CsvOptions
 from penstock.changefeeds.codecs.pairs import Halves, paired
@@ -38,7 +38,7 @@ def decode(
     terminator: str,
     time_zone: str,
     block_bytes: int = BLOCK_BYTES,
-) -> Iterator[ChangeRows]:
+) -> Iterator[DecodedChanges]:
     """The changes of a file, in bounded memory.
 
     An update that was written as a delete and an insert (`output-old-value`) is one change again. Raises
@@ -101,7 +101,7 @@ class _Layout:
             halves = pa.nulls(lines.num_rows, pa.bool_()).fill_null(fill_value=False)
         else:
             halves = pc.equal(lines.column(self.is_update), "true")
-        return ChangeRows(lines.column(0), commit_ts, rows, no_old(rows)), halves
+        return DecodedChanges(lines.column(0), commit_ts, rows, no_old(rows)), halves
 
 
 def _numbers(text: pa.Array) -> pa.Array:

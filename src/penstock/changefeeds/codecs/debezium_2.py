@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.changefeeds.codecs.decoded_changes import DELETE, INSERT, UPDATE, ChangeRows, as_struct
+from penstock.changefeeds.codecs.decoded_changes import DELETE, INSERT, UPDATE, DecodedChanges, as_struct
 from penstock.changefeeds.codecs.lines import BLOCK_BYTES, Readable, blocks, parse_json
 from penstock.changefeeds.codecs.text_cells import TextForm, base64_bytes, from_text
 from penstock.errors import Corrupt
@@ -21,7 +21,7 @@ _MILLISECOND_DIGITS = 3
 
 def decode(
     stream: Readable, table: TableInfo, *, terminator: str, block_bytes: int = BLOCK_BYTES
-) -> Iterator[ChangeRows]:
+) -> Iterator[DecodedChanges]:
     """The changes of a file, in bounded memory; raise Corrupt when a line is not of that form."""
     row = pa.struct([pa.field(column.name, _written(column.type)) for column in table.stored_columns])
     schema = pa.schema(
@@ -37,7 +37,7 @@ def decode(
         yield _changes(parse_json(block, schema), table)
 
 
-def _changes(lines: pa.RecordBatch, table: TableInfo) -> ChangeRows:
+def _changes(lines: pa.RecordBatch, table: TableInfo) -> DecodedChanges:
     kinds = pc.index_in(lines.column("op"), _KINDS)
     if kinds.null_count:
         raise Corrupt("a line is no change of a row; keep the file")
@@ -48,7 +48,7 @@ def _changes(lines: pa.RecordBatch, table: TableInfo) -> ChangeRows:
         raise Corrupt("a change has no row; keep the file")
     updated = pc.and_(pc.equal(ops, UPDATE), pc.is_valid(before))
     commit_ts = pc.struct_field(lines.column("source"), "commit_ts")
-    return ChangeRows(ops, commit_ts, _rows(shown, table), as_struct(_rows(before, table), updated))
+    return DecodedChanges(ops, commit_ts, _rows(shown, table), as_struct(_rows(before, table), updated))
 
 
 def _rows(values: pa.StructArray, table: TableInfo) -> pa.RecordBatch:

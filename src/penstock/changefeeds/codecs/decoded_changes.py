@@ -11,7 +11,7 @@ INSERT, UPDATE, DELETE = "I", "U", "D"
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeRows:
+class DecodedChanges:
     """Changes in their order. All members have the same length.
 
     `rows` holds the row after a change, or of a delete the row that it ended. `old` holds the row before an
@@ -26,22 +26,22 @@ class ChangeRows:
     def __len__(self) -> int:
         return int(self.rows.num_rows)
 
-    def slice(self, start: int, length: int | None = None) -> "ChangeRows":
+    def slice(self, start: int, length: int | None = None) -> "DecodedChanges":
         """Some of them that follow each other."""
-        return ChangeRows(
+        return DecodedChanges(
             self.ops.slice(start, length),
             self.commit_ts.slice(start, length),
             self.rows.slice(start, length),
             self.old.slice(start, length),
         )
 
-    def take(self, places: pa.Array) -> "ChangeRows":
+    def take(self, places: pa.Array) -> "DecodedChanges":
         """Those at these places, in this order."""
-        return ChangeRows(
+        return DecodedChanges(
             self.ops.take(places), self.commit_ts.take(places), self.rows.take(places), self.old.take(places)
         )
 
-    def filter(self, mask: pa.BooleanArray) -> "ChangeRows":
+    def filter(self, mask: pa.BooleanArray) -> "DecodedChanges":
         """Those where the mask is true."""
         return self.take(pc.indices_nonzero(mask))
 
@@ -56,9 +56,9 @@ class ChangeRows:
         return len(self) if late < 0 else int(late)
 
 
-def concat(parts: Sequence[ChangeRows]) -> ChangeRows:
+def concat(parts: Sequence[DecodedChanges]) -> DecodedChanges:
     """All of them, one after the other; there is at least one."""
-    return ChangeRows(
+    return DecodedChanges(
         pa.concat_arrays([part.ops for part in parts]),
         pa.concat_arrays([part.commit_ts for part in parts]),
         pa.concat_batches([part.rows for part in parts]),

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from penstock.changefeeds.codecs import canaljson, csvfiles, debezium_2, parquetfiles
-from penstock.changefeeds.codecs.decoded_changes import ChangeRows
+from penstock.changefeeds.codecs.decoded_changes import DecodedChanges
 from penstock.changefeeds.codecs.lines import BLOCK_BYTES
 from penstock.changefeeds.codecs.options import CsvOptions, Protocol
 from penstock.errors import Corrupt, Invalid
-from penstock.object_storage import Storage
+from penstock.object_storage import ObjectStorage
 from penstock.tables.schema import TableInfo
 
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
@@ -34,12 +34,12 @@ class FileOptions:
 class DataFiles:
     """Reads data files of one directory, in bounded memory, a batch at a time."""
 
-    def __init__(self, storage: Storage, options: FileOptions) -> None:
+    def __init__(self, storage: ObjectStorage, options: FileOptions) -> None:
         self._storage = storage
         self._options = options
         self._json: Protocol | None = None
 
-    def changes(self, path: str, table: TableInfo, *, share: int = 1) -> Iterator[ChangeRows]:
+    def changes(self, path: str, table: TableInfo, *, share: int = 1) -> Iterator[DecodedChanges]:
         """The changes of a file in order; with `share`, so many files are read at once in the same memory.
 
         Raises Corrupt or Invalid, which name the file, when it is not as its schema file and the options say.
@@ -85,7 +85,7 @@ class DataFiles:
 
 def decoded(
     stream: pa.NativeFile, protocol: Protocol, table: TableInfo, options: FileOptions, *, share: int = 1
-) -> Iterator[ChangeRows]:
+) -> Iterator[DecodedChanges]:
     """The changes of a file that is open, and not compressed (any more), in order; raise as `changes`."""
     zone, line_end = options.time_zone, options.terminator
     size = max(_BLOCK_BYTES_MIN, BLOCK_BYTES // share)

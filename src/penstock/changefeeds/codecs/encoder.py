@@ -19,24 +19,24 @@ from penstock.eventstore.schema_version import SchemaVersion
 from penstock.tables.columns import ColumnInfo
 
 
-class Block(Protocol):
+class EncodedRows(Protocol):
     """Some changes, encoded."""
 
     @property
     def nbytes(self) -> Ints:
         """How many bytes each change takes."""
 
-    def slice(self, start: int, stop: int) -> "Block":
+    def slice(self, start: int, stop: int) -> "EncodedRows":
         """Some of them that follow each other."""
 
 
 class Encoder(Protocol):
     """What a format does. The same changes give the same bytes."""
 
-    def encode(self, changes: RowChanges) -> Block:
+    def encode(self, changes: RowChanges) -> EncodedRows:
         """Encode some changes."""
 
-    def payload(self, blocks: Sequence[Block]) -> bytes:
+    def payload(self, blocks: Sequence[EncodedRows]) -> bytes:
         """What is kept of blocks of this encoder, one after the other."""
 
 
@@ -85,7 +85,7 @@ class TextEncoder:
         place = np.where(known, np.cumsum(known) - 1, len(whole) + np.cumsum(~known) - 1)
         return pa.concat_arrays([whole, keys]).take(pa.array(place))
 
-    def payload(self, blocks: Sequence[Block]) -> bytes:
+    def payload(self, blocks: Sequence[EncodedRows]) -> bytes:
         """What is kept of blocks of this encoder, one after the other."""
         texts = [
             each.held[each.bounds[0] : each.bounds[-1]] for each in blocks if isinstance(each, TextBlock)
@@ -124,7 +124,7 @@ class ParquetEncoder:
         """Encode some changes."""
         return RowsBlock(*self._rows.rows(changes))
 
-    def payload(self, blocks: Sequence[Block]) -> bytes:
+    def payload(self, blocks: Sequence[EncodedRows]) -> bytes:
         """What is kept of blocks of this encoder, one after the other."""
         return self._rows.payload([each.rows for each in blocks if isinstance(each, RowsBlock)])
 

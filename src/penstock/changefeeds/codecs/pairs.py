@@ -5,14 +5,21 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.changefeeds.codecs.decoded_changes import DELETE, INSERT, UPDATE, ChangeRows, as_struct, concat
+from penstock.changefeeds.codecs.decoded_changes import (
+    DELETE,
+    INSERT,
+    UPDATE,
+    DecodedChanges,
+    as_struct,
+    concat,
+)
 from penstock.errors import Corrupt
 
-Halves = tuple[ChangeRows, pa.BooleanArray]
+Halves = tuple[DecodedChanges, pa.BooleanArray]
 """Changes, and which are halves of updates: a delete of the row before, an insert of the row after."""
 
 
-def paired(batches: Iterator[Halves]) -> Iterator[ChangeRows]:
+def paired(batches: Iterator[Halves]) -> Iterator[DecodedChanges]:
     """The changes, each delete that is a half and the insert that follows it as one update.
 
     The two may be in different batches. Raises Corrupt when a half stands alone.
@@ -32,7 +39,7 @@ def paired(batches: Iterator[Halves]) -> Iterator[ChangeRows]:
         raise Corrupt("it ends with the first half of an update; keep the file")
 
 
-def _joined(changes: ChangeRows, halves: pa.BooleanArray) -> ChangeRows:
+def _joined(changes: DecodedChanges, halves: pa.BooleanArray) -> DecodedChanges:
     if not pc.any(halves).as_py():
         return changes
     ended = pc.and_(halves, pc.equal(changes.ops, DELETE)).to_numpy(zero_copy_only=False)
@@ -42,5 +49,5 @@ def _joined(changes: ChangeRows, halves: pa.BooleanArray) -> ChangeRows:
     is_new = pa.array(begun)
     before = changes.rows.take(pc.max_element_wise(pc.subtract(pa.array(range(len(changes))), 1), 0))
     ops = pc.if_else(is_new, UPDATE, changes.ops)
-    joined = ChangeRows(ops, changes.commit_ts, changes.rows, as_struct(before, is_new))
+    joined = DecodedChanges(ops, changes.commit_ts, changes.rows, as_struct(before, is_new))
     return joined.filter(pa.array(~ended))

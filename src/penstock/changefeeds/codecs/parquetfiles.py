@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.changefeeds.codecs.decoded_changes import DELETE, INSERT, ChangeRows, no_old
+from penstock.changefeeds.codecs.decoded_changes import DELETE, INSERT, DecodedChanges, no_old
 from penstock.changefeeds.codecs.pairs import Halves, paired
 from penstock.changefeeds.codecs.parquet import CHANGE_TYPE, COMMIT_VERSION
 from penstock.errors import Corrupt, Invalid
@@ -19,7 +19,9 @@ _OPS = pa.array([INSERT, DELETE, DELETE, INSERT])
 _HALVES = pa.array([False, False, True, True])
 
 
-def decode(stream: pa.NativeFile, table: TableInfo, *, batch_rows: int = BATCH_ROWS) -> Iterator[ChangeRows]:
+def decode(
+    stream: pa.NativeFile, table: TableInfo, *, batch_rows: int = BATCH_ROWS
+) -> Iterator[DecodedChanges]:
     """The changes of a file, a batch at a time.
 
     Raises Corrupt when it is no such file, Invalid when its columns are not those of the schema file.
@@ -44,4 +46,4 @@ def _halves(batch: pa.RecordBatch, schema: pa.Schema) -> Halves:
         raise Corrupt("a row has a change type that is none; keep the file")
     rows = batch.select(schema.names).cast(schema)
     commit_ts = batch.column(COMMIT_VERSION).cast(pa.uint64())
-    return ChangeRows(_OPS.take(kinds), commit_ts, rows, no_old(rows)), _HALVES.take(kinds)
+    return DecodedChanges(_OPS.take(kinds), commit_ts, rows, no_old(rows)), _HALVES.take(kinds)

@@ -14,7 +14,7 @@ _DROP = re.compile(r"\bDROP\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class AlterStep:
     """One change of one column."""
 
     what: Literal["drop", "add", "modify"]
@@ -23,7 +23,7 @@ class Step:
     after: str | None = None
 
 
-def steps(there: TableInfo, wanted: TableInfo, query: str, *, renames: bool) -> Iterator[Step]:
+def steps(there: TableInfo, wanted: TableInfo, query: str, *, renames: bool) -> Iterator[AlterStep]:
     """Changes that lead from one table to the other; nothing when they have the same columns.
 
     Columns that only `there` has stay, unless the DDL drops some. `renames`: it may give a column another
@@ -38,13 +38,13 @@ def steps(there: TableInfo, wanted: TableInfo, query: str, *, renames: bool) -> 
             " into a new table with a state from after the change"
         )
     for name in gone if _DROP.search(query) else ():
-        yield Step("drop", old[name].name)
+        yield AlterStep("drop", old[name].name)
     before: str | None = None
     for name, column in new.items():
         if name not in old:
-            yield Step("add", column.name, definition(column), after=before)
+            yield AlterStep("add", column.name, definition(column), after=before)
         elif _differs(old[name], column):
-            yield Step("modify", column.name, definition(_like(old[name], column)))
+            yield AlterStep("modify", column.name, definition(_like(old[name], column)))
         before = column.name
 
 

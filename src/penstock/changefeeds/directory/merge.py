@@ -6,30 +6,30 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.changefeeds.codecs.decoded_changes import DELETE, ChangeRows, concat
-from penstock.changefeeds.directory.progress import Mark
+from penstock.changefeeds.codecs.decoded_changes import DELETE, DecodedChanges, concat
+from penstock.changefeeds.directory.progress import FilePosition
 
 _COMMIT_ROWS_MAX = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FileRun:
     """Changes that follow each other in one stretch; when they are delivered, it has come to `mark`."""
 
-    changes: ChangeRows | None  # None: only the mark moves
+    changes: DecodedChanges | None  # None: only the mark moves
     index_path: str
-    mark: Mark
+    mark: FilePosition
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
     """Changes to deliver, and where stretches are then."""
 
-    changes: ChangeRows | None
-    marks: tuple[tuple[str, Mark], ...]
+    changes: DecodedChanges | None
+    marks: tuple[tuple[str, FilePosition], ...]
 
 
-def merged(streams: Sequence[Iterator[Piece]]) -> Iterator[Delivered]:
+def merged(streams: Sequence[Iterator[FileRun]]) -> Iterator[Delivered]:
     """All changes of streams of which each is in the order of its commits, in the order of all commits.
 
     The deletes of a commit come first, so that a key that goes from one row to another is free when it is
@@ -57,7 +57,7 @@ def merged(streams: Sequence[Iterator[Piece]]) -> Iterator[Delivered]:
         yield Delivered(_in_order(parts), ())
 
 
-def _in_order(parts: list[ChangeRows]) -> ChangeRows:
+def _in_order(parts: list[DecodedChanges]) -> DecodedChanges:
     if len(parts) == 1:
         return parts[0]
     joined = concat(parts)
@@ -68,12 +68,12 @@ def _in_order(parts: list[ChangeRows]) -> ChangeRows:
 class _Head:
     """The first changes of a stream that were not taken yet, to the end of a commit."""
 
-    def __init__(self, stream: Iterator[Piece]) -> None:
+    def __init__(self, stream: Iterator[FileRun]) -> None:
         self._stream = stream
-        self._marks: list[tuple[str, Mark]] = []  # of what was taken
-        self._marks_after: list[tuple[str, Mark]] = []  # of what is at hand
-        self._ahead: Piece | None = None
-        self.changes: ChangeRows | None = None
+        self._marks: list[tuple[str, FilePosition]] = []  # of what was taken
+        self._marks_after: list[tuple[str, FilePosition]] = []  # of what is at hand
+        self._ahead: FileRun | None = None
+        self.changes: DecodedChanges | None = None
         self._look_ahead()
         self._fill()
 
@@ -82,19 +82,19 @@ class _Head:
         assert self.changes is not None, "nothing is left of the stream"
         return self.changes.last_ts
 
-    def take_marks(self) -> list[tuple[str, Mark]]:
+    def take_marks(self) -> list[tuple[str, FilePosition]]:
         """The marks of pieces that were taken as a whole."""
         marks, self._marks = self._marks, []
         return marks
 
-    def take_all(self) -> ChangeRows:
+    def take_all(self) -> DecodedChanges:
         """All that is at hand."""
         assert self.changes is not None, "nothing is left of the stream"
         taken = self.changes
         self._fill()
         return taken
 
-    def take_upto(self, ts: int) -> ChangeRows | None:
+    def take_upto(self, ts: int) -> DecodedChanges | None:
         """Changes up to a commit; None when there are none."""
         assert self.changes is not None, "nothing is left of the stream"
         count = self.changes.count_upto(ts)
@@ -108,7 +108,7 @@ class _Head:
         """Have the next pieces at hand: as many as the last commit of the first one takes."""
         self._marks += self._marks_after
         self._marks_after = []
-        held: list[ChangeRows] = []
+        held: list[DecodedChanges] = []
         rows = 0
         while self._ahead is not None and self._ahead.changes is not None:
             changes = self._ahead.changes
@@ -133,7 +133,7 @@ class _Head:
             self._marks_after.append((piece.index_path, piece.mark))
 
 
-def _goes_on(before: ChangeRows, after: ChangeRows) -> bool:
+def _goes_on(before: DecodedChanges, after: DecodedChanges) -> bool:
     """Whether the last commit of some changes has more in those that follow."""
     first = after.commit_ts[0].as_py()
     return first is not None and bool(first == before.last_ts)

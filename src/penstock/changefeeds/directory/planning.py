@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.changefeeds.directory.listing import Listing, Root, SchemaFound, Stretch
-from penstock.changefeeds.directory.progress import Progress
+from penstock.changefeeds.directory.progress import DirectoryProgress
 from penstock.errors import Corrupt
 
 
@@ -32,7 +32,7 @@ class DataStep:
 Step = SchemaStep | DataStep
 
 
-def plan(listing: Listing, checkpoint_ts: int, progress: Progress) -> list[Step]:
+def plan(listing: Listing, checkpoint_ts: int, progress: DirectoryProgress) -> list[Step]:
     """The steps of a round; raise Corrupt when data has no schema file.
 
     Stretches are as listed; those without new files should be left out before.

@@ -10,7 +10,7 @@ from penstock.errors import Corrupt
 _FORMAT = 1
 
 
-class Mark(NamedTuple):
+class FilePosition(NamedTuple):
     """Files up to `number` were delivered, and the first `rows` changes of the one after it."""
 
     number: int = 0
@@ -18,7 +18,7 @@ class Mark(NamedTuple):
 
 
 @dataclass(slots=True)
-class Progress:
+class DirectoryProgress:
     """Where the next round goes on.
 
     `resolved_ts` is the checkpoint of the last round that was finished: every change up to it was delivered,
@@ -29,11 +29,11 @@ class Progress:
     resolved_ts: int = 0
     watermarks: dict[Root, int] = field(default_factory=dict)
     seen: dict[Root, int] = field(default_factory=dict)
-    marks: dict[str, Mark] = field(default_factory=dict)  # by the path of a stretch's index file
+    marks: dict[str, FilePosition] = field(default_factory=dict)  # by the path of a stretch's index file
 
-    def mark(self, index_path: str) -> Mark:
+    def mark(self, index_path: str) -> FilePosition:
         """How far a stretch was delivered."""
-        return self.marks.get(index_path, Mark())
+        return self.marks.get(index_path, FilePosition())
 
     def is_late(self, root: Root, version: int) -> bool:
         """Whether a later DDL of the table was delivered already."""
@@ -79,7 +79,10 @@ class Progress:
                 int(tree["resolved_ts"]),
                 {str(root): int(ts) for root, ts in tree["watermarks"].items()},
                 {str(root): int(ts) for root, ts in tree["seen"].items()},
-                {str(path): Mark(int(number), int(rows)) for path, (number, rows) in tree["marks"].items()},
+                {
+                    str(path): FilePosition(int(number), int(rows))
+                    for path, (number, rows) in tree["marks"].items()
+                },
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Corrupt("the state of a consumer lacks a member or has a wrong one") from error

@@ -4,25 +4,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
-from penstock.changefeeds.codecs.decoded_changes import ChangeRows
+from penstock.changefeeds.codecs.decoded_changes import DecodedChanges
 from penstock.changefeeds.codecs.decoder import DataFiles, FileOptions
 from penstock.changefeeds.directory.listing import Listing, SchemaFound, Stretch, Survey, name_root
-from penstock.changefeeds.directory.merge import Piece, merged
+from penstock.changefeeds.directory.merge import FileRun, merged
 from penstock.changefeeds.directory.planning import DataStep, SchemaStep, plan
-from penstock.changefeeds.directory.progress import Mark, Progress
+from penstock.changefeeds.directory.progress import DirectoryProgress, FilePosition
 from penstock.changefeeds.directory.renames import Name, old_name
 from penstock.changefeeds.directory.repetition import Repetition
 from penstock.changefeeds.sinks.storage import layout
 from penstock.changefeeds.sinks.storage.metadatafile import decode_checkpoint
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile, check_named
 from penstock.errors import Corrupt, Invalid
-from penstock.object_storage import Storage
-from penstock.tables.ddl_jobs import Action
+from penstock.object_storage import ObjectStorage
+from penstock.tables.ddl_jobs import DdlAction
 from penstock.tables.schema import TableInfo
 
 __all__ = ["Contents", "Damage", "Ddl", "Delivery", "DirectoryReader", "TableChanges", "TableVersion"]
 
-_RENAMES = frozenset({int(Action.RENAME_TABLE), 25})  # 25: several tables in one statement
+_RENAMES = frozenset({int(DdlAction.RENAME_TABLE), 25})  # 25: several tables in one statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class TableChanges:
     database: str
     table: TableInfo
     version: int
-    changes: ChangeRows
+    changes: DecodedChanges
 
     @property
     def name(self) -> str:
@@ -99,14 +99,14 @@ class DirectoryReader:
 
     def __init__(
         self,
-        storage: Storage,
+        storage: ObjectStorage,
         files: FileOptions,
         survey: Survey,
-        progress: Progress | None = None,
+        progress: DirectoryProgress | None = None,
         *,
         damage: Damage | None = None,
     ) -> None:
-        self.progress = progress or Progress()
+        self.progress = progress or DirectoryProgress()
         self._storage = storage
         self._files = DataFiles(storage, files)
         self._survey = survey
@@ -171,7 +171,7 @@ class DirectoryReader:
         self.progress.raise_watermark(found.root, found.version)
         if renamed is not None and not self._survey.table_id_as_path:
             self.progress.raise_watermark(name_root(*renamed), found.version)
-        if file.type == Action.DROP_SCHEMA:
+        if file.type == DdlAction.DROP_SCHEMA:
             roots = {schema.root for schema in listing.schemas}
             self.progress.end_database(found.root, found.version, roots)
 
@@ -191,7 +191,7 @@ class DirectoryReader:
 
     def _pieces(
         self, stretches: tuple[Stretch, ...], step: DataStep, table: TableInfo, checkpoint_ts: int
-    ) -> Iterator[Piece]:
+    ) -> Iterator[FileRun]:
         """One dispatcher's changes up to the checkpoint; what is after it stays for a later round."""
         file = self._schema(step.schema)
         of = TableVersion(f"{file.schema}.{table.name}", file.version)
@@ -205,16 +205,18 @@ class DirectoryReader:
                     rest = changes.slice(min(max(begin - at, 0), len(changes)))
                     count = rest.count_upto(checkpoint_ts)
                     at += len(changes)
-                    done = Mark(number - 1, at - len(rest) + count)
+                    done = FilePosition(number - 1, at - len(rest) + count)
                     fresh = repetition.new(rest.slice(0, count))
                     if len(fresh) < count and self._damage is not None:
                         self._damage.again(of, count - len(fresh))
-                    yield Piece(fresh, stretch.index_path, done)
+                    yield FileRun(fresh, stretch.index_path, done)
                     if count < len(rest):
                         return
-                yield Piece(None, stretch.index_path, Mark(number))
+                yield FileRun(None, stretch.index_path, FilePosition(number))
 
-    def _changes(self, path: str, table: TableInfo, of: TableVersion, *, share: int) -> Iterator[ChangeRows]:
+    def _changes(
+        self, path: str, table: TableInfo, of: TableVersion, *, share: int
+    ) -> Iterator[DecodedChanges]:
         try:
             yield from self._files.changes(path, table, share=share)
         except (Corrupt, Invalid) as error:

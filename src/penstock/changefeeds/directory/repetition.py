@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.changefeeds.codecs.decoded_changes import ChangeRows
+from penstock.changefeeds.codecs.decoded_changes import DecodedChanges
 from penstock.tables.schema import TableInfo
 
 _KEYS_MAX = 100_000
@@ -23,7 +23,7 @@ class Repetition:
         self._newest_ts = resolved_ts + 1  # a commit that nothing was delivered of
         self._newest_keys: set[tuple[Any, ...]] | None = set()
 
-    def new(self, changes: ChangeRows) -> ChangeRows:
+    def new(self, changes: DecodedChanges) -> DecodedChanges:
         """Those that are none; they count as delivered from now on."""
         if not len(changes) or changes.commit_ts.null_count:
             return changes
@@ -42,7 +42,7 @@ class Repetition:
         self._deliver(fresh)
         return fresh
 
-    def _deliver(self, fresh: ChangeRows) -> None:
+    def _deliver(self, fresh: DecodedChanges) -> None:
         last_ts = fresh.last_ts
         if last_ts is None:
             return
@@ -56,6 +56,6 @@ class Repetition:
         else:
             self._newest_keys.update(self._keys(tail))
 
-    def _keys(self, changes: ChangeRows) -> list[tuple[Any, ...]]:
+    def _keys(self, changes: DecodedChanges) -> list[tuple[Any, ...]]:
         columns = [changes.rows.column(name).to_pylist() for name in self._keys_of]
         return list(zip(changes.ops.to_pylist(), *columns, strict=True))

@@ -6,14 +6,14 @@ from functools import partial
 from typing import Any
 
 from penstock import clock as clocks
-from penstock.changefeeds.codecs.decoded_changes import DELETE, ChangeRows, row_dicts
+from penstock.changefeeds.codecs.decoded_changes import DELETE, DecodedChanges, row_dicts
 from penstock.changefeeds.directory.altering import definition, steps
 from penstock.changefeeds.directory.reader import Ddl, Delivery, TableChanges
 from penstock.clock import Clock
 from penstock.errors import Invalid
 from penstock.kv.transact import retried
 from penstock.tables import Catalog, Table
-from penstock.tables.ddl_jobs import Action
+from penstock.tables.ddl_jobs import DdlAction
 from penstock.tables.schema import TableInfo
 from penstock.tables.values import zero_value
 
@@ -47,23 +47,23 @@ class Replayer:
 
     def _take_database(self, ddl: Ddl) -> None:
         there = self._has_database(ddl.database)
-        if ddl.type == Action.CREATE_SCHEMA and not there:
+        if ddl.type == DdlAction.CREATE_SCHEMA and not there:
             self._catalog.create_database(ddl.database)
-        elif ddl.type == Action.DROP_SCHEMA and there:
+        elif ddl.type == DdlAction.DROP_SCHEMA and there:
             self._catalog.drop_database(ddl.database)
 
     def _take_table(self, ddl: Ddl, table: TableInfo) -> None:
         there = self._find(ddl.name)
-        if ddl.type == Action.DROP_TABLE:
+        if ddl.type == DdlAction.DROP_TABLE:
             if there is not None:
                 self._catalog.drop_table(ddl.name)
         elif ddl.renamed_from is not None:
             self._rename(ddl, ".".join(ddl.renamed_from), done=there is not None)
         elif there is None:
             self._create(ddl, table)
-        elif ddl.type == Action.TRUNCATE_TABLE:
+        elif ddl.type == DdlAction.TRUNCATE_TABLE:
             self._catalog.truncate_table(ddl.name)
-        elif ddl.query and ddl.type != Action.CREATE_TABLE:  # one that is there already is the user's
+        elif ddl.query and ddl.type != DdlAction.CREATE_TABLE:  # one that is there already is the user's
             self._alter(ddl, there, table)
 
     def _create(self, ddl: Ddl, table: TableInfo) -> None:
@@ -81,7 +81,7 @@ class Replayer:
             raise Invalid(f"{old_name}, which becomes {ddl.name}, is not there; replay from the beginning")
 
     def _alter(self, ddl: Ddl, there: TableInfo, wanted: TableInfo) -> None:
-        for step in steps(there, wanted, ddl.query, renames=ddl.type == Action.MODIFY_COLUMN):
+        for step in steps(there, wanted, ddl.query, renames=ddl.type == DdlAction.MODIFY_COLUMN):
             match step.what:
                 case "drop":
                     self._catalog.drop_column(ddl.name, step.column)
@@ -132,7 +132,7 @@ def _check(delivery: TableChanges, there: TableInfo) -> None:
         )
 
 
-def _net(changes: ChangeRows, there: TableInfo) -> Iterator[tuple[list[dict[str, Any]], list[Any]]]:
+def _net(changes: DecodedChanges, there: TableInfo) -> Iterator[tuple[list[dict[str, Any]], list[Any]]]:
     """Rows to put and keys to delete, of some changes at a time: only the last change of a key counts."""
     keyed = _keyed(changes, there)
     mend = _mending(changes, there)
@@ -149,13 +149,13 @@ def _net(changes: ChangeRows, there: TableInfo) -> Iterator[tuple[list[dict[str,
         yield rows, gone
 
 
-def _keyed(changes: ChangeRows, there: TableInfo) -> Callable[[dict[str, Any]], Key]:
+def _keyed(changes: DecodedChanges, there: TableInfo) -> Callable[[dict[str, Any]], Key]:
     names = {name.lower(): name for name in changes.rows.schema.names}
     keys = [names[column.name.lower()] for column in there.primary_key]
     return lambda row: tuple(row[name] for name in keys)
 
 
-def _mending(changes: ChangeRows, there: TableInfo) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def _mending(changes: DecodedChanges, there: TableInfo) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """A null where there can be none was a zero date."""
     names = {name.lower(): name for name in changes.rows.schema.names}
     zeros = {

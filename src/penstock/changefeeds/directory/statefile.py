@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from penstock.changefeeds.directory.progress import Progress
+from penstock.changefeeds.directory.progress import DirectoryProgress
 from penstock.changefeeds.locations import location_of
 from penstock.durable_files import replace_file
 from penstock.errors import Corrupt, Invalid
@@ -19,12 +19,12 @@ class StateFile:
         self._directory = directory
         self._location = str(location_of(directory.url, directory.options))
 
-    def load(self) -> Progress:
+    def load(self) -> DirectoryProgress:
         """What was saved, or the beginning; Invalid when it is another directory's, Corrupt when damaged."""
         try:
             tree = json.loads(self._path.read_bytes())
         except FileNotFoundError:
-            return Progress()
+            return DirectoryProgress()
         except ValueError as error:
             raise Corrupt(f"state file {self._path} is no JSON; remove it to begin anew") from error
         except OSError as error:
@@ -34,7 +34,7 @@ class StateFile:
         if isinstance(tree, dict):
             self._check_directory(tree)
         try:
-            return Progress.from_json(tree)
+            return DirectoryProgress.from_json(tree)
         except Corrupt as error:
             raise Corrupt(f"state file {self._path}: {error}") from error
 
@@ -47,7 +47,7 @@ class StateFile:
         if known is not None and known != mine:
             raise Invalid(f"state file {self._path} is of {known}; give each directory a file of its own")
 
-    def save(self, progress: Progress) -> None:
+    def save(self, progress: DirectoryProgress) -> None:
         """Keep progress in place of what was kept before."""
         tree = {"location": self._location, **progress.to_json()}
         try:

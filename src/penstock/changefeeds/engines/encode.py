@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from penstock.changefeeds.codecs.encoder import (
-    Block,
+    EncodedRows,
     Encoder,
     encoder_of,
     extension_of,
@@ -25,7 +25,7 @@ from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.positions import Position
 from penstock.follow.slices import Slice
 
-__all__ = ["Encoded", "encode_part", "extension", "file_header"]
+__all__ = ["EncodedChunk", "encode_part", "extension", "file_header"]
 
 _PIECE_ROWS = 32 * 1024  # that are encoded at once
 _PIECE_BYTES = 64 * 1024 * 1024
@@ -34,7 +34,7 @@ _AFTER = b"\0"  # behind a handle: the lowest handle above it
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedChunk:
     """A payload: the changes after `start` up to `end` of a dispatcher."""
 
     start: Position
@@ -54,7 +54,7 @@ def extension(options: EncoderOptions) -> str:
     return extension_of(options)
 
 
-def encode_part(piece: Slice, number: int, options: EncoderOptions) -> Iterator[Encoded]:
+def encode_part(piece: Slice, number: int, options: EncoderOptions) -> Iterator[EncodedChunk]:
     """The chunks of part `number` of a slice, in order; none when the filter leaves no row.
 
     The same slice gives the same chunks. Together the chunks of all parts are the changes after `piece.start`
@@ -136,10 +136,10 @@ class _Chunks:
             never_inside=keys_move(bounds.piece.schema.table),
         )
         self._waiting: list[_Waiting] = []
-        self._made: Encoded | None = None
+        self._made: EncodedChunk | None = None
         self._last_ts = 0
 
-    def add(self, changes: RowChanges, *, whole: bool) -> Iterator[Encoded]:
+    def add(self, changes: RowChanges, *, whole: bool) -> Iterator[EncodedChunk]:
         """Changes that follow; `whole`: their last commit is complete."""
         done, followed = 0, changes.followed
         for each in changes.pieces(_PIECE_ROWS, _PIECE_BYTES):
@@ -152,14 +152,14 @@ class _Chunks:
             for rows in self._cuts.add(sizes, whole=complete):
                 yield from self._chunk(rows)
 
-    def end(self) -> Iterator[Encoded]:
+    def end(self) -> Iterator[EncodedChunk]:
         """What is left."""
         if self._cuts.rest():
             yield from self._chunk(self._cuts.rest())
         if self._made is not None:
             yield replace(self._made, end=self._bounds.end(self._last_ts))
 
-    def _chunk(self, rows: int) -> Iterator[Encoded]:
+    def _chunk(self, rows: int) -> Iterator[EncodedChunk]:
         """Make a chunk of the first `rows` that wait; give the one before."""
         first_ts = int(self._waiting[0].changes.commit_ts[0])
         start = self._bounds.begin(first_ts) if self._made is None else self._made.end
@@ -167,7 +167,7 @@ class _Chunks:
         if self._made is not None:
             yield self._made
         payload = self._encoder.payload([each.block for each in taken])
-        self._made = Encoded(start, self._behind(taken[-1]), rows, payload, self._traced(taken))
+        self._made = EncodedChunk(start, self._behind(taken[-1]), rows, payload, self._traced(taken))
 
     def _traced(self, taken: list["_Waiting"]) -> Traced:
         if self._sampling is None:
@@ -201,7 +201,7 @@ class _Chunks:
 class _Waiting:
     """Encoded changes that are in no chunk yet; `complete`: their last commit has no more rows."""
 
-    block: Block
+    block: EncodedRows
     changes: RowChanges
     complete: bool
 

@@ -39,7 +39,7 @@ class FileWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WriteResult:
     """What became of a FileWork. `error` is one line; empty when data and index are on the remote."""
 
     data_path: str
@@ -55,7 +55,7 @@ class EncodeWork:
     options: EncoderOptions
 
 
-class Engine(Protocol):
+class SinkEngine(Protocol):
     """Encodes slices into the spool and writes files out of it. The caller sees descriptors only.
 
     Several calls may be under way at once. A payload that is lost (an executor died) is encoded again from
@@ -69,7 +69,7 @@ class Engine(Protocol):
         A slice that has no rows (all were filtered out) gives no chunks.
         """
 
-    async def write(self, files: Sequence[FileWork]) -> list[Written]:
+    async def write(self, files: Sequence[FileWork]) -> list[WriteResult]:
         """Write files, each data first, then index; one that fails does not stop the others."""
 
     async def release(self, segment: int) -> None:

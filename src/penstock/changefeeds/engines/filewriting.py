@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from penstock.changefeeds.codecs.parquet import parquet_file
-from penstock.changefeeds.engines.engine import FileWork, Written
+from penstock.changefeeds.engines.engine import FileWork, WriteResult
 from penstock.errors import Corrupt, PenstockError
-from penstock.object_storage import Storage, StorageRef
+from penstock.object_storage import ObjectStorage, StorageRef
 
 _ERROR_CHARS_MAX = 500
 
@@ -16,7 +16,7 @@ Payloads = Callable[[FileWork], Iterable[bytes]]
 
 def write_files(
     files: Sequence[FileWork], payloads: Payloads, target: StorageRef, *, threads: int
-) -> list[Written]:
+) -> list[WriteResult]:
     """Write files, several at once; one that fails says so in what is returned, and does not stop the others.
 
     `payloads` gives the payloads of a file's chunks in order, on the thread that writes the file. A file that
@@ -27,14 +27,14 @@ def write_files(
         return list(pool.map(lambda file: _written(file, payloads, storage), files))
 
 
-def _written(file: FileWork, payloads: Payloads, storage: Storage) -> Written:
+def _written(file: FileWork, payloads: Payloads, storage: ObjectStorage) -> WriteResult:
     try:
-        return Written(file.data_path, _write(file, payloads, storage))
+        return WriteResult(file.data_path, _write(file, payloads, storage))
     except PenstockError as error:
-        return Written(file.data_path, 0, _one_line(error))
+        return WriteResult(file.data_path, 0, _one_line(error))
 
 
-def _write(file: FileWork, payloads: Payloads, storage: Storage) -> int:
+def _write(file: FileWork, payloads: Payloads, storage: ObjectStorage) -> int:
     data = _content(file, payloads(file))
     if not storage.create(file.data_path, data) and storage.read(file.data_path) != data:
         raise Corrupt(

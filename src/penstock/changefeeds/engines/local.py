@@ -9,11 +9,11 @@ from itertools import count
 from typing import Literal
 
 from penstock.changefeeds.engines.encode import encode_part
-from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork, Written
+from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork, WriteResult
 from penstock.changefeeds.engines.filewriting import write_files
 from penstock.changefeeds.engines.tryingagain import tried_again
 from penstock.errors import Invalid
-from penstock.eventloop import Threads
+from penstock.eventloop import ThreadRunner
 from penstock.object_storage import StorageRef
 
 Step = Literal["encode", "write", "written", "release"]
@@ -56,7 +56,7 @@ class LocalEngine:
         self._target = target
         self._at = at
         self._writers = threads
-        self._threads = Threads(threads, "penstock-engine")
+        self._threads = ThreadRunner(threads, "penstock-engine")
         self._segments: dict[int, _Segment] = {}
         self._numbers = numbers or count(1)
         self._encoding_again = threading.Lock()
@@ -93,7 +93,7 @@ class LocalEngine:
             self._segments[number] = _Segment(tuple(work), payloads, sum(map(len, payloads)))
         return chunks
 
-    async def write(self, files: Sequence[FileWork]) -> list[Written]:
+    async def write(self, files: Sequence[FileWork]) -> list[WriteResult]:
         """See Engine."""
         await self._reach("write")
         written = await self._threads.call(

@@ -5,7 +5,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import groupby
 from operator import itemgetter
 
-from penstock.changefeeds.engines.engine import FileWork, Written
+from penstock.changefeeds.engines.engine import FileWork, WriteResult
 from penstock.changefeeds.engines.filewriting import write_files
 from penstock.object_storage import StorageRef
 
@@ -19,12 +19,12 @@ def write_in_order(
     *,
     threads: int,
     inflight_bytes_max: int = INFLIGHT_BYTES_MAX,
-) -> Iterator[tuple[int, Written]]:
+) -> Iterator[tuple[int, WriteResult]]:
     """Write the files that payloads, each with the number of its file, belong to; payloads of a file adjoin.
 
     Gives the number of each file and what became of it, as they end. One file may be larger than the bound.
     """
-    running: dict[Future[Written], tuple[int, int]] = {}  # to the file's number and its bytes
+    running: dict[Future[WriteResult], tuple[int, int]] = {}  # to the file's number and its bytes
     held = 0
     with ThreadPoolExecutor(threads, thread_name_prefix="penstock-sink-write") as pool:
         for number, group in groupby(payloads, key=itemgetter(0)):
@@ -41,8 +41,10 @@ def write_in_order(
             yield number, future.result()
 
 
-def _write(file: FileWork, payloads: list[bytes], target: StorageRef) -> Written:
+def _write(file: FileWork, payloads: list[bytes], target: StorageRef) -> WriteResult:
     if [len(payload) for payload in payloads] != [chunk.nbytes for chunk in file.chunks]:
-        return Written(file.data_path, 0, "payloads are not those that were encoded; the file is not written")
+        return WriteResult(
+            file.data_path, 0, "payloads are not those that were encoded; the file is not written"
+        )
     (written,) = write_files([file], lambda _: payloads, target, threads=1)
     return written

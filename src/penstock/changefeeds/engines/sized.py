@@ -4,19 +4,19 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from penstock.changefeeds.engines.engine import Chunk, EncodeWork, Engine, FileWork, Written
+from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork, SinkEngine, WriteResult
 from penstock.changefeeds.engines.local import Bound, LocalEngine
 
 _NEAR_BYTES = 16 * 1024 * 1024  # of payloads
 _HELD_BYTES_MAX = 64 * 1024 * 1024
 
 
-class FarEngine(Engine, Protocol):
+class FarEngine(SinkEngine, Protocol):
     """An engine that also writes files of which it has only some of the chunks."""
 
     async def write(
         self, files: Sequence[FileWork], lent: Mapping[int, Sequence[bytes]] | None = None
-    ) -> list[Written]:
+    ) -> list[WriteResult]:
         """See Engine. `lent` has the payloads of segments that it does not have, by their chunks' numbers."""
 
 
@@ -64,7 +64,7 @@ class SizedEngine:
         has_room = self._near.held_bytes < self._held_bytes_max
         return rows <= self._bound.rows and nbytes <= self._bound.nbytes and has_room
 
-    async def write(self, files: Sequence[FileWork]) -> list[Written]:
+    async def write(self, files: Sequence[FileWork]) -> list[WriteResult]:
         """See Engine."""
         held = frozenset(self._near.segments)
         near, far = list[FileWork](), list[FileWork]()
@@ -78,7 +78,7 @@ class SizedEngine:
         if near:
             writing.append(self._near.write(near))
         both = await asyncio.gather(*writing, return_exceptions=True)  # no file appears after the return
-        written: dict[str, Written] = {}
+        written: dict[str, WriteResult] = {}
         for some in both:
             if isinstance(some, BaseException):
                 raise some

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-from penstock.changefeeds.engines.engine import Chunk, FileWork, Written
+from penstock.changefeeds.engines.engine import Chunk, FileWork, WriteResult
 from penstock.changefeeds.engines.spoolrows import (
     CHUNKS,
     DESCRIPTORS,
@@ -78,7 +78,7 @@ class SparkEngine:
 
     async def write(
         self, files: Sequence[FileWork], lent: Mapping[int, Sequence[bytes]] | None = None
-    ) -> list[Written]:
+    ) -> list[WriteResult]:
         """See FarEngine."""
         return await self._run(lambda: self._write(files, lent or {}))
 
@@ -113,7 +113,7 @@ class SparkEngine:
 
     def _encode(self, segment: int, work: "tuple[EncodeWork, ...]") -> list[list[Chunk]]:
         pieces = [
-            Piece(each, which, number, part.rows)
+            EncodeTask(each, which, number, part.rows)
             for which, each in enumerate(work)
             for number, part in enumerate(each.slice.parts)
         ]
@@ -143,7 +143,7 @@ class SparkEngine:
             for which in range(len(work))
         ]
 
-    def _write(self, files: Sequence[FileWork], lent: Mapping[int, Sequence[bytes]]) -> list[Written]:
+    def _write(self, files: Sequence[FileWork], lent: Mapping[int, Sequence[bytes]]) -> list[WriteResult]:
         if not files:
             return []
         tasks = spread(range(len(files)), self._tasks, weight=lambda number: _nbytes(files[number]))
@@ -181,7 +181,7 @@ class SparkEngine:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class EncodeTask:
     """A part of a slice, as a task gets it."""
 
     work: "EncodeWork"
@@ -190,7 +190,7 @@ class Piece:
     rows: int
 
 
-def _encoded(task: int, pieces: Iterable[Piece]) -> "Iterator[pa.RecordBatch]":
+def _encoded(task: int, pieces: Iterable[EncodeTask]) -> "Iterator[pa.RecordBatch]":
     from penstock.changefeeds.engines.encode import encode_part
 
     numbers = count(task << _PLACE_BITS)

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from penstock.changefeeds.engines.engine import Chunk, FileWork, Traced, Written
+from penstock.changefeeds.engines.engine import Chunk, FileWork, Traced, WriteResult
 from penstock.follow.positions import Position
 
 if TYPE_CHECKING:
-    from penstock.changefeeds.engines.encode import Encoded
+    from penstock.changefeeds.engines.encode import EncodedChunk
 
 DESCRIPTORS = (
     "which",
@@ -53,7 +53,7 @@ _WRITTEN = pa.schema(
 )
 
 
-def chunk_batch(which: int, part: int, number: int, encoded: "Encoded") -> pa.RecordBatch:
+def chunk_batch(which: int, part: int, number: int, encoded: "EncodedChunk") -> pa.RecordBatch:
     """One chunk: of slice `which` its part `part`. Text is far less to move when it is compressed."""
     start, end = encoded.start, encoded.end
     row = [which, part, number, start.ts, start.handle, end.ts, end.handle, encoded.rows]
@@ -102,18 +102,18 @@ def _traced(packed: bytes) -> Traced:
     return tuple((ts, rows) for ts, rows in np.frombuffer(packed, _TRACED).reshape(-1, 2).tolist())
 
 
-def written_batch(number: int, written: Written) -> pa.RecordBatch:
+def written_batch(number: int, written: WriteResult) -> pa.RecordBatch:
     """What became of file `number`."""
     return _one_row(_WRITTEN, [number, written.data_path, written.nbytes, written.error])
 
 
-def read_written(found: pa.Table, files: Sequence[FileWork]) -> list[Written]:
+def read_written(found: pa.Table, files: Sequence[FileWork]) -> list[WriteResult]:
     """What became of each file, in their order; one of which no payload was found has failed."""
     by_number = {
-        row["number"]: Written(row["data_path"], row["nbytes"], row["error"]) for row in found.to_pylist()
+        row["number"]: WriteResult(row["data_path"], row["nbytes"], row["error"]) for row in found.to_pylist()
     }
     return [
-        by_number.get(number, Written(file.data_path, 0, "its payloads are gone from the spool"))
+        by_number.get(number, WriteResult(file.data_path, 0, "its payloads are gone from the spool"))
         for number, file in enumerate(files)
     ]
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from penstock.follow.slices import DispatcherSpec
+from penstock.follow.slices import TableSpan
 
 
 class DrainMarker:
@@ -11,7 +11,7 @@ class DrainMarker:
     Ends once: acknowledged, or failed with a reason. Any number may wait for it, before or after.
     """
 
-    def __init__(self, dispatcher: DispatcherSpec, commit_ts: int, *, at: float) -> None:
+    def __init__(self, dispatcher: TableSpan, commit_ts: int, *, at: float) -> None:
         self.dispatcher = dispatcher
         self.commit_ts = commit_ts
         self.begun_at = at

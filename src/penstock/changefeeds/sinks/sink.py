@@ -6,10 +6,10 @@ from penstock.changefeeds.feedstore import PendingFile
 from penstock.changefeeds.sinks.work import DmlEvent
 from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.positions import Position
-from penstock.follow.slices import DispatcherSpec
+from penstock.follow.slices import TableSpan
 
 
-class FeedSink(Protocol):
+class Sink(Protocol):
     """Where dispatchers send. Per dispatcher everything stays in order; the changefeed opens one per life.
 
     `add_dml_event` acknowledges twice, by the event (see DmlEvent). After a failure, which `run` raises,
@@ -19,7 +19,7 @@ class FeedSink(Protocol):
     def add_dml_event(self, event: DmlEvent) -> None:
         """Take a slice. Never blocks, no I/O."""
 
-    async def pass_block_event(self, dispatcher: DispatcherSpec, event: DdlEvent) -> None:
+    async def pass_block_event(self, dispatcher: TableSpan, event: DdlEvent) -> None:
         """Return when everything that the dispatcher sent before is on the remote."""
 
     async def write_block_event(self, event: DdlEvent) -> None:
@@ -42,7 +42,7 @@ class FeedSink(Protocol):
         """Write what is there, unless it failed; then release everything."""
 
 
-class FeedFiles(Protocol):
+class SinkFiles(Protocol):
     """The files of a changefeed, beside the sink. Blocking, for threads."""
 
     location: str

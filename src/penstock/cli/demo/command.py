@@ -9,7 +9,7 @@ from rich.console import Console
 
 from penstock.cli.demo import wording
 from penstock.cli.demo.checking import verify
-from penstock.cli.demo.display import Pace, Progress, Show, StageProgress, progress_of, show_on
+from penstock.cli.demo.display import DemoProgress, Pace, Show, StageProgress, progress_of, show_on
 from penstock.cli.demo.report import Report, print_report
 from penstock.cli.demo.scene import Scene, folder_of, scene_in
 from penstock.cli.demo.shop import Shop
@@ -144,7 +144,7 @@ class _Play:
             self._files = elapsed, files
         rows = self._watch.rows
         stages = self._stages()
-        show.update(Progress(elapsed, rows, self._pace.per_s(rows, elapsed), files, stages))
+        show.update(DemoProgress(elapsed, rows, self._pace.per_s(rows, elapsed), files, stages))
 
     def _stages(self) -> list[StageProgress]:
         at_ms = self._clock.wall_ms()

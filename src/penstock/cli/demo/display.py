@@ -14,10 +14,10 @@ from penstock.cli.demo.lags import Arrivals
 from penstock.clock import Clock
 
 __all__ = [
+    "DemoProgress",
     "LiveShow",
     "Pace",
     "PlainShow",
-    "Progress",
     "Show",
     "StageProgress",
     "progress_of",
@@ -43,7 +43,7 @@ class StageProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class DemoProgress:
     """Everything that is shown while it runs."""
 
     elapsed_s: float
@@ -84,7 +84,7 @@ class Show(Protocol):
     def tell(self, text: str) -> None:
         """Something has happened, or begins."""
 
-    def update(self, progress: Progress) -> None:
+    def update(self, progress: DemoProgress) -> None:
         """This is how far everything is now."""
 
 
@@ -111,7 +111,7 @@ class PlainShow:
         """See Show."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def update(self, progress: Progress) -> None:
+    def update(self, progress: DemoProgress) -> None:
         """See Show."""
         now = self._clock.monotonic()
         if now - self._said_at >= _LINE_S:
@@ -119,7 +119,7 @@ class PlainShow:
             self.tell(line_of(progress))
 
 
-def line_of(progress: Progress) -> str:
+def line_of(progress: DemoProgress) -> str:
     """All of it in one line."""
     stages = ", ".join(f"{each.name} {told_ms(each.lag_ms)}" for each in progress.stages)
     return (
@@ -133,7 +133,7 @@ class LiveShow:
 
     def __init__(self, console: Console) -> None:
         self._events: list[str] = []
-        self._progress: Progress | None = None
+        self._progress: DemoProgress | None = None
         self._live = Live(console=console, refresh_per_second=5, transient=True, redirect_stderr=False)
 
     def __enter__(self) -> Self:
@@ -148,7 +148,7 @@ class LiveShow:
         self._events.append(text)
         self._live.update(self._drawn())
 
-    def update(self, progress: Progress) -> None:
+    def update(self, progress: DemoProgress) -> None:
         """See Show."""
         self._progress = progress
         self._live.update(self._drawn())
@@ -158,7 +158,7 @@ class LiveShow:
         return Group(*([] if self._progress is None else [_table(self._progress)]), *events)
 
 
-def _table(progress: Progress) -> Table:
+def _table(progress: DemoProgress) -> Table:
     written = f"{progress.rows:,} rows written, {progress.rows_per_s:,.0f}/s, in {progress.files:,} files"
     table = Table(title=f"{progress.elapsed_s:.0f} s: {written}", title_justify="left")
     for heading in ("stage", "rows there", "behind", "lag p50", "lag p99"):

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from penstock.clock import physical_ms
 
-__all__ = ["Arrivals", "Commit", "percentile"]
+__all__ = ["Arrivals", "DemoCommit", "percentile"]
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class DemoCommit:
     """What one transaction wrote: rows by table. Only measured ones count as lags."""
 
     ts: int
@@ -46,7 +46,7 @@ class Arrivals:
     _waiting: dict[str, list[tuple[int, int, bool]]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def expect(self, commit: Commit) -> None:
+    def expect(self, commit: DemoCommit) -> None:
         """A commit is on its way."""
         with self._lock:
             for table, rows in commit.rows.items():

@@ -9,16 +9,16 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.demo.display import StageProgress, told_ms
-from penstock.cli.demo.targets import Answer, Place
+from penstock.cli.demo.targets import DemoAnswer, DemoPlace
 from penstock.cli.sizes import size
 
-__all__ = ["Report", "Verified", "print_report"]
+__all__ = ["DemoVerified", "Report", "print_report"]
 
 _NAME_CHARS = 34
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class DemoVerified:
     """Whether a target is what its source says, of so many rows; what differs, in one line."""
 
     title: str
@@ -36,11 +36,11 @@ class Report:
     first_rows: int
     commits: int
     stages: Sequence[StageProgress]
-    places: Sequence[Place]
+    places: Sequence[DemoPlace]
     asked: str
-    answers: Sequence[Answer]
+    answers: Sequence[DemoAnswer]
     schema_changes: Sequence[str]
-    verified: Sequence[Verified]
+    verified: Sequence[DemoVerified]
 
     @property
     def good(self) -> bool:
@@ -94,7 +94,7 @@ def _targets(report: Report) -> Table:
     return table
 
 
-def _verdict(verified: Verified | None) -> Text:
+def _verdict(verified: DemoVerified | None) -> Text:
     if verified is None:
         return Text("")
     if verified.same:
@@ -102,7 +102,7 @@ def _verdict(verified: Verified | None) -> Text:
     return Text(f"differs: {verified.differs}", "bold red")
 
 
-def _found(asked: str, answer: Answer) -> Table:
+def _found(asked: str, answer: DemoAnswer) -> Table:
     title = f"{answer.title}, {answer.lag_s:.1f} s old: “{asked}”"
     table = Table(title=title, title_justify="left", show_header=False)
     for row in answer.rows:

@@ -7,14 +7,14 @@ from decimal import Decimal
 from typing import Any
 
 from penstock.cli.demo import wording
-from penstock.cli.demo.lags import Commit
+from penstock.cli.demo.lags import DemoCommit
 from penstock.clock import Clock
 from penstock.kv import Transaction
 from penstock.kv.transact import retried
 from penstock.tables import Catalog
 from penstock.tables.keys import record_key
 
-__all__ = ["CUSTOMERS", "ORDERS", "ORDER_ITEMS", "PRODUCTS", "REVIEWS", "Keys", "Shop"]
+__all__ = ["CUSTOMERS", "ORDERS", "ORDER_ITEMS", "PRODUCTS", "REVIEWS", "DemoKeys", "Shop"]
 
 CUSTOMERS, PRODUCTS, ORDERS = "shop.customers", "shop.products", "shop.orders"
 ORDER_ITEMS, REVIEWS = "shop.order_items", "shop.reviews"
@@ -61,7 +61,7 @@ _LINES_MAX = 4
 _FILL_ROWS = 500
 
 
-class Keys:
+class DemoKeys:
     """Keys of rows that are probably there; for several threads."""
 
     def __init__(self, clock: Clock) -> None:
@@ -96,11 +96,11 @@ class Shop:
     For several threads. `committed` is told of every transaction.
     """
 
-    def __init__(self, db: Catalog, clock: Clock, committed: Callable[[Commit], None]) -> None:
+    def __init__(self, db: Catalog, clock: Clock, committed: Callable[[DemoCommit], None]) -> None:
         self._db = db
         self._clock = clock
         self._committed = committed
-        self._customers, self._products, self._orders = Keys(clock), Keys(clock), Keys(clock)
+        self._customers, self._products, self._orders = DemoKeys(clock), DemoKeys(clock), DemoKeys(clock)
         self._has_channels = self._has_reviews = False
 
     def open(self, *, customers: int, products: int) -> None:
@@ -279,7 +279,7 @@ class Shop:
 
         self._run(work)
 
-    def _delete(self, table: str, keys: Keys) -> None:
+    def _delete(self, table: str, keys: DemoKeys) -> None:
         key = keys.take()
         if key is not None:
             self._run(lambda txn: {table: self._db.table(table).delete([key], txn=txn)})
@@ -291,10 +291,10 @@ class Shop:
         pessimistic: bool = False,
         measured: bool = True,
     ) -> None:
-        def attempt() -> Commit:
+        def attempt() -> DemoCommit:
             with self._db.begin(pessimistic=pessimistic) as txn:
                 rows = {table: count for table, count in work(txn).items() if count}
-            return Commit(txn.commit_ts, rows, measured)
+            return DemoCommit(txn.commit_ts, rows, measured)
 
         commit = retried(attempt, clock=self._clock)
         if commit.rows:

@@ -14,11 +14,22 @@ from penstock.control.deployment import Deployment
 from penstock.jobs.jobid import JobId
 from penstock.jobs.spec import JobSpec
 
-__all__ = ["FEEDS", "FULLTEXT", "JOBS", "VECTOR", "Answer", "Place", "Target", "asked", "create", "places"]
+__all__ = [
+    "FEEDS",
+    "FULLTEXT",
+    "JOBS",
+    "VECTOR",
+    "DemoAnswer",
+    "DemoPlace",
+    "DemoTarget",
+    "asked",
+    "create",
+    "places",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class DemoTarget:
     """Something that follows tables. `tables` None: all of the shop."""
 
     title: str
@@ -35,12 +46,12 @@ class Target:
 
 
 FEEDS = (
-    Target("canal-json files", scenes.CANAL_JSON, None, "canal-json"),
-    Target("parquet files", scenes.PARQUET, None, "parquet"),
+    DemoTarget("canal-json files", scenes.CANAL_JSON, None, "canal-json"),
+    DemoTarget("parquet files", scenes.PARQUET, None, "parquet"),
 )
-FULLTEXT = Target("full-text index", f"{PRODUCTS}/fulltext", frozenset({PRODUCTS}), "fulltext")
-VECTOR = Target("vector index", f"{PRODUCTS}/vector", frozenset({PRODUCTS}), "vector")
-DELTA = Target("delta table", f"{ORDERS}/delta", frozenset({ORDERS}), "delta")
+FULLTEXT = DemoTarget("full-text index", f"{PRODUCTS}/fulltext", frozenset({PRODUCTS}), "fulltext")
+VECTOR = DemoTarget("vector index", f"{PRODUCTS}/vector", frozenset({PRODUCTS}), "vector")
+DELTA = DemoTarget("delta table", f"{ORDERS}/delta", frozenset({ORDERS}), "delta")
 JOBS = (FULLTEXT, VECTOR, DELTA)
 _OPTIONS = {
     FULLTEXT: {"text_columns": "name,description", "stem": "true"},
@@ -61,7 +72,7 @@ def create(deployment: Deployment, scene: Scene) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DemoAnswer:
     """What an index found, best first, and how old what it knows is."""
 
     title: str
@@ -69,7 +80,7 @@ class Answer:
     lag_s: float
 
 
-def asked(deployment: Deployment, target: Target) -> Answer:
+def asked(deployment: Deployment, target: DemoTarget) -> DemoAnswer:
     """The best rows that an index finds for some words."""
     options = search.SearchOptions(
         words=wording.ASKED,
@@ -80,11 +91,11 @@ def asked(deployment: Deployment, target: Target) -> Answer:
         every=False,
     )
     found = search.found(deployment, JobId.parse(target.name), options)
-    return Answer(target.title, found["rows"], found["lag_s"])
+    return DemoAnswer(target.title, found["rows"], found["lag_s"])
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DemoPlace:
     """A folder that something is written to, and what is in it."""
 
     title: str
@@ -92,7 +103,7 @@ class Place:
     nbytes: int
 
 
-def places(scene: Scene) -> list[Place]:
+def places(scene: Scene) -> list[DemoPlace]:
     """Everything that was written for the shop's tables."""
     folders: Iterable[tuple[str, Path]] = [
         ("event store", scene.events),
@@ -102,7 +113,7 @@ def places(scene: Scene) -> list[Place]:
     return [_place(title, folder) for title, folder in folders]
 
 
-def _place(title: str, folder: Path) -> Place:
+def _place(title: str, folder: Path) -> DemoPlace:
     sizes = []
     for path in folder.rglob("*"):
         try:
@@ -110,4 +121,4 @@ def _place(title: str, folder: Path) -> Place:
                 sizes.append(path.stat().st_size)
         except FileNotFoundError:  # removed between both
             continue
-    return Place(title, len(sizes), sum(sizes))
+    return DemoPlace(title, len(sizes), sum(sizes))

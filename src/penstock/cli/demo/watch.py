@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
-from penstock.changefeeds.model import FeedState
-from penstock.cli.demo.lags import Arrivals, Commit
-from penstock.cli.demo.targets import FEEDS, JOBS, Target
+from penstock.changefeeds.model import ChangefeedState
+from penstock.cli.demo.lags import Arrivals, DemoCommit
+from penstock.cli.demo.targets import FEEDS, JOBS, DemoTarget
 from penstock.clock import SYSTEM, Clock
 from penstock.control import changefeeds, freshcalls
 from penstock.control.deployment import Deployment
@@ -31,7 +31,7 @@ class Watch:
         self._deployment = deployment
         self._clock = clock
         self.readable = Arrivals("readable")
-        self.targets: dict[Target, Arrivals] = {
+        self.targets: dict[DemoTarget, Arrivals] = {
             each: Arrivals(each.title, each.tables) for each in (*FEEDS, *JOBS)
         }
         self.rows = 0
@@ -51,7 +51,7 @@ class Watch:
         """In the order of the flow."""
         return [self.readable, *self.targets.values()]
 
-    def committed(self, commit: Commit) -> None:
+    def committed(self, commit: DemoCommit) -> None:
         """A transaction was committed; after the watch nobody counts any more."""
         with self._lock:
             if self._over:
@@ -126,7 +126,7 @@ class Watch:
         feeds = {each.info.id: each for each in changefeeds.listed(self._deployment)}
         for target in FEEDS:
             feed = feeds[target.name]
-            if feed.state is FeedState.FAILED:
+            if feed.state is ChangefeedState.FAILED:
                 raise _stopped(target, feed.status.error)
             self._arrive(self.targets[target], dict.fromkeys(self._tables, feed.status.checkpoint_ts))
 
@@ -143,5 +143,5 @@ class Watch:
         self.watermarks[stage.name] = min(upto.values(), default=0)
 
 
-def _stopped(target: Target, why: str) -> PenstockError:
+def _stopped(target: DemoTarget, why: str) -> PenstockError:
     return PenstockError(f"{target.title} ({target.name}) has stopped: {why}")

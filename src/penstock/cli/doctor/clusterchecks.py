@@ -9,7 +9,7 @@ from penstock.cli.doctor.embedded import has_store
 from penstock.cli.doctor.findings import Finding, bad, ok, refused, warn
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import Invalid, PenstockError, Unavailable
-from penstock.eventstore.capture.lease import PREFIX, Lease
+from penstock.eventstore.capture.lease import PREFIX, CaptureLease
 from penstock.eventstore.read.flight_client import FlightReader
 from penstock.kv import AsyncClient
 from penstock.settings import Settings
@@ -29,7 +29,7 @@ class ClusterLook:
     cluster_id: int
     skew_ms: int
     """How far its time is ahead of ours."""
-    captures: tuple[Lease, ...]
+    captures: tuple[CaptureLease, ...]
     """Those whose leases run."""
 
 
@@ -58,7 +58,7 @@ async def look(settings: Settings, clock: Clock) -> ClusterLook:
                 now_ts = await client.timestamp()
                 skew = skew_ms(physical_ms(now_ts), before_ms, clock.wall_ms())
                 rows = client.snapshot(now_ts).iter(PREFIX, prefix_end(PREFIX))
-                leases = [Lease.read(key, value) async for key, value in rows]
+                leases = [CaptureLease.read(key, value) async for key, value in rows]
                 live = (each for each in leases if each.expires_ms > physical_ms(now_ts))
                 return ClusterLook(client.cluster_id, skew, tuple(live))
     except TimeoutError:
@@ -94,14 +94,14 @@ def judge_clock(skew: int) -> Finding:
     return bad("clock", what, remedy)
 
 
-def _captures(settings: Settings, leases: tuple[Lease, ...]) -> list[Finding]:
+def _captures(settings: Settings, leases: tuple[CaptureLease, ...]) -> list[Finding]:
     if not leases:
         what = "none is alive: nothing that is written becomes readable"
         return [warn("captures", what, "start one: `penstock up`, or `penstock capture --config FILE`")]
     return [_capture(settings, lease) for lease in leases]
 
 
-def _capture(settings: Settings, lease: Lease) -> Finding:
+def _capture(settings: Settings, lease: CaptureLease) -> Finding:
     name = f"capture {lease.id}"
     try:
         count = captured_tables(lease.flight_addr, settings)

@@ -7,10 +7,10 @@ from typing import Any
 
 from penstock.errors import PenstockError
 
-__all__ = ["Finding", "Verdict", "bad", "healthy", "ok", "refused", "shown", "warn"]
+__all__ = ["CheckResult", "Finding", "bad", "healthy", "ok", "refused", "shown", "warn"]
 
 
-class Verdict(StrEnum):
+class CheckResult(StrEnum):
     """How bad it is."""
 
     OK = "ok"
@@ -25,24 +25,24 @@ class Finding:
     """The answer of one check. Nothing in it is a secret."""
 
     name: str
-    verdict: Verdict
+    verdict: CheckResult
     what: str
     remedy: str = ""
 
 
 def ok(name: str, what: str) -> Finding:
     """All is well."""
-    return Finding(name, Verdict.OK, what)
+    return Finding(name, CheckResult.OK, what)
 
 
 def warn(name: str, what: str, remedy: str) -> Finding:
     """Somebody should know."""
-    return Finding(name, Verdict.WARN, what, remedy)
+    return Finding(name, CheckResult.WARN, what, remedy)
 
 
 def bad(name: str, what: str, remedy: str) -> Finding:
     """It cannot work like this."""
-    return Finding(name, Verdict.BAD, what, remedy)
+    return Finding(name, CheckResult.BAD, what, remedy)
 
 
 def refused(name: str, error: PenstockError) -> Finding:
@@ -53,7 +53,7 @@ def refused(name: str, error: PenstockError) -> Finding:
 
 def healthy(findings: Iterable[Finding]) -> bool:
     """Whether nothing is bad."""
-    return all(each.verdict is not Verdict.BAD for each in findings)
+    return all(each.verdict is not CheckResult.BAD for each in findings)
 
 
 def shown(finding: Finding) -> dict[str, Any]:

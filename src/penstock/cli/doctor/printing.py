@@ -6,11 +6,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.doctor.findings import Finding, Verdict, healthy
+from penstock.cli.doctor.findings import CheckResult, Finding, healthy
 
 __all__ = ["print_findings"]
 
-_STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.BAD: "bold red"}
+_STYLES = {CheckResult.OK: "green", CheckResult.WARN: "yellow", CheckResult.BAD: "bold red"}
 
 
 def print_findings(findings: Sequence[Finding], console: Console | None = None) -> None:
@@ -26,9 +26,9 @@ def print_findings(findings: Sequence[Finding], console: Console | None = None) 
 
 
 def _conclusion(findings: Sequence[Finding]) -> Text:
-    count = {verdict: sum(each.verdict is verdict for each in findings) for verdict in Verdict}
+    count = {verdict: sum(each.verdict is verdict for each in findings) for verdict in CheckResult}
     if not healthy(findings):
-        return Text(f"{count[Verdict.BAD]} to mend", _STYLES[Verdict.BAD])
-    if count[Verdict.WARN]:
-        return Text(f"nothing is wrong; {count[Verdict.WARN]} to know of", _STYLES[Verdict.WARN])
-    return Text("all is well", _STYLES[Verdict.OK])
+        return Text(f"{count[CheckResult.BAD]} to mend", _STYLES[CheckResult.BAD])
+    if count[CheckResult.WARN]:
+        return Text(f"nothing is wrong; {count[CheckResult.WARN]} to know of", _STYLES[CheckResult.WARN])
+    return Text("all is well", _STYLES[CheckResult.OK])

@@ -9,11 +9,11 @@ from contextlib import suppress
 
 from penstock.changefeeds.sink_uri import is_secret
 from penstock.changefeeds.sinks.storage.options import sink_options
-from penstock.cli.doctor.findings import Finding, Verdict, bad, ok, refused, warn
+from penstock.cli.doctor.findings import CheckResult, Finding, bad, ok, refused, warn
 from penstock.cli.doctor.storage import local_folder
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid, PenstockError
-from penstock.object_storage import STAGING, Storage, StorageRef, open_storage
+from penstock.object_storage import STAGING, ObjectStorage, StorageRef, open_storage
 from penstock.settings import Settings
 
 __all__ = ["probe", "storage", "storages"]
@@ -52,7 +52,7 @@ def storage(key: str, ref: StorageRef | Invalid, *, clock: Clock = SYSTEM) -> Fi
     except PenstockError as error:
         found = refused(name, error)
         what, remedy = (_without_secrets(text, ref.options) for text in (found.what, found.remedy))
-        return Finding(name, Verdict.BAD, what, remedy)
+        return Finding(name, CheckResult.BAD, what, remedy)
     finally:
         if staging is not None and foreign:
             with suppress(OSError):  # nothing was put there, or somebody else works there by now
@@ -60,7 +60,7 @@ def storage(key: str, ref: StorageRef | Invalid, *, clock: Clock = SYSTEM) -> Fi
                 staging.rmdir()
 
 
-def probe(name: str, opened: Storage, *, clock: Clock = SYSTEM) -> Finding:
+def probe(name: str, opened: ObjectStorage, *, clock: Clock = SYSTEM) -> Finding:
     """Whether storage creates and replaces on conditions, and refuses when they do not hold."""
     path = f"penstock-doctor-{clock.unique_id()}"
     try:
@@ -73,7 +73,7 @@ def probe(name: str, opened: Storage, *, clock: Clock = SYSTEM) -> Finding:
     return found
 
 
-def _tried(name: str, opened: Storage, path: str) -> Finding:
+def _tried(name: str, opened: ObjectStorage, path: str) -> Finding:
     opened.create(path, _FIRST)
     if opened.create(path, _SECOND) or opened.read(path) != _FIRST:
         what = f"{opened.url} overwrites an object that it is told to create"

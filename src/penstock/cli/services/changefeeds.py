@@ -5,8 +5,8 @@ import socket
 
 from penstock import tracing
 from penstock.changefeeds.engines.feedengines import spark_engines
-from penstock.changefeeds.runner import FeedRunner, create_configured
-from penstock.changefeeds.store import Feeds
+from penstock.changefeeds.runner import ChangefeedRunner, create_configured
+from penstock.changefeeds.store import ChangefeedStore
 from penstock.cli.service import metrics_shown, say_ready
 from penstock.cli.signals import run_until_signalled
 from penstock.clock import SYSTEM
@@ -38,9 +38,9 @@ def serve(settings: Settings, *, until_idle: bool = False) -> None:
 async def _run(settings: Settings, session: LateSession, shown: dict[str, str], *, until_idle: bool) -> None:
     owner = f"{socket.gethostname()}-{os.getpid()}-{SYSTEM.unique_id()[:8]}"
     async with await AsyncClient.connect(settings.pd_addrs, tls=settings.tls, settings=settings.kv) as client:
-        feeds = Feeds(client)
+        feeds = ChangefeedStore(client)
         await create_configured(feeds, settings, now_ts=await client.timestamp())
         say_ready({"changefeeds": [each.info.id for each in await feeds.list()]} | shown)
-        runner = FeedRunner(settings, feeds, spark_engines(session.get), owner=owner)
+        runner = ChangefeedRunner(settings, feeds, spark_engines(session.get), owner=owner)
         with tracing.configure(settings.tracing, cluster_id=client.cluster_id, service="changefeeds"):
             await runner.run(until_idle=until_idle)

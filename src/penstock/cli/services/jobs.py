@@ -9,8 +9,8 @@ from penstock.cli.service import metrics_shown, say_ready
 from penstock.cli.signals import run_until_signalled
 from penstock.clock import SYSTEM
 from penstock.follow.eventsource import EventStoreJobSource
-from penstock.follow.source_2 import JobSource
-from penstock.jobs.iteration.execution import Executor
+from penstock.follow.source_2 import ScanSource
+from penstock.jobs.iteration.execution import IterationRunner
 from penstock.jobs.iteration.jobframes import SparkFrames
 from penstock.jobs.log.job_log import JobLog
 from penstock.jobs.log.log_feed import LogFeed
@@ -67,9 +67,9 @@ async def _run(settings: Settings, session: LateSession, shown: dict[str, str]) 
 
 
 def _scheduler(
-    settings: Settings, log: JobLog, source: JobSource, session: LateSession, on_end: OnEnd
+    settings: Settings, log: JobLog, source: ScanSource, session: LateSession, on_end: OnEnd
 ) -> Scheduler:
-    executor = Executor(
+    executor = IterationRunner(
         log,
         source,
         settings,

@@ -12,14 +12,14 @@ from penstock.control.part_states import PartKind
 from penstock.errors import Invalid
 from penstock.settings import Settings
 
-__all__ = ["STOP", "Order"]
+__all__ = ["STOP", "ServiceConfig"]
 
 STOP = b"stop\n"
 """What a supervisor writes before it ends a part's input; without it, the supervisor is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class ServiceConfig:
     """What to run, and how to log. It holds secrets: a pipe may carry it, a disk or command line may not."""
 
     kind: PartKind
@@ -38,7 +38,7 @@ class Order:
         return json.dumps(tree).encode() + b"\n"
 
     @classmethod
-    def parse(cls, line: bytes) -> "Order":
+    def parse(cls, line: bytes) -> "ServiceConfig":
         """Read a line; raise Invalid for what is none, with nothing of what it says."""
         try:
             tree = json.loads(line)

@@ -12,7 +12,7 @@ import threading
 
 from penstock import process
 from penstock import process as arrowmemory
-from penstock.cli.up.orders import STOP, Order
+from penstock.cli.up.orders import STOP, ServiceConfig
 from penstock.clock import SYSTEM
 from penstock.control.part_states import PartKind
 from penstock.errors import PenstockError
@@ -30,7 +30,7 @@ def main() -> None:
     """Run a part until its input ends; an error is one line on standard error and exit code 2."""
     arrowmemory.prepare()
     try:
-        order = Order.parse(_read_line())
+        order = ServiceConfig.parse(_read_line())
         process.configure(style=order.log_format, level=order.log_level)
         threading.Thread(target=_stop_at_end_of_input, args=(order,), daemon=True).start()
         _serve(order.kind, order.settings)
@@ -72,7 +72,7 @@ def _read_line() -> bytes:
     return found
 
 
-def _stop_at_end_of_input(order: Order) -> None:
+def _stop_at_end_of_input(order: ServiceConfig) -> None:
     """On a thread: ask the service to end as a person would; see to its end when it does not come."""
     asked = b""
     while chunk := os.read(_INPUT, _CHUNK_BYTES):

@@ -11,7 +11,7 @@ from penstock.control.part_states import PartKind
 from penstock.settings import Settings
 from penstock.settings.network import joined, parted
 
-__all__ = ["Part", "address_of", "anchored", "parts_of", "under"]
+__all__ = ["Service", "address_of", "anchored", "parts_of", "under"]
 
 _FREE_ADDR = "127.0.0.1:0"
 _DEFAULTS = Settings()
@@ -20,7 +20,7 @@ _ADDRESSES = {PartKind.STORE: "pd", PartKind.CAPTURE: "flight", PartKind.API: "a
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Service:
     """One process of a deployment."""
 
     name: str
@@ -34,7 +34,7 @@ class Part:
         return {PartKind.STORE: Rank.STORE, PartKind.CAPTURE: Rank.CAPTURE}.get(self.kind, Rank.REST)
 
 
-def parts_of(settings: Settings) -> tuple[Part, ...]:
+def parts_of(settings: Settings) -> tuple[Service, ...]:
     """Everything that `penstock up` runs, in the order of starting. Raises Invalid for a bad address."""
     up = settings.up
     measured = settings.model_copy(update={"metrics_addr": _FREE_ADDR})
@@ -44,9 +44,9 @@ def parts_of(settings: Settings) -> tuple[Part, ...]:
         (PartKind.JOBS, up.jobs, measured),
         (PartKind.API, up.api, settings),  # it shows metrics itself
     ]
-    parts = [Part(kind.value, kind, own) for kind, runs, own in wanted if runs]
+    parts = [Service(kind.value, kind, own) for kind, runs, own in wanted if runs]
     captures = [
-        Part(f"capture-{number}", PartKind.CAPTURE, _capture(measured, number))
+        Service(f"capture-{number}", PartKind.CAPTURE, _capture(measured, number))
         for number in range(1, up.captures + 1)
     ]
     return tuple(sorted([*parts, *captures], key=lambda part: part.rank))

@@ -14,7 +14,7 @@ from typing import IO, Any
 from penstock.cli.up.orders import STOP
 from penstock.clock import SYSTEM, Clock
 
-__all__ = ["Ending", "PartProcess"]
+__all__ = ["PartProcess", "ProcessExit"]
 
 _LINE_BYTES = 1 << 16
 _LOOK_S = 0.02
@@ -26,7 +26,7 @@ _WORDS_CHARS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ProcessExit:
     """How a process ended."""
 
     code: int
@@ -46,7 +46,7 @@ class PartProcess:
     """A process of its own session, so that Ctrl-C does not reach it. Made by `start`, on an event loop.
 
     Its input stays open until `stop`, or until this process is gone: that ends it in either case. `on_line`
-    gets what it writes, from other threads; what it says of its own end is kept in `Ending` instead.
+    gets what it writes, from other threads; what it says of its own end is kept in `ProcessExit` instead.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class PartProcess:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[dict[str, Any] | None] = self._loop.create_future()
-        self._ended: asyncio.Future[Ending] = self._loop.create_future()
+        self._ended: asyncio.Future[ProcessExit] = self._loop.create_future()
         self._told = threading.Event()
         self._said_ready = False
         self._reason = self._last_line = ""
@@ -90,7 +90,7 @@ class PartProcess:
         """What it printed when it became ready; None when it ended before."""
         return await asyncio.shield(self._ready)
 
-    async def ended(self) -> Ending:
+    async def ended(self) -> ProcessExit:
         """Wait until it, and what it started, is gone."""
         return await asyncio.shield(self._ended)
 
@@ -134,7 +134,7 @@ class PartProcess:
         self._see_to_leftovers()
         for reader in self._readers:
             reader.join(_LEFTOVERS_S)  # somebody in another session may hold the pipe open
-        ending = Ending(code, self._reason or self._last_line)
+        ending = ProcessExit(code, self._reason or self._last_line)
         with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
             self._loop.call_soon_threadsafe(self._end, ending)
 
@@ -155,7 +155,7 @@ class PartProcess:
                 return
             self._clock.pause(_LOOK_S)
 
-    def _end(self, ending: Ending) -> None:
+    def _end(self, ending: ProcessExit) -> None:
         self._end_input()
         if not self._ready.done():
             self._ready.set_result(None)

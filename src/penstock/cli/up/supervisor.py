@@ -14,9 +14,9 @@ from typing import Any
 from penstock import eventloop
 from penstock.cli.up.display import Display, LogDisplay, pass_on
 from penstock.cli.up.folderlock import folder_lock
-from penstock.cli.up.orders import Order
-from penstock.cli.up.parts import Part, address_of, anchored, parts_of
-from penstock.cli.up.process import Ending, PartProcess
+from penstock.cli.up.orders import ServiceConfig
+from penstock.cli.up.parts import Service, address_of, anchored, parts_of
+from penstock.cli.up.process import PartProcess, ProcessExit
 from penstock.cli.up.supervision import Supervision
 from penstock.clock import SYSTEM, Clock
 from penstock.control.part_states import PartState, PartStatus, UpStates
@@ -148,7 +148,7 @@ class Supervisor:
             if life.done():
                 life.result()  # a mistake of ours is not for a task to keep
 
-    def _begin(self, part: Part) -> None:
+    def _begin(self, part: Service) -> None:
         self._core.began(part.name)
         try:
             process = self._start(part)
@@ -159,7 +159,7 @@ class Supervisor:
         self._note(part.name, state=PartState.STARTING, pid=process.pid)
         self._lives[part.name] = asyncio.create_task(self._live(part, process))
 
-    async def _live(self, part: Part, process: PartProcess) -> None:
+    async def _live(self, part: Service, process: PartProcess) -> None:
         """One life of a part, from its start to its end."""
         began = self._clock.monotonic()
         said = await process.ready()
@@ -169,14 +169,14 @@ class Supervisor:
         del self._processes[part.name]
         self._on_end(part, ending)
 
-    def _start(self, part: Part) -> PartProcess:
-        order = Order(
+    def _start(self, part: Service) -> PartProcess:
+        order = ServiceConfig(
             kind=part.kind, settings=part.settings, log_format=self._log_format, log_level=self._log_level
         )
         on_line = functools.partial(pass_on, part.name, log_format=self._log_format)
         return PartProcess.start(self._command(part.name), order.line(), on_line, clock=self._clock)
 
-    def _on_ready(self, part: Part, said: dict[str, Any], took_s: float) -> None:
+    def _on_ready(self, part: Service, said: dict[str, Any], took_s: float) -> None:
         waited_for = not self._core.all_were_ready
         self._core.ready(part.name, self._clock.monotonic())
         addr, metrics_addr = address_of(part.kind, said), said.get("metrics")
@@ -189,7 +189,7 @@ class Supervisor:
             self._display.everything_ready(self.states, self._settings.pd_addrs)
             self._settled.set()
 
-    def _on_end(self, part: Part, ending: Ending | str) -> None:
+    def _on_end(self, part: Service, ending: ProcessExit | str) -> None:
         again = self._core.ended(part.name, self._clock.monotonic(), str(ending))
         gone = {"pid": None, "addr": None, "metrics_addr": None}
         if again is None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from penstock.changes.columns import chosen_columns, key_names
 from penstock.consumers.kv.columns import definition, target_columns, to_source, to_target
-from penstock.consumers.kv.marks import Mark, Marks
+from penstock.consumers.kv.marks import KvWatermark, KvWatermarks
 from penstock.consumers.kv.rows import TargetRows, slices
 from penstock.consumers.kv.target import TargetSchema
 from penstock.consumers.options import ConsumerOptions
@@ -56,8 +56,8 @@ class KvTable(Consumer):
             raise Invalid(f"table {self._name} is the source itself; choose another with option table")
         if database.lower() == DATABASE:
             raise Invalid(f"database {DATABASE} is Penstock's own; choose another with option table")
-        self._marks = Marks(self._name, owner=job.owner, job=str(job.id))
-        self._compared: Mark | None = None
+        self._marks = KvWatermarks(self._name, owner=job.owner, job=str(job.id))
+        self._compared: KvWatermark | None = None
         self._seen_ts: int | None = None
 
     def committed_ts(self) -> int:
@@ -121,7 +121,7 @@ class KvTable(Consumer):
             self._finish(txn, self._marks.claimed(txn, attempt), data, columns)
 
     def _finish(
-        self, txn: Transaction, mark: Mark, data: DataRetriever, columns: Sequence[TargetColumn]
+        self, txn: Transaction, mark: KvWatermark, data: DataRetriever, columns: Sequence[TargetColumn]
     ) -> None:
         seen_id = data.schema.table.max_column_id
         self._marks.put(txn, replace(mark, ts=data.to_ts, columns=tuple(columns), seen_id=seen_id))

@@ -5,8 +5,8 @@ from dataclasses import replace
 from functools import partial
 
 from penstock.consumers.kv.columns import added_text, definition, is_wider
-from penstock.consumers.kv.marks import Mark, Marks
-from penstock.consumers.schema_evolution import REBUILD, Act, Evolution, TargetColumn, evolved
+from penstock.consumers.kv.marks import KvWatermark, KvWatermarks
+from penstock.consumers.schema_evolution import REBUILD, ColumnChange, SchemaEvolution, TargetColumn, evolved
 from penstock.errors import Conflict, Fenced, Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import JobContext
@@ -14,8 +14,8 @@ from penstock.kv import Client, Transaction
 from penstock.kv.transact import retried
 from penstock.tables import Catalog, TableInfo, alter, statements
 from penstock.tables.ddl import SchemaChange
-from penstock.tables.ddl_jobs import Action
-from penstock.tables.schema_snapshot import Place, SchemaSnapshot, split_name
+from penstock.tables.ddl_jobs import DdlAction
+from penstock.tables.schema_snapshot import SchemaSnapshot, TablePlace, split_name
 from penstock.tables.statements import quote
 
 _STEPS_MAX = 4
@@ -25,7 +25,14 @@ class TargetSchema:
     """The schema of one job's target; with `create` it is the job's to make and to change."""
 
     def __init__(
-        self, job: JobContext, name: str, marks: Marks, client: Client, catalog: Catalog, *, create: bool
+        self,
+        job: JobContext,
+        name: str,
+        marks: KvWatermarks,
+        client: Client,
+        catalog: Catalog,
+        *,
+        create: bool,
     ) -> None:
         self._job = job
         self._name = name
@@ -35,7 +42,7 @@ class TargetSchema:
         self._catalog = catalog
         self._create = create
 
-    def seen(self) -> tuple[Mark | None, int]:
+    def seen(self) -> tuple[KvWatermark | None, int]:
         """The mark if it is this job's and the target is there, and the timestamp at which that is so."""
         ts = self._client.timestamp()
         mark = self._marks.read(self._client.snapshot(ts))
@@ -44,7 +51,7 @@ class TargetSchema:
             return None, ts
         return mark, ts
 
-    def claim(self, wanted: Sequence[TargetColumn], seen_ts: int | None) -> Mark:
+    def claim(self, wanted: Sequence[TargetColumn], seen_ts: int | None) -> KvWatermark:
         """Begin a first sync: whatever was begun before cannot write any more. Make the target if need be.
 
         Raises Invalid when the target is not ours, or a newer job's; Fenced when it is not at `seen_ts` any
@@ -57,7 +64,7 @@ class TargetSchema:
                 return mark
         raise Conflict(f"others keep changing table {self._name}; begin the first sync again")
 
-    def _claimed(self, wanted: Sequence[TargetColumn], seen_ts: int | None) -> Mark:
+    def _claimed(self, wanted: Sequence[TargetColumn], seen_ts: int | None) -> KvWatermark:
         """One step: the target is made, taken, or dropped because it has to be made anew."""
         with self._client.begin() as txn:
             change = SchemaChange(txn)
@@ -81,7 +88,7 @@ class TargetSchema:
             self._marks.put(txn, mark)
         return mark
 
-    def _check_place(self, place: Place | None, held: Mark) -> None:
+    def _check_place(self, place: TablePlace | None, held: KvWatermark) -> None:
         account = self._catalog.account_of(self._database)
         if account.id != self._job.key.account_id:
             raise Invalid(f"database {self._database} belongs to account {account.name}, the job does not")
@@ -102,10 +109,10 @@ class TargetSchema:
 
     def evolve(
         self,
-        mark: Mark,
+        mark: KvWatermark,
         wanted: Sequence[TargetColumn],
         schema: SchemaVersion,
-        held: Callable[[Transaction], Mark],
+        held: Callable[[Transaction], KvWatermark],
     ) -> Sequence[TargetColumn]:
         """Change the target's columns one by one, each together with its mark; return those it has then.
 
@@ -117,35 +124,37 @@ class TargetSchema:
                 return evolution.columns
             mark = self._step(evolution, schema, held)
 
-    def _step(self, evolution: Evolution, schema: SchemaVersion, held: Callable[[Transaction], Mark]) -> Mark:
+    def _step(
+        self, evolution: SchemaEvolution, schema: SchemaVersion, held: Callable[[Transaction], KvWatermark]
+    ) -> KvWatermark:
         first = evolution.alterations[0]
-        if not self._create or first.act is Act.RENAME:
+        if not self._create or first.act is ColumnChange.RENAME:
             raise Invalid(f"column {first.column.name} of {self._name} cannot follow by itself; {REBUILD}")
         with self._client.begin() as txn:
             mark = held(txn)
             change = SchemaChange(txn)
             _alter(change, change.schema.place(self._name), first.act, first.column, schema)
             known = [each for each in mark.columns if each.id != first.column.id]
-            known += [] if first.act is Act.DROP else [first.column]
+            known += [] if first.act is ColumnChange.DROP else [first.column]
             mark = replace(mark, columns=tuple(known))
             self._marks.put(txn, mark)
         return mark
 
 
-def _find(schema: SchemaSnapshot, name: str) -> Place | None:
+def _find(schema: SchemaSnapshot, name: str) -> TablePlace | None:
     database_name, table_name = split_name(name)
     database = schema.databases.get(database_name.lower())
     table = None if database is None else schema.tables[database.id].get(table_name.lower())
-    return None if database is None or table is None else Place(database, table)
+    return None if database is None or table is None else TablePlace(database, table)
 
 
-def _possible(mark: Mark, wanted: Sequence[TargetColumn]) -> Evolution | None:
+def _possible(mark: KvWatermark, wanted: Sequence[TargetColumn]) -> SchemaEvolution | None:
     """How the target can get its columns; None where it has to be made anew: all of its rows come again."""
     try:
         evolution = evolved(mark.columns, mark.seen_id, wanted, is_wider)
     except Invalid:
         return None
-    return None if any(each.act is Act.RENAME for each in evolution.alterations) else evolution
+    return None if any(each.act is ColumnChange.RENAME for each in evolution.alterations) else evolution
 
 
 def _check_target(name: str, table: TableInfo, wanted: Sequence[TargetColumn]) -> None:
@@ -158,17 +167,19 @@ def _check_target(name: str, table: TableInfo, wanted: Sequence[TargetColumn]) -
         raise Invalid(f"table {name} has no column {missing[0]}; add it, or choose other columns")
 
 
-def _alter(change: SchemaChange, place: Place, act: Act, column: TargetColumn, schema: SchemaVersion) -> None:
+def _alter(
+    change: SchemaChange, place: TablePlace, act: ColumnChange, column: TargetColumn, schema: SchemaVersion
+) -> None:
     table, name = place.table, column.name
-    if act is Act.DROP:
+    if act is ColumnChange.DROP:
         changed = alter.drop_column(table, name)
         query = f"ALTER TABLE {quote(table.name)} DROP COLUMN {quote(name)}"
-        change.alter_table(Action.DROP_COLUMN, place, changed, query)
-    elif act is Act.ADD:
+        change.alter_table(DdlAction.DROP_COLUMN, place, changed, query)
+    elif act is ColumnChange.ADD:
         changed = alter.add_column(table, name, added_text(schema.table.column(name)))
         query = statements.alter_column("ADD", changed, changed.column(name))
-        change.alter_table(Action.ADD_COLUMN, place, changed, query)
+        change.alter_table(DdlAction.ADD_COLUMN, place, changed, query)
     else:
         changed = alter.modify_column(table, name, column.type)
         query = statements.alter_column("MODIFY", changed, changed.column(name))
-        change.alter_table(Action.MODIFY_COLUMN, place, changed, query)
+        change.alter_table(DdlAction.MODIFY_COLUMN, place, changed, query)

@@ -17,19 +17,19 @@ from typing import Self
 
 import pyarrow as pa
 
-from penstock.consumers.lake.files import DataFile, Written
+from penstock.consumers.lake.files import DataFile, WrittenFile
 from penstock.consumers.lake.filewriting import FileWriter
-from penstock.consumers.lake.table import LakeTable, Marks, Overtaken, Version
+from penstock.consumers.lake.table import LakeTable, LakeWatermark, Overtaken, Version
 from penstock.errors import Fenced, PenstockError, Unavailable
 
-__all__ = ["Attempt"]
+__all__ = ["StagedCommit"]
 
 _MENDS = "mends"
 
 _log = logging.getLogger(__name__)
 
 
-class Attempt:
+class StagedCommit:
     """A context that removes what was written when it comes to nothing.
 
     Raises Fenced when an iteration of a job was faster, Unavailable when somebody else was.
@@ -47,7 +47,7 @@ class Attempt:
     ) -> None:
         self._table = table
         self._base = base
-        self.written: list[Written] = []
+        self.written: list[WrittenFile] = []
         with self._overtaken():
             self.staging = table.stage(base, schema, whole=whole)
         self.store = self.staging.open_store()
@@ -72,7 +72,7 @@ class Attempt:
         schema = self.staging.file_schema
         return FileWriter(self.store, schema, folder=self._folder, name=self._name, written=self.written)
 
-    def commit(self, marks: Marks, removed: Sequence[DataFile]) -> None:
+    def commit(self, marks: LakeWatermark, removed: Sequence[DataFile]) -> None:
         """Commit, and remove what earlier attempts left."""
         self._decided = True
         with self._overtaken():

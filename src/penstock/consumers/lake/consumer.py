@@ -14,14 +14,14 @@ import pyarrow as pa
 
 from penstock.changes.columns import chosen_columns, key_names
 from penstock.clock import physical_ms
-from penstock.consumers.lake.attempt import Attempt
+from penstock.consumers.lake.attempt import StagedCommit
 from penstock.consumers.lake.files import with_bounds
 from penstock.consumers.lake.filewriting import FileWriter
 from penstock.consumers.lake.key_order import KeySet, OrderedRows
 from penstock.consumers.lake.merge import merge, plan
 from penstock.consumers.lake.spark_writer import WriteTask, write_on_executors
-from penstock.consumers.lake.table import LakeTable, Marks, Version
-from penstock.consumers.lakeschema import Columns, Evolution, evolve, key_columns, shaped
+from penstock.consumers.lake.table import LakeTable, LakeWatermark, Version
+from penstock.consumers.lakeschema import LakeEvolution, TargetColumns, evolve, key_columns, shaped
 from penstock.errors import Fenced, PenstockError
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import HANDLE, RESERVED
@@ -56,7 +56,7 @@ class LakeConsumer(Consumer):
     def check(self, schema: SchemaVersion) -> None:
         """See Consumer."""
         columns = chosen_columns(schema.table, self.job.info.columns)
-        Columns(columns, key_names(schema.table), schema.table, self.table.dialect)
+        TargetColumns(columns, key_names(schema.table), schema.table, self.table.dialect)
 
     def committed_ts(self) -> int:
         """See Consumer."""
@@ -68,8 +68,8 @@ class LakeConsumer(Consumer):
         """See Consumer."""
         base = self._seen[0] if self._seen else self.table.look()
         self._seen = None
-        columns = Columns(data.columns, data.keys, data.schema.table, self.table.dialect)
-        marks = Marks(
+        columns = TargetColumns(data.columns, data.keys, data.schema.table, self.table.dialect)
+        marks = LakeWatermark(
             owner=self.job.owner, job=str(self.job.id), watermark=data.to_ts, column_id=columns.last_id
         )
         if data.data_type is DataType.SNAPSHOT:
@@ -97,12 +97,14 @@ class LakeConsumer(Consumer):
     def mend(self, upserts: pa.Table, deletes: pa.Table, at_ts: int) -> None:
         """See Comparable."""
         version = self._mine(self.table.look(), at_ts)
-        as_it_is = Evolution(version.schema, tuple(version.schema.names), rewrites=False)
+        as_it_is = LakeEvolution(version.schema, tuple(version.schema.names), rewrites=False)
         self._change(version, as_it_is, upserts, deletes, version.marks, mends=True)
 
     # first copies
 
-    def _replace(self, base: Version | None, data: DataRetriever, columns: Columns, marks: Marks) -> None:
+    def _replace(
+        self, base: Version | None, data: DataRetriever, columns: TargetColumns, marks: LakeWatermark
+    ) -> None:
         if base is not None:
             self.job.check_takeover(base.marks.owner, base.marks.job, self.table.place)
         with self._attempt(base, columns.schema, whole=True) as attempt:
@@ -116,7 +118,7 @@ class LakeConsumer(Consumer):
             attempt.commit(marks, ())
         self._maintain()
 
-    def _write_first(self, data: DataRetriever, columns: Columns, writer: FileWriter) -> None:
+    def _write_first(self, data: DataRetriever, columns: TargetColumns, writer: FileWriter) -> None:
         rows = gather(data, self.job.scratch).upserts
         for batch in OrderedRows(rows, _key_rows(rows, columns.schema)).rest():
             writer.write([shaped(batch, columns.schema)])
@@ -130,7 +132,9 @@ class LakeConsumer(Consumer):
             raise Fenced(f"{self.table.place} is not at {watermark} of job {self.job.id} (any more)")
         return base
 
-    def _advance(self, base: Version, data: DataRetriever, columns: Columns, marks: Marks) -> None:
+    def _advance(
+        self, base: Version, data: DataRetriever, columns: TargetColumns, marks: LakeWatermark
+    ) -> None:
         evolution = evolve(base.schema, base.marks.column_id, columns)
         changes = gather(data, self.job.scratch)
         self._change(base, evolution, changes.upserts, changes.deletes, marks)
@@ -140,10 +144,10 @@ class LakeConsumer(Consumer):
     def _change(
         self,
         base: Version,
-        evolution: Evolution,
+        evolution: LakeEvolution,
         upserts: pa.Table,
         deletes: pa.Table,
-        marks: Marks,
+        marks: LakeWatermark,
         *,
         mends: bool = False,
     ) -> None:
@@ -168,9 +172,9 @@ class LakeConsumer(Consumer):
 
     def _attempt(
         self, base: Version | None, schema: pa.Schema, *, whole: bool, mends: bool = False
-    ) -> Attempt:
+    ) -> StagedCommit:
         name = self.job.clock.unique_id()[:12]
-        return Attempt(self.table, base, schema, whole=whole, name=name, mends=mends)
+        return StagedCommit(self.table, base, schema, whole=whole, name=name, mends=mends)
 
     def _maintain(self) -> None:
         """Maintain the table; what is committed is, whether that succeeds or not."""

@@ -13,7 +13,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from penstock.consumers.lake.files import DataFile
-from penstock.consumers.lake.table import Marks
+from penstock.consumers.lake.table import LakeWatermark
 from penstock.consumers.lakeschema import COLUMN_ID, KEY_PLACE, column_id, key_columns
 from penstock.errors import Corrupt
 
@@ -54,7 +54,7 @@ class Retired:
 class CopyManifest:
     """A copy at one commit. `commit` is another one in each manifest."""
 
-    marks: Marks
+    marks: LakeWatermark
     schema: pa.Schema
     files: tuple[DataFile, ...]
     retired: tuple[Retired, ...] = field(default=(), repr=False)
@@ -102,7 +102,7 @@ class CopyManifest:
             schema = pa.schema([_field(each, tree["keys"]) for each in tree["columns"]])
             kind = schema.field(tree["keys"][0]).type
             return cls(
-                marks=Marks(
+                marks=LakeWatermark(
                     owner=tree["owner"],
                     job=tree["job"],
                     watermark=int(tree["watermark"]),

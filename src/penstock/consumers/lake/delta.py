@@ -22,18 +22,18 @@ from penstock.consumers.lake.deltastats import stats_of
 from penstock.consumers.lake.files import (
     DataFile,
     FileStore,
-    Written,
+    WrittenFile,
     check_only_attempts,
     read_rows,
     remove_half_written,
 )
 from penstock.consumers.lake.lakeoptions import LakeOptions
-from penstock.consumers.lake.table import Marks, Overtaken, Version
+from penstock.consumers.lake.table import LakeWatermark, Overtaken, Version
 from penstock.consumers.lakeschema import COLUMN_ID, Dialect, key_columns, parquet_type
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import JobContext
-from penstock.object_storage import Storage, StorageRef
+from penstock.object_storage import ObjectStorage, StorageRef
 
 __all__ = ["Delta"]
 
@@ -80,7 +80,7 @@ class DeltaCopy:
         self._history_hours = math.ceil(history_s / 3600)
 
     @cached_property
-    def _storage(self) -> Storage:
+    def _storage(self) -> ObjectStorage:
         return self.ref.open()
 
     def look(self) -> Version | None:
@@ -105,7 +105,7 @@ class DeltaCopy:
             )
         self._check_layout(table)
         owner, job = (marked[0].metadata[name].decode() for name in (_OWNER, _JOB))
-        marks = Marks(owner=owner, job=job, watermark=watermark, column_id=last_id)
+        marks = LakeWatermark(owner=owner, job=job, watermark=watermark, column_id=last_id)
         return Version(marks=marks, schema=_without_owner(schema), origin=table)
 
     def _check_layout(self, table: DeltaTable) -> None:
@@ -212,7 +212,9 @@ class DeltaStaging:
         self._schema = schema
         self._whole = whole
 
-    def commit(self, marks: Marks, written: Sequence[Written], removed: Sequence[DataFile]) -> None:
+    def commit(
+        self, marks: LakeWatermark, written: Sequence[WrittenFile], removed: Sequence[DataFile]
+    ) -> None:
         """See Staging."""
         now_ms = self._copy.clock.wall_ms()
         added = [
@@ -250,7 +252,7 @@ class DeltaStaging:
                     [*added, *gone], "append", self._table.schema(), commit_properties=properties
                 )
 
-    def _create(self, marks: Marks, added: list[AddAction], properties: CommitProperties) -> None:
+    def _create(self, marks: LakeWatermark, added: list[AddAction], properties: CommitProperties) -> None:
         try:
             create_table_with_add_actions(
                 self._copy.place,
@@ -289,7 +291,7 @@ def _numbered(schema: pa.Schema) -> pa.Schema:
     )
 
 
-def _with_owner(schema: pa.Schema, marks: Marks) -> pa.Schema:
+def _with_owner(schema: pa.Schema, marks: LakeWatermark) -> pa.Schema:
     first, *others = schema
     whose: dict[bytes, Any] = {**first.metadata, _OWNER: marks.owner, _JOB: marks.job}
     return pa.schema([first.with_metadata(whose), *others])

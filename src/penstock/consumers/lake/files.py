@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 from penstock.consumers.lake.key_order import chunk_rows
 from penstock.consumers.lakeschema import shaped
 from penstock.errors import Invalid
-from penstock.object_storage import STAGING, STAGING_LOCK, Storage
+from penstock.object_storage import STAGING, STAGING_LOCK, ObjectStorage
 
 __all__ = [
     "STRAY_MS",
     "DataFile",
     "FileStore",
-    "Written",
+    "WrittenFile",
     "check_only_attempts",
     "read_rows",
     "remove_half_written",
@@ -52,7 +52,7 @@ class DataFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenFile:
     """A file that was just written, and belongs to nothing yet."""
 
     path: str
@@ -101,7 +101,7 @@ def check_only_attempts(store: FileStore, folder: str, place: str) -> None:
         raise Invalid(f"{place} has files that are not Penstock's; give an empty place, or remove them")
 
 
-def remove_half_written(storage: Storage, now_ms: int) -> None:
+def remove_half_written(storage: ObjectStorage, now_ms: int) -> None:
     """Remove what writers that were killed have left of files in a local directory."""
     for each in storage.listed(STAGING):
         if each.path != STAGING_LOCK and each.modified_ms < now_ms - STRAY_MS:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.consumers.lake.files import FileStore, Written
+from penstock.consumers.lake.files import FileStore, WrittenFile
 
 __all__ = ["FileWriter"]
 
@@ -30,7 +30,7 @@ class FileWriter:
         *,
         folder: str,
         name: str,
-        written: list[Written] | None = None,
+        written: list[WrittenFile] | None = None,
         file_bytes: int | None = None,
     ) -> None:
         self.written = [] if written is None else written
@@ -83,6 +83,6 @@ class FileWriter:
         data = self._output.getvalue()
         path = f"{self._prefix}-{self._number:05}.parquet"
         self._store.write(path, data.to_pybytes())
-        self.written.append(Written(path, data.size, self._writer.writer.metadata))
+        self.written.append(WrittenFile(path, data.size, self._writer.writer.metadata))
         self._number += 1
         self._begin()

@@ -26,7 +26,7 @@ from pyiceberg.table import Table, Transaction
 
 from penstock.clock import Clock
 from penstock.consumers.lake.consumer import LakeConsumer
-from penstock.consumers.lake.files import DataFile, Written
+from penstock.consumers.lake.files import DataFile, WrittenFile
 from penstock.consumers.lake.iceberg_metadata import SNAPSHOTS_MAX, bounds_of, entry_of, expire
 from penstock.consumers.lake.icebergcommits import Overwrite, strict_transaction
 from penstock.consumers.lake.icebergfiles import IcebergFiles
@@ -39,7 +39,7 @@ from penstock.consumers.lake.icebergschema import (
     promotes,
     stored_type,
 )
-from penstock.consumers.lake.table import Marks, Overtaken, Version
+from penstock.consumers.lake.table import LakeWatermark, Overtaken, Version
 from penstock.consumers.lakeschema import Dialect, key_columns, shaped
 from penstock.consumers.options import ConsumerOptions, Properties, Seconds, absolute_place, revealed
 from penstock.errors import Invalid, PenstockError
@@ -151,7 +151,7 @@ class IcebergCopy:
                 f"somebody partitioned {self.place}: it cannot be kept like that; drop it, and make it anew"
                 " with `penstock job repair --rebuild`"
             )
-        marks = Marks(
+        marks = LakeWatermark(
             owner=found[_OWNER],
             job=found[_JOB],
             watermark=int(found[_WATERMARK]),
@@ -240,7 +240,9 @@ class IcebergStaging:
         self._schema = schema
         self._whole = whole
 
-    def commit(self, marks: Marks, written: Sequence[Written], removed: Sequence[DataFile]) -> None:
+    def commit(
+        self, marks: LakeWatermark, written: Sequence[WrittenFile], removed: Sequence[DataFile]
+    ) -> None:
         """See Staging."""
         gone = self._copy.files(self._base) if self._base and self._whole else removed
         metadata = self._transaction.table_metadata

@@ -18,7 +18,7 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.typedef import Record
 from pyiceberg.types import NestedField, PrimitiveType
 
-from penstock.consumers.lake.files import Written
+from penstock.consumers.lake.files import WrittenFile
 
 __all__ = ["SNAPSHOTS_MAX", "bounds_of", "entry_of", "expire"]
 
@@ -27,7 +27,7 @@ SNAPSHOTS_MAX = 500
 _SNAPSHOTS_KEPT = 400
 
 
-def entry_of(written: Written, location: str, metadata: TableMetadata) -> Entry:
+def entry_of(written: WrittenFile, location: str, metadata: TableMetadata) -> Entry:
     """A new file as a manifest has it."""
     schema = metadata.schema()
     statistics = data_file_statistics_from_parquet_metadata(

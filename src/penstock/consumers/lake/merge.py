@@ -18,7 +18,7 @@ from penstock.consumers.lake.files import DataFile
 from penstock.consumers.lake.filewriting import FILE_BYTES, FileWriter
 from penstock.consumers.lake.key_order import KeySet, OrderedRows
 
-__all__ = ["Group", "merge", "plan"]
+__all__ = ["RewriteGroup", "merge", "plan"]
 
 SMALL_BYTES = FILE_BYTES // 16
 """Files on storage below it are written again when a new row comes to be beside them."""
@@ -27,7 +27,7 @@ _Shaping = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RewriteGroup:
     """Neighbours that are written again, and with them new rows between the files around them."""
 
     files: tuple[DataFile, ...]
@@ -44,20 +44,22 @@ def plan(
     *,
     every: bool = False,
     small_bytes: int = SMALL_BYTES,
-) -> list[Group]:
+) -> list[RewriteGroup]:
     """Choose the files, in the order of their keys; `every`: all, because their columns change. Pure."""
     ordered = sorted((each for each in files if each.bounded), key=lambda each: each.lowest)
     chosen = [every or _may_hold(each, changed) for each in ordered]
     _choose_small(ordered, chosen, upserts, small_bytes)
     unknown = tuple(each for each in files if not each.bounded)
-    groups = [Group(unknown)] if unknown and (every or len(changed)) else []
+    groups = [RewriteGroup(unknown)] if unknown and (every or len(changed)) else []
     floor = None
     for taken, run in groupby(range(len(ordered)), key=chosen.__getitem__):
         places = list(run)
         members = tuple(ordered[place] for place in places)
         if taken:
             after = places[-1] + 1
-            groups.append(Group(members, floor, ordered[after].lowest if after < len(ordered) else None))
+            groups.append(
+                RewriteGroup(members, floor, ordered[after].lowest if after < len(ordered) else None)
+            )
         else:
             floor = max(each.highest for each in members)
     return groups
@@ -81,7 +83,7 @@ def _choose_small(
 
 
 def merge(
-    groups: Sequence[Group],
+    groups: Sequence[RewriteGroup],
     changed: KeySet,
     upserts: OrderedRows,
     *,

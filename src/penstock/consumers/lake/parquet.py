@@ -16,17 +16,17 @@ from penstock.consumers.lake.files import (
     STRAY_MS,
     DataFile,
     FileStore,
-    Written,
+    WrittenFile,
     check_only_attempts,
     read_rows,
     remove_half_written,
 )
 from penstock.consumers.lake.lakeoptions import LakeOptions
-from penstock.consumers.lake.table import Marks, Overtaken, Version
+from penstock.consumers.lake.table import LakeWatermark, Overtaken, Version
 from penstock.consumers.lakeschema import Dialect, key_columns, parquet_type
 from penstock.errors import Invalid, PenstockError
 from penstock.jobs.consumer import JobContext
-from penstock.object_storage import Storage, StorageRef
+from penstock.object_storage import ObjectStorage, StorageRef
 
 __all__ = ["ParquetCopy", "live_files"]
 
@@ -73,7 +73,7 @@ class ParquetTable:
         self._clock = clock
 
     @cached_property
-    def _storage(self) -> Storage:
+    def _storage(self) -> ObjectStorage:
         return self._ref.open()
 
     def look(self) -> Version | None:
@@ -104,7 +104,7 @@ class ParquetTable:
         return self._ref.open
 
     def commit(
-        self, marks: Marks, schema: pa.Schema, base: Version | None, files: Sequence[DataFile]
+        self, marks: LakeWatermark, schema: pa.Schema, base: Version | None, files: Sequence[DataFile]
     ) -> None:
         """Put a manifest in place of the one that was seen."""
         before: tuple[CopyManifest | None, bytes | None] = base.origin if base else (None, None)
@@ -168,7 +168,9 @@ class ParquetStaging:
         self._schema = schema
         self._whole = whole
 
-    def commit(self, marks: Marks, written: Sequence[Written], removed: Sequence[DataFile]) -> None:
+    def commit(
+        self, marks: LakeWatermark, written: Sequence[WrittenFile], removed: Sequence[DataFile]
+    ) -> None:
         """See Staging."""
         key = key_columns(self._schema)[0]
         stay = self._table.files(self._base) if self._base and not self._whole else []

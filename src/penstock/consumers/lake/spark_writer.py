@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.consumers.lake.files import FileStore, Written
+from penstock.consumers.lake.files import FileStore, WrittenFile
 from penstock.consumers.lake.filewriting import FileWriter
 from penstock.consumers.lakeschema import shaped
 from penstock.errors import Invalid
@@ -67,7 +67,7 @@ class WriteTask:
         )
 
 
-def write_on_executors(rows: "DataFrame", keys: Sequence[str], task: WriteTask) -> list[Written]:
+def write_on_executors(rows: "DataFrame", keys: Sequence[str], task: WriteTask) -> list[WrittenFile]:
     """Write rows in files that cover stretches of the key; the driver gets no row.
 
     Raises Invalid when an executor does not see what the driver writes, as in a local folder.
@@ -81,7 +81,7 @@ def write_on_executors(rows: "DataFrame", keys: Sequence[str], task: WriteTask) 
     with spark_errors():
         made = map_in_arrow(by_key, task.write, "path string, nbytes long, footer binary").toArrow()
     return [
-        Written(path, nbytes, pq.read_metadata(io.BytesIO(footer)))
+        WrittenFile(path, nbytes, pq.read_metadata(io.BytesIO(footer)))
         for path, nbytes, footer in zip(*(column.to_pylist() for column in made.columns), strict=True)
     ]
 

@@ -6,11 +6,11 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from penstock.consumers.lake.files import DataFile, FileStore, Written
+from penstock.consumers.lake.files import DataFile, FileStore, WrittenFile
 from penstock.consumers.lakeschema import Dialect
 from penstock.errors import PenstockError
 
-__all__ = ["LakeTable", "Marks", "Overtaken", "Staging", "Version"]
+__all__ = ["LakeTable", "LakeWatermark", "Overtaken", "Staging", "Version"]
 
 
 class Overtaken(PenstockError):
@@ -18,7 +18,7 @@ class Overtaken(PenstockError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Marks:
+class LakeWatermark:
     """What a copy keeps in each commit beside its rows."""
 
     owner: str
@@ -34,7 +34,7 @@ class Marks:
 class Version:
     """A copy at one commit. Its schema has the metadata of `lakeschema` in its fields."""
 
-    marks: Marks
+    marks: LakeWatermark
     schema: pa.Schema
     origin: Any = field(repr=False)
     """What the format knows it by."""
@@ -53,7 +53,9 @@ class Staging(Protocol):
     def open_store(self) -> Callable[[], FileStore]:
         """Opens the place of new files; can be pickled, for executors."""
 
-    def commit(self, marks: Marks, written: Sequence[Written], removed: Sequence[DataFile]) -> None:
+    def commit(
+        self, marks: LakeWatermark, written: Sequence[WrittenFile], removed: Sequence[DataFile]
+    ) -> None:
         """Let files come and go, with the marks, all at once and durably; when it is whole, all others go.
 
         Raises Overtaken when the table is not at the version any more on which this was staged. Any other

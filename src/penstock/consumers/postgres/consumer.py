@@ -15,8 +15,8 @@ from penstock.consumers.postgres import compare
 from penstock.consumers.postgres.columns import check_name, is_wider, target_columns
 from penstock.consumers.postgres.failures import connecting, told
 from penstock.consumers.postgres.target_table import TargetTable
-from penstock.consumers.postgres.watermarks import NAME, Mark, Watermarks
-from penstock.consumers.schema_evolution import Act, Evolution, TargetColumn, evolved
+from penstock.consumers.postgres.watermarks import NAME, PostgresWatermark, TargetWatermarks
+from penstock.consumers.schema_evolution import ColumnChange, SchemaEvolution, TargetColumn, evolved
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext, every, gather
@@ -72,7 +72,7 @@ class Postgres(Consumer):
         self._name = f"{self._schema}.{self._target}"
         self._nul = options.nul
         self._table = TargetTable(self._schema, self._target, nul=options.nul)
-        self._marks = Watermarks(self._schema, self._target, job)
+        self._marks = TargetWatermarks(self._schema, self._target, job)
         self._connection: psycopg.Connection[Any] | None = None
         self._compared: list[TargetColumn] | None = None
         self._seen_ts: int | None = None
@@ -110,7 +110,12 @@ class Postgres(Consumer):
                 self._make(cursor, mark, data, wanted, rows)
 
     def _merge(
-        self, cursor: Cursor, mark: Mark, data: DataRetriever, wanted: Sequence[TargetColumn], rows: Batches
+        self,
+        cursor: Cursor,
+        mark: PostgresWatermark,
+        data: DataRetriever,
+        wanted: Sequence[TargetColumn],
+        rows: Batches,
     ) -> None:
         """Bring what is there to what should be: rows that are so already are not written."""
         self._table.stage_upserts(cursor, wanted, rows)
@@ -123,7 +128,12 @@ class Postgres(Consumer):
         self._table.upsert(cursor, evolution.columns, changed=True)
 
     def _make(
-        self, cursor: Cursor, mark: Mark, data: DataRetriever, wanted: Sequence[TargetColumn], rows: Batches
+        self,
+        cursor: Cursor,
+        mark: PostgresWatermark,
+        data: DataRetriever,
+        wanted: Sequence[TargetColumn],
+        rows: Batches,
     ) -> None:
         """Make the table anew, and put it in the place of one that does not fit."""
         fresh = self._fresh()
@@ -184,12 +194,14 @@ class Postgres(Consumer):
         if upserts.num_rows:
             self._table.upsert(cursor, columns, changed=False)
 
-    def _evolve(self, cursor: Cursor, evolution: Evolution, schema: SchemaVersion) -> None:
+    def _evolve(self, cursor: Cursor, evolution: SchemaEvolution, schema: SchemaVersion) -> None:
         if evolution.alterations:
             self._lock(cursor)
         for change in evolution.alterations:
             self._table.alter(
-                cursor, change, _default(schema, change.column.name) if change.act is Act.ADD else None
+                cursor,
+                change,
+                _default(schema, change.column.name) if change.act is ColumnChange.ADD else None,
             )
 
     def expected(self, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -253,7 +265,7 @@ def _conninfo(dsn: SecretStr) -> str:
     return make_conninfo("", **{**_DEFAULTS, **given, "client_encoding": "utf8"})
 
 
-def _possible(mark: Mark, wanted: Sequence[TargetColumn]) -> Evolution | None:
+def _possible(mark: PostgresWatermark, wanted: Sequence[TargetColumn]) -> SchemaEvolution | None:
     """How the target can get its columns; None where it has to be made anew: all of its rows come again."""
     try:
         return evolved(mark.columns, mark.seen_id, wanted, is_wider)

@@ -8,7 +8,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from penstock.consumers.postgres.copy_text import copy_text, literal
-from penstock.consumers.schema_evolution import Act, Alteration, TargetColumn
+from penstock.consumers.schema_evolution import Alteration, ColumnChange, TargetColumn
 
 _UPSERTS = sql.Identifier("pg_temp", "penstock_upserts")
 _DELETES = sql.Identifier("pg_temp", "penstock_deletes")
@@ -49,10 +49,10 @@ class TargetTable:
         column = change.column
         name, kind = sql.Identifier(column.name), sql.SQL(column.type)
         statement = {
-            Act.DROP: sql.SQL("DROP COLUMN {}").format(name),
-            Act.RENAME: sql.SQL("RENAME COLUMN {} TO {}").format(sql.Identifier(change.was), name),
-            Act.WIDEN: sql.SQL("ALTER COLUMN {} TYPE {}").format(name, kind),
-            Act.ADD: sql.SQL("ADD COLUMN {} {}").format(name, kind),
+            ColumnChange.DROP: sql.SQL("DROP COLUMN {}").format(name),
+            ColumnChange.RENAME: sql.SQL("RENAME COLUMN {} TO {}").format(sql.Identifier(change.was), name),
+            ColumnChange.WIDEN: sql.SQL("ALTER COLUMN {} TYPE {}").format(name, kind),
+            ColumnChange.ADD: sql.SQL("ADD COLUMN {} {}").format(name, kind),
         }[change.act]
         filled = None if default is None else literal(column, default)
         if filled is not None:  # kept in the catalog: no row is written for it

@@ -60,7 +60,7 @@ RETURNING columns, seen_id"""
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class PostgresWatermark:
     """What the target has of the source."""
 
     columns: list[TargetColumn]
@@ -68,7 +68,7 @@ class Mark:
     attempt: int = 0
 
 
-class Watermarks:
+class TargetWatermarks:
     """The row of one job. Every method runs in the transaction of its cursor, and raises psycopg's errors."""
 
     def __init__(self, schema: str, target: str, job: JobContext) -> None:
@@ -92,7 +92,7 @@ class Watermarks:
             raise Invalid(f"table {self._name} was never synced by this job")
         return known_columns(found[0])
 
-    def claim(self, cursor: psycopg.Cursor[Any], seen_ts: int | None) -> Mark:
+    def claim(self, cursor: psycopg.Cursor[Any], seen_ts: int | None) -> PostgresWatermark:
         """Begin a first sync: from now on none that was begun before can commit.
 
         What the target has stays until this one commits. Raises Invalid when the table is not ours, or a
@@ -116,16 +116,16 @@ class Watermarks:
         found = self._one(cursor, _CLAIM, self._job.owner, str(self._job.id), self._target)
         assert found is not None
         attempt, columns, seen_id = found
-        return Mark(known_columns(columns) if exists else [], int(seen_id), int(attempt))
+        return PostgresWatermark(known_columns(columns) if exists else [], int(seen_id), int(attempt))
 
-    def claimed(self, cursor: psycopg.Cursor[Any], attempt: int) -> Mark:
+    def claimed(self, cursor: psycopg.Cursor[Any], attempt: int) -> PostgresWatermark:
         """What the target has now, held still; raise Fenced when a newer first sync was begun."""
         found = self._one(cursor, _CLAIMED, *self._mine, attempt)
         if found is None:
             raise Fenced(f"a newer first sync of {self._name} was begun")
-        return Mark(known_columns(found[0]), int(found[1]), attempt)
+        return PostgresWatermark(known_columns(found[0]), int(found[1]), attempt)
 
-    def advance(self, cursor: psycopg.Cursor[Any], from_ts: int, to_ts: int) -> Mark:
+    def advance(self, cursor: psycopg.Cursor[Any], from_ts: int, to_ts: int) -> PostgresWatermark:
         """Move the watermark, and keep others out until the end; raise Fenced when it is not at `from_ts`.
 
         With the two alike it only holds the watermark still.
@@ -135,7 +135,7 @@ class Watermarks:
         )
         if found is None:
             raise Fenced(f"table {self._name} is not at {from_ts} any more")
-        return Mark(known_columns(found[0]), int(found[1]))
+        return PostgresWatermark(known_columns(found[0]), int(found[1]))
 
     def keep(
         self, cursor: psycopg.Cursor[Any], ts: int, columns: Sequence[TargetColumn], seen_id: int

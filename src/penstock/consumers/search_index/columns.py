@@ -10,9 +10,9 @@ from lance.udf import BatchUDF, batch_udf
 
 from penstock.consumers.lakeschema import (
     COLUMN_ID,
-    Columns,
     Dialect,
-    Evolution,
+    LakeEvolution,
+    TargetColumns,
     column_id,
     evolve,
     key_columns,
@@ -58,7 +58,7 @@ _DIALECT = Dialect(stored=_stored, renames=True)
 class Layout:
     """What an index of a table has: columns of the source as they are kept, and what is made of its rows."""
 
-    columns: Columns
+    columns: TargetColumns
     maker: RowMaker
 
     @classmethod
@@ -76,7 +76,7 @@ class Layout:
                 f"column {parsed[0]} has a dot or a quote in its name, which Lance takes for a path;"
                 " leave it out of the job's columns"
             )
-        return cls(Columns(kept, keys, table, _DIALECT), maker)
+        return cls(TargetColumns(kept, keys, table, _DIALECT), maker)
 
     @property
     def schema(self) -> pa.Schema:
@@ -110,7 +110,7 @@ def keys_of(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return rows.select(names).cast(kept).group_by(names).aggregate([])
 
 
-def follow_schema(dataset: LanceDataset, last_id: int, wanted: Columns) -> bool:
+def follow_schema(dataset: LanceDataset, last_id: int, wanted: TargetColumns) -> bool:
     """Give a dataset the columns that are wanted; whether anything changed.
 
     `last_id` is the source's greatest column id when the dataset was last written: newer columns are left of
@@ -133,7 +133,7 @@ def follow_schema(dataset: LanceDataset, last_id: int, wanted: Columns) -> bool:
     return True
 
 
-def _check_types(plan: Evolution, there: pa.Schema) -> None:
+def _check_types(plan: LakeEvolution, there: pa.Schema) -> None:
     for source, to in zip(plan.sources, plan.schema, strict=True):
         if isinstance(source, str) and there.field(source).type != to.type:
             raise SchemaRefused(
@@ -142,7 +142,7 @@ def _check_types(plan: Evolution, there: pa.Schema) -> None:
             )
 
 
-def _rename(dataset: LanceDataset, plan: Evolution) -> None:
+def _rename(dataset: LanceDataset, plan: LakeEvolution) -> None:
     renames: list[Any] = [  # Lance declares each as a list of them
         {"path": source, "name": to.name}
         for source, to in zip(plan.sources, plan.schema, strict=True)
@@ -152,7 +152,7 @@ def _rename(dataset: LanceDataset, plan: Evolution) -> None:
         dataset.alter_columns(*renames)
 
 
-def _add(dataset: LanceDataset, plan: Evolution) -> None:
+def _add(dataset: LanceDataset, plan: LakeEvolution) -> None:
     for origin, field in zip(plan.sources, plan.schema, strict=True):
         if isinstance(origin, str):
             continue

@@ -19,9 +19,9 @@ from penstock.consumers.search_index.columns import Layout, follow_schema, key_n
 from penstock.consumers.search_index.earlier import Earlier
 from penstock.consumers.search_index.fragment_writer import FragmentTask, RowMaker, write_on_executors
 from penstock.consumers.search_index.keeper import IndexKeeper, IndexKind
-from penstock.consumers.search_index.lance_table import LANCE_FAILURES, LanceTable, Rows, Standing
+from penstock.consumers.search_index.lance_table import LANCE_FAILURES, IndexRows, IndexVersion, LanceTable
 from penstock.consumers.search_index.marker import ROWS_ONLY, Marker
-from penstock.consumers.search_index.query import Question
+from penstock.consumers.search_index.query import SearchQuery
 from penstock.consumers.search_index.upkeep import Limits
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
@@ -61,8 +61,8 @@ class IndexConsumer(Consumer):
         super().__init__(job)
         self.table = LanceTable(options.uri, revealed(options.storage), job.owner)
         self._options = options
-        self._compared: Standing | None = None
-        self._seen: tuple[Standing | None] | None = None
+        self._compared: IndexVersion | None = None
+        self._seen: tuple[IndexVersion | None] | None = None
         """The version that `committed_ts` saw: a build replaces that one or nothing."""
 
     @abstractmethod
@@ -78,7 +78,7 @@ class IndexConsumer(Consumer):
         """The index that is wanted on a dataset."""
 
     @abstractmethod
-    def ask(self, standing: Standing, question: Question) -> dict[str, Any]:
+    def ask(self, standing: IndexVersion, question: SearchQuery) -> dict[str, Any]:
         """A question as Lance's scan takes it, and the column that has the `score`; Invalid: it cannot be."""
 
     @property
@@ -110,10 +110,10 @@ class IndexConsumer(Consumer):
             keeper = self._keeper(standing)
         keeper.keep(standing)
 
-    def _keeper(self, standing: Standing) -> IndexKeeper:
+    def _keeper(self, standing: IndexVersion) -> IndexKeeper:
         return IndexKeeper(self.table, self.kind(standing.dataset), self.limits, self._options.retain)
 
-    def _build(self, data: DataRetriever, layout: Layout) -> Standing:
+    def _build(self, data: DataRetriever, layout: Layout) -> IndexVersion:
         before = self._seen[0] if self._seen else self.table.latest()
         self._seen = None
         if before is not None:
@@ -145,7 +145,7 @@ class IndexConsumer(Consumer):
         )
         return self.table.replace(before, layout.schema, fragments, marker)
 
-    def _follow(self, data: DataRetriever, layout: Layout) -> Standing:
+    def _follow(self, data: DataRetriever, layout: Layout) -> IndexVersion:
         before = self._ready(data.from_ts, layout)
         task = self._changes_of(before, layout.maker, data.columns)
         try:
@@ -166,7 +166,7 @@ class IndexConsumer(Consumer):
         with spark_errors():
             return fragments, frame.select(*data.keys).toArrow()
 
-    def _ready(self, from_ts: int, layout: Layout) -> Standing:
+    def _ready(self, from_ts: int, layout: Layout) -> IndexVersion:
         """The version to change, with the columns of the source; raise Fenced when it is at another time."""
         before = self._at(from_ts)
         if before.marker.recipe != layout.maker.recipe:
@@ -180,13 +180,13 @@ class IndexConsumer(Consumer):
             raise Unavailable("the columns of the index are changed by others; try again") from error
         return self._at(from_ts) if changed else before
 
-    def _at(self, ts: int) -> Standing:
+    def _at(self, ts: int) -> IndexVersion:
         found = self.table.latest()
         if found is None or found.marker.of(self.job.owner) != ts:
             raise Fenced(f"the index of job {self.job.id} is not at {ts}: another iteration was faster")
         return found
 
-    def _changes_of(self, before: Standing, maker: RowMaker, columns: pa.Schema) -> FragmentTask:
+    def _changes_of(self, before: IndexVersion, maker: RowMaker, columns: pa.Schema) -> FragmentTask:
         schema = before.dataset.schema
         return FragmentTask(
             maker=maker,
@@ -199,15 +199,15 @@ class IndexConsumer(Consumer):
         )
 
     def _commit(
-        self, before: Standing, fragments: Sequence[FragmentMetadata], removed: pa.Table, **moved: Any
-    ) -> Standing:
+        self, before: IndexVersion, fragments: Sequence[FragmentMetadata], removed: pa.Table, **moved: Any
+    ) -> IndexVersion:
         put = sum(each.physical_rows for each in fragments)
 
         def mark(marker: Marker, gone: int) -> Marker:
             changed = marker.changed_rows + max(gone, put)
             return replace(marker, job=str(self.job.id), changed_rows=changed, **moved)
 
-        return self.table.change(before, Rows(fragments, keys_of(removed, before.dataset.schema)), mark)
+        return self.table.change(before, IndexRows(fragments, keys_of(removed, before.dataset.schema)), mark)
 
     def _scratch(self) -> Path:
         self.job.scratch.mkdir(parents=True, exist_ok=True)

@@ -14,8 +14,8 @@ from penstock.consumers.search_index.columns import named
 from penstock.consumers.search_index.consumer import IndexConsumer, IndexOptions
 from penstock.consumers.search_index.earlier import Earlier
 from penstock.consumers.search_index.keeper import INDEX
-from penstock.consumers.search_index.lance_table import Standing
-from penstock.consumers.search_index.query import Question
+from penstock.consumers.search_index.lance_table import IndexVersion
+from penstock.consumers.search_index.query import SearchQuery
 from penstock.consumers.search_index.tokenizing import PARSERS, Tokenizer, joined_texts
 from penstock.errors import Invalid
 from penstock.jobs.consumer import JobContext
@@ -151,7 +151,7 @@ class Fulltext(IndexConsumer):
         own = self._own
         return InvertedIndex(own.language, own.stem, own.stop_words, own.fold_ascii)
 
-    def ask(self, standing: Standing, question: Question) -> dict[str, Any]:
+    def ask(self, standing: IndexVersion, question: SearchQuery) -> dict[str, Any]:
         """See IndexConsumer."""
         if question.words is None:
             raise Invalid(f"job {self.job.id} is a fulltext index; ask with words")

@@ -10,8 +10,15 @@ from lance.commit import CommitConflictError
 from lance.dataset import LanceDataset
 from lance.optimize import Compaction, CompactionOptions
 
-from penstock.consumers.search_index.lance_table import LANCE_FAILURES, LanceTable, Standing
-from penstock.consumers.search_index.upkeep import Condition, Fragment, Limits, Step, next_steps, to_compact
+from penstock.consumers.search_index.lance_table import LANCE_FAILURES, IndexVersion, LanceTable
+from penstock.consumers.search_index.upkeep import (
+    Condition,
+    Fragment,
+    IndexUpkeepStep,
+    Limits,
+    next_steps,
+    to_compact,
+)
 from penstock.errors import Fenced
 from penstock.metrics import JOBS_INDEX_UPKEEP_SECONDS
 
@@ -46,14 +53,14 @@ class IndexKeeper:
     limits: Limits
     retain_s: float
 
-    def build(self, standing: Standing) -> Standing:
+    def build(self, standing: IndexVersion) -> IndexVersion:
         """Make the index of new rows, if they are enough for one, and let them be searched."""
         made = self._trained(standing) if self.limits.wants_index(standing.rows) else {}
         found = self.table.change(standing, None, lambda marker, _: replace(marker, complete=True, **made))
         self.table.retire_tag(found)
         return found
 
-    def keep(self, standing: Standing) -> None:
+    def keep(self, standing: IndexVersion) -> None:
         """Do what is necessary now. The rows are safe whatever becomes of it: a step that fails is logged,
         and wanted again after the next change.
         """
@@ -65,11 +72,11 @@ class IndexKeeper:
         except LANCE_FAILURES as error:
             _log.warning("care of an index failed", extra=facts | {"error": type(error).__name__})
 
-    def _keep(self, standing: Standing) -> None:
+    def _keep(self, standing: IndexVersion) -> None:
         condition = self._condition(standing)
         steps = next_steps(condition, self.limits)
-        if steps == (Step.MEASURE,):
-            with JOBS_INDEX_UPKEEP_SECONDS.labels(Step.MEASURE).time():
+        if steps == (IndexUpkeepStep.MEASURE,):
+            with JOBS_INDEX_UPKEEP_SECONDS.labels(IndexUpkeepStep.MEASURE).time():
                 recall = self.kind.recall(standing.dataset)
             standing = self._noted(standing, measured_rows=standing.marker.changed_rows)
             steps = next_steps(replace(condition, recall=recall), self.limits)
@@ -77,26 +84,26 @@ class IndexKeeper:
             with JOBS_INDEX_UPKEEP_SECONDS.labels(step).time():
                 standing = self._done(step, standing)
 
-    def _done(self, step: Step, standing: Standing) -> Standing:
+    def _done(self, step: IndexUpkeepStep, standing: IndexVersion) -> IndexVersion:
         dataset = standing.dataset
         match step:
-            case Step.TRAIN:
+            case IndexUpkeepStep.TRAIN:
                 return self._noted(standing, **self._trained(standing))
-            case Step.FOLD:
+            case IndexUpkeepStep.FOLD:
                 dataset.optimize.optimize_indices(index_names=[INDEX], num_indices_to_merge=0)
-            case Step.MERGE:
+            case IndexUpkeepStep.MERGE:
                 folded = _statistics(dataset)["num_segments"] - 1
                 dataset.optimize.optimize_indices(index_names=[INDEX], num_indices_to_merge=folded)
-            case Step.COMPACT:
+            case IndexUpkeepStep.COMPACT:
                 self._compact(standing)
-            case Step.CLEAN:
+            case IndexUpkeepStep.CLEAN:
                 self.table.retire_tag(standing)  # a build may have been killed just before it did that
                 kept = timedelta(seconds=self.retain_s)
                 dataset.cleanup_old_versions(kept, error_if_tagged_old_versions=False)
                 return self._noted(standing, cleaned_version=standing.version)
         return self._reopened(standing)
 
-    def _compact(self, standing: Standing) -> None:
+    def _compact(self, standing: IndexVersion) -> None:
         """Write fragments together; raises Fenced when the version that was read is gone.
 
         Lance refuses to replace fragments that others have changed since, but it finds that out by the
@@ -114,7 +121,7 @@ class IndexKeeper:
         if made:
             Compaction.commit(self.table.reopened(standing), made, options)
 
-    def _trained(self, standing: Standing) -> dict[str, Any]:
+    def _trained(self, standing: IndexVersion) -> dict[str, Any]:
         """Make the index anew; what the marker says of it then."""
         self.kind.create(standing.dataset)
         return {
@@ -125,16 +132,16 @@ class IndexKeeper:
             "recall": self.kind.recall(standing.dataset),
         }
 
-    def _noted(self, standing: Standing, **facts: Any) -> Standing:
+    def _noted(self, standing: IndexVersion, **facts: Any) -> IndexVersion:
         return self.table.change(self._reopened(standing), None, lambda marker, _: replace(marker, **facts))
 
-    def _reopened(self, standing: Standing) -> Standing:
+    def _reopened(self, standing: IndexVersion) -> IndexVersion:
         found = self.table.latest()
         if found is None or not found.keeps(standing):
             raise Fenced(f"the index at {self.table.uri} was changed by another writer")
         return found
 
-    def _condition(self, standing: Standing) -> Condition:
+    def _condition(self, standing: IndexVersion) -> Condition:
         marker, dataset = standing.marker, standing.dataset
         index = _statistics(dataset)
         return Condition(
@@ -152,7 +159,7 @@ class IndexKeeper:
         )
 
 
-def _fragments(standing: Standing) -> tuple[Fragment, ...]:
+def _fragments(standing: IndexVersion) -> tuple[Fragment, ...]:
     found = (each.metadata for each in standing.dataset.get_fragments())
     return tuple(
         Fragment(each.id, each.physical_rows, each.num_deletions)

@@ -20,7 +20,7 @@ from penstock.consumers.lake.key_order import KeySet
 from penstock.consumers.search_index.marker import MARKER, ROWS_ONLY, Marker
 from penstock.errors import Corrupt, Fenced, Unavailable
 
-__all__ = ["LANCE_FAILURES", "LanceTable", "Rows", "Standing"]
+__all__ = ["LANCE_FAILURES", "IndexRows", "IndexVersion", "LanceTable"]
 
 SERVING = "penstock-serving"
 """A tag on the last complete version while the next is built: what searches read, and nobody removes."""
@@ -32,7 +32,7 @@ _ADDRESS = "_rowaddr"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class IndexVersion:
     """A version of the dataset and its marker."""
 
     dataset: LanceDataset
@@ -49,13 +49,13 @@ class Standing:
         """How many there are."""
         return self.dataset.count_rows() - 1
 
-    def keeps(self, other: "Standing") -> bool:
+    def keeps(self, other: "IndexVersion") -> bool:
         """Whether another version has the same rows for the same owner."""
         return _identity(self.marker) == _identity(other.marker)
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class IndexRows:
     """A change: fragments that were written, and the keys whose rows go first, each key once."""
 
     fragments: Sequence[FragmentMetadata]
@@ -75,11 +75,11 @@ class LanceTable:
         """Options of the storage, secrets among them."""
         return self._storage
 
-    def latest(self) -> Standing | None:
+    def latest(self) -> IndexVersion | None:
         """The newest version; None when there is no dataset. Raises Corrupt when it has no marker."""
         return self._open(None)
 
-    def serving(self) -> tuple[Standing, bool] | None:
+    def serving(self) -> tuple[IndexVersion, bool] | None:
         """The newest complete version of this owner, and whether it is the newest of all; None: none yet.
 
         It is not while the next one is built.
@@ -92,7 +92,7 @@ class LanceTable:
         tagged = self._open(SERVING) if SERVING in found.dataset.tags.list() else None
         return (tagged, False) if tagged and tagged.marker.of(self.owner) else None
 
-    def at(self, ts: int) -> Standing:
+    def at(self, ts: int) -> IndexVersion:
         """The newest version with this watermark; raise Fenced when it is gone."""
         found = self.latest()
         for _ in range(_VERSIONS_BACK):
@@ -103,7 +103,7 @@ class LanceTable:
             raise Fenced(f"the index at {self.uri} has no version at {ts} any more; begin again")
         return found
 
-    def reopened(self, standing: Standing) -> LanceDataset:
+    def reopened(self, standing: IndexVersion) -> LanceDataset:
         """The same version, read again; raise Fenced when it is gone."""
         found = self._open(standing.version)
         if found is None or not found.keeps(standing):
@@ -112,11 +112,11 @@ class LanceTable:
 
     def replace(
         self,
-        before: Standing | None,
+        before: IndexVersion | None,
         schema: pa.Schema,
         fragments: Sequence[FragmentMetadata],
         marker: Marker,
-    ) -> Standing:
+    ) -> IndexVersion:
         """Put rows in the place of everything; raise Fenced when the marker is not as it was `before`.
 
         Indexes go with the old rows. The version of before stays what is served until this one is complete.
@@ -132,14 +132,18 @@ class LanceTable:
                 base = self._newer(before, base, error)
         raise self._busy()
 
-    def check_absent(self, before: Standing | None, error: Exception) -> None:
+    def check_absent(self, before: IndexVersion | None, error: Exception) -> None:
         """Raise Fenced when a first build failed because somebody else's is there by now."""
         if before is None and self.latest() is not None:
             raise self._fenced() from error
 
     def _replaced(
-        self, base: Standing | None, schema: pa.Schema, fragments: Sequence[FragmentMetadata], marker: Marker
-    ) -> Standing:
+        self,
+        base: IndexVersion | None,
+        schema: pa.Schema,
+        fragments: Sequence[FragmentMetadata],
+        marker: Marker,
+    ) -> IndexVersion:
         alone = self._write_marker(schema, marker, mode="create" if base is None else "overwrite")
         # An Overwrite that may not be retried is never rebased: it is a compare-and-set of the version. Yet
         # the number may be free again because newer versions were made, and then removed for their age.
@@ -150,7 +154,9 @@ class LanceTable:
             raise self._fenced()
         return newest
 
-    def change(self, before: Standing, rows: Rows | None, mark: Callable[[Marker, int], Marker]) -> Standing:
+    def change(
+        self, before: IndexVersion, rows: IndexRows | None, mark: Callable[[Marker, int], Marker]
+    ) -> IndexVersion:
         """Take rows out, put rows in, and replace the marker by `mark` of it and of how many keys were there.
 
         Raises Fenced, and changes nothing, when owner or watermark are not as they were `before`.
@@ -163,7 +169,7 @@ class LanceTable:
                 base = self._newer(before, base, error)
         raise self._busy()
 
-    def retire_tag(self, standing: Standing) -> None:
+    def retire_tag(self, standing: IndexVersion) -> None:
         """Let the version go that was served while this one was built."""
         tagged = standing.dataset.tags.list().get(SERVING)
         if tagged and tagged["version"] < standing.version:
@@ -173,7 +179,9 @@ class LanceTable:
         """Write rows that nobody sees until they are committed."""
         return written(rows, self.uri, self._storage, mode=mode)
 
-    def _changed(self, base: Standing, rows: Rows | None, mark: Callable[[Marker, int], Marker]) -> Standing:
+    def _changed(
+        self, base: IndexVersion, rows: IndexRows | None, mark: Callable[[Marker, int], Marker]
+    ) -> IndexVersion:
         base = self._isolated(base)
         removed, updated, gone = _deleted(base.dataset, rows.removed) if rows else ([], [], 0)
         marker = self._write_marker(base.dataset.schema, mark(base.marker, gone), mode="append")
@@ -184,7 +192,7 @@ class LanceTable:
         )
         return self._committed(Transaction(base.version, operation))
 
-    def _committed(self, transaction: Transaction) -> Standing:
+    def _committed(self, transaction: Transaction) -> IndexVersion:
         """Commit. The version that was read is opened again for it: were it gone, so might be the versions
         after it, and what is not there conflicts with nothing.
         """
@@ -193,13 +201,15 @@ class LanceTable:
         )
         return self._standing(dataset)
 
-    def _unchanged(self, before: Standing) -> Standing:
+    def _unchanged(self, before: IndexVersion) -> IndexVersion:
         found = self.latest()
         if found is None or not found.keeps(before):
             raise self._fenced()
         return found
 
-    def _newer(self, before: Standing | None, base: Standing | None, error: Exception) -> Standing:
+    def _newer(
+        self, before: IndexVersion | None, base: IndexVersion | None, error: Exception
+    ) -> IndexVersion:
         """The same rows in a newer version: why a commit failed. Raises the error when there is none.
 
         Fragments were written for the columns that there were, so these have to be the same too.
@@ -219,7 +229,7 @@ class LanceTable:
             f"the index at {self.uri} was changed by another writer; this one's changes are left out"
         )
 
-    def _isolated(self, base: Standing) -> Standing:
+    def _isolated(self, base: IndexVersion) -> IndexVersion:
         """The same rows with the marker alone in its fragment: somebody's compaction may have moved it."""
         fragment = base.dataset.get_fragment(base.marker_fragment)
         assert fragment is not None
@@ -239,7 +249,7 @@ class LanceTable:
         ]
         return self.write(pa.Table.from_arrays(cells, schema=schema), mode=mode)
 
-    def _open(self, version: int | str | None) -> Standing | None:
+    def _open(self, version: int | str | None) -> IndexVersion | None:
         try:
             dataset = lance.dataset(self.uri, version=version, storage_options=self._storage or None)
         except ValueError as error:
@@ -248,14 +258,14 @@ class LanceTable:
             raise
         return self._standing(dataset)
 
-    def _standing(self, dataset: LanceDataset) -> Standing:
+    def _standing(self, dataset: LanceDataset) -> IndexVersion:
         fragments = dataset.get_fragments() if MARKER in dataset.schema.names else []
         # Nearly always alone in one of the newest fragments; else every one of them is looked through.
         likely = [each for each in reversed(fragments) if each.metadata.physical_rows == 1]
         for fragment in [*likely, *fragments]:
             texts = fragment.to_table(columns=[MARKER], filter=f"{MARKER} IS NOT NULL").column(MARKER)
             if len(texts):
-                return Standing(dataset, Marker.parse(texts[0].as_py()), fragment.fragment_id)
+                return IndexVersion(dataset, Marker.parse(texts[0].as_py()), fragment.fragment_id)
         raise Corrupt(f"the dataset at {self.uri} has no marker row: it is none of Penstock's; name another")
 
 
@@ -315,7 +325,7 @@ def _deleted_by_address(
     return removed, updated, gone
 
 
-def _tag(standing: Standing) -> None:
+def _tag(standing: IndexVersion) -> None:
     tags = standing.dataset.tags
     if SERVING in tags.list():
         tags.update(SERVING, standing.version)

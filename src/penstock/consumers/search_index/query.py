@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from penstock.errors import Invalid
 
-__all__ = ["Question"]
+__all__ = ["SearchQuery"]
 
 _K_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class SearchQuery:
     """Words or a vector; raises Invalid when it is neither, or both."""
 
     words: str | None = None

@@ -17,9 +17,9 @@ from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.consumers.search_index.columns import from_source
 from penstock.consumers.search_index.consumer import IndexConsumer
 from penstock.consumers.search_index.filters import check_filter
-from penstock.consumers.search_index.lance_table import Standing
+from penstock.consumers.search_index.lance_table import IndexVersion
 from penstock.consumers.search_index.marker import ROWS_ONLY
-from penstock.consumers.search_index.query import Question
+from penstock.consumers.search_index.query import SearchQuery
 from penstock.errors import Invalid, Unavailable
 from penstock.jobs.consumer import JobContext
 from penstock.jobs.consumers import find_consumer
@@ -64,7 +64,7 @@ def search(
     has not ended, because an answer would lack rows; Invalid when the job is no index, or cannot be asked
     like this.
     """
-    question = Question(words=words, vector=vector, k=k, every=every)
+    question = SearchQuery(words=words, vector=vector, k=k, every=every)
     if filter is not None:
         check_filter(filter)
     consumer = _consumer(job, settings or Settings(), clock)
@@ -103,8 +103,8 @@ def _consumer(job: Job, settings: Settings, clock: Clock) -> IndexConsumer:
 
 def _asked(
     consumer: IndexConsumer,
-    standing: Standing,
-    question: Question,
+    standing: IndexVersion,
+    question: SearchQuery,
     where: str | None,
     columns: Sequence[str] | None,
 ) -> pa.Table:
@@ -127,7 +127,7 @@ def _asked(
         ) from error
 
 
-def _watermark(job: Job, standing: Standing) -> int:
+def _watermark(job: Job, standing: IndexVersion) -> int:
     """That of the rows; the log's, where the source has not changed since."""
     rows_ts = standing.marker.watermark
     quiet = rows_ts >= job.status.committed_ts > 0

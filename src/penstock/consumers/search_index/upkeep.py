@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Condition", "Fragment", "Limits", "Step", "next_steps", "to_compact"]
+__all__ = ["Condition", "Fragment", "IndexUpkeepStep", "Limits", "next_steps", "to_compact"]
 
 
-class Step(StrEnum):
+class IndexUpkeepStep(StrEnum):
     """What can be done for an index."""
 
     MEASURE = "measure"
@@ -100,24 +100,24 @@ class Limits:
         return self.rows_min is not None and rows >= self.rows_min
 
 
-def next_steps(now: Condition, limits: Limits) -> tuple[Step, ...]:
+def next_steps(now: Condition, limits: Limits) -> tuple[IndexUpkeepStep, ...]:
     """What to do, in this order. After MEASURE, ask again with what was measured."""
     training = _wants_training(now, limits)
     if now.trained and not training and now.recall is None and _wants_measure(now, limits):
-        return (Step.MEASURE,)
-    steps: list[Step] = []
+        return (IndexUpkeepStep.MEASURE,)
+    steps: list[IndexUpkeepStep] = []
     if to_compact(now.fragments, limits):
-        steps.append(Step.COMPACT)
+        steps.append(IndexUpkeepStep.COMPACT)
     if training:
-        steps.append(Step.TRAIN)
+        steps.append(IndexUpkeepStep.TRAIN)
     elif now.trained:
         folding = now.unindexed_rows > max(limits.unindexed_rows, limits.unindexed_share * now.rows)
         if folding:
-            steps.append(Step.FOLD)
+            steps.append(IndexUpkeepStep.FOLD)
         if now.segments + folding > limits.segments:
-            steps.append(Step.MERGE)
+            steps.append(IndexUpkeepStep.MERGE)
     if now.versions >= limits.versions:
-        steps.append(Step.CLEAN)
+        steps.append(IndexUpkeepStep.CLEAN)
     return tuple(steps)
 
 

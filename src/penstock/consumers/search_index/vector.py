@@ -15,9 +15,9 @@ from penstock.consumers.search_index.columns import named
 from penstock.consumers.search_index.consumer import IndexConsumer, IndexOptions
 from penstock.consumers.search_index.earlier import Earlier
 from penstock.consumers.search_index.embedding import HASHING, Embedding, vectors_of
-from penstock.consumers.search_index.lance_table import Standing
+from penstock.consumers.search_index.lance_table import IndexVersion
 from penstock.consumers.search_index.nearest import VECTOR, NearestIndex
-from penstock.consumers.search_index.query import Question
+from penstock.consumers.search_index.query import SearchQuery
 from penstock.consumers.search_index.tokenizing import joined_texts
 from penstock.consumers.search_index.upkeep import Limits
 from penstock.errors import Invalid
@@ -185,13 +185,13 @@ class Vector(IndexConsumer):
         dimension = dataset.schema.field(VECTOR).type.list_size
         return NearestIndex(kind, own.metric, dimension, own.partitions, own.sub_vectors)
 
-    def ask(self, standing: Standing, question: Question) -> dict[str, Any]:
+    def ask(self, standing: IndexVersion, question: SearchQuery) -> dict[str, Any]:
         """See IndexConsumer."""
         vector = self._asked(VectorMaker.parse(standing.marker.recipe), question)
         nearest = self.kind(standing.dataset).nearest(vector, question.k)
         return {"nearest": nearest, "score": "_distance"}
 
-    def _asked(self, maker: VectorMaker, question: Question) -> np.ndarray[Any, Any]:
+    def _asked(self, maker: VectorMaker, question: SearchQuery) -> np.ndarray[Any, Any]:
         if question.words is not None:
             if maker.embedding is None:
                 raise Invalid(f"job {self.job.id} has vectors of a column, not of texts; ask with a vector")

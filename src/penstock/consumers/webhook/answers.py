@@ -17,7 +17,7 @@ WAIT_MAX_S = 60.0
 """A server that wants more time is left to the next iteration."""
 
 
-class Verdict(Enum):
+class DeliveryResult(Enum):
     """What to do next."""
 
     TAKEN = auto()
@@ -35,15 +35,17 @@ class Answer:
     failure: str = ""
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> DeliveryResult:
         """2xx: taken. 409: the server has another watermark. 408, 425, 429 and 5xx pass. Others do not."""
         if self.failure:
-            return Verdict.AGAIN
+            return DeliveryResult.AGAIN
         if 200 <= self.status < 300:
-            return Verdict.TAKEN
+            return DeliveryResult.TAKEN
         if self.status == _CONFLICT:
-            return Verdict.FENCED
-        return Verdict.AGAIN if self.status in _RETRIED or self.status >= 500 else Verdict.REFUSED
+            return DeliveryResult.FENCED
+        return (
+            DeliveryResult.AGAIN if self.status in _RETRIED or self.status >= 500 else DeliveryResult.REFUSED
+        )
 
     @property
     def reason(self) -> str:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from penstock.clock import Clock
-from penstock.consumers.webhook.answers import WAIT_MAX_S, Answer, Verdict, wait_s
+from penstock.consumers.webhook.answers import WAIT_MAX_S, Answer, DeliveryResult, wait_s
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventloop import run
 
@@ -81,13 +81,13 @@ class Sender:
         failure = ""
         for attempt in range(self._attempts):
             answer, text = self._exchange(method, headers(), body)
-            if answer.verdict is Verdict.TAKEN:
+            if answer.verdict is DeliveryResult.TAKEN:
                 return text
             if answer.status == _NOT_FOUND and missing is not None:
                 return missing
-            if answer.verdict is Verdict.FENCED:
+            if answer.verdict is DeliveryResult.FENCED:
                 raise Fenced(f"{self._address.shown} answers that it is elsewhere (409)")
-            if answer.verdict is Verdict.REFUSED:
+            if answer.verdict is DeliveryResult.REFUSED:
                 raise Invalid(f"{self._address.shown} {answer.reason}")
             failure = answer.reason
             now_s, chance = self._clock.wall_ms() / 1000, self._clock.random()

@@ -8,12 +8,12 @@ from typing import Generic, TypeVar
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import PenstockError, Unavailable
 
-__all__ = ["Question"]
+__all__ = ["Probe"]
 
 T = TypeVar("T")
 
 
-class Question(Generic[T]):
+class Probe(Generic[T]):
     """Work that is done in a thread of its own while somebody waits, and no longer than they like.
 
     The thread goes on until the work ends, but keeps no process from ending.

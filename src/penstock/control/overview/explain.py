@@ -5,12 +5,12 @@ from functools import cached_property
 from typing import TypeVar
 
 from penstock.changefeeds.filters import TableFilter
-from penstock.changefeeds.model import FeedState
+from penstock.changefeeds.model import ChangefeedState
 from penstock.clock import physical_ms
 from penstock.control.overview.facts import SLOW_S, Facts, FeedFact, JobFact, TableFact, behind_s
-from penstock.control.overview.model import HeldBy, HolderKind, Stage, StageRow
+from penstock.control.overview.model import FlowStage, HeldBy, HolderKind, StageRow
 from penstock.errors import Invalid
-from penstock.jobs.freshness import Reason
+from penstock.jobs.freshness import LagReason
 
 __all__ = ["Explanation", "lag_of_job"]
 
@@ -20,26 +20,26 @@ PATIENT_S = 15.0
 """How far behind things are that do their usual work: they wait for an interval, or for enough to do."""
 _TOGETHER_MS = 2_000
 """Who is no further than that ahead of another waits for it."""
-_FAILED = {FeedState.WARNING: "failed and tries again", FeedState.FAILED: "failed and waits"}
-_FOLLOWED = frozenset({FeedState.NORMAL, FeedState.WARNING, FeedState.FAILED})
+_FAILED = {ChangefeedState.WARNING: "failed and tries again", ChangefeedState.FAILED: "failed and waits"}
+_FOLLOWED = frozenset({ChangefeedState.NORMAL, ChangefeedState.WARNING, ChangefeedState.FAILED})
 
 _REASONS = {
-    Reason.NEVER_SYNCED: "its first iteration has not begun yet",
-    Reason.ERROR: "it was stopped by an error",
-    Reason.RETRYING: "its last iteration failed and is tried again",
-    Reason.QUEUED: "its next iteration waits for a worker",
-    Reason.RUNNING: "an iteration is under way",
-    Reason.CATCHING_UP: "it catches up, an iteration at a time",
-    Reason.WAITING: "its trigger has not begun the next iteration yet",
-    Reason.NO_RUNNER: "no process runs jobs",
+    LagReason.NEVER_SYNCED: "its first iteration has not begun yet",
+    LagReason.ERROR: "it was stopped by an error",
+    LagReason.RETRYING: "its last iteration failed and is tried again",
+    LagReason.QUEUED: "its next iteration waits for a worker",
+    LagReason.RUNNING: "an iteration is under way",
+    LagReason.CATCHING_UP: "it catches up, an iteration at a time",
+    LagReason.WAITING: "its trigger has not begun the next iteration yet",
+    LagReason.NO_RUNNER: "no process runs jobs",
 }
 
-_AT_WORK = frozenset({Reason.QUEUED, Reason.RUNNING, Reason.WAITING})
+_AT_WORK = frozenset({LagReason.QUEUED, LagReason.RUNNING, LagReason.WAITING})
 
 
 def lag_of_job(fact: JobFact) -> float | None:
     """How far a job's target is behind; None: it has nothing yet, or is not meant to go on."""
-    if not fact.freshness.watermark or fact.freshness.reason in {Reason.PAUSED, Reason.DROPPED}:
+    if not fact.freshness.watermark or fact.freshness.reason in {LagReason.PAUSED, LagReason.DROPPED}:
         return None
     return fact.freshness.lag_s
 
@@ -111,7 +111,7 @@ class Explanation:
         feed = fact.feed
         if feed.state not in _FOLLOWED:
             return None
-        if feed.state is not FeedState.NORMAL:
+        if feed.state is not ChangefeedState.NORMAL:
             return self._by_feed(fact, f"it {_FAILED[feed.state]}: {feed.status.error}")
         if self._behind(feed.status.checkpoint_ts) <= SLOW_S:
             return None
@@ -152,10 +152,10 @@ class Explanation:
     def job(self, fact: JobFact) -> HeldBy | None:
         """What holds a job back; None: nothing does, or it is not meant to go on."""
         reason = fact.freshness.reason
-        if reason in {Reason.PAUSED, Reason.DROPPED}:
+        if reason in {LagReason.PAUSED, LagReason.DROPPED}:
             return None
         table = self._by_id.get(fact.job.key.table_id)
-        if reason is Reason.NOT_CAPTURED:
+        if reason is LagReason.NOT_CAPTURED:
             return HeldBy(
                 kind=HolderKind.TABLE,
                 name=f"{fact.job.id.database}.{fact.job.id.table}",
@@ -176,14 +176,14 @@ class Explanation:
     def stages(self) -> list[StageRow]:
         """Each stage by the slowest that passes through it."""
         return [
-            StageRow(stage=Stage.COMMIT, lag_s=0.0),
-            self._stage(Stage.CAPTURE, *self._captured()),
-            self._stage(Stage.STORE, *self._stored()),
-            self._stage(Stage.CHANGEFEEDS, *self._fed()),
-            self._stage(Stage.JOBS, *self._done()),
+            StageRow(stage=FlowStage.COMMIT, lag_s=0.0),
+            self._stage(FlowStage.CAPTURE, *self._captured()),
+            self._stage(FlowStage.STORE, *self._stored()),
+            self._stage(FlowStage.CHANGEFEEDS, *self._fed()),
+            self._stage(FlowStage.JOBS, *self._done()),
         ]
 
-    def _stage(self, stage: Stage, lag_s: float | None, held_by: HeldBy | None) -> StageRow:
+    def _stage(self, stage: FlowStage, lag_s: float | None, held_by: HeldBy | None) -> StageRow:
         feeds = None if self._account is None else {fact.feed.info.id for fact in self._facts.feeds}
         rate = self._facts.growth.rate(stage, feeds=feeds, account=self._account)
         return StageRow(

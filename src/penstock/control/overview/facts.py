@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from penstock.changefeeds.model import Feed
+from penstock.changefeeds.model import ChangefeedRecord
 from penstock.clock import physical_ms
 from penstock.control.overview.locks import HoldingLock
 from penstock.control.overview.model import SpoolLevel
@@ -73,7 +73,7 @@ class CaptureFact:
 class FeedFact:
     """A changefeed; `run_by` is empty while nobody runs it."""
 
-    feed: Feed
+    feed: ChangefeedRecord
     run_by: str = ""
     spool: SpoolLevel | None = None
 

@@ -9,28 +9,28 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from penstock import eventloop
-from penstock.changefeeds.model import Feed
+from penstock.changefeeds.model import ChangefeedRecord
 from penstock.clock import SYSTEM, Clock, compose_ts, physical_ms
 from penstock.control.deployment import Deployment
 from penstock.control.overview import part_metrics
-from penstock.control.overview.asking import Question
+from penstock.control.overview.asking import Probe
 from penstock.control.overview.facts import SLOW_S, CaptureFact, Facts, FeedFact, JobFact, TableFact, behind_s
 from penstock.control.overview.freespace import scarce
 from penstock.control.overview.locks import holding_locks
-from penstock.control.overview.partmetrics import Growth, Sample, read_page, spools
+from penstock.control.overview.partmetrics import Growth, MetricSample, read_page, spools
 from penstock.control.part_states import PartKind, PartState, PartStatus, UpStates
 from penstock.errors import PenstockError
-from penstock.eventstore.capture.lease import Lease
+from penstock.eventstore.capture.lease import CaptureLease
 from penstock.eventstore.capture.sharing import wanted
 from penstock.eventstore.read.flight_client import FlightReader
-from penstock.eventstore.read.ranges import TableProgress
+from penstock.eventstore.read.ranges import CaptureProgress
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.owners import live_captures
-from penstock.follow.source_2 import Look
+from penstock.follow.source import ReadableRange
 from penstock.jobs.freshness import freshness_of
 from penstock.jobs.job import Job
 from penstock.jobs.log.job_rows import DATABASE as BOOKKEEPING
-from penstock.kv.lease import LeaseRow, holder
+from penstock.kv.lease import LeaseRecord, holder
 from penstock.settings import Settings
 from penstock.verify.results import LastVerification, Outcomes
 
@@ -47,7 +47,7 @@ _EXPLAINED_MAX = 16
 _PARTITIONS_MAX = 8
 _SHARED_S = 1.0
 
-Pages = dict[str, dict[Sample, float] | None]
+Pages = dict[str, dict[MetricSample, float] | None]
 
 
 class Rates:
@@ -83,25 +83,25 @@ def gather(deployment: Deployment, growth: Growth, *, clock: Clock = SYSTEM) -> 
     deadline = clock.monotonic() + ANSWER_S
     settings, unknown = deployment.settings, dict[str, str]()
     parts = _up_parts(settings, unknown)
-    pages = Question("metrics", lambda: _pages(parts or ()), clock=clock)
+    pages = Probe("metrics", lambda: _pages(parts or ()), clock=clock)
     try:
-        now_ts = Question("its time", deployment.now_ts, clock=clock).answer(clock.monotonic() + CLUSTER_S)
+        now_ts = Probe("its time", deployment.now_ts, clock=clock).answer(clock.monotonic() + CLUSTER_S)
     except PenstockError as error:
         shown = pages.answer_or({}, deadline, unknown)
         growth.add(clock.monotonic(), _answered(shown))
         left = unreached(settings, str(error), clock=clock)
         return replace(left, growth=growth, silent=_silent(shown))
-    schemas = Question("schemas", lambda: _schemas(deployment), clock=clock)
-    captures = Question("captures", lambda: _captures(deployment), clock=clock)
-    feeds = Question("changefeeds", lambda: _feeds(deployment), clock=clock)
-    jobs = Question("jobs", lambda: _verified_jobs(deployment), clock=clock)
-    runner = Question("the runner of jobs", lambda: eventloop.run(holder(deployment.client)), clock=clock)
+    schemas = Probe("schemas", lambda: _schemas(deployment), clock=clock)
+    captures = Probe("captures", lambda: _captures(deployment), clock=clock)
+    feeds = Probe("changefeeds", lambda: _feeds(deployment), clock=clock)
+    jobs = Probe("jobs", lambda: _verified_jobs(deployment), clock=clock)
+    runner = Probe("the runner of jobs", lambda: eventloop.run(holder(deployment.client)), clock=clock)
 
     shown = pages.answer_or({}, deadline, unknown)
     growth.add(clock.monotonic(), _answered(shown))
     found = captures.answer_or([], deadline, unknown)
     tables = _tables(schemas.answer_or([], deadline, unknown), found, settings)
-    lease = runner.answer_or(LeaseRow(), deadline, unknown)
+    lease = runner.answer_or(LeaseRecord(), deadline, unknown)
     run_by = lease.owner if lease.expires_ms > physical_ms(now_ts) else ""
     attended = bool(run_by) or runner.what in unknown  # who is not known to be away is not missed
     levels = spools(_answered(shown))
@@ -172,7 +172,7 @@ def _silent(pages: Pages) -> frozenset[str]:
     return frozenset(name for name, page in pages.items() if page is None)
 
 
-def _answered(pages: Pages) -> dict[str, dict[Sample, float]]:
+def _answered(pages: Pages) -> dict[str, dict[MetricSample, float]]:
     return {name: page for name, page in pages.items() if page is not None}
 
 
@@ -184,7 +184,7 @@ class _Captured:
     """A capture, with what it has."""
 
     fact: CaptureFact
-    tables: Sequence[TableProgress] = ()
+    tables: Sequence[CaptureProgress] = ()
 
 
 def _schemas(deployment: Deployment) -> list[tuple[SchemaVersion, str]]:
@@ -205,12 +205,12 @@ def _captures(deployment: Deployment) -> list[_Captured]:
     token = deployment.settings.capture.read_flight_token()
     tls = deployment.settings.capture.flight_client_tls
 
-    def ask(lease: Lease) -> list[TableProgress]:
+    def ask(lease: CaptureLease) -> list[CaptureProgress]:
         with FlightReader(lease.flight_addr, tls=tls, token=token) as reader:
             return reader.tables(timeout_s=PAGES_S)
 
     deadline = SYSTEM.monotonic() + PAGES_S
-    asked = [(lease, Question(f"capture {lease.id}", partial(ask, lease))) for lease in leases]
+    asked = [(lease, Probe(f"capture {lease.id}", partial(ask, lease))) for lease in leases]
     found = []
     for lease, question in asked:
         try:
@@ -222,9 +222,9 @@ def _captures(deployment: Deployment) -> list[_Captured]:
     return found
 
 
-def _owners(captures: Iterable[_Captured]) -> dict[int, tuple[str, TableProgress]]:
+def _owners(captures: Iterable[_Captured]) -> dict[int, tuple[str, CaptureProgress]]:
     """Who has each physical table; of two, while it moves, the one that has more of it."""
-    found: dict[int, tuple[str, TableProgress]] = {}
+    found: dict[int, tuple[str, CaptureProgress]] = {}
     for capture in captures:
         for each in capture.tables:
             known = found.get(each.table_id)
@@ -251,7 +251,7 @@ def _tables(
     return tuple(found)
 
 
-def _whole(table: TableFact, parts: Sequence[tuple[str, TableProgress]]) -> TableFact:
+def _whole(table: TableFact, parts: Sequence[tuple[str, CaptureProgress]]) -> TableFact:
     """How far a table of several parts has come. Another schema counts as a change: targets follow it."""
     each = [progress for _, progress in parts]
     readable_ts = min(part.readable_ts for part in each)
@@ -289,8 +289,8 @@ def _slowest(
 # Changefeeds and jobs.
 
 
-def _feeds(deployment: Deployment) -> list[tuple[Feed, str]]:
-    async def work() -> list[tuple[Feed, str]]:
+def _feeds(deployment: Deployment) -> list[tuple[ChangefeedRecord, str]]:
+    async def work() -> list[tuple[ChangefeedRecord, str]]:
         owners = await deployment.feeds.owners()
         return [(feed, owners.get(feed.info.id, "")) for feed in await deployment.feeds.list()]
 
@@ -313,7 +313,7 @@ def _jobs(
     attended: bool,
 ) -> tuple[JobFact, ...]:
     looks = {
-        table.id: Look(table.readable_ts, table.changed_ts, table.oldest_ts)
+        table.id: ReadableRange(table.readable_ts, table.changed_ts, table.oldest_ts)
         for table in tables
         if table.readable_ts
     }

@@ -8,6 +8,7 @@ from penstock.control.part_states import PartKind, PartState
 
 __all__ = [
     "ChangefeedRow",
+    "FlowStage",
     "HeldBy",
     "HolderKind",
     "JobRow",
@@ -17,7 +18,6 @@ __all__ = [
     "Problem",
     "ProblemKind",
     "SpoolLevel",
-    "Stage",
     "StageRow",
     "TableRow",
     "Totals",
@@ -98,7 +98,7 @@ class PartRow(_Shown):
     addr: str | None = None
 
 
-class Stage(StrEnum):
+class FlowStage(StrEnum):
     """Where changes are on their way."""
 
     COMMIT = "commit"
@@ -112,7 +112,7 @@ class Stage(StrEnum):
 class StageRow(_Shown):
     """How far behind the database a stage is, and what holds it back."""
 
-    stage: Stage
+    stage: FlowStage
     lag_s: float | None = None
     """Of the slowest that passes through it, since the commit; null: there is nothing, or it is not known."""
     rate: float | None = None

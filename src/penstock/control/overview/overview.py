@@ -13,6 +13,7 @@ from penstock.control.overview.facts import CaptureFact, Facts, FeedFact, JobFac
 from penstock.control.overview.gather import Rates, unreached
 from penstock.control.overview.model import (
     ChangefeedRow,
+    FlowStage,
     HeldBy,
     HolderKind,
     JobRow,
@@ -22,19 +23,19 @@ from penstock.control.overview.model import (
     Problem,
     ProblemKind,
     SpoolLevel,
-    Stage,
     StageRow,
     TableRow,
     Totals,
 )
 from penstock.control.overview.problems import problems
 from penstock.control.part_states import PartKind, PartState, PartStatus
-from penstock.jobs.freshness import Reason
+from penstock.jobs.freshness import LagReason
 from penstock.settings import Settings
 
 __all__ = [
     "LIMIT",
     "ChangefeedRow",
+    "FlowStage",
     "HeldBy",
     "HolderKind",
     "JobRow",
@@ -45,7 +46,6 @@ __all__ = [
     "ProblemKind",
     "Rates",
     "SpoolLevel",
-    "Stage",
     "StageRow",
     "TableRow",
     "Totals",
@@ -129,7 +129,7 @@ def _slowest_jobs(facts: Facts) -> list[JobFact]:
 
     def place(fact: JobFact) -> tuple[bool, bool, float, str]:
         lag_s = lag_of_job(fact)
-        paused = fact.freshness.reason is Reason.PAUSED
+        paused = fact.freshness.reason is LagReason.PAUSED
         lag = math.inf if lag_s is None else lag_s
         return not fact.job.status.error_code, paused, -lag, str(fact.job.id)
 

@@ -9,9 +9,9 @@ from prometheus_client import Counter, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock import metrics
-from penstock.control.overview.model import SpoolLevel, Stage
+from penstock.control.overview.model import FlowStage, SpoolLevel
 
-__all__ = ["Growth", "Sample", "read_page", "spools"]
+__all__ = ["Growth", "MetricSample", "read_page", "spools"]
 
 WINDOW_S = 10.0
 """Over how long a rate is taken, at most."""
@@ -19,7 +19,7 @@ WINDOW_S = 10.0
 _STORED = "stored"
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     """A series: its metric's name, and the values of its labels in the order of the labels' names."""
 
     name: str
@@ -32,31 +32,31 @@ def _name(metric: Counter | Gauge) -> str:
     return f"{family.name}_total" if isinstance(metric, Counter) else str(family.name)
 
 
-_ROWS: Mapping[Stage, str] = {
-    Stage.CAPTURE: _name(metrics.EVENTSTORE_ROWS_TOTAL),
-    Stage.STORE: _name(metrics.EVENTSTORE_FLUSHED_ROWS_TOTAL),
-    Stage.CHANGEFEEDS: _name(metrics.SINK_ROWS_TOTAL),
-    Stage.JOBS: _name(metrics.JOBS_USAGE_ROWS_TOTAL),
+_ROWS: Mapping[FlowStage, str] = {
+    FlowStage.CAPTURE: _name(metrics.EVENTSTORE_ROWS_TOTAL),
+    FlowStage.STORE: _name(metrics.EVENTSTORE_FLUSHED_ROWS_TOTAL),
+    FlowStage.CHANGEFEEDS: _name(metrics.SINK_ROWS_TOTAL),
+    FlowStage.JOBS: _name(metrics.JOBS_USAGE_ROWS_TOTAL),
 }
 _SPOOLED, _MARKS = _name(metrics.SINK_SPOOL_BYTES), _name(metrics.SINK_SPOOL_MARK_BYTES)
 _WANTED = (*_ROWS.values(), _SPOOLED, _MARKS)
 
 
-def read_page(text: str) -> dict[Sample, float]:
+def read_page(text: str) -> dict[MetricSample, float]:
     """Those samples of a page that the overview needs; raise ValueError when it is no such page.
 
     A page has thousands of others: reading them all would be most of the work.
     """
     lines = "\n".join(line for line in text.split("\n") if line.startswith(_WANTED))
     return {
-        Sample(each.name, tuple(each.labels[name] for name in sorted(each.labels))): each.value
+        MetricSample(each.name, tuple(each.labels[name] for name in sorted(each.labels))): each.value
         for family in text_string_to_metric_families(lines + "\n")
         for each in family.samples
         if each.name in _WANTED
     }
 
 
-def spools(pages: Mapping[str, Mapping[Sample, float]]) -> dict[str, SpoolLevel]:
+def spools(pages: Mapping[str, Mapping[MetricSample, float]]) -> dict[str, SpoolLevel]:
     """The spools of changefeeds, by their names, as the pages of parts have them."""
     found: dict[str, SpoolLevel] = {}
     for page in pages.values():
@@ -65,7 +65,7 @@ def spools(pages: Mapping[str, Mapping[Sample, float]]) -> dict[str, SpoolLevel]
                 continue
             (feed,) = sample.labels
             quota, high, low = (
-                page.get(Sample(_MARKS, (feed, mark)), 0.0) for mark in ("quota", "high", "low")
+                page.get(MetricSample(_MARKS, (feed, mark)), 0.0) for mark in ("quota", "high", "low")
             )
             if quota:
                 found[feed] = SpoolLevel(
@@ -86,11 +86,11 @@ class Growth:
     that was not seen before tells nothing of how fast it grew.
     """
 
-    _seen: dict[str, dict[Sample, float]] = field(default_factory=dict)
-    _grown: dict[Sample, float] = field(default_factory=dict)
-    _history: deque[tuple[float, dict[Sample, float]]] = field(default_factory=deque)
+    _seen: dict[str, dict[MetricSample, float]] = field(default_factory=dict)
+    _grown: dict[MetricSample, float] = field(default_factory=dict)
+    _history: deque[tuple[float, dict[MetricSample, float]]] = field(default_factory=deque)
 
-    def add(self, at: float, pages: Mapping[str, Mapping[Sample, float]]) -> None:
+    def add(self, at: float, pages: Mapping[str, Mapping[MetricSample, float]]) -> None:
         """Take the pages of parts that answered, at a moment of the monotonic clock."""
         for part, page in pages.items():
             before = self._seen.get(part)
@@ -106,7 +106,7 @@ class Growth:
             self._history.popleft()
 
     def rate(
-        self, stage: Stage, *, feeds: Collection[str] | None = None, account: str | None = None
+        self, stage: FlowStage, *, feeds: Collection[str] | None = None, account: str | None = None
     ) -> float | None:
         """Rows in a second; None where nobody knows. Of some changefeeds, or of one account, where given.
 
@@ -115,15 +115,15 @@ class Growth:
         name = _ROWS.get(stage)
         if name is None or len(self._history) < 2:
             return None
-        if account is not None and stage in {Stage.CAPTURE, Stage.STORE}:
+        if account is not None and stage in {FlowStage.CAPTURE, FlowStage.STORE}:
             return None
         (then, old), (now, new) = self._history[0], self._history[-1]
         counted = [sample for sample in new if sample.name == name]
-        if stage is Stage.CAPTURE:
+        if stage is FlowStage.CAPTURE:
             counted = [sample for sample in counted if sample.labels == (_STORED,)]
-        elif stage is Stage.CHANGEFEEDS and feeds is not None:
+        elif stage is FlowStage.CHANGEFEEDS and feeds is not None:
             counted = [sample for sample in counted if sample.labels[0] in feeds]
-        elif stage is Stage.JOBS and account is not None:
+        elif stage is FlowStage.JOBS and account is not None:
             counted = [sample for sample in counted if sample.labels == (account,)]
         if not counted or now <= then:
             return None

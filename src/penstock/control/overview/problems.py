@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from penstock.changefeeds.model import FeedState
+from penstock.changefeeds.model import ChangefeedState
 from penstock.clock import physical_ms
 from penstock.control.overview.explain import Explanation
 from penstock.control.overview.facts import Facts, FeedFact, JobFact, TableFact, behind_s
 from penstock.control.overview.model import HolderKind, Problem, ProblemKind
 from penstock.control.part_states import PartKind, PartState, PartStatus
-from penstock.jobs.freshness import Reason
+from penstock.jobs.freshness import LagReason
 
 __all__ = ["problems"]
 
@@ -162,14 +162,14 @@ def _of_table(table: TableFact, facts: Facts, explanation: Explanation) -> Itera
 def _of_feed(fact: FeedFact, facts: Facts, explanation: Explanation) -> Iterator[Problem]:
     feed, name = fact.feed, fact.feed.info.id
     lag_s = behind_s(facts.now_ts, feed.status.checkpoint_ts)
-    if feed.state is FeedState.FAILED:
+    if feed.state is ChangefeedState.FAILED:
         yield Problem(
             part=name,
             what=ProblemKind.CHANGEFEED_FAILED,
             message=f"changefeed {name} failed: {feed.status.error}",
             remedy=f"mend what it says, then `penstock changefeed resume {name}`",
         )
-    elif feed.state is FeedState.WARNING:
+    elif feed.state is ChangefeedState.WARNING:
         yield Problem(
             part=name,
             what=ProblemKind.CHANGEFEED_WARNING,
@@ -198,7 +198,7 @@ def _of_feed(fact: FeedFact, facts: Facts, explanation: Explanation) -> Iterator
 
 
 def _of_runner(facts: Facts) -> Iterator[Problem]:
-    waiting = sum(fact.freshness.reason is Reason.NO_RUNNER for fact in facts.jobs)
+    waiting = sum(fact.freshness.reason is LagReason.NO_RUNNER for fact in facts.jobs)
     if waiting and not _is_down(facts, PartKind.JOBS):
         yield Problem(
             part="jobs",
@@ -210,7 +210,7 @@ def _of_runner(facts: Facts) -> Iterator[Problem]:
 
 def _of_job(fact: JobFact, known: set[int] | None) -> Iterator[Problem]:
     job, reason = fact.job, fact.freshness.reason
-    if reason is Reason.ERROR:
+    if reason is LagReason.ERROR:
         yield Problem(
             part=str(job.id),
             what=ProblemKind.JOB_ERROR,
@@ -218,7 +218,7 @@ def _of_job(fact: JobFact, known: set[int] | None) -> Iterator[Problem]:
             remedy=f"mend what it says, then `penstock job resume {job.id}`; or fill its target anew with"
             f" `penstock job repair {job.id} --rebuild`",
         )
-    elif reason is Reason.RETRYING:
+    elif reason is LagReason.RETRYING:
         yield Problem(
             part=str(job.id),
             what=ProblemKind.JOB_RETRYING,
@@ -226,7 +226,7 @@ def _of_job(fact: JobFact, known: set[int] | None) -> Iterator[Problem]:
             f" {job.status.error_msg}",
             remedy="mend what it says; it goes on by itself",
         )
-    elif reason is Reason.NOT_CAPTURED and known is not None and job.key.table_id not in known:
+    elif reason is LagReason.NOT_CAPTURED and known is not None and job.key.table_id not in known:
         yield Problem(
             part=str(job.id),
             what=ProblemKind.JOB_NOT_CAPTURED,

@@ -15,21 +15,21 @@ from penstock.errors import Conflict, Corrupt, Denied, Invalid, PenstockError, U
 from penstock.eventstore import paths
 from penstock.eventstore.capture import safe_point, sharing
 from penstock.eventstore.capture.flight_service import FlightService
-from penstock.eventstore.capture.lease import Lease, Leases
+from penstock.eventstore.capture.lease import CaptureLease, CaptureMembership
 from penstock.eventstore.capture.reader import Reader
 from penstock.eventstore.capture.safe_point import ServiceSafePoint
 from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.capture.tables import TableNames
-from penstock.eventstore.log.table_log import TableRows
+from penstock.eventstore.log.table_log import TableLog
 from penstock.eventstore.manifest import BEGUN
 from penstock.eventstore.read.flightaccess import FlightAccess
 from penstock.eventstore.schema_history import META_RANGE, CapturedTable, SchemaHistory
 from penstock.eventstore.upkeep.load import in_progress
 from penstock.kv import AsyncClient
 from penstock.kv.pd import PdClient
-from penstock.object_storage import Storage, StorageRef
+from penstock.object_storage import ObjectStorage, StorageRef
 from penstock.settings import CaptureSettings, Settings
-from penstock.sources import Span, SubscriptionClient
+from penstock.sources import KeySpan, SubscriptionClient
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.keys import record_range
 
@@ -94,7 +94,7 @@ class Capture:
         self,
         settings: Settings,
         clients: _Clients,
-        storage: Storage,
+        storage: ObjectStorage,
         data_id: str,
         access: FlightAccess,
         clock: Clock,
@@ -118,7 +118,7 @@ class Capture:
             on_failure=lambda error: self._soon(self._fail, error),
         )
         self._reader = Reader(self.store, storage, decoder)
-        self._leases = Leases(
+        self._leases = CaptureMembership(
             clients.kv,
             capture_id=self._settings.id,
             data_id=data_id,
@@ -132,7 +132,7 @@ class Capture:
         self._loading: set[int] = set()  # tables whose first snapshot is being loaded; told once
         self._left_out: dict[int, _LeftOut] = {}
         self._held_until: tuple[float, int] = (0.0, 0)  # of the monotonic clock, and of the wall's
-        self._live: Mapping[str, Lease] = {}
+        self._live: Mapping[str, CaptureLease] = {}
         self._rounds: list[asyncio.Task[None]] = []
         self._forgetting: dict[int, asyncio.Task[None]] = {}  # tables that were lost, until they are let go
 
@@ -207,7 +207,7 @@ class Capture:
     async def _begin(self) -> None:
         await asyncio.to_thread(self.store.start)
         await self._clients.puller.subscribe(
-            Span(0, *META_RANGE),
+            KeySpan(0, *META_RANGE),
             _FIRST_TS,
             self.schemas.consume_kv_events,
             self.schemas.advance_resolved_ts,
@@ -327,7 +327,7 @@ class Capture:
         if await self._history_lost(table, rows.resolved_ts):
             return
         self._subscriptions[table.physical_id] = await self._clients.puller.subscribe(
-            Span(table.physical_id, *record_range(table.physical_id)),
+            KeySpan(table.physical_id, *record_range(table.physical_id)),
             max(_FIRST_TS, rows.resolved_ts),
             rows.consume_kv_events,
             partial(self._advance, rows),
@@ -373,7 +373,7 @@ class Capture:
         """
         return self.schemas.versions(table_id, 0, self.schemas.resolved_ts())[0].since_ts
 
-    def _advance(self, rows: TableRows, ts: int) -> None:
+    def _advance(self, rows: TableLog, ts: int) -> None:
         """Take a resolved-ts while history is held.
 
         A capture that slept for longer than its safe point lasts goes on where its subscriptions were, below

@@ -24,7 +24,7 @@ from penstock.eventstore.capture.flightactions import MergeActions, table_id_in
 from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.read.flight_client import CORRUPT, STALE, read_ticket, write_ticket
 from penstock.eventstore.read.flightaccess import OPEN, FlightAccess
-from penstock.eventstore.read.ranges import RangeReader, TableProgress
+from penstock.eventstore.read.ranges import CaptureProgress, RangeReader
 from penstock.eventstore.sides import side_schema
 
 _log = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow sh
         for table_id in sorted(self._store.tables()):
             with suppress(Unavailable):  # it was given up meanwhile
                 found.append(self._reader.progress(table_id))
-        return {each.name: [getattr(of, each.name) for of in found] for each in fields(TableProgress)}
+        return {each.name: [getattr(of, each.name) for of in found] for each in fields(CaptureProgress)}
 
     def _describe(self, table_id: int) -> Mapping[str, Any]:
         return asdict(self._reader.progress(table_id))

@@ -16,7 +16,7 @@ PREFIX = b"penstock/capture/"
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class CaptureLease:
     """One capture. `data_id` tells a capture that was restarted from another with the same name."""
 
     id: str
@@ -30,7 +30,7 @@ class Lease:
         return json.dumps(tree).encode()
 
     @classmethod
-    def read(cls, key: bytes, value: bytes) -> "Lease":
+    def read(cls, key: bytes, value: bytes) -> "CaptureLease":
         """A lease from its row."""
         try:
             tree = json.loads(value)
@@ -40,7 +40,7 @@ class Lease:
             raise Corrupt("a capture's lease row is damaged; remove it from the store") from error
 
 
-class Leases:
+class CaptureMembership:
     """This capture's lease, and everybody's."""
 
     def __init__(self, client: AsyncClient, *, capture_id: str, data_id: str, ttl_s: float) -> None:
@@ -49,7 +49,7 @@ class Leases:
         self._data_id = data_id
         self._ttl_ms = int(ttl_s * 1000)
 
-    async def renew(self, flight_addr: str) -> Mapping[str, Lease]:
+    async def renew(self, flight_addr: str) -> Mapping[str, CaptureLease]:
         """Extend the lease by its ttl and return every live one, by name.
 
         Time is the cluster's. Raises Invalid when a live capture elsewhere has the same name.
@@ -57,14 +57,16 @@ class Leases:
         key = PREFIX + self._id.encode()
         async with self._client.begin() as txn:
             now_ms = physical_ms(await txn.start_ts)
-            rows = [Lease.read(found, value) async for found, value in txn.scan(PREFIX, PREFIX + b"\xff")]
+            rows = [
+                CaptureLease.read(found, value) async for found, value in txn.scan(PREFIX, PREFIX + b"\xff")
+            ]
             mine = next((lease for lease in rows if lease.id == self._id), None)
             if mine is not None and mine.data_id != self._data_id and mine.expires_ms > now_ms:
                 raise Invalid(
                     f"capture {self._id!r} already runs with other data, at {mine.flight_addr};"
                     " give each capture its own capture.id"
                 )
-            renewed = Lease(self._id, self._data_id, flight_addr, now_ms + self._ttl_ms)
+            renewed = CaptureLease(self._id, self._data_id, flight_addr, now_ms + self._ttl_ms)
             await txn.put(key, renewed.write())
         live = {lease.id: lease for lease in rows if lease.expires_ms > now_ms}
         return {**live, self._id: renewed}

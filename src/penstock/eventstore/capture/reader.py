@@ -15,14 +15,14 @@ from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.paths import Side
 from penstock.eventstore.read.blocks import within_handles
 from penstock.eventstore.read.partition import PartitionState, known_state
-from penstock.eventstore.read.ranges import Part, RangeReader, ReadRange, TableProgress
+from penstock.eventstore.read.ranges import CaptureProgress, RangeReader, ReadRange, SchemaRange
 from penstock.eventstore.read.streams import merged, shown_schema, streams_of
 from penstock.eventstore.schema_version import SchemaVersion, cut_at_changes, in_force, schemas_in
 from penstock.eventstore.sides import HANDLE, decode_side
-from penstock.object_storage import Storage
+from penstock.object_storage import ObjectStorage
 from penstock.tables.decoding.decoder import RowDecoder
 
-__all__ = ["Part", "RangeReader", "ReadRange", "Reader", "TableProgress"]
+__all__ = ["CaptureProgress", "RangeReader", "ReadRange", "Reader", "SchemaRange"]
 
 _BATCH_ROWS = 32 * 1024
 
@@ -30,27 +30,29 @@ _BATCH_ROWS = 32 * 1024
 class Reader:
     """Reads ranges of the tables that an event store owns, in its process; implements RangeReader."""
 
-    def __init__(self, store: EventStore, storage: Storage, decoder: RowDecoder) -> None:
+    def __init__(self, store: EventStore, storage: ObjectStorage, decoder: RowDecoder) -> None:
         self._store = store
         self._storage = storage
         self._decoder = decoder
 
-    def progress(self, table_id: int) -> TableProgress:
+    def progress(self, table_id: int) -> CaptureProgress:
         """See RangeReader."""
         rows = self._store.rows(table_id)
         readable_ts = self._store.readable_ts(table_id)  # first: it is what `changed_ts` has to cover
         oldest_ts = self._store.ownership(table_id).state.oldest_ts
         ended_ts = self._store.schemas.ended_ts(table_id)
-        return TableProgress(
+        return CaptureProgress(
             table_id, readable_ts, rows.resolved_ts, rows.flushed_ts, rows.changed_ts, oldest_ts, ended_ts
         )
 
-    def parts(self, wanted: ReadRange) -> list[Part]:
+    def parts(self, wanted: ReadRange) -> list[SchemaRange]:
         """See RangeReader."""
         self._check(wanted.table_id, wanted.from_ts, wanted.to_ts)
         versions = self._versions(wanted)
         cuts = cut_at_changes(versions, wanted.from_ts, wanted.to_ts)
-        return [Part(replace(wanted, from_ts=start, to_ts=end), version) for start, end, version in cuts]
+        return [
+            SchemaRange(replace(wanted, from_ts=start, to_ts=end), version) for start, end, version in cuts
+        ]
 
     def _versions(self, wanted: ReadRange) -> list[SchemaVersion]:
         """The schemas of a range: as its flush recorded them, and by the schema history what is not flushed.

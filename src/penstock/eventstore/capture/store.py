@@ -17,17 +17,17 @@ from penstock.eventstore.log.frames import Frame, FrameKind, decode_rows
 from penstock.eventstore.log.logcover import Fit
 from penstock.eventstore.log.memory import MemoryBudget
 from penstock.eventstore.log.rows import between, commit_ends
-from penstock.eventstore.log.table_log import Held, TableLoad, TableRows
-from penstock.eventstore.log.wal import Location, Wal
+from penstock.eventstore.log.table_log import LoggedBatch, TableBacklog, TableLog
+from penstock.eventstore.log.wal import LogLocation, Wal
 from penstock.eventstore.manifest import ManifestState
 from penstock.eventstore.objects.build import Build, Schemas
-from penstock.eventstore.objects.flush import Flusher, Table
+from penstock.eventstore.objects.flush import Flusher, OwnedTable
 from penstock.eventstore.objects.flushing import FlushPolicy
 from penstock.eventstore.objects.primary_key_index import PrimaryKeyIndex
 from penstock.eventstore.ownership import Ownership
 from penstock.eventstore.upkeep.merge import MergeOutput, MergePlan, check_output
 from penstock.eventstore.upkeep.upkeep import Upkeep
-from penstock.object_storage import Storage
+from penstock.object_storage import ObjectStorage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import RowDecoder
 
@@ -48,7 +48,7 @@ class EventStore:
     def __init__(
         self,
         settings: CaptureSettings,
-        storage: Storage,
+        storage: ObjectStorage,
         *,
         decoder: RowDecoder,
         schemas: Schemas,
@@ -101,8 +101,8 @@ class EventStore:
             fenced=self._fenced,
             clock=clock,
         )
-        self._tables: dict[int, Table] = {}
-        self._recovered: dict[int, list[Held]] = {}
+        self._tables: dict[int, OwnedTable] = {}
+        self._recovered: dict[int, list[LoggedBatch]] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._relief = threading.Condition()
@@ -122,12 +122,12 @@ class EventStore:
         self._scheduler.start()
         self._upkeep.start()
 
-    def _replay(self, frame: Frame, place: Location) -> None:
+    def _replay(self, frame: Frame, place: LogLocation) -> None:
         if frame.kind is FrameKind.FORGET:
             self._recovered.pop(frame.table_id, None)
             return
         batch = decode_rows(frame)
-        held = Held.of(place, batch, commit_ends(batch), self._clock.monotonic(), in_memory=False)
+        held = LoggedBatch.of(place, batch, commit_ends(batch), self._clock.monotonic(), in_memory=False)
         self._recovered.setdefault(frame.table_id, []).append(held)
         self._wal.keep(place, frame.table_id, held.max_ts)
 
@@ -136,7 +136,7 @@ class EventStore:
         with self._lock:
             return (set(self._recovered) | set(self._wal.resolved())) - set(self._tables)
 
-    def open_table(self, table_id: int) -> TableRows:
+    def open_table(self, table_id: int) -> TableLog:
         """Become a table's owner; every other owner is fenced. Blocks on storage.
 
         The subscription starts from the result's `resolved_ts`.
@@ -150,7 +150,7 @@ class EventStore:
         assert self._index is not None, "start first"
         index = self._index.table(table_id, self._storage)
         with self._lock:
-            table = TableRows(
+            table = TableLog(
                 table_id,
                 wal=self._wal,
                 memory=self._memory,
@@ -163,7 +163,7 @@ class EventStore:
                 advanced=self._wake_if_due,
                 named=partial(self._named, table_id),
             )
-            self._tables[table_id] = Table(table, ownership, index)
+            self._tables[table_id] = OwnedTable(table, ownership, index)
         self._wal.flushed(table_id, flushed_ts)
         return table
 
@@ -233,12 +233,12 @@ class EventStore:
             self._recovered.pop(table_id, None)
         self._wal.forget(table_id)
 
-    def tables(self) -> dict[int, TableRows]:
+    def tables(self) -> dict[int, TableLog]:
         """The tables that are owned, by id."""
         with self._lock:
             return {table_id: table.rows for table_id, table in self._tables.items()}
 
-    def rows(self, table_id: int) -> TableRows:
+    def rows(self, table_id: int) -> TableLog:
         """The rows of an owned table; raise Unavailable when it is not owned here."""
         return self._owned(table_id).rows
 
@@ -265,7 +265,7 @@ class EventStore:
             if self.schemas.ends(table_id, rows.flushed_ts, self._complete_ts(rows))
         ]
 
-    def _complete_ts(self, rows: TableRows) -> int:
+    def _complete_ts(self, rows: TableLog) -> int:
         """How far a flush would come."""
         return min(rows.resolved_ts, self.schemas.storable_ts(rows.table_id))
 
@@ -277,7 +277,7 @@ class EventStore:
         """Flush a table now; return whether its manifest holds everything that is readable."""
         return self._flush(self._owned(table_id))
 
-    def _flush(self, table: Table) -> bool:
+    def _flush(self, table: OwnedTable) -> bool:
         with table.flushing:
             return self._flusher.flush(table)
 
@@ -352,14 +352,14 @@ class EventStore:
                 self._index.close()
             self._wal.close()
 
-    def _owned(self, table_id: int) -> Table:
+    def _owned(self, table_id: int) -> OwnedTable:
         with self._lock:
             table = self._tables.get(table_id)
         if table is None:
             raise Unavailable(f"table {table_id} is not captured here; ask its owner")
         return table
 
-    def _all_owned(self) -> dict[int, Table]:
+    def _all_owned(self) -> dict[int, OwnedTable]:
         with self._lock:
             return dict(self._tables)
 
@@ -404,13 +404,13 @@ class EventStore:
         for table_id in self._policy.choose(loads, now=now, wal_bytes=wal_bytes):
             self._submit(table_id, now)
 
-    def _loads(self) -> list[TableLoad]:
+    def _loads(self) -> list[TableBacklog]:
         with self._lock:
             tables = list(self._tables.values())
         self._measure_lag(tables)
         return [table.rows.load_of(self.schemas.storable_ts(table.rows.table_id)) for table in tables]
 
-    def _measure_lag(self, tables: Iterable[Table]) -> None:
+    def _measure_lag(self, tables: Iterable[OwnedTable]) -> None:
         slowest = min((table.rows.resolved_ts for table in tables), default=None)
         if slowest is not None:
             lag_ms = self._clock.wall_ms() - physical_ms(slowest)
@@ -431,15 +431,15 @@ class EventStore:
 
         self._pool.submit(work)
 
-    def _fenced(self, table: Table) -> None:
+    def _fenced(self, table: OwnedTable) -> None:
         if self._drop(table):
             self._on_fenced(table.rows.table_id)
 
-    def _refuse(self, table: Table, error: PenstockError) -> None:
+    def _refuse(self, table: OwnedTable, error: PenstockError) -> None:
         if self._drop(table):
             self._on_refused(table.rows.table_id, error)
 
-    def _drop(self, table: Table) -> bool:
+    def _drop(self, table: OwnedTable) -> bool:
         """Own a table no more; False when it was given up, or taken again, meanwhile."""
         with self._lock:
             if self._tables.get(table.rows.table_id) is not table:

@@ -10,7 +10,7 @@ from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.read.namemarks import NameMarks
 from penstock.eventstore.read.partition import dropped_fact, dropped_ts
 from penstock.eventstore.schema_history import CapturedTable, SchemaHistory
-from penstock.object_storage import Storage
+from penstock.object_storage import ObjectStorage
 
 _log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 class TableNames:
     """Keeps name marks and ends up to date. Every call blocks on storage and raises Unavailable for it."""
 
-    def __init__(self, storage: Storage, store: EventStore, schemas: SchemaHistory) -> None:
+    def __init__(self, storage: ObjectStorage, store: EventStore, schemas: SchemaHistory) -> None:
         self._storage = storage
         self._store = store
         self._schemas = schemas

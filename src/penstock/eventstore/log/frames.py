@@ -53,7 +53,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
+class SegmentScan:
     """What a segment holds: its frames, where they end, and whether acknowledged frames lie beyond."""
 
     frames: list[Frame]
@@ -103,17 +103,17 @@ def read_frame(data: pa.Buffer, offset: int) -> Frame | None:
     return Frame(FrameKind(kind), table_id, group, bool(first), offset, end, payload)
 
 
-def scan_segment(data: pa.Buffer) -> Scan:
+def scan_segment(data: pa.Buffer) -> SegmentScan:
     """Read every frame up to the first one that is not whole."""
     frames: list[Frame] = []
     offset = SEGMENT_HEADER_BYTES
     while offset < data.size:
         frame = read_frame(data, offset)
         if frame is None:
-            return Scan(frames, offset, damaged=_later_group_follows(data, offset, frames))
+            return SegmentScan(frames, offset, damaged=_later_group_follows(data, offset, frames))
         frames.append(frame)
         offset = frame.end
-    return Scan(frames, min(offset, data.size), damaged=False)
+    return SegmentScan(frames, min(offset, data.size), damaged=False)
 
 
 def _later_group_follows(data: pa.Buffer, offset: int, before: list[Frame]) -> bool:

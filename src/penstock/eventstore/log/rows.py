@@ -101,4 +101,4 @@ def before(ordered_times: Times, ts: int) -> int:
     return int(np.searchsorted(ordered_times, np.uint64(ts)))
 
 
-_ORDER = sorted_spill.Order(RAW_SCHEMA, _KEYS, in_order)
+_ORDER = sorted_spill.SortOrder(RAW_SCHEMA, _KEYS, in_order)

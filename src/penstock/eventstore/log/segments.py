@@ -23,7 +23,7 @@ Sync = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Location:
+class LogLocation:
     """Where a frame is, for reading it again."""
 
     segment: int
@@ -55,16 +55,16 @@ class SegmentFile:
             raise
         self.size = frames.SEGMENT_HEADER_BYTES
 
-    def write(self, records: Sequence[Record], *, group: int) -> list[Location]:
+    def write(self, records: Sequence[Record], *, group: int) -> list[LogLocation]:
         """Write one group; return where its frames are. Raises OSError, after which nothing is certain."""
-        places: list[Location] = []
+        places: list[LogLocation] = []
         vectors: list[pa.Buffer | bytes] = []
         for index, record in enumerate(records):
             length = len(record.payload)
             header = frames.encode_header(
                 record.kind, record.table_id, length, record.payload_sum, group=group, first=index == 0
             )
-            places.append(Location(self.number, self.size))
+            places.append(LogLocation(self.number, self.size))
             vectors += (header, record.payload, bytes(frames.padding(length)))
             self.size += len(header) + length + frames.padding(length)
         handle = self._file.fileno()

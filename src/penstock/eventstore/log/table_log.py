@@ -12,11 +12,11 @@ from penstock.clock import TS_MAX, Clock, physical_ms
 from penstock.errors import Unavailable
 from penstock.eventstore.log.memory import MemoryBudget
 from penstock.eventstore.log.rows import between, commit_ends
-from penstock.eventstore.log.wal import Location, Wal
+from penstock.eventstore.log.wal import LogLocation, Wal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableLoad:
+class TableBacklog:
     """What a table holds that is not in objects yet."""
 
     table_id: int
@@ -31,10 +31,10 @@ _BATCH_BYTES = 4096  # what Arrow and Python need for a batch besides its rows; 
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class LoggedBatch:
     """A raw batch that is in the log and not in objects yet; `batch` is None when only the log has it."""
 
-    place: Location
+    place: LogLocation
     rows: int
     nbytes: int
     min_ts: int
@@ -45,13 +45,13 @@ class Held:
     @classmethod
     def of(
         cls,
-        place: Location,
+        place: LogLocation,
         batch: pa.RecordBatch,
         ends: tuple[int, int],
         arrived_at: float,
         *,
         in_memory: bool,
-    ) -> "Held":
+    ) -> "LoggedBatch":
         """Describe a batch, of commits from the first to the second of `ends`, stored at a place."""
         return cls(
             place=place,
@@ -69,7 +69,7 @@ class Held:
         return self.nbytes + _BATCH_BYTES
 
 
-class TableRows:
+class TableLog:
     """The puller's side of a table. Thread-safe.
 
     Invariants: every change with flushed_ts < commit_ts <= resolved_ts is held; `resolved_ts` and
@@ -86,7 +86,7 @@ class TableRows:
         flushed_ts: int,
         resolved_ts: int,
         changed_ts: int = 0,
-        recovered: Iterable[Held] = (),
+        recovered: Iterable[LoggedBatch] = (),
         admit: Callable[[], None],
         advanced: Callable[[], None],
         named: Callable[[], str] = lambda: "",
@@ -103,7 +103,7 @@ class TableRows:
         self._resolved_ts = max(flushed_ts, resolved_ts)
         self._changed_ts = changed_ts
         self._disowned = False
-        self._held: list[Held] = []
+        self._held: list[LoggedBatch] = []
         self._held_bytes = 0
         self._memory_held_bytes = 0
         self._lowest_ts = TS_MAX  # the lowest commit-ts that may be held and is not flushed
@@ -163,10 +163,10 @@ class TableRows:
         return True
 
     def _stored(
-        self, batch: pa.RecordBatch, ends: tuple[int, int], finish: Callable[[], None], place: Location
+        self, batch: pa.RecordBatch, ends: tuple[int, int], finish: Callable[[], None], place: LogLocation
     ) -> None:
         in_memory = self._memory.take(batch.get_total_buffer_size() + _BATCH_BYTES)
-        held = Held.of(place, batch, ends, self._clock.monotonic(), in_memory=in_memory)
+        held = LoggedBatch.of(place, batch, ends, self._clock.monotonic(), in_memory=in_memory)
         with self._lock:
             if not self._disowned:
                 self._keep((held,))
@@ -189,7 +189,7 @@ class TableRows:
             self._wal.mark_resolved(self.table_id, ts)
         self._advanced()
 
-    def held(self, from_ts: int, to_ts: int) -> list[Held]:
+    def held(self, from_ts: int, to_ts: int) -> list[LoggedBatch]:
         """The batches that may have changes in (from_ts, to_ts], in the order of their arrival.
 
         Raises Unavailable when the table was given up: what it held is not known any more.
@@ -199,7 +199,7 @@ class TableRows:
                 raise Unavailable(f"table {self.table_id} is not captured here any more; ask its owner")
             return [each for each in self._held if each.max_ts > from_ts and each.min_ts <= to_ts]
 
-    def load(self, chosen: Iterable[Held], from_ts: int, to_ts: int) -> Iterable[pa.RecordBatch]:
+    def load(self, chosen: Iterable[LoggedBatch], from_ts: int, to_ts: int) -> Iterable[pa.RecordBatch]:
         """The rows of batches in (from_ts, to_ts]; raise Unavailable when they were flushed meanwhile."""
         for held in chosen:
             batch = held.batch if held.batch is not None else self._wal.load(held.place)
@@ -223,11 +223,11 @@ class TableRows:
             self._disowned = True
         self._give_back(gone)
 
-    def load_of(self, schema_resolved_ts: int) -> TableLoad:
+    def load_of(self, schema_resolved_ts: int) -> TableBacklog:
         """What flushing this table would move."""
         with self._lock:
             upto = min(self._resolved_ts, schema_resolved_ts)
-            return TableLoad(
+            return TableBacklog(
                 table_id=self.table_id,
                 held_bytes=self._held_bytes,
                 memory_bytes=self._memory_held_bytes,
@@ -236,7 +236,7 @@ class TableRows:
                 behind_s=(physical_ms(upto) - physical_ms(self._flushed_ts)) / 1000,
             )
 
-    def _keep(self, batches: Iterable[Held]) -> None:
+    def _keep(self, batches: Iterable[LoggedBatch]) -> None:
         for held in batches:
             self._held.append(held)
             self._held_bytes += held.nbytes
@@ -250,11 +250,11 @@ class TableRows:
                 self._changed_ts = max(self._changed_ts, min(last_ts, self._resolved_ts))
         self._unsettled = [each for each in self._unsettled if each[1] > self._resolved_ts]
 
-    def _drop_all(self) -> list[Held]:
+    def _drop_all(self) -> list[LoggedBatch]:
         gone, self._held = self._held, []
         self._held_bytes = self._memory_held_bytes = 0
         self._lowest_ts = TS_MAX
         return gone
 
-    def _give_back(self, gone: Iterable[Held]) -> None:
+    def _give_back(self, gone: Iterable[LoggedBatch]) -> None:
         self._memory.give_back(sum(each.weight for each in gone if each.batch is not None))

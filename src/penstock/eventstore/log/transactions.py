@@ -11,7 +11,7 @@ from penstock.eventstore.log.rows import row_bytes, times
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FlushChunk:
     """Consecutive rows of one chunk: of many small commits, or some of a single large one (`direct`)."""
 
     rows: pa.RecordBatch
@@ -33,7 +33,7 @@ class _Last:
         yield from ((rows, direct) for rows in held)
 
 
-def cut(ordered: Iterable[pa.RecordBatch], *, large_bytes: int, chunk_bytes: int) -> Iterator[Piece]:
+def cut(ordered: Iterable[pa.RecordBatch], *, large_bytes: int, chunk_bytes: int) -> Iterator[FlushChunk]:
     """Divide ordered rows into chunks; none begins within a commit-ts.
 
     Everything with one commit-ts is a direct chunk of its own when it is above `large_bytes`. Other chunks
@@ -48,7 +48,7 @@ def cut(ordered: Iterable[pa.RecordBatch], *, large_bytes: int, chunk_bytes: int
             chunk, filled = chunk + 1, 0
         filled += int(row_bytes(rows).sum())
         last_ts, was_direct = int(commit[-1]), direct
-        yield Piece(rows, chunk, direct)
+        yield FlushChunk(rows, chunk, direct)
 
 
 def _by_size(ordered: Iterable[pa.RecordBatch], large_bytes: int) -> Iterator[tuple[pa.RecordBatch, bool]]:

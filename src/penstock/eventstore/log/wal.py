@@ -29,16 +29,16 @@ from penstock.eventstore.log import frames
 from penstock.eventstore.log.frames import Frame, FrameKind
 from penstock.eventstore.log.logcover import LogCover
 from penstock.eventstore.log.retention import Retention
-from penstock.eventstore.log.segments import Location, Record, SegmentFile, Sync, map_file, read_segment
+from penstock.eventstore.log.segments import LogLocation, Record, SegmentFile, Sync, map_file, read_segment
 
-__all__ = ["Location", "Wal"]
+__all__ = ["LogLocation", "Wal"]
 
 _log = logging.getLogger(__name__)
 
 _GROUP_BYTES = 16 * 1024 * 1024
 _RESOLVED_EVERY_S = 1.0
 
-Replay = Callable[[Frame, Location], None]
+Replay = Callable[[Frame, LogLocation], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class _Waiting:
 
     record: Record
     max_ts: int
-    stored: Callable[[Location], None]
+    stored: Callable[[LogLocation], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Wal:
             if frame.kind is FrameKind.FORGET:
                 self._resolved.pop(frame.table_id, None)
                 free += self._retention.forget(frame.table_id)
-            replay(frame, Location(number, frame.offset))
+            replay(frame, LogLocation(number, frame.offset))
         return free
 
     def _replay_marks(self, frame: Frame, *, whole: bool) -> None:
@@ -152,7 +152,7 @@ class Wal:
             marks.clear()
         marks |= frames.decode_marks(frame)
 
-    def keep(self, location: Location, table_id: int, max_ts: int) -> None:
+    def keep(self, location: LogLocation, table_id: int, max_ts: int) -> None:
         """Say during replay that a frame's changes, up to `max_ts`, are needed until they are flushed."""
         with self._lock:
             self._retention.add(location.segment, table_id, max_ts)
@@ -174,7 +174,7 @@ class Wal:
             self._uncut.add(table_id)
 
     def append(
-        self, table_id: int, batch: pa.RecordBatch, max_ts: int, stored: Callable[[Location], None]
+        self, table_id: int, batch: pa.RecordBatch, max_ts: int, stored: Callable[[LogLocation], None]
     ) -> None:
         """Queue a raw batch; `stored` is called on the log's thread once it is on the disk.
 
@@ -227,7 +227,7 @@ class Wal:
                 return
         self._remove(free)
 
-    def load(self, location: Location) -> pa.RecordBatch:
+    def load(self, location: LogLocation) -> pa.RecordBatch:
         """Read a raw batch again; raise Unavailable when its segment has gone (its rows were flushed)."""
         with self._lock:
             size = self._sizes.get(location.segment)
@@ -332,7 +332,7 @@ class Wal:
     def _is_due(self) -> bool:
         return bool(self._queue or self._waiting or self._closing)
 
-    def _write_group(self, group: _Group) -> list[Location]:
+    def _write_group(self, group: _Group) -> list[LogLocation]:
         """Write a group, and the marks after it; return where its items are."""
         started = self._clock.monotonic()
         records = [item.record for item in group.items]

@@ -21,7 +21,7 @@ from penstock.eventstore.objects.tombstones import bounded, by_row_id
 from penstock.eventstore.paths import Side
 from penstock.eventstore.schema_version import SchemaVersion, in_force
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, decode_sides, side_schema
-from penstock.object_storage import Storage
+from penstock.object_storage import ObjectStorage
 from penstock.tables.decoding.decoder import RowDecoder
 
 Find = Callable[[pa.Array], RowIds]
@@ -81,7 +81,7 @@ class _Part:
 class Build:
     """Who makes a flush's objects, and where."""
 
-    storage: Storage
+    storage: ObjectStorage
     decoder: RowDecoder
     scratch: Path
     clock: Clock = SYSTEM

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.eventstore.manifest import ObjectInfo
-from penstock.eventstore.objects.objectfiles import Bounds, column_bounds, opened
+from penstock.eventstore.objects.objectfiles import ColumnBounds, column_bounds, opened
 from penstock.eventstore.sides import COMMIT_TS, OBJECT, OFFSET
-from penstock.object_storage import Storage
+from penstock.object_storage import ObjectStorage
 
 Offsets = npt.NDArray[np.int64]
 
@@ -29,7 +29,9 @@ class Deletions:
     Asking raises Unavailable when an object is not there any more, Corrupt when it is damaged.
     """
 
-    def __init__(self, storage: Storage, table_id: int, tombstones: Sequence[ObjectInfo], ts: int) -> None:
+    def __init__(
+        self, storage: ObjectStorage, table_id: int, tombstones: Sequence[ObjectInfo], ts: int
+    ) -> None:
         chosen = [each for each in tombstones if each.min_ts <= ts]
         self._objects = [_Tombstones(storage, table_id, each, ts) for each in chosen]
 
@@ -74,14 +76,14 @@ class _Group:
 class _Tombstones:
     """One tombstone object; keeps its footer and what it read last."""
 
-    def __init__(self, storage: Storage, table_id: int, info: ObjectInfo, ts: int) -> None:
+    def __init__(self, storage: ObjectStorage, table_id: int, info: ObjectInfo, ts: int) -> None:
         self._storage = storage
         self._table_id = table_id
         self._info = info
         self._ts = ts
         self._targets = None if info.targets is None else frozenset(target for target, _ in info.targets)
         self._footer: pq.FileMetaData | None = None
-        self._bounds: list[Bounds | None] = []
+        self._bounds: list[ColumnBounds | None] = []
         self._last: _Group | None = None
 
     def of(self, object_id: str) -> Iterator[Offsets]:

@@ -15,7 +15,7 @@ from penstock import metrics, tracing
 from penstock.clock import Clock
 from penstock.errors import Denied, Fenced, Invalid, PenstockError, Unavailable
 from penstock.eventstore.log.rows import ordered
-from penstock.eventstore.log.table_log import TableRows
+from penstock.eventstore.log.table_log import TableLog
 from penstock.eventstore.log.transactions import cut
 from penstock.eventstore.manifest import Archive, ManifestState, ObjectInfo, Removal
 from penstock.eventstore.objects.build import Build, Built, Schemas
@@ -32,10 +32,10 @@ _RETRY_MAX_S = 30.0
 
 
 @dataclass(slots=True)
-class Table:
+class OwnedTable:
     """A table that is owned here. Whoever flushes it, or commits to its manifest, holds `flushing`."""
 
-    rows: TableRows
+    rows: TableLog
     ownership: Ownership
     index: TableIndex
     flushing: threading.Lock = field(default_factory=threading.Lock)
@@ -94,11 +94,11 @@ class Flusher:
     sort_bytes: int
     large_txn_bytes: int
     clock: Clock
-    fenced: Callable[[Table], None]
-    refused: Callable[[Table, PenstockError], None]
+    fenced: Callable[[OwnedTable], None]
+    refused: Callable[[OwnedTable, PenstockError], None]
     failed: Callable[[PenstockError], None]
 
-    def changes(self, rows: TableRows, from_ts: int, to_ts: int) -> Generator[pa.RecordBatch, None, None]:
+    def changes(self, rows: TableLog, from_ts: int, to_ts: int) -> Generator[pa.RecordBatch, None, None]:
         """The changes that a table holds in (from_ts, to_ts], in order and once; close it after use.
 
         Raises Unavailable when they were flushed meanwhile. Nothing else refers to the rows, so that they
@@ -112,7 +112,7 @@ class Flusher:
             scratch=self.build.scratch,
         )
 
-    def flush(self, table: Table) -> bool:
+    def flush(self, table: OwnedTable) -> bool:
         """Move everything complete into objects; return whether that succeeded."""
         try:
             self._flush(table)
@@ -144,7 +144,7 @@ class Flusher:
         table.failures = 0
         return True
 
-    def _postpone(self, table: Table, error: PenstockError) -> None:
+    def _postpone(self, table: OwnedTable, error: PenstockError) -> None:
         table.failures += 1
         pause = min(_RETRY_MAX_S, _RETRY_FIRST_S * 2 ** min(table.failures - 1, 10))
         table.retry_at = self.clock.monotonic() + pause
@@ -153,7 +153,7 @@ class Flusher:
             extra={"table_id": table.rows.table_id, "reason": str(error), "pause_s": pause},
         )
 
-    def _flush(self, table: Table) -> None:
+    def _flush(self, table: OwnedTable) -> None:
         started = self.clock.monotonic()
         rows = table.rows
         if rows.disowned:  # it holds nothing any more, which does not mean that there is nothing
@@ -174,7 +174,7 @@ class Flusher:
 
     def _commit_chunks(
         self,
-        table: Table,
+        table: OwnedTable,
         versions: list[SchemaVersion],
         changes: Iterable[pa.RecordBatch],
         to_ts: int,
@@ -208,7 +208,7 @@ class Flusher:
 
     def _commit(
         self,
-        table: Table,
+        table: OwnedTable,
         versions: list[SchemaVersion],
         built: Built,
         facts: Sequence[Mapping[str, Any]],

@@ -13,7 +13,7 @@ from penstock.eventstore import paths
 from penstock.eventstore.manifest import Kind, ObjectInfo
 from penstock.eventstore.paths import Side
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OBJECT
-from penstock.object_storage import Storage
+from penstock.object_storage import ObjectStorage
 
 ROW_GROUP_ROWS = 128 * 1024
 TOMBSTONE_GROUP_ROWS = 32 * 1024  # few, so that one data object's deletions are read without many others
@@ -31,7 +31,7 @@ class ObjectWriter:
 
     def __init__(
         self,
-        storage: Storage,
+        storage: ObjectStorage,
         root: str,
         side: Side,
         *,

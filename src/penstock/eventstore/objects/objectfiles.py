@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 from penstock.errors import Corrupt
 from penstock.eventstore import paths
 from penstock.eventstore.manifest import ObjectInfo
-from penstock.object_storage import Storage
+from penstock.object_storage import ObjectStorage
 
 
 @contextmanager
 def opened(
-    storage: Storage,
+    storage: ObjectStorage,
     table_id: int,
     info: ObjectInfo,
     *,
@@ -42,7 +42,7 @@ def opened(
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ColumnBounds:
     """The lowest and the highest value of a column in a row group that has any."""
 
     low: Any
@@ -50,8 +50,8 @@ class Bounds:
 
 
 def column_bounds(
-    footer: pq.FileMetaData, column: str, *, missing: Bounds | None = None
-) -> list[Bounds | None]:
+    footer: pq.FileMetaData, column: str, *, missing: ColumnBounds | None = None
+) -> list[ColumnBounds | None]:
     """The bounds of a column in each row group; None where it holds only nulls.
 
     Parquet keeps none of very long values: `missing` stands for them. Without it, pa.ArrowInvalid is raised.
@@ -61,10 +61,10 @@ def column_bounds(
     return [_bounds(footer.row_group(group).column(at), missing) for group in range(footer.num_row_groups)]
 
 
-def _bounds(chunk: pq.ColumnChunkMetaData, missing: Bounds | None) -> Bounds | None:
+def _bounds(chunk: pq.ColumnChunkMetaData, missing: ColumnBounds | None) -> ColumnBounds | None:
     found = chunk.statistics
     if found is not None and found.has_min_max:
-        return Bounds(found.min, found.max)
+        return ColumnBounds(found.min, found.max)
     if found is not None and found.has_null_count and found.null_count == chunk.num_values:
         return None
     if missing is None:

@@ -38,7 +38,7 @@ from penstock.eventstore.objects.deletion_vectors import Deletions, live_mask
 from penstock.eventstore.objects.objectfiles import opened
 from penstock.eventstore.objects.row_ids import Moves, RowIds, sortable
 from penstock.eventstore.sides import HANDLE
-from penstock.object_storage import Storage
+from penstock.object_storage import ObjectStorage
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class PrimaryKeyIndex:
         self._closed = False
         self._db = _open(path)
 
-    def table(self, table_id: int, storage: Storage) -> "TableIndex":
+    def table(self, table_id: int, storage: ObjectStorage) -> "TableIndex":
         """The index of one table; it reads the table's objects from `storage` when it has to."""
         return TableIndex(self, table_id, storage, self._clock)
 
@@ -185,7 +185,7 @@ class TableIndex:
     Every method raises Unavailable when the database is damaged: the next `catch_up` builds it anew.
     """
 
-    def __init__(self, index: PrimaryKeyIndex, table_id: int, storage: Storage, clock: Clock) -> None:
+    def __init__(self, index: PrimaryKeyIndex, table_id: int, storage: ObjectStorage, clock: Clock) -> None:
         self._index = index
         self._table_id = table_id
         self._storage = storage

@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.eventstore.manifest import ObjectInfo
-from penstock.eventstore.objects.objectfiles import Bounds, column_bounds, opened
+from penstock.eventstore.objects.objectfiles import ColumnBounds, column_bounds, opened
 from penstock.eventstore.read.changeorder import change_order
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, START_TS
-from penstock.object_storage import Storage
+from penstock.object_storage import ObjectStorage
 
 Times = npt.NDArray[np.int64]
 Blocks = Generator["Block", None, None]
@@ -56,7 +56,7 @@ def below(ordered: Times, ts: int) -> int:
 class BlockReader:
     """Reads some columns of a table's changes in (from_ts, to_ts], of rows in [handle_from, handle_to)."""
 
-    storage: Storage
+    storage: ObjectStorage
     table_id: int
     from_ts: int
     to_ts: int
@@ -101,7 +101,7 @@ class BlockReader:
     def _groups(self, footer: pq.FileMetaData) -> list[int]:
         """The row groups that may have rows of the range, by their statistics."""
         commits = column_bounds(footer, COMMIT_TS)
-        anything = Bounds(b"", self.handle_from)  # meets every wish
+        anything = ColumnBounds(b"", self.handle_from)  # meets every wish
         handles = column_bounds(footer, HANDLE, missing=anything)
         return [
             group

@@ -16,11 +16,11 @@ from pydantic import SecretStr
 from penstock.errors import Corrupt, Invalid, PenstockError, StaleRead, Unavailable
 from penstock.eventstore.paths import Side
 from penstock.eventstore.read.flightaccess import HEADER, bearer
-from penstock.eventstore.read.ranges import Part, ReadRange, TableProgress
+from penstock.eventstore.read.ranges import CaptureProgress, ReadRange, SchemaRange
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.settings import TlsSettings
 
-__all__ = ["FlightReader", "TableProgress"]
+__all__ = ["CaptureProgress", "FlightReader"]
 
 _ANSWER_TIMEOUT_S = 30.0
 _ADDED_BY_FLIGHT = re.compile(r"\. (?:Detail|gRPC client debug context): .*", re.DOTALL)
@@ -42,15 +42,15 @@ class FlightReader:
         self._client: flight.FlightClient | None = None
         self._connecting = threading.Lock()
 
-    def tables(self, *, timeout_s: float = _ANSWER_TIMEOUT_S) -> list[TableProgress]:
+    def tables(self, *, timeout_s: float = _ANSWER_TIMEOUT_S) -> list[CaptureProgress]:
         """Every table that the capture owns, by id, in one call however many there are."""
         columns = json.loads(self.act("progress", b"", timeout_s=timeout_s))
         return [
-            TableProgress(**dict(zip(columns, each, strict=True)))
+            CaptureProgress(**dict(zip(columns, each, strict=True)))
             for each in zip(*columns.values(), strict=True)
         ]
 
-    def progress(self, table_id: int) -> TableProgress:
+    def progress(self, table_id: int) -> CaptureProgress:
         """How far a table can be read."""
         return _progress(self.act("resolved_ts", json.dumps({"table_id": table_id}).encode()))
 
@@ -61,7 +61,7 @@ class FlightReader:
             found: bytes = answer.body.to_pybytes()
             return found
 
-    def parts(self, wanted: ReadRange) -> list[Part]:
+    def parts(self, wanted: ReadRange) -> list[SchemaRange]:
         """See RangeReader."""
         descriptor = flight.FlightDescriptor.for_command(write_ticket(wanted))
         with self._errors():
@@ -138,13 +138,13 @@ def _translated(error: Exception, service: str) -> PenstockError:
     return Invalid(said) if refused else Unavailable(said)
 
 
-def _part(endpoint: flight.FlightEndpoint) -> Part:
+def _part(endpoint: flight.FlightEndpoint) -> SchemaRange:
     schema = SchemaVersion.from_fact(json.loads(endpoint.app_metadata))
-    return Part(read_ticket(endpoint.ticket.ticket), schema)
+    return SchemaRange(read_ticket(endpoint.ticket.ticket), schema)
 
 
-def _progress(described: bytes) -> TableProgress:
-    return TableProgress(**json.loads(described))
+def _progress(described: bytes) -> CaptureProgress:
+    return CaptureProgress(**json.loads(described))
 
 
 def _message(error: Exception) -> str:

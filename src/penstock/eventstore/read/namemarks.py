@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable
 
 from penstock.eventstore import paths
-from penstock.object_storage import Storage
+from penstock.object_storage import ObjectStorage
 
 
 class NameMarks:
@@ -17,7 +17,7 @@ class NameMarks:
     Every method raises Unavailable when storage does not answer.
     """
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: ObjectStorage) -> None:
         self._storage = storage
         self._lock = threading.Lock()
         self._written: frozenset[str] | None = None

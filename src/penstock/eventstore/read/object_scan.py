@@ -18,19 +18,19 @@ import pyarrow.parquet as pq
 
 from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.objects.deletion_vectors import Deletions, Offsets, live_mask, union
-from penstock.eventstore.objects.objectfiles import Bounds, column_bounds, opened
+from penstock.eventstore.objects.objectfiles import ColumnBounds, column_bounds, opened
 from penstock.eventstore.projection import Projection
 from penstock.eventstore.read.readahead import ReadAhead
 from penstock.eventstore.read.touched import NO_HANDLES, GroupHandles, touched_offsets
 from penstock.eventstore.sides import COMMIT_TS, HANDLE
-from penstock.object_storage import Storage
+from penstock.object_storage import ObjectStorage
 from penstock.tables.schema import TableInfo
 
 _BLOCKS_PER_GROUP = 4  # row groups are bounded in bytes, so their parts are
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ObjectScanTask:
     """Row groups of a data object, from `first` up to `end` (None: all the rest), and what they hold."""
 
     info: ObjectInfo
@@ -41,9 +41,9 @@ class Piece:
     end: int | None = None
 
     @property
-    def handles(self) -> Bounds:
+    def handles(self) -> ColumnBounds:
         """What the handles are within."""
-        return Bounds(self.info.key_min, self.info.key_max)
+        return ColumnBounds(self.info.key_min, self.info.key_max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +53,11 @@ class HandleRange:
     low: bytes = b""
     high: bytes = b""
 
-    def meets(self, bounds: Bounds) -> bool:
+    def meets(self, bounds: ColumnBounds) -> bool:
         """Whether a handle within the bounds may be in the range."""
         return bool(bounds.high >= self.low and (not self.high or bounds.low < self.high))
 
-    def covers(self, bounds: Bounds) -> bool:
+    def covers(self, bounds: ColumnBounds) -> bool:
         """Whether every handle within the bounds is in the range."""
         return bool(bounds.low >= self.low and (not self.high or bounds.high < self.high))
 
@@ -69,7 +69,7 @@ class ObjectScan:
     `touched` must be in order. Takes the memory of parts of a row group, and of a deletion vector.
     """
 
-    storage: Storage
+    storage: ObjectStorage
     table_id: int
     ts: int
     table: TableInfo
@@ -79,7 +79,7 @@ class ObjectScan:
     handles: HandleRange = HandleRange()
     touched: pa.Array = field(default_factory=lambda: NO_HANDLES)
 
-    def batches(self, pieces: Sequence[Piece]) -> Generator[pa.RecordBatch, None, None]:
+    def batches(self, pieces: Sequence[ObjectScanTask]) -> Generator[pa.RecordBatch, None, None]:
         """The rows, in parts of row groups; the next part is read meanwhile. No batch is empty.
 
         Raises Unavailable when an object is not there or storage does not answer, Corrupt when it is damaged.
@@ -91,7 +91,7 @@ class ObjectScan:
                 if batch.num_rows:
                     yield batch
 
-    def _read(self, pieces: Sequence[Piece]) -> "Generator[_Block, None, None]":
+    def _read(self, pieces: Sequence[ObjectScanTask]) -> "Generator[_Block, None, None]":
         for piece in sorted(pieces, key=lambda each: each.info.id):  # as Deletions wants to be asked
             projection = Projection(piece.table, self.table, self.names)
             deleted = self.deletions.of(piece.info.id)
@@ -102,7 +102,7 @@ class ObjectScan:
                         yield _Block(group, projection, start, rows)
                         start += rows.num_rows
 
-    def _groups(self, piece: Piece, file: pq.ParquetFile, deleted: Offsets) -> list["_Group"]:
+    def _groups(self, piece: ObjectScanTask, file: pq.ParquetFile, deleted: Offsets) -> list["_Group"]:
         """The row groups that may have rows, and what tells them."""
         footer = file.metadata
         commits = column_bounds(footer, COMMIT_TS)

@@ -16,7 +16,7 @@ from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
 from penstock.eventstore import manifest_log, paths
 from penstock.eventstore.manifest import ManifestState, ObjectInfo, read_archive
 from penstock.eventstore.paths import Side
-from penstock.eventstore.read.ranges import RangeReader, ReadRange, TableProgress
+from penstock.eventstore.read.ranges import CaptureProgress, RangeReader, ReadRange
 from penstock.eventstore.schema_version import (
     SCHEMA_FACT,
     SchemaVersion,
@@ -24,7 +24,7 @@ from penstock.eventstore.schema_version import (
     in_force,
     schemas_in,
 )
-from penstock.object_storage import Storage, StorageRef
+from penstock.object_storage import ObjectStorage, StorageRef
 
 _DROPPED_FACT = "dropped"
 
@@ -91,7 +91,7 @@ class PartitionState:
     """A partition at one moment. Everything up to `flushed_ts` is in `manifest`; above it `rows` has it."""
 
     table_id: int
-    storage: Storage
+    storage: ObjectStorage
     manifest: ManifestState  # with the objects of the archives that were asked for
     rows: RangeReader | None = None
     history_from: int = 0  # what was removed before it may be missing from `manifest`
@@ -108,7 +108,7 @@ class PartitionState:
         return self.manifest.oldest_ts
 
     @cached_property
-    def _progress(self) -> TableProgress | None:
+    def _progress(self) -> CaptureProgress | None:
         return None if self.rows is None else self.rows.progress(self.table_id)
 
     @property
@@ -213,7 +213,11 @@ def require_range(from_ts: int, to_ts: int) -> None:
 
 
 def known_state(
-    storage: Storage, table_id: int, manifest: ManifestState, from_ts: int, rows: RangeReader | None = None
+    storage: ObjectStorage,
+    table_id: int,
+    manifest: ManifestState,
+    from_ts: int,
+    rows: RangeReader | None = None,
 ) -> PartitionState | None:
     """The state that a manifest and its archives give for history from `from_ts` on.
 
@@ -225,7 +229,7 @@ def known_state(
     return PartitionState(table_id, storage, found, rows, _history_from(manifest, from_ts))
 
 
-def _load(storage: Storage, table_id: int, from_ts: int | None) -> ManifestState:
+def _load(storage: ObjectStorage, table_id: int, from_ts: int | None) -> ManifestState:
     root = paths.table_root(table_id)
     for _ in range(_LOAD_ATTEMPTS):
         manifest = manifest_log.load(storage, root)
@@ -236,7 +240,7 @@ def _load(storage: Storage, table_id: int, from_ts: int | None) -> ManifestState
 
 
 @contextmanager
-def reading_history(storage: Storage, table_id: int, ts: int) -> Iterator[None]:
+def reading_history(storage: ObjectStorage, table_id: int, ts: int) -> Iterator[None]:
     """Around reading objects that history from `ts` on needs: an object that is gone raises StaleRead.
 
     When history from `ts` on is still kept, Unavailable stays what it is: plan again, then repeat.
@@ -258,7 +262,7 @@ def _history_from(manifest: ManifestState, from_ts: int | None) -> int:
 
 
 def _with_archives(
-    storage: Storage, table_id: int, manifest: ManifestState, from_ts: int
+    storage: ObjectStorage, table_id: int, manifest: ManifestState, from_ts: int
 ) -> ManifestState | None:
     archived: dict[str, ObjectInfo] = {}
     for archive in manifest.archives:

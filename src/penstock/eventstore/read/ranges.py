@@ -25,7 +25,7 @@ class ReadRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SchemaRange:
     """A range within which the table's schema does not change."""
 
     wanted: ReadRange
@@ -33,7 +33,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class TableProgress:
+class CaptureProgress:
     """How far a table has come in the capture that owns it.
 
     No change up to `readable_ts` was committed after `changed_ts`, and none after `oldest_ts` is gone. The
@@ -57,10 +57,10 @@ class RangeReader(Protocol):
     does not own the table.
     """
 
-    def progress(self, table_id: int) -> TableProgress:
+    def progress(self, table_id: int) -> CaptureProgress:
         """How far a table can be read."""
 
-    def parts(self, wanted: ReadRange) -> list[Part]:
+    def parts(self, wanted: ReadRange) -> list[SchemaRange]:
         """Divide a range where the table's schema changes, in order.
 
         Raises Unavailable when the range is not complete yet, Invalid when it is no range.

@@ -18,14 +18,14 @@ from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.objects.deletion_vectors import Deletions
 from penstock.eventstore.objects.objectfiles import opened
 from penstock.eventstore.projection import Projection
-from penstock.eventstore.read.object_scan import HandleRange, ObjectScan, Piece
+from penstock.eventstore.read.object_scan import HandleRange, ObjectScan, ObjectScanTask
 from penstock.eventstore.read.partition import Partition, PartitionState, TableView, reading_history
 from penstock.eventstore.read.ranges import ReadRange
 from penstock.eventstore.read.touched import NO_HANDLES
 from penstock.eventstore.read.unflushed import Unflushed
 from penstock.eventstore.schema_version import schemas_in
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, START_TS, UPDATE
-from penstock.object_storage import Storage
+from penstock.object_storage import ObjectStorage
 from penstock.tables.schema import TableInfo
 
 BATCH_ROWS = 64 * 1024
@@ -51,7 +51,7 @@ class SnapshotPartition:
     columns: tuple[str, ...]
     handles: HandleRange
     batch_rows: int
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[ObjectScanTask, ...] = ()
     tombstones: tuple[ObjectInfo, ...] = field(default=(), repr=False)
     adds_unflushed: bool = False  # whether what changes above `flushed_ts` leave is part of this
 
@@ -205,20 +205,20 @@ def _whole(
     ]
 
 
-def _pieces(state: PartitionState, ts: int, handles: HandleRange) -> tuple[Piece, ...]:
+def _pieces(state: PartitionState, ts: int, handles: HandleRange) -> tuple[ObjectScanTask, ...]:
     """The visible data objects that may have wanted rows, each as a whole."""
     tables = {each.version: each.table for each in schemas_in(state.manifest.facts)}
     made = []
     for info in state.visible("data", ts):
         if info.schema_version not in tables:
             raise Corrupt(f"the manifest of table {state.table_id} lacks the schema of object {info.id}")
-        piece = Piece(info, tables[info.schema_version], info.rows, info.size_bytes)
+        piece = ObjectScanTask(info, tables[info.schema_version], info.rows, info.size_bytes)
         if handles.meets(piece.handles):
             made.append(piece)
     return tuple(made)
 
 
-def _about(tombstones: Iterable[ObjectInfo], pieces: Iterable[Piece]) -> tuple[ObjectInfo, ...]:
+def _about(tombstones: Iterable[ObjectInfo], pieces: Iterable[ObjectScanTask]) -> tuple[ObjectInfo, ...]:
     """The tombstone objects that may delete rows of the pieces, with no other targets."""
     wanted = {each.info.id for each in pieces}
     trimmed = (
@@ -233,7 +233,7 @@ def _about(tombstones: Iterable[ObjectInfo], pieces: Iterable[Piece]) -> tuple[O
 def _divided(whole: SnapshotPartition, limit: int) -> list[SnapshotPartition]:
     """A partition's snapshot in parts of about `limit` bytes, neighbours by handle together."""
     storage = whole.partition.storage.open()
-    packs: list[list[Piece]] = []
+    packs: list[list[ObjectScanTask]] = []
     packed = limit
     for each in sorted(whole.pieces, key=lambda piece: (piece.info.key_min, piece.info.id)):
         for piece in _cut(storage, whole.partition.table_id, each, limit):
@@ -252,14 +252,14 @@ def _divided(whole: SnapshotPartition, limit: int) -> list[SnapshotPartition]:
     return parts + on_top
 
 
-def _cut(storage: Storage, table_id: int, piece: Piece, limit: int) -> list[Piece]:
+def _cut(storage: ObjectStorage, table_id: int, piece: ObjectScanTask, limit: int) -> list[ObjectScanTask]:
     """A piece by its row groups, when it is too large by more than a part of its own would be worth."""
     if piece.size_bytes <= limit + limit // 4:
         return [piece]
     with opened(storage, table_id, piece.info) as file:
         sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
     rows_max = max(1, piece.rows * limit // piece.size_bytes)
-    made: list[Piece] = []
+    made: list[ObjectScanTask] = []
     first = rows = 0
     for number, size in enumerate(sizes):
         rows += size

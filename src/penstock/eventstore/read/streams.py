@@ -22,8 +22,8 @@ from penstock.eventstore.sides import COMMIT_TS, OLD, PARTITION, START_TS, side_
 
 __all__ = [
     "BlockStream",
+    "ChangeStream",
     "Place",
-    "Stream",
     "memory_stream",
     "merged",
     "narrow_old",
@@ -36,7 +36,7 @@ Place = tuple[int, int]
 """Where a transaction is in the order of changes: commit_ts, start_ts."""
 
 
-class Stream(Protocol):
+class ChangeStream(Protocol):
     """Rows in order, taken in slices. Use from one thread at a time.
 
     `peek` and `take` raise what reading raises: StaleRead when history went while it was read, Unavailable,
@@ -114,7 +114,7 @@ def _rows_before(block: Block, begin: int, place: Place) -> int:
 
 def object_stream(
     state: PartitionState, reader: BlockReader, objects: Sequence[ObjectInfo], partition: int | None = None
-) -> Stream:
+) -> ChangeStream:
     """The stream of objects of one side and kind, of which a state has said that they report changes."""
 
     def blocks() -> Blocks:
@@ -126,7 +126,7 @@ def object_stream(
 
 def memory_stream(
     rows: RangeReader, wanted: ReadRange, shown: pa.Schema, partition: int | None = None
-) -> Stream:
+) -> ChangeStream:
     """The stream of a range that is read from whoever has it."""
 
     def blocks() -> Blocks:
@@ -150,7 +150,7 @@ def streams_of(
     handle_to: bytes = b"",
     schema: SchemaVersion | None = None,
     with_partition: bool = False,
-) -> list[Stream]:
+) -> list[ChangeStream]:
     """The streams of a partition in (from_ts, to_ts], which has one schema version (`schema`, if known).
 
     Their batches have exactly `columns` (None: every column of the side), and with `with_partition` the
@@ -224,7 +224,7 @@ def _only_schema(state: PartitionState, from_ts: int, to_ts: int) -> SchemaVersi
     return first
 
 
-def merged(streams: Sequence[Stream], rows_max: int) -> Iterator[pa.RecordBatch]:
+def merged(streams: Sequence[ChangeStream], rows_max: int) -> Iterator[pa.RecordBatch]:
     """The rows of all streams in order, in slices of at most `rows_max`; closes the streams at its end.
 
     Of the stream that has the next row everything before the next row of any other is taken at once. Rows

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.eventstore.objects.deletion_vectors import Offsets
-from penstock.eventstore.objects.objectfiles import Bounds
+from penstock.eventstore.objects.objectfiles import ColumnBounds
 from penstock.eventstore.sides import HANDLE
 
 NO_HANDLES = pa.nulls(0, pa.binary())  # pa.array would import pandas
@@ -30,7 +30,7 @@ class GroupHandles(NamedTuple):
     number: int
     start: int
     rows: int
-    bounds: Bounds
+    bounds: ColumnBounds
 
 
 def touched_offsets(file: pq.ParquetFile, groups: Sequence[GroupHandles], touched: pa.Array) -> Offsets:
@@ -39,7 +39,7 @@ def touched_offsets(file: pq.ParquetFile, groups: Sequence[GroupHandles], touche
     for window in _windows([each for each in groups if len(_within(touched, each.bounds))]):
         low, high = min(each.bounds.low for each in window), max(each.bounds.high for each in window)
         handles = file.read_row_groups([each.number for each in window], columns=[HANDLE]).column(HANDLE)
-        hits = pc.is_in(handles, value_set=_within(touched, Bounds(low, high))).to_numpy()
+        hits = pc.is_in(handles, value_set=_within(touched, ColumnBounds(low, high))).to_numpy()
         offsets = np.concatenate([np.arange(each.start, each.start + each.rows) for each in window])
         found.append(offsets[hits])
     return np.concatenate(found)
@@ -56,7 +56,7 @@ def _windows(groups: Sequence[GroupHandles]) -> Iterator[list[GroupHandles]]:
         yield window
 
 
-def _within(ordered: pa.Array, bounds: Bounds) -> pa.Array:
+def _within(ordered: pa.Array, bounds: ColumnBounds) -> pa.Array:
     """Those of some ordered handles that are within the bounds."""
     low = bisect_left(ordered, bounds.low, key=_VALUE)
     return ordered[low : bisect_right(ordered, bounds.high, key=_VALUE)]

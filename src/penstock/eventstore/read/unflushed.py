@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from penstock.errors import Unavailable
 from penstock.eventstore.paths import Side
 from penstock.eventstore.projection import Projection
-from penstock.eventstore.read.ranges import Part, RangeReader, ReadRange
+from penstock.eventstore.read.ranges import RangeReader, ReadRange, SchemaRange
 from penstock.eventstore.sides import COMMIT_TS, HANDLE
 from penstock.tables.schema import TableInfo
 
@@ -30,7 +30,7 @@ class Unflushed:
     """
 
     reader: RangeReader
-    parts: tuple[Part, ...]
+    parts: tuple[SchemaRange, ...]
     touched: pa.Array
     live: Ints
     rows: int
@@ -93,7 +93,7 @@ def live_rows(numbers: Ints, begun_ts: Ints, ended_ts: Ints, handles: int) -> In
     return last
 
 
-def _times_of(reader: RangeReader, parts: Sequence[Part], side: Side) -> pa.Table:
+def _times_of(reader: RangeReader, parts: Sequence[SchemaRange], side: Side) -> pa.Table:
     """When which handle changed on one side, in order."""
     columns = (HANDLE, COMMIT_TS)
     schema = pa.schema([(HANDLE, pa.binary()), (COMMIT_TS, pa.int64())])

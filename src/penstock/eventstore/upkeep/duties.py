@@ -9,7 +9,7 @@ _RETRY_FIRST_S = 1.0
 _RETRY_MAX_S = 300.0
 
 
-class Duty(StrEnum):
+class UpkeepTask(StrEnum):
     """What a table needs from time to time."""
 
     MERGE = "merge"
@@ -18,7 +18,7 @@ class Duty(StrEnum):
 
 
 @dataclass(slots=True)
-class Care:
+class TableUpkeep:
     """When a table was looked after, in seconds of the monotonic clock.
 
     `merged_seq` is a state of its manifest in which nothing was left to merge.
@@ -28,23 +28,23 @@ class Care:
     collected_at: float
     swept_at: float
     merged_seq: int = 0
-    retry_at: dict[Duty, float] = field(default_factory=dict)
-    failures: Counter[Duty] = field(default_factory=Counter)
+    retry_at: dict[UpkeepTask, float] = field(default_factory=dict)
+    failures: Counter[UpkeepTask] = field(default_factory=Counter)
 
-    def failed(self, duty: Duty, now: float) -> float:
+    def failed(self, duty: UpkeepTask, now: float) -> float:
         """Leave a duty alone for a while, and not the others; return for how long."""
         pause = min(_RETRY_MAX_S, _RETRY_FIRST_S * 2.0 ** min(self.failures[duty], 20))
         self.failures[duty] += 1
         self.retry_at[duty] = now + pause
         return pause
 
-    def succeeded(self, duty: Duty) -> None:
+    def succeeded(self, duty: UpkeepTask) -> None:
         """The next failure is the first one again."""
         del self.failures[duty]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DutyPolicy:
+class UpkeepPolicy:
     """What has been due the longest comes first, so that every table has its turn."""
 
     merge: bool
@@ -52,11 +52,13 @@ class DutyPolicy:
     collect_interval_s: float
     sweep_interval_s: float
 
-    def begin(self, now: float) -> Care:
+    def begin(self, now: float) -> TableUpkeep:
         """Of a table that is new here: what a crash left of it is swept after the first collection."""
-        return Care(now, now, now - self.sweep_interval_s + self.collect_interval_s)
+        return TableUpkeep(now, now, now - self.sweep_interval_s + self.collect_interval_s)
 
-    def choose(self, tables: Mapping[int, tuple[Care, int]], now: float) -> tuple[int, Duty] | None:
+    def choose(
+        self, tables: Mapping[int, tuple[TableUpkeep, int]], now: float
+    ) -> tuple[int, UpkeepTask] | None:
         """The next duty, of tables with the number of their last manifest entry; None: nothing is due."""
         due = [
             (at, table_id, duty)
@@ -66,8 +68,8 @@ class DutyPolicy:
         ]
         return min(due)[1:] if due else None
 
-    def _times(self, care: Care, seq: int) -> Iterator[tuple[float, Duty]]:
+    def _times(self, care: TableUpkeep, seq: int) -> Iterator[tuple[float, UpkeepTask]]:
         if self.merge and seq != care.merged_seq:
-            yield care.merged_at + self.merge_interval_s, Duty.MERGE
-        yield care.collected_at + self.collect_interval_s, Duty.COLLECT
-        yield care.swept_at + self.sweep_interval_s, Duty.SWEEP
+            yield care.merged_at + self.merge_interval_s, UpkeepTask.MERGE
+        yield care.collected_at + self.collect_interval_s, UpkeepTask.COLLECT
+        yield care.swept_at + self.sweep_interval_s, UpkeepTask.SWEEP

@@ -14,7 +14,7 @@ from penstock import metrics
 from penstock.clock import Clock, compose_ts
 from penstock.errors import Corrupt, Unavailable
 from penstock.eventstore import paths
-from penstock.eventstore.history_holds import Watermarks
+from penstock.eventstore.history_holds import HistoryHolds
 from penstock.eventstore.manifest import (
     Archive,
     ManifestState,
@@ -24,9 +24,9 @@ from penstock.eventstore.manifest import (
     read_state,
     write_archive,
 )
-from penstock.eventstore.objects.flush import Table
+from penstock.eventstore.objects.flush import OwnedTable
 from penstock.eventstore.paths import Side
-from penstock.object_storage import STAGING, Storage, Stored
+from penstock.object_storage import STAGING, ObjectStorage, Stored
 
 _ARCHIVED_MAX = 10_000  # objects in one archive
 _SIDES: tuple[Side, ...] = ("data", "tombstone")
@@ -92,13 +92,13 @@ class OldManifest:
 class Collector:
     """Collects tables. Use for one table from one thread at a time; `proceed` may raise to end the work."""
 
-    storage: Storage
+    storage: ObjectStorage
     policy: CollectPolicy
     clock: Clock
     proceed: Callable[[], None] = lambda: None
     opening: set[str] = field(default_factory=set)  # manifest entries that are known to stay
 
-    def collect(self, table: Table) -> int:
+    def collect(self, table: OwnedTable) -> int:
         """Archive, collect and trim; return how many files were deleted.
 
         Raises Unavailable when storage does not answer, Fenced when the table has a newer owner, Corrupt when
@@ -111,12 +111,12 @@ class Collector:
         deleted += self._release_watermarks(table_id)
         return deleted
 
-    def _settled(self, table: Table) -> ManifestState:
+    def _settled(self, table: OwnedTable) -> ManifestState:
         if table.rows.disowned:
             raise Unavailable(f"table {table.rows.table_id} is not captured here any more; ask its owner")
         return table.ownership.settle()
 
-    def _archive(self, table: Table) -> None:
+    def _archive(self, table: OwnedTable) -> None:
         with table.flushing:
             state = self._settled(table)
             removed = self.policy.removed(state)
@@ -128,7 +128,7 @@ class Collector:
             table.commit(archive=archive, forget=[each.id for each in removed])
         metrics.EVENTSTORE_ARCHIVED_OBJECTS_TOTAL.inc(len(removed))
 
-    def _collect(self, table: Table) -> int:
+    def _collect(self, table: OwnedTable) -> int:
         """Give up the history that nobody needs, then delete its files."""
         table_id = table.rows.table_id
         root = paths.table_root(table_id)
@@ -138,7 +138,7 @@ class Collector:
         }
         with table.flushing:
             state = self._settled(table)
-            lowest_ts = Watermarks(self.storage, self.clock).lowest(table_id)  # not before a flush is over
+            lowest_ts = HistoryHolds(self.storage, self.clock).lowest(table_id)  # not before a flush is over
             chosen = self.policy.unneeded(state.archives, lowest_ts, written_ms, self.clock.wall_ms())
             if not chosen:
                 return 0
@@ -177,10 +177,10 @@ class Collector:
     def _release_watermarks(self, table_id: int) -> int:
         """Delete watermarks that expired so long ago that their holder will not set them again just now."""
         before_ms = self.clock.wall_ms() - self.policy.orphan_ms
-        watermarks = Watermarks(self.storage, self.clock).all_of(table_id)
+        watermarks = HistoryHolds(self.storage, self.clock).all_of(table_id)
         return self._delete("watermark", [each.path for each in watermarks if each.expired(before_ms)])
 
-    def sweep(self, table: Table) -> int:
+    def sweep(self, table: OwnedTable) -> int:
         """Delete the old files that nothing names, left by crashes; return how many.
 
         Raises as `collect` does.

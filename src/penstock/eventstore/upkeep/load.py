@@ -25,7 +25,7 @@ from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import HANDLE, side_schema
 from penstock.eventstore.upkeep.loadplan import LoadPlan, check_fresh, read_plan, write_plan
 from penstock.kv.cluster_ref import ClusterRef
-from penstock.object_storage import Storage, StorageRef
+from penstock.object_storage import ObjectStorage, StorageRef
 from penstock.tables.kv_scan import KvScan, KvScanPartition
 
 OBJECT_BYTES = 256 * 1024 * 1024  # of Arrow; a range that is larger becomes several objects
@@ -67,7 +67,7 @@ class RangeTask:
                     storage.delete(paths.object_path(root, each.side, each.id))
         return sum(each.rows for each in read_archive(done, path=path))
 
-    def _write(self, storage: Storage, scratch: Path) -> Iterator[ObjectInfo]:
+    def _write(self, storage: ObjectStorage, scratch: Path) -> Iterator[ObjectInfo]:
         table = self.schema.table
         columns = (*(column.name for column in table.stored_columns), HANDLE)
         scan = KvScan(self.cluster, table, self.ts, columns)
@@ -81,7 +81,7 @@ def write_objects(
     table_id: int,
     ts: int,
     *,
-    storage: Storage,
+    storage: ObjectStorage,
     scratch: Path,
     object_bytes: int = OBJECT_BYTES,
     clock: Clock = SYSTEM,
@@ -118,20 +118,20 @@ def _committed_at(batch: pa.RecordBatch, ts: int, shown: pa.Schema) -> pa.Record
 
 
 @dataclass(frozen=True, slots=True)
-class TableLoad:
+class SnapshotLoad:
     """The load of one physical table, as storage has it. Any number of processes may hold it."""
 
     storage: StorageRef
     plan: LoadPlan
 
     @classmethod
-    def find(cls, storage: StorageRef, table_id: int) -> "TableLoad | None":
+    def find(cls, storage: StorageRef, table_id: int) -> "SnapshotLoad | None":
         """The load that was begun and not cleared; None when there is none."""
         plan = find_plan(storage.open(), table_id)
         return None if plan is None else cls(storage, plan)
 
     @classmethod
-    def begin(cls, storage: StorageRef, plan: LoadPlan) -> "TableLoad":
+    def begin(cls, storage: StorageRef, plan: LoadPlan) -> "SnapshotLoad":
         """Begin a load, or join the one that somebody began first."""
         path = paths.load_plan(paths.table_root(plan.table_id))
         while not storage.open().create(path, write_plan(plan)):
@@ -219,14 +219,14 @@ class TableLoad:
         storage.delete(plan_path)
 
 
-def find_plan(storage: Storage, table_id: int) -> LoadPlan | None:
+def find_plan(storage: ObjectStorage, table_id: int) -> LoadPlan | None:
     """The plan of the load that was begun and not cleared; None when there is none."""
     path = paths.load_plan(paths.table_root(table_id))
     data = storage.read(path)
     return None if data is None else read_plan(data, path=path)
 
 
-def in_progress(storage: Storage, table_id: int) -> bool:
+def in_progress(storage: ObjectStorage, table_id: int) -> bool:
     """Whether a table must be left alone because its first snapshot is being loaded."""
     plan = find_plan(storage, table_id)
     return plan is not None and not plan.committed_in(manifest_log.load(storage, paths.table_root(table_id)))

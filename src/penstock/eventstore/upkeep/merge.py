@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.clock import SYSTEM, Clock
-from penstock.columnar.sorted_spill import SLICE_ROWS, Order, Spool, order_by
+from penstock.columnar.sorted_spill import SLICE_ROWS, SortedSpill, SortOrder, order_by
 from penstock.errors import Corrupt, Invalid
 from penstock.eventstore import paths
 from penstock.eventstore.manifest import ManifestState, ObjectInfo
@@ -22,11 +22,11 @@ from penstock.eventstore.objects.deletion_vectors import Deletions
 from penstock.eventstore.objects.object_file import ObjectWriter
 from penstock.eventstore.objects.objectfiles import opened
 from penstock.eventstore.paths import Side
-from penstock.eventstore.read.object_scan import ObjectScan, Piece
+from penstock.eventstore.read.object_scan import ObjectScan, ObjectScanTask
 from penstock.eventstore.schema_version import SchemaVersion, in_force, schemas_in
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, MERGED_TOMBSTONES, OBJECT, OFFSET, side_schema
 from penstock.eventstore.upkeep.merge_policy import MergeChoice, MergePolicy
-from penstock.object_storage import Storage
+from penstock.object_storage import ObjectStorage
 from penstock.tables.schema import TableInfo
 
 SORT_BYTES = 64 * 1024 * 1024
@@ -136,7 +136,7 @@ def _kept(tombstones: tuple[ObjectInfo, ...], objects: set[str]) -> frozenset[st
     return frozenset(named & objects)
 
 
-def check_output(plan: MergePlan, output: MergeOutput, storage: Storage) -> None:
+def check_output(plan: MergePlan, output: MergeOutput, storage: ObjectStorage) -> None:
     """Raise Invalid unless an output may stand for the rows of its plan: as many as live, where it says so.
 
     For what others wrote: once a merge is committed, rows that it left out are gone from snapshots.
@@ -158,7 +158,7 @@ def check_output(plan: MergePlan, output: MergeOutput, storage: Storage) -> None
 
 def write_merge(
     plan: MergePlan,
-    storage: Storage,
+    storage: ObjectStorage,
     scratch: Path,
     *,
     sort_bytes: int = SORT_BYTES,
@@ -178,7 +178,7 @@ class MergeWriter:
     """Writes the objects of one merge."""
 
     plan: MergePlan
-    storage: Storage
+    storage: ObjectStorage
     scratch: Path
     sort_bytes: int
     clock: Clock
@@ -202,7 +202,7 @@ class MergeWriter:
             SLICE_ROWS,
         )
         pieces = [
-            Piece(info, of, info.rows, info.size_bytes)
+            ObjectScanTask(info, of, info.rows, info.size_bytes)
             for info, of in zip(plan.data, plan.tables, strict=True)
         ]
         with self.spool(order_by(schema, HANDLE)) as spool, closing(scan.batches(pieces)) as found:
@@ -228,11 +228,11 @@ class MergeWriter:
                 spool.write(batch)
             return self._objects("tombstone", MERGED_TOMBSTONES, spool)
 
-    def spool(self, order: Order) -> Spool:
+    def spool(self, order: SortOrder) -> SortedSpill:
         """Where rows wait to be sorted."""
-        return Spool(order, memory_bytes=self.sort_bytes, scratch=self.scratch)
+        return SortedSpill(order, memory_bytes=self.sort_bytes, scratch=self.scratch)
 
-    def _objects(self, side: Side, schema: pa.Schema, spool: Spool) -> tuple[ObjectInfo, ...]:
+    def _objects(self, side: Side, schema: pa.Schema, spool: SortedSpill) -> tuple[ObjectInfo, ...]:
         made: list[ObjectInfo] = []
         size_max = self.plan.target_bytes * _PAST_TARGET
         with closing(spool.ordered()) as ordered:

@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 from penstock import metrics
 from penstock.columnar.sorted_spill import order_by
 from penstock.eventstore.manifest import ManifestState, ObjectInfo, Removal
-from penstock.eventstore.objects.flush import Table
-from penstock.eventstore.objects.objectfiles import Bounds, column_bounds, opened
+from penstock.eventstore.objects.flush import OwnedTable
+from penstock.eventstore.objects.objectfiles import ColumnBounds, column_bounds, opened
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, MERGED_TOMBSTONES, OBJECT, OFFSET
 from penstock.eventstore.upkeep.merge import MergeOutput, MergeWriter, deletes_from
-from penstock.object_storage import Storage
+from penstock.object_storage import ObjectStorage
 
 _BY_HANDLE = order_by(MERGED_TOMBSTONES, HANDLE)
 
@@ -51,7 +51,7 @@ def transfer(writing: MergeWriter, output: MergeOutput, state: ManifestState) ->
             return writing.tombstones(places.moved(batch) for batch in ordered)
 
 
-def commit_merge(table: Table, output: MergeOutput, writing: MergeWriter) -> bool:
+def commit_merge(table: OwnedTable, output: MergeOutput, writing: MergeWriter) -> bool:
     """Put a merge's objects in the place of its inputs, in one step. The caller holds `table.flushing`.
 
     False: an input is no longer part of the table, or the table is no longer owned; then nothing happened.
@@ -110,7 +110,7 @@ class _Group:
 
     info: ObjectInfo
     number: int
-    bounds: Bounds
+    bounds: ColumnBounds
     start: int
 
 
@@ -118,7 +118,7 @@ class _Group:
 class _Places:
     """Where the rows of merged objects are, by handle. Asked in order, reads each row group once."""
 
-    storage: Storage
+    storage: ObjectStorage
     table_id: int
     objects: Sequence[ObjectInfo]
     _groups: list[_Group] = field(init=False)
@@ -129,7 +129,7 @@ class _Places:
         for info in self.objects:
             start = 0
             with opened(self.storage, self.table_id, info) as file:
-                whole = Bounds(info.key_min, info.key_max)
+                whole = ColumnBounds(info.key_min, info.key_max)
                 for number, bounds in enumerate(column_bounds(file.metadata, HANDLE, missing=whole)):
                     self._groups.append(_Group(info, number, bounds or whole, start))
                     start += file.metadata.row_group(number).num_rows

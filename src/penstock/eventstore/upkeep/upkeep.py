@@ -9,13 +9,13 @@ from pathlib import Path
 from penstock import metrics
 from penstock.clock import Clock
 from penstock.errors import Fenced, PenstockError, Unavailable
-from penstock.eventstore.objects.flush import Table
-from penstock.eventstore.upkeep.duties import Care, Duty, DutyPolicy
+from penstock.eventstore.objects.flush import OwnedTable
+from penstock.eventstore.upkeep.duties import TableUpkeep, UpkeepPolicy, UpkeepTask
 from penstock.eventstore.upkeep.gc import Collector, CollectPolicy
 from penstock.eventstore.upkeep.merge import MergeOutput, MergePlan, MergeWriter, plan_merge, plan_merges
 from penstock.eventstore.upkeep.merge_commit import commit_merge
 from penstock.eventstore.upkeep.merge_policy import MergePolicy
-from penstock.object_storage import Storage
+from penstock.object_storage import ObjectStorage
 from penstock.settings import UpkeepSettings
 
 _log = logging.getLogger(__name__)
@@ -38,12 +38,12 @@ class Upkeep:
     def __init__(
         self,
         settings: UpkeepSettings,
-        storage: Storage,
+        storage: ObjectStorage,
         *,
         scratch: Path,
         sort_bytes: int,
-        tables: Callable[[], Mapping[int, Table]],
-        fenced: Callable[[Table], None],
+        tables: Callable[[], Mapping[int, OwnedTable]],
+        fenced: Callable[[OwnedTable], None],
         clock: Clock,
     ) -> None:
         self._settings = settings
@@ -57,7 +57,7 @@ class Upkeep:
         self._collecting = CollectPolicy(
             ttl_ms=int(settings.history_ttl_s * 1000), orphan_ms=int(settings.orphan_age_s * 1000)
         )
-        self._policy = DutyPolicy(
+        self._policy = UpkeepPolicy(
             merge=settings.merge,
             merge_interval_s=settings.merge_interval_s,
             collect_interval_s=settings.collect_interval_s,
@@ -65,7 +65,7 @@ class Upkeep:
         )
         self._opening: set[str] = set()
         self._lock = threading.Lock()
-        self._cares: dict[int, tuple[Table, Care]] = {}
+        self._cares: dict[int, tuple[OwnedTable, TableUpkeep]] = {}
         self._busy: set[int] = set()
         self._stopping = threading.Event()
         self._threads = [
@@ -85,7 +85,7 @@ class Upkeep:
             if thread.is_alive():
                 thread.join()
 
-    def merge(self, table: Table) -> int:
+    def merge(self, table: OwnedTable) -> int:
         """Merge until nothing is left to merge; return how many merges were committed.
 
         Raises Unavailable when storage fails or the table is given up, Fenced when it has a newer owner,
@@ -100,12 +100,12 @@ class Upkeep:
             overtaken += not committed
         return done
 
-    def plans(self, table: Table, plans_max: int) -> list[MergePlan]:
+    def plans(self, table: OwnedTable, plans_max: int) -> list[MergePlan]:
         """What there is to merge now, for others to write; see `plan_merges`."""
         state, table_id = table.ownership.state, table.rows.table_id
         return plan_merges(table_id, state, self._merging, now_ms=self._clock.wall_ms(), plans_max=plans_max)
 
-    def commit(self, table: Table, plan: MergePlan, output: MergeOutput) -> bool:
+    def commit(self, table: OwnedTable, plan: MergePlan, output: MergeOutput) -> bool:
         """Commit a merge that was written anywhere; see `transfers.commit_merge`.
 
         One that took so long that its files may be swept is not committed.
@@ -119,12 +119,12 @@ class Upkeep:
         metrics.EVENTSTORE_MERGES_TOTAL.labels("committed" if committed else "overtaken").inc()
         return committed
 
-    def collect(self, table: Table) -> int:
+    def collect(self, table: OwnedTable) -> int:
         """Collect and sweep a table; return how many files were deleted. Raises as `Collector` does."""
         collector = self._collector(partial(self._still_owned, table))
         return collector.collect(table) + collector.sweep(table)
 
-    def _merge_once(self, table: Table, proceed: Callable[[], None]) -> bool | None:
+    def _merge_once(self, table: OwnedTable, proceed: Callable[[], None]) -> bool | None:
         """Plan, write and commit one merge; None when there is nothing to merge."""
         started = self._clock.monotonic()
         state, table_id = table.ownership.state, table.rows.table_id
@@ -145,11 +145,11 @@ class Upkeep:
     def _collector(self, proceed: Callable[[], None]) -> Collector:
         return Collector(self._storage, self._collecting, self._clock, proceed, self._opening)
 
-    def _still_owned(self, table: Table) -> None:
+    def _still_owned(self, table: OwnedTable) -> None:
         if table.rows.disowned:
             raise Unavailable(f"table {table.rows.table_id} is not captured here any more; ask its owner")
 
-    def _proceed(self, table: Table) -> None:
+    def _proceed(self, table: OwnedTable) -> None:
         if self._stopping.is_set() or table.rows.disowned:
             raise _Stopped
 
@@ -166,7 +166,7 @@ class Upkeep:
                 with self._lock:
                     self._busy.discard(table.rows.table_id)
 
-    def _take(self) -> tuple[Table, Care, Duty] | None:
+    def _take(self) -> tuple[OwnedTable, TableUpkeep, UpkeepTask] | None:
         """What is due and nobody does; from now on somebody does it."""
         now = self._clock.monotonic()
         owned = self._tables()
@@ -189,7 +189,7 @@ class Upkeep:
             self._busy.add(table_id)
             return *self._cares[table_id], duty
 
-    def _do(self, table: Table, care: Care, duty: Duty) -> None:
+    def _do(self, table: OwnedTable, care: TableUpkeep, duty: UpkeepTask) -> None:
         table_id = table.rows.table_id
         try:
             self._duty(table, care, duty)
@@ -214,7 +214,9 @@ class Upkeep:
             return
         care.succeeded(duty)
 
-    def _failed(self, table_id: int, care: Care, duty: Duty, reason: str, error: Exception) -> None:
+    def _failed(
+        self, table_id: int, care: TableUpkeep, duty: UpkeepTask, reason: str, error: Exception
+    ) -> None:
         metrics.EVENTSTORE_UPKEEP_FAILURES_TOTAL.labels(duty, reason).inc()
         pause_s = care.failed(duty, self._clock.monotonic())
         _log.warning(
@@ -222,16 +224,16 @@ class Upkeep:
             extra={"table_id": table_id, "duty": duty, "reason": str(error), "pause_s": pause_s},
         )
 
-    def _duty(self, table: Table, care: Care, duty: Duty) -> None:
+    def _duty(self, table: OwnedTable, care: TableUpkeep, duty: UpkeepTask) -> None:
         proceed = partial(self._proceed, table)
         now = self._clock.monotonic()
-        if duty is Duty.MERGE:
+        if duty is UpkeepTask.MERGE:
             seq = table.ownership.state.seq
             if self._merge_once(table, proceed) is None:
                 care.merged_seq, care.merged_at = seq, now
             else:  # there may be more: it is due, after all that are due already
                 care.merged_at = now - self._settings.merge_interval_s
-        elif duty is Duty.COLLECT:
+        elif duty is UpkeepTask.COLLECT:
             self._collector(proceed).collect(table)
             care.collected_at = now
         else:

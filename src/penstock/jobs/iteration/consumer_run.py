@@ -12,10 +12,10 @@ from penstock.clock import Clock
 from penstock.errors import Aborted, Fenced, Invalid
 from penstock.jobs.consumer import Consumer, JobContext
 from penstock.jobs.error_codes import SchemaRefused, failure_of
-from penstock.jobs.iteration.ending import Ending, How, Try
+from penstock.jobs.iteration.ending import AttemptCount, OutcomeKind, RunOutcome
 from penstock.jobs.iteration.reconciling import Ahead, reconcile
 from penstock.jobs.iteration.retriever import JobRetriever, WatermarkLog
-from penstock.jobs.iteration.shared_scan import SharedRange
+from penstock.jobs.iteration.shared_scan import SharedScan
 from penstock.jobs.job import Job
 from penstock.jobs.log.transitions import Transition
 from penstock.jobs.schema_changes import check_names
@@ -39,7 +39,7 @@ class IterationLog(WatermarkLog, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
+class ConsumerServices:
     """What consumers need beside their changes."""
 
     log: IterationLog
@@ -59,12 +59,12 @@ class ConsumerRun:
     def __init__(
         self,
         job: Job,
-        attempt: Try,
-        shared: SharedRange,
-        workshop: Workshop,
+        attempt: AttemptCount,
+        shared: SharedScan,
+        workshop: ConsumerServices,
         scratch: Path,
         *,
-        ended: "Callable[[ConsumerRun, Ending], None]",
+        ended: "Callable[[ConsumerRun, RunOutcome], None]",
     ) -> None:
         self.job = job
         self.scratch = scratch
@@ -135,7 +135,7 @@ class ConsumerRun:
             metrics.JOBS_ABANDONED_CONSUMERS.dec()
             _log.info("a consumer that was given up has ended", extra={"job": str(self.job.id)})
 
-    def _carry(self) -> Ending:
+    def _carry(self) -> RunOutcome:
         """Bring the target to the end of the iteration."""
         try:
             try:
@@ -146,7 +146,7 @@ class ConsumerRun:
             return self._failed(error)
         return ending
 
-    def _consume(self) -> Ending:
+    def _consume(self) -> RunOutcome:
         context = self._context()
         consumer = self._workshop.find(context.info.consumer or "")(context)
         try:
@@ -179,11 +179,11 @@ class ConsumerRun:
                 raise data.failure
             data.arrived()
             done = self._attempt.completed(data.to_ts, at=self._workshop.clock.wall_ms())
-            return done if data.written is None else Ending(How.COMPLETED, None)
+            return done if data.written is None else RunOutcome(OutcomeKind.COMPLETED, None)
         finally:
             self._close(consumer)
 
-    def _failed(self, error: BaseException) -> Ending:
+    def _failed(self, error: BaseException) -> RunOutcome:
         at = self._workshop.clock.wall_ms()
         if self._canceled:
             return self._attempt.canceled(at=at)

@@ -10,7 +10,7 @@ from penstock.jobs.job import ErrorCode, Job
 from penstock.jobs.log.transitions import Transition, canceled, completed, failed, pending, resynced
 
 
-class How(Enum):
+class OutcomeKind(Enum):
     """What happened."""
 
     COMPLETED = "completed"
@@ -27,50 +27,50 @@ class How(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class RunOutcome:
     """What happened, and how the row goes on. Without a transition the consumer has written the row."""
 
-    how: How
+    how: OutcomeKind
     transition: Transition | None
     failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
+class AttemptCount:
     """One try at an iteration; `last`: another one would be too many."""
 
     iteration: Iteration
     last: bool
 
-    def completed(self, to_ts: int, *, at: int) -> Ending:
+    def completed(self, to_ts: int, *, at: int) -> RunOutcome:
         """Everything up to `to_ts` is in the target."""
-        return Ending(How.COMPLETED, completed(to_ts, at=at))
+        return RunOutcome(OutcomeKind.COMPLETED, completed(to_ts, at=at))
 
-    def followed(self, ts: int, *, at: int) -> Ending:
+    def followed(self, ts: int, *, at: int) -> RunOutcome:
         """The target said itself how far it has come."""
-        return Ending(How.FOLLOWED, completed(ts, at=at))
+        return RunOutcome(OutcomeKind.FOLLOWED, completed(ts, at=at))
 
-    def canceled(self, *, at: int) -> Ending:
+    def canceled(self, *, at: int) -> RunOutcome:
         """Nobody wants it any more."""
-        return Ending(How.CANCELED, canceled(at=at))
+        return RunOutcome(OutcomeKind.CANCELED, canceled(at=at))
 
-    def stopped(self, error: BaseException, *, at: int, by_source: bool) -> Ending:
+    def stopped(self, error: BaseException, *, at: int, by_source: bool) -> RunOutcome:
         """It failed: by its source, which tells when history is gone, or by its consumer.
 
         A consumer that was fenced by its target is no failure of the job: another try of the same job has
         written meanwhile, and the next iteration begins where that ended.
         """
         if isinstance(error, Fenced):
-            return Ending(How.FENCED, canceled(at=at))
+            return RunOutcome(OutcomeKind.FENCED, canceled(at=at))
         if by_source and isinstance(error, StaleRead) and not self.iteration.first:
-            return Ending(How.RESYNCED, resynced, failure_of(error))
+            return RunOutcome(OutcomeKind.RESYNCED, resynced, failure_of(error))
         failure = failure_of(error)
         fail = failed(failure.code, failure.message, at=at)
         if failure.code.permanent:
-            return Ending(How.PERMANENT, fail, failure)
+            return RunOutcome(OutcomeKind.PERMANENT, fail, failure)
         if failure.code is ErrorCode.CUT_OFF or self.last:
-            return Ending(How.FAILED, fail, failure)
-        return Ending(How.RETRIED, lambda job: self._again(fail(job)), failure)
+            return RunOutcome(OutcomeKind.FAILED, fail, failure)
+        return RunOutcome(OutcomeKind.RETRIED, lambda job: self._again(fail(job)), failure)
 
     def _again(self, job: Job) -> Job:
         wait = pending(self.iteration.from_ts, self.iteration.to_ts, runner=job.status.runner)

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import PenstockError
-from penstock.follow.source_2 import JobSource
+from penstock.follow.source_2 import ScanSource
 from penstock.jobs.consumer import Consumer
 from penstock.jobs.consumers import find_consumer
-from penstock.jobs.iteration.consumer_run import GRACE_S, IterationLog, Workshop
-from penstock.jobs.iteration.ending import Try
+from penstock.jobs.iteration.consumer_run import GRACE_S, ConsumerServices, IterationLog
+from penstock.jobs.iteration.ending import AttemptCount
 from penstock.jobs.iteration.iteration import Iteration
-from penstock.jobs.iteration.iteration_run import Attempt, OnEnd, Tools
+from penstock.jobs.iteration.iteration_run import IterationRun, IterationServices, OnEnd
 from penstock.jobs.iteration.scratch import Scratch
-from penstock.jobs.iteration.shared_scan import Reading
+from penstock.jobs.iteration.shared_scan import ScanConfig
 from penstock.jobs.iteration.spark_frame import Frames
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobKey
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Executor:
+class IterationRunner:
     """Executes iterations. Open it before the first attempt.
 
     `spark` gives the session, with the pool of an account set for the thread that asks; a consumer that
@@ -38,7 +38,7 @@ class Executor:
     def __init__(
         self,
         log: IterationLog,
-        source: JobSource,
+        source: ScanSource,
         settings: Settings,
         *,
         frames: Frames | None = None,
@@ -50,10 +50,10 @@ class Executor:
     ) -> None:
         self.usage = usage or UsageMeter(clock=clock)
         self._clock = clock
-        self._tools = Tools(
+        self._tools = IterationServices(
             log=log,
-            reading=Reading(source, settings.jobs, frames, clock),
-            workshop=Workshop(log, settings, find, spark, clock, grace_s),
+            reading=ScanConfig(source, settings.jobs, frames, clock),
+            workshop=ConsumerServices(log, settings, find, spark, clock, grace_s),
             usage=self.usage,
             scratch=Scratch(settings.jobs.data, clock=clock),
         )
@@ -62,9 +62,9 @@ class Executor:
         """Make a place for scratch files; raise Invalid when there can be none."""
         self._tools.scratch.open()
 
-    def attempt(self, iteration: Iteration, *, last: bool, on_end: OnEnd) -> Attempt:
+    def attempt(self, iteration: Iteration, *, last: bool, on_end: OnEnd) -> IterationRun:
         """A try at an iteration, which does not begin yet; `last`: what fails is not tried again."""
-        return Attempt(self._tools, Try(iteration, last), on_end)
+        return IterationRun(self._tools, AttemptCount(iteration, last), on_end)
 
     def announce(self, iterations: Sequence[Iteration]) -> dict[JobKey, Job] | None:
         """Write that iterations wait for a worker; the rows of the jobs that nobody else has taken meanwhile.

@@ -19,7 +19,7 @@ from penstock.jobs.error_codes import CutOff
 T = TypeVar("T")
 
 
-class Spool(Protocol[T]):
+class BatchQueue(Protocol[T]):
     """Where the pieces of a detached lane are. Thread-safe; may raise OSError."""
 
     @property
@@ -41,7 +41,7 @@ class Spool(Protocol[T]):
 
 
 @dataclass(slots=True)
-class Lane(Generic[T]):
+class ConsumerQueue(Generic[T]):
     """What a consumer was given and has not taken. Pure: whoever uses it has the lock.
 
     Invariant: in `queue`, then in `spool`, are the pieces that were not taken, in order.
@@ -49,7 +49,7 @@ class Lane(Generic[T]):
 
     pieces_max: int
     queue: deque[T] = field(default_factory=deque)
-    spool: Spool[T] | None = None
+    spool: BatchQueue[T] | None = None
     asked: bool = False
     """Its consumer waits for a piece."""
     held_s: float = 0.0
@@ -88,10 +88,10 @@ class FanOut(Generic[T]):
         pieces_max: int,
         patience_s: float,
         spool_bytes: int,
-        open_spool: Callable[[Hashable], Spool[T]],
+        open_spool: Callable[[Hashable], BatchQueue[T]],
         clock: Clock = SYSTEM,
     ) -> None:
-        self._lanes = {name: Lane[T](pieces_max) for name in names}
+        self._lanes = {name: ConsumerQueue[T](pieces_max) for name in names}
         self._patience_s = patience_s
         self._spool_bytes = spool_bytes
         self._open_spool = open_spool
@@ -151,7 +151,7 @@ class FanOut(Generic[T]):
             if piece is not None:  # else it was closed meanwhile
                 return piece
 
-    def _wait_for_piece(self, lane: Lane[T]) -> Spool[T] | None:
+    def _wait_for_piece(self, lane: ConsumerQueue[T]) -> BatchQueue[T] | None:
         """Wait until the lane has a piece, or all were taken; where it is, if it is not in memory."""
         lane.asked = True
         self._changed.notify_all()
@@ -184,7 +184,7 @@ class FanOut(Generic[T]):
             if closed is not None:
                 raise closed
 
-    def _close(self, lane: Lane[T], reason: Exception) -> None:
+    def _close(self, lane: ConsumerQueue[T], reason: Exception) -> None:
         if lane.closed is None:
             lane.closed = reason
         lane.queue.clear()
@@ -198,9 +198,9 @@ class FanOut(Generic[T]):
                 lane.spool.close()
                 lane.spool = None
 
-    def _wait_for_room(self) -> list[tuple[Lane[T], list[T]]]:
+    def _wait_for_room(self) -> list[tuple[ConsumerQueue[T], list[T]]]:
         """Wait until no lane is full; those that others have waited for too long, with what they had."""
-        late: list[tuple[Lane[T], list[T]]] = []
+        late: list[tuple[ConsumerQueue[T], list[T]]] = []
         while full := [(name, lane) for name, lane in self._lanes.items() if lane.full]:
             if not any(lane.starving for lane in self._lanes.values()):
                 self._changed.wait()
@@ -220,7 +220,7 @@ class FanOut(Generic[T]):
                     metrics.JOBS_DETACHED_TOTAL.inc()
         return late
 
-    def _spool(self, lane: Lane[T], piece: T) -> None:
+    def _spool(self, lane: ConsumerQueue[T], piece: T) -> None:
         """Put a piece on disk. Without the lock: nobody else waits for that."""
         reason: Exception | None = None
         assert lane.spool is not None, "a detached lane has a spool"

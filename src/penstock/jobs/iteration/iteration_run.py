@@ -10,11 +10,11 @@ from pathlib import Path
 from penstock import metrics
 from penstock.errors import PenstockError
 from penstock.follow.cluster_tables import TableGone
-from penstock.jobs.iteration.consumer_run import ConsumerRun, IterationLog, Workshop
-from penstock.jobs.iteration.ending import Ending, How, Try
+from penstock.jobs.iteration.consumer_run import ConsumerRun, ConsumerServices, IterationLog
+from penstock.jobs.iteration.ending import AttemptCount, OutcomeKind, RunOutcome
 from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.iteration.scratch import Scratch
-from penstock.jobs.iteration.shared_scan import Reading, SharedRange
+from penstock.jobs.iteration.shared_scan import ScanConfig, SharedScan
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.log.transitions import started
@@ -27,20 +27,20 @@ OnEnd = Callable[[JobKey, Job | None], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class IterationServices:
     """What iterations are executed with."""
 
     log: IterationLog
-    reading: Reading
-    workshop: Workshop
+    reading: ScanConfig
+    workshop: ConsumerServices
     usage: UsageMeter
     scratch: Scratch
 
 
-class Attempt:
+class IterationRun:
     """One try. `run` is for one thread; `cancel` for any."""
 
-    def __init__(self, tools: Tools, attempt: Try, on_end: OnEnd) -> None:
+    def __init__(self, tools: IterationServices, attempt: AttemptCount, on_end: OnEnd) -> None:
         self._tools = tools
         self._clock = tools.workshop.clock
         self._try = attempt
@@ -78,7 +78,7 @@ class Attempt:
         jobs = self._begin(self.iteration.jobs)
         if jobs:
             folder = self._tools.scratch.folder / f"{self.iteration.id}-{self._clock.unique_id()[:8]}"
-            shared = SharedRange(self._tools.reading, self.iteration, jobs, folder)
+            shared = SharedScan(self._tools.reading, self.iteration, jobs, folder)
             self._start(jobs, shared, folder)
             self._wait()
             self._finish(shared, folder)
@@ -101,7 +101,7 @@ class Attempt:
             return []
         for job, row in zip(jobs, rows, strict=True):
             if row is None:
-                self._leave(job.key, None, How.FENCED)
+                self._leave(job.key, None, OutcomeKind.FENCED)
         begun = [row for row in rows if row is not None]
         return begun if self._check_table(begun) else []
 
@@ -118,7 +118,7 @@ class Attempt:
             self._write(job, ending, None)
         return False
 
-    def _start(self, jobs: Sequence[Job], shared: SharedRange, folder: Path) -> None:
+    def _start(self, jobs: Sequence[Job], shared: SharedScan, folder: Path) -> None:
         runs = {
             job.key: ConsumerRun(
                 job,
@@ -157,14 +157,14 @@ class Attempt:
                 self._changed.wait(min((at - now for at, _ in limits), default=None))
         return []
 
-    def _finish(self, shared: SharedRange, folder: Path) -> None:
+    def _finish(self, shared: SharedScan, folder: Path) -> None:
         if not shared.finish(self._tools.workshop.grace_s):
             _log.warning("a scan does not end", extra={"table_id": self.iteration.table_id})
         self._tools.usage.add(self.iteration.account, Usage(task_seconds=shared.read_seconds))
         if not any(run.abandoned for run in self._runs.values()):  # else files may be used still
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _settle(self, run: ConsumerRun, ending: Ending) -> None:
+    def _settle(self, run: ConsumerRun, ending: RunOutcome) -> None:
         """A run has ended: write it, and let its job leave or wait for another try."""
         try:
             self._tools.usage.add(run.job.account, run.usage)
@@ -174,7 +174,7 @@ class Attempt:
                 self._open.discard(run.job.key)
                 self._changed.notify_all()
 
-    def _write(self, job: Job, ending: Ending, written: Job | None) -> None:
+    def _write(self, job: Job, ending: RunOutcome, written: Job | None) -> None:
         _tell(job, ending)
         row = written
         if ending.transition is not None:
@@ -185,32 +185,32 @@ class Attempt:
                 _log.warning("the end of an iteration cannot be written", extra=facts)
                 self._unwritten(job)
                 return
-        if row is not None and ending.how is How.RETRIED:
-            metrics.JOBS_ENDINGS_TOTAL.labels(How.RETRIED.value).inc()
+        if row is not None and ending.how is OutcomeKind.RETRIED:
+            metrics.JOBS_ENDINGS_TOTAL.labels(OutcomeKind.RETRIED.value).inc()
             self._again.append(row)
         else:
-            self._leave(job.key, row, ending.how if row is not None else How.FENCED)
+            self._leave(job.key, row, ending.how if row is not None else OutcomeKind.FENCED)
 
     def _unwritten(self, job: Job) -> None:
         """The log does not answer: try again with the row as it was, or leave it to whoever reads the log."""
         if self._try.last:
-            self._leave(job.key, None, How.FAILED)
+            self._leave(job.key, None, OutcomeKind.FAILED)
         else:
-            metrics.JOBS_ENDINGS_TOTAL.labels(How.RETRIED.value).inc()
+            metrics.JOBS_ENDINGS_TOTAL.labels(OutcomeKind.RETRIED.value).inc()
             self._again.append(job)
 
-    def _leave(self, key: JobKey, row: Job | None, how: How) -> None:
+    def _leave(self, key: JobKey, row: Job | None, how: OutcomeKind) -> None:
         metrics.JOBS_ENDINGS_TOTAL.labels(how.value).inc()
         self._on_end(key, row)
 
 
-def _tell(job: Job, ending: Ending) -> None:
+def _tell(job: Job, ending: RunOutcome) -> None:
     if ending.failure is None:
         return
     facts = {"job": str(job.id), "code": int(ending.failure.code), "error": ending.failure.message}
-    if ending.how is How.RESYNCED:
+    if ending.how is OutcomeKind.RESYNCED:
         _log.warning("history is gone: the job begins with all rows again", extra=facts)
-    elif ending.how is How.PERMANENT:
+    elif ending.how is OutcomeKind.PERMANENT:
         _log.error("a job failed and has to be repaired", extra=facts)
     else:
         _log.warning("an iteration of a job failed", extra=facts)

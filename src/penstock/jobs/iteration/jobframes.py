@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from penstock.changes import ChangesPartition
     from penstock.eventstore.schema_version import SchemaVersion
-    from penstock.follow.source_2 import Scan
+    from penstock.follow.source_2 import TableScan
 
 __all__ = ["SparkFrame", "SparkFrames"]
 
@@ -55,7 +55,7 @@ class SparkFrames:
     def __init__(self, session: "Callable[[], SparkSession]") -> None:
         self._session = session
 
-    def open(self, scan: "Scan", columns: Collection[str] | None) -> SparkFrame:
+    def open(self, scan: "TableScan", columns: Collection[str] | None) -> SparkFrame:
         """See Frames. Computes it, so that what cannot be read fails here.
 
         Raises SchemaRefused when the table had another key in the range.
@@ -101,7 +101,9 @@ class _Plan:
     local: bool
 
 
-def _planned(spark: "SparkSession", scan: "Scan", columns: Collection[str] | None, wanted: _Wanted) -> _Plan:
+def _planned(
+    spark: "SparkSession", scan: "TableScan", columns: Collection[str] | None, wanted: _Wanted
+) -> _Plan:
     from penstock.changes import plan_changes
     from penstock.changes.collect import open_range, schema_parts
     from penstock.follow.scans import change_wishes

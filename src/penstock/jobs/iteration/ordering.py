@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.changes.batches import ChangeBatch, Hint
-from penstock.columnar.spill_queue import SPOOL_BYTES, RowSpool
+from penstock.columnar.spill_queue import SPOOL_BYTES, SpillTable
 from penstock.eventstore.sides import COMMIT_TS
-from penstock.jobs.iteration.pieces import Piece
+from penstock.jobs.iteration.pieces import ConsumerBatch
 from penstock.jobs.iteration.projecting import PieceProjection
 
 PIECE_ROWS = 16 * 1024
@@ -30,7 +30,7 @@ def in_order(
     *,
     memory_bytes: int = SPOOL_BYTES,
     piece_rows: int = PIECE_ROWS,
-) -> Generator[Piece, None, None]:
+) -> Generator[ConsumerBatch, None, None]:
     """Pieces of all batches: no change of one comes before a change of an earlier one.
 
     Within a piece too, smaller `_commit_ts` come first, and of equal ones the deletes. Raises OSError when
@@ -61,10 +61,10 @@ class _Kept:
 
     def __init__(self, projection: PieceProjection, scratch: Path, memory_bytes: int) -> None:
         half = memory_bytes // 2
-        self._inserts = RowSpool(projection.inserts, scratch / "kept-inserts.arrow", memory_bytes=half)
-        self._deletes = RowSpool(projection.deletes, scratch / "kept-deletes.arrow", memory_bytes=half)
+        self._inserts = SpillTable(projection.inserts, scratch / "kept-inserts.arrow", memory_bytes=half)
+        self._deletes = SpillTable(projection.deletes, scratch / "kept-deletes.arrow", memory_bytes=half)
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: ConsumerBatch) -> None:
         self._inserts.add(piece.inserts)
         self._deletes.add(piece.deletes)
 
@@ -76,7 +76,7 @@ class _Kept:
         self._deletes.discard()
 
 
-def merged(inserts: pa.Table, deletes: pa.Table, piece_rows: int) -> Iterator[Piece]:
+def merged(inserts: pa.Table, deletes: pa.Table, piece_rows: int) -> Iterator[ConsumerBatch]:
     """Pieces of both sides, whatever their order is."""
     begun, ended = _times(inserts), _times(deletes)
     if not len(begun) or not len(ended) or ended.max() <= begun.min():
@@ -117,13 +117,13 @@ class _Ordered:
 
 def _pieces(
     sides: tuple[_Ordered, _Ordered], begun: tuple[int, int], ended: tuple[int, int], piece_rows: int
-) -> Iterator[Piece]:
+) -> Iterator[ConsumerBatch]:
     """Rows of both sides, divided where only one has some."""
     inserts, deletes = sides
     longest = max(begun[1] - begun[0], ended[1] - ended[0])
     assert longest <= piece_rows or begun[0] == begun[1] or ended[0] == ended[1], "one side is cut at a time"
     for start in range(0, longest, piece_rows):
-        yield Piece(
+        yield ConsumerBatch(
             inserts.between(*_part(begun, start, piece_rows)),
             deletes.between(*_part(ended, start, piece_rows)),
         )

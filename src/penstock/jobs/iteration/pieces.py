@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 
-class Piece(NamedTuple):
+class ConsumerBatch(NamedTuple):
     """What one `next` of a consumer gives, with the columns of all of them. `last`: nothing follows."""
 
     inserts: pa.RecordBatch
@@ -24,9 +24,9 @@ class Piece(NamedTuple):
         return int(self.inserts.nbytes + self.deletes.nbytes)
 
 
-def closed(pieces: Iterable[Piece], nothing: Piece) -> Iterator[Piece]:
+def closed(pieces: Iterable[ConsumerBatch], nothing: ConsumerBatch) -> Iterator[ConsumerBatch]:
     """The pieces, of which the last says that it is; `nothing`, if there are none."""
-    held: Piece | None = None
+    held: ConsumerBatch | None = None
     for piece in pieces:
         if held is not None:
             yield held

@@ -10,7 +10,7 @@ from penstock.changes.columns import key_names
 from penstock.eventstore.projection import Projection
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
-from penstock.jobs.iteration.pieces import Piece
+from penstock.jobs.iteration.pieces import ConsumerBatch
 from penstock.jobs.schema_changes import check_keys
 from penstock.tables.schema import TableInfo
 
@@ -44,19 +44,19 @@ class PieceProjection:
         return self._now.deletes.schema
 
     @property
-    def nothing(self) -> Piece:
+    def nothing(self) -> ConsumerBatch:
         """A piece without rows."""
-        return Piece(
+        return ConsumerBatch(
             pa.RecordBatch.from_pylist([], self.inserts), pa.RecordBatch.from_pylist([], self.deletes)
         )
 
-    def piece(self, batch: ChangeBatch) -> Piece:
+    def piece(self, batch: ChangeBatch) -> ConsumerBatch:
         """The changes of a batch; raise SchemaRefused when its rows have another key than those now."""
         sides = self._known.get(batch.schema.version)
         if sides is None:
             check_keys(batch.schema.table, self._table)
             sides = self._known[batch.schema.version] = self._sides(batch.schema.table)
-        return Piece(sides.inserts.apply(batch.data), sides.deletes.apply(batch.tombstones))
+        return ConsumerBatch(sides.inserts.apply(batch.data), sides.deletes.apply(batch.tombstones))
 
     def _sides(self, old: TableInfo) -> _Sides:
         return _Sides(

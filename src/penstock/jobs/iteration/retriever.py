@@ -12,7 +12,7 @@ from penstock.errors import Fenced, Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.jobs.consumer import DataType, Retrieved
-from penstock.jobs.iteration.shared_scan import SharedRange
+from penstock.jobs.iteration.shared_scan import SharedScan
 from penstock.jobs.iteration.spark_frame import quoted
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobKey
@@ -37,7 +37,7 @@ class JobRetriever:
         self,
         job: Job,
         from_ts: int,
-        shared: SharedRange,
+        shared: SharedScan,
         log: WatermarkLog,
         clock: Clock,
         *,
@@ -56,7 +56,7 @@ class JobRetriever:
         self._nothing: Retrieved | None = None
         self._frame: DataFrame | None = None
         self._ended: str = ""
-        self._passage: tracing.Passage | None = None
+        self._passage: tracing.StageRecorder | None = None
         if (
             tracing.current is not None and not self._scan.snapshot
         ):  # a snapshot's rows were committed long ago

@@ -12,15 +12,15 @@ from typing import Generic, TypeVar
 from penstock import eventloop, metrics
 from penstock.changes.columns import chosen_columns, key_names
 from penstock.clock import SYSTEM, Clock
-from penstock.columnar.spill_queue import DiskSpool
+from penstock.columnar.spill_queue import SpillQueue
 from penstock.errors import Aborted, Invalid, StaleRead, Unavailable
-from penstock.follow.source_2 import JobSource, Scan
+from penstock.follow.source_2 import ScanSource, TableScan
 from penstock.jobs.error_codes import failure_of
 from penstock.jobs.iteration.caps import caps_of
 from penstock.jobs.iteration.fan_out import FanOut
 from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.iteration.ordering import in_order
-from penstock.jobs.iteration.pieces import Piece, closed
+from penstock.jobs.iteration.pieces import ConsumerBatch, closed
 from penstock.jobs.iteration.projecting import PieceProjection
 from penstock.jobs.iteration.spark_frame import Frames, SharedFrame
 from penstock.jobs.job import Job
@@ -60,22 +60,22 @@ class _Once(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ScanConfig:
     """Where ranges are read, and how."""
 
-    source: JobSource
+    source: ScanSource
     settings: JobsSettings
     frames: Frames | None = None
     clock: Clock = SYSTEM
 
 
-class SharedRange:
+class SharedScan:
     """One range for many jobs. Thread-safe, and nothing is read before somebody asks.
 
     What the source raises is raised to everyone; `failed_by_source` tells it from what concerns one job.
     """
 
-    def __init__(self, reading: Reading, iteration: Iteration, jobs: Iterable[Job], scratch: Path) -> None:
+    def __init__(self, reading: ScanConfig, iteration: Iteration, jobs: Iterable[Job], scratch: Path) -> None:
         self._reading = reading
         self._iteration = iteration
         self._jobs = tuple(jobs)
@@ -88,20 +88,22 @@ class SharedRange:
         self._starting = threading.Lock()
         self.read_seconds = 0.0
         settings = reading.settings
-        self._fanout: FanOut[Piece] = FanOut(
+        self._fanout: FanOut[ConsumerBatch] = FanOut(
             [job.key for job in self._jobs],
             pieces_max=settings.consumer_batches,
             patience_s=settings.consumer_patience_s,
             spool_bytes=settings.spool_bytes,
-            open_spool=lambda number: DiskSpool(scratch / f"spool-{self._number(number)}", Piece._make),
+            open_spool=lambda number: SpillQueue(
+                scratch / f"spool-{self._number(number)}", ConsumerBatch._make
+            ),
             clock=reading.clock,
         )
 
-    def scan(self) -> Scan:
+    def scan(self) -> TableScan:
         """The range with its end fixed. Raises what the source raises, to all who ask."""
         return self._scan.get()
 
-    def take(self, key: JobKey) -> Piece | None:
+    def take(self, key: JobKey) -> ConsumerBatch | None:
         """The next piece for a job; see FanOut. The first who asks starts the reader."""
         with self._starting:
             if self._reader is None:
@@ -144,7 +146,7 @@ class SharedRange:
         self._reader.join(wait_s)
         return not self._reader.is_alive()
 
-    def _fix(self) -> Scan:
+    def _fix(self) -> TableScan:
         iteration, source = self._iteration, self._reading.source
         caps = caps_of(iteration, self._reading.settings)
         try:

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.follow.source_2 import Scan
+from penstock.follow.source_2 import TableScan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame as DataFrame  # noqa: PLC0414 - the only place that names Spark's types
@@ -33,7 +33,7 @@ class SharedFrame(Protocol):
 class Frames(Protocol):
     """Makes them. Thread-safe."""
 
-    def open(self, scan: Scan, columns: Collection[str] | None) -> SharedFrame:
+    def open(self, scan: TableScan, columns: Collection[str] | None) -> SharedFrame:
         """Read a range on executors; `columns` beside those of the key, None: all. Blocks.
 
         Jobs run in the scheduler pool of the calling thread. Raises Unavailable when Spark fails.

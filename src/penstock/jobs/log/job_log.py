@@ -17,7 +17,7 @@ from penstock.jobs.jobid import JobKey
 from penstock.jobs.log.job_rows import COLUMNS, DATABASE, LOG_NAME, PRIMARY_KEY, TABLE, JobRows
 from penstock.jobs.log.transitions import Transition, flushed
 from penstock.kv import Client, Transaction
-from penstock.kv.lease import LEASE_KEY, LeaseRow
+from penstock.kv.lease import LEASE_KEY, LeaseRecord
 from penstock.kv.transact import retried
 from penstock.tables.catalog import Catalog
 from penstock.tables.keys import prefix_end
@@ -181,7 +181,7 @@ class JobLog:
 
         def note(txn: Transaction) -> None:
             rows = self._rows_in(txn)
-            if rows is None or LeaseRow.read(txn.get(LEASE_KEY)).epoch != epoch:
+            if rows is None or LeaseRecord.read(txn.get(LEASE_KEY)).epoch != epoch:
                 raise Fenced("jobs are run by somebody else now")
             place = rows.key(key)
             held = txn.lock_keys([place], return_values=True)

@@ -18,7 +18,7 @@ from penstock.jobs.jobid import JobKey
 from penstock.jobs.log.job_log import JobLog
 from penstock.jobs.log.job_rows import JobRows
 from penstock.settings import Settings
-from penstock.sources import Span, SubscriptionClient
+from penstock.sources import KeySpan, SubscriptionClient
 
 T = TypeVar("T")
 
@@ -123,7 +123,7 @@ class LogFeed:
     ) -> "AsyncIterator[_Subscription]":
         subscription = _Subscription(rows, ts)
         sub_id = await puller.subscribe(
-            Span(rows.table.id, *rows.range),
+            KeySpan(rows.table.id, *rows.range),
             ts,
             subscription.consume,
             subscription.advance,

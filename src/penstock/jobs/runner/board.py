@@ -13,7 +13,7 @@ from penstock.jobs.job import ErrorCode, Job, JobState
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.log.transitions import BUSY
 from penstock.jobs.runner.tablejobs import TableJobs, Wanted
-from penstock.jobs.runner.tracked_job import Standing
+from penstock.jobs.runner.tracked_job import TrackedJob
 from penstock.jobs.runner.triggers import Why
 
 
@@ -31,7 +31,7 @@ class JobBoard:
         """
         self._interval_s = interval_s
         self._rest_s = rest_s
-        self._standings: dict[JobKey, Standing] = {}
+        self._standings: dict[JobKey, TrackedJob] = {}
         self._tables: dict[int, TableJobs] = {}
         self._rests: list[tuple[float, JobKey]] = []
         self._turns = 0
@@ -41,7 +41,7 @@ class JobBoard:
         self._canceled: set[JobKey] = set()
         self._leaving: dict[JobKey, Iteration] = {}  # of rows that are gone; one may come again meanwhile
 
-    def __iter__(self) -> Iterator[Standing]:
+    def __iter__(self) -> Iterator[TrackedJob]:
         """The jobs that are live."""
         for table in self._tables.values():
             yield from table
@@ -51,7 +51,7 @@ class JobBoard:
         """The tables that have live jobs."""
         return self._tables
 
-    def get(self, key: JobKey) -> Standing | None:
+    def get(self, key: JobKey) -> TrackedJob | None:
         """A job whose row is in the log, also when it is dropped."""
         return self._standings.get(key)
 
@@ -85,14 +85,14 @@ class JobBoard:
                 self._leave(standing)
 
     def _add(self, row: Job) -> None:
-        standing = Standing(row, row.watermark, self._leaving.get(row.key))
+        standing = TrackedJob(row, row.watermark, self._leaving.get(row.key))
         self._standings[row.key] = standing
         if row.live:
             self._enter(standing)
             self._check_owner(standing)
             self._urgent.add(row.key.table_id)
 
-    def _update(self, standing: Standing, row: Job) -> None:
+    def _update(self, standing: TrackedJob, row: Job) -> None:
         known = standing.job
         standing.follow(row)
         news = row.status.lsn > known.status.lsn  # else at most its spec is new, or it is an echo
@@ -112,23 +112,23 @@ class JobBoard:
             self._urgent.add(row.key.table_id)
         self._check_owner(standing)
 
-    def _learn(self, standing: Standing, row: Job) -> None:
+    def _learn(self, standing: TrackedJob, row: Job) -> None:
         """Follow a row that came beside the log's feed, which may have told of a newer spec since."""
         if row.status.lsn > standing.job.status.lsn:
             self._update(standing, row)
 
-    def _check_owner(self, standing: Standing) -> None:
+    def _check_owner(self, standing: TrackedJob) -> None:
         """A row that says that somebody is busy with the job when nobody is: its runner has gone."""
         if standing.job.state in BUSY and not standing.busy:
             self._orphaned.add(standing.job.key)
 
-    def _enter(self, standing: Standing) -> None:
+    def _enter(self, standing: TrackedJob) -> None:
         table_id = standing.job.key.table_id
         if table_id not in self._tables:
             self._tables[table_id] = TableJobs(table_id, interval_s=self._interval_s)
         self._tables[table_id].put(standing)
 
-    def _leave(self, standing: Standing) -> None:
+    def _leave(self, standing: TrackedJob) -> None:
         key = standing.job.key
         self._orphaned.discard(key)
         self._doubted.discard(key)
@@ -217,7 +217,7 @@ class JobBoard:
             self._check_owner(standing)
             self._go_on(standing, iteration, now)
 
-    def _go_on(self, standing: Standing, iteration: Iteration, now: float) -> None:
+    def _go_on(self, standing: TrackedJob, iteration: Iteration, now: float) -> None:
         job = standing.job
         if standing.stumbles:
             self._rest(standing, standing.stumbles, now)
@@ -232,7 +232,7 @@ class JobBoard:
         if standing is not None:
             self._rest(standing, max(1, standing.job.status.failures), now)
 
-    def _rest(self, standing: Standing, failures: int, now: float) -> None:
+    def _rest(self, standing: TrackedJob, failures: int, now: float) -> None:
         standing.rests_until = now + self._rest_s(failures)
         heapq.heappush(self._rests, (standing.rests_until, standing.job.key))
 

@@ -67,7 +67,7 @@ Trigger = Callable[[TriggerContext], object]
 """Has to return a bool; it is not trusted to."""
 
 
-class Question(NamedTuple):
+class TriggerRequest(NamedTuple):
     """A trigger by its name, and what it is asked."""
 
     name: str
@@ -101,7 +101,7 @@ def find_trigger(name: str) -> Trigger:
     return trigger
 
 
-def answer(question: Question) -> bool | Fault:
+def answer(question: TriggerRequest) -> bool | Fault:
     """Ask a trigger; never raises. The message has no more of a foreign exception than its class."""
     try:
         said = find_trigger(question.name)(question.context)
@@ -123,7 +123,7 @@ def recovered(job: Job) -> Job:
     return job.with_status(error_code=0, error_msg="", failures=0)
 
 
-class TriggerDesk:
+class TriggerRunner:
     """Asks triggers in threads. One that does not answer in time is left alone until it does."""
 
     def __init__(self, *, clock: Clock = SYSTEM) -> None:
@@ -131,7 +131,7 @@ class TriggerDesk:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="penstock-trigger")
         self._open: dict[JobKey, asyncio.Future[bool | Fault]] = {}
 
-    async def ask(self, questions: Mapping[JobKey, Question]) -> dict[JobKey, bool | Fault]:
+    async def ask(self, questions: Mapping[JobKey, TriggerRequest]) -> dict[JobKey, bool | Fault]:
         """The answers, each with a fault in its place where there was none."""
         loop = asyncio.get_running_loop()
         self._open = {key: asked for key, asked in self._open.items() if not asked.done()}
@@ -161,5 +161,5 @@ class TriggerDesk:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _late(question: Question) -> Fault:
+def _late(question: TriggerRequest) -> Fault:
     return Fault(ErrorCode.TRIGGER, f"trigger {question.name} has not answered within {_PATIENCE_S:g} s")

@@ -2,25 +2,25 @@
 
 from dataclasses import dataclass
 
-from penstock.follow.source_2 import Look
+from penstock.follow.source import ReadableRange
 from penstock.jobs.runner.triggers import Candidate
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class HasChanges:
     """There are changes, or nobody knows whether there are."""
 
     to_ts: int
 
 
 @dataclass(frozen=True, slots=True)
-class Quiet:
+class NoChanges:
     """There are none up to here."""
 
     to_ts: int
 
 
-def judge(candidate: Candidate, look: Look) -> Run | Quiet | None:
+def judge(candidate: Candidate, look: ReadableRange) -> HasChanges | NoChanges | None:
     """What becomes of a candidate; None: nothing can be read beyond its watermark, so it waits.
 
     History is only asked where it reaches: with a watermark before `oldest_ts` the iteration runs, and finds
@@ -33,5 +33,5 @@ def judge(candidate: Candidate, look: Look) -> Run | Quiet | None:
     if to_ts <= from_ts:
         return None
     if not from_ts or from_ts < look.oldest_ts or look.changed_ts > from_ts:
-        return Run(to_ts)
-    return Quiet(to_ts)
+        return HasChanges(to_ts)
+    return NoChanges(to_ts)

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Fenced, PenstockError
-from penstock.eventloop import Signal
-from penstock.follow.source_2 import JobSource
+from penstock.eventloop import WakeUp
+from penstock.follow.source_2 import ScanSource
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.runner.board import JobBoard
@@ -16,7 +16,7 @@ from penstock.jobs.runner.runnermetrics import BoardGauges
 from penstock.jobs.runner.seams import OpenScheduler, RunnerFeed, RunnerLease, RunnerLog
 from penstock.jobs.runner.table_watch import TableWatch
 from penstock.metrics import JOBS_TICK_SECONDS
-from penstock.retry import Retrying
+from penstock.retry import BackoffPolicy
 from penstock.settings import JobsSettings
 
 _AGAIN_S = 1.0
@@ -28,7 +28,7 @@ SideTask = Callable[[JobBoard, RunnerLease], Coroutine[object, object, None]]
 """Work beside the iterations, for as long as the lease is held: runs until it is cancelled."""
 
 
-class Tenure:
+class LeaseTerm:
     """Runs the jobs of a cluster under one lease."""
 
     def __init__(
@@ -37,13 +37,13 @@ class Tenure:
         lease: RunnerLease,
         log: RunnerLog,
         feed: RunnerFeed,
-        source: JobSource,
+        source: ScanSource,
         open_scheduler: OpenScheduler,
         *,
         side_tasks: Iterable[SideTask] = (),
         clock: Clock = SYSTEM,
     ) -> None:
-        retrying = Retrying(settings.attempts, settings.backoff_s)
+        retrying = BackoffPolicy(settings.attempts, settings.backoff_s)
         self._settings = settings
         self._lease = lease
         self._feed = feed
@@ -55,7 +55,7 @@ class Tenure:
         )
         self._log = BoardLog(self.board, log, epoch=lease.epoch)
         self._loop = asyncio.get_running_loop()
-        self._signal = Signal(clock)
+        self._signal = WakeUp(clock)
         self._scheduler = open_scheduler(self._on_end)
         self._watch = TableWatch(self.board, self._log, source, self._scheduler, lease, clock=clock)
         self._gauges = BoardGauges(self.board)

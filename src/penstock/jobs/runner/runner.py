@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Fenced, PenstockError
-from penstock.follow.source_2 import JobSource
-from penstock.jobs.runner.lease_term import SideTask, Tenure
+from penstock.follow.source_2 import ScanSource
+from penstock.jobs.runner.lease_term import LeaseTerm, SideTask
 from penstock.jobs.runner.seams import AcquireLease, OpenScheduler, RunnerFeed, RunnerLease, RunnerLog
 from penstock.metrics import JOBS_RUNNER, JOBS_TAKEOVERS_TOTAL
 from penstock.settings import JobsSettings
@@ -30,7 +30,7 @@ class JobRunner:
         acquire: AcquireLease,
         log: RunnerLog,
         feed: RunnerFeed,
-        source: JobSource,
+        source: ScanSource,
         open_scheduler: OpenScheduler,
         side_tasks: Iterable[SideTask] = (),
         clock: Clock = SYSTEM,
@@ -70,7 +70,7 @@ class JobRunner:
         JOBS_RUNNER.set(1)
         JOBS_TAKEOVERS_TOTAL.inc()
         try:
-            await Tenure(
+            await LeaseTerm(
                 self._settings,
                 lease,
                 self._log,

@@ -6,16 +6,23 @@ from dataclasses import replace
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import PenstockError
-from penstock.follow.source_2 import JobSource, Look
+from penstock.follow.source import ReadableRange
+from penstock.follow.source_2 import ScanSource
 from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.job import ErrorCode, Job, JobState
 from penstock.jobs.log.transitions import Transition, failed
 from penstock.jobs.runner.board import JobBoard
 from penstock.jobs.runner.board_log import BoardLog
-from penstock.jobs.runner.custom_triggers import Fault, Question, TriggerContext, TriggerDesk, recovered
+from penstock.jobs.runner.custom_triggers import (
+    Fault,
+    TriggerContext,
+    TriggerRequest,
+    TriggerRunner,
+    recovered,
+)
 from penstock.jobs.runner.seams import RunnerLease, RunnerScheduler
 from penstock.jobs.runner.tablejobs import Wanted
-from penstock.jobs.runner.tracked_job import Standing
+from penstock.jobs.runner.tracked_job import TrackedJob
 from penstock.metrics import (
     JOBS_LOOK_FAILURES_TOTAL,
     JOBS_RAISED_WATERMARKS_TOTAL,
@@ -37,7 +44,7 @@ class TableWatch:
         self,
         board: JobBoard,
         log: BoardLog,
-        source: JobSource,
+        source: ScanSource,
         scheduler: RunnerScheduler,
         lease: RunnerLease,
         *,
@@ -52,7 +59,7 @@ class TableWatch:
         self._scheduler = scheduler
         self._lease = lease
         self._clock = clock
-        self._desk = TriggerDesk(clock=clock)
+        self._desk = TriggerRunner(clock=clock)
         self._told = ""
 
     def close(self) -> None:
@@ -99,7 +106,7 @@ class TableWatch:
         if changes:
             await self._log.write(changes)
 
-    async def _looks(self, tables: Collection[int]) -> dict[int, Look]:
+    async def _looks(self, tables: Collection[int]) -> dict[int, ReadableRange]:
         """How far tables have come whose jobs may begin something, and what time the database has."""
         there = self._board.tables
         asked = [each for each in tables if each in there and there[each].idle]
@@ -119,7 +126,7 @@ class TableWatch:
 
     # Custom triggers.
 
-    async def _ask(self, looks: Mapping[int, Look]) -> None:
+    async def _ask(self, looks: Mapping[int, ReadableRange]) -> None:
         """Ask custom triggers, and write down which of them failed."""
         asked = {
             each.job.key: each
@@ -137,7 +144,9 @@ class TableWatch:
             asked[key].wanted = said is True
         await self._note(faults, (asked[key] for key, said in answers.items() if isinstance(said, bool)))
 
-    async def _note(self, faults: Collection[tuple[Standing, Fault]], answered: Iterable[Standing]) -> None:
+    async def _note(
+        self, faults: Collection[tuple[TrackedJob, Fault]], answered: Iterable[TrackedJob]
+    ) -> None:
         at, now = self._clock.wall_ms(), self._clock.monotonic()
         changes: list[tuple[Job, Transition]] = []
         for each, fault in faults:
@@ -152,7 +161,7 @@ class TableWatch:
 
     # Iterations.
 
-    def _wanted(self, tables: Mapping[int, bool], looks: Mapping[int, Look]) -> list[Wanted]:
+    def _wanted(self, tables: Mapping[int, bool], looks: Mapping[int, ReadableRange]) -> list[Wanted]:
         now = self._clock.monotonic()
         found = []
         for table_id, look in looks.items():
@@ -191,10 +200,10 @@ class TableWatch:
         return replace(job, status=replace(job.status, runner=self._lease.epoch))
 
 
-def _question(standing: Standing, look: Look, now_ts: int) -> Question:
+def _question(standing: TrackedJob, look: ReadableRange, now_ts: int) -> TriggerRequest:
     job, from_ts = standing.job, standing.watermark
     group = standing.rule.group
-    return Question(
+    return TriggerRequest(
         group.job_type,
         TriggerContext(
             job=job.id,

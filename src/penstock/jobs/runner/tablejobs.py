@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.follow.source_2 import Look
+from penstock.follow.source import ReadableRange
 from penstock.jobs.job import ErrorCode
 from penstock.jobs.jobid import JobKey
-from penstock.jobs.runner.dirty import Quiet, Run, judge
-from penstock.jobs.runner.tracked_job import Group, Standing
+from penstock.jobs.runner.dirty import HasChanges, NoChanges, judge
+from penstock.jobs.runner.tracked_job import TrackedJob, TriggerGroup
 from penstock.jobs.runner.triggers import Candidate, Selection, select
 
 
@@ -35,11 +35,11 @@ class TableJobs:
         """The table is looked at every `interval_s`; so long others wait for a job that is behind."""
         self.table_id = table_id
         self._interval_s = interval_s
-        self._jobs: dict[JobKey, Standing] = {}
+        self._jobs: dict[JobKey, TrackedJob] = {}
         self._fast: set[JobKey] = set()
-        self._waiting_since: dict[Group, float] = {}
+        self._waiting_since: dict[TriggerGroup, float] = {}
 
-    def __iter__(self) -> Iterator[Standing]:
+    def __iter__(self) -> Iterator[TrackedJob]:
         return iter(self._jobs.values())
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class TableJobs:
         """Whether an iteration may begin for some of them."""
         return any(each.idle for each in self)
 
-    def put(self, standing: Standing) -> None:
+    def put(self, standing: TrackedJob) -> None:
         """Add a job, or learn that its spec has changed."""
         key = standing.job.key
         self._jobs[key] = standing
@@ -68,7 +68,7 @@ class TableJobs:
         self._jobs.pop(key, None)
         self._fast.discard(key)
 
-    def plan(self, look: Look, *, now_ts: int | None, now: float, fast: bool = False) -> Plan:
+    def plan(self, look: ReadableRange, *, now_ts: int | None, now: float, fast: bool = False) -> Plan:
         """Raise the watermarks of jobs whose table has no changes, and find the iterations of the others.
 
         Whoever has caught up by being raised is looked at again at once, together with the others. With
@@ -112,14 +112,14 @@ class TableJobs:
         return min(needed, default=None)
 
 
-def _sifted(candidates: Iterable[Candidate], look: Look) -> Plan:
+def _sifted(candidates: Iterable[Candidate], look: ReadableRange) -> Plan:
     """Raise the watermarks of those without changes."""
     wanted, raised = [], 0
     for candidate in candidates:
         match judge(candidate, look):
-            case Run(to_ts):
+            case HasChanges(to_ts):
                 wanted.append(Wanted(candidate, to_ts))
-            case Quiet(to_ts):
+            case NoChanges(to_ts):
                 raised += len(candidate.jobs)
                 for each in candidate.jobs:
                     each.watermark = to_ts

@@ -11,7 +11,7 @@ RUNNABLE = frozenset({JobState.COMPLETED, JobState.CANCELED})
 """States in which a job waits for its next iteration."""
 
 
-class Group(NamedTuple):
+class TriggerGroup(NamedTuple):
     """Jobs of a table that share iterations: those with the same trigger."""
 
     job_type: str
@@ -26,7 +26,7 @@ class Group(NamedTuple):
 class Rule:
     """When a job runs, by its spec."""
 
-    group: Group
+    group: TriggerGroup
     """Those it shares iterations with, if it does."""
     shares: bool
     periodic: bool
@@ -40,12 +40,12 @@ class Rule:
         kind = spec.job_type
         periodic, custom = kind == PERIODIC, kind not in {DEFAULT, GREEDY, PERIODIC}
         timed = periodic or (custom and spec.trigger.schedule.interval is not None)
-        group = Group(kind, round(spec.interval_s * 1000) if timed else 0)
+        group = TriggerGroup(kind, round(spec.interval_s * 1000) if timed else 0)
         return cls(group, spec.shares, periodic, custom)
 
 
 @dataclass(slots=True, eq=False)
-class Standing:
+class TrackedJob:
     """One job. The board changes it; triggers only read it.
 
     Invariant: the table has no change in (job.watermark, watermark], so that an iteration from `watermark`

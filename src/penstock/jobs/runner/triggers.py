@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from penstock.clock import physical_ms
-from penstock.jobs.runner.tracked_job import Group, Standing
+from penstock.jobs.runner.tracked_job import TrackedJob, TriggerGroup
 
 
 class Why(Enum):
@@ -35,7 +35,7 @@ class Candidate:
 
     from_ts: int
     to_ts: int | None
-    jobs: tuple[Standing, ...]
+    jobs: tuple[TrackedJob, ...]
     why: Why
 
 
@@ -44,7 +44,7 @@ class Selection:
     """What a table's jobs want, and which groups wait for one that is behind or not done yet."""
 
     candidates: tuple[Candidate, ...]
-    held: tuple[Group, ...] = ()
+    held: tuple[TriggerGroup, ...] = ()
 
     @property
     def open(self) -> bool:
@@ -53,7 +53,11 @@ class Selection:
 
 
 def select(
-    jobs: Iterable[Standing], *, now_ts: int | None, impatient: Collection[Group] = (), fast_s: float = 0
+    jobs: Iterable[TrackedJob],
+    *,
+    now_ts: int | None,
+    impatient: Collection[TriggerGroup] = (),
+    fast_s: float = 0,
 ) -> Selection:
     """Choose among the jobs of one table.
 
@@ -83,12 +87,12 @@ def select(
 
 
 def _divided(
-    jobs: Iterable[Standing], fast_s: float
-) -> tuple[list[Standing], list[Standing], dict[Group, list[Standing]]]:
+    jobs: Iterable[TrackedJob], fast_s: float
+) -> tuple[list[TrackedJob], list[TrackedJob], dict[TriggerGroup, list[TrackedJob]]]:
     """Those that take part: new ones, those on their own, and those that share."""
-    new: list[Standing] = []
-    own: list[Standing] = []
-    groups: dict[Group, list[Standing]] = {}
+    new: list[TrackedJob] = []
+    own: list[TrackedJob] = []
+    groups: dict[TriggerGroup, list[TrackedJob]] = {}
     for each in jobs:
         if not each.takes_part:
             continue
@@ -101,14 +105,14 @@ def _divided(
     return new, own, groups
 
 
-def _first(job: Standing, groups: dict[Group, list[Standing]]) -> Candidate:
+def _first(job: TrackedJob, groups: dict[TriggerGroup, list[TrackedJob]]) -> Candidate:
     """One that begins anew never ends before what it had: from there on history may be gone."""
     others = groups.get(job.rule.group, ()) if job.rule.shares else ()
     top_ts = max((each.watermark for each in others), default=0)
     return Candidate(0, top_ts if top_ts > job.job.status.resync_ts else None, (job,), Why.FIRST)
 
 
-def _due(job: Standing, now_ts: int | None) -> bool:
+def _due(job: TrackedJob, now_ts: int | None) -> bool:
     rule = job.rule
     if rule.periodic:
         return (
@@ -117,11 +121,11 @@ def _due(job: Standing, now_ts: int | None) -> bool:
     return job.wanted or not rule.custom
 
 
-def _may_catch_up(job: Standing) -> bool:
+def _may_catch_up(job: TrackedJob) -> bool:
     return job.wanted or not job.rule.custom
 
 
-def _catching_up(members: Sequence[Standing], top_ts: int) -> list[Candidate]:
+def _catching_up(members: Sequence[TrackedJob], top_ts: int) -> list[Candidate]:
     """The one that goes next of those behind, by turns, so that none keeps the others from it."""
     behind = [each for each in members if each.watermark < top_ts]
     if any(each.busy for each in behind):
@@ -134,7 +138,7 @@ def _catching_up(members: Sequence[Standing], top_ts: int) -> list[Candidate]:
     return [Candidate(from_ts, top_ts, together, Why.LAGGING)]
 
 
-def _must_wait(members: Iterable[Standing], top_ts: int) -> bool:
+def _must_wait(members: Iterable[TrackedJob], top_ts: int) -> bool:
     """Whether somebody sound is not with the leaders but will be."""
     return any(
         each.sound and (each.busy or (each.watermark < top_ts and _may_catch_up(each))) for each in members

@@ -9,13 +9,13 @@ from functools import partial
 
 from penstock import metrics
 from penstock.clock import SYSTEM, Clock
-from penstock.jobs.iteration.execution import Executor
+from penstock.jobs.iteration.execution import IterationRunner
 from penstock.jobs.iteration.iteration import Iteration
-from penstock.jobs.iteration.iteration_run import Attempt
+from penstock.jobs.iteration.iteration_run import IterationRun
 from penstock.jobs.job import Job
 from penstock.jobs.jobid import JobKey
 from penstock.jobs.scheduler.fair_queue import FairQueue, Waiting
-from penstock.retry import Retrying
+from penstock.retry import BackoffPolicy
 from penstock.settings import JobsSettings
 
 _log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ OnEnd = Callable[[str, JobKey, Job | None], None]
 @dataclass(frozen=True, slots=True)
 class _Running:
     waiting: Waiting
-    attempt: Attempt
+    attempt: IterationRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Scheduler:
 
     def __init__(
         self,
-        executor: Executor,
+        executor: IterationRunner,
         settings: JobsSettings,
         *,
         on_end: OnEnd,
@@ -65,7 +65,7 @@ class Scheduler:
         self._executor = executor
         self._on_end = on_end
         self._clock = clock
-        self._retrying = Retrying(settings.attempts, settings.backoff_s)
+        self._retrying = BackoffPolicy(settings.attempts, settings.backoff_s)
         self._lock = threading.Lock()
         self._ready = threading.Condition(self._lock)  # an iteration waits, or it is time to end
         self._duties = threading.Condition(self._lock)  # something for the clerk

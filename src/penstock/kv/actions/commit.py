@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from penstock.errors import PenstockError, Undetermined, show_key
 from penstock.kv.backoff import Backoffer
-from penstock.kv.batch_executor import Batch
+from penstock.kv.batch_executor import MutationBatch
 from penstock.kv.keyerrors import to_error
 from penstock.kv.protocol import check_commit_ts_expired
 from penstock.kv.scope import CommitScope, write_context
@@ -32,10 +32,10 @@ class Commit:
     with_values = False
     stops_on_error = False
 
-    def planned(self, batches: Sequence[Batch]) -> None:
+    def planned(self, batches: Sequence[MutationBatch]) -> None:
         """Any number of batches will do."""
 
-    async def apply(self, bo: Backoffer, batch: Batch) -> None:
+    async def apply(self, bo: Backoffer, batch: MutationBatch) -> None:
         """Commit the keys of one batch."""
         decides = batch.is_primary and self.primary_first and not self.scope.committed
         while True:
@@ -49,7 +49,7 @@ class Commit:
             check_commit_ts_expired(expired.attempted_commit_ts, expired.min_commit_ts)
             self.scope.commit_ts = await self.scope.txn.session.pd.timestamp()
 
-    async def _send(self, bo: Backoffer, batch: Batch, *, decides: bool) -> kvrpcpb.CommitResponse:
+    async def _send(self, bo: Backoffer, batch: MutationBatch, *, decides: bool) -> kvrpcpb.CommitResponse:
         request = kvrpcpb.CommitRequest(
             context=write_context(retry=batch.regrouped),
             start_version=self.scope.txn.start_ts,
@@ -83,7 +83,7 @@ class Commit:
             " answer the commit of its primary key; read the keys before running it again"
         )
 
-    def _failure(self, batch: Batch, error: kvrpcpb.KeyError) -> PenstockError:
+    def _failure(self, batch: MutationBatch, error: kvrpcpb.KeyError) -> PenstockError:
         found = to_error(error, self.scope.txn.start_ts)
         if self.scope.committed:
             _log.error(

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock.errors import Deadlock, LockTimeout
-from penstock.kv.backoff import Backoffer, Kind
-from penstock.kv.batch_executor import Batch
+from penstock.kv.backoff import Backoffer, BackoffKind
+from penstock.kv.batch_executor import MutationBatch
 from penstock.kv.keyerrors import to_error
 from penstock.kv.locks import Lock
-from penstock.kv.scope import Scope, write_context
+from penstock.kv.scope import TxnScope, write_context
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.proto.fingerprint import fingerprint64
 
@@ -42,7 +42,7 @@ class PessimisticLock:
     keys must not exist, LockTimeout when the wait is over.
     """
 
-    scope: Scope
+    scope: TxnScope
     wait: LockWait
     keys: Sequence[bytes]  # of the whole call
     must_not_exist: bool = False
@@ -56,10 +56,10 @@ class PessimisticLock:
     primary_first = True
     stops_on_error = True
 
-    def planned(self, batches: Sequence[Batch]) -> None:
+    def planned(self, batches: Sequence[MutationBatch]) -> None:
         """Any number of batches will do."""
 
-    async def apply(self, bo: Backoffer, batch: Batch) -> None:
+    async def apply(self, bo: Backoffer, batch: MutationBatch) -> None:
         """Lock the keys of one batch, all or none of them."""
         session = self.scope.session
         clock = session.clock
@@ -82,7 +82,7 @@ class PessimisticLock:
                 raise LockTimeout(locks[0].key, no_wait=self.wait.no_wait)
             if wait_ms and now - sent_at < _AT_ONCE_S:
                 # The store did not wait for the lock itself.
-                await bo.backoff(Kind.TXN_LOCK_FAST, "a key is locked", max_ms=wait_ms)
+                await bo.backoff(BackoffKind.TXN_LOCK_FAST, "a key is locked", max_ms=wait_ms)
 
     def _locks_in_the_way(self, errors: Sequence[kvrpcpb.KeyError]) -> list[Lock]:
         for error in errors:
@@ -108,7 +108,7 @@ class PessimisticLock:
             return _TOO_FRESH_MS
         return (await self.scope.session.resolver.resolve_for_write(bo, locks)).wait_ms
 
-    def _request(self, batch: Batch, now: float) -> kvrpcpb.PessimisticLockRequest:
+    def _request(self, batch: MutationBatch, now: float) -> kvrpcpb.PessimisticLockRequest:
         scope = self.scope
         exists = kvrpcpb.Assertion
         assertion = exists.NotExist if self.must_not_exist else exists.NoAssertion
@@ -129,7 +129,7 @@ class PessimisticLock:
             min_commit_ts=scope.for_update_ts + 1,
         )
 
-    def _locked(self, batch: Batch, answer: kvrpcpb.PessimisticLockResponse) -> None:
+    def _locked(self, batch: MutationBatch, answer: kvrpcpb.PessimisticLockResponse) -> None:
         keys = batch.mutations.keys
         self.existing.update(
             key for key, not_found in zip(keys, answer.not_founds, strict=True) if not not_found

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.kv.backoff import Backoffer
-from penstock.kv.batch_executor import Batch
+from penstock.kv.batch_executor import MutationBatch
 from penstock.kv.keyerrors import to_error
-from penstock.kv.scope import Scope, write_context
+from penstock.kv.scope import TxnScope, write_context
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 
 
@@ -14,7 +14,7 @@ from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 class PessimisticRollback:
     """Removes pessimistic locks taken at `for_update_ts` or before; later ones of the transaction stay."""
 
-    scope: Scope
+    scope: TxnScope
     for_update_ts: int
 
     name = "2pc_pessimistic_rollback"
@@ -22,10 +22,10 @@ class PessimisticRollback:
     primary_first = False
     stops_on_error = False
 
-    def planned(self, batches: Sequence[Batch]) -> None:
+    def planned(self, batches: Sequence[MutationBatch]) -> None:
         """Any number of batches will do."""
 
-    async def apply(self, bo: Backoffer, batch: Batch) -> None:
+    async def apply(self, bo: Backoffer, batch: MutationBatch) -> None:
         """Unlock the keys of one batch."""
         request = kvrpcpb.PessimisticRollbackRequest(
             context=write_context(),

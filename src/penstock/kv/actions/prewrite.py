@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from penstock.clock import TS_MAX, physical_ms
 from penstock.errors import AssertionFailed, PenstockError, Undetermined, WriteConflict
-from penstock.kv.backoff import Backoffer, Kind
-from penstock.kv.batch_executor import Batch
+from penstock.kv.backoff import Backoffer, BackoffKind
+from penstock.kv.batch_executor import MutationBatch
 from penstock.kv.keyerrors import to_error
 from penstock.kv.locks import Lock
 from penstock.kv.scope import CommitScope, write_context
@@ -34,14 +34,14 @@ class Prewrite:
     primary_first = False
     stops_on_error = True
 
-    def planned(self, batches: Sequence[Batch]) -> None:
+    def planned(self, batches: Sequence[MutationBatch]) -> None:
         """Give up one-phase commit unless there is exactly one batch."""
         state = self.scope.state
         if len(batches) > 1 and state.try_one_pc and self._lost is not None:
             raise self._undetermined(self._lost)
         state.batched(len(batches))
 
-    async def apply(self, bo: Backoffer, batch: Batch) -> None:
+    async def apply(self, bo: Backoffer, batch: MutationBatch) -> None:
         """Prewrite one batch, all or none of its keys."""
         lost = [self._lost] if batch.regrouped and self._lost is not None else []
         try:
@@ -56,7 +56,7 @@ class Prewrite:
                 raise self._undetermined(lost[0]) from error
             raise
 
-    async def _apply(self, bo: Backoffer, batch: Batch, lost: list[Exception]) -> None:
+    async def _apply(self, bo: Backoffer, batch: MutationBatch, lost: list[Exception]) -> None:
         session = self.scope.txn.session
         while True:
             request = self._request(batch)
@@ -74,10 +74,10 @@ class Prewrite:
                 wait_ms = (await session.resolver.resolve_for_write(bo, locks)).wait_ms
             if wait_ms:
                 await bo.backoff(
-                    Kind.TXN_LOCK, f"transaction {locks[0].start_ts} holds locks", max_ms=wait_ms
+                    BackoffKind.TXN_LOCK, f"transaction {locks[0].start_ts} holds locks", max_ms=wait_ms
                 )
 
-    def _done(self, batch: Batch, answer: kvrpcpb.PrewriteResponse) -> None:
+    def _done(self, batch: MutationBatch, answer: kvrpcpb.PrewriteResponse) -> None:
         self.scope.state.answered(
             min_commit_ts=answer.min_commit_ts, one_pc_commit_ts=answer.one_pc_commit_ts
         )
@@ -113,7 +113,7 @@ class Prewrite:
         error.__cause__ = cause
         return error
 
-    def _request(self, batch: Batch) -> kvrpcpb.PrewriteRequest:
+    def _request(self, batch: MutationBatch) -> kvrpcpb.PrewriteRequest:
         scope, txn, state = self.scope, self.scope.txn, self.scope.state
         mutations = batch.mutations
         asserts = any(mutations.assertions)

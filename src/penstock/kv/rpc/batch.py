@@ -13,7 +13,7 @@ from penstock.kv.rpc.commands import BATCH_REQUESTS
 from penstock.kv.rpc.connections import ConnectionArray
 from penstock.kv.rpc.deadlines import Deadlines
 from penstock.kv.rpc.failure import RpcFailed
-from penstock.kv.rpc.stream import BatchStream, Entry
+from penstock.kv.rpc.stream import BatchStream, PendingRequest
 from penstock.proto import tikvpb_pb2 as tikvpb
 from penstock.settings import KvSettings
 
@@ -36,8 +36,10 @@ class BatchConnection:
         self._more_wait_s = settings.max_batch_wait_ms / 1000
         self._more_size = min(settings.batch_wait_size, settings.max_batch_size)
         self._loop = asyncio.get_running_loop()
-        self._channel: deque[Entry] = deque()
-        self._entering: deque[tuple[Entry, float]] = deque()  # callers waiting for room, with since when
+        self._channel: deque[PendingRequest] = deque()
+        self._entering: deque[tuple[PendingRequest, float]] = (
+            deque()
+        )  # callers waiting for room, with since when
         self._deadlines = Deadlines(self._loop, self._expire)
         self._arrival: asyncio.Future[None] | None = None
         self._last_id = 0
@@ -68,7 +70,7 @@ class BatchConnection:
             raise self._closed_error()
         # Checked here, where it fails the caller: in the send loop it would fail everybody.
         assert isinstance(request, BATCH_REQUESTS[field]), f"{type(request).__name__} is no {field} request"
-        entry = Entry(self._loop.create_future(), field, request)
+        entry = PendingRequest(self._loop.create_future(), field, request)
         self._enter(entry)
         self._deadlines.add(entry, timeout_s)
         try:
@@ -79,7 +81,7 @@ class BatchConnection:
         finally:
             self._deadlines.unanswered.discard(entry)
 
-    def _enter(self, entry: Entry) -> None:
+    def _enter(self, entry: PendingRequest) -> None:
         if self._entering or len(self._channel) >= self._batch_max:
             self._entering.append((entry, self._clock.monotonic()))
             return
@@ -89,7 +91,7 @@ class BatchConnection:
         if arrival is not None and not arrival.done():
             arrival.set_result(None)
 
-    def _expire(self, entry: Entry) -> None:
+    def _expire(self, entry: PendingRequest) -> None:
         sent = entry.pending_on is not None
         entry.fail(self._failed(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer within the timeout", sent=sent))
 
@@ -97,7 +99,7 @@ class BatchConnection:
         return self._failed(grpc.StatusCode.CANCELLED, "the connection was closed", sent=True)
 
     @staticmethod
-    def _fail(entries: Iterable[Entry], error: RpcFailed) -> None:
+    def _fail(entries: Iterable[PendingRequest], error: RpcFailed) -> None:
         for entry in entries:
             entry.fail(error)
 
@@ -125,7 +127,7 @@ class BatchConnection:
             await self._arrival
             self._arrival = None
 
-    def _drain(self, count_max: int) -> list[Entry]:
+    def _drain(self, count_max: int) -> list[PendingRequest]:
         channel = self._channel
         taken = [channel.popleft() for _ in range(min(count_max, len(channel)))]
         while self._entering and len(channel) < self._batch_max:
@@ -134,7 +136,7 @@ class BatchConnection:
             metrics.KV_BATCH_WAIT_DURATION.observe((self._clock.monotonic() - since) * 1e9)
         return taken
 
-    async def _gather_more(self, batch: list[Entry]) -> None:
+    async def _gather_more(self, batch: list[PendingRequest]) -> None:
         """Wait a little for more requests: an overloaded store is better served by larger batches."""
         try:
             async with asyncio.timeout(self._more_wait_s):
@@ -144,7 +146,7 @@ class BatchConnection:
         except TimeoutError:
             self._arrival = None
 
-    async def _dispatch(self, batch: Sequence[Entry]) -> None:
+    async def _dispatch(self, batch: Sequence[PendingRequest]) -> None:
         stream = await self._pick()
         waiting = [entry for entry in batch if not entry.answer.done()]
         if not waiting:
@@ -154,7 +156,7 @@ class BatchConnection:
             self._fail(waiting, self._failed(self._down_code(), "no available connections", sent=False))
             return
         message = tikvpb.BatchCommandsRequest()
-        entries: dict[int, Entry] = {}
+        entries: dict[int, PendingRequest] = {}
         add = message.requests.add
         next_id = self._last_id
         for entry in waiting:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from penstock.kv.rpc.stream import Entry
+from penstock.kv.rpc.stream import PendingRequest
 
 
 class Deadlines:
@@ -13,14 +13,14 @@ class Deadlines:
     before the timer fires, and it then looks at those that are left.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, expire: Callable[[Entry], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, expire: Callable[[PendingRequest], None]) -> None:
         self._loop = loop
         self._expire = expire
         self._timer: asyncio.TimerHandle | None = None
         self._fires_at = float("inf")
-        self.unanswered: set[Entry] = set()
+        self.unanswered: set[PendingRequest] = set()
 
-    def add(self, entry: Entry, timeout_s: float) -> None:
+    def add(self, entry: PendingRequest, timeout_s: float) -> None:
         """Watch a request until it is removed from `unanswered`."""
         entry.deadline = self._loop.time() + timeout_s
         self.unanswered.add(entry)

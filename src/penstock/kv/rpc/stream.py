@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from penstock import metrics
 from penstock.clock import Clock
-from penstock.kv.backoff import Kind, sleep_ms
+from penstock.kv.backoff import BackoffKind, sleep_ms
 from penstock.kv.rpc.commands import SERVICE
 from penstock.kv.rpc.connections import Connection
 from penstock.kv.rpc.failure import EOF, RpcFailed, from_closing, from_grpc
@@ -23,7 +23,7 @@ _RECEIVED = metrics.KV_BATCH_RECV_LATENCY.labels("ok")
 _RECEIVE_FAILED = metrics.KV_BATCH_RECV_LATENCY.labels("err")
 
 
-class Entry:
+class PendingRequest:
     """A request on its way: queued, then pending on a stream until `answer` is done."""
 
     __slots__ = ("answer", "deadline", "field", "pending_on", "request", "request_id")
@@ -34,7 +34,7 @@ class Entry:
         self.request: Final = request
         self.deadline = 0.0
         self.request_id = 0
-        self.pending_on: dict[int, Entry] | None = None
+        self.pending_on: dict[int, PendingRequest] | None = None
 
     def fail(self, error: RpcFailed) -> None:
         """Answer with an error, unless the caller has its answer or has gone."""
@@ -65,7 +65,7 @@ class BatchStream:
         self._epoch = 0
         self._failures = 0  # attempts since a message was last received
         self._call: Any = None
-        self._pending: dict[int, Entry] = {}
+        self._pending: dict[int, PendingRequest] = {}
         self._receiver: asyncio.Task[None] | None = None
         self._recreator: asyncio.Task[None] | None = None
         self.writing: asyncio.Task[None] | None = None
@@ -82,7 +82,9 @@ class BatchStream:
         """Whether a batch can be handed over now."""
         return self._call is not None and (self.writing is None or self.writing.done())
 
-    def send(self, message: tikvpb.BatchCommandsRequest, entries: dict[int, Entry]) -> "asyncio.Task[None]":
+    def send(
+        self, message: tikvpb.BatchCommandsRequest, entries: dict[int, PendingRequest]
+    ) -> "asyncio.Task[None]":
         """Hand over a batch; the task ends when gRPC has taken it. The stream must be available."""
         assert self.available
         self._pending.update(entries)
@@ -179,7 +181,7 @@ class BatchStream:
         metrics.KV_BATCH_CLIENT_RESET.observe(self._clock.monotonic() - broken_at)
 
     async def _pause(self, attempt: int) -> None:
-        kind = Kind.TIKV_RPC
+        kind = BackoffKind.TIKV_RPC
         draw = self._clock.random()
         pause = sleep_ms(kind.jitter, kind.base_ms, kind.cap_ms, attempt=attempt, last_ms=0, draw=draw)
         await self._clock.sleep(pause / 1000)

@@ -17,7 +17,7 @@ from penstock.kv.rpc.channels import Dialer
 from penstock.settings import KvSettings, PullerSettings, TlsSettings
 from penstock.sources.pipeline import AdvanceResolvedTs, ConsumeKvEvents, SpanPipelineManager
 from penstock.sources.tikv.follower import RegionFollower
-from penstock.sources.tikv.key_ranges import Span
+from penstock.sources.tikv.key_ranges import KeySpan
 from penstock.sources.tikv.lock_checker import LockChecker
 from penstock.sources.tikv.matcher import Matcher
 from penstock.sources.tikv.prewrite_spill import PrewriteMemory, PrewriteSpill
@@ -115,7 +115,7 @@ class SubscriptionClient:
 
     async def subscribe(
         self,
-        span: Span,
+        span: KeySpan,
         start_ts: int,
         consume_kv_events: ConsumeKvEvents,
         advance_resolved_ts: AdvanceResolvedTs,

@@ -12,9 +12,9 @@ from penstock.kv.pd import PdClient, RegionInfo
 from penstock.proto import metapb_pb2 as metapb
 from penstock.sources.tikv.key_ranges import KeyRange, intersect, left_cover
 from penstock.sources.tikv.priority import Urgency
-from penstock.sources.tikv.range_lock import Cancelled, LockedRange, Stale
+from penstock.sources.tikv.range_lock import LockedRange, RangeLockCancelled, Stale
 from penstock.sources.tikv.region import RegionFeedState, RegionTask
-from penstock.sources.tikv.routing import FeedEnd, Reason, RetryPauses, Route, route
+from penstock.sources.tikv.routing import FeedEnd, FeedEndReason, RetryPauses, Route, route
 from penstock.sources.tikv.stores import StoreWorkers
 from penstock.sources.tikv.subscription import SubscribedSpan
 
@@ -165,7 +165,7 @@ class RegionFollower:
         while True:
             with span.lock:
                 locked = span.range_lock.lock(*part, meta.id, meta.region_epoch.version)
-            if isinstance(locked, Cancelled):
+            if isinstance(locked, RangeLockCancelled):
                 return
             if isinstance(locked, Stale):
                 await self._look_again(span, locked, urgency)
@@ -188,17 +188,17 @@ class RegionFollower:
         """Pass a region to the worker of its leader."""
         assert self._stores is not None
         if leader is None:
-            self.task_failed(task, FeedEnd(Reason.NO_LEADER))
+            self.task_failed(task, FeedEnd(FeedEndReason.NO_LEADER))
             return
         try:
             worker = await self._stores.get(leader.store_id)
         except PenstockError as error:
-            self.task_failed(task, FeedEnd(Reason.STORE_NOT_FOUND, str(error)))
+            self.task_failed(task, FeedEnd(FeedEndReason.STORE_NOT_FOUND, str(error)))
             return
         if worker is None:
-            self.task_failed(task, FeedEnd(Reason.STORE_NOT_FOUND))
+            self.task_failed(task, FeedEnd(FeedEndReason.STORE_NOT_FOUND))
         elif task.span.stopped:
-            self.task_failed(task, FeedEnd(Reason.CANCELLED))
+            self.task_failed(task, FeedEnd(FeedEndReason.CANCELLED))
         else:
             worker.cache.add(task)
 

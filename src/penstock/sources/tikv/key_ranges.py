@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from penstock.errors import Invalid, show_key
 
-__all__ = ["KeyRange", "RangeTsMap", "Span", "intersect", "left_cover", "lower_end", "reaches"]
+__all__ = ["KeyRange", "KeySpan", "RangeTsMap", "intersect", "left_cover", "lower_end", "reaches"]
 
 KeyRange = tuple[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class KeySpan:
     """What a subscription follows: a range of keys, and the table it belongs to (0: none)."""
 
     table_id: int

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from penstock.sources.tikv.prewrite_spill import CachedEnd, Prewrite, PrewriteMemory, PrewriteSpill
+from penstock.sources.tikv.prewrite_spill import CachedEnd, PrewriteMemory, PrewriteSpill, SpilledPrewrite
 
 __all__ = ["Matcher"]
 
@@ -38,7 +38,7 @@ class Matcher:
         self._memory = memory
         self._spill = spill
         self._space: int | None = None  # on disk, once there is something
-        self._txns: dict[int, dict[bytes, Prewrite]] = {}
+        self._txns: dict[int, dict[bytes, SpilledPrewrite]] = {}
         self._spilled: dict[int, int] = {}  # start_ts -> rows on disk
         self._cached: list[CachedEnd] = []
         self._spilled_ends = 0
@@ -60,7 +60,7 @@ class Matcher:
         if txn is None:
             txn = self._txns[start_ts] = {}
         known = txn.get(key)
-        row = Prewrite(value, old_value, generation)
+        row = SpilledPrewrite(value, old_value, generation)
         if known is not None:
             if not row.supersedes(known):
                 return
@@ -68,7 +68,7 @@ class Matcher:
         txn[key] = row
         self._bytes += _ROW_BYTES + len(key) + len(value) + len(old_value)
 
-    def match(self, start_ts: int, key: bytes) -> Prewrite | None:
+    def match(self, start_ts: int, key: bytes) -> SpilledPrewrite | None:
         """Take the prewrite of a commit; None when there is none that can be trusted yet.
 
         Before the scan has ended an empty value may be an echo, and a pipelined transaction may
@@ -97,7 +97,7 @@ class Matcher:
         self._cached.append(end)
         self._bytes += _ROW_BYTES + len(end.key)
 
-    def initialize(self) -> Iterator[tuple[CachedEnd, Prewrite]]:
+    def initialize(self) -> Iterator[tuple[CachedEnd, SpilledPrewrite]]:
         """The scan has ended: return the cached commits that match now, in order; apply the rollbacks.
 
         Commits that still have no prewrite are dropped: the scan delivered them as committed rows.
@@ -131,21 +131,23 @@ class Matcher:
             self._spill.drop(self._space)
             self._space = None
 
-    def _replay(self, ends: Iterator[CachedEnd]) -> Iterator[tuple[CachedEnd, Prewrite]]:
+    def _replay(self, ends: Iterator[CachedEnd]) -> Iterator[tuple[CachedEnd, SpilledPrewrite]]:
         for end in ends:
             if not end.commit_ts:
                 self.rollback(end.start_ts, end.key)
             elif (row := self.match(end.start_ts, end.key)) is not None:
                 yield end, row
 
-    def _forget(self, start_ts: int, key: bytes, row: Prewrite) -> None:
+    def _forget(self, start_ts: int, key: bytes, row: SpilledPrewrite) -> None:
         txn = self._txns[start_ts]
         del txn[key]
         if not txn:
             del self._txns[start_ts]
         self._bytes -= _ROW_BYTES + len(key) + len(row.value) + len(row.old_value)
 
-    def _match_spilled(self, start_ts: int, key: bytes, row: Prewrite | None) -> Prewrite | None:
+    def _match_spilled(
+        self, start_ts: int, key: bytes, row: SpilledPrewrite | None
+    ) -> SpilledPrewrite | None:
         stored = self._take_spilled(start_ts, key)
         best = row if stored is None or (row is not None and row.supersedes(stored)) else stored
         if best is None:
@@ -160,7 +162,7 @@ class Matcher:
             self._forget(start_ts, key, row)
         return best
 
-    def _take_spilled(self, start_ts: int, key: bytes) -> Prewrite | None:
+    def _take_spilled(self, start_ts: int, key: bytes) -> SpilledPrewrite | None:
         assert self._space is not None
         row = self._spill.take(self._space, start_ts, key)
         if row is not None:
@@ -193,5 +195,5 @@ class Matcher:
         return self._memory.charge(-size)
 
 
-def _weight(key: bytes, row: Prewrite) -> int:
+def _weight(key: bytes, row: SpilledPrewrite) -> int:
     return _ROW_BYTES + len(key) + len(row.value) + len(row.old_value)

@@ -12,7 +12,7 @@ from rocksdict import BlockBasedOptions, Cache, Options, Rdict, WriteBatch, Writ
 
 from penstock import metrics
 
-__all__ = ["CachedEnd", "Prewrite", "PrewriteMemory", "PrewriteSpill"]
+__all__ = ["CachedEnd", "PrewriteMemory", "PrewriteSpill", "SpilledPrewrite"]
 
 _MIB = 1024 * 1024
 _PREWRITES, _ENDS = b"p", b"e"
@@ -22,14 +22,14 @@ _PREWRITE = Struct("<IQ")  # length of the value, generation
 _END = Struct("<QQB")
 
 
-class Prewrite(NamedTuple):
+class SpilledPrewrite(NamedTuple):
     """What a transaction is about to write to a key."""
 
     value: bytes
     old_value: bytes
     generation: int = 0
 
-    def supersedes(self, known: "Prewrite") -> bool:
+    def supersedes(self, known: "SpilledPrewrite") -> bool:
         """Whether it replaces what is known of the same key and transaction.
 
         An empty value is an echo of the lock (a heart beat), never news; of a pipelined transaction
@@ -81,7 +81,7 @@ class PrewriteSpill:
             self._spaces += 1
             return self._spaces
 
-    def put(self, space: int, start_ts: int, rows: Mapping[bytes, Prewrite]) -> int:
+    def put(self, space: int, start_ts: int, rows: Mapping[bytes, SpilledPrewrite]) -> int:
         """Add prewrites of a transaction to those already there; return how many keys are new."""
         db = self._open()
         head = _PREWRITE_KEY.pack(_PREWRITES, space, start_ts)
@@ -100,7 +100,7 @@ class PrewriteSpill:
         metrics.PULLER_SPILLED_BYTES_TOTAL.inc(size)
         return new
 
-    def take(self, space: int, start_ts: int, key: bytes) -> Prewrite | None:
+    def take(self, space: int, start_ts: int, key: bytes) -> SpilledPrewrite | None:
         """Remove a prewrite and return it."""
         db = self._open()
         place = _PREWRITE_KEY.pack(_PREWRITES, space, start_ts) + key
@@ -110,7 +110,7 @@ class PrewriteSpill:
         db.delete(place)
         return _read(stored)
 
-    def put_back(self, space: int, start_ts: int, key: bytes, row: Prewrite) -> None:
+    def put_back(self, space: int, start_ts: int, key: bytes, row: SpilledPrewrite) -> None:
         """Undo a `take`."""
         packed = _PREWRITE.pack(len(row.value), row.generation) + row.value + row.old_value
         self._open().put(_PREWRITE_KEY.pack(_PREWRITES, space, start_ts) + key, packed)
@@ -173,7 +173,7 @@ def _options() -> Options:
     return options
 
 
-def _read(stored: bytes) -> Prewrite:
+def _read(stored: bytes) -> SpilledPrewrite:
     length, generation = _PREWRITE.unpack_from(stored)
     at = _PREWRITE.size
-    return Prewrite(stored[at : at + length], stored[at + length :], generation)
+    return SpilledPrewrite(stored[at : at + length], stored[at + length :], generation)

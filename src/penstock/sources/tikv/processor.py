@@ -18,8 +18,8 @@ from penstock.proto import cdcpb_pb2 as cdcpb
 from penstock.sources.pipeline import SpanPipelineManager
 from penstock.sources.quota import Cancelled
 from penstock.sources.raw_batch import RawColumns
-from penstock.sources.tikv.region import Phase, RegionFeedState
-from penstock.sources.tikv.routing import FeedEnd, Reason
+from penstock.sources.tikv.region import FeedPhase, RegionFeedState
+from penstock.sources.tikv.routing import FeedEnd, FeedEndReason
 from penstock.sources.tikv.subscription import SubscribedSpan
 
 __all__ = ["FeedListener", "RegionEventProcessor"]
@@ -180,7 +180,7 @@ class _Shard:
         return running
 
     def _entries(self, state: RegionFeedState, rows: Any) -> None:
-        if state.phase is not Phase.RUNNING:
+        if state.phase is not FeedPhase.RUNNING:
             return
         span = state.task.span
         columns = self._columns.get(span)
@@ -195,7 +195,7 @@ class _Shard:
             # Rows are missing from here on: the region must not move the span any more.
             self._pipeline.cancel(span.sub_id)
             self._tell(self._listener.span_failed, span, error)
-            if state.stop(FeedEnd(Reason.CANCELLED)):
+            if state.stop(FeedEnd(FeedEndReason.CANCELLED)):
                 self._end(state)
             return
         if initialized:
@@ -206,7 +206,7 @@ class _Shard:
         if not self._flush(span):
             return
         for state in states:
-            if state.phase is Phase.RUNNING:
+            if state.phase is FeedPhase.RUNNING:
                 span.raise_resolved(state.task.locked, ts)
         advanced = span.advance(self._clock.monotonic())
         if advanced is None:
@@ -217,9 +217,9 @@ class _Shard:
             return  # as above
 
     def _end(self, state: RegionFeedState) -> None:
-        assert state.phase is Phase.STOPPED
+        assert state.phase is FeedPhase.STOPPED
         self._flush(state.task.span)
-        state.phase = Phase.REMOVED
+        state.phase = FeedPhase.REMOVED
         state.reader.matcher.close()
         self._tell(self._listener.feed_ended, state)
 

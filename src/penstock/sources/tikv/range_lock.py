@@ -6,7 +6,7 @@ from heapq import heappop, heappush, heapreplace
 
 from penstock.sources.tikv.key_ranges import KeyRange, RangeTsMap, lower_end, reaches
 
-__all__ = ["Cancelled", "LockedRange", "RangeLock", "Stale", "Wait"]
+__all__ = ["LockedRange", "RangeLock", "RangeLockCancelled", "Stale", "Wait"]
 
 
 class LockedRange:
@@ -39,7 +39,7 @@ class Stale:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancelled:
+class RangeLockCancelled:
     """The span was stopped."""
 
 
@@ -69,10 +69,10 @@ class RangeLock:
 
     def lock(
         self, start: bytes, end: bytes, region_id: int, version: int
-    ) -> LockedRange | Wait | Stale | Cancelled:
+    ) -> LockedRange | Wait | Stale | RangeLockCancelled:
         """Give a part of the span to a region; it begins at the lowest timestamp found there."""
         if self._stopped:
-            return Cancelled()
+            return RangeLockCancelled()
         overlapping = self._overlapping(start, end)
         blockers = tuple(overlapping)
         elsewhere = self._by_region.get(region_id)

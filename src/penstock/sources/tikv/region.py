@@ -11,7 +11,7 @@ from penstock.sources.tikv.range_lock import LockedRange
 from penstock.sources.tikv.routing import FeedEnd
 from penstock.sources.tikv.subscription import SubscribedSpan
 
-__all__ = ["Phase", "RegionFeedState", "RegionTask"]
+__all__ = ["FeedPhase", "RegionFeedState", "RegionTask"]
 
 
 class RegionTask:
@@ -36,7 +36,7 @@ class RegionTask:
         self.created_at = created_at
 
 
-class Phase(Enum):
+class FeedPhase(Enum):
     """How far the life of a feed is. It only goes forward."""
 
     RUNNING = "running"
@@ -53,7 +53,7 @@ class RegionFeedState:
         meta, locked = task.meta, task.locked
         self.task = task
         self.asked_at = asked_at
-        self.phase = Phase.RUNNING
+        self.phase = FeedPhase.RUNNING
         self.end: FeedEnd | None = None
         self.reader = EntryReader(
             meta.id,
@@ -72,8 +72,8 @@ class RegionFeedState:
     def stop(self, end: FeedEnd) -> bool:
         """Ignore what comes from now on; return whether it was running. The first reason counts."""
         with self.task.span.lock:  # the receive loop and the region's worker may both want to
-            if self.phase is not Phase.RUNNING:
+            if self.phase is not FeedPhase.RUNNING:
                 return False
-            self.phase = Phase.STOPPED
+            self.phase = FeedPhase.STOPPED
             self.end = end
             return True

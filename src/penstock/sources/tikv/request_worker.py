@@ -18,9 +18,9 @@ from penstock.proto.codec import encode_bytes
 from penstock.proto.services import methods
 from penstock.sources.tikv.matcher import Matcher
 from penstock.sources.tikv.processor import RegionEventProcessor
-from penstock.sources.tikv.region import Phase, RegionFeedState, RegionTask
+from penstock.sources.tikv.region import FeedPhase, RegionFeedState, RegionTask
 from penstock.sources.tikv.request_cache import Deregister, RequestCache
-from penstock.sources.tikv.routing import FeedEnd, Reason
+from penstock.sources.tikv.routing import FeedEnd, FeedEndReason
 
 __all__ = ["RegionRequestWorker", "TaskListener"]
 
@@ -77,7 +77,7 @@ class RegionRequestWorker:
 
     def deregister(self, sub_id: int) -> None:
         """End a subscription on this store."""
-        cancelled = FeedEnd(Reason.CANCELLED)
+        cancelled = FeedEnd(FeedEndReason.CANCELLED)
         for task in self.cache.deregister(sub_id):
             self._listener.task_failed(task, cancelled)
         for state in self._feeds.pop(sub_id, {}).values():
@@ -95,15 +95,15 @@ class RegionRequestWorker:
     async def _run(self) -> None:
         while True:
             await self.cache.wait()
-            end = FeedEnd(Reason.STREAM_LOST, "the stream ended")
+            end = FeedEnd(FeedEndReason.STREAM_LOST, "the stream ended")
             try:
                 await self._stream()
             except grpc.aio.AioRpcError as error:
                 end = self._end_of(error)
             except asyncio.InvalidStateError:
-                end = FeedEnd(Reason.STREAM_LOST, "the stream ended while a request was being sent")
+                end = FeedEnd(FeedEndReason.STREAM_LOST, "the stream ended while a request was being sent")
             except Invalid as error:
-                end = FeedEnd(Reason.UNSUPPORTED, str(error))
+                end = FeedEnd(FeedEndReason.UNSUPPORTED, str(error))
             _log.info(
                 "a change stream ended",
                 extra={"store_id": self.store_id, "addr": self.addr, "error": end.detail},
@@ -115,11 +115,11 @@ class RegionRequestWorker:
     def _end_of(self, error: grpc.aio.AioRpcError) -> FeedEnd:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return FeedEnd(
-                Reason.UNSUPPORTED,
+                FeedEndReason.UNSUPPORTED,
                 f"store {self.store_id} at {self.addr} serves no multiplexed change streams"
                 f" ({error.details()}); use TiKV 7.1 or newer",
             )
-        return FeedEnd(Reason.STREAM_LOST, f"{error.code().name}: {error.details()}")
+        return FeedEnd(FeedEndReason.STREAM_LOST, f"{error.code().name}: {error.details()}")
 
     async def _stream(self) -> None:
         """Open a stream and use it until it ends, in whichever direction that shows first."""
@@ -155,7 +155,7 @@ class RegionRequestWorker:
                 await call.write(self._deregistration(request.sub_id))
                 continue
             if request.span.stopped:
-                self._listener.task_failed(request, FeedEnd(Reason.CANCELLED))
+                self._listener.task_failed(request, FeedEnd(FeedEndReason.CANCELLED))
                 continue
             await call.write(self._registration(self._follow(request)))
 
@@ -201,7 +201,7 @@ class RegionRequestWorker:
         for event in message.events:
             state = self._feeds.get(event.request_id, {}).get(event.region_id)
             kind = event.WhichOneof("event")
-            if state is None or state.phase is not Phase.RUNNING:
+            if state is None or state.phase is not FeedPhase.RUNNING:
                 _log.debug(
                     "an event of a region that is not followed was dropped",
                     extra={"region_id": event.region_id, "sub_id": event.request_id, "kind": kind},

@@ -8,7 +8,7 @@ from penstock.proto import cdcpb_pb2 as cdcpb
 from penstock.sources.tikv.key_ranges import KeyRange
 from penstock.sources.tikv.priority import Urgency
 
-__all__ = ["FeedEnd", "Reason", "RetryPauses", "Route", "route"]
+__all__ = ["FeedEnd", "FeedEndReason", "RetryPauses", "Route", "route"]
 
 PAUSE_BASE_S = 0.05
 PAUSE_MAX_S = 2.0
@@ -16,7 +16,7 @@ PAUSE_FORGOTTEN_S = 300.0
 PAUSE_ASKED_MAX_S = 600.0
 
 
-class Reason(Enum):
+class FeedEndReason(Enum):
     """Why a region is not followed any more."""
 
     NOT_LEADER = "not_leader"
@@ -39,7 +39,7 @@ class Reason(Enum):
 class FeedEnd:
     """How a region's stream ended; `detail` is for the log, `leader_store_id` a hint, 0 without one."""
 
-    reason: Reason
+    reason: FeedEndReason
     detail: str = ""
     leader_store_id: int = 0
     backoff_ms: int = 0
@@ -51,29 +51,29 @@ class FeedEnd:
             if error.HasField(reason.value):
                 break
         else:
-            return cls(Reason.UNKNOWN, "the store gave no reason that is known here")
+            return cls(FeedEndReason.UNKNOWN, "the store gave no reason that is known here")
         match reason:
-            case Reason.NOT_LEADER:
+            case FeedEndReason.NOT_LEADER:
                 return cls(reason, leader_store_id=error.not_leader.leader.store_id)
-            case Reason.SERVER_IS_BUSY:
+            case FeedEndReason.SERVER_IS_BUSY:
                 busy = error.server_is_busy
                 return cls(reason, busy.reason, backoff_ms=busy.backoff_ms)
-            case Reason.COMPATIBILITY:
+            case FeedEndReason.COMPATIBILITY:
                 return cls(reason, error.compatibility.required_version)
-            case Reason.CLUSTER_ID_MISMATCH:
+            case FeedEndReason.CLUSTER_ID_MISMATCH:
                 return cls(reason, f"{error.cluster_id_mismatch.current}")
         return cls(reason)
 
 
 _TOLD = (
-    Reason.NOT_LEADER,
-    Reason.EPOCH_NOT_MATCH,
-    Reason.REGION_NOT_FOUND,
-    Reason.DUPLICATE_REQUEST,
-    Reason.COMPATIBILITY,
-    Reason.CLUSTER_ID_MISMATCH,
-    Reason.SERVER_IS_BUSY,
-    Reason.CONGESTED,
+    FeedEndReason.NOT_LEADER,
+    FeedEndReason.EPOCH_NOT_MATCH,
+    FeedEndReason.REGION_NOT_FOUND,
+    FeedEndReason.DUPLICATE_REQUEST,
+    FeedEndReason.COMPATIBILITY,
+    FeedEndReason.CLUSTER_ID_MISMATCH,
+    FeedEndReason.SERVER_IS_BUSY,
+    FeedEndReason.CONGESTED,
 )
 
 
@@ -90,25 +90,30 @@ class Route:
 def route(end: FeedEnd) -> Route:
     """Decide by the reason alone."""
     match end.reason:
-        case Reason.NOT_LEADER | Reason.UNKNOWN | Reason.STREAM_LOST:
+        case FeedEndReason.NOT_LEADER | FeedEndReason.UNKNOWN | FeedEndReason.STREAM_LOST:
             return Route(same_region=True)
-        case Reason.SERVER_IS_BUSY | Reason.CONGESTED:
+        case FeedEndReason.SERVER_IS_BUSY | FeedEndReason.CONGESTED:
             return Route(same_region=True, urgency=Urgency.LOW)
-        case Reason.EPOCH_NOT_MATCH | Reason.REGION_NOT_FOUND | Reason.NO_LEADER | Reason.STORE_NOT_FOUND:
+        case (
+            FeedEndReason.EPOCH_NOT_MATCH
+            | FeedEndReason.REGION_NOT_FOUND
+            | FeedEndReason.NO_LEADER
+            | FeedEndReason.STORE_NOT_FOUND
+        ):
             return Route()
-        case Reason.CANCELLED:
+        case FeedEndReason.CANCELLED:
             return Route(ignored=True)
-        case Reason.UNSUPPORTED:
+        case FeedEndReason.UNSUPPORTED:
             return Route(fatal=Invalid(end.detail))
-        case Reason.DUPLICATE_REQUEST:
+        case FeedEndReason.DUPLICATE_REQUEST:
             return Route(
                 fatal=Invalid("a region was subscribed twice on one stream; this is a defect of Penstock")
             )
-        case Reason.COMPATIBILITY:
+        case FeedEndReason.COMPATIBILITY:
             return Route(
                 fatal=Invalid(f"the store asks for version {end.detail} of the client; update Penstock")
             )
-        case Reason.CLUSTER_ID_MISMATCH:
+        case FeedEndReason.CLUSTER_ID_MISMATCH:
             return Route(fatal=Invalid(f"the store belongs to cluster {end.detail}; check pd_addrs"))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from penstock.kv.pd import PdClient
 from penstock.sources.tikv.request_worker import RegionRequestWorker
-from penstock.sources.tikv.routing import FeedEnd, Reason
+from penstock.sources.tikv.routing import FeedEnd, FeedEndReason
 
 __all__ = ["StoreWorkers"]
 
@@ -46,7 +46,7 @@ class StoreWorkers:
         worker = self._workers.get(store_id)
         if worker is None or worker.addr != addr:
             if worker is not None:
-                worker.give_back(FeedEnd(Reason.STREAM_LOST, f"the store has moved to {addr}"))
+                worker.give_back(FeedEnd(FeedEndReason.STREAM_LOST, f"the store has moved to {addr}"))
                 closing = asyncio.create_task(worker.close())
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 
 from penstock.clock import physical_ms
-from penstock.sources.tikv.key_ranges import Span
+from penstock.sources.tikv.key_ranges import KeySpan
 from penstock.sources.tikv.range_lock import LockedRange, RangeLock
 
 __all__ = ["SubscribedSpan"]
@@ -24,7 +24,7 @@ class SubscribedSpan:
     def __init__(
         self,
         sub_id: int,
-        span: Span,
+        span: KeySpan,
         start_ts: int,
         *,
         advance_interval_s: float,

@@ -4,8 +4,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 
-from penstock.store.bounds import Bounds
-from penstock.store.cdc.subscription import Subscription
+from penstock.store.bounds import KeyBounds
+from penstock.store.cdc.subscription import RegionSubscription
 from penstock.store.observe import Change
 from penstock.store.region import Region
 
@@ -21,8 +21,8 @@ class Delegate:
 
     def __init__(self, region: Region) -> None:
         self.region = region
-        self.bounds: Bounds = region.bounds()
-        self.subscriptions: list[Subscription] = []
+        self.bounds: KeyBounds = region.bounds()
+        self.subscriptions: list[RegionSubscription] = []
 
     @property
     def holds_keys(self) -> bool:
@@ -62,7 +62,7 @@ class Delegates:
     def get(self, region_id: int) -> Delegate | None:
         return self._by_id.get(region_id)
 
-    def add(self, region: Region, subscription: Subscription) -> None:
+    def add(self, region: Region, subscription: RegionSubscription) -> None:
         """Let a subscription learn of the changes of its region."""
         delegate = self._by_id.get(region.id)
         if delegate is None:
@@ -73,7 +73,7 @@ class Delegates:
                 self._starts.insert(at, delegate.bounds.start)
         delegate.subscriptions.append(subscription)
 
-    def remove(self, subscription: Subscription) -> None:
+    def remove(self, subscription: RegionSubscription) -> None:
         """Take a subscription out, and its delegate once it has none; repeating it is harmless."""
         delegate = self._by_id.get(subscription.region_id)
         if delegate is None or subscription not in delegate.subscriptions:

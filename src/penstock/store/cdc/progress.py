@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from penstock.proto import cdcpb_pb2 as cdcpb
-from penstock.store.cdc.subscription import Subscription
+from penstock.store.cdc.subscription import RegionSubscription
 
 __all__ = ["Frontier", "RequestProgress"]
 
@@ -59,8 +59,8 @@ class RequestProgress:
     """
 
     def __init__(self, request_id: int) -> None:
-        self._idle: dict[int, tuple[Subscription, int]] = {}  # with the round in which it came
-        self._locked: dict[int, Subscription] = {}
+        self._idle: dict[int, tuple[RegionSubscription, int]] = {}  # with the round in which it came
+        self._locked: dict[int, RegionSubscription] = {}
         self._told = cdcpb.ResolvedTs(request_id=request_id)  # the last message for those without locks
         self._idle_changed = False
         self._bound = 0
@@ -69,7 +69,7 @@ class RequestProgress:
     def __len__(self) -> int:
         return len(self._idle) + len(self._locked)
 
-    def place(self, subscription: Subscription) -> None:
+    def place(self, subscription: RegionSubscription) -> None:
         """Put a live subscription where its locks say."""
         region_id = subscription.region_id
         if not subscription.resolver.locks:
@@ -85,7 +85,7 @@ class RequestProgress:
                 subscription.reported_ts = self._bound
         self._locked[region_id] = subscription
 
-    def remove(self, subscription: Subscription) -> None:
+    def remove(self, subscription: RegionSubscription) -> None:
         """Forget a subscription, live or not."""
         if self._idle.pop(subscription.region_id, None) is not None:
             self._idle_changed = True
@@ -111,17 +111,17 @@ class RequestProgress:
             news.append(cdcpb.ResolvedTs(regions=regions, ts=ts, request_id=self._told.request_id))
         return news
 
-    def _moved(self, bound: int) -> list[tuple[int, Subscription]]:
+    def _moved(self, bound: int) -> list[tuple[int, RegionSubscription]]:
         resolved = [(one.resolver.resolve(bound), one) for one in self._locked.values()]
         return [(ts, one) for ts, one in resolved if ts > one.reported_ts]
 
 
-def _batches(moved: list[tuple[int, Subscription]]) -> Iterator[tuple[int, list[Subscription]]]:
+def _batches(moved: list[tuple[int, RegionSubscription]]) -> Iterator[tuple[int, list[RegionSubscription]]]:
     """Group by timestamp; with very many different ones, by neighbourhood, at the lowest of each.
 
     The slowest regions are in the smallest groups, so that few are held back by a neighbour.
     """
-    by_ts: dict[int, list[Subscription]] = {}
+    by_ts: dict[int, list[RegionSubscription]] = {}
     for ts, subscription in moved:
         by_ts.setdefault(ts, []).append(subscription)
     if len(by_ts) <= _VALUES_MAX:

@@ -12,7 +12,7 @@ __all__ = [
     "PREWRITE",
     "PUT",
     "ROLLBACK",
-    "RowWriter",
+    "EventRowWriter",
 ]
 
 PREWRITE = cdcpb.Event.PREWRITE
@@ -29,7 +29,7 @@ EVENT_BYTES_MAX = 32 * 1024  # keys and values of one event; a larger row has an
 _ROW_OVERHEAD = 32
 
 
-class RowWriter:
+class EventRowWriter:
     """Writes the rows of one subscription into events at the end of its outbox.
 
     Rows keep their order. Nobody else may add to the outbox between the first `add` and `finish`, so

@@ -3,13 +3,13 @@
 from penstock import metrics
 from penstock.clock import TS_MAX, Clock
 from penstock.store.cdc.outbox import Outbox
-from penstock.store.cdc.subscription import OPS, Phase, Subscription
+from penstock.store.cdc.subscription import OPS, RegionSubscription, SubscriptionPhase
 from penstock.store.cdc.versions import committed_after
-from penstock.store.engine import Cf, View
+from penstock.store.engine import Cf, EngineView
 from penstock.store.mvcc import keys
 from penstock.store.mvcc.reader import MvccReader
-from penstock.store.mvcc.records import Lock, LockKind
-from penstock.store.storage import Storage
+from penstock.store.mvcc.records import LockKind, LockRecord
+from penstock.store.storage import TxnStorage
 
 __all__ = ["IncrementalScan"]
 
@@ -23,7 +23,9 @@ class IncrementalScan:
     little memory however large the region is.
     """
 
-    def __init__(self, subscription: Subscription, outbox: Outbox, storage: Storage, clock: Clock) -> None:
+    def __init__(
+        self, subscription: RegionSubscription, outbox: Outbox, storage: TxnStorage, clock: Clock
+    ) -> None:
         self._subscription = subscription
         self._outbox = outbox
         self._storage = storage
@@ -44,16 +46,16 @@ class IncrementalScan:
         self._subscription.end_of_slice()
         await self._clock.sleep(0)
         await self._outbox.room()
-        return self._subscription.phase is not Phase.ENDED
+        return self._subscription.phase is not SubscriptionPhase.ENDED
 
     def _slice_is_full(self, count: int) -> bool:
         return count % SLICE_RECORDS == 0 or self._outbox.crowded
 
-    async def _send_locks(self, view: View) -> bool:
+    async def _send_locks(self, view: EngineView) -> bool:
         subscription, reader = self._subscription, MvccReader(view)
         bounds = subscription.bounds
         for count, (key, stored) in enumerate(view.iterate(Cf.LOCK, bounds.start, bounds.end), 1):
-            lock = Lock.decode(stored)
+            lock = LockRecord.decode(stored)
             if lock.has_data:
                 value = reader.value_of(key, lock) if lock.kind is LockKind.PUT else b""
                 old_value = reader.newest_put_before(key, TS_MAX) if subscription.old_values else None
@@ -63,7 +65,7 @@ class IncrementalScan:
         subscription.end_of_locks()
         return await self._pause()
 
-    async def _send_writes(self, view: View) -> bool:
+    async def _send_writes(self, view: EngineView) -> bool:
         subscription = self._subscription
         records = view.iterate(Cf.WRITE, *keys.span(subscription.bounds))
         changes = committed_after(records, subscription.checkpoint_ts, MvccReader(view).value_of)

@@ -18,13 +18,13 @@ from penstock.store.cdc.delegates import Delegate, Delegates
 from penstock.store.cdc.features import STREAM_MULTIPLEXING, asked_features, unknown_features
 from penstock.store.cdc.outbox import Quota
 from penstock.store.cdc.progress import Frontier
-from penstock.store.cdc.stream import Source, Stream
+from penstock.store.cdc.stream import ClientStream, Source
 from penstock.store.mvcc.reader import MvccReader
 from penstock.store.observe import Change, ChangeKind
 from penstock.store.pd.tso import Tso
 from penstock.store.region import Region
 from penstock.store.regions import Regions
-from penstock.store.storage import Storage
+from penstock.store.storage import TxnStorage
 
 __all__ = ["ChangeDataService"]
 
@@ -44,7 +44,7 @@ class ChangeDataService:
     def __init__(
         self,
         *,
-        storage: Storage,
+        storage: TxnStorage,
         regions: Regions,
         tso: Tso,
         cluster_id: int,
@@ -64,7 +64,7 @@ class ChangeDataService:
         self._tso = tso
         self._interval_s = settings.resolved_ts_interval_ms / 1000
         self._frontier = Frontier()
-        self._streams: set[Stream] = set()
+        self._streams: set[ClientStream] = set()
         self._rounds: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -104,13 +104,13 @@ class ChangeDataService:
         }
         return services.handler("cdcpb.ChangeData", behaviours)
 
-    def open(self, store_id: int, *, multiplexing: bool) -> Stream:
+    def open(self, store_id: int, *, multiplexing: bool) -> ClientStream:
         """Return a new stream on a store; it is fed until its call ends."""
-        stream = Stream(self._source, store_id, multiplexing=multiplexing)
+        stream = ClientStream(self._source, store_id, multiplexing=multiplexing)
         self._streams.add(stream)
         return stream
 
-    async def _serve(self, requests: Requests, context: Context, stream: Stream) -> None:
+    async def _serve(self, requests: Requests, context: Context, stream: ClientStream) -> None:
         try:
             await stream.serve(requests, context.write)
         finally:

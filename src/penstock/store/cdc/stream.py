@@ -11,23 +11,23 @@ from penstock.errors import Invalid
 from penstock.proto import cdcpb_pb2 as cdcpb
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.proto.codec import decode_bytes
-from penstock.store.bounds import Bounds
+from penstock.store.bounds import KeyBounds
 from penstock.store.cdc import endings
 from penstock.store.cdc.delegates import Delegates
 from penstock.store.cdc.features import ClientFeatures
 from penstock.store.cdc.outbox import EVENTS_MAX, Outbox, Quota
 from penstock.store.cdc.progress import RequestProgress
 from penstock.store.cdc.scan import IncrementalScan
-from penstock.store.cdc.subscription import Phase, Subscription
+from penstock.store.cdc.subscription import RegionSubscription, SubscriptionPhase
 from penstock.store.region import Region
 from penstock.store.regions import Regions
-from penstock.store.storage import Storage
+from penstock.store.storage import TxnStorage
 
-__all__ = ["Source", "Stream"]
+__all__ = ["ClientStream", "Source"]
 
 SCANS_AT_ONCE = 4
 SCANS_WAITING_MAX = 10_000
-_NOTHING = Bounds(b"\x00", b"\x00")
+_NOTHING = KeyBounds(b"\x00", b"\x00")
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 class Source:
     """What the streams of all stores share."""
 
-    storage: Storage
+    storage: TxnStorage
     regions: Regions
     delegates: Delegates
     quota: Quota
@@ -44,7 +44,7 @@ class Source:
     clock: Clock
 
 
-class Stream:
+class ClientStream:
     """Everything about a stream but the RPC itself.
 
     Whatever is said of a subscription goes through the outbox, so an error is the last a client hears
@@ -57,9 +57,9 @@ class Stream:
         self._source = source
         self._multiplexing = multiplexing
         self._features: ClientFeatures | None = None  # known with the first request
-        self._subscriptions: dict[tuple[int, int], Subscription] = {}
+        self._subscriptions: dict[tuple[int, int], RegionSubscription] = {}
         self._progress: dict[int, RequestProgress] = {}
-        self._scans_waiting: deque[Subscription] = deque()
+        self._scans_waiting: deque[RegionSubscription] = deque()
         self._scanners: set[asyncio.Task[None]] = set()
         self.cut_off = False  # ended by the server, not by the client
 
@@ -122,7 +122,7 @@ class Stream:
             return
         whole = asked.bounds()
         bounds = _requested(request, whole)
-        subscription = Subscription(
+        subscription = RegionSubscription(
             owner=self,
             outbox=self.outbox,
             region_id=asked.id,
@@ -182,7 +182,7 @@ class Stream:
         source = self._source
         while self._scans_waiting:
             subscription = self._scans_waiting.popleft()
-            if subscription.phase is Phase.ENDED:
+            if subscription.phase is SubscriptionPhase.ENDED:
                 continue
             scan = IncrementalScan(subscription, self.outbox, source.storage, source.clock)
             try:
@@ -191,18 +191,18 @@ class Stream:
                 _log.exception("incremental scan of region %d failed", subscription.region_id)
                 self.end(subscription, endings.server_is_busy("the incremental scan failed"))
 
-    def locks_changed(self, subscription: Subscription) -> None:
+    def locks_changed(self, subscription: RegionSubscription) -> None:
         group = self._group(subscription.request_id)
         progress = self._progress.get(group)
         if progress is None:
             progress = self._progress[group] = RequestProgress(group)
         progress.place(subscription)
 
-    def end(self, subscription: Subscription, error: cdcpb.Error | None) -> None:
+    def end(self, subscription: RegionSubscription, error: cdcpb.Error | None) -> None:
         group = self._group(subscription.request_id)
-        if subscription.phase is Phase.ENDED:
+        if subscription.phase is SubscriptionPhase.ENDED:
             return
-        subscription.phase = Phase.ENDED
+        subscription.phase = SubscriptionPhase.ENDED
         del self._subscriptions[group, subscription.region_id]
         self._source.delegates.remove(subscription)
         progress = self._progress.get(group)
@@ -247,7 +247,7 @@ class Stream:
             self.outbox.add_resolved(message)
 
 
-def _requested(request: cdcpb.ChangeDataRequest, region: Bounds) -> Bounds:
+def _requested(request: cdcpb.ChangeDataRequest, region: KeyBounds) -> KeyBounds:
     """Return the part of the region that is asked for.
 
     The keys of a request are encoded as those of a region are. A range that cannot be understood is

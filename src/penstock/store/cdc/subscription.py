@@ -26,20 +26,20 @@ from enum import Enum, auto
 from typing import Protocol
 
 from penstock.proto import cdcpb_pb2 as cdcpb
-from penstock.store.bounds import Bounds
+from penstock.store.bounds import KeyBounds
 from penstock.store.cdc import rows
 from penstock.store.cdc.outbox import Outbox
 from penstock.store.cdc.resolver import Resolver
-from penstock.store.cdc.rows import RowWriter
-from penstock.store.observe import Change, ChangeKind, Op
+from penstock.store.cdc.rows import EventRowWriter
+from penstock.store.observe import Change, ChangeKind, WriteOp
 
-__all__ = ["Owner", "Phase", "Subscription"]
+__all__ = ["RegionSubscription", "SubscriptionOwner", "SubscriptionPhase"]
 
 OPS = (rows.PUT, rows.DELETE)  # by Op; locks and versions number their kinds the same
-assert (Op.PUT, Op.DELETE) == (0, 1)
+assert (WriteOp.PUT, WriteOp.DELETE) == (0, 1)
 
 
-class Phase(Enum):
+class SubscriptionPhase(Enum):
     """Where a subscription stands; it only moves down this list."""
 
     WAITING = auto()  # its scan has not begun: live changes will be in the view
@@ -49,17 +49,17 @@ class Phase(Enum):
     ENDED = auto()
 
 
-class Owner(Protocol):
+class SubscriptionOwner(Protocol):
     """Who serves a subscription and is told of what happens to it."""
 
     @property
     def store_id(self) -> int:
         """The store whose leadership of the region the subscription depends on."""
 
-    def locks_changed(self, subscription: "Subscription") -> None:
+    def locks_changed(self, subscription: "RegionSubscription") -> None:
         """A live subscription has got its first lock, or lost its last one."""
 
-    def end(self, subscription: "Subscription", error: cdcpb.Error | None) -> None:
+    def end(self, subscription: "RegionSubscription", error: cdcpb.Error | None) -> None:
         """Send nothing more but the error; ending twice is harmless."""
 
 
@@ -71,7 +71,7 @@ class _Overtaken:
     ended: set[tuple[bytes, int]] = field(default_factory=set)
 
 
-class Subscription:
+class RegionSubscription:
     """Decides which rows are sent, and tracks the locks that hold the resolved timestamp back."""
 
     __slots__ = (
@@ -92,12 +92,12 @@ class Subscription:
     def __init__(
         self,
         *,
-        owner: Owner,
+        owner: SubscriptionOwner,
         outbox: Outbox,
         region_id: int,
         request_id: int,
         checkpoint_ts: int,
-        bounds: Bounds,
+        bounds: KeyBounds,
         whole_region: bool,
         old_values: bool,
     ) -> None:
@@ -107,16 +107,16 @@ class Subscription:
         self.checkpoint_ts = checkpoint_ts
         self.bounds = bounds
         self.old_values = old_values
-        self.phase = Phase.WAITING
+        self.phase = SubscriptionPhase.WAITING
         self.resolver = Resolver()
         self.reported_ts = -1  # the resolved timestamp the client knows of
         self._whole_region = whole_region
-        self._writer = RowWriter(outbox, region_id, request_id)
+        self._writer = EventRowWriter(outbox, region_id, request_id)
         self._overtaken: _Overtaken | None = None
 
     def deliver(self, changes: Iterable[tuple[Change, bytes]]) -> int:
         """Send live changes, each with the value it replaces; return how many rows were sent."""
-        if self.phase is Phase.WAITING or self.phase is Phase.ENDED:
+        if self.phase is SubscriptionPhase.WAITING or self.phase is SubscriptionPhase.ENDED:
             return 0
         if not self._whole_region:
             contains = self.bounds.contains
@@ -141,7 +141,7 @@ class Subscription:
                 else:
                     add(rows.ROLLBACK, rows.NO_OP, key, start_ts)
         self._writer.finish()
-        if self.phase is Phase.LIVE and bool(locks) != was_locked:
+        if self.phase is SubscriptionPhase.LIVE and bool(locks) != was_locked:
             self.owner.locks_changed(self)
         return self._writer.count - count
 
@@ -154,8 +154,8 @@ class Subscription:
 
     def begin_scan(self) -> None:
         """Send live changes from now on; the view of the scan is taken in the same step."""
-        assert self.phase is Phase.WAITING
-        self.phase = Phase.LOCKS
+        assert self.phase is SubscriptionPhase.WAITING
+        self.phase = SubscriptionPhase.LOCKS
         self._overtaken = _Overtaken()
 
     def scan_lock(
@@ -172,7 +172,7 @@ class Subscription:
 
     def end_of_locks(self) -> None:
         """Every lock of the view is sent."""
-        self.phase = Phase.WRITES
+        self.phase = SubscriptionPhase.WRITES
         self._overtaken = None
 
     def scan_write(
@@ -193,8 +193,8 @@ class Subscription:
 
     def end_of_scan(self) -> None:
         """Send INITIALIZED; resolved timestamps may follow it."""
-        assert self.phase is Phase.WRITES
+        assert self.phase is SubscriptionPhase.WRITES
         self._writer.mark_initialized()
         self._writer.finish()
-        self.phase = Phase.LIVE
+        self.phase = SubscriptionPhase.LIVE
         self.owner.locks_changed(self)

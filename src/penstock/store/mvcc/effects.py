@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from penstock.store.engine import Cf, Mutation
 from penstock.store.mvcc import keys
-from penstock.store.mvcc.records import SHORT_VALUE_MAX, WRITE_KINDS, Lock, LockKind, Write
-from penstock.store.observe import Change, ChangeKind, Op
+from penstock.store.mvcc.records import SHORT_VALUE_MAX, WRITE_KINDS, LockKind, LockRecord, Write
+from penstock.store.observe import Change, ChangeKind, WriteOp
 
-_OPS = {LockKind.PUT: Op.PUT, LockKind.DELETE: Op.DELETE, LockKind.LOCK: Op.LOCK}
+_OPS = {LockKind.PUT: WriteOp.PUT, LockKind.DELETE: WriteOp.DELETE, LockKind.LOCK: WriteOp.LOCK}
 
 
 class Released(NamedTuple):
@@ -30,24 +30,24 @@ class Effects:
     mutations: list[Mutation] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     released: list[Released] = field(default_factory=list)
-    acquired: list[tuple[bytes, Lock]] = field(default_factory=list)
-    guards: list[tuple[bytes, Lock]] = field(default_factory=list)
+    acquired: list[tuple[bytes, LockRecord]] = field(default_factory=list)
+    guards: list[tuple[bytes, LockRecord]] = field(default_factory=list)
 
     def discard(self) -> None:
         """Want nothing after all."""
         for part in (self.mutations, self.changes, self.released, self.acquired, self.guards):
             part.clear()
 
-    def acquire(self, key: bytes, lock: Lock) -> None:
+    def acquire(self, key: bytes, lock: LockRecord) -> None:
         """Take a pessimistic lock."""
         self.rewrite_lock(key, lock)
         self.acquired.append((key, lock))
 
-    def rewrite_lock(self, key: bytes, lock: Lock) -> None:
+    def rewrite_lock(self, key: bytes, lock: LockRecord) -> None:
         """Change a lock in ways that nobody follows: its TTL, its timestamps."""
         self.mutations.append((Cf.LOCK, key, lock.encode()))
 
-    def prewrite(self, key: bytes, lock: Lock, value: bytes) -> None:
+    def prewrite(self, key: bytes, lock: LockRecord, value: bytes) -> None:
         """Write a prewrite lock with the value it announces; a short one goes into the lock."""
         value = self._place_value(key, lock, value)
         self.mutations.append((Cf.LOCK, key, lock.encode()))
@@ -55,14 +55,14 @@ class Effects:
         if lock.has_data:
             self._tell(ChangeKind.PREWRITE, key, lock, 0, value)
 
-    def commit_at_once(self, key: bytes, lock: Lock, value: bytes, commit_ts: int) -> None:
+    def commit_at_once(self, key: bytes, lock: LockRecord, value: bytes, commit_ts: int) -> None:
         """Write the version that `lock` would have announced, without ever writing the lock."""
         value = self._place_value(key, lock, value)
         self.put_write(key, commit_ts, Write(WRITE_KINDS[lock.kind], lock.start_ts, lock.short_value))
         if lock.has_data:
             self._tell(ChangeKind.COMMITTED, key, lock, commit_ts, value)
 
-    def commit(self, key: bytes, lock: Lock, commit_ts: int) -> None:
+    def commit(self, key: bytes, lock: LockRecord, commit_ts: int) -> None:
         """Turn a prewrite lock into a version."""
         write = Write(WRITE_KINDS[lock.kind], lock.start_ts, lock.short_value)
         write.overlapped_rollback = commit_ts in lock.rollbacks
@@ -71,7 +71,7 @@ class Effects:
         if lock.has_data:
             self._tell(ChangeKind.COMMIT, key, lock, commit_ts, lock.short_value or b"")
 
-    def roll_back(self, key: bytes, lock: Lock) -> None:
+    def roll_back(self, key: bytes, lock: LockRecord) -> None:
         """Remove a lock, and the value it announced."""
         if lock.has_long_value:
             self.mutations.append((Cf.DEFAULT, keys.versioned(key, lock.start_ts), None))
@@ -79,7 +79,7 @@ class Effects:
         if lock.has_data:
             self._tell(ChangeKind.ROLLBACK, key, lock, 0, b"")
 
-    def release(self, key: bytes, lock: Lock, commit_ts: int = 0) -> None:
+    def release(self, key: bytes, lock: LockRecord, commit_ts: int = 0) -> None:
         """Remove a lock that announces nothing (any more)."""
         self.mutations.append((Cf.LOCK, key, None))
         self.released.append(Released(key, lock.start_ts, commit_ts))
@@ -94,7 +94,7 @@ class Effects:
         if write.has_long_value:
             self.mutations.append((Cf.DEFAULT, keys.versioned(key, write.start_ts), None))
 
-    def _place_value(self, key: bytes, lock: Lock, value: bytes) -> bytes:
+    def _place_value(self, key: bytes, lock: LockRecord, value: bytes) -> bytes:
         """Put the value where readers look for it; return what the lock announces: nothing unless it puts."""
         if lock.kind is not LockKind.PUT:
             return b""
@@ -104,5 +104,5 @@ class Effects:
             self.mutations.append((Cf.DEFAULT, keys.versioned(key, lock.start_ts), value))
         return value
 
-    def _tell(self, kind: ChangeKind, key: bytes, lock: Lock, commit_ts: int, value: bytes) -> None:
+    def _tell(self, kind: ChangeKind, key: bytes, lock: LockRecord, commit_ts: int, value: bytes) -> None:
         self.changes.append(Change(kind, key, lock.start_ts, commit_ts, _OPS[lock.kind], value))

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from penstock.errors import show_key
 from penstock.proto import deadlock_pb2 as deadlock
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
-from penstock.store.mvcc.records import Lock, Write
+from penstock.store.mvcc.records import LockRecord, Write
 
 Reason = kvrpcpb.WriteConflict.Reason
 
 
-class Refused(Exception):
+class KeyRefused(Exception):
     """An action cannot be done on a key; the client is told `error` and nothing is written.
 
     `lock` is the lock in the way, when another transaction's lock is the cause.
@@ -22,7 +22,7 @@ class Refused(Exception):
         self,
         error: kvrpcpb.KeyError,
         *,
-        lock: Lock | None = None,
+        lock: LockRecord | None = None,
         may_be_retry: bool = False,
         commit_ts: int = 0,
     ) -> None:
@@ -33,17 +33,17 @@ class Refused(Exception):
         self.commit_ts = commit_ts
 
 
-def locked(key: bytes, lock: Lock, *, resolve_now: bool = False) -> Refused:
+def locked(key: bytes, lock: LockRecord, *, resolve_now: bool = False) -> KeyRefused:
     """Another transaction holds the key; with `resolve_now` the client need not respect its TTL."""
     info = lock.info(key)
     if resolve_now:
         info.lock_ttl = 0
-    return Refused(kvrpcpb.KeyError(locked=info), lock=lock, may_be_retry=True)
+    return KeyRefused(kvrpcpb.KeyError(locked=info), lock=lock, may_be_retry=True)
 
 
 def write_conflict(
     key: bytes, *, start_ts: int, primary: bytes, conflict_ts: int, commit_ts: int, reason: Reason
-) -> Refused:
+) -> KeyRefused:
     """Another transaction committed (or this one was rolled back) where it must not have."""
     conflict = kvrpcpb.WriteConflict(
         start_ts=start_ts,
@@ -54,28 +54,28 @@ def write_conflict(
         reason=reason,
     )
     text = f"write conflict on {show_key(key)}: {start_ts} met {conflict_ts} committed at {commit_ts}"
-    return Refused(kvrpcpb.KeyError(conflict=conflict, retryable=text), may_be_retry=True)
+    return KeyRefused(kvrpcpb.KeyError(conflict=conflict, retryable=text), may_be_retry=True)
 
 
-def pessimistic_lock_not_found(key: bytes, start_ts: int, why: str) -> Refused:
+def pessimistic_lock_not_found(key: bytes, start_ts: int, why: str) -> KeyRefused:
     """The pessimistic lock that a prewrite relies on is gone."""
     text = f"PessimisticLockNotFound: {show_key(key)} of transaction {start_ts}: {why}"
-    return Refused(kvrpcpb.KeyError(abort=text), may_be_retry=True)
+    return KeyRefused(kvrpcpb.KeyError(abort=text), may_be_retry=True)
 
 
-def lock_type_not_match(key: bytes, start_ts: int, lock: Lock) -> Refused:
+def lock_type_not_match(key: bytes, start_ts: int, lock: LockRecord) -> KeyRefused:
     """The transaction's own lock is of the other family: pessimistic or prewritten."""
     return aborted(f"LockTypeNotMatch: {show_key(key)} of transaction {start_ts} has a {lock.kind.name} lock")
 
 
-def already_exists(key: bytes) -> Refused:
+def already_exists(key: bytes) -> KeyRefused:
     """The key was to be new."""
-    return Refused(kvrpcpb.KeyError(already_exist=kvrpcpb.AlreadyExist(key=key)))
+    return KeyRefused(kvrpcpb.KeyError(already_exist=kvrpcpb.AlreadyExist(key=key)))
 
 
 def assertion_failed(
     key: bytes, start_ts: int, assertion: kvrpcpb.Assertion, found: tuple[int, Write] | None
-) -> Refused:
+) -> KeyRefused:
     """The client's belief about the key's existence is wrong."""
     commit_ts, existing_ts = (found[0], found[1].start_ts) if found else (0, 0)
     failed = kvrpcpb.AssertionFailed(
@@ -85,45 +85,45 @@ def assertion_failed(
         existing_start_ts=existing_ts,
         existing_commit_ts=commit_ts,
     )
-    return Refused(kvrpcpb.KeyError(assertion_failed=failed))
+    return KeyRefused(kvrpcpb.KeyError(assertion_failed=failed))
 
 
-def txn_lock_not_found(key: bytes, start_ts: int) -> Refused:
+def txn_lock_not_found(key: bytes, start_ts: int) -> KeyRefused:
     """The lock to commit is gone and the transaction is not committed."""
     text = f"TxnLockNotFound: {show_key(key)} has no lock of transaction {start_ts}"
-    return Refused(kvrpcpb.KeyError(retryable=text, txn_lock_not_found=kvrpcpb.TxnLockNotFound(key=key)))
+    return KeyRefused(kvrpcpb.KeyError(retryable=text, txn_lock_not_found=kvrpcpb.TxnLockNotFound(key=key)))
 
 
-def txn_not_found(key: bytes, start_ts: int) -> Refused:
+def txn_not_found(key: bytes, start_ts: int) -> KeyRefused:
     """The primary key has no trace of the transaction."""
-    return Refused(kvrpcpb.KeyError(txn_not_found=kvrpcpb.TxnNotFound(start_ts=start_ts, primary_key=key)))
+    return KeyRefused(kvrpcpb.KeyError(txn_not_found=kvrpcpb.TxnNotFound(start_ts=start_ts, primary_key=key)))
 
 
-def commit_ts_expired(key: bytes, start_ts: int, commit_ts: int, min_commit_ts: int) -> Refused:
+def commit_ts_expired(key: bytes, start_ts: int, commit_ts: int, min_commit_ts: int) -> KeyRefused:
     """A reader pushed the lock: it must be committed later than asked."""
     expired = kvrpcpb.CommitTsExpired(
         start_ts=start_ts, attempted_commit_ts=commit_ts, key=key, min_commit_ts=min_commit_ts
     )
-    return Refused(kvrpcpb.KeyError(commit_ts_expired=expired))
+    return KeyRefused(kvrpcpb.KeyError(commit_ts_expired=expired))
 
 
-def primary_mismatch(key: bytes, lock: Lock) -> Refused:
+def primary_mismatch(key: bytes, lock: LockRecord) -> KeyRefused:
     """The key asked about is not the primary of its lock's transaction."""
     mismatch = kvrpcpb.PrimaryMismatch(lock_info=lock.info(key))
-    return Refused(kvrpcpb.KeyError(primary_mismatch=mismatch))
+    return KeyRefused(kvrpcpb.KeyError(primary_mismatch=mismatch))
 
 
-def committed(key: bytes, start_ts: int, commit_ts: int) -> Refused:
+def committed(key: bytes, start_ts: int, commit_ts: int) -> KeyRefused:
     """The transaction to roll back is committed."""
     text = f"Committed: transaction {start_ts} is committed at {commit_ts} on {show_key(key)}"
-    return Refused(kvrpcpb.KeyError(abort=text), commit_ts=commit_ts)
+    return KeyRefused(kvrpcpb.KeyError(abort=text), commit_ts=commit_ts)
 
 
 def deadlocked(
     key: bytes, lock_ts: int, *, closing: deadlock.WaitForEntry, chain: Sequence[deadlock.WaitForEntry]
-) -> Refused:
+) -> KeyRefused:
     """Waiting for the lock would close a cycle; `closing` is the wait for this transaction in it."""
-    return Refused(
+    return KeyRefused(
         kvrpcpb.KeyError(
             deadlock=kvrpcpb.Deadlock(
                 lock_ts=lock_ts,
@@ -136,11 +136,11 @@ def deadlocked(
     )
 
 
-def collected(start_ts: int) -> Refused:
+def collected(start_ts: int) -> KeyRefused:
     """The transaction began before the safe point of garbage collection."""
     return aborted(f"GcTooEarly: transaction {start_ts} is older than the safe point of garbage collection")
 
 
-def aborted(text: str) -> Refused:
+def aborted(text: str) -> KeyRefused:
     """The transaction cannot go on, and the wire has no message of its own for the reason."""
-    return Refused(kvrpcpb.KeyError(abort=text))
+    return KeyRefused(kvrpcpb.KeyError(abort=text))

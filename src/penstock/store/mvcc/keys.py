@@ -9,7 +9,7 @@ either way, where the memcomparable groups of the wire would need a loop for eac
 import struct
 
 from penstock.clock import TS_MAX
-from penstock.store.bounds import Bounds
+from penstock.store.bounds import KeyBounds
 
 _TS = struct.Struct(">Q")
 ZERO, ESCAPED, END = b"\0", b"\0\xff", b"\0\0"
@@ -43,6 +43,6 @@ def ts_of(versioned: bytes) -> int:
     return TS_MAX - inverted
 
 
-def span(bounds: Bounds) -> tuple[bytes, bytes]:
+def span(bounds: KeyBounds) -> tuple[bytes, bytes]:
     """Return the range of versioned keys that holds the raw keys of `bounds`."""
     return escape(bounds.start) if bounds.start else b"", escape(bounds.end) if bounds.end else b""

@@ -9,7 +9,7 @@ from penstock.store.mvcc.effects import Effects
 from penstock.store.mvcc.failures import Reason
 from penstock.store.mvcc.prewrite import check_absent
 from penstock.store.mvcc.reader import MvccReader
-from penstock.store.mvcc.records import Lock, LockKind, Write
+from penstock.store.mvcc.records import LockKind, LockRecord, Write
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def _take_again(
     effects: Effects,
     request: kvrpcpb.PessimisticLockRequest,
     mutation: kvrpcpb.Mutation,
-    lock: Lock,
+    lock: LockRecord,
 ) -> Locked:
     """Answer a request whose transaction holds the lock already.
 
@@ -140,8 +140,8 @@ def _look(
     return Locked(value, exists=True, conflict_ts=conflict_ts)
 
 
-def _lock(request: kvrpcpb.PessimisticLockRequest, conflict_ts: int) -> Lock:
-    return Lock(
+def _lock(request: kvrpcpb.PessimisticLockRequest, conflict_ts: int) -> LockRecord:
+    return LockRecord(
         LockKind.PESSIMISTIC,
         request.start_version,
         request.primary_lock,

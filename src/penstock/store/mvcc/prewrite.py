@@ -10,9 +10,9 @@ from penstock.errors import show_key
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.store.mvcc import failures
 from penstock.store.mvcc.effects import Effects
-from penstock.store.mvcc.failures import Reason, Refused
+from penstock.store.mvcc.failures import KeyRefused, Reason
 from penstock.store.mvcc.reader import MvccReader, Outcome
-from penstock.store.mvcc.records import Lock, LockKind, Write, WriteKind
+from penstock.store.mvcc.records import LockKind, LockRecord, Write, WriteKind
 
 _Action = kvrpcpb.PrewriteRequest.PessimisticAction
 _SKIP = kvrpcpb.PrewriteRequest.SKIP_PESSIMISTIC_CHECK
@@ -46,7 +46,7 @@ def prewrite(
     for index, mutation in enumerate(request.mutations):
         try:
             checked.append(check.mutation(index, mutation))
-        except Refused as refused:
+        except KeyRefused as refused:
             if refused.may_be_retry:
                 record = reader.txn_record(mutation.key, request.start_version)
                 if record.outcome is Outcome.COMMITTED:
@@ -75,7 +75,7 @@ class _Checked:
     key: bytes
     value: bytes
     kind: LockKind | None
-    own: Lock | None = None
+    own: LockRecord | None = None
 
     @property
     def is_done(self) -> bool:
@@ -115,7 +115,7 @@ class _Check:
         index: int,
         mutation: kvrpcpb.Mutation,
         action: _Action,
-    ) -> Lock | None:
+    ) -> LockRecord | None:
         key = mutation.key
         lock = self._reader.load_lock(key)
         if lock is None:
@@ -205,7 +205,7 @@ class _Check:
             self._check_newer(mutation, action)  # a late request: a conflict explains more
         raise failures.assertion_failed(mutation.key, self._start_ts, mutation.assertion, found)
 
-    def _conflict(self, key: bytes, commit_ts: int, write: Write, reason: Reason) -> Refused:
+    def _conflict(self, key: bytes, commit_ts: int, write: Write, reason: Reason) -> KeyRefused:
         return failures.write_conflict(
             key,
             start_ts=self._start_ts,
@@ -266,10 +266,10 @@ def _computed_commit_ts(request: kvrpcpb.PrewriteRequest, checked: list[_Checked
     return 0 if request.max_commit_ts and floor > request.max_commit_ts else floor
 
 
-def _lock(request: kvrpcpb.PrewriteRequest, mutation: _Checked, commit_ts: int) -> Lock:
+def _lock(request: kvrpcpb.PrewriteRequest, mutation: _Checked, commit_ts: int) -> LockRecord:
     """Build the lock of a mutation; with `commit_ts` it is an async commit's."""
     assert mutation.kind is not None, f"nothing is locked on {show_key(mutation.key)}"
-    lock = Lock(
+    lock = LockRecord(
         mutation.kind,
         request.start_version,
         request.primary_lock,

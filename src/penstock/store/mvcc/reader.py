@@ -8,10 +8,10 @@ from rocksdict import RdictIter
 
 from penstock.clock import TS_MAX
 from penstock.errors import Corrupt, show_key
-from penstock.store.bounds import Bounds
-from penstock.store.engine import Cf, View
+from penstock.store.bounds import KeyBounds
+from penstock.store.engine import Cf, EngineView
 from penstock.store.mvcc import keys
-from penstock.store.mvcc.records import Lock, Write, WriteKind
+from penstock.store.mvcc.records import LockRecord, Write, WriteKind
 
 SEEKING = (Cf.WRITE,)  # cursors a reader needs of its view: for single keys
 COMMANDING = (Cf.WRITE, Cf.WRITE)  # for single keys, and all versions of one
@@ -46,19 +46,19 @@ class MvccReader:
 
     __slots__ = ("_cursor", "view")
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: EngineView) -> None:
         self.view = view
         self._cursor: RdictIter | None = None
 
-    def load_lock(self, key: bytes) -> Lock | None:
+    def load_lock(self, key: bytes) -> LockRecord | None:
         """Return the lock of a key, of any kind."""
         stored = self.view.get(Cf.LOCK, key)
-        return None if stored is None else Lock.decode(stored)
+        return None if stored is None else LockRecord.decode(stored)
 
-    def scan_locks(self, bounds: Bounds) -> Iterator[tuple[bytes, Lock]]:
+    def scan_locks(self, bounds: KeyBounds) -> Iterator[tuple[bytes, LockRecord]]:
         """Yield every lock of a range in key order."""
         for key, stored in self.view.iterate(Cf.LOCK, bounds.start, bounds.end):
-            yield key, Lock.decode(stored)
+            yield key, LockRecord.decode(stored)
 
     def seek_write(self, key: bytes, ts: int = TS_MAX) -> tuple[int, Write] | None:
         """Return the newest version of any kind committed at or before `ts`, and when it was."""
@@ -87,7 +87,7 @@ class MvccReader:
         """Return the value that a version committed at `commit_ts` replaced, or None."""
         return self.get(key, commit_ts - 1)
 
-    def value_of(self, key: bytes, record: Write | Lock) -> bytes:
+    def value_of(self, key: bytes, record: Write | LockRecord) -> bytes:
         """Return the value of a put; raise Corrupt when it is missing."""
         if record.short_value is not None:
             return record.short_value
@@ -125,7 +125,7 @@ class MvccReader:
         for versioned, stored in self.view.iterate(Cf.WRITE, prefix, prefix + b"\xff" * (keys.TS_BYTES + 1)):
             yield keys.ts_of(versioned), Write.decode(stored)
 
-    def scan_writes(self, bounds: Bounds, from_ts: int = 0) -> Iterator[tuple[bytes, int, Write]]:
+    def scan_writes(self, bounds: KeyBounds, from_ts: int = 0) -> Iterator[tuple[bytes, int, Write]]:
         """Yield (key, commit_ts, version) committed after `from_ts`, in key order, newest first per key.
 
         Versions of every kind come, also those without data.

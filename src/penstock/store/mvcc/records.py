@@ -122,7 +122,7 @@ _LOCK_KINDS = {kind.value: kind for kind in LockKind}
 
 
 @dataclass(slots=True)
-class Lock:
+class LockRecord:
     """The lock of a key; there is at most one.
 
     `min_commit_ts` is 0 when nobody asked for it to be kept. `rollbacks` are protected rollbacks of
@@ -174,7 +174,7 @@ class Lock:
         return b"".join(parts)
 
     @classmethod
-    def decode(cls, stored: bytes) -> "Lock":
+    def decode(cls, stored: bytes) -> "LockRecord":
         """Read the stored form; raise Corrupt when it is none."""
         try:
             return cls._decode(stored)
@@ -182,7 +182,7 @@ class Lock:
             raise Corrupt("a lock's record is damaged; restore the data directory from a copy") from error
 
     @classmethod
-    def _decode(cls, stored: bytes) -> "Lock":
+    def _decode(cls, stored: bytes) -> "LockRecord":
         kind, flags, start_ts, ttl, for_update_ts, txn_size, min_commit_ts, size = _LOCK_HEAD.unpack_from(
             stored
         )

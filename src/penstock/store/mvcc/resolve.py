@@ -5,7 +5,7 @@ from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.store.mvcc import failures
 from penstock.store.mvcc.effects import Effects
 from penstock.store.mvcc.reader import MvccReader, Outcome
-from penstock.store.mvcc.records import Lock
+from penstock.store.mvcc.records import LockRecord
 from penstock.store.mvcc.rollback import is_expired, record_missing, roll_back_lock
 
 Response = kvrpcpb.CheckTxnStatusResponse
@@ -42,7 +42,7 @@ def check_txn_status(
 
 
 def _push(
-    effects: Effects, request: kvrpcpb.CheckTxnStatusRequest, lock: Lock
+    effects: Effects, request: kvrpcpb.CheckTxnStatusRequest, lock: LockRecord
 ) -> kvrpcpb.CheckTxnStatusResponse:
     caller_ts = request.caller_start_ts
     if lock.min_commit_ts and caller_ts != TS_MAX and caller_ts >= lock.min_commit_ts:
@@ -53,12 +53,12 @@ def _push(
     return _alive(request.primary_key, lock, action)
 
 
-def _alive(key: bytes, lock: Lock, action: kvrpcpb.Action) -> kvrpcpb.CheckTxnStatusResponse:
+def _alive(key: bytes, lock: LockRecord, action: kvrpcpb.Action) -> kvrpcpb.CheckTxnStatusResponse:
     return Response(lock_ttl=lock.ttl, action=action, lock_info=lock.info(key))
 
 
 def _missing(
-    reader: MvccReader, effects: Effects, request: kvrpcpb.CheckTxnStatusRequest, other: Lock | None
+    reader: MvccReader, effects: Effects, request: kvrpcpb.CheckTxnStatusRequest, other: LockRecord | None
 ) -> kvrpcpb.CheckTxnStatusResponse:
     key, start_ts = request.primary_key, request.lock_ts
     record = reader.txn_record(key, start_ts)

@@ -11,7 +11,7 @@ from penstock.clock import physical_ms
 from penstock.store.mvcc import failures
 from penstock.store.mvcc.effects import Effects
 from penstock.store.mvcc.reader import MvccReader, Outcome, TxnRecord
-from penstock.store.mvcc.records import Lock, Write, WriteKind
+from penstock.store.mvcc.records import LockRecord, Write, WriteKind
 
 
 class Missing(Enum):
@@ -21,7 +21,7 @@ class Missing(Enum):
     PROTECT = auto()  # roll back, and keep the record
 
 
-def is_expired(lock: Lock, current_ts: int) -> bool:
+def is_expired(lock: LockRecord, current_ts: int) -> bool:
     """Tell whether a lock outlived its TTL."""
     return physical_ms(lock.start_ts) + lock.ttl < physical_ms(current_ts)
 
@@ -49,7 +49,7 @@ def clean_up(
 
 
 def roll_back_lock(
-    reader: MvccReader, effects: Effects, key: bytes, lock: Lock, *, collapse: bool = True
+    reader: MvccReader, effects: Effects, key: bytes, lock: LockRecord, *, collapse: bool = True
 ) -> None:
     """Remove the transaction's own lock and record the rollback."""
     record = reader.txn_record(key, lock.start_ts)
@@ -68,7 +68,7 @@ def record_missing(
     start_ts: int,
     *,
     record: TxnRecord,
-    other: Lock | None,
+    other: LockRecord | None,
     protect: bool,
 ) -> None:
     """Record a rollback where the transaction has neither lock nor version; `other` is a foreign lock."""
@@ -79,7 +79,7 @@ def record_missing(
     _record(effects, key, start_ts, record, protect=protect)
 
 
-def _may_commit_at(lock: Lock, ts: int) -> bool:
+def _may_commit_at(lock: LockRecord, ts: int) -> bool:
     """Only a computed commit timestamp can equal another transaction's start timestamp."""
     return lock.use_async_commit and lock.min_commit_ts <= ts
 

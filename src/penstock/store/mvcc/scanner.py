@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
-from penstock.store.bounds import Bounds
+from penstock.store.bounds import KeyBounds
 from penstock.store.engine import Cf
 from penstock.store.mvcc import keys
-from penstock.store.mvcc.failures import Refused
+from penstock.store.mvcc.failures import KeyRefused
 from penstock.store.mvcc.reader import MvccReader
-from penstock.store.mvcc.records import PUT_SHORT, WRITE_HEAD_BYTES, Lock, LockKind, Write, WriteKind
+from penstock.store.mvcc.records import PUT_SHORT, WRITE_HEAD_BYTES, LockKind, LockRecord, Write, WriteKind
 from penstock.store.mvcc.visibility import ReadPoint
 
 _SKIPS_BEFORE_SEEK = 16  # versions stepped over before a seek is cheaper
@@ -24,15 +24,15 @@ _END_BYTES = len(keys.END)
 _ESCAPED, _ZERO = keys.ESCAPED, keys.ZERO
 _PAST_VERSIONS = b"\xff" * (_TS_BYTES + 1)
 
-Row = tuple[bytes, bytes | Refused]  # a key with its value, or with why it cannot be read
+Row = tuple[bytes, bytes | KeyRefused]  # a key with its value, or with why it cannot be read
 
 
 class _Page(NamedTuple):
     rows: list[tuple[bytes, bytes]]
-    rest: Bounds | None  # what is left to read
+    rest: KeyBounds | None  # what is left to read
 
 
-class Scanner:
+class MvccScanner:
     """Rows of a range as a read point sees them."""
 
     def __init__(
@@ -52,18 +52,18 @@ class Scanner:
         self._key_only = key_only
         self._cursor = reader.view.take_cursor(Cf.WRITE)
 
-    def pages(self, bounds: Bounds, page_rows: int) -> Iterator[list[Row]]:
+    def pages(self, bounds: KeyBounds, page_rows: int) -> Iterator[list[Row]]:
         """Yield the rows in order, about `page_rows` at a time.
 
         Raise Refused where the isolation level forbids that a newer version, or a lock, exists.
         """
-        rest: Bounds | None = bounds
+        rest: KeyBounds | None = bounds
         while rest is not None:
             page = self._backward(rest, page_rows) if self._reverse else self._forward(rest, page_rows)
             yield self._with_locks(page.rows, _covered(rest, page.rest, reverse=self._reverse))
             rest = page.rest
 
-    def _forward(self, bounds: Bounds, limit: int) -> _Page:
+    def _forward(self, bounds: KeyBounds, limit: int) -> _Page:
         """Read towards the end. The loop is the hot path of every scan: what is inlined was measured."""
         position, upper = keys.span(bounds)
         visible = keys.suffix(self._point.ts)
@@ -111,7 +111,7 @@ class Scanner:
         cursor.status()
         return _Page(rows, None)
 
-    def _backward(self, bounds: Bounds, limit: int) -> _Page:
+    def _backward(self, bounds: KeyBounds, limit: int) -> _Page:
         """Read towards the start: the versions of a key come oldest first, so the last that fits counts."""
         lower, upper = keys.span(bounds)
         visible = keys.suffix(self._point.ts)
@@ -156,11 +156,11 @@ class Scanner:
             return stored[WRITE_HEAD_BYTES:]
         return self._reader.value_of(key, Write.decode(stored))
 
-    def _newer(self, versioned: bytes, stored: bytes) -> Refused:
+    def _newer(self, versioned: bytes, stored: bytes) -> KeyRefused:
         return self._point.newer(keys.unescape(versioned), keys.ts_of(versioned), Write.decode(stored))
 
-    def _with_locks(self, rows: list[tuple[bytes, bytes]], covered: Bounds) -> list[Row]:
-        merged: dict[bytes, bytes | Refused] | None = None
+    def _with_locks(self, rows: list[tuple[bytes, bytes]], covered: KeyBounds) -> list[Row]:
+        merged: dict[bytes, bytes | KeyRefused] | None = None
         if self._point.checks_locks:
             for key, lock in self._locks(covered):
                 refused = self._point.obstacle(key, lock)
@@ -179,7 +179,7 @@ class Scanner:
             return rows  # type: ignore[return-value]  # list is invariant; the caller only reads it
         return sorted(merged.items(), key=lambda row: row[0], reverse=self._reverse)
 
-    def _locks(self, covered: Bounds) -> Iterator[tuple[bytes, Lock]]:
+    def _locks(self, covered: KeyBounds) -> Iterator[tuple[bytes, LockRecord]]:
         if self._suspects is None:
             yield from self._reader.scan_locks(covered)
             return
@@ -188,18 +188,18 @@ class Scanner:
                 yield key, lock
 
 
-def _after(key: bytes, bounds: Bounds) -> Bounds | None:
+def _after(key: bytes, bounds: KeyBounds) -> KeyBounds | None:
     return bounds.clamp(key + b"\0", b"")
 
 
-def _before(key: bytes, bounds: Bounds) -> Bounds | None:
-    return Bounds(bounds.start, key) if bounds.start < key else None
+def _before(key: bytes, bounds: KeyBounds) -> KeyBounds | None:
+    return KeyBounds(bounds.start, key) if bounds.start < key else None
 
 
-def _covered(whole: Bounds, rest: Bounds | None, *, reverse: bool) -> Bounds:
+def _covered(whole: KeyBounds, rest: KeyBounds | None, *, reverse: bool) -> KeyBounds:
     if rest is None:
         return whole
-    return Bounds(rest.end, whole.end) if reverse else Bounds(whole.start, rest.start)
+    return KeyBounds(rest.end, whole.end) if reverse else KeyBounds(whole.start, rest.start)
 
 
 def fill(response: kvrpcpb.ScanResponse, rows: list[Row]) -> None:
@@ -211,5 +211,5 @@ def fill(response: kvrpcpb.ScanResponse, rows: list[Row]) -> None:
         if value.__class__ is bytes:
             pair.value = value
         else:
-            assert isinstance(value, Refused)
+            assert isinstance(value, KeyRefused)
             pair.error.CopyFrom(value.error)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from penstock.clock import TS_MAX
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.store.mvcc import failures
-from penstock.store.mvcc.failures import Reason, Refused
-from penstock.store.mvcc.records import Lock, Write
+from penstock.store.mvcc.failures import KeyRefused, Reason
+from penstock.store.mvcc.records import LockRecord, Write
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ReadPoint:
         """Whether a version newer than `ts` fails the read."""
         return bool(self.isolation == kvrpcpb.RCCheckTS)
 
-    def obstacle(self, key: bytes, lock: Lock) -> Refused | None:
+    def obstacle(self, key: bytes, lock: LockRecord) -> KeyRefused | None:
         """Return why this lock stops the read, or None when the read passes it by."""
         if not lock.has_data or lock.start_ts in self.passed:
             return None
@@ -61,11 +61,11 @@ class ReadPoint:
             return None  # the newest committed version was asked for, and this one is not committed yet
         return failures.locked(key, lock)
 
-    def reads_through(self, lock: Lock) -> bool:
+    def reads_through(self, lock: LockRecord) -> bool:
         """Tell whether a lock in the way is read like a version, being known as committed."""
         return lock.start_ts in self.committed
 
-    def newer(self, key: bytes, commit_ts: int, write: Write) -> Refused:
+    def newer(self, key: bytes, commit_ts: int, write: Write) -> KeyRefused:
         """Return the refusal for a version newer than the read, where that is checked."""
         return failures.write_conflict(
             key,

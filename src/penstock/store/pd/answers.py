@@ -13,14 +13,14 @@ from penstock.proto.services import methods
 from penstock.store.faults import Faults
 from penstock.store.statuses import end
 
-__all__ = ["SERVICE", "Answers", "Behaviour", "Context", "Refused"]
+__all__ = ["SERVICE", "Answers", "Behaviour", "Context", "PdRefused"]
 
 SERVICE = "pdpb.PD"
 Context = grpc.aio.ServicerContext[Any, Any]
 Behaviour = Callable[[Any], Coroutine[Any, Any, Any]]
 
 
-class Refused(Invalid):
+class PdRefused(Invalid):
     """A call was understood and refused; the header of its answer says why."""
 
     def __init__(self, kind: pdpb.ErrorType, message: str) -> None:
@@ -42,7 +42,7 @@ class Answers:
     def header(self, error: Invalid | None = None) -> pdpb.ResponseHeader:
         header = pdpb.ResponseHeader(cluster_id=self.cluster_id)
         if error is not None:
-            header.error.type = error.kind if isinstance(error, Refused) else pdpb.UNKNOWN
+            header.error.type = error.kind if isinstance(error, PdRefused) else pdpb.UNKNOWN
             header.error.message = str(error)
         return header
 

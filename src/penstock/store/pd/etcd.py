@@ -12,7 +12,7 @@ from penstock.proto import etcdserverpb_pb2 as etcdserverpb
 from penstock.proto import keyspacepb_pb2 as keyspacepb
 from penstock.proto import pdpb_pb2 as pdpb
 from penstock.proto.services import handler
-from penstock.store.pd.keys import Event, Keys
+from penstock.store.pd.keys import EtcdKeys, Event
 
 __all__ = ["Etcd", "GlobalConfig", "Keyspaces"]
 
@@ -24,7 +24,7 @@ _DEFAULT_KEYSPACE = "DEFAULT"
 class Etcd:
     """Members, and reading and writing plain keys."""
 
-    def __init__(self, keys: Keys, *, cluster_id: int, url: str, member: str) -> None:
+    def __init__(self, keys: EtcdKeys, *, cluster_id: int, url: str, member: str) -> None:
         self._keys = keys
         self._cluster_id = cluster_id
         self._url = url
@@ -72,7 +72,7 @@ class Etcd:
 class GlobalConfig:
     """Settings that servers of a cluster share, below a path of plain keys."""
 
-    def __init__(self, keys: Keys, *, cluster_id: int) -> None:
+    def __init__(self, keys: EtcdKeys, *, cluster_id: int) -> None:
         self._keys = keys
         self._cluster_id = cluster_id
 

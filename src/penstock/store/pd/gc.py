@@ -5,7 +5,7 @@ from penstock.proto import pdpb_pb2 as pdpb
 from penstock.store import meta
 from penstock.store.engine import Cf, Engine
 from penstock.store.pd.answers import Behaviour
-from penstock.store.pd.safe_points import Barrier, SafePoints
+from penstock.store.pd.safe_points import GcBarrier, SafePoints
 
 __all__ = ["GarbageCollection"]
 
@@ -33,7 +33,7 @@ class GarbageCollection:
     async def _save(self) -> None:
         await self._engine.write([(Cf.META, meta.GC, self._points.dump())])
 
-    def _shown(self, barrier: Barrier) -> pdpb.GCBarrierInfo:
+    def _shown(self, barrier: GcBarrier) -> pdpb.GCBarrierInfo:
         ttl_s = barrier.ttl_s(self._clock.wall_ms())
         return pdpb.GCBarrierInfo(barrier_id=barrier.id, barrier_ts=barrier.ts, ttl_seconds=ttl_s)
 

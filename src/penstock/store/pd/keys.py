@@ -9,7 +9,7 @@ from penstock.proto import mvccpb_pb2 as mvccpb
 from penstock.store import meta
 from penstock.store.engine import Cf, Engine, Mutation
 
-__all__ = ["Event", "Keys"]
+__all__ = ["EtcdKeys", "Event"]
 
 _HISTORY_MAX = 1000
 
@@ -23,7 +23,7 @@ class Event:
     value: bytes | None
 
 
-class Keys:
+class EtcdKeys:
     """A small map of plain keys; every change has a revision, and the newest changes can be watched."""
 
     def __init__(self, engine: Engine) -> None:

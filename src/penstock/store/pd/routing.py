@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 from penstock.errors import Invalid
 from penstock.proto import pdpb_pb2 as pdpb
-from penstock.store.pd.answers import Behaviour, Refused
+from penstock.store.pd.answers import Behaviour, PdRefused
 from penstock.store.pd.ids import Ids
-from penstock.store.pd.scheduler import Scheduler
+from penstock.store.pd.scheduler import LeaderScheduler
 from penstock.store.regions import Region, Regions
 
 __all__ = ["Routing"]
@@ -27,7 +27,7 @@ def _listed(region: Region) -> pdpb.Region:
 class Routing:
     """Answers which region holds a key and who leads it; keys are encoded throughout."""
 
-    def __init__(self, regions: Regions, scheduler: Scheduler, ids: Ids) -> None:
+    def __init__(self, regions: Regions, scheduler: LeaderScheduler, ids: Ids) -> None:
         self._regions = regions
         self._scheduler = scheduler
         self._ids = ids
@@ -87,9 +87,9 @@ class Routing:
         edge = b""
         for i, wanted in enumerate(request.ranges):
             if wanted.end_key and wanted.start_key > wanted.end_key:
-                raise Refused(pdpb.INVALID_VALUE, "a range ends before it starts; order its keys")
+                raise PdRefused(pdpb.INVALID_VALUE, "a range ends before it starts; order its keys")
             if i and (not edge or edge > wanted.start_key):
-                raise Refused(pdpb.INVALID_VALUE, "the ranges overlap or are not in order; sort them")
+                raise PdRefused(pdpb.INVALID_VALUE, "the ranges overlap or are not in order; sort them")
             edge = wanted.end_key
             for region in self._regions.scan(wanted.start_key, wanted.end_key, 0):
                 if not found or found[-1].id != region.id:
@@ -99,7 +99,7 @@ class Routing:
 
     async def ask_batch_split(self, request: pdpb.AskBatchSplitRequest) -> pdpb.AskBatchSplitResponse:
         if self._regions.by_id(request.region.id) is None:
-            raise Refused(pdpb.REGION_NOT_FOUND, f"region {request.region.id} is not found")
+            raise PdRefused(pdpb.REGION_NOT_FOUND, f"region {request.region.id} is not found")
         if not 1 <= request.split_count <= _SPLIT_MAX:
             raise Invalid(f"a region cannot be split {request.split_count} times; ask for 1 to {_SPLIT_MAX}")
         peers = len(request.region.peers)
@@ -118,7 +118,7 @@ class Routing:
         wanted = list(request.regions_id) or [single]
         missing = [region_id for region_id in wanted if self._regions.by_id(region_id) is None]
         if missing and not request.regions_id:
-            raise Refused(pdpb.REGION_NOT_FOUND, f"region {single} is not found")
+            raise PdRefused(pdpb.REGION_NOT_FOUND, f"region {single} is not found")
         for region_id in wanted:
             if region_id not in missing:
                 await self._scheduler.scatter(region_id)
@@ -128,7 +128,7 @@ class Routing:
 
     async def get_operator(self, request: pdpb.GetOperatorRequest) -> pdpb.GetOperatorResponse:
         if not self._scheduler.scattered(request.region_id):
-            raise Refused(pdpb.REGION_NOT_FOUND, f"region {request.region_id} has no operator")
+            raise PdRefused(pdpb.REGION_NOT_FOUND, f"region {request.region_id} has no operator")
         # Leaders move at once, so whoever asks finds it done.
         return pdpb.GetOperatorResponse(
             region_id=request.region_id, desc=b"scatter-region", status=pdpb.SUCCESS, kind=b"leader"

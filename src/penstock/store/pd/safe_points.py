@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 from penstock.errors import Corrupt, Invalid
 
-__all__ = ["GC_WORKER", "Barrier", "SafePoints"]
+__all__ = ["GC_WORKER", "GcBarrier", "SafePoints"]
 
 GC_WORKER = "gc_worker"
 FOREVER_S = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Barrier:
+class GcBarrier:
     """Holds the transaction safe point at or below `ts` until it expires."""
 
     id: str
@@ -41,12 +41,12 @@ class SafePoints:
 
     gc: int = 0
     txn: int = 0
-    _barriers: dict[str, Barrier] = field(default_factory=dict)
+    _barriers: dict[str, GcBarrier] = field(default_factory=dict)
 
-    def barriers(self, now_ms: int) -> list[Barrier]:
+    def barriers(self, now_ms: int) -> list[GcBarrier]:
         return [barrier for barrier in self._barriers.values() if not barrier.expired(now_ms)]
 
-    def set_barrier(self, barrier_id: str, ts: int, ttl_s: int, now_ms: int) -> Barrier:
+    def set_barrier(self, barrier_id: str, ts: int, ttl_s: int, now_ms: int) -> GcBarrier:
         """Set or move a barrier; raise Invalid when the transaction safe point has passed `ts`."""
         if not barrier_id or barrier_id == GC_WORKER:
             raise Invalid(f"{barrier_id!r} is not a name for a GC barrier; choose another")
@@ -55,13 +55,13 @@ class SafePoints:
         if ts < self.txn:
             raise Invalid(f"GC barrier {barrier_id} at {ts} is behind the txn safe point {self.txn}")
         expires_ms = None if ttl_s >= FOREVER_S // 1000 else now_ms + ttl_s * 1000
-        barrier = self._barriers[barrier_id] = Barrier(barrier_id, ts, expires_ms)
+        barrier = self._barriers[barrier_id] = GcBarrier(barrier_id, ts, expires_ms)
         return barrier
 
-    def delete_barrier(self, barrier_id: str) -> Barrier | None:
+    def delete_barrier(self, barrier_id: str) -> GcBarrier | None:
         return self._barriers.pop(barrier_id, None)
 
-    def advance_txn(self, target: int, now_ms: int) -> Barrier | None:
+    def advance_txn(self, target: int, now_ms: int) -> GcBarrier | None:
         """Move the transaction safe point towards `target`; return the barrier that stopped it."""
         if target < self.txn:
             raise Invalid(f"txn safe point is {self.txn} already; it cannot go back to {target}")
@@ -86,7 +86,7 @@ class SafePoints:
         self.txn = max(self.txn, self.gc)
         return self.gc
 
-    def update_service(self, service_id: str, ts: int, ttl_s: int, now_ms: int) -> Barrier:
+    def update_service(self, service_id: str, ts: int, ttl_s: int, now_ms: int) -> GcBarrier:
         """The older call: set or remove a service's safe point; return the lowest entry there is.
 
         A safe point below the lowest is not stored: the caller sees it in the answer.
@@ -98,7 +98,7 @@ class SafePoints:
             self.delete_barrier(service_id)
         elif ts >= self.txn:
             self.set_barrier(service_id, ts, ttl_s, now_ms)
-        worker = Barrier(GC_WORKER, self.txn, None)
+        worker = GcBarrier(GC_WORKER, self.txn, None)
         return min([worker, *self.barriers(now_ms)], key=lambda barrier: barrier.ts)
 
     def dump(self) -> bytes:
@@ -120,6 +120,6 @@ class SafePoints:
             ) from error
 
 
-def _stored_barriers(rows: list[tuple[str, int, int | None]]) -> Iterator[tuple[str, Barrier]]:
+def _stored_barriers(rows: list[tuple[str, int, int | None]]) -> Iterator[tuple[str, GcBarrier]]:
     for barrier_id, ts, expires_ms in rows:
-        yield barrier_id, Barrier(barrier_id, ts, expires_ms)
+        yield barrier_id, GcBarrier(barrier_id, ts, expires_ms)

@@ -4,12 +4,12 @@ from penstock.errors import Unavailable
 from penstock.store.pd.stores import Stores
 from penstock.store.regions import Region, Regions
 
-__all__ = ["Scheduler"]
+__all__ = ["LeaderScheduler"]
 
 _REMEMBERED_MAX = 10_000
 
 
-class Scheduler:
+class LeaderScheduler:
     """Decides which store leads a region, and remembers which regions it scattered."""
 
     def __init__(self, regions: Regions, stores: Stores) -> None:

@@ -13,13 +13,13 @@ from penstock.proto.services import handler
 from penstock.store import meta
 from penstock.store.engine import Cf, Engine
 from penstock.store.faults import Faults
-from penstock.store.pd.answers import SERVICE, Answers, Behaviour, Context, Refused
+from penstock.store.pd.answers import SERVICE, Answers, Behaviour, Context, PdRefused
 from penstock.store.pd.etcd import GlobalConfig
 from penstock.store.pd.gc import GarbageCollection
 from penstock.store.pd.ids import Ids
-from penstock.store.pd.keys import Keys
+from penstock.store.pd.keys import EtcdKeys
 from penstock.store.pd.routing import Routing
-from penstock.store.pd.scheduler import Scheduler
+from penstock.store.pd.scheduler import LeaderScheduler
 from penstock.store.pd.stores import VERSION, Stores
 from penstock.store.pd.tso import Tso
 from penstock.store.regions import REPLICAS, Regions
@@ -43,8 +43,8 @@ class PlacementDriver:
         tso: Tso,
         stores: Stores,
         regions: Regions,
-        scheduler: Scheduler,
-        keys: Keys,
+        scheduler: LeaderScheduler,
+        keys: EtcdKeys,
         faults: Faults,
         clock: Clock = SYSTEM,
     ) -> None:
@@ -133,7 +133,7 @@ class PlacementDriver:
             yield response
 
     async def bootstrap(self, _: pdpb.BootstrapRequest) -> pdpb.BootstrapResponse:
-        raise Refused(pdpb.ALREADY_BOOTSTRAPPED, "cluster is already bootstrapped")
+        raise PdRefused(pdpb.ALREADY_BOOTSTRAPPED, "cluster is already bootstrapped")
 
     async def is_bootstrapped(self, _: pdpb.IsBootstrappedRequest) -> pdpb.IsBootstrappedResponse:
         return pdpb.IsBootstrappedResponse(bootstrapped=True)
@@ -150,7 +150,7 @@ class PlacementDriver:
     def _known(self, store_id: int) -> metapb.Store:
         store = self._stores.get(store_id)
         if store is None:
-            raise Refused(pdpb.UNKNOWN, f"invalid store ID {store_id}, not found")
+            raise PdRefused(pdpb.UNKNOWN, f"invalid store ID {store_id}, not found")
         return store
 
     async def put_store(self, request: pdpb.PutStoreRequest) -> pdpb.PutStoreResponse:
@@ -181,9 +181,11 @@ class PlacementDriver:
     ) -> pdpb.SetExternalTimestampResponse:
         now_ts = await self._tso.current()
         if request.timestamp > now_ts:
-            raise Refused(pdpb.INVALID_VALUE, "the external timestamp should not be larger than the present")
+            raise PdRefused(
+                pdpb.INVALID_VALUE, "the external timestamp should not be larger than the present"
+            )
         if request.timestamp <= self._external_ts():
-            raise Refused(pdpb.INVALID_VALUE, "the external timestamp should be larger than now")
+            raise PdRefused(pdpb.INVALID_VALUE, "the external timestamp should be larger than now")
         await self._engine.write([(Cf.META, meta.EXTERNAL_TS, meta.pack(request.timestamp))])
         return pdpb.SetExternalTimestampResponse()
 

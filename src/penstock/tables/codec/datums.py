@@ -26,7 +26,7 @@ from penstock.tables.codec.ordered import (
 )
 
 
-class Flag(IntEnum):
+class DatumFlag(IntEnum):
     """The first byte of an encoded datum."""
 
     NIL = 0
@@ -47,7 +47,7 @@ class Flag(IntEnum):
 _FLAGS = tuple(bytes((n,)) for n in range(256))
 
 
-class Kind(IntEnum):
+class DatumKind(IntEnum):
     """What a datum holds, whatever its encoding."""
 
     NULL = 0
@@ -69,49 +69,53 @@ class Datum(NamedTuple):
     bytes (of a decimal: precision, fraction, digits).
     """
 
-    kind: Kind
+    kind: DatumKind
     value: int | float | bytes | None = None
 
 
-NULL = Datum(Kind.NULL)
+NULL = Datum(DatumKind.NULL)
 
 
 def encode_key(datum: Datum) -> bytes:
     """Encode for a key: bytes of equal kinds compare as their values do."""
     kind, value = datum
-    if isinstance(value, bytes) and kind is Kind.BYTES:
-        return _FLAGS[Flag.BYTES] + encode_bytes(value)
-    if isinstance(value, int) and kind is Kind.INT:
-        return _FLAGS[Flag.INT] + encode_int(value)
-    if isinstance(value, int) and kind is Kind.UINT:
-        return _FLAGS[Flag.UINT] + encode_uint(value)
+    if isinstance(value, bytes) and kind is DatumKind.BYTES:
+        return _FLAGS[DatumFlag.BYTES] + encode_bytes(value)
+    if isinstance(value, int) and kind is DatumKind.INT:
+        return _FLAGS[DatumFlag.INT] + encode_int(value)
+    if isinstance(value, int) and kind is DatumKind.UINT:
+        return _FLAGS[DatumFlag.UINT] + encode_uint(value)
     return _encode_rest(datum)
 
 
 def encode_value(datum: Datum) -> bytes:
     """Encode for a value, as the old row format does."""
     kind, value = datum
-    if isinstance(value, bytes) and kind is Kind.BYTES:
-        return _FLAGS[Flag.COMPACT_BYTES] + encode_varint(len(value)) + value
-    if isinstance(value, int) and kind is Kind.INT:
-        return _FLAGS[Flag.VARINT] + encode_varint(value)
-    if isinstance(value, int) and kind is Kind.UINT:
-        return _FLAGS[Flag.UVARINT] + encode_uvarint(value)
+    if isinstance(value, bytes) and kind is DatumKind.BYTES:
+        return _FLAGS[DatumFlag.COMPACT_BYTES] + encode_varint(len(value)) + value
+    if isinstance(value, int) and kind is DatumKind.INT:
+        return _FLAGS[DatumFlag.VARINT] + encode_varint(value)
+    if isinstance(value, int) and kind is DatumKind.UINT:
+        return _FLAGS[DatumFlag.UVARINT] + encode_uvarint(value)
     return _encode_rest(datum)
 
 
 def _encode_rest(datum: Datum) -> bytes:
     kind, value = datum
     if value is None:
-        return _FLAGS[Flag.MAX if kind is Kind.MAX else Flag.NIL]
+        return _FLAGS[DatumFlag.MAX if kind is DatumKind.MAX else DatumFlag.NIL]
     if isinstance(value, bytes):
         return _FLAGS[_BYTES_FLAGS[kind]] + value
-    if kind is Kind.DURATION and isinstance(value, int):
-        return _FLAGS[Flag.DURATION] + encode_int(value)
-    return _FLAGS[Flag.FLOAT] + encode_float(value)
+    if kind is DatumKind.DURATION and isinstance(value, int):
+        return _FLAGS[DatumFlag.DURATION] + encode_int(value)
+    return _FLAGS[DatumFlag.FLOAT] + encode_float(value)
 
 
-_BYTES_FLAGS = {Kind.DECIMAL: Flag.DECIMAL, Kind.JSON: Flag.JSON, Kind.VECTOR: Flag.VECTOR}
+_BYTES_FLAGS = {
+    DatumKind.DECIMAL: DatumFlag.DECIMAL,
+    DatumKind.JSON: DatumFlag.JSON,
+    DatumKind.VECTOR: DatumFlag.VECTOR,
+}
 
 
 def decode(encoded: bytes, at: int = 0) -> tuple[Datum, int]:
@@ -119,46 +123,46 @@ def decode(encoded: bytes, at: int = 0) -> tuple[Datum, int]:
     if at >= len(encoded):
         raise Corrupt(f"a value is missing at offset {at}; keep the row for inspection")
     flag, body = encoded[at], at + 1
-    if flag == Flag.NIL:
+    if flag == DatumFlag.NIL:
         return NULL, body
-    if flag == Flag.INT:
-        return Datum(Kind.INT, decode_int(encoded, body)), body + INT_BYTES
-    if flag == Flag.UINT:
-        return Datum(Kind.UINT, decode_uint(encoded, body)), body + INT_BYTES
-    if flag == Flag.BYTES:
+    if flag == DatumFlag.INT:
+        return Datum(DatumKind.INT, decode_int(encoded, body)), body + INT_BYTES
+    if flag == DatumFlag.UINT:
+        return Datum(DatumKind.UINT, decode_uint(encoded, body)), body + INT_BYTES
+    if flag == DatumFlag.BYTES:
         raw, end = decode_prefix(encoded, body)
-        return Datum(Kind.BYTES, raw), end
-    if flag == Flag.VARINT:
+        return Datum(DatumKind.BYTES, raw), end
+    if flag == DatumFlag.VARINT:
         signed, end = decode_varint(encoded, body)
-        return Datum(Kind.INT, signed), end
-    if flag == Flag.UVARINT:
+        return Datum(DatumKind.INT, signed), end
+    if flag == DatumFlag.UVARINT:
         unsigned, end = decode_uvarint(encoded, body)
-        return Datum(Kind.UINT, unsigned), end
-    if flag == Flag.FLOAT:
-        return Datum(Kind.FLOAT, decode_float(encoded, body)), body + INT_BYTES
-    if flag == Flag.DURATION:
-        return Datum(Kind.DURATION, decode_int(encoded, body)), body + INT_BYTES
+        return Datum(DatumKind.UINT, unsigned), end
+    if flag == DatumFlag.FLOAT:
+        return Datum(DatumKind.FLOAT, decode_float(encoded, body)), body + INT_BYTES
+    if flag == DatumFlag.DURATION:
+        return Datum(DatumKind.DURATION, decode_int(encoded, body)), body + INT_BYTES
     return _decode_sized(flag, encoded, body)
 
 
 def _decode_sized(flag: int, encoded: bytes, body: int) -> tuple[Datum, int]:
-    if flag == Flag.COMPACT_BYTES:
+    if flag == DatumFlag.COMPACT_BYTES:
         length, start = decode_varint(encoded, body)
         end = start + length
         if length < 0 or end > len(encoded):
             raise Corrupt(f"bytes are cut short at offset {body}; keep the row for inspection")
-        return Datum(Kind.BYTES, encoded[start:end]), end
-    if flag == Flag.DECIMAL:
+        return Datum(DatumKind.BYTES, encoded[start:end]), end
+    if flag == DatumFlag.DECIMAL:
         end = decimals.encoded_end(encoded, body)
-        return Datum(Kind.DECIMAL, encoded[body:end]), end
-    if flag == Flag.JSON:
+        return Datum(DatumKind.DECIMAL, encoded[body:end]), end
+    if flag == DatumFlag.JSON:
         end = json_binary.encoded_end(encoded, body)
-        return Datum(Kind.JSON, encoded[body:end]), end
-    if flag == Flag.VECTOR:
+        return Datum(DatumKind.JSON, encoded[body:end]), end
+    if flag == DatumFlag.VECTOR:
         end = vector_end(encoded, body)
-        return Datum(Kind.VECTOR, encoded[body:end]), end
-    if flag == Flag.MAX:
-        return Datum(Kind.MAX), body
+        return Datum(DatumKind.VECTOR, encoded[body:end]), end
+    if flag == DatumFlag.MAX:
+        return Datum(DatumKind.MAX), body
     raise Corrupt(f"unknown flag {flag} at offset {body - 1}; keep the row for inspection")
 
 
@@ -188,4 +192,4 @@ def cut(encoded: bytes, count: int, at: int = 0) -> int:
 
 def decimal_datum(value: Decimal, precision: int, scale: int) -> Datum:
     """The datum of a decimal with its column's precision and scale."""
-    return Datum(Kind.DECIMAL, decimals.encode(value, precision, scale))
+    return Datum(DatumKind.DECIMAL, decimals.encode(value, precision, scale))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from penstock.errors import Corrupt
 from penstock.tables.codec import datums
-from penstock.tables.codec.datums import Datum, Kind
+from penstock.tables.codec.datums import Datum, DatumKind
 from penstock.tables.codec.ordered import encode_float
 
 VERSION_2 = 0x80
@@ -126,7 +126,7 @@ def decode_v1(encoded: bytes) -> dict[int, Datum]:
     if encoded in {b"", _EMPTY_V1}:
         return {}
     flat = datums.decode_all(encoded)
-    if len(flat) % 2 or any(datum.kind is not Kind.INT for datum in flat[::2]):
+    if len(flat) % 2 or any(datum.kind is not DatumKind.INT for datum in flat[::2]):
         raise Corrupt("an old row is not column ids and values in turn; keep it for inspection")
     return {int(column.value or 0): value for column, value in zip(flat[::2], flat[1::2], strict=True)}
 
@@ -143,7 +143,7 @@ def cell_of(datum: Datum) -> bytes | None:
         return None
     if isinstance(value, bytes):
         return value
-    if kind is Kind.UINT and isinstance(value, int):
+    if kind is DatumKind.UINT and isinstance(value, int):
         return uint_cell(value)
     return encode_float(value) if isinstance(value, float) else int_cell(value)
 

@@ -19,7 +19,7 @@ from penstock.tables.decoding.cells import Cells, fixed
 from penstock.tables.fieldtypes import INTEGER_BITS, STRINGS, FieldType, Tp
 
 
-class Storage(Protocol):
+class StoredValues(Protocol):
     """A column's storage values over a batch; `valid` marks rows that have one."""
 
     @property
@@ -41,12 +41,12 @@ class Storage(Protocol):
         """Where the decimals are."""
 
 
-def to_arrow(kind: FieldType, storage: Storage) -> pa.Array:
+def to_arrow(kind: FieldType, storage: StoredValues) -> pa.Array:
     """The Arrow array of a column; raise Corrupt when a value is damaged."""
     return _CONVERSIONS[kind.tp](kind, storage)
 
 
-def _integers(kind: FieldType, storage: Storage) -> pa.Array:
+def _integers(kind: FieldType, storage: StoredValues) -> pa.Array:
     wanted = arrow_type(kind)
     if wanted == UNSIGNED_LONG:
         return numbers.unsigned_longs(storage.uints(), wanted, storage.valid)
@@ -61,17 +61,17 @@ def _narrowed(wanted: pa.DataType, wide: Ints, valid: Mask) -> pa.Array:
     return fixed(wanted, narrow, valid)
 
 
-def _year(kind: FieldType, storage: Storage) -> pa.Array:
+def _year(kind: FieldType, storage: StoredValues) -> pa.Array:
     return _narrowed(arrow_type(kind), storage.ints(), storage.valid)
 
 
-def _floating(kind: FieldType, storage: Storage) -> pa.Array:
+def _floating(kind: FieldType, storage: StoredValues) -> pa.Array:
     wanted = arrow_type(kind)
     doubles = np.where(storage.valid, storage.floats(), 0.0)  # what lies where NULLs are is no number
     return fixed(wanted, doubles.astype(wanted.to_pandas_dtype()), storage.valid)
 
 
-def _decimals(kind: FieldType, storage: Storage) -> pa.Array:
+def _decimals(kind: FieldType, storage: StoredValues) -> pa.Array:
     wanted = arrow_type(kind)
     if pa.types.is_decimal128(wanted):
         converted = numbers.decimals(storage.decimal_cells(), wanted)
@@ -81,7 +81,7 @@ def _decimals(kind: FieldType, storage: Storage) -> pa.Array:
     return _one_by_one(kind, storage, lambda value: f"{value:f}")
 
 
-def _one_by_one(kind: FieldType, storage: Storage, finish: Callable[[Any], Any]) -> pa.Array:
+def _one_by_one(kind: FieldType, storage: StoredValues, finish: Callable[[Any], Any]) -> pa.Array:
     cells = storage.binary().to_pylist()
     found = (None if cell is None else finish(values.from_cell(kind, cell)) for cell in cells)
     try:
@@ -90,7 +90,7 @@ def _one_by_one(kind: FieldType, storage: Storage, finish: Callable[[Any], Any])
         raise Corrupt(f"a {kind.tp.name} of a row is wider than its column; keep the row") from error
 
 
-def _strings(kind: FieldType, storage: Storage) -> pa.Array:
+def _strings(kind: FieldType, storage: StoredValues) -> pa.Array:
     raw = storage.binary()
     if kind.is_binary:
         return raw
@@ -101,26 +101,26 @@ def _strings(kind: FieldType, storage: Storage) -> pa.Array:
         return pa.array(texts, pa.string(), size=len(raw))
 
 
-def _times(kind: FieldType, storage: Storage) -> pa.Array:
+def _times(kind: FieldType, storage: StoredValues) -> pa.Array:
     if kind.tp is Tp.DATE:
         return numbers.dates(storage.uints(), storage.valid)
     return numbers.timestamps(storage.uints(), arrow_type(kind), storage.valid)
 
 
-def _enum(kind: FieldType, storage: Storage) -> pa.Array:
+def _enum(kind: FieldType, storage: StoredValues) -> pa.Array:
     names = pa.array(["", *kind.elems], pa.string())
     chosen = storage.uints()
     number = np.where(chosen < len(names), chosen, 0).astype(np.int64)
     return names.take(pa.array(number, mask=~storage.valid))
 
 
-def _set(kind: FieldType, storage: Storage) -> pa.Array:
+def _set(kind: FieldType, storage: StoredValues) -> pa.Array:
     distinct, which = np.unique(storage.uints(), return_inverse=True)
     names = [",".join(e for i, e in enumerate(kind.elems) if int(bits) >> i & 1) for bits in distinct]
     return pa.array(names, pa.string()).take(pa.array(which, mask=~storage.valid))
 
 
-def _vectors(kind: FieldType, storage: Storage) -> pa.Array:
+def _vectors(kind: FieldType, storage: StoredValues) -> pa.Array:
     cells = storage.binary()
     offsets = np.frombuffer(cells.buffers()[1], dtype=np.int32, count=len(cells) + 1).astype(np.int64)
     sizes = np.diff(offsets)
@@ -139,13 +139,13 @@ def _vectors(kind: FieldType, storage: Storage) -> pa.Array:
     return pa.Array.from_buffers(arrow_type(kind), len(cells), buffers, children=[child])
 
 
-def _nothing(kind: FieldType, storage: Storage) -> pa.Array:
+def _nothing(kind: FieldType, storage: StoredValues) -> pa.Array:
     if storage.valid.any():
         raise Corrupt(f"a column of type {kind.tp.name} holds a value, which cannot be; keep the row")
     return pa.nulls(len(storage.valid), arrow_type(kind))
 
 
-_CONVERSIONS: dict[Tp, Callable[[FieldType, Storage], pa.Array]] = {
+_CONVERSIONS: dict[Tp, Callable[[FieldType, StoredValues], pa.Array]] = {
     **dict.fromkeys((*INTEGER_BITS, Tp.BIT), _integers),
     **dict.fromkeys(STRINGS, _strings),
     **dict.fromkeys((Tp.DATE, Tp.DATETIME, Tp.TIMESTAMP), _times),

@@ -12,9 +12,9 @@ from penstock.columnar.buffers import Bytes, Ints, Mask, gather, padded
 from penstock.tables.arrow import arrow_field, arrow_type
 from penstock.tables.codec import rows
 from penstock.tables.decoding.cells import Cells
-from penstock.tables.decoding.convert import Storage, to_arrow
+from penstock.tables.decoding.convert import StoredValues, to_arrow
 from penstock.tables.decoding.handles import IntHandles, common_handles, record_rows
-from penstock.tables.decoding.layout import Column, locate
+from penstock.tables.decoding.layout import ColumnCells, locate
 from penstock.tables.defaults import origin_cell
 from penstock.tables.keys import PREFIX_BYTES
 from penstock.tables.raw import Op
@@ -192,7 +192,7 @@ def _upgrade(value: bytes | None) -> bytes:
     return value if value[:1] == bytes((rows.VERSION_2,)) else rows.upgrade(value)
 
 
-def _handle_storage(table: TableInfo, keys: _Pieces) -> dict[int, Storage]:
+def _handle_storage(table: TableInfo, keys: _Pieces) -> dict[int, StoredValues]:
     """What the keys know of the primary key columns, by column id."""
     if table.handle_kind is HandleKind.INT:
         return {table.primary_key[0].id: IntHandles.read(keys.data, keys.begin, keys.end)}
@@ -205,7 +205,7 @@ def _handle_storage(table: TableInfo, keys: _Pieces) -> dict[int, Storage]:
     }
 
 
-def _array(column: ColumnInfo, located: Column, handle: Storage | None, blank: Mask) -> pa.Array:
+def _array(column: ColumnInfo, located: ColumnCells, handle: StoredValues | None, blank: Mask) -> pa.Array:
     absent = located.absent
     if handle is not None and absent.all():
         return to_arrow(column.type, handle)

@@ -8,14 +8,14 @@ import pyarrow as pa
 
 from penstock.columnar.buffers import Bytes, Floats, Ints, Mask, Uints, validity, words
 from penstock.errors import Corrupt, Invalid
-from penstock.tables.codec.datums import Flag
+from penstock.tables.codec.datums import DatumFlag
 from penstock.tables.codec.decimals import packed_bytes
 from penstock.tables.codec.ordered import INT_BYTES
 from penstock.tables.decoding.cells import Cells, ordered_floats, ordered_ints
 from penstock.tables.keys import PREFIX_BYTES, RECORD_SEPARATOR, TABLE_PREFIX
 from penstock.tables.schema import TableInfo
 
-_FIXED_FLAGS = (Flag.INT, Flag.UINT, Flag.FLOAT, Flag.DURATION)
+_FIXED_FLAGS = (DatumFlag.INT, DatumFlag.UINT, DatumFlag.FLOAT, DatumFlag.DURATION)
 _GROUP = 8
 _FULL = 0xFF
 
@@ -76,24 +76,24 @@ class KeyPart:
     valid: Mask
 
     def ints(self) -> Ints:
-        self._expect(Flag.INT, Flag.DURATION)
+        self._expect(DatumFlag.INT, DatumFlag.DURATION)
         return ordered_ints(self._words())
 
     def uints(self) -> Uints:
-        self._expect(Flag.UINT)
+        self._expect(DatumFlag.UINT)
         return self._words()
 
     def floats(self) -> Floats:
-        self._expect(Flag.FLOAT)
+        self._expect(DatumFlag.FLOAT)
         return ordered_floats(self._words())
 
     def decimal_cells(self) -> Cells:
-        self._expect(Flag.DECIMAL)
+        self._expect(DatumFlag.DECIMAL)
         return Cells(self.data, self.at + 1, np.where(self.valid, self.end - self.at - 1, 0), self.valid)
 
     def binary(self) -> pa.Array:
         """The strings: of every group of nine bytes the first eight, up to the last group's padding."""
-        self._expect(Flag.BYTES)
+        self._expect(DatumFlag.BYTES)
         groups = np.where(self.valid, (self.end - self.at - 1) // (_GROUP + 1), 0)
         padding = np.where(self.valid, _FULL - self.data[self.end - 1].astype(np.int64), 0)
         offsets = np.concatenate([[0], np.cumsum(groups * _GROUP - padding)])
@@ -106,7 +106,7 @@ class KeyPart:
     def _words(self) -> Uints:
         return words(self.data, self.at + 1, ">u8").astype(np.uint64)
 
-    def _expect(self, *flags: Flag) -> None:
+    def _expect(self, *flags: DatumFlag) -> None:
         if not (np.isin(self.data[self.at], flags) | ~self.valid).all():
             raise Corrupt("a common handle does not fit the table's primary key; keep its key for inspection")
 
@@ -118,7 +118,7 @@ def common_handles(data: Bytes, begin: Ints, end: Ints, parts: int) -> list[KeyP
         after = _datum_ends(data, at, end)
         if (after > end).any():
             raise Corrupt("a common handle is cut short; keep its key for inspection")
-        found.append(KeyPart(data, at, after, data[at] != Flag.NIL))
+        found.append(KeyPart(data, at, after, data[at] != DatumFlag.NIL))
         at = after
     return found
 
@@ -127,13 +127,13 @@ def _datum_ends(data: Bytes, at: Ints, limit: Ints) -> Ints:
     flags = data[at]
     ends = at + 1
     ends[np.isin(flags, _FIXED_FLAGS)] += INT_BYTES
-    strings = np.flatnonzero(flags == Flag.BYTES)
+    strings = np.flatnonzero(flags == DatumFlag.BYTES)
     if len(strings):
         ends[strings] = _group_ends(data, at[strings] + 1, limit[strings])
-    decimals = np.flatnonzero(flags == Flag.DECIMAL)
+    decimals = np.flatnonzero(flags == DatumFlag.DECIMAL)
     if len(decimals):
         ends[decimals] += _decimal_sizes(words(data, at[decimals] + 1, "<u2").astype(np.int64))
-    if not np.isin(flags, (*_FIXED_FLAGS, Flag.BYTES, Flag.DECIMAL, Flag.NIL)).all():
+    if not np.isin(flags, (*_FIXED_FLAGS, DatumFlag.BYTES, DatumFlag.DECIMAL, DatumFlag.NIL)).all():
         raise Corrupt("a common handle holds an unknown flag; keep its key for inspection")
     return ends
 

@@ -24,14 +24,14 @@ _SMALL_IDS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ColumnCells:
     """The cells of one column; `absent` marks rows that were written without the column."""
 
     cells: Cells
     absent: Mask
 
 
-def locate(data: Bytes, begin: Ints, end: Ints, column_ids: Sequence[int]) -> list[Column]:
+def locate(data: Bytes, begin: Ints, end: Ints, column_ids: Sequence[int]) -> list[ColumnCells]:
     """The cells of each wanted column; raise Corrupt when a row is damaged.
 
     `begin` and `end` bound the rows, in the order of the buffer.
@@ -53,9 +53,9 @@ def locate(data: Bytes, begin: Ints, end: Ints, column_ids: Sequence[int]) -> li
     return [_column(data, starts[slot], sizes[slot]) for slot in range(len(column_ids))]
 
 
-def _column(data: Bytes, start: Ints, size: Ints) -> Column:
+def _column(data: Bytes, start: Ints, size: Ints) -> ColumnCells:
     valid = size >= 0
-    return Column(Cells(data, start, np.maximum(size, 0), valid), size == _ABSENT)
+    return ColumnCells(Cells(data, start, np.maximum(size, 0), valid), size == _ABSENT)
 
 
 class _Slots:

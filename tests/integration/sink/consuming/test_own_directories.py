@@ -11,7 +11,7 @@ from penstock.changefeeds.codecs.options import CsvOptions
 from penstock.changefeeds.directory.listing import Survey
 from penstock.changefeeds.engines.local import LocalEngine
 from penstock.changefeeds.sinks.storage.options import SinkOptions
-from penstock.changefeeds.sinks.storage.remote_files import TargetFiles
+from penstock.changefeeds.sinks.storage.remote_files import RemoteFiles
 from penstock.changefeeds.sinks.storage.sink import StorageSink
 from penstock.changefeeds.sinks.work import DmlEvent
 from penstock.eventloop import shared_loop
@@ -53,7 +53,7 @@ async def test_a_reader_of_the_directory_has_the_rows_of_the_source(
 ) -> None:
     target = StorageRef(f"file://{tmp_path}/out")
     given = SinkOptions(target=target, file_size=1024, **options)
-    files = TargetFiles(target.open(), given)
+    files = RemoteFiles(target.open(), given)
     sink = StorageSink(LocalEngine(target), files, KeptInMemory(), given, changefeed="feed")
     running = shared_loop().create_task(sink.run())
     replica = Replica(

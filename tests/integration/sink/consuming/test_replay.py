@@ -9,7 +9,7 @@ import pytest
 
 from penstock.changefeeds.codecs.decoder import FileOptions
 from penstock.changefeeds.directory.listing import Survey
-from penstock.changefeeds.directory.progress import Progress
+from penstock.changefeeds.directory.progress import DirectoryProgress
 from penstock.changefeeds.directory.reader import DirectoryReader
 from penstock.changefeeds.directory.replay import Replayer
 from penstock.errors import Invalid
@@ -47,7 +47,7 @@ class Consumer:
     def __init__(self, directory: TicdcDirectory, db: Catalog) -> None:
         self.directory = directory
         self.replayer = Replayer(db)
-        self.progress = Progress()
+        self.progress = DirectoryProgress()
 
     def round(self, checkpoint_ts: int) -> None:
         self.directory.checkpoint(checkpoint_ts)

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.changefeeds.engines.local import LocalEngine
 from penstock.changefeeds.sinks.storage.options import SinkOptions
-from penstock.changefeeds.sinks.storage.remote_files import TargetFiles
+from penstock.changefeeds.sinks.storage.remote_files import RemoteFiles
 from penstock.changefeeds.sinks.storage.sink import StorageSink
 from penstock.errors import Unavailable
 from penstock.follow.ddl_events import DdlEvent, TableChange
@@ -39,7 +39,7 @@ class World(SinkWorld):
         self.options = SinkOptions(target=target, **given)
         self.local = LocalEngine(target, at=self.faults)
         self.progress = KeptInMemory()
-        self.target_files = TargetFiles(target.open(), self.options, clock=clock)
+        self.target_files = RemoteFiles(target.open(), self.options, clock=clock)
         self.sink = StorageSink(
             self.local, self.target_files, self.progress, self.options, changefeed="local", clock=clock
         )

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.changefeeds.codecs.options import EncoderOptions
 from penstock.changefeeds.engines.encode import encode_part
-from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork, Written
+from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork, WriteResult
 from penstock.changefeeds.engines.local import LocalEngine
 from penstock.changefeeds.engines.sized import SizedEngine
 from penstock.errors import Unavailable
@@ -29,7 +29,7 @@ class Far(LocalEngine):
 
     async def write(
         self, files: Sequence[FileWork], lent: Mapping[int, Sequence[bytes]] | None = None
-    ) -> list[Written]:
+    ) -> list[WriteResult]:
         self.lent = lent or {}
         return await super().write(files)
 

@@ -23,7 +23,7 @@ from penstock.clock import SYSTEM
 from penstock.errors import Conflict
 from penstock.eventstore import paths
 from penstock.kv import Client
-from penstock.object_storage import Storage, open_storage
+from penstock.object_storage import ObjectStorage, open_storage
 from penstock.tables import Catalog
 from penstock.testing.directory import Replica
 from support.capture import CaptureProcess
@@ -153,7 +153,7 @@ class Source:
 class Follower:
     """A consumer that follows the directory, and what it must have."""
 
-    def __init__(self, storage: Storage, source: Source) -> None:
+    def __init__(self, storage: ObjectStorage, source: Source) -> None:
         self._replica = Replica(storage, files=FileOptions(protocol="canal-json"))
         self._storage = storage
         self._source = source
@@ -219,7 +219,7 @@ def objects(folder: Path, table_id: int) -> list[str]:
     )
 
 
-def checkpoint(storage: Storage) -> int:
+def checkpoint(storage: ObjectStorage) -> int:
     data = storage.read(METADATA_PATH)
     return 0 if data is None else decode_checkpoint(data)
 

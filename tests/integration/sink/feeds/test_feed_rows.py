@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from penstock.changefeeds.commands import create_feed, pause_feed, resume_feed, update_feed
-from penstock.changefeeds.feedrows import FeedKeys
-from penstock.changefeeds.feedstore import KeptDispatcher, PendingFile
-from penstock.changefeeds.model import Feed, FeedInfo, FeedState
-from penstock.changefeeds.store import Feeds
+from penstock.changefeeds.feedrows import ChangefeedKeys
+from penstock.changefeeds.feedstore import DispatcherRecord, PendingFile
+from penstock.changefeeds.model import ChangefeedInfo, ChangefeedRecord, ChangefeedState
+from penstock.changefeeds.store import ChangefeedStore
 from penstock.errors import AlreadyExists, Corrupt, Fenced, Invalid, NotFound, Unavailable, Undetermined
 from penstock.follow.positions import Position
-from penstock.follow.slices import DispatcherSpec
+from penstock.follow.slices import TableSpan
 from penstock.kv import AsyncClient, AsyncTransaction
 from penstock.settings import parse_changefeed
 from support.warmstore import WarmStore
@@ -29,20 +29,20 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmStore]:
 
 
 @asynccontextmanager
-async def feeds_of(store: WarmStore) -> AsyncIterator[Feeds]:
+async def feeds_of(store: WarmStore) -> AsyncIterator[ChangefeedStore]:
     async with await AsyncClient.connect([store.pd_addr]) as client:
-        yield Feeds(client)
+        yield ChangefeedStore(client)
 
 
-def info(name: str, **more: object) -> FeedInfo:
-    return replace(FeedInfo(id=name, settings={"sink_uri": "file:///tmp/x"}, start_ts=100), **more)
+def info(name: str, **more: object) -> ChangefeedInfo:
+    return replace(ChangefeedInfo(id=name, settings={"sink_uri": "file:///tmp/x"}, start_ts=100), **more)
 
 
-def kept(table_id: int, *, feed: str = "f") -> KeptDispatcher:
-    return KeptDispatcher(DispatcherSpec.of(feed, table_id), Position(100))
+def kept(table_id: int, *, feed: str = "f") -> DispatcherRecord:
+    return DispatcherRecord(TableSpan.of(feed, table_id), Position(100))
 
 
-def pending(dispatcher: KeptDispatcher, number: int) -> PendingFile:
+def pending(dispatcher: DispatcherRecord, number: int) -> PendingFile:
     path = f"shop/items/1/CDC{number}.json"
     start, end = Position(100 + number), Position(101 + number, b"\x80")
     return PendingFile(dispatcher.spec.id, path, "shop/items/1/meta/CDC.index", start, end, 7 * number)
@@ -54,7 +54,7 @@ async def test_a_changefeed_is_found_again_as_it_was_created(store: WarmStore) -
         feed = await feeds.get("found")
         assert feed.info == info("found", snapshot=True)
         assert feed.status.checkpoint_ts == 99, "nothing of a snapshot is there before all of it is"
-        assert feed.state is FeedState.NORMAL
+        assert feed.state is ChangefeedState.NORMAL
         assert "found" in [each.info.id for each in await feeds.list()]
 
 
@@ -87,14 +87,14 @@ async def test_a_stopped_changefeed_says_so_and_goes_on_where_it_was(store: Warm
         run = await feeds.acquire("paused", "me", ttl_s=LONG_S)
         await run.keep_checkpoint(500)
         stopped = await feeds.change(
-            "paused", lambda feed: Feed(replace(feed.info, stopped=True), feed.status)
+            "paused", lambda feed: ChangefeedRecord(replace(feed.info, stopped=True), feed.status)
         )
-        assert stopped.state is FeedState.STOPPED
+        assert stopped.state is ChangefeedState.STOPPED
         assert not stopped.runnable
         resumed = await feeds.change(
-            "paused", lambda feed: Feed(replace(feed.info, stopped=False), feed.status)
+            "paused", lambda feed: ChangefeedRecord(replace(feed.info, stopped=False), feed.status)
         )
-        assert resumed.state is FeedState.NORMAL
+        assert resumed.state is ChangefeedState.NORMAL
         assert resumed.status.checkpoint_ts == 500
 
 
@@ -137,7 +137,7 @@ async def test_a_process_that_was_taken_over_changes_nothing_more(store: WarmSto
         attempts = [
             old.renew(),
             old.keep_checkpoint(999),
-            old.keep_state(FeedState.FAILED, "x"),
+            old.keep_state(ChangefeedState.FAILED, "x"),
             old.begin_files([pending(kept(1), 1)]),
             old.change_dispatchers([kept(2)], [kept(1).spec.id]),
             old.dispatchers(),
@@ -189,7 +189,7 @@ async def test_many_files_may_begin_at_the_same_time(store: WarmStore) -> None:
         dispatchers = [kept(each, feed="busy") for each in range(10)]
         await run.change_dispatchers(dispatchers, [])
 
-        async def write(dispatcher: KeptDispatcher) -> None:
+        async def write(dispatcher: DispatcherRecord) -> None:
             for number in range(5):
                 await run.begin_files([pending(dispatcher, number)])
 
@@ -199,11 +199,11 @@ async def test_many_files_may_begin_at_the_same_time(store: WarmStore) -> None:
 
 async def test_a_damaged_changefeed_hides_no_other_and_can_be_removed(store: WarmStore) -> None:
     async with await AsyncClient.connect([store.pd_addr]) as client:
-        feeds = Feeds(client)
+        feeds = ChangefeedStore(client)
         await feeds.create(info("sound"))
         await feeds.create(info("damaged"))
         async with client.begin() as txn:
-            await txn.put(FeedKeys("damaged").status, b"{")
+            await txn.put(ChangefeedKeys("damaged").status, b"{")
         with pytest.raises(Corrupt, match="the status of changefeed damaged is damaged"):
             await feeds.get("damaged")
         names = [each.info.id for each in await feeds.list()]
@@ -237,12 +237,12 @@ async def test_a_removal_that_was_not_answered_is_no_changefeed_that_was_never_t
     store: WarmStore,
 ) -> None:
     async with await AsyncClient.connect([store.pd_addr]) as client:
-        await Feeds(client).create(info("forgotten"))
-        await Feeds(Unanswered(client)).remove("forgotten")
+        await ChangefeedStore(client).create(info("forgotten"))
+        await ChangefeedStore(Unanswered(client)).remove("forgotten")
         with pytest.raises(NotFound):
-            await Feeds(client).get("forgotten")
+            await ChangefeedStore(client).get("forgotten")
         with pytest.raises(NotFound, match="there is no changefeed forgotten"):
-            await Feeds(Unanswered(client)).remove("forgotten")
+            await ChangefeedStore(Unanswered(client)).remove("forgotten")
 
 
 async def test_a_creation_that_was_not_answered_leaves_alone_what_has_begun_since(
@@ -252,24 +252,30 @@ async def test_a_creation_that_was_not_answered_leaves_alone_what_has_begun_sinc
         shaky = Unanswered(client)
 
         async def somebody_runs_it() -> None:
-            run = await Feeds(client).acquire("begun", "a", ttl_s=LONG_S)
+            run = await ChangefeedStore(client).acquire("begun", "a", ttl_s=LONG_S)
             await run.keep_checkpoint(700)
 
         shaky.between = somebody_runs_it
-        await Feeds(shaky).create(info("begun"))
-        assert (await Feeds(client).get("begun")).status.checkpoint_ts == 700
+        await ChangefeedStore(shaky).create(info("begun"))
+        assert (await ChangefeedStore(client).get("begun")).status.checkpoint_ts == 700
         with pytest.raises(AlreadyExists):
-            await Feeds(client).create(info("begun", created_ms=1))
+            await ChangefeedStore(client).create(info("begun", created_ms=1))
 
 
 async def test_every_other_command_may_go_unanswered_too(store: WarmStore) -> None:
     async with await AsyncClient.connect([store.pd_addr]) as client:
-        await Feeds(client).create(info("repeated", settings={"sink_uri": "file:///tmp/y?protocol=csv"}))
-        assert (await pause_feed(Feeds(Unanswered(client)), "repeated")).state is FeedState.STOPPED
-        updated = await update_feed(Feeds(Unanswered(client)), "repeated", {"target_ts": 900})
+        await ChangefeedStore(client).create(
+            info("repeated", settings={"sink_uri": "file:///tmp/y?protocol=csv"})
+        )
+        assert (
+            await pause_feed(ChangefeedStore(Unanswered(client)), "repeated")
+        ).state is ChangefeedState.STOPPED
+        updated = await update_feed(ChangefeedStore(Unanswered(client)), "repeated", {"target_ts": 900})
         assert updated.info.settings["target_ts"] == 900
-        assert (await resume_feed(Feeds(Unanswered(client)), "repeated")).state is FeedState.NORMAL
-        run = await Feeds(Unanswered(client)).acquire("repeated", "a", ttl_s=LONG_S)
+        assert (
+            await resume_feed(ChangefeedStore(Unanswered(client)), "repeated")
+        ).state is ChangefeedState.NORMAL
+        run = await ChangefeedStore(Unanswered(client)).acquire("repeated", "a", ttl_s=LONG_S)
         await run.renew()
         await run.give_up()
 
@@ -278,7 +284,9 @@ async def test_of_two_that_choose_one_place_at_the_same_time_one_is_refused(stor
     async with await AsyncClient.connect([store.pd_addr]) as client:
         wanted = parse_changefeed({"sink_uri": "memory:///chosen?protocol=csv"}, origin="a test")
         now_ts = await client.timestamp()
-        creating = [create_feed(Feeds(client), f"race{each}", wanted, now_ts=now_ts) for each in range(4)]
+        creating = [
+            create_feed(ChangefeedStore(client), f"race{each}", wanted, now_ts=now_ts) for each in range(4)
+        ]
         outcomes = await asyncio.gather(*creating, return_exceptions=True)
         refused = [each for each in outcomes if isinstance(each, Invalid)]
         assert len(refused) == 3, outcomes

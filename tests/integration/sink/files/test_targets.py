@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from penstock.changefeeds.feedstore import PendingFile
-from penstock.changefeeds.sinks.storage.cleanup import Cleanup
+from penstock.changefeeds.sinks.storage.cleanup import FileCleanup
 from penstock.changefeeds.sinks.storage.layout import parse_data_path, parse_index_path, parse_schema_path
 from penstock.changefeeds.sinks.storage.metadatafile import decode_checkpoint
 from penstock.changefeeds.sinks.storage.options import SinkOptions, parse_sink_uri
-from penstock.changefeeds.sinks.storage.remote_files import FilePaths, TargetFiles
+from penstock.changefeeds.sinks.storage.remote_files import FilePaths, RemoteFiles
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile, check_named
 from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import PenstockError
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.ddl_events import DdlEvent, Scope, TableChange
+from penstock.follow.ddl_events import DdlEvent, DdlScope, TableChange
 from penstock.follow.positions import Position
-from penstock.follow.slices import DispatcherSpec
-from penstock.object_storage import Storage
+from penstock.follow.slices import TableSpan
+from penstock.object_storage import ObjectStorage
 from penstock.tables.define import define_table
 from penstock.testing.clock import ManualClock
 from support.s3server import SECRET, S3Bucket
@@ -37,7 +37,7 @@ def options(request: pytest.FixtureRequest, tmp_path: Path) -> SinkOptions:
 
 
 @pytest.fixture
-def storage(options: SinkOptions) -> Storage:
+def storage(options: SinkOptions) -> ObjectStorage:
     return options.target.open()
 
 
@@ -46,16 +46,16 @@ def table(name: str = "Größen & more", since_ts: int = 5, kind: str = "int") -
     return SchemaVersion(since_ts, 1, info, "shop/eu")
 
 
-def write(storage: Storage, paths: FilePaths, *, index: bool = True) -> None:
+def write(storage: ObjectStorage, paths: FilePaths, *, index: bool = True) -> None:
     assert storage.create(paths.data_path, paths.data_path.encode())
     if index:
         storage.write(paths.index_path, f"{paths.data_path.rpartition('/')[2]}\n".encode())
 
 
-def test_a_table_lives_through_ddl_crashes_and_expiry(storage: Storage, options: SinkOptions) -> None:
+def test_a_table_lives_through_ddl_crashes_and_expiry(storage: ObjectStorage, options: SinkOptions) -> None:
     clock = ManualClock(wall_ms=NOON_MS)
-    files = TargetFiles(storage, options, clock=clock)
-    dispatcher = DispatcherSpec("77", 1)
+    files = RemoteFiles(storage, options, clock=clock)
+    dispatcher = TableSpan("77", 1)
     assert not storage.exists("metadata")
     first = files.place(dispatcher, table())
     assert first is not None
@@ -63,7 +63,7 @@ def test_a_table_lives_through_ddl_crashes_and_expiry(storage: Storage, options:
     torn = files.next_file(first, compose_ts(clock.wall_ms()))
     write(storage, torn, index=False)
 
-    files = TargetFiles(storage, options, clock=clock)
+    files = RemoteFiles(storage, options, clock=clock)
     pending = PendingFile("77", torn.data_path, torn.index_path, Position(5), Position(8))
     assert files.repair(pending) == Position(8)
     place = files.place(dispatcher, table())
@@ -76,7 +76,7 @@ def test_a_table_lives_through_ddl_crashes_and_expiry(storage: Storage, options:
     after = table(since_ts=9, kind="bigint")
     change = TableChange(table(), after)
     files.write_ddl(DdlEvent(commit_ts=9, type=12, query="ALTER <x>", database="shop/eu", tables=(change,)))
-    created = DdlEvent(commit_ts=10, type=1, query="CREATE", database="other", scope=Scope.DATABASE)
+    created = DdlEvent(commit_ts=10, type=1, query="CREATE", database="other", scope=DdlScope.DATABASE)
     files.write_ddl(created)
     clock.advance(86_400)
     later = files.place(dispatcher, after)
@@ -101,23 +101,23 @@ def test_a_table_lives_through_ddl_crashes_and_expiry(storage: Storage, options:
         check_named(path, SchemaFile.from_json(storage.read(path) or b""))
 
     checkpoint = decode_checkpoint(storage.read("metadata") or b"")
-    assert Cleanup(storage, options, lambda: checkpoint).clean() == 0, "all was written just now"
+    assert FileCleanup(storage, options, lambda: checkpoint).clean() == 0, "all was written just now"
     days_later = ManualClock(wall_ms=SYSTEM.wall_ms() + 2 * 86_400_000)
-    assert Cleanup(storage, options, lambda: checkpoint, clock=days_later).clean() == 4
+    assert FileCleanup(storage, options, lambda: checkpoint, clock=days_later).clean() == 4
     left = [found.folder.version for path in storage.names("") if (found := parse_data_path(path))]
     assert left == [9]
 
 
 def test_dispatchers_of_one_table_that_begin_together_agree_on_its_schema_file(
-    storage: Storage, options: SinkOptions
+    storage: ObjectStorage, options: SinkOptions
 ) -> None:
-    files = TargetFiles(storage, options, split=True)
+    files = RemoteFiles(storage, options, split=True)
     start = threading.Barrier(4)
     found: list[int] = []
 
     def begin(name: str) -> None:
         start.wait()
-        place = files.place(DispatcherSpec(name, 1, name.encode(), b""), table())
+        place = files.place(TableSpan(name, 1, name.encode(), b""), table())
         assert place is not None
         write(storage, files.next_file(place, compose_ts(NOON_MS)))
         found.append(place.folder.version)
@@ -137,7 +137,7 @@ def test_an_error_of_storage_shows_no_credentials(s3_bucket: S3Bucket) -> None:
         f"s3://nowhere/p?protocol=csv&access-key={SECRET}&secret-access-key={SECRET}&session-token={SECRET}"
         f"&region=us-east-1&endpoint={s3_bucket.endpoint}"
     )
-    files = TargetFiles(options.target.open(), options)
+    files = RemoteFiles(options.target.open(), options)
     with pytest.raises(PenstockError) as caught:
         files.write_checkpoint(1)
     assert SECRET not in str(caught.value) + repr(caught.value) + str(caught.value.__cause__)

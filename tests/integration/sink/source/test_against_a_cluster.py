@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from penstock.changes.limits import Limit
+from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
 from penstock.eventstore.capture.capture import Capture
-from penstock.follow.ddl_events import DdlEvent, Scope
+from penstock.follow.ddl_events import DdlEvent, DdlScope
 from penstock.follow.follower import EventStoreSource
 from penstock.follow.positions import Position
-from penstock.follow.slices import DispatcherSpec
+from penstock.follow.slices import TableSpan
 from penstock.kv import Client
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.settings import Settings, StoreSettings
 from penstock.store.cluster import Cluster
 from penstock.tables import Catalog
-from penstock.tables.ddl_jobs import Action
+from penstock.tables.ddl_jobs import DdlAction
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
 
@@ -59,8 +59,8 @@ class Bench:
 
     async def ids(self, table_id: int, from_ts: int, upto_ts: int) -> list[int]:
         """The rows that were put in a range."""
-        spec = DispatcherSpec.of("feed", table_id)
-        piece = await self.source.next_slice(spec, Position(from_ts), upto_ts, Limit())
+        spec = TableSpan.of("feed", table_id)
+        piece = await self.source.next_slice(spec, Position(from_ts), upto_ts, ReadLimit())
         found: list[int] = []
         for part in piece.parts if piece else ():
             with part.collect() as handle:
@@ -139,19 +139,19 @@ async def test_every_kind_of_ddl_comes_with_its_statement_at_its_time(tmp_path: 
         jobs = await b.do(b.db.history)
         assert [(each.type, each.query) for each in events] == [(job.type, job.query) for job in jobs[1:]]
         assert [shown(each) for each in events] == [
-            (Action.CREATE_TABLE, [None], ["shop.t"]),
-            (Action.ADD_COLUMN, ["shop.t"], ["shop.t"]),
-            (Action.MODIFY_COLUMN, ["shop.t"], ["shop.t"]),
-            (Action.DROP_COLUMN, ["shop.t"], ["shop.t"]),
-            (Action.RENAME_TABLE, ["shop.t"], ["shop.u"]),
-            (Action.TRUNCATE_TABLE, ["shop.u"], ["shop.u"]),
-            (Action.CREATE_SCHEMA, [], []),
-            (Action.RENAME_TABLE, ["shop.u"], ["other.v"]),
-            (Action.CREATE_TABLE, [None], ["other.w"]),
-            (Action.DROP_TABLE, ["other.w"], [None]),
-            (Action.DROP_SCHEMA, ["other.v"], [None]),
+            (DdlAction.CREATE_TABLE, [None], ["shop.t"]),
+            (DdlAction.ADD_COLUMN, ["shop.t"], ["shop.t"]),
+            (DdlAction.MODIFY_COLUMN, ["shop.t"], ["shop.t"]),
+            (DdlAction.DROP_COLUMN, ["shop.t"], ["shop.t"]),
+            (DdlAction.RENAME_TABLE, ["shop.t"], ["shop.u"]),
+            (DdlAction.TRUNCATE_TABLE, ["shop.u"], ["shop.u"]),
+            (DdlAction.CREATE_SCHEMA, [], []),
+            (DdlAction.RENAME_TABLE, ["shop.u"], ["other.v"]),
+            (DdlAction.CREATE_TABLE, [None], ["other.w"]),
+            (DdlAction.DROP_TABLE, ["other.w"], [None]),
+            (DdlAction.DROP_SCHEMA, ["other.v"], [None]),
         ]
-        assert [each.scope for each in events].count(Scope.DATABASE) == 2
+        assert [each.scope for each in events].count(DdlScope.DATABASE) == 2
         assert [each.database for each in events][-3:] == ["other"] * 3
         assert (events[5].tables[0].ended_ids, events[5].tables[0].begun_ids) == ({first}, {second})
         assert all(each.tables[0].after.since_ts == each.commit_ts for each in events[:6])
@@ -177,8 +177,8 @@ async def test_rows_before_and_after_a_ddl_are_read_with_their_schemas(tmp_path:
             assert await b.ids(table_id, add.commit_ts - 1, truncate.commit_ts - 1) == [3]
             assert await b.ids(table_id, truncate.commit_ts - 1, end) == []
             assert await b.ids(truncated, truncate.commit_ts - 1, end) == [4]
-            spec = DispatcherSpec.of("feed", table_id)
-            piece = await b.source.next_slice(spec, Position(add.commit_ts - 1), end, Limit())
+            spec = TableSpan.of("feed", table_id)
+            piece = await b.source.next_slice(spec, Position(add.commit_ts - 1), end, ReadLimit())
             assert piece is not None
             assert piece.schema == add.tables[0].after
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.control import changefeeds
 from penstock.control.deployment import Deployment, deployed
-from penstock.follow.clusterhistory import ClusterHistory
+from penstock.follow.clusterhistory import ClusterHold
 from penstock.follow.follower import EventStoreSource
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.kv.pd import PdClient
@@ -60,7 +60,7 @@ async def test_a_removed_changefeed_holds_nothing_back(tmp_path: Path) -> None:
         wanted = {"sink_uri": f"file://{tmp_path}/out?protocol=canal-json"}
         await _at(settings, lambda deployment: changefeeds.create(deployment, "feed", wanted))
         now = await pd.timestamp()
-        history = await ClusterHistory.connect(settings, "feed")
+        history = await ClusterHold.connect(settings, "feed")
         try:
             await history.hold(now - 100)
         finally:

@@ -6,11 +6,11 @@ import pytest
 
 from penstock.clock import SYSTEM
 from penstock.eventstore.capture.flight_service import FlightService
-from penstock.eventstore.history_holds import Watermarks
+from penstock.eventstore.history_holds import HistoryHolds
 from penstock.eventstore.manifest import BEGUN
 from penstock.follow import progress
 from penstock.follow.progress import OBJECTS_S
-from penstock.follow.source import Look
+from penstock.follow.source import ReadableRange
 from penstock.tables.keys import encode_handle
 from support.itemtables import item, item_table
 from support.metaevents import a_table, described, gone
@@ -28,9 +28,9 @@ async def test_a_thousand_tables_are_looked_at_in_one_call(tmp_path: Path) -> No
             looks = await source.look(ids)
             assert world.asked == ["progress"]
             assert looks.keys() == set(ids)
-            assert looks[4] == Look(world.ts, first)
-            assert looks[1000] == Look(world.ts, last)
-            assert looks[7] == Look(world.ts, 0)
+            assert looks[4] == ReadableRange(world.ts, first)
+            assert looks[1000] == ReadableRange(world.ts, last)
+            assert looks[7] == ReadableRange(world.ts, 0)
             started = SYSTEM.monotonic()
             await source.look(ids)
             assert SYSTEM.monotonic() - started < 1
@@ -46,7 +46,7 @@ async def test_a_table_that_was_dropped_before_anybody_captured_it_is_not_waited
         async with world.source() as source:
             found = await source.look([1, 77, 78])
             assert found.keys() == {1, 77}
-            assert found[77] == Look(source.ddl_resolved_ts(), 0)
+            assert found[77] == ReadableRange(source.ddl_resolved_ts(), 0)
         world.addrs = ["127.0.0.1:1"]  # somebody who does not answer may have it
         async with world.source() as source:
             assert 77 not in await source.look([77])
@@ -59,11 +59,11 @@ async def test_the_newest_change_is_known_whatever_happens_to_the_rows(tmp_path:
             world.tick(4)
             world.flush()
         async with world.source() as source:
-            assert await source.look([1]) == {1: Look(world.ts, changed)}
+            assert await source.look([1]) == {1: ReadableRange(world.ts, changed)}
             world.tick(4)
             world.flush()
             world.store.merge(1)
-            assert await source.look([1]) == {1: Look(world.ts, changed)}
+            assert await source.look([1]) == {1: ReadableRange(world.ts, changed)}
         world.flight.close()
         world.crash()
         world.resolve()
@@ -77,7 +77,7 @@ async def test_the_newest_change_is_known_whatever_happens_to_the_rows(tmp_path:
             world.deliver()
             world.tick()
             world.resolve()
-            assert await source.look([1]) == {1: Look(world.ts, changed)}
+            assert await source.look([1]) == {1: ReadableRange(world.ts, changed)}
 
 
 async def test_history_that_was_never_captured_counts_as_changed(tmp_path: Path) -> None:
@@ -103,16 +103,16 @@ async def test_what_a_capture_that_is_away_left_is_told_by_its_objects(tmp_path:
         async with world.source() as source:
             assert (await source.look([1, 99]))[1].readable_ts == world.ts
             world.flight.close()
-            assert await source.look([1, 99]) == {1: Look(flushed, changed)}
+            assert await source.look([1, 99]) == {1: ReadableRange(flushed, changed)}
             world.flush()
-            assert await source.look([1, 99]) == {1: Look(flushed, changed)}, (
+            assert await source.look([1, 99]) == {1: ReadableRange(flushed, changed)}, (
                 f"asked again within {OBJECTS_S}"
             )
 
 
 async def test_history_is_held_for_the_changefeed_and_released(tmp_path: Path) -> None:
     with SourceWorld(tmp_path, item_table()) as world:
-        marks = Watermarks(world.storage.open())
+        marks = HistoryHolds(world.storage.open())
         async with world.source() as source:
             await source.hold([1, 2], world.ts)
             assert [marks.lowest(each) for each in (1, 2, 3)] == [world.ts, world.ts, None]

@@ -12,7 +12,7 @@ import pytest
 from pydantic import SecretStr
 
 from penstock.changes import collect_changes
-from penstock.changes.limits import Limit
+from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore.capture.flight_service import FlightService
@@ -21,7 +21,7 @@ from penstock.eventstore.read.snapshot import read_snapshot
 from penstock.follow import slices as slicing
 from penstock.follow.follower import EventStoreSource
 from penstock.follow.positions import Position
-from penstock.follow.slices import DispatcherSpec, Slice
+from penstock.follow.slices import Slice, TableSpan
 from penstock.tables.alter import add_column
 from penstock.tables.keys import encode_handle
 from support.itemtables import item, item_table
@@ -98,10 +98,10 @@ def read(piece: Slice) -> list[Row]:
 
 async def slices(
     source: EventStoreSource,
-    spec: DispatcherSpec,
+    spec: TableSpan,
     start: Position,
     upto_ts: int,
-    limits: Iterable[Limit],
+    limits: Iterable[ReadLimit],
     begin: Position | None = None,
 ) -> list[Slice]:
     found: list[Slice] = []
@@ -115,17 +115,17 @@ async def slices(
     raise AssertionError("there is no end of slices")
 
 
-def any_limits(seed: int) -> Iterator[Limit]:
+def any_limits(seed: int) -> Iterator[ReadLimit]:
     mix = random.Random(seed)
     for _ in range(500):
         rows, nbytes = mix.choice([1, 3, 20, 100]), mix.choice([None, 1, 500, 5000])
-        yield Limit(rows, nbytes)
+        yield ReadLimit(rows, nbytes)
 
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_slices_are_the_changes_of_the_whole_range(seen: SourceWorld, seed: int) -> None:
     async with seen.source() as source:
-        spec = DispatcherSpec.of("feed", 1)
+        spec = TableSpan.of("feed", 1)
         pieces = await slices(source, spec, Position(START), seen.ts, any_limits(seed))
     assert len(pieces) > 3
     found = [row for piece in pieces for row in read(pickle.loads(pickle.dumps(piece)))]
@@ -139,8 +139,8 @@ async def test_slices_are_the_changes_of_the_whole_range(seen: SourceWorld, seed
 
 async def test_limits_hold_but_for_a_commit_that_is_larger(seen: SourceWorld) -> None:
     async with seen.source() as source:
-        spec = DispatcherSpec.of("feed", 1)
-        pieces = await slices(source, spec, Position(START), seen.ts, [Limit(rows=20)] * 100)
+        spec = TableSpan.of("feed", 1)
+        pieces = await slices(source, spec, Position(START), seen.ts, [ReadLimit(rows=20)] * 100)
     sizes = [(len(read(piece)), len({row[0] for row in read(piece)})) for piece in pieces]
     assert all(rows <= 20 or commits == 1 for rows, commits in sizes)
     assert sum(rows for rows, _ in sizes[:-1]) / len(sizes[:-1]) > 10
@@ -152,7 +152,7 @@ async def test_key_ranges_share_the_changes(seen: SourceWorld, seed: int) -> Non
     found: list[Row] = []
     async with seen.source() as source:
         for low, high in pairwise(bounds):
-            spec = DispatcherSpec.of("feed", 1, low, high)
+            spec = TableSpan.of("feed", 1, low, high)
             pieces = await slices(source, spec, Position(START), seen.ts, any_limits(seed))
             rows = [row for piece in pieces for row in read(piece)]
             assert all(low <= row[1] and (not high or row[1] < high) for row in rows)
@@ -163,12 +163,12 @@ async def test_key_ranges_share_the_changes(seen: SourceWorld, seed: int) -> Non
 
 async def test_a_range_without_changes_has_no_slice(seen: SourceWorld) -> None:
     async with seen.source() as source:
-        spec = DispatcherSpec.of("feed", 1)
+        spec = TableSpan.of("feed", 1)
         last = max(seen.moments())
-        assert await source.next_slice(spec, Position(last), seen.ts, Limit()) is None
-        assert await source.next_slice(spec, Position(seen.ts), seen.ts, Limit()) is None
-        nobody = DispatcherSpec.of("feed", 1, encode_handle(1000), b"")
-        assert await source.next_slice(nobody, Position(START), seen.ts, Limit()) is None
+        assert await source.next_slice(spec, Position(last), seen.ts, ReadLimit()) is None
+        assert await source.next_slice(spec, Position(seen.ts), seen.ts, ReadLimit()) is None
+        nobody = TableSpan.of("feed", 1, encode_handle(1000), b"")
+        assert await source.next_slice(nobody, Position(START), seen.ts, ReadLimit()) is None
 
 
 async def test_inside_a_commit_it_goes_on_at_the_handle(seen: SourceWorld) -> None:
@@ -177,8 +177,8 @@ async def test_inside_a_commit_it_goes_on_at_the_handle(seen: SourceWorld) -> No
     inside = sorted(row[1] for row in everything if row[0] == ts)
     middle = inside[len(inside) // 2]
     async with seen.source() as source:
-        spec = DispatcherSpec.of("feed", 1)
-        for limit in (Limit(), Limit(rows=1)):
+        spec = TableSpan.of("feed", 1)
+        for limit in (ReadLimit(), ReadLimit(rows=1)):
             pieces = await slices(source, spec, Position(ts, middle), seen.ts, [limit] * 200)
             found = sorted(row for piece in pieces for row in read(piece))
             assert found == [row for row in everything if row[0] > ts or (row[0] == ts and row[1] >= middle)]
@@ -189,8 +189,8 @@ async def test_large_slices_have_parts_in_order(world: SourceWorld, monkeypatch:
     world.flush()
     async with world.source() as source:
         for low, high in (b"", b""), (encode_handle(30), encode_handle(80)):
-            spec = DispatcherSpec.of("feed", 1, low, high)
-            piece = await source.next_slice(spec, Position(START), world.ts, Limit())
+            spec = TableSpan.of("feed", 1, low, high)
+            piece = await source.next_slice(spec, Position(START), world.ts, ReadLimit())
             assert piece is not None
             assert len(piece.parts) > 3
             ends = [(part.to_ts, part.handle_to) for part in piece.parts]
@@ -212,13 +212,13 @@ def snapshot(world: SourceWorld, ts: int) -> list[bytes]:
 async def test_a_snapshot_comes_in_slices_and_then_the_changes(
     seen: SourceWorld, bounds: tuple[bytes, bytes], part_rows: int, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slicing, "_PART", Limit(part_rows, slicing.PART_BYTES))
+    monkeypatch.setattr(slicing, "_PART", ReadLimit(part_rows, slicing.PART_BYTES))
     ts = list(seen.moments())[at]
     low, high = bounds
     begin = Position(ts, b"")
     async with seen.source() as source:
-        spec = DispatcherSpec.of("feed", 1, low, high)
-        pieces = await slices(source, spec, begin, seen.ts, [Limit(rows=15)] * 200, begin)
+        spec = TableSpan.of("feed", 1, low, high)
+        pieces = await slices(source, spec, begin, seen.ts, [ReadLimit(rows=15)] * 200, begin)
     rows_before: list[bytes] = []
     for piece in [each for each in pieces if each.start.handle is not None]:
         assert all(part.snapshot is not None for part in piece.parts) or piece.start.ts != piece.end.ts
@@ -242,12 +242,14 @@ async def test_a_snapshot_comes_in_slices_and_then_the_changes(
 async def test_a_start_is_in_the_snapshot_that_the_dispatcher_began_with(seen: SourceWorld) -> None:
     ts = list(seen.moments())[20]
     handle = encode_handle(50)
-    spec = DispatcherSpec.of("feed", 1)
+    spec = TableSpan.of("feed", 1)
     async with seen.source() as source:
         in_snapshot = await source.next_slice(
-            spec, Position(ts, handle), ts, Limit(), begin=Position(ts, b"")
+            spec, Position(ts, handle), ts, ReadLimit(), begin=Position(ts, b"")
         )
-        in_commit = await source.next_slice(spec, Position(ts, handle), ts, Limit(), begin=Position(START))
+        in_commit = await source.next_slice(
+            spec, Position(ts, handle), ts, ReadLimit(), begin=Position(START)
+        )
     assert in_snapshot is not None
     assert in_commit is not None
     assert [part.snapshot is None for part in (*in_snapshot.parts, *in_commit.parts)] == [False, True]
@@ -263,9 +265,9 @@ async def test_an_empty_table_has_an_empty_snapshot(tmp_path: Path) -> None:
         world.commit(item("integer", 1, "a"))
         world.resolve()
         async with world.source() as source:
-            spec, begin = DispatcherSpec.of("feed", 1), Position(ts, b"")
-            assert await source.next_slice(spec, begin, ts, Limit(), begin=begin) is None
-            piece = await source.next_slice(spec, begin, world.ts, Limit(), begin=begin)
+            spec, begin = TableSpan.of("feed", 1), Position(ts, b"")
+            assert await source.next_slice(spec, begin, ts, ReadLimit(), begin=begin) is None
+            piece = await source.next_slice(spec, begin, world.ts, ReadLimit(), begin=begin)
             assert piece is not None
             assert (piece.start, piece.end, len(read(piece))) == (begin, Position(world.ts), 1)
 
@@ -275,7 +277,7 @@ async def test_rows_that_are_not_flushed_weigh_in_a_snapshot_too(tmp_path: Path)
         world.commit(*(item("integer", number, "x" * 50) for number in range(100)))
         ts, begin = world.resolve(), Position(world.ts, b"")
         async with world.source() as source:
-            piece = await source.next_slice(DispatcherSpec.of("feed", 1), begin, ts, Limit(), begin=begin)
+            piece = await source.next_slice(TableSpan.of("feed", 1), begin, ts, ReadLimit(), begin=begin)
         assert piece is not None
         assert piece.rows >= 100
         assert piece.nbytes >= 1000
@@ -290,7 +292,7 @@ async def test_a_slice_weighs_what_its_commits_do_however_short_its_time(tmp_pat
         world.commit(item("integer", 200, "late"))
         ts = world.flush()
         async with world.source() as source:
-            piece = await source.next_slice(DispatcherSpec.of("feed", 1), Position(start), ts, Limit(rows=98))
+            piece = await source.next_slice(TableSpan.of("feed", 1), Position(start), ts, ReadLimit(rows=98))
         assert piece is not None
         assert large_ts <= piece.end.ts < ts
         assert piece.rows == 98
@@ -302,10 +304,10 @@ async def test_slices_have_the_schema_that_readers_see(world: SourceWorld) -> No
     altered = world.alter(add_column(world.versions.table, "more", "int default 5"))
     world.commit(item("integer", 500, "new", more=7, _tidb_rowid=500))
     world.resolve()
-    spec = DispatcherSpec.of("feed", 1)
+    spec = TableSpan.of("feed", 1)
     async with world.source() as source:
-        old = await source.next_slice(spec, Position(START), altered - 1, Limit())
-        new = await source.next_slice(spec, Position(altered - 1), world.ts, Limit())
+        old = await source.next_slice(spec, Position(START), altered - 1, ReadLimit())
+        new = await source.next_slice(spec, Position(altered - 1), world.ts, ReadLimit())
     assert old is not None
     assert new is not None
     assert (old.schema.since_ts, new.schema.since_ts) == (2, altered)
@@ -316,19 +318,19 @@ async def test_slices_have_the_schema_that_readers_see(world: SourceWorld) -> No
 
 
 async def test_a_capture_that_moved_is_found_again(world: SourceWorld) -> None:
-    spec = DispatcherSpec.of("feed", 1)
+    spec = TableSpan.of("feed", 1)
     async with world.source() as source:
         assert await source.look([1])
         world.flight.close()
         world.flight = FlightService("127.0.0.1:0", world.store, world.reader)
         world.addrs = []
         with pytest.raises(Unavailable):
-            await source.next_slice(spec, Position(START), world.ts, Limit())
+            await source.next_slice(spec, Position(START), world.ts, ReadLimit())
         world.addrs = [world.flight.addr]
 
         for _ in range(200):
             try:
-                piece = await source.next_slice(spec, Position(START), world.ts, Limit())
+                piece = await source.next_slice(spec, Position(START), world.ts, ReadLimit())
                 break
             except Unavailable:
                 await SYSTEM.sleep(0.05)
@@ -344,9 +346,9 @@ async def test_a_table_that_nobody_captures_is_told(tmp_path: Path) -> None:
             ts = made.resolved_ts() + 5
             made.consume_kv_events(raw([described(ts, a_table(77, name="ghost"))]), lambda: None)
             made.advance_resolved_ts(ts + compose_ts(1))
-            spec = DispatcherSpec.of("feed", 77)
+            spec = TableSpan.of("feed", 77)
             with pytest.raises(Unavailable, match=r"shop\.ghost is not captured.*capture\.tables"):
-                await source.next_slice(spec, Position(ts), ts + 1, Limit())
+                await source.next_slice(spec, Position(ts), ts + 1, ReadLimit())
             assert await source.look([77]) == {}
 
 
@@ -359,9 +361,9 @@ async def test_history_that_is_gone_is_told(tmp_path: Path) -> None:
         assert world.store.merge(1)
         world.store.collect(1)
         async with world.source() as source:
-            spec = DispatcherSpec.of("feed", 1)
+            spec = TableSpan.of("feed", 1)
             with pytest.raises(StaleRead):
-                await source.next_slice(spec, Position(START), world.ts, Limit())
+                await source.next_slice(spec, Position(START), world.ts, ReadLimit())
 
 
 async def test_a_refused_token_is_told(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from penstock.changefeeds.commands import create_feed, pause_feed, resume_feed, update_feed
 from penstock.changefeeds.engines.local import LocalEngine
-from penstock.changefeeds.runner import FeedRunner
-from penstock.changefeeds.store import Feeds
+from penstock.changefeeds.runner import ChangefeedRunner
+from penstock.changefeeds.store import ChangefeedStore
 from penstock.cli.main import app
 from penstock.clock import SYSTEM
 from penstock.control.deployment import Deployment, deployed
@@ -54,9 +54,9 @@ async def reached(world: JobWorld) -> AsyncIterator[Deployment]:
 
 @asynccontextmanager
 async def feeds_running(world: JobWorld) -> AsyncIterator[None]:
-    runner = FeedRunner(
+    runner = ChangefeedRunner(
         world.settings,
-        Feeds(world.async_client),
+        ChangefeedStore(world.async_client),
         lambda _feed, options: LocalEngine(options.target),
         owner="here",
     )
@@ -73,7 +73,7 @@ async def create_feeds(world: JobWorld, folder: Path) -> None:
         tree = {"sink_uri": f"file://{folder}/{name}", "start": "snapshot", "tables": ["shop.*"], **given}
         tree["sink"] = {**SPEED, **tree["sink"]}
         wanted = parse_changefeed(tree, origin=name)
-        await create_feed(Feeds(world.async_client), name, wanted, now_ts=await world.now_ts())
+        await create_feed(ChangefeedStore(world.async_client), name, wanted, now_ts=await world.now_ts())
 
 
 async def verify(
@@ -169,7 +169,7 @@ async def test_one_that_was_moved_is_compared_by_what_its_new_place_has(tmp_path
     async with job_world(tmp_path / "world", capture={"tables": ["shop.*"]}) as world:
         await world.create(ITEMS, [("id", "bigint primary key"), ("name", "varchar(40)"), ("price", "int")])
         await world.insert(ITEMS, *({"id": n, "name": "a", "price": n} for n in range(ROWS)))
-        feeds = Feeds(world.async_client)
+        feeds = ChangefeedStore(world.async_client)
         sink = {**SPEED, "protocol": "canal-json", "enable-tidb-extension": "true"}
         tree = {"sink_uri": f"file://{tmp_path}/old", "start": "snapshot", "tables": ["shop.*"], "sink": sink}
         wanted = parse_changefeed({**tree, "lease_ttl_s": 1}, origin="a test")

@@ -8,29 +8,29 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.changefeeds.codecs.decoded_changes import ChangeRows, no_old
+from penstock.changefeeds.codecs.decoded_changes import DecodedChanges, no_old
 from penstock.changefeeds.codecs.lines import blocks
-from penstock.changefeeds.directory.merge import Delivered, Piece, merged
-from penstock.changefeeds.directory.progress import Mark
+from penstock.changefeeds.directory.merge import Delivered, FileRun, merged
+from penstock.changefeeds.directory.progress import FilePosition
 
 Change = tuple[int, str]
 SCHEMA = pa.schema([("id", pa.int64())])
 
 
-def rows(changes: list[Change], ids: list[int]) -> ChangeRows:
+def rows(changes: list[Change], ids: list[int]) -> DecodedChanges:
     batch = pa.RecordBatch.from_arrays([pa.array(ids, pa.int64())], schema=SCHEMA)
     stamps = pa.array([ts for ts, _ in changes], pa.uint64())
-    return ChangeRows(pa.array([op for _, op in changes], pa.string()), stamps, batch, no_old(batch))
+    return DecodedChanges(pa.array([op for _, op in changes], pa.string()), stamps, batch, no_old(batch))
 
 
-def pieces(name: str, changes: list[Change], cuts: list[int], first_id: int) -> Iterator[Piece]:
+def pieces(name: str, changes: list[Change], cuts: list[int], first_id: int) -> Iterator[FileRun]:
     bounds = sorted({0, len(changes), *(cut % (len(changes) + 1) for cut in cuts)})
     for start, end in itertools.pairwise(bounds):
         part = rows(changes[start:end], list(range(first_id + start, first_id + end)))
-        yield Piece(part, name, Mark(0, end))
+        yield FileRun(part, name, FilePosition(0, end))
         if end % 2:
-            yield Piece(rows([], []), name, Mark(0, end))
-    yield Piece(None, name, Mark(1, 0))
+            yield FileRun(rows([], []), name, FilePosition(0, end))
+    yield FileRun(None, name, FilePosition(1, 0))
 
 
 streams = st.lists(
@@ -51,7 +51,7 @@ def test_merged_changes_are_in_the_order_of_commits_with_deletes_first(
         (sorted(changes, key=lambda each: (each[0], each[1] != "D")), cuts) for changes, cuts in given_streams
     ]
     found: list[tuple[int, str, int]] = []
-    marks: dict[str, Mark] = {}
+    marks: dict[str, FilePosition] = {}
     emitted: dict[str, int] = {str(place): 0 for place in range(len(ordered))}
 
     def take(delivered: Delivered) -> None:
@@ -83,7 +83,7 @@ def test_merged_changes_are_in_the_order_of_commits_with_deletes_first(
         for number, (ts, op) in enumerate(changes)
     ]
     assert found == sorted(whole, key=lambda each: (each[0], each[1] != "D"))
-    assert marks == {str(place): Mark(1, 0) for place in range(len(ordered))}
+    assert marks == {str(place): FilePosition(1, 0) for place in range(len(ordered))}
 
 
 @given(

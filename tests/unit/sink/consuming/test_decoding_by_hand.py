@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.changefeeds.codecs import canaljson, csvfiles
-from penstock.changefeeds.codecs.decoded_changes import ChangeRows, row_dicts
+from penstock.changefeeds.codecs.decoded_changes import DecodedChanges, row_dicts
 from penstock.changefeeds.codecs.options import CsvOptions
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile
 from penstock.errors import Corrupt, Invalid
@@ -99,18 +99,20 @@ def table(*columns: dict[str, Any]) -> TableInfo:
 
 def canal(
     data: bytes, *columns: dict[str, Any], terminator: str = "\r\n", zone: str = "UTC"
-) -> list[ChangeRows]:
+) -> list[DecodedChanges]:
     return list(canaljson.decode(io.BytesIO(data), table(*columns), terminator=terminator, time_zone=zone))
 
 
-def csv(data: bytes, *columns: dict[str, Any], terminator: str = "\r\n", **dialect: Any) -> list[ChangeRows]:
+def csv(
+    data: bytes, *columns: dict[str, Any], terminator: str = "\r\n", **dialect: Any
+) -> list[DecodedChanges]:
     found = csvfiles.decode(
         pa.BufferReader(data), table(*columns), CsvOptions(**dialect), terminator=terminator, time_zone="UTC"
     )
     return list(found)
 
 
-def changes(found: list[ChangeRows]) -> list[tuple[Any, ...]]:
+def changes(found: list[DecodedChanges]) -> list[tuple[Any, ...]]:
     return [
         (op, ts, row, old)
         for each in found

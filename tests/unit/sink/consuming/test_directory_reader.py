@@ -10,7 +10,7 @@ import pytest
 from penstock.changefeeds.codecs.decoded_changes import row_dicts
 from penstock.changefeeds.codecs.decoder import FileOptions
 from penstock.changefeeds.directory.listing import Survey
-from penstock.changefeeds.directory.progress import Progress
+from penstock.changefeeds.directory.progress import DirectoryProgress
 from penstock.changefeeds.directory.reader import Ddl, Delivery, DirectoryReader, TableVersion
 from penstock.changefeeds.sinks.storage.blankfiles import blank_file
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile
@@ -26,7 +26,9 @@ def directory(tmp_path: Path) -> TicdcDirectory:
     return TicdcDirectory(open_storage(f"file://{tmp_path}/out"))
 
 
-def reader(directory: TicdcDirectory, progress: Progress | None = None, **survey: Any) -> DirectoryReader:
+def reader(
+    directory: TicdcDirectory, progress: DirectoryProgress | None = None, **survey: Any
+) -> DirectoryReader:
     return DirectoryReader(directory.storage, FileOptions(), Survey(**survey), progress)
 
 
@@ -85,7 +87,7 @@ def test_progress_that_went_through_json_goes_on_where_it_was(directory: TicdcDi
     first = reader(directory)
     told(first.round())
     directory.checkpoint(150)
-    kept = Progress.from_json(json.loads(json.dumps(first.progress.to_json())))
+    kept = DirectoryProgress.from_json(json.loads(json.dumps(first.progress.to_json())))
     assert told(reader(directory, kept).round()) == ["shop.orders I2@120"]
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.changefeeds.codecs.decoded_changes import ChangeRows, no_old
-from penstock.changefeeds.directory.altering import Step, steps
-from penstock.changefeeds.directory.progress import Mark, Progress
+from penstock.changefeeds.codecs.decoded_changes import DecodedChanges, no_old
+from penstock.changefeeds.directory.altering import AlterStep, steps
+from penstock.changefeeds.directory.progress import DirectoryProgress, FilePosition
 from penstock.changefeeds.directory.reader import Ddl, TableChanges
 from penstock.changefeeds.directory.renames import old_name
 from penstock.changefeeds.directory.repetition import Repetition
@@ -43,10 +43,10 @@ def test_a_statement_tells_what_a_table_was_called(query: str, old: tuple[str, s
     assert old_name(query, "shop", "sold") == old
 
 
-def changes(*given: tuple[int | None, int], op: str = "I") -> ChangeRows:
+def changes(*given: tuple[int | None, int], op: str = "I") -> DecodedChanges:
     rows = pa.RecordBatch.from_pylist([{"id": key, "note": "x"} for _, key in given], arrow_schema(ITEMS))
     stamps = pa.array([ts for ts, _ in given], pa.uint64())
-    return ChangeRows(pa.array([op] * len(given)), stamps, rows, no_old(rows))
+    return DecodedChanges(pa.array([op] * len(given)), stamps, rows, no_old(rows))
 
 
 def passed(repetition: Repetition, *given: tuple[int | None, int], op: str = "I") -> list[int]:
@@ -71,9 +71,11 @@ def test_identical_rows_of_a_table_without_a_key_are_no_repetition() -> None:
 
 def test_a_state_file_keeps_what_was_saved_last(tmp_path: Path) -> None:
     state = StateFile(tmp_path / "state.json", StorageRef("s3://bucket/feed"))
-    assert state.load() == Progress()
+    assert state.load() == DirectoryProgress()
     for rows in (1, 2):
-        progress = Progress(5, {"a/b": 3}, {"a/b": 4, "a": 1}, {"a/b/3/meta/CDC.index": Mark(7, rows)})
+        progress = DirectoryProgress(
+            5, {"a/b": 3}, {"a/b": 4, "a": 1}, {"a/b/3/meta/CDC.index": FilePosition(7, rows)}
+        )
         state.save(progress)
         assert state.load() == progress
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
@@ -81,19 +83,21 @@ def test_a_state_file_keeps_what_was_saved_last(tmp_path: Path) -> None:
 
 def test_a_state_file_that_is_none_or_anothers_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
-    StateFile(path, StorageRef("s3://one")).save(Progress())
+    StateFile(path, StorageRef("s3://one")).save(DirectoryProgress())
     with pytest.raises(Invalid, match="is of s3://one"):
         StateFile(path, StorageRef("s3://two")).load()
     with pytest.raises(Invalid, match="is of s3://one/;"):  # a bucket of the same name elsewhere
         StateFile(path, StorageRef("s3://one", {"endpoint": "https://minio"})).load()
-    path.write_text(json.dumps({"directory": "s3://one/", **Progress().to_json()}))  # by an older release
-    assert StateFile(path, StorageRef("s3://one")).load() == Progress()
+    path.write_text(
+        json.dumps({"directory": "s3://one/", **DirectoryProgress().to_json()})
+    )  # by an older release
+    assert StateFile(path, StorageRef("s3://one")).load() == DirectoryProgress()
     for content in (b"{", b"[]", b"{}", b'{"format": 1, "directory": "s3://two"}'):
         path.write_bytes(content)
         with pytest.raises(Corrupt, match=r"state\.json"):
             StateFile(path, StorageRef("s3://two")).load()
     with pytest.raises(Invalid, match="cannot be written"):
-        StateFile(tmp_path / "no" / "state", StorageRef("s3://two")).save(Progress())
+        StateFile(tmp_path / "no" / "state", StorageRef("s3://two")).save(DirectoryProgress())
     with pytest.raises(Invalid, match="cannot be read"):
         StateFile(tmp_path, StorageRef("s3://two")).load()
 
@@ -110,7 +114,7 @@ def test_every_type_has_a_form_in_json() -> None:
     rows = pa.RecordBatch.from_pylist([EVERY_CELL, dict.fromkeys(EVERY_CELL)], arrow_schema(EVERY_TYPE))
     stamps = pa.array([7, None], pa.uint64())
     (first, second) = printed(
-        TableChanges("shop", EVERY_TYPE, 1, ChangeRows(pa.array(["I", "D"]), stamps, rows, no_old(rows)))
+        TableChanges("shop", EVERY_TYPE, 1, DecodedChanges(pa.array(["I", "D"]), stamps, rows, no_old(rows)))
     )
     assert second == {"table": "shop.items", "op": "delete", "row": dict.fromkeys(EVERY_CELL)}
     assert first == {
@@ -142,7 +146,7 @@ def test_every_type_has_a_form_in_json() -> None:
 def test_updates_show_the_row_before_them() -> None:
     rows = pa.RecordBatch.from_pylist([{"id": 1, "note": "new"}, {"id": 2, "note": "b"}], arrow_schema(ITEMS))
     old = pa.array([{"id": 1, "note": "old"}, None], pa.struct(list(rows.schema)))
-    given = ChangeRows(pa.array(["U", "I"]), pa.nulls(2, pa.uint64()), rows, old)
+    given = DecodedChanges(pa.array(["U", "I"]), pa.nulls(2, pa.uint64()), rows, old)
     first, second = printed(TableChanges("shop", ITEMS, 1, given))
     assert first["old"] == {"id": 1, "note": "old"}
     assert "old" not in second
@@ -168,7 +172,7 @@ def test_ddls_and_schemas_are_lines_of_their_own() -> None:
 
 def altered(
     old: list[tuple[str, str]], new: list[tuple[str, str]], query: str = "", **more: bool
-) -> list[Step]:
+) -> list[AlterStep]:
     return list(steps(define_table("t", old), define_table("t", new), query, **{"renames": False, **more}))
 
 
@@ -179,9 +183,9 @@ def test_columns_are_added_dropped_and_modified_as_they_differ() -> None:
     old = [KEY, ("a", "int"), ("b", "varchar(10) collate utf8mb4_general_ci comment 'so'"), ("c", "int")]
     new = [KEY, ("x", "int not null default 5"), ("B", "varchar(20)"), ("c", "int")]
     assert altered(old, new, "alter table t drop column a") == [
-        Step("drop", "a"),
-        Step("add", "x", "int NOT NULL DEFAULT '5'", after="id"),
-        Step("modify", "B", "varchar(20) COLLATE utf8mb4_general_ci COMMENT 'so'"),
+        AlterStep("drop", "a"),
+        AlterStep("add", "x", "int NOT NULL DEFAULT '5'", after="id"),
+        AlterStep("modify", "B", "varchar(20) COLLATE utf8mb4_general_ci COMMENT 'so'"),
     ]
     assert altered(old, old) == []
 
@@ -194,7 +198,7 @@ def test_a_column_with_a_new_name_is_refused() -> None:
     with pytest.raises(Invalid, match="column a of t got another name"):
         altered([KEY, ("a", "int")], [KEY, ("b", "int")], "ALTER TABLE t CHANGE a b int", renames=True)
     assert altered([KEY, ("own", "int"), ("a", "int")], [KEY, ("a", "bigint")], renames=True) == [
-        Step("modify", "a", "bigint")
+        AlterStep("modify", "a", "bigint")
     ]
 
 

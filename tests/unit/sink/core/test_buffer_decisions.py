@@ -6,8 +6,8 @@ from itertools import count
 from penstock.changefeeds.engines.engine import Chunk
 from penstock.changefeeds.sinks.drain import DrainMarker
 from penstock.changefeeds.sinks.storage.buffers import Buffers
-from penstock.changefeeds.sinks.storage.filetasks import FileTask, Reason
-from penstock.changefeeds.sinks.storage.ratios import Ratios
+from penstock.changefeeds.sinks.storage.filetasks import FileTask, FlushReason
+from penstock.changefeeds.sinks.storage.ratios import SizeEstimator
 from penstock.changefeeds.sinks.work import DmlEvent
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.positions import Position
@@ -20,8 +20,8 @@ def chunk(nbytes: int, segment: int = 1) -> Chunk:
     return Chunk(segment, next(_numbers), Position(1), Position(2), 1, nbytes)
 
 
-def buffers(file_size: int = 100, interval_s: float = 5.0, ratios: Ratios | None = None) -> Buffers:
-    return Buffers(file_size, interval_s, ratios or Ratios(file_size))
+def buffers(file_size: int = 100, interval_s: float = 5.0, ratios: SizeEstimator | None = None) -> Buffers:
+    return Buffers(file_size, interval_s, ratios or SizeEstimator(file_size))
 
 
 def add(
@@ -55,14 +55,14 @@ def test_a_file_is_due_when_it_has_its_size() -> None:
     assert take(held) == []
     add(held, 1, 40)
     (task,) = take(held)
-    assert (sizes(task), task.reason) == ([60, 40], Reason.SIZE)
+    assert (sizes(task), task.reason) == ([60, 40], FlushReason.SIZE)
 
 
 def test_a_file_stops_short_when_going_on_would_miss_the_size_by_more() -> None:
     held = buffers()
     add(held, 1, 90, 30)
     (task,) = take(held)
-    assert (sizes(task), task.reason) == ([90], Reason.SIZE)
+    assert (sizes(task), task.reason) == ([90], FlushReason.SIZE)
 
 
 def test_a_file_goes_on_when_stopping_would_miss_the_size_by_more() -> None:
@@ -76,10 +76,10 @@ def test_a_chunk_larger_than_a_file_is_a_file_by_itself() -> None:
     held = buffers()
     add(held, 1, 10, 500)
     (task,) = take(held)
-    assert (sizes(task), task.reason) == ([10], Reason.SIZE)
+    assert (sizes(task), task.reason) == ([10], FlushReason.SIZE)
     held.done(task)
     (task,) = take(held)
-    assert (sizes(task), task.reason) == ([500], Reason.SIZE)
+    assert (sizes(task), task.reason) == ([500], FlushReason.SIZE)
 
 
 def test_a_dispatcher_has_one_file_under_way() -> None:
@@ -117,7 +117,7 @@ def test_the_interval_counts_from_the_oldest_row_that_is_in_no_file() -> None:
     assert held.next_deadline() == 5.0
     held.tick(5.0)
     (task,) = take(held)
-    assert (sizes(task), task.reason) == ([10, 10], Reason.INTERVAL)
+    assert (sizes(task), task.reason) == ([10, 10], FlushReason.INTERVAL)
     add(held, 1, 10, at=6.0)
     held.done(task)
     held.tick(10.9)
@@ -144,7 +144,7 @@ def test_what_a_file_by_size_leaves_behind_has_the_age_of_its_own_rows() -> None
     assert take(held) == []
     held.tick(8.0)
     (task,) = take(held)
-    assert (sizes(task), task.reason) == ([20], Reason.INTERVAL)
+    assert (sizes(task), task.reason) == ([20], FlushReason.INTERVAL)
 
 
 def test_a_file_that_waits_for_its_turn_goes_on_collecting() -> None:
@@ -170,7 +170,7 @@ def test_a_marker_makes_its_dispatcher_due_and_no_other() -> None:
     drain = marker(1)
     assert not held.mark(drain, "1")
     (task,) = take(held)
-    assert (task.dispatcher.id, task.reason) == ("1", Reason.DDL)
+    assert (task.dispatcher.id, task.reason) == ("1", FlushReason.DDL)
     assert task.waiting[-1] is drain
 
 
@@ -198,7 +198,7 @@ def test_a_marker_comes_after_all_files_before_it() -> None:
         (task,) = take(held)
         reasons.append((task.reason, task.waiting))
         held.done(task)
-    assert [reason for reason, _ in reasons] == [Reason.SIZE, Reason.SIZE, Reason.DDL]
+    assert [reason for reason, _ in reasons] == [FlushReason.SIZE, FlushReason.SIZE, FlushReason.DDL]
     assert [len(waiting) for _, waiting in reasons] == [0, 0, 2]
     assert reasons[2][1][0] is event
     assert held.active == 0
@@ -226,7 +226,7 @@ def test_rows_of_two_versions_are_never_in_one_file() -> None:
     add(held, 1, 10, schema=newest)
     for schema in (SCHEMA, newer):
         (task,) = take(held)
-        assert (task.schema, task.reason) == (schema, Reason.DDL)
+        assert (task.schema, task.reason) == (schema, FlushReason.DDL)
         held.done(task)
     assert take(held) == []
 
@@ -247,11 +247,11 @@ def test_close_makes_everything_due_now_and_later() -> None:
     add(held, 2, 10)
     held.flush()
     tasks = take(held)
-    assert [task.reason for task in tasks] == [Reason.SIZE, Reason.CLOSE]
+    assert [task.reason for task in tasks] == [FlushReason.SIZE, FlushReason.CLOSE]
     held.done(tasks[0])
-    assert [task.reason for task in take(held)] == [Reason.CLOSE]
+    assert [task.reason for task in take(held)] == [FlushReason.CLOSE]
     add(held, 3, 10)
-    assert [task.reason for task in take(held)] == [Reason.CLOSE]
+    assert [task.reason for task in take(held)] == [FlushReason.CLOSE]
 
 
 def test_a_full_spool_is_relieved_of_the_largest_files_first() -> None:
@@ -262,7 +262,10 @@ def test_a_full_spool_is_relieved_of_the_largest_files_first() -> None:
     held.relieve(40)
     assert held.resting_bytes == 30
     tasks = take(held)
-    assert [(sizes(task), task.reason) for task in tasks] == [([50], Reason.QUOTA), ([30], Reason.QUOTA)]
+    assert [(sizes(task), task.reason) for task in tasks] == [
+        ([50], FlushReason.QUOTA),
+        ([30], FlushReason.QUOTA),
+    ]
 
 
 def test_relief_counts_what_is_due_already() -> None:
@@ -318,7 +321,7 @@ def test_a_dispatcher_that_was_due_is_dropped_too() -> None:
 
 
 def test_a_file_whose_bytes_shrink_takes_more_chunks() -> None:
-    ratios = Ratios(100)
+    ratios = SizeEstimator(100)
     for _ in range(8):
         ratios.learn("1", 100, 25)
     held = buffers(ratios=ratios)

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.changefeeds.engines.engine import Chunk
 from penstock.changefeeds.sinks.storage.ledger import Ledger
 from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
-from penstock.changefeeds.sinks.storage.remote_files import TargetFiles
+from penstock.changefeeds.sinks.storage.remote_files import RemoteFiles
 from penstock.changefeeds.sinks.storage.sink import StorageSink
 from penstock.testing.clock import ManualClock
 from support.sinkparts import KeptInMemory, RowlessEngine, SinkWorld, Watched, sink_options, slice_of
@@ -92,7 +92,7 @@ async def test_a_day_of_churn_ends_at_the_memory_it_began_with() -> None:
     clock = ManualClock()
     options = sink_options(date_separator="none")
     engine = RowlessEngine()
-    files = TargetFiles(options.target.open(), options, clock=clock)
+    files = RemoteFiles(options.target.open(), options, clock=clock)
     world = SinkWorld(engine=engine, clock=clock)
     progress = KeptInMemory()
     world.sink = StorageSink(engine, files, progress, options, changefeed="churn", clock=clock)

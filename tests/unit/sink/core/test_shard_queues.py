@@ -1,7 +1,7 @@
 """Queues by dispatcher before encoding."""
 
 from penstock.changefeeds.sinks.drain import DrainMarker
-from penstock.changefeeds.sinks.storage.shards import Batch, Shards
+from penstock.changefeeds.sinks.storage.shards import ShardBatch, Shards
 from penstock.changefeeds.sinks.work import DmlEvent
 from support.sinkparts import dispatcher, slice_of
 
@@ -16,11 +16,11 @@ def weigh(each: DmlEvent) -> int:
     return each.slice.nbytes
 
 
-def take(shards: Shards, *, room: int = LARGE, limit: int = LARGE, alone: bool = False) -> list[Batch]:
+def take(shards: Shards, *, room: int = LARGE, limit: int = LARGE, alone: bool = False) -> list[ShardBatch]:
     return shards.take(weigh, room=room, limit=limit, alone=alone)
 
 
-def sent(batches: list[Batch]) -> list[tuple[str, int]]:
+def sent(batches: list[ShardBatch]) -> list[tuple[str, int]]:
     return [(each.slice.dispatcher.id, each.slice.end.ts) for batch in batches for each in batch.events]
 
 

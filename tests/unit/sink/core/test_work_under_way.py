@@ -7,7 +7,7 @@ import pytest
 
 from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
-from penstock.eventloop import Pulse, Signal, Threads, Underway
+from penstock.eventloop import Notifier, TaskScope, ThreadRunner, WakeUp
 from penstock.testing.clock import ManualClock
 
 
@@ -17,7 +17,7 @@ async def turns() -> None:
 
 
 async def test_the_first_failure_is_kept_and_nothing_is_started_after_it() -> None:
-    underway = Underway()
+    underway = TaskScope()
     ran = []
 
     async def fail(text: str) -> None:
@@ -36,7 +36,7 @@ async def test_the_first_failure_is_kept_and_nothing_is_started_after_it() -> No
 
 
 async def test_stop_returns_when_everything_has_unwound() -> None:
-    underway = Underway()
+    underway = TaskScope()
     unwound = []
 
     async def work() -> None:
@@ -55,7 +55,7 @@ async def test_stop_returns_when_everything_has_unwound() -> None:
 
 
 async def test_what_is_told_while_nobody_waits_is_not_lost() -> None:
-    signal = Signal(ManualClock())
+    signal = WakeUp(ManualClock())
     signal.tell()
     await signal.wait()
     waiting = asyncio.ensure_future(signal.wait())
@@ -67,7 +67,7 @@ async def test_what_is_told_while_nobody_waits_is_not_lost() -> None:
 
 async def test_a_wait_ends_with_its_time() -> None:
     clock = ManualClock()
-    signal = Signal(clock)
+    signal = WakeUp(clock)
     waiting = asyncio.ensure_future(signal.wait(5.0))
     await turns()
     clock.advance(4.9)
@@ -78,7 +78,7 @@ async def test_a_wait_ends_with_its_time() -> None:
 
 
 async def test_a_beat_reaches_everybody_who_waits() -> None:
-    pulse = Pulse()
+    pulse = Notifier()
     state = {"open": False}
     waiting = [asyncio.ensure_future(pulse.until(lambda: state["open"])) for _ in range(3)]
     await turns()
@@ -91,7 +91,7 @@ async def test_a_beat_reaches_everybody_who_waits() -> None:
 
 
 async def test_a_call_that_is_cancelled_has_ended_when_its_caller_goes_on() -> None:
-    threads = Threads(1, "test")
+    threads = ThreadRunner(1, "test")
     begun, may_end, ended = threading.Event(), threading.Event(), []
 
     def work() -> None:
@@ -116,7 +116,7 @@ async def test_a_call_that_is_cancelled_has_ended_when_its_caller_goes_on() -> N
 
 
 async def test_a_call_gives_its_result_or_raises_what_it_raised() -> None:
-    threads = Threads(2, "test")
+    threads = ThreadRunner(2, "test")
     assert await threads.call(int, "7") == 7
     with pytest.raises(ValueError, match="invalid literal"):
         await threads.call(int, "seven")

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.changefeeds.changefeed import Changefeed
 from penstock.changefeeds.filters import TableFilter
-from penstock.changefeeds.resume import FeedOptions
-from penstock.changes.limits import Limit
+from penstock.changefeeds.resume import ChangefeedOptions
+from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
 from penstock.follow.positions import Position
@@ -76,10 +76,10 @@ class World:
         return self.sinks[-1]
 
     def start(self, **more: Any) -> None:
-        given = {"slice_limit": Limit(rows=2), **self.feed_options, **more}
+        given = {"slice_limit": ReadLimit(rows=2), **self.feed_options, **more}
         self.feed = Changefeed(
             "feed",
-            FeedOptions(begin=self.begin, tables=TableFilter(self.patterns), **given),
+            ChangefeedOptions(begin=self.begin, tables=TableFilter(self.patterns), **given),
             source=self.source,
             open_sink=self.open_sink,
             files=self.remote,

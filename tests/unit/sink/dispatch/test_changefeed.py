@@ -3,7 +3,7 @@ import asyncio
 import pytest
 from prometheus_client import REGISTRY
 
-from penstock.changefeeds.model import FeedState
+from penstock.changefeeds.model import ChangefeedState
 from penstock.follow.positions import Position
 from support.ddlevents import (
     alter_table,
@@ -35,7 +35,7 @@ async def test_changes_come_to_the_remote_in_order_and_the_checkpoint_follows(wo
     await w.reached(50)
     assert sorted(w.rows()) == [(1, 20, b"row"), (1, 30, b"row"), (1, 40, b"row"), (2, 25, b"row")]
     assert w.remote.checkpoints[-1] == 50
-    assert w.feed.state is FeedState.NORMAL
+    assert w.feed.state is ChangefeedState.NORMAL
 
 
 async def test_an_early_wake_does_not_advance_the_checkpoint(world) -> None:
@@ -116,7 +116,7 @@ async def test_a_failed_drain_stops_the_ddl(world) -> None:
     w.start()
     with pytest.raises(OSError, match="remote is gone"):
         await w.task
-    assert w.feed.state is FeedState.FAILED
+    assert w.feed.state is ChangefeedState.FAILED
     assert "remote is gone" in w.feed.error
     assert not w.remote.ddls
     assert w.progress.checkpoints[-1] < 30
@@ -412,7 +412,7 @@ async def test_it_finishes_at_its_target_and_carries_nothing_after_it(world) -> 
     w.source.advance(50)
     w.start(target_ts=30)
     await w.task
-    assert w.feed.state is FeedState.FINISHED
+    assert w.feed.state is ChangefeedState.FINISHED
     assert w.progress.checkpoints[-1] == w.remote.checkpoints[-1] == 30
     assert w.rows() == [(1, 20, b"row"), (1, 30, b"row")]
     assert [each.commit_ts for each in w.remote.ddls] == [30]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.changefeeds.model import FeedState
+from penstock.changefeeds.model import ChangefeedState
 from penstock.errors import StaleRead
 from support.ddlevents import alter_table, create_table, table_schema
 from support.sinkdoubles import ScriptedSource
@@ -35,7 +35,7 @@ async def test_a_table_whose_ddls_are_collected_is_not_taken_for_one_that_went_a
     w.start()
     with pytest.raises(StaleRead, match="history of table 2 at 50 is gone"):
         await w.reached(90)
-    assert w.feed.state is FeedState.FAILED
+    assert w.feed.state is ChangefeedState.FAILED
     assert w.progress.kept == kept
     assert w.progress.checkpoints[-1] == 50
     assert w.progress.place == "remote"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.changefeeds.model import FeedState
+from penstock.changefeeds.model import ChangefeedState
 from penstock.errors import Invalid, Unavailable
 from penstock.follow.positions import Position
 from support.ddlevents import table_schema
@@ -88,9 +88,9 @@ async def test_the_checkpoint_does_not_pass_what_consumers_can_be_told(world) ->
     w.clock.random = tried_again
     with pytest.raises(Unavailable, match="metadata cannot be written"):
         await w.task
-    assert w.feed.state is FeedState.FAILED
+    assert w.feed.state is ChangefeedState.FAILED
     assert "metadata cannot be written" in w.feed.error
-    assert {state for state, _ in states} == {FeedState.WARNING}
+    assert {state for state, _ in states} == {ChangefeedState.WARNING}
     assert w.progress.checkpoints[-1] == kept, "people are not told more than consumers"
     assert w.feed.checkpoint_ts == kept
     assert len(w.sinks) < 60, "each try waits longer than the one before"
@@ -104,14 +104,14 @@ async def test_one_that_could_not_tell_goes_on_once_it_can(world) -> None:
     w.source.advance(20)
     w.start()
     await w.until(lambda: refusing.count > 2)
-    assert w.feed.state is FeedState.WARNING
+    assert w.feed.state is ChangefeedState.WARNING
     refusing.refuses = False
     w.source.put(1, 25)
     w.source.advance(40)
     await w.reached(40)
     await w.settled()
     assert w.remote.checkpoints[-1] == 40
-    assert w.feed.state is FeedState.NORMAL
+    assert w.feed.state is ChangefeedState.NORMAL
     assert w.rows() == [(1, 25, b"row")]
 
 
@@ -156,4 +156,4 @@ async def test_files_of_a_snapshot_are_progress_before_there_is_anything_to_tell
     w.sink_options = {"fault": refusing}
     w.start()
     await w.until(lambda: len(w.rows()) == 4)
-    assert (w.feed.state, refusing.count, w.remote.checkpoints) == (FeedState.NORMAL, 0, [])
+    assert (w.feed.state, refusing.count, w.remote.checkpoints) == (ChangefeedState.NORMAL, 0, [])

@@ -2,10 +2,10 @@ import pytest
 
 from penstock.changefeeds.dispatcher import Dispatcher, Drain, Horizon, Read, State
 from penstock.follow.positions import Position
-from penstock.follow.slices import DispatcherSpec, Slice
+from penstock.follow.slices import Slice, TableSpan
 from support.ddlevents import table_schema
 
-SPEC = DispatcherSpec("1", 1)
+SPEC = TableSpan("1", 1)
 
 
 def piece(start: Position, end: Position) -> Slice:

@@ -21,9 +21,9 @@ async def test_ten_thousand_idle_dispatchers_are_not_touched_while_ten_are_busy(
     await w.reached(100)
     monkeypatch.setattr(Dispatcher, "next", counted)
     spawned: list[object] = []
-    spawn = run.FeedLife._spawn
+    spawn = run.ChangefeedRun._spawn
     monkeypatch.setattr(
-        run.FeedLife, "_spawn", lambda self, work: (spawned.append(work), spawn(self, work))[1]
+        run.ChangefeedRun, "_spawn", lambda self, work: (spawned.append(work), spawn(self, work))[1]
     )
     looks = w.source.look_calls
     for ts in range(110, 310, 10):

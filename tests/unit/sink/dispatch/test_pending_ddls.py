@@ -1,5 +1,5 @@
 from penstock.changefeeds.filters import TableFilter
-from penstock.changefeeds.pendingddls import Block, CarriedTables, PendingDdls, blocks
+from penstock.changefeeds.pendingddls import BlockEvent, PendingDdls, ReplicatedTables, blocks
 from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.positions import Position
 from support.ddlevents import (
@@ -15,7 +15,7 @@ A, B = table_schema(1), table_schema(2)
 OTHER = table_schema(3, "other.t")
 
 
-def blocked(*events: DdlEvent) -> list[Block]:
+def blocked(*events: DdlEvent) -> list[BlockEvent]:
     return list(blocks(events, TableFilter()))
 
 
@@ -46,7 +46,7 @@ def test_a_table_stops_at_the_first_ddl_of_its_own_or_of_its_database() -> None:
 
 
 def test_tables_follow_the_ddls() -> None:
-    tables = CarriedTables([A, B, OTHER])
+    tables = ReplicatedTables([A, B, OTHER])
     (block,) = blocked(truncate_table(5, A, 7))
     after = tables.after(block)
     assert set(after.ids()) == {2, 3, 7}
@@ -70,7 +70,7 @@ def test_partitions_that_change_places_go_on() -> None:
             type(two)(right, table_schema(12, "shop.t20")),
         ),
     )
-    tables = CarriedTables([left, right])
+    tables = ReplicatedTables([left, right])
     after = tables.after(*blocked(exchanged))
     assert set(after.ids()) == set(tables.ids()) == {11, 12, 20}
     assert after.schema(12).table.name == "t20"
@@ -80,5 +80,5 @@ def test_views_have_no_dispatchers() -> None:
     view = table_schema(5)
     object.__setattr__(view.table, "extra", {"view": {"x": 1}})
     (block,) = blocked(create_table(6, view))
-    assert not CarriedTables([view]).ids()
-    assert not CarriedTables(()).after(block).ids()
+    assert not ReplicatedTables([view]).ids()
+    assert not ReplicatedTables(()).after(block).ids()

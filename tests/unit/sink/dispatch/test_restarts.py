@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.changefeeds.model import FeedState
+from penstock.changefeeds.model import ChangefeedState
 from penstock.errors import Corrupt, Denied, Fenced, Invalid, StaleRead, Unavailable
 from penstock.follow.positions import Position
 from support.ddlevents import alter_table, create_table, drop_table, table_schema, truncate_table
@@ -204,12 +204,12 @@ async def test_a_failed_sink_is_replaced_and_nothing_is_lost_or_repeated(world) 
     fault = Once("write_file", Unavailable("the remote is slow"))
     w.sink_options = {"fault": fault}
     w.start()
-    await w.until(lambda: w.feed.state is FeedState.WARNING)
+    await w.until(lambda: w.feed.state is ChangefeedState.WARNING)
     assert "the remote is slow" in w.feed.error
     await w.reached(50)
     assert len(w.sinks) == 2
     assert w.rows() == [(1, 20, b"row"), (1, 30, b"row")]
-    assert w.feed.state is FeedState.NORMAL
+    assert w.feed.state is ChangefeedState.NORMAL
     assert not w.feed.error
 
 
@@ -262,7 +262,7 @@ async def test_it_gives_up_after_half_an_hour_without_progress(world) -> None:
     w.start()
     with pytest.raises(Unavailable, match="no bucket"):
         await w.task
-    assert w.feed.state is FeedState.FAILED
+    assert w.feed.state is ChangefeedState.FAILED
     assert 1800 <= w.clock.now < 2000
     assert 20 < len(w.sinks) < 60
     assert w.progress.checkpoints[-1] == 10
@@ -286,7 +286,7 @@ async def test_it_gives_up_at_once_when_trying_again_cannot_help(world, error: E
     w.start()
     with pytest.raises(type(error)):
         await w.task
-    assert w.feed.state is FeedState.FAILED
+    assert w.feed.state is ChangefeedState.FAILED
     assert type(error).__name__ in w.feed.error
     assert len(w.sinks) == 1
     w.start()
@@ -304,11 +304,11 @@ async def test_credentials_that_are_refused_for_a_while_end_nothing(world, momen
     w.sink_options = {"fault": fault}
     w.source.fault = fault
     w.start()
-    await w.until(lambda: w.feed.state is FeedState.WARNING)
+    await w.until(lambda: w.feed.state is ChangefeedState.WARNING)
     assert "check its credentials" in w.feed.error
     await w.reached(50)
     w.source.advance(60)
-    await w.until(lambda: w.feed.state is FeedState.NORMAL)
+    await w.until(lambda: w.feed.state is ChangefeedState.NORMAL)
     assert w.rows() == [(1, 20, b"row"), (1, 35, b"row")]
 
 
@@ -325,7 +325,7 @@ async def test_credentials_that_are_refused_for_good_fail_it_after_half_an_hour(
     w.start()
     with pytest.raises(Denied):
         await w.task
-    assert w.feed.state is FeedState.FAILED
+    assert w.feed.state is ChangefeedState.FAILED
     assert 1800 <= w.clock.now < 2000
 
 
@@ -451,7 +451,7 @@ async def test_the_place_that_was_left_is_not_taken_up_again(world) -> None:
     w.start()
     with pytest.raises(Invalid, match="holds files of a changefeed already"):
         await w.task
-    assert w.feed.state is FeedState.FAILED
+    assert w.feed.state is ChangefeedState.FAILED
     assert (w.progress.place, w.progress.kept) == ("elsewhere", kept)
 
 

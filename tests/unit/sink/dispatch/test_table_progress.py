@@ -3,10 +3,10 @@ import pytest
 from penstock.changefeeds.sinks.work import DmlEvent
 from penstock.changefeeds.tableprogress import TableProgress
 from penstock.follow.positions import Position
-from penstock.follow.slices import DispatcherSpec, Slice
+from penstock.follow.slices import Slice, TableSpan
 from support.ddlevents import table_schema
 
-SPEC = DispatcherSpec("1", 1)
+SPEC = TableSpan("1", 1)
 
 
 def event(start: Position, end: Position) -> DmlEvent:

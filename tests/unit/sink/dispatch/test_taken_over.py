@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.changefeeds.model import FeedState
+from penstock.changefeeds.model import ChangefeedState
 from penstock.errors import Fenced, Unavailable
 from penstock.follow.positions import Position
 from support.ddlevents import table_schema
@@ -45,7 +45,7 @@ async def test_failures_far_apart_do_not_end_a_snapshot_that_takes_long(world) -
     w.start()
     await w.reached(50)
     assert w.clock.now > 120
-    assert w.feed.state is FeedState.NORMAL
+    assert w.feed.state is ChangefeedState.NORMAL
     assert len(w.rows()) == 40
 
 
@@ -62,4 +62,4 @@ async def test_a_snapshot_that_comes_no_further_is_given_up(world) -> None:
     w.start()
     with pytest.raises(Unavailable, match="no more"):
         await w.reached(50)
-    assert w.feed.state is FeedState.FAILED
+    assert w.feed.state is ChangefeedState.FAILED

@@ -1,19 +1,19 @@
 import pytest
 
-from penstock.changefeeds.failures import Trouble
+from penstock.changefeeds.failures import FailureTracker
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.testing.clock import ManualClock
 
 
 def test_waits_grow_to_a_bound() -> None:
-    trouble = Trouble("feed", clock=ManualClock())
+    trouble = FailureTracker("feed", clock=ManualClock())
     waits = [trouble.met(Unavailable("x"), attempt) for attempt in (0, 1, 2, 10, 1000)]
     assert waits == [0.375, 0.75, 1.5, 45.0, 45.0]
 
 
 def test_it_gives_up_by_the_time_without_progress() -> None:
     clock = ManualClock()
-    trouble = Trouble("feed", give_up_s=100, clock=clock)
+    trouble = FailureTracker("feed", give_up_s=100, clock=clock)
     trouble.met(Unavailable("x"), 0)
     clock.advance(99)
     trouble.met(Unavailable("x"), 1)
@@ -30,13 +30,13 @@ def test_it_gives_up_by_the_time_without_progress() -> None:
 
 @pytest.mark.parametrize("error", [Invalid("x"), Fenced("x")])
 def test_what_cannot_pass_is_raised_at_once(error: Exception) -> None:
-    trouble = Trouble("feed", clock=ManualClock())
+    trouble = FailureTracker("feed", clock=ManualClock())
     with pytest.raises(type(error)):
         trouble.met(error, 0)
     assert trouble.there
 
 
 def test_an_error_is_told_in_one_line() -> None:
-    trouble = Trouble("feed", clock=ManualClock())
+    trouble = FailureTracker("feed", clock=ManualClock())
     trouble.met(RuntimeError("a job failed\n\tat java.lang.Thread.run\nCaused by: a row"), 0)
     assert trouble.error == "RuntimeError: a job failed"

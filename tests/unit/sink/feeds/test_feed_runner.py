@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from penstock.changefeeds import runner
-from penstock.changefeeds.model import Feed, FeedInfo, FeedState, FeedStatus
-from penstock.changefeeds.runner import FeedRunner, create_configured
+from penstock.changefeeds.model import ChangefeedInfo, ChangefeedRecord, ChangefeedState, ChangefeedStatus
+from penstock.changefeeds.runner import ChangefeedRunner, create_configured
 from penstock.clock import SYSTEM
 from penstock.errors import Denied, Invalid, Unavailable
 from penstock.settings import Settings
@@ -35,13 +35,13 @@ class Run:
         self._feeds = feeds
         self._id = feed_id
 
-    async def feed(self) -> Feed:
+    async def feed(self) -> ChangefeedRecord:
         return self._feeds.all[self._id]
 
-    async def keep_state(self, state: FeedState, error: str = "") -> None:
+    async def keep_state(self, state: ChangefeedState, error: str = "") -> None:
         feed = self._feeds.all[self._id]
-        status = FeedStatus(checkpoint_ts=1, ddl_ts=1, state=state, error=error)
-        self._feeds.all[self._id] = Feed(feed.info, status)
+        status = ChangefeedStatus(checkpoint_ts=1, ddl_ts=1, state=state, error=error)
+        self._feeds.all[self._id] = ChangefeedRecord(feed.info, status)
 
     async def renew(self) -> None:
         pass
@@ -59,7 +59,7 @@ class Kept:
         self.ttls: dict[str, float] = {}
         self.refuse: dict[str, Exception] = {}
 
-    async def list(self) -> list[Feed]:
+    async def list(self) -> list[ChangefeedRecord]:
         return list(self.all.values())
 
     async def acquire(self, feed_id: str, _owner: str, *, ttl_s: float) -> Run:
@@ -69,13 +69,13 @@ class Kept:
             raise self.refuse[feed_id]
         return Run(self, feed_id)
 
-    def shown(self, name: str) -> tuple[FeedState, str]:
+    def shown(self, name: str) -> tuple[ChangefeedState, str]:
         return self.all[name].status.state, self.all[name].status.error
 
 
-def feed_of(name: str, **more: object) -> Feed:
-    info = FeedInfo(id=name, settings={"sink_uri": SINK, **more}, start_ts=1)
-    return Feed(info, FeedStatus.of_new(info))
+def feed_of(name: str, **more: object) -> ChangefeedRecord:
+    info = ChangefeedInfo(id=name, settings={"sink_uri": SINK, **more}, start_ts=1)
+    return ChangefeedRecord(info, ChangefeedStatus.of_new(info))
 
 
 class Source:
@@ -96,7 +96,7 @@ class Source:
 class Healthy:
     """A changefeed that runs for ever and is well."""
 
-    state, error, checkpoint_ts = FeedState.NORMAL, "", 1
+    state, error, checkpoint_ts = ChangefeedState.NORMAL, "", 1
 
     def __init__(self, *_given: object, **_rest: object) -> None:
         pass
@@ -115,7 +115,7 @@ def source(monkeypatch: pytest.MonkeyPatch) -> Source:
 
 async def run_until(kept: Kept, holds: Callable[[], bool]) -> None:
     running = asyncio.create_task(
-        FeedRunner(Settings(), kept, lambda *_: None, owner="me", clock=Quick()).run()
+        ChangefeedRunner(Settings(), kept, lambda *_: None, owner="me", clock=Quick()).run()
     )
     try:
         for _ in range(2000):
@@ -139,14 +139,14 @@ async def test_whatever_ends_one_changefeed_leaves_the_others_alone(source: Sour
 @pytest.mark.parametrize(
     ("problem", "state"),
     [
-        (Invalid("the token is wrong"), FeedState.FAILED),
-        (Unavailable("nobody answers"), FeedState.WARNING),
-        (Denied("the key is not valid yet"), FeedState.WARNING),
-        (KeyError("a mistake of ours"), FeedState.FAILED),
+        (Invalid("the token is wrong"), ChangefeedState.FAILED),
+        (Unavailable("nobody answers"), ChangefeedState.WARNING),
+        (Denied("the key is not valid yet"), ChangefeedState.WARNING),
+        (KeyError("a mistake of ours"), ChangefeedState.FAILED),
     ],
 )
 async def test_what_keeps_one_from_being_opened_is_its_state(
-    source: Source, problem: Exception, state: FeedState
+    source: Source, problem: Exception, state: ChangefeedState
 ) -> None:
     kept = Kept("a")
     source.problems["a"] = problem
@@ -156,9 +156,9 @@ async def test_what_keeps_one_from_being_opened_is_its_state(
 async def test_one_that_is_well_again_does_not_show_what_was(source: Source) -> None:
     kept = Kept("a")
     info = kept.all["a"].info
-    before = FeedStatus(checkpoint_ts=1, ddl_ts=1, state=FeedState.WARNING, error="what was")
-    kept.all["a"] = Feed(info, before)
-    await run_until(kept, lambda: kept.shown("a") == (FeedState.NORMAL, ""))
+    before = ChangefeedStatus(checkpoint_ts=1, ddl_ts=1, state=ChangefeedState.WARNING, error="what was")
+    kept.all["a"] = ChangefeedRecord(info, before)
+    await run_until(kept, lambda: kept.shown("a") == (ChangefeedState.NORMAL, ""))
 
 
 async def test_a_lease_is_as_long_as_the_changefeed_says(source: Source) -> None:

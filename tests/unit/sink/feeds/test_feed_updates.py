@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.changefeeds.commands import create_feed, dump, update_feed
-from penstock.changefeeds.model import Feed, FeedInfo, FeedStatus
+from penstock.changefeeds.model import ChangefeedInfo, ChangefeedRecord, ChangefeedStatus
 from penstock.changefeeds.sinks.storage.remote_files import check_unused
 from penstock.changefeeds.store import Check
 from penstock.errors import Invalid
@@ -24,20 +24,24 @@ class One:
 
     def __init__(self, *, uri: str = f"{PLACE}?protocol=csv", **settings: Any) -> None:
         wanted = parse_changefeed({"sink_uri": uri, **settings}, origin="a test")
-        info = FeedInfo(id="feed", settings=dump(wanted), start_ts=1, stopped=True)
-        self.feed = Feed(info, FeedStatus.of_new(info))
-        self.created: FeedInfo | None = None
+        info = ChangefeedInfo(id="feed", settings=dump(wanted), start_ts=1, stopped=True)
+        self.feed = ChangefeedRecord(info, ChangefeedStatus.of_new(info))
+        self.created: ChangefeedInfo | None = None
 
-    async def get(self, _feed_id: str) -> Feed:
+    async def get(self, _feed_id: str) -> ChangefeedRecord:
         return self.feed
 
-    async def create(self, info: FeedInfo, *, check: Check) -> None:
+    async def create(self, info: ChangefeedInfo, *, check: Check) -> None:
         check([self.feed])
         self.created = info
 
     async def change(
-        self, _feed_id: str, edit: Callable[[Feed], Feed], *, check: Check | None = None
-    ) -> Feed:
+        self,
+        _feed_id: str,
+        edit: Callable[[ChangefeedRecord], ChangefeedRecord],
+        *,
+        check: Check | None = None,
+    ) -> ChangefeedRecord:
         if check is not None:
             check([self.feed])
         self.feed = edit(self.feed)
@@ -178,7 +182,7 @@ async def test_folders_that_cannot_be_listed_do_not_make_a_directory_unusable(tm
 
 async def test_one_of_an_earlier_release_that_is_moved_keeps_which_place_it_leaves() -> None:
     feeds = One()
-    feeds.feed = Feed(feeds.feed.info, replace(feeds.feed.status, location=None))
+    feeds.feed = ChangefeedRecord(feeds.feed.info, replace(feeds.feed.status, location=None))
     await update_feed(feeds, "feed", {"target_ts": 7})
     assert feeds.feed.status.location is None
     await update_feed(feeds, "feed", {"sink_uri": "file:///new?protocol=csv"})
@@ -210,5 +214,5 @@ async def test_who_takes_a_move_back_takes_back_what_files_are_like() -> None:
         await update_feed(feeds, "feed", {"sink_uri": f"{PLACE}?protocol=parquet"})
 
 
-def begun(feed: Feed, location: str) -> Feed:
-    return Feed(feed.info, replace(feed.status, location=location))
+def begun(feed: ChangefeedRecord, location: str) -> ChangefeedRecord:
+    return ChangefeedRecord(feed.info, replace(feed.status, location=location))

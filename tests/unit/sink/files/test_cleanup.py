@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.changefeeds.sinks.storage.cleanup import Cleanup, expired, remove_empty_directories
+from penstock.changefeeds.sinks.storage.cleanup import FileCleanup, expired, remove_empty_directories
 from penstock.changefeeds.sinks.storage.options import parse_sink_uri
 from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import Unavailable
@@ -67,7 +67,7 @@ def test_empty_directories_go_with_the_files_and_a_second_run_does_the_same(tmp_
         "metadata",
     ):
         storage.write(path, b"x")
-    job = Cleanup(storage, options, lambda: ts("2021-01-09T00:00:00"), clock=_in_days(2))
+    job = FileCleanup(storage, options, lambda: ts("2021-01-09T00:00:00"), clock=_in_days(2))
     assert job.clean() == 2
     assert job.clean() == 0
     left = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*"))
@@ -98,7 +98,7 @@ def test_files_stay_for_so_many_days_after_they_were_written_whatever_their_date
     os.utime(tmp_path / first, (day_ago, day_ago))
 
     def clean(in_days: float) -> int:
-        return Cleanup(storage, options, lambda: ts("2021-01-09"), clock=_in_days(in_days)).clean()
+        return FileCleanup(storage, options, lambda: ts("2021-01-09"), clock=_in_days(in_days)).clean()
 
     assert clean(0) == 0
     assert clean(2.5) == 0, "the files of a folder go together: numbers have no holes"
@@ -132,7 +132,9 @@ async def test_runs_follow_the_cron_spec_and_a_failed_one_is_left_to_the_next(
         return works(folder)
 
     storage.listed = listed
-    job = asyncio.create_task(Cleanup(storage, options, lambda: ts("2021-01-03T00:00:00"), clock=clock).run())
+    job = asyncio.create_task(
+        FileCleanup(storage, options, lambda: ts("2021-01-03T00:00:00"), clock=clock).run()
+    )
     try:
         with caplog.at_level(logging.INFO, "penstock"):
             for _ in range(50 * 12):
@@ -160,4 +162,4 @@ async def _until(condition: object) -> None:
 
 async def test_nothing_runs_where_files_do_not_expire() -> None:
     options = parse_sink_uri("memory:///?protocol=csv")
-    await asyncio.wait_for(Cleanup(open_storage("memory:///"), options, lambda: 0).run(), 5)
+    await asyncio.wait_for(FileCleanup(open_storage("memory:///"), options, lambda: 0).run(), 5)

@@ -8,7 +8,7 @@ from penstock.changefeeds.selectors import ColumnSelector
 from penstock.changefeeds.sinks.storage.ddlfiles import ddl_files
 from penstock.changefeeds.sinks.storage.options import SinkOptions, parse_sink_uri
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.ddl_events import DdlEvent, Scope, TableChange
+from penstock.follow.ddl_events import DdlEvent, DdlScope, TableChange
 from penstock.tables.define import define_table
 
 URI = "memory:///?protocol=canal-json"
@@ -33,7 +33,7 @@ def files(event: DdlEvent, options: SinkOptions = OPTIONS) -> list[tuple[str, st
     return [(path.rpartition("/meta/")[0], file.query, file.type) for path, file in found]
 
 
-def ddl(query: str, kind: int, *tables: TableChange, scope: Scope = Scope.TABLES) -> DdlEvent:
+def ddl(query: str, kind: int, *tables: TableChange, scope: DdlScope = DdlScope.TABLES) -> DdlEvent:
     return DdlEvent(commit_ts=10, type=kind, query=query, database="db", tables=tables, scope=scope)
 
 
@@ -60,7 +60,7 @@ def test_a_rename_is_written_under_the_new_name() -> None:
 
 @pytest.mark.parametrize("query", ["CREATE DATABASE db", "DROP DATABASE db"])
 def test_a_database_has_a_file_of_its_own(query: str) -> None:
-    event = ddl(query, 2, TableChange(table("t", 1), None), scope=Scope.DATABASE)
+    event = ddl(query, 2, TableChange(table("t", 1), None), scope=DdlScope.DATABASE)
     [(path, file)] = ddl_files(event, OPTIONS)
     assert path.startswith("db/meta/schema_10_")
     assert (file.table, file.columns, file.query, file.type) == ("", (), query, 2)
@@ -69,7 +69,7 @@ def test_a_database_has_a_file_of_its_own(query: str) -> None:
 
 def test_a_database_has_no_file_where_ids_are_paths() -> None:
     options = replace(OPTIONS, use_table_id_as_path=True)
-    assert ddl_files(ddl("CREATE DATABASE db", 1, scope=Scope.DATABASE), options) == []
+    assert ddl_files(ddl("CREATE DATABASE db", 1, scope=DdlScope.DATABASE), options) == []
     event = ddl("TRUNCATE TABLE t", 11, TableChange(table("t", 1), table("t", 2, since_ts=10)))
     assert files(event, options) == [("2", "TRUNCATE TABLE t", 11)]
 

@@ -22,21 +22,21 @@ from penstock.changefeeds.feedstore import PendingFile
 from penstock.changefeeds.sinks.storage.filenumbers import last_number, number_in_index
 from penstock.changefeeds.sinks.storage.metadatafile import decode_checkpoint, encode_checkpoint
 from penstock.changefeeds.sinks.storage.options import parse_sink_uri
-from penstock.changefeeds.sinks.storage.remote_files import FilePaths, Place, TargetFiles
+from penstock.changefeeds.sinks.storage.remote_files import FilePaths, FileTarget, RemoteFiles
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile
 from penstock.clock import compose_ts
 from penstock.errors import Corrupt, Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.ddl_events import DdlEvent, Scope, TableChange
+from penstock.follow.ddl_events import DdlEvent, DdlScope, TableChange
 from penstock.follow.positions import Position
-from penstock.follow.slices import DispatcherSpec
-from penstock.object_storage import Storage, open_storage
+from penstock.follow.slices import TableSpan
+from penstock.object_storage import ObjectStorage, open_storage
 from penstock.tables.define import define_table
 from penstock.testing.clock import ManualClock
 
 DAY = 86_400
 NOON_MS = 1_678_363_200_000  # 2023-03-09 12:00 UTC
-WHOLE = DispatcherSpec("77", 1)
+WHOLE = TableSpan("77", 1)
 
 
 class World:
@@ -59,18 +59,18 @@ class World:
         return self._exists(path)
 
     def restart(self) -> None:
-        self.files = TargetFiles(self.storage, self.options, split=self.split, clock=self.clock)
+        self.files = RemoteFiles(self.storage, self.options, split=self.split, clock=self.clock)
 
-    def place(self, dispatcher: DispatcherSpec = WHOLE, known: SchemaVersion | None = None) -> Place:
+    def place(self, dispatcher: TableSpan = WHOLE, known: SchemaVersion | None = None) -> FileTarget:
         place = self.files.place(dispatcher, known or table())
         assert place is not None
         return place
 
-    def next_file(self, place: Place, end_ms: int | None = None) -> FilePaths:
+    def next_file(self, place: FileTarget, end_ms: int | None = None) -> FilePaths:
         """Where the next file goes, of commits up to a moment; by default up to now."""
         return self.files.next_file(place, compose_ts(self.clock.wall_ms() if end_ms is None else end_ms))
 
-    def write(self, place: Place, end_ms: int | None = None, *, index: bool = True) -> FilePaths:
+    def write(self, place: FileTarget, end_ms: int | None = None, *, index: bool = True) -> FilePaths:
         """What the engine does with a file."""
         paths = self.next_file(place, end_ms)
         assert self.storage.create(paths.data_path, paths.data_path.encode())
@@ -199,7 +199,7 @@ def test_dates_of_a_dispatcher_never_go_back(separator: str, names: str) -> None
     world = World(f"file-index-digit=6&date-separator={separator}", split=names == "divided")
     later = NOON_MS + 400 * DAY * 1000
     ahead = world.write(world.place(), later)
-    other = DispatcherSpec("78", 1, b"m")
+    other = TableSpan("78", 1, b"m")
     for again in range(3):
         found = world.write(world.place(), NOON_MS)
         assert found.data_path.rpartition("/")[0] == ahead.data_path.rpartition("/")[0]
@@ -276,7 +276,7 @@ def test_a_dispatcher_that_comes_back_goes_on_after_what_another_process_wrote()
     world = World()
     place = world.place()
     world.write(place)
-    elsewhere = TargetFiles(world.storage, world.options, clock=world.clock)
+    elsewhere = RemoteFiles(world.storage, world.options, clock=world.clock)
     other = elsewhere.place(WHOLE, table())
     assert other is not None
     for number in (2, 3, 4):
@@ -304,7 +304,7 @@ def test_an_index_that_names_no_file_is_damaged() -> None:
 def test_partitions_have_folders_of_their_own() -> None:
     world = World()
     known = table(partitions=(55, 56))
-    paths = [world.write(world.place(DispatcherSpec(str(each), each), known)) for each in (55, 56)]
+    paths = [world.write(world.place(TableSpan(str(each), each), known)) for each in (55, 56)]
     assert [each.data_path for each in paths] == [
         "db/t/5/55/2023-03-09/CDC000001.json",
         "db/t/5/56/2023-03-09/CDC000001.json",
@@ -315,7 +315,7 @@ def test_partitions_have_folders_of_their_own() -> None:
 def test_partitions_that_share_a_folder_have_names_of_their_own() -> None:
     world = World("file-index-digit=6&enable-partition-separator=false")
     known = table(partitions=(55, 56))
-    paths = [world.write(world.place(DispatcherSpec(str(each), each), known)) for each in (55, 56)]
+    paths = [world.write(world.place(TableSpan(str(each), each), known)) for each in (55, 56)]
     assert [each.data_path for each in paths] == [
         "db/t/5/2023-03-09/CDC_55_000001.json",
         "db/t/5/2023-03-09/CDC_56_000001.json",
@@ -327,12 +327,12 @@ def test_partitions_that_share_a_folder_have_names_of_their_own() -> None:
     ("split", "dispatcher", "parameters"),
     [
         (True, WHOLE, ""),
-        (False, DispatcherSpec("77", 1, b"", b"m"), ""),
+        (False, TableSpan("77", 1, b"", b"m"), ""),
         (False, WHOLE, "&enable-table-across-nodes=true"),
     ],
 )
 def test_a_divided_table_has_the_dispatcher_in_its_names(
-    split: bool, dispatcher: DispatcherSpec, parameters: str
+    split: bool, dispatcher: TableSpan, parameters: str
 ) -> None:
     world = World(f"file-index-digit=6{parameters}", split=split)
     place = world.place(dispatcher)
@@ -345,12 +345,12 @@ def test_a_divided_table_has_the_dispatcher_in_its_names(
 
 def test_table_ids_can_be_the_paths() -> None:
     world = World("file-index-digit=6&use-table-id-as-path=true")
-    paths = world.write(world.place(DispatcherSpec("77", 12345)))
+    paths = world.write(world.place(TableSpan("77", 12345)))
     assert paths.data_path == "12345/5/2023-03-09/CDC000001.json"
     assert world.paths()[-1].startswith("12345/meta/schema_5_")
     later = SchemaFile.of(table(), 9)
     world.storage.write(later.path(99), later.to_json())
-    assert world.files.place(DispatcherSpec("78", 99), table()) is None
+    assert world.files.place(TableSpan("78", 99), table()) is None
 
 
 def test_numbers_have_twenty_digits_unless_told_otherwise() -> None:
@@ -527,16 +527,16 @@ def test_the_checkpoint_is_in_the_metadata_file() -> None:
 def test_a_checkpoint_that_cannot_be_written_says_what_to_look_at(tmp_path: Path) -> None:
     (tmp_path / "metadata").mkdir()
     options = parse_sink_uri(f"file://{tmp_path}?protocol=csv")
-    files = TargetFiles(options.target.open(), options)
+    files = RemoteFiles(options.target.open(), options)
     with pytest.raises(Unavailable, match=r"consumers cannot be told the checkpoint: .* called metadata"):
         files.write_checkpoint(7)
 
 
 def test_a_database_called_metadata_is_refused_where_it_would_hide_the_checkpoint(tmp_path: Path) -> None:
     named = replace(table(), database="metadata")
-    created = DdlEvent(commit_ts=9, type=1, query="CREATE", database="metadata", scope=Scope.DATABASE)
+    created = DdlEvent(commit_ts=9, type=1, query="CREATE", database="metadata", scope=DdlScope.DATABASE)
     options = parse_sink_uri(f"file://{tmp_path}?protocol=csv")
-    files = TargetFiles(options.target.open(), options)
+    files = RemoteFiles(options.target.open(), options)
     for refused in (lambda: files.place(WHOLE, named), lambda: files.write_ddl(created)):
         with pytest.raises(Invalid, match=r"database metadata cannot be written .* leave it out by"):
             refused()
@@ -544,7 +544,7 @@ def test_a_database_called_metadata_is_refused_where_it_would_hide_the_checkpoin
     staging = files.place(WHOLE, replace(table(), database="staging"))
     assert staging is not None, "half-written files are beside its tables"
     by_id = parse_sink_uri(f"file://{tmp_path}/ids?protocol=csv&use-table-id-as-path=true")
-    assert TargetFiles(by_id.target.open(), by_id).place(WHOLE, named) is not None
+    assert RemoteFiles(by_id.target.open(), by_id).place(WHOLE, named) is not None
 
 
 def test_a_database_called_metadata_is_one_as_any_other_on_object_storage() -> None:
@@ -579,10 +579,10 @@ def _unavailable(path: str) -> bool:
 def test_what_is_kept_of_a_dispatcher_is_given_back() -> None:
     world = World()
     for number in range(4):
-        world.place(DispatcherSpec(str(number), number + 1))
+        world.place(TableSpan(str(number), number + 1))
         world.clock.advance(10)
     assert world.files.kept_state_count == 4
-    world.place(DispatcherSpec("0", 1))
+    world.place(TableSpan("0", 1))
     assert world.files.sweep(25) == 1, "the first was used again, the second was not"
     assert world.files.sweep(25) == 0
     world.files.forget("3")
@@ -602,7 +602,7 @@ def test_a_place_outlives_what_was_kept_of_it() -> None:
     assert world.next_file(place).number == 2
 
 
-class Nowhere(Storage):
+class Nowhere(ObjectStorage):
     """A target that forgets everything."""
 
     def __init__(self) -> None:
@@ -626,14 +626,14 @@ class Nowhere(Storage):
 
 def test_ten_thousand_tables_leave_no_memory_behind() -> None:
     clock = ManualClock(wall_ms=NOON_MS)
-    files = TargetFiles(Nowhere(), parse_sink_uri("memory:///?protocol=csv"), clock=clock)
+    files = RemoteFiles(Nowhere(), parse_sink_uri("memory:///?protocol=csv"), clock=clock)
     known = table()
 
     numbers = count()  # never the same table twice
 
     def churn(tables: int) -> None:
         for number in islice(numbers, tables):
-            place = files.place(DispatcherSpec(str(number), number), known)
+            place = files.place(TableSpan(str(number), number), known)
             assert place is not None
             files.next_file(place, compose_ts(NOON_MS))
         assert files.kept_state_count == tables
@@ -653,7 +653,7 @@ def test_ten_thousand_tables_leave_no_memory_behind() -> None:
     assert min(grown() for _ in range(3)) < 100, "what else runs in this process does not always make some"
 
 
-def _memory(files: TargetFiles) -> tuple[int, int]:
+def _memory(files: RemoteFiles) -> tuple[int, int]:
     """Objects of the process, and the size of what is kept."""
     gc.collect()
     return len(gc.get_objects()), sum(map(sys.getsizeof, vars(files).values()))
@@ -665,7 +665,7 @@ def test_dispatchers_are_served_at_the_same_time() -> None:
     found: dict[str, list[int]] = {}
 
     def work(name: str) -> None:
-        dispatcher = DispatcherSpec(name, int(name))
+        dispatcher = TableSpan(name, int(name))
         known = table(f"t{name}")
         barrier.wait()
         found[name] = [world.write(world.place(dispatcher, known)).number for _ in range(20)]

@@ -13,9 +13,9 @@ import pytest
 
 from penstock.changefeeds.codecs.options import EncoderOptions
 from penstock.changefeeds.engines import partrows
-from penstock.changefeeds.engines.encode import Encoded
+from penstock.changefeeds.engines.encode import EncodedChunk
 from penstock.follow.positions import Position
-from penstock.follow.slices import DispatcherSpec
+from penstock.follow.slices import TableSpan
 from penstock.tables import keys
 from support.itemtables import item, item_table
 from support.slices import encoded, slice_of
@@ -41,11 +41,11 @@ def worlds(tmp_path: Path) -> Iterator[Any]:
         each.close()
 
 
-def lines(chunks: list[Encoded]) -> list[dict[str, Any]]:
+def lines(chunks: list[EncodedChunk]) -> list[dict[str, Any]]:
     return [json.loads(line) for chunk in chunks for line in chunk.payload.splitlines()]
 
 
-def steps(chunks: list[Encoded]) -> list[tuple[str, int]]:
+def steps(chunks: list[EncodedChunk]) -> list[tuple[str, int]]:
     return [(line["type"][0], int(line["data"][0]["id"])) for line in lines(chunks)]
 
 
@@ -207,7 +207,7 @@ def test_a_dispatcher_of_a_key_range_completes_commits_at_its_own_end(worlds: An
     low, high = handle(2), handle(4)
     part = whole.parts[0].within(low, high)
     assert part is not None
-    spec = DispatcherSpec.of("feed", 1, low, high)
+    spec = TableSpan.of("feed", 1, low, high)
     chunks = encoded(replace(whole, dispatcher=spec, parts=(part,)), replace(OPTIONS, chunk_bytes=1))
     assert [(chunk.start, chunk.end) for chunk in chunks] == [
         (Position(start), Position(first)),

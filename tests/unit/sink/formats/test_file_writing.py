@@ -4,11 +4,11 @@ from itertools import count
 
 import pytest
 
-from penstock.changefeeds.engines.engine import Chunk, FileWork, Written
+from penstock.changefeeds.engines.engine import Chunk, FileWork, WriteResult
 from penstock.changefeeds.engines.filewriting import write_files
 from penstock.errors import Unavailable
 from penstock.follow.positions import Position
-from penstock.object_storage import Storage, StorageRef
+from penstock.object_storage import ObjectStorage, StorageRef
 
 TARGETS = count()
 CHUNK = Chunk(0, 0, Position(1), Position(2), 1, 1)
@@ -38,8 +38,8 @@ def payloads(file: FileWork) -> Iterable[bytes]:
 def test_data_is_written_and_then_named_by_the_index(target: StorageRef) -> None:
     found = write_files([work(1, b"head "), work(2)], payloads, target, threads=4)
     assert found == [
-        Written("shop/items/5/CDC000001.json", 33),
-        Written("shop/items/5/CDC000002.json", 28),
+        WriteResult("shop/items/5/CDC000001.json", 33),
+        WriteResult("shop/items/5/CDC000002.json", 28),
     ]
     storage = target.open()
     assert storage.read("shop/items/5/CDC000001.json") == b"head shop/items/5/CDC000001.json!"
@@ -59,13 +59,13 @@ def test_the_same_file_again_is_fine_and_another_is_refused(target: StorageRef) 
 def test_an_index_that_fails_is_written_by_the_next_attempt(
     target: StorageRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: Storage, path: str, data: bytes) -> None:
+    def fail(self: ObjectStorage, path: str, data: bytes) -> None:
         raise Unavailable("cannot write\nthe index; try again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Storage, "write", fail)
+        patch.setattr(ObjectStorage, "write", fail)
         (found,) = write_files([work()], payloads, target, threads=1)
-    assert found == Written(work().data_path, 0, "cannot write the index; try again")
+    assert found == WriteResult(work().data_path, 0, "cannot write the index; try again")
     assert target.open().read(work().index_path) is None
     assert write_files([work()], payloads, target, threads=1)[0].error == ""
     assert target.open().read(work().index_path) == b"CDC000001.json\n"
@@ -74,14 +74,14 @@ def test_an_index_that_fails_is_written_by_the_next_attempt(
 def test_a_file_whose_data_fails_has_no_index_and_stops_no_other(
     target: StorageRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Storage.create
+    real = ObjectStorage.create
 
-    def fail(self: Storage, path: str, data: bytes) -> bool:
+    def fail(self: ObjectStorage, path: str, data: bytes) -> bool:
         if "000002" in path:
             raise Unavailable("no")
         return real(self, path, data)
 
-    monkeypatch.setattr(Storage, "create", fail)
+    monkeypatch.setattr(ObjectStorage, "create", fail)
     found = write_files([work(1), work(2), work(3)], payloads, target, threads=2)
     assert [each.error for each in found] == ["", "no", ""]
     assert target.open().read(work(2).index_path) is None

@@ -6,10 +6,10 @@ import pytest
 
 from penstock.clock import compose_ts
 from penstock.errors import Unavailable
-from penstock.follow.ddl_events import DdlEvent, Scope
+from penstock.follow.ddl_events import DdlEvent, DdlScope
 from penstock.follow.ddl_history import DdlHistory
 from penstock.tables.columns import SchemaState
-from penstock.tables.ddl_jobs import Action
+from penstock.tables.ddl_jobs import DdlAction
 from penstock.tables.define import define_table
 from penstock.tables.fieldtypes import ColumnFlag
 from penstock.tables.schema import TableInfo
@@ -144,9 +144,9 @@ def test_databases_come_and_go_with_their_tables() -> None:
         database_gone(30, 3), gone(30, 7, 3), recorded(30, 2, 2, 0, "DROP DATABASE more", database_id=3),
     )  # fmt: skip
     first, create, *_, drop = made.ddls(0, LATER)
-    assert (first.database, first.type, first.scope) == ("shop", 1, Scope.DATABASE)
-    assert (create.query, create.scope, create.tables) == ("CREATE DATABASE more", Scope.DATABASE, ())
-    assert (drop.query, drop.scope, drop.commit_ts) == ("DROP DATABASE more", Scope.DATABASE, 30)
+    assert (first.database, first.type, first.scope) == ("shop", 1, DdlScope.DATABASE)
+    assert (create.query, create.scope, create.tables) == ("CREATE DATABASE more", DdlScope.DATABASE, ())
+    assert (drop.query, drop.scope, drop.commit_ts) == ("DROP DATABASE more", DdlScope.DATABASE, 30)
     assert [(each.before.name, each.after) for each in drop.tables] == [("more.t", None)]
     assert len(made.ddls(11, LATER)) == 1
     assert [each.name for each in made.tables(29)] == ["more.t", "shop.t"]
@@ -217,7 +217,7 @@ def test_a_ddl_waits_for_its_job_and_what_follows_waits_for_the_ddl() -> None:
     assert made.resolved_ts() == changed + 11
     made.advance_resolved_ts(changed + 12 + minute)
     (event,) = made.ddls(created, made.resolved_ts())
-    assert (event.type, event.query) == (Action.ADD_COLUMN, "")
+    assert (event.type, event.query) == (DdlAction.ADD_COLUMN, "")
 
 
 def test_jobs_that_were_cancelled_or_are_of_others_are_not_taken_for_it() -> None:

@@ -1,13 +1,13 @@
 """Holds are written when they must be, and seldom."""
 
 from penstock.clock import compose_ts
-from penstock.follow.holds import BEHIND_MS, RENEWED_MAX, TTL_S, HoldPlan
+from penstock.follow.holds import BEHIND_MS, RENEWED_MAX, TTL_S, HoldPolicy
 
 NOW = compose_ts(10**12)
 FAR = compose_ts(BEHIND_MS)
 
 
-def written(plan: HoldPlan, table_ids: range, ts: int, now: float) -> list[int]:
+def written(plan: HoldPolicy, table_ids: range, ts: int, now: float) -> list[int]:
     due = plan.due(dict.fromkeys(table_ids, ts), now)
     for each in due:
         plan.wrote(each, ts, now)
@@ -15,19 +15,19 @@ def written(plan: HoldPlan, table_ids: range, ts: int, now: float) -> list[int]:
 
 
 def test_new_tables_are_held_at_once_however_many() -> None:
-    plan = HoldPlan()
+    plan = HoldPolicy()
     assert len(written(plan, range(10_000), NOW, 0.0)) == 10_000
     assert written(plan, range(10_001), NOW + 5, 1.0) == [10_000]
 
 
 def test_a_hold_is_not_written_again_while_it_serves() -> None:
-    plan = HoldPlan()
+    plan = HoldPolicy()
     written(plan, range(3), NOW, 0.0)
     assert written(plan, range(3), NOW + FAR - compose_ts(1), TTL_S / 3 - 1) == []
 
 
 def test_it_is_renewed_long_before_it_runs_out_or_when_it_is_far_behind() -> None:
-    plan = HoldPlan()
+    plan = HoldPolicy()
     written(plan, range(3), NOW, 0.0)
     assert written(plan, range(3), NOW + 1, TTL_S / 3) == [0, 1, 2]
     assert written(plan, range(3), NOW + FAR - compose_ts(1), TTL_S / 3 + 1) == []
@@ -35,13 +35,13 @@ def test_it_is_renewed_long_before_it_runs_out_or_when_it_is_far_behind() -> Non
 
 
 def test_a_hold_that_must_go_back_is_written_at_once() -> None:
-    plan = HoldPlan()
+    plan = HoldPolicy()
     written(plan, range(2), NOW, 0.0)
     assert written(plan, range(2), NOW - 1, 0.5) == [0, 1]
 
 
 def test_renewals_are_spread_and_the_oldest_come_first() -> None:
-    plan = HoldPlan()
+    plan = HoldPolicy()
     written(plan, range(5), NOW, 1.0)
     written(plan, range(1000), NOW, 2.0)
     first = written(plan, range(1000), NOW + FAR, 3.0)
@@ -51,7 +51,7 @@ def test_renewals_are_spread_and_the_oldest_come_first() -> None:
 
 
 def test_what_was_released_is_new_again() -> None:
-    plan = HoldPlan()
+    plan = HoldPolicy()
     written(plan, range(2), NOW, 0.0)
     plan.forget([1, 7])
     assert plan.due(dict.fromkeys(range(2), NOW), 1.0) == [1]

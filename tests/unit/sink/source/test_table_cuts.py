@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from penstock.follow.tablecuts import Sample, divide
+from penstock.follow.tablecuts import HandleSample, divide
 
 
 def handle(number: int) -> bytes:
@@ -14,8 +14,8 @@ def handle(number: int) -> bytes:
 
 @pytest.mark.parametrize("parts", [2, 3, 10])
 def test_parts_are_about_as_large(parts: int) -> None:
-    ordered = Sample([handle(each) for each in range(0, 1000, 10)], 1000)
-    mixed = Sample([handle(each) for each in range(0, 1000, 100)], 1000)
+    ordered = HandleSample([handle(each) for each in range(0, 1000, 10)], 1000)
+    mixed = HandleSample([handle(each) for each in range(0, 1000, 100)], 1000)
     cuts = divide([ordered, mixed], 2000 / parts)
     assert len(cuts) == parts - 1
     places = [0, *(bisect_left(range(1000), int.from_bytes(each, "big")) for each in cuts), 1000]
@@ -23,12 +23,12 @@ def test_parts_are_about_as_large(parts: int) -> None:
 
 
 def test_samples_weigh_what_they_stand_for() -> None:
-    heavy = Sample([handle(each) for each in range(10)], 900)
-    light = Sample([handle(each) for each in range(100, 200)], 100)
+    heavy = HandleSample([handle(each) for each in range(10)], 900)
+    light = HandleSample([handle(each) for each in range(100, 200)], 100)
     (cut,) = divide([heavy, light], 500)
     assert cut in {handle(5), handle(6)}
 
 
 def test_a_handle_divides_once_at_most() -> None:
-    assert divide([Sample([handle(1)] * 50, 100)], 10) == []
-    assert divide([Sample([handle(1)] * 50 + [handle(2)], 100)], 10) == [handle(2)]
+    assert divide([HandleSample([handle(1)] * 50, 100)], 10) == []
+    assert divide([HandleSample([handle(1)] * 50 + [handle(2)], 100)], 10) == [handle(2)]

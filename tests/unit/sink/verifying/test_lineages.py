@@ -5,7 +5,7 @@ from itertools import count
 import pytest
 
 from penstock.changefeeds.directory.reader import Ddl, TableVersion
-from penstock.tables.ddl_jobs import Action
+from penstock.tables.ddl_jobs import DdlAction
 from penstock.tables.define import define_table
 from penstock.verify.lineage import Lineages
 
@@ -59,14 +59,14 @@ def test_tables_that_were_there_before_are_not_whole_without_a_snapshot() -> Non
     for snapshot in (False, True):
         story = Story(snapshot=snapshot)
         story.described("shop.old")
-        story.ddl(Action.CREATE_TABLE, "shop.new")
+        story.ddl(DdlAction.CREATE_TABLE, "shop.new")
         assert story.there == {"shop.old": snapshot, "shop.new": True}
 
 
 def test_a_truncated_table_is_another_one_and_whole() -> None:
     story = Story()
     first = story.described("shop.a")
-    second = story.ddl(Action.TRUNCATE_TABLE, "shop.a")
+    second = story.ddl(DdlAction.TRUNCATE_TABLE, "shop.a")
     old, new = (story.lineages.at(TableVersion("shop.a", each)) for each in (first, second))
     assert old is not None
     assert new is not None
@@ -77,44 +77,44 @@ def test_a_truncated_table_is_another_one_and_whole() -> None:
 def test_tables_end_when_they_or_their_databases_are_dropped() -> None:
     story = Story()
     for name in ("shop.a", "shop.b", "shop2.c"):
-        story.ddl(Action.CREATE_TABLE, name)
-    story.ddl(Action.DROP_TABLE, "shop2.c")
-    story.ddl(Action.CREATE_TABLE, "shop2.d")
-    story.ddl(Action.DROP_SCHEMA, "shop")
+        story.ddl(DdlAction.CREATE_TABLE, name)
+    story.ddl(DdlAction.DROP_TABLE, "shop2.c")
+    story.ddl(DdlAction.CREATE_TABLE, "shop2.d")
+    story.ddl(DdlAction.DROP_SCHEMA, "shop")
     assert story.there == {"shop2.d": True}
 
 
 def test_a_table_keeps_its_rows_with_another_name_and_is_gone_when_that_is_not_carried() -> None:
     story = Story()
-    version = story.ddl(Action.CREATE_TABLE, "shop.a")
-    story.ddl(Action.RENAME_TABLE, "shop.b", was="shop.a")
+    version = story.ddl(DdlAction.CREATE_TABLE, "shop.a")
+    story.ddl(DdlAction.RENAME_TABLE, "shop.b", was="shop.a")
     assert story.there == {"shop.b": True}
     assert story.sources("shop.a", version) == {"id": "id", "name": "name"}
-    story.ddl(Action.RENAME_TABLE, "shop.b")  # its file has the name that it had
+    story.ddl(DdlAction.RENAME_TABLE, "shop.b")  # its file has the name that it had
     assert story.there == {}
 
 
 def test_a_table_that_gets_a_name_that_is_carried_has_no_beginning() -> None:
     story = Story(snapshot=True)
-    story.ddl(Action.RENAME_TABLE, "shop.b", was="shop.elsewhere")
+    story.ddl(DdlAction.RENAME_TABLE, "shop.b", was="shop.elsewhere")
     assert story.there == {"shop.b": False}
 
 
 def test_columns_are_followed_through_additions_drops_and_new_names() -> None:
     story = Story()
-    first = story.ddl(Action.CREATE_TABLE, "shop.a", ("id", "name", "price"))
-    second = story.ddl(Action.ADD_COLUMN, "shop.a", ("id", "name", "price", "tag"))
-    third = story.ddl(Action.MODIFY_COLUMN, "shop.a", ("id", "title", "price", "tag"))
+    first = story.ddl(DdlAction.CREATE_TABLE, "shop.a", ("id", "name", "price"))
+    second = story.ddl(DdlAction.ADD_COLUMN, "shop.a", ("id", "name", "price", "tag"))
+    third = story.ddl(DdlAction.MODIFY_COLUMN, "shop.a", ("id", "title", "price", "tag"))
     assert story.sources("shop.a", first) == {"id": "id", "title": "name", "price": "price", "tag": None}
     assert story.sources("shop.a", second) == {"id": "id", "title": "name", "price": "price", "tag": "tag"}
-    story.ddl(Action.DROP_COLUMN, "shop.a", ("id", "title", "tag"))
-    story.ddl(Action.ADD_COLUMN, "shop.a", ("id", "title", "tag", "price"))
+    story.ddl(DdlAction.DROP_COLUMN, "shop.a", ("id", "title", "tag"))
+    story.ddl(DdlAction.ADD_COLUMN, "shop.a", ("id", "title", "tag", "price"))
     assert story.sources("shop.a", third)["price"] is None, "one of the same name is another one"
 
 
 def test_rows_that_went_with_a_partition_are_known_to_be_unknown() -> None:
     story = Story()
-    story.ddl(Action.CREATE_TABLE, "shop.a")
+    story.ddl(DdlAction.CREATE_TABLE, "shop.a")
     story.ddl(20, "shop.a")
     (lineage,) = story.lineages
     assert lineage.loses_rows
@@ -126,7 +126,7 @@ def test_an_exchange_takes_rows_of_both_tables_though_one_file_has_the_statement
 ) -> None:
     story = Story()
     for name in ("shop.parts", "shop.whole", "shop.other"):
-        story.ddl(Action.CREATE_TABLE, name)
+        story.ddl(DdlAction.CREATE_TABLE, name)
     files = [(42, "shop.parts", "ALTER ..."), (0, "shop.whole", "")]
     for action, name, query in files if partitioned_first else reversed(files):
         story.ddl(action, name, query=query, at=1000)

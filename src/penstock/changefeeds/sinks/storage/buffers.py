@@ -9,11 +9,11 @@ from heapq import heappop, heappush
 from itertools import count
 
 from penstock.changefeeds.engines.engine import Chunk
-from penstock.changefeeds.sinks.storage.filetasks import FileTask, Reason, Waiting
-from penstock.changefeeds.sinks.storage.lanes import Lane, Piece
-from penstock.changefeeds.sinks.storage.ratios import Ratios
+from penstock.changefeeds.sinks.storage.filetasks import FileTask, FlushReason, Waiting
+from penstock.changefeeds.sinks.storage.lanes import BufferedChunk, DispatcherBuffer
+from penstock.changefeeds.sinks.storage.ratios import SizeEstimator
 from penstock.changefeeds.sinks.work import DmlEvent
-from penstock.follow.slices import DispatcherSpec
+from penstock.follow.slices import TableSpan
 
 
 class Buffers:
@@ -25,13 +25,13 @@ class Buffers:
     Dispatchers that are due take turns; one has at most one file under way.
     """
 
-    def __init__(self, file_size: int, interval_s: float, ratios: Ratios) -> None:
+    def __init__(self, file_size: int, interval_s: float, ratios: SizeEstimator) -> None:
         self._file_size = file_size
         self._interval_s = interval_s
         self._ratios = ratios
-        self._lanes: dict[str, Lane] = {}
-        self._due: deque[Lane] = deque()
-        self._deadlines: list[tuple[float, int, Lane]] = []
+        self._lanes: dict[str, DispatcherBuffer] = {}
+        self._due: deque[DispatcherBuffer] = deque()
+        self._deadlines: list[tuple[float, int, DispatcherBuffer]] = []
         self._serial = count()
         self._closing = False
         self._queued_bytes = 0  # in no file yet
@@ -60,7 +60,7 @@ class Buffers:
         last = len(chunks) - 1
         for number, chunk in enumerate(chunks):
             ends = event if number == last else None
-            lane.add(Piece(chunk, event.slice.schema, arrived_at, ends))
+            lane.add(BufferedChunk(chunk, event.slice.schema, arrived_at, ends))
             self._queued_bytes += chunk.nbytes
             self._due_bytes += chunk.nbytes if lane.due else 0
         self._watch(lane)
@@ -78,16 +78,16 @@ class Buffers:
         lane = self._lanes.get(dispatcher_id)
         return lane is not None and lane.follow(waiting)
 
-    def _lane(self, dispatcher: DispatcherSpec) -> Lane:
+    def _lane(self, dispatcher: TableSpan) -> DispatcherBuffer:
         lane = self._lanes.get(dispatcher.id)
         if lane is None:
-            lane = self._lanes[dispatcher.id] = Lane(dispatcher)
+            lane = self._lanes[dispatcher.id] = DispatcherBuffer(dispatcher)
         return lane
 
-    def _judge(self, lane: Lane) -> None:
+    def _judge(self, lane: DispatcherBuffer) -> None:
         """Make it due if it wants to be. One with a file under way gets its turn when that has ended."""
         if self._closing and lane.queue:
-            lane.forced = lane.forced or Reason.CLOSE
+            lane.forced = lane.forced or FlushReason.CLOSE
         if lane.due or not lane.wants(self._file_size, self._ratios.of(lane.dispatcher.id)):
             return
         lane.due = True
@@ -95,11 +95,11 @@ class Buffers:
         if lane.writing is None:
             self._due.append(lane)
 
-    def _force(self, lane: Lane, reason: Reason) -> None:
+    def _force(self, lane: DispatcherBuffer, reason: FlushReason) -> None:
         lane.forced = lane.forced or reason
         self._judge(lane)
 
-    def _watch(self, lane: Lane) -> None:
+    def _watch(self, lane: DispatcherBuffer) -> None:
         """Have the deadline of its oldest row watched."""
         if lane.oldest is not None and not lane.timed:
             lane.timed = True
@@ -116,7 +116,7 @@ class Buffers:
             lane = heappop(self._deadlines)[2]
             lane.timed = False
             if lane.oldest is not None and lane.oldest.arrived_at + self._interval_s <= now:
-                self._force(lane, Reason.INTERVAL)
+                self._force(lane, FlushReason.INTERVAL)
             else:
                 self._watch(lane)
 
@@ -160,13 +160,13 @@ class Buffers:
         for lane in sorted(resting, key=lambda each: -each.nbytes):
             if self.resting_bytes <= keep_bytes:
                 return
-            self._force(lane, Reason.QUOTA)
+            self._force(lane, FlushReason.QUOTA)
 
     def unpin(self, segments: Collection[int]) -> None:
         """Make those due whose oldest row is in one of these segments."""
         for lane in self._lanes.values():
             if not lane.due and lane.oldest is not None and lane.oldest.chunk.segment in segments:
-                self._force(lane, Reason.QUOTA)
+                self._force(lane, FlushReason.QUOTA)
 
     def writing(self, dispatcher_id: str) -> bool:
         """Whether a file of the dispatcher is under way."""

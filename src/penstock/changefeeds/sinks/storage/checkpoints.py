@@ -3,9 +3,9 @@
 import asyncio
 
 from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
-from penstock.changefeeds.sinks.storage.remote_files import TargetFiles
+from penstock.changefeeds.sinks.storage.remote_files import RemoteFiles
 from penstock.clock import Clock
-from penstock.eventloop import Signal, Threads
+from penstock.eventloop import ThreadRunner, WakeUp
 
 _INTERVAL_S = 2.0
 
@@ -13,14 +13,14 @@ _INTERVAL_S = 2.0
 class Checkpoints:
     """Writes the newest checkpoint, at most one in `_INTERVAL_S`; older ones are skipped."""
 
-    def __init__(self, files: TargetFiles, threads: Threads, metrics: SinkMetrics, clock: Clock) -> None:
+    def __init__(self, files: RemoteFiles, threads: ThreadRunner, metrics: SinkMetrics, clock: Clock) -> None:
         self._files = files
         self._threads = threads
         self._metrics = metrics
         self._clock = clock
         self._newest = 0
         self.written = 0
-        self._changed = Signal(clock)
+        self._changed = WakeUp(clock)
         self._one_at_a_time = asyncio.Lock()
 
     def add(self, ts: int) -> None:

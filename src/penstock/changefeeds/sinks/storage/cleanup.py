@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 from penstock.changefeeds.sinks.storage.layout import NUMBER_DIGITS_MIN
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.clock import SYSTEM, Clock, physical_ms
-from penstock.object_storage import STAGING, Storage, Stored
+from penstock.object_storage import STAGING, ObjectStorage, Stored
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def _folder(path: str) -> str:
     return path[: dated.end("date")]
 
 
-class Cleanup:
+class FileCleanup:
     """Removes files that have expired, whenever the cron spec of the options comes round.
 
     A run that fails is logged and left to the next one; runs never overlap.
@@ -58,7 +58,7 @@ class Cleanup:
 
     def __init__(
         self,
-        target: Storage,
+        target: ObjectStorage,
         options: SinkOptions,
         checkpoint_ts: Callable[[], int],
         *,

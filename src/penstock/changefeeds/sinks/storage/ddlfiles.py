@@ -6,8 +6,8 @@ from penstock.changefeeds.selectors import sent_columns
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.ddl_events import DdlEvent, Scope, TableChange
-from penstock.tables.ddl_jobs import Action
+from penstock.follow.ddl_events import DdlEvent, DdlScope, TableChange
+from penstock.tables.ddl_jobs import DdlAction
 
 _EXCHANGE_PARTITION = 42  # TiDB's number
 
@@ -18,7 +18,7 @@ def ddl_files(event: DdlEvent, options: SinkOptions) -> list[tuple[str, SchemaFi
     A database has one file, or none where table ids are the paths. A statement that is for several tables is
     in the first file only, unless it divides into one for each of them: a consumer runs every statement once.
     """
-    if event.scope is Scope.DATABASE or not event.tables:
+    if event.scope is DdlScope.DATABASE or not event.tables:
         file = SchemaFile(schema=event.database, version=event.commit_ts, query=event.query, type=event.type)
         return [] if options.use_table_id_as_path else [(file.path(), file)]
     tables = _subject_first(event)
@@ -52,7 +52,7 @@ def _is_partitioned(schema: SchemaVersion | None) -> bool:
 
 def _statements(event: DdlEvent, tables: Sequence[TableChange]) -> list[tuple[str, int]]:
     if len(tables) > 1 and _renames_apart(tables):
-        return [(_rename(change), Action.RENAME_TABLE) for change in tables]
+        return [(_rename(change), DdlAction.RENAME_TABLE) for change in tables]
     return [(event.query, event.type), *[("", 0)] * (len(tables) - 1)]
 
 

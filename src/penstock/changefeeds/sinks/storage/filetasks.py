@@ -7,12 +7,12 @@ from penstock.changefeeds.engines.engine import Chunk
 from penstock.changefeeds.sinks.drain import DrainMarker
 from penstock.changefeeds.sinks.work import DmlEvent
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.slices import DispatcherSpec
+from penstock.follow.slices import TableSpan
 
 Waiting = DmlEvent | DrainMarker
 
 
-class Reason(Enum):
+class FlushReason(Enum):
     """Why a file was closed. ERROR is counted for one that could not be written."""
 
     SIZE = "size"
@@ -27,11 +27,11 @@ class Reason(Enum):
 class FileTask:
     """Chunks of one dispatcher and schema version, in order. `waiting` is told, in order, afterwards."""
 
-    dispatcher: DispatcherSpec
+    dispatcher: TableSpan
     schema: SchemaVersion
     chunks: tuple[Chunk, ...]
     waiting: list[Waiting]
-    reason: Reason
+    reason: FlushReason
 
     @property
     def nbytes(self) -> int:

@@ -10,8 +10,8 @@ from penstock.changefeeds.sinks.storage.buffers import Buffers
 from penstock.changefeeds.sinks.storage.filetasks import FileTask, Waiting
 from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
 from penstock.changefeeds.sinks.storage.options import SinkOptions
-from penstock.changefeeds.sinks.storage.ratios import Ratios
-from penstock.changefeeds.sinks.storage.shards import Batch, Shards
+from penstock.changefeeds.sinks.storage.ratios import SizeEstimator
+from penstock.changefeeds.sinks.storage.shards import ShardBatch, Shards
 from penstock.changefeeds.sinks.storage.spool import Spool
 from penstock.changefeeds.sinks.work import DmlEvent
 from penstock.clock import Clock
@@ -26,7 +26,7 @@ _FIRST_CHUNK_RATIO = {"canal-json": 10.0, "debezium": 10.0, "csv": 5.0, "parquet
 class EncodeJob:
     """Heads of several shards, to be encoded together."""
 
-    batches: tuple[Batch, ...]
+    batches: tuple[ShardBatch, ...]
     expected_bytes: int
 
     @property
@@ -46,9 +46,9 @@ class Ledger:
     ) -> None:
         self.shards = Shards(options.worker_count)
         self.spool = Spool(options.spool_disk_quota)
-        self._file_ratios = Ratios(options.file_size)  # bytes of a file to bytes of its chunks
+        self._file_ratios = SizeEstimator(options.file_size)  # bytes of a file to bytes of its chunks
         # bytes of chunks to those that their slice estimates
-        self._chunk_ratios = Ratios(options.file_size, first=_FIRST_CHUNK_RATIO[options.protocol])
+        self._chunk_ratios = SizeEstimator(options.file_size, first=_FIRST_CHUNK_RATIO[options.protocol])
         self.buffers = Buffers(options.file_size, options.flush_interval_s, self._file_ratios)
         self._job_bytes = min(_ENCODE_JOB_BYTES, max(options.spool_disk_quota // 4, 1))
         self._metrics = metrics

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from prometheus_client import Gauge
 
 from penstock import metrics
-from penstock.changefeeds.sinks.storage.filetasks import Reason
+from penstock.changefeeds.sinks.storage.filetasks import FlushReason
 
 _STAGES = ("encode", "place", "begin", "write", "release", "ddl", "checkpoint", "sweep")
 _SPOOL_MARKS = ("quota", "high", "low")
@@ -37,9 +37,9 @@ class SinkMetrics:
         self._drain = metrics.SINK_DDL_DRAIN_DURATION_SECONDS.labels(changefeed)
         self._drain_encode = metrics.SINK_DDL_DRAIN_WAIT_ENCODE_SECONDS.labels(changefeed)
         self._drain_remote = metrics.SINK_DDL_DRAIN_WAIT_REMOTE_SECONDS.labels(changefeed)
-        self._counts = {each: metrics.SINK_FLUSH_COUNT.labels(changefeed, each.value) for each in Reason}
+        self._counts = {each: metrics.SINK_FLUSH_COUNT.labels(changefeed, each.value) for each in FlushReason}
         self._durations = {
-            each: metrics.SINK_FLUSH_DURATION_SECONDS.labels(changefeed, each.value) for each in Reason
+            each: metrics.SINK_FLUSH_DURATION_SECONDS.labels(changefeed, each.value) for each in FlushReason
         }
         self._errors = {each: metrics.SINK_ERRORS_TOTAL.labels(changefeed, each) for each in _STAGES}
 
@@ -69,7 +69,7 @@ class SinkMetrics:
         """How long the oldest event has been here."""
         self._oldest_age.set(age_s)
 
-    def flushed(self, reason: Reason, rows: int, nbytes: int, seconds: float) -> None:
+    def flushed(self, reason: FlushReason, rows: int, nbytes: int, seconds: float) -> None:
         """A file is on the remote."""
         self._counts[reason].inc()
         self._durations[reason].observe(seconds)
@@ -80,8 +80,8 @@ class SinkMetrics:
 
     def failed(self, seconds: float) -> None:
         """A file could not be written."""
-        self._counts[Reason.ERROR].inc()
-        self._durations[Reason.ERROR].observe(seconds)
+        self._counts[FlushReason.ERROR].inc()
+        self._durations[FlushReason.ERROR].observe(seconds)
         self._errors["write"].inc()
 
     def stale(self, rows: int) -> None:

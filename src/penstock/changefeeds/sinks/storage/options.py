@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.changefeeds.codecs.options import Compression, CsvOptions, EncoderOptions, Protocol
-from penstock.changefeeds.selectors import ColumnSelector, RowFilter, sent_columns, sent_rows
+from penstock.changefeeds.selectors import ColumnSelector, RowFilterRule, sent_columns, sent_rows
 from penstock.changefeeds.sink_uri import mask_uri, split_uri
 from penstock.changefeeds.sinks.storage.cron import CronSpec
 from penstock.changefeeds.sinks.storage.layout import DateSeparator
@@ -50,7 +50,7 @@ class SinkOptions:
     file_expiration_days: int = 0
     file_cleanup_cron_spec: CronSpec = _EVERY_NIGHT
     column_selectors: tuple[ColumnSelector, ...] = ()
-    row_filters: tuple[RowFilter, ...] = ()
+    row_filters: tuple[RowFilterRule, ...] = ()
     spark_rows: int = 20_000
 
     def masked(self) -> str:
@@ -81,7 +81,7 @@ def sink_options(feed: ChangefeedSettings) -> SinkOptions:
     return replace(
         options,
         column_selectors=tuple(ColumnSelector(each.tables, each.columns) for each in feed.column_selectors),
-        row_filters=tuple(RowFilter(each.tables, each.where) for each in feed.row_filters),
+        row_filters=tuple(RowFilterRule(each.tables, each.where) for each in feed.row_filters),
         spark_rows=feed.spark_rows,
     )
 

@@ -5,7 +5,7 @@ from collections import OrderedDict
 _DISPATCHERS_MAX = 10_000  # the least recently used are forgotten first
 
 
-class Ratios:
+class SizeEstimator:
     """Bytes out per byte in, per dispatcher: a mean that is weighted by bytes and forgets.
 
     `window_bytes` of input halve the weight of everything before. A dispatcher that is not known yet goes by

@@ -24,14 +24,14 @@ from penstock.errors import Corrupt, Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.positions import Position
-from penstock.follow.slices import DispatcherSpec
-from penstock.object_storage import LocalStorage, Storage
+from penstock.follow.slices import TableSpan
+from penstock.object_storage import LocalStorage, ObjectStorage
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FileTarget:
     """Where a dispatcher's files of one schema version go, but for the date.
 
     `named`: several dispatchers write there, so that files have the dispatcher's id in their names.
@@ -57,14 +57,14 @@ class _Kept:
 
     used_at: float
     since_ts: int = 0
-    place: Place | None = None
+    place: FileTarget | None = None
     folder: Folder | None = None  # with the date; `number` counts in it
     number: int = 0
     written: bool = True  # whether a file of that number is surely there
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-def check_unused(target: Storage) -> None:
+def check_unused(target: ObjectStorage) -> None:
     """Raise Invalid when there are files of a changefeed at a target, above all of one that is gone.
 
     What else is there does not matter: nobody reads it. `metadata` is looked for first, so that a directory
@@ -79,7 +79,7 @@ def check_unused(target: Storage) -> None:
         )
 
 
-class TargetFiles:
+class RemoteFiles:
     """Thread-safe. Calls raise Unavailable when storage does not answer; repeating one is safe.
 
     A file number is given out again as long as no file has it, so that numbers have no holes: a dispatcher
@@ -87,7 +87,7 @@ class TargetFiles:
     """
 
     def __init__(
-        self, target: Storage, options: SinkOptions, *, split: bool = False, clock: Clock = SYSTEM
+        self, target: ObjectStorage, options: SinkOptions, *, split: bool = False, clock: Clock = SYSTEM
     ) -> None:
         self.location = str(location_of(options.target.url, options.target.options))
         self._target = target
@@ -102,7 +102,7 @@ class TargetFiles:
         """Raise Invalid when there are files of a changefeed already."""
         check_unused(self._target)
 
-    def place(self, dispatcher: DispatcherSpec, schema: SchemaVersion) -> Place | None:
+    def place(self, dispatcher: TableSpan, schema: SchemaVersion) -> FileTarget | None:
         """Where files of a version go, after its schema file is there; None when what is there is later.
 
         The version's own file counts first, then the newest older one that says the same; else the file is
@@ -119,7 +119,7 @@ class TargetFiles:
             kept.since_ts = schema.since_ts
             return kept.place
 
-    def next_file(self, place: Place, end_ts: int) -> FilePaths:
+    def next_file(self, place: FileTarget, end_ts: int) -> FilePaths:
         """The next free number for a file of commits up to `end_ts`; the first use looks at the target.
 
         The folder's date is that of `end_ts`, in UTC, whatever the clock says: readers take folders by their
@@ -143,7 +143,7 @@ class TargetFiles:
             kept.written = False
             return self._paths(place, folder, kept.number)
 
-    def wrote(self, place: Place, paths: FilePaths) -> None:
+    def wrote(self, place: FileTarget, paths: FilePaths) -> None:
         """A file is on the remote: spares the next call of `next_file` a look at it."""
         with self._lock:
             kept = self._kept.get(place.dispatcher_id)
@@ -261,7 +261,7 @@ class TargetFiles:
                 " another directory with use-table-id-as-path=true"
             )
 
-    def _settled_version(self, dispatcher: DispatcherSpec, schema: SchemaVersion) -> int | None:
+    def _settled_version(self, dispatcher: TableSpan, schema: SchemaVersion) -> int | None:
         self._check_database(schema.database)
         by_id = self._options.use_table_id_as_path
         file = SchemaFile.of(
@@ -283,7 +283,7 @@ class TargetFiles:
             return wanted.version
         return choice.version
 
-    def _placed(self, dispatcher: DispatcherSpec, schema: SchemaVersion, version: int) -> Place:
+    def _placed(self, dispatcher: TableSpan, schema: SchemaVersion, version: int) -> FileTarget:
         partitioned = schema.table.physical_ids != (schema.table.id,)
         if self._options.use_table_id_as_path:
             folder, shared = Folder(table_id=dispatcher.table_id, version=version), False
@@ -296,9 +296,9 @@ class TargetFiles:
                 partition=dispatcher.table_id if apart else 0,
             )
             shared = partitioned and not apart
-        return Place(dispatcher.id, folder, self._split or shared or not dispatcher.whole)
+        return FileTarget(dispatcher.id, folder, self._split or shared or not dispatcher.whole)
 
-    def _not_before(self, place: Place, date: str) -> str:
+    def _not_before(self, place: FileTarget, date: str) -> str:
         """A date, or the newest one under which the dispatcher has files of this version if that is later.
 
         A fence file may be, and so are files of releases that took the date from the clock.
@@ -312,10 +312,10 @@ class TargetFiles:
                 return later
         return date
 
-    def _index_path(self, place: Place, folder: Folder) -> str:
+    def _index_path(self, place: FileTarget, folder: Folder) -> str:
         return layout.index_path(folder, place.dispatcher_id if place.named else "")
 
-    def _last_number(self, place: Place, folder: Folder) -> int:
+    def _last_number(self, place: FileTarget, folder: Folder) -> int:
         index_path = self._index_path(place, folder)
         indexed = number_in_index(self._target.read(index_path), index_path)
         last = last_number(
@@ -325,7 +325,7 @@ class TargetFiles:
             _log.warning("an index is behind its files", extra={"index_path": index_path, "last": last})
         return last
 
-    def _paths(self, place: Place, folder: Folder, number: int) -> FilePaths:
+    def _paths(self, place: FileTarget, folder: Folder, number: int) -> FilePaths:
         owner = place.dispatcher_id if place.named else ""
         name = FileName(owner, number, self._extension)
         digits = self._options.file_index_digit

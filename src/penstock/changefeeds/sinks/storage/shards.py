@@ -13,7 +13,7 @@ Item = DmlEvent | DrainMarker
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ShardBatch:
     """The head of a shard's queue, on its way; nothing else of the shard is before `Shards.done`."""
 
     shard: int
@@ -34,7 +34,7 @@ class Shards:
 
     def __init__(self, count: int) -> None:
         self._queues: list[deque[Item]] = [deque() for _ in range(count)]
-        self._underway: dict[int, Batch] = {}
+        self._underway: dict[int, ShardBatch] = {}
         self._ready: deque[int] = deque()
         self._queued = 0
 
@@ -62,14 +62,14 @@ class Shards:
 
     def take(
         self, weigh: Callable[[DmlEvent], int], *, room: int, limit: int, alone: bool = False
-    ) -> list[Batch]:
+    ) -> list[ShardBatch]:
         """A batch of each shard that is ready, of about `limit` bytes together, of no more than `room`.
 
         `weigh` estimates an event's bytes. The first event may be beyond the limit, and with `alone` beyond
         the room too. A shard whose first event does not fit keeps its turn and those after it wait, so that a
         large event is not starved.
         """
-        batches: list[Batch] = []
+        batches: list[ShardBatch] = []
         share = limit // max(len(self._ready), 1)
         first: float = math.inf if alone else room
         left = min(room, limit)
@@ -79,7 +79,7 @@ class Shards:
             if not items:
                 break
             shard = self._ready.popleft()
-            batch = self._underway[shard] = Batch(shard, tuple(items))
+            batch = self._underway[shard] = ShardBatch(shard, tuple(items))
             batches.append(batch)
             left -= taken
             if taken:
@@ -110,7 +110,7 @@ class Shards:
             return first if isinstance(first, DmlEvent) else None
         return None
 
-    def done(self, batch: Batch) -> None:
+    def done(self, batch: ShardBatch) -> None:
         """The batch has left; its shard may go on."""
         del self._underway[batch.shard]
         if self._queues[batch.shard]:

@@ -1,21 +1,21 @@
 """The storage sink: changes in, files on object storage out."""
 
-from penstock.changefeeds.engines.engine import Engine
+from penstock.changefeeds.engines.engine import SinkEngine
 from penstock.changefeeds.feedstore import ProgressStore
 from penstock.changefeeds.sinks.drain import DrainMarker
 from penstock.changefeeds.sinks.storage.checkpoints import Checkpoints
 from penstock.changefeeds.sinks.storage.ledger import Ledger
 from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
 from penstock.changefeeds.sinks.storage.options import SinkOptions
-from penstock.changefeeds.sinks.storage.remote_files import TargetFiles
+from penstock.changefeeds.sinks.storage.remote_files import RemoteFiles
 from penstock.changefeeds.sinks.storage.workers import EncodeLoop
 from penstock.changefeeds.sinks.storage.writeloop import WriteLoop
 from penstock.changefeeds.sinks.work import DmlEvent
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Unavailable
-from penstock.eventloop import Pulse, Threads, Underway
+from penstock.eventloop import Notifier, TaskScope, ThreadRunner
 from penstock.follow.ddl_events import DdlEvent
-from penstock.follow.slices import DispatcherSpec
+from penstock.follow.slices import TableSpan
 
 _THREADS = 64  # requests of the driver to the remote that overlap
 _LOOK_S = 1.0
@@ -33,8 +33,8 @@ class StorageSink:
 
     def __init__(
         self,
-        engine: Engine,
-        files: TargetFiles,
+        engine: SinkEngine,
+        files: RemoteFiles,
         progress: ProgressStore,
         options: SinkOptions,
         *,
@@ -45,8 +45,8 @@ class StorageSink:
         self._files = files
         self._clock = clock
         self._metrics = SinkMetrics(changefeed)
-        self._underway = Underway()
-        self._threads = Threads(_THREADS, "penstock-sink")
+        self._underway = TaskScope()
+        self._threads = ThreadRunner(_THREADS, "penstock-sink")
         self._ledger = Ledger(options, self._metrics, self._release, clock)
         spool = self._ledger.spool
         self._metrics.marks(quota=spool.quota_bytes, high=spool.high_bytes, low=spool.low_bytes)
@@ -73,7 +73,7 @@ class StorageSink:
             clock=clock,
         )
         self._checkpoints = Checkpoints(files, self._threads, self._metrics, clock)
-        self._pulse = Pulse()
+        self._pulse = Notifier()
         self._running = False
         self._closing = False
         self._stopped = False
@@ -84,7 +84,7 @@ class StorageSink:
             self._ledger.arrive(event)
             self._encoding.changed.tell()
 
-    async def pass_block_event(self, dispatcher: DispatcherSpec, event: DdlEvent) -> None:
+    async def pass_block_event(self, dispatcher: TableSpan, event: DdlEvent) -> None:
         """Return when everything that the dispatcher has sent before is on the remote.
 
         Raises what keeps it from getting there.

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from penstock import tracing
-from penstock.changefeeds.engines.engine import EncodeWork, Engine
+from penstock.changefeeds.engines.engine import EncodeWork, SinkEngine
 from penstock.changefeeds.sinks.storage.ledger import EncodeJob, Ledger
 from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.sinks.work import DmlEvent
 from penstock.clock import Clock
-from penstock.eventloop import Signal, Underway
+from penstock.eventloop import TaskScope, WakeUp
 
 _JOBS_MAX = 4
 
@@ -20,11 +20,11 @@ class EncodeLoop:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: SinkEngine,
         ledger: Ledger,
         options: SinkOptions,
         metrics: SinkMetrics,
-        underway: Underway,
+        underway: TaskScope,
         *,
         on_progress: Callable[[], None],
         on_due: Callable[[], None],
@@ -39,7 +39,7 @@ class EncodeLoop:
         self._on_due = on_due
         self._clock = clock
         self._jobs = 0
-        self.changed = Signal(clock)  # there is more in the shards, or more room in the spool
+        self.changed = WakeUp(clock)  # there is more in the shards, or more room in the spool
 
     async def run(self) -> None:
         """For ever."""

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from penstock import tracing
 from penstock.changefeeds.engines.encode import file_header
-from penstock.changefeeds.engines.engine import Engine, FileWork, Written
+from penstock.changefeeds.engines.engine import FileWork, SinkEngine, WriteResult
 from penstock.changefeeds.feedstore import PendingFile, ProgressStore
 from penstock.changefeeds.sinks.storage.filetasks import FileTask
 from penstock.changefeeds.sinks.storage.ledger import Ledger
 from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
 from penstock.changefeeds.sinks.storage.options import SinkOptions
-from penstock.changefeeds.sinks.storage.remote_files import FilePaths, Place, TargetFiles
+from penstock.changefeeds.sinks.storage.remote_files import FilePaths, FileTarget, RemoteFiles
 from penstock.clock import Clock
 from penstock.errors import Unavailable
-from penstock.eventloop import Signal, Threads, Underway
+from penstock.eventloop import TaskScope, ThreadRunner, WakeUp
 
 _log = logging.getLogger(__name__)
 
@@ -25,11 +25,11 @@ _JOB_FILES_MAX = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedFile:
     """A file and where it goes."""
 
     task: FileTask
-    place: Place
+    place: FileTarget
     paths: FilePaths
     work: FileWork
 
@@ -56,14 +56,14 @@ class WriteLoop:
 
     def __init__(
         self,
-        engine: Engine,
-        files: TargetFiles,
+        engine: SinkEngine,
+        files: RemoteFiles,
         progress: ProgressStore,
         ledger: Ledger,
         options: SinkOptions,
         metrics: SinkMetrics,
-        underway: Underway,
-        threads: Threads,
+        underway: TaskScope,
+        threads: ThreadRunner,
         *,
         on_progress: Callable[[], None],
         clock: Clock,
@@ -81,7 +81,7 @@ class WriteLoop:
         self._job_bytes = max(options.spool_disk_quota // _JOBS_MAX, 1)  # all of the spool may be on its way
         self._jobs = 0
         self._warned = False
-        self.changed = Signal(clock)  # there is more in the spool, or something was forced
+        self.changed = WakeUp(clock)  # there is more in the spool, or something was forced
 
     async def run(self) -> None:
         """For ever."""
@@ -102,7 +102,7 @@ class WriteLoop:
             if where is None:
                 self._leave_out(task)
         placed = [
-            Placed(task, *where, self._work(task, where[1]))
+            PlacedFile(task, *where, self._work(task, where[1]))
             for task, where in zip(tasks, places, strict=True)
             if where is not None
         ]
@@ -115,7 +115,7 @@ class WriteLoop:
         self._jobs -= 1
         self._on_progress()
 
-    async def _place(self, tasks: Sequence[FileTask]) -> list[tuple[Place, FilePaths] | None]:
+    async def _place(self, tasks: Sequence[FileTask]) -> list[tuple[FileTarget, FilePaths] | None]:
         """Where each file goes; None: nowhere, it is stale. All have ended when this raises."""
         placing = [self._threads.call(self._place_one, task) for task in tasks]
         placed = await asyncio.gather(*placing, return_exceptions=True)
@@ -124,7 +124,7 @@ class WriteLoop:
                 raise each
         return [each for each in placed if not isinstance(each, BaseException)]
 
-    def _place_one(self, task: FileTask) -> tuple[Place, FilePaths] | None:
+    def _place_one(self, task: FileTask) -> tuple[FileTarget, FilePaths] | None:
         place = self._files.place(task.dispatcher, task.schema)
         return None if place is None else (place, self._files.next_file(place, task.chunks[-1].end.ts))
 
@@ -140,7 +140,9 @@ class WriteLoop:
             parquet_options=() if options.compression == "none" else (("compression", options.compression),),
         )
 
-    def _acknowledge(self, placed: Sequence[Placed], written: Sequence[Written], seconds: float) -> None:
+    def _acknowledge(
+        self, placed: Sequence[PlacedFile], written: Sequence[WriteResult], seconds: float
+    ) -> None:
         """Those that are on the remote count, whatever became of the others; raise if one is not."""
         failed = []
         for each, result in zip(placed, written, strict=True):
@@ -159,7 +161,7 @@ class WriteLoop:
                 f"{len(failed)} of {len(placed)} files could not be written; {first.data_path}: {first.error}"
             )
 
-    def _trace(self, passage: tracing.Passage, file: Placed) -> None:
+    def _trace(self, passage: tracing.StageRecorder, file: PlacedFile) -> None:
         for chunk in file.task.chunks:
             passage.add_pairs(chunk.traced)
         passage.arrived(
