@@ -33,9 +33,10 @@ from penstock.eventstore.read.ranges import CaptureProgress, ReadRange, SchemaRa
 from penstock.eventstore.schema_version import SchemaVersion, cut_at_changes, in_force
 from penstock.eventstore.sides import side_schema
 from penstock.object_storage import StorageRef
+from penstock.tables.columns import ColumnInfo
 from penstock.tables.defaults import origin_cell
 from penstock.tables.keys import encode_handle
-from penstock.tables.schema import ColumnInfo, TableInfo
+from penstock.tables.schema import TableInfo
 from penstock.tables.values import from_cell
 
 TABLE_ID = 1

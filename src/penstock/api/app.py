@@ -21,7 +21,7 @@ from penstock.api.security import Gate, SafeHeaders
 from penstock.api.service import ApiState, only_declared
 from penstock.clock import SYSTEM, Clock
 from penstock.control.deployment import Deployment
-from penstock.control.overview.overview import Rates
+from penstock.control.overview.gather import Rates
 from penstock.settings import Settings
 
 __all__ = ["create_app", "described"]

@@ -11,7 +11,7 @@ from penstock.api.errors import ProblemError
 from penstock.api.middleware import Readers
 from penstock.clock import Clock
 from penstock.control.deployment import Deployment
-from penstock.control.overview.overview import Rates
+from penstock.control.overview.gather import Rates
 from penstock.settings import Settings
 
 __all__ = ["PREFIX", "ApiState", "Deployed", "Shared", "only_declared"]

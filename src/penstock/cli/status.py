@@ -11,7 +11,9 @@ from rich.text import Text
 
 from penstock.clock import SYSTEM
 from penstock.control.deployment import deployed
-from penstock.control.overview.overview import HeldBy, Overview, Rates, overview, overview_without_cluster
+from penstock.control.overview.gather import Rates
+from penstock.control.overview.model import HeldBy, Overview
+from penstock.control.overview.overview import overview, overview_without_cluster
 from penstock.control.part_states import PartKind, UpStates
 from penstock.errors import PenstockError, Unavailable
 from penstock.settings import Settings

@@ -14,9 +14,10 @@ import pyarrow as pa
 from penstock.errors import Corrupt
 from penstock.eventstore.sides import RESERVED, side_schema
 from penstock.tables.arrow import arrow_field, arrow_type
+from penstock.tables.columns import ColumnInfo
 from penstock.tables.decoding.decoder import origin_scalar
 from penstock.tables.fieldtypes import Tp
-from penstock.tables.schema import ColumnInfo, TableInfo
+from penstock.tables.schema import TableInfo
 
 
 class Projection:

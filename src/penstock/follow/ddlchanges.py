@@ -7,9 +7,10 @@ from typing import Any
 
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import TableChange
+from penstock.tables.columns import ColumnInfo
 from penstock.tables.ddl_jobs import DdlAction
 from penstock.tables.fieldtypes import ColumnFlag
-from penstock.tables.schema import ColumnInfo, TableInfo
+from penstock.tables.schema import TableInfo
 
 _INDEXED = ColumnFlag.UNIQUE_KEY | ColumnFlag.MULTIPLE_KEY
 

@@ -14,7 +14,7 @@ from penstock.kv import budgets
 from penstock.kv.backoff import Backoffer
 from penstock.kv.concurrently import abandon
 from penstock.kv.mutations import Mutations, batches, presplit_keys
-from penstock.kv.regions import KeyLocation
+from penstock.kv.region_table import KeyLocation
 from penstock.kv.sender import RegionStale
 from penstock.kv.session import Session
 from penstock.kv.splitting import presplit

@@ -10,7 +10,7 @@ from penstock.kv.backoff import Backoffer, BackoffKind
 from penstock.kv.concurrently import run_all
 from penstock.kv.keyerrors import to_error
 from penstock.kv.locks import Lock
-from penstock.kv.regions import KeyLocation
+from penstock.kv.region_table import KeyLocation
 from penstock.kv.sender import RegionStale
 from penstock.kv.session import Session
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb

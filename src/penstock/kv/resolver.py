@@ -30,7 +30,7 @@ from penstock.kv.locks import (
     read_status,
 )
 from penstock.kv.pd import PdClient
-from penstock.kv.regions import RegionVerId
+from penstock.kv.region_table import RegionVerId
 from penstock.kv.routing import Router
 from penstock.kv.sender import RegionStale
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb

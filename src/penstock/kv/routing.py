@@ -7,7 +7,8 @@ from google.protobuf.message import Message
 
 from penstock.kv.backoff import Backoffer
 from penstock.kv.concurrently import run_all
-from penstock.kv.regions import KeyLocation, RegionCache
+from penstock.kv.region_table import KeyLocation
+from penstock.kv.regions import RegionCache
 from penstock.kv.sender import RegionSender, RegionStale
 
 Answer = TypeVar("Answer", bound=Message)

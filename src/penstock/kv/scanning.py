@@ -13,7 +13,7 @@ from penstock.errors import PenstockError, Unavailable
 from penstock.kv.backoff import Backoffer
 from penstock.kv.iteration import Page, Row, Union
 from penstock.kv.reading import ReadView, lock_of
-from penstock.kv.regions import KeyLocation
+from penstock.kv.region_table import KeyLocation
 from penstock.kv.sender import RegionStale
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 

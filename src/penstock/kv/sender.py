@@ -13,7 +13,8 @@ from penstock.clock import Clock
 from penstock.errors import Invalid, Undetermined
 from penstock.kv.backoff import Backoffer, BackoffKind
 from penstock.kv.region_errors import OTHER, Act, classify, hopeless
-from penstock.kv.regions import EpochVerdict, PeerTarget, RegionCache, RegionVerId, judge_epoch
+from penstock.kv.region_table import RegionVerId
+from penstock.kv.regions import EpochVerdict, PeerTarget, RegionCache, judge_epoch
 from penstock.kv.rpc.client import RpcClient
 from penstock.kv.rpc.failure import RpcFailed
 from penstock.kv.stores import Liveness, Prober

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from penstock.errors import PenstockError, Unavailable
 from penstock.kv import budgets
 from penstock.kv.backoff import Backoffer, BackoffKind
-from penstock.kv.regions import KeyLocation
+from penstock.kv.region_table import KeyLocation
 from penstock.kv.sender import RegionStale
 from penstock.kv.session import Session
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb

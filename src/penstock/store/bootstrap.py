@@ -10,7 +10,8 @@ from penstock.store import meta
 from penstock.store.engine import Cf, Engine, Mutation
 from penstock.store.pd.ids import Ids
 from penstock.store.pd.stores import VERSION, Stores
-from penstock.store.regions import REPLICAS, Peer, Region
+from penstock.store.region import Peer, Region
+from penstock.store.regions import REPLICAS
 from penstock.store.server import join_address
 from penstock.store.station import Station
 

@@ -27,7 +27,8 @@ from penstock.store.pd.service import MEMBER, PlacementDriver
 from penstock.store.pd.stores import Stores
 from penstock.store.pd.tso import Tso
 from penstock.store.raw import RawStorage
-from penstock.store.regions import Region, Regions
+from penstock.store.region import Region
+from penstock.store.regions import Regions
 from penstock.store.safe_ts import SafeTs
 from penstock.store.server import Endpoint, split_address
 from penstock.store.sizes import SizeWatch

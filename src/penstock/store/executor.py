@@ -13,7 +13,8 @@ from penstock.store.bounds import EVERYTHING, KeyBounds
 from penstock.store.commands import Command, Effect
 from penstock.store.faults import Faults
 from penstock.store.refusals import key_not_in_region
-from penstock.store.regions import Region, Regions
+from penstock.store.region import Region
+from penstock.store.regions import Regions
 from penstock.store.sizes import SizeWatch
 
 __all__ = ["ClusterMismatch", "CommandExecutor"]

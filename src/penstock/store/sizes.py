@@ -14,7 +14,8 @@ from penstock.errors import PenstockError
 from penstock.proto.codec import encode_bytes
 from penstock.store.engine import Cf, Engine
 from penstock.store.mvcc import keys
-from penstock.store.regions import Region, Regions
+from penstock.store.region import Region
+from penstock.store.regions import Regions
 
 __all__ = ["SizeWatch", "cut_points"]
 

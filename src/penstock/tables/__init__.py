@@ -4,11 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from penstock.tables.arrow import arrow_schema
+from penstock.tables.columns import ColumnInfo
 from penstock.tables.decoding.decoder import Decoded, RowDecoder, TidbRowDecoder
 from penstock.tables.define import Index, define_table
 from penstock.tables.duplicates import DuplicateRow
 from penstock.tables.raw import RAW_SCHEMA, Op
-from penstock.tables.schema import ColumnInfo, DatabaseInfo, IndexInfo, TableInfo
+from penstock.tables.schema import DatabaseInfo, IndexInfo, TableInfo
 
 if TYPE_CHECKING:
     from penstock.tables.accounts import Account

@@ -12,9 +12,10 @@ from penstock.columnar.buffers import Ints, Mask
 from penstock.errors import Invalid
 from penstock.tables.cells import column_cells
 from penstock.tables.codec.rows import FLAG_LARGE, VERSION_2, cell_of
+from penstock.tables.columns import ColumnInfo
 from penstock.tables.keys import record_prefix
 from penstock.tables.records import checked_datum, default_value, reads_null_when_absent
-from penstock.tables.schema import ColumnInfo, HandleKind, TableInfo
+from penstock.tables.schema import HandleKind, TableInfo
 
 _SMALL_ID_MAX = 0xFF
 _SMALL_DATA_MAX = 0xFFFF

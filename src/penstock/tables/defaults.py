@@ -1,6 +1,6 @@
 """What a column reads as in rows that were written before it existed."""
 
-from penstock.tables.schema import ColumnInfo
+from penstock.tables.columns import ColumnInfo
 from penstock.tables.values import to_cell, zero_value
 
 

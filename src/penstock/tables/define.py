@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from penstock.errors import Invalid
 from penstock.tables.codec import collations
+from penstock.tables.columns import ColumnInfo
 from penstock.tables.fieldtypes import INTEGER_BITS, UNSPECIFIED, ColumnFlag, Tp
-from penstock.tables.schema import ColumnInfo, IndexColumn, IndexInfo, TableInfo
+from penstock.tables.schema import IndexColumn, IndexInfo, TableInfo
 from penstock.tables.typetext import parse_definition
 from penstock.tables.values import to_datum, zero_value
 

@@ -16,10 +16,11 @@ from penstock.kv.cluster_ref import ClusterRef
 from penstock.kv.iteration import Page
 from penstock.tables.arrow import arrow_field
 from penstock.tables.catalog import Catalog
+from penstock.tables.columns import ColumnInfo
 from penstock.tables.decoding.decoder import decode_keys, decode_rows, record_handles
 from penstock.tables.keys import record_range
 from penstock.tables.records import in_key_only
-from penstock.tables.schema import ColumnInfo, TableInfo
+from penstock.tables.schema import TableInfo
 from penstock.tables.schema_snapshot import TablePlace
 
 HANDLE_COLUMN = "_handle"

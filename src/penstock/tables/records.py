@@ -8,9 +8,10 @@ from penstock.clock import physical_ms
 from penstock.errors import Invalid
 from penstock.tables.codec import collations, datums, rows
 from penstock.tables.codec.datums import NULL, Datum, DatumKind
+from penstock.tables.columns import ColumnInfo
 from penstock.tables.defaults import origin_cell
 from penstock.tables.keys import Handle, decode_record_key
-from penstock.tables.schema import ROWID_COLUMN, ColumnInfo, HandleKind, IndexColumn, TableInfo
+from penstock.tables.schema import ROWID_COLUMN, HandleKind, IndexColumn, TableInfo
 from penstock.tables.values import datum_of_cell, from_datum, storage_kind, to_datum
 
 _NOW = "CURRENT_TIMESTAMP"

@@ -8,6 +8,7 @@ from penstock.kv import Snapshot, Transaction
 from penstock.tables import indexes
 from penstock.tables.codec import collations
 from penstock.tables.codec.datums import Datum, DatumKind
+from penstock.tables.columns import ColumnInfo
 from penstock.tables.indexes import written_indexes
 from penstock.tables.keys import Handle, encode_handle, index_prefix, prefix_end, record_key, record_range
 from penstock.tables.records import (
@@ -17,7 +18,7 @@ from penstock.tables.records import (
     key_part,
     read_record,
 )
-from penstock.tables.schema import ROWID_COLUMN, ColumnInfo, HandleKind, IndexInfo
+from penstock.tables.schema import ROWID_COLUMN, HandleKind, IndexInfo
 from penstock.tables.schema_snapshot import TablePlace
 
 

@@ -10,11 +10,12 @@ from penstock.kv import Transaction
 from penstock.tables import indexes
 from penstock.tables.auto_ids import AutoIds
 from penstock.tables.bulk import encode_batch
+from penstock.tables.columns import SchemaState
 from penstock.tables.indexes import written_indexes
 from penstock.tables.keys import Handle, record_key
 from penstock.tables.records import Record, checked_datum, handle_of, to_record, value_of
 from penstock.tables.row_reader import RowReader
-from penstock.tables.schema import ROWID_COLUMN, HandleKind, SchemaState, TableInfo
+from penstock.tables.schema import ROWID_COLUMN, HandleKind, TableInfo
 from penstock.tables.schema_snapshot import TablePlace
 from penstock.tables.values import from_datum
 

@@ -17,10 +17,11 @@ from penstock.changefeeds.directory.reader import Ddl, DirectoryReader, TableCha
 from penstock.changefeeds.sinks.storage.filenumbers import number_in_index
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile, check_named
 from penstock.object_storage import ObjectStorage
+from penstock.tables.columns import ColumnInfo
 from penstock.tables.ddl_jobs import DdlAction
 from penstock.tables.defaults import origin_cell
 from penstock.tables.define import with_origin_default
-from penstock.tables.schema import ColumnInfo, TableInfo
+from penstock.tables.schema import TableInfo
 from penstock.tables.values import from_cell
 
 __all__ = ["BrokenPromise", "Replica", "check_files"]

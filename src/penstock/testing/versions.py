@@ -15,8 +15,9 @@ import pyarrow as pa
 from penstock.changes import ChangeBatch, Hint
 from penstock.eventstore.sides import COMMIT_TS, HANDLE
 from penstock.tables.arrow import arrow_type
+from penstock.tables.columns import ColumnInfo
 from penstock.tables.fieldtypes import Tp
-from penstock.tables.schema import ColumnInfo, TableInfo
+from penstock.tables.schema import TableInfo
 
 __all__ = ["random_row"]
 

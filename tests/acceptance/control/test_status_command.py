@@ -15,7 +15,8 @@ from penstock.changefeeds.model import ChangefeedState
 from penstock.cli import status
 from penstock.clock import SYSTEM
 from penstock.control.overview.locks import HoldingLock
-from penstock.control.overview.overview import Overview, told
+from penstock.control.overview.model import Overview
+from penstock.control.overview.overview import told
 from penstock.control.part_states import PartKind, PartState, PartStatus, UpStates
 from penstock.jobs.job import JobState
 from support.jobworld import JobWorld, job_world

@@ -17,7 +17,9 @@ from penstock.changefeeds.model import ChangefeedState
 from penstock.cli.metricserver import MetricServer
 from penstock.clock import SYSTEM, physical_ms
 from penstock.control.deployment import Deployment
-from penstock.control.overview.overview import Overview, Rates, overview
+from penstock.control.overview.gather import Rates
+from penstock.control.overview.model import Overview
+from penstock.control.overview.overview import overview
 from penstock.control.part_states import PartKind, PartState, PartStatus, UpStates
 from penstock.errors import Conflict
 from penstock.eventstore.capture.lease import PREFIX, CaptureLease

@@ -14,10 +14,11 @@ from pydantic import SecretStr
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.capture.capture import Capture
 from penstock.eventstore.capture.flight_service import FlightService
-from penstock.eventstore.capture.reader import Reader, ReadRange
+from penstock.eventstore.capture.reader import Reader
 from penstock.eventstore.capture.store import EventStore
-from penstock.eventstore.read.flight_client import CaptureProgress, FlightReader
+from penstock.eventstore.read.flight_client import FlightReader
 from penstock.eventstore.read.flightaccess import FlightAccess, TokenCheck
+from penstock.eventstore.read.ranges import CaptureProgress, ReadRange
 from penstock.object_storage import ObjectStorage, open_storage
 from penstock.settings import CaptureSettings, ServerTlsSettings, Settings, TlsSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder

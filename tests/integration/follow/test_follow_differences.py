@@ -16,8 +16,8 @@ from penstock.errors import Unavailable
 from penstock.eventstore.capture.flight_service import FlightService
 from penstock.eventstore.history_holds import HistoryHolds
 from penstock.eventstore.read.flight_client import FlightReader
-from penstock.eventstore.read.partition import StorageRef
 from penstock.eventstore.read.ranges import CaptureProgress, RangeReader, ReadRange, SchemaRange
+from penstock.follow.cluster_tables import TableGone
 from penstock.follow.eventsource import HOLDER, EventStoreJobSource
 from penstock.follow.follower import EventStoreSource
 from penstock.follow.positions import Position
@@ -25,10 +25,10 @@ from penstock.follow.progress import MISSED_S
 from penstock.follow.slices import Slice, TableSpan
 from penstock.follow.source import ReadableRange
 from penstock.follow.source_2 import TableScan
-from penstock.jobs.error_codes import TableGone
 from penstock.kv import AsyncClient, Client
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.kv.pd import PdClient
+from penstock.object_storage import StorageRef
 from penstock.settings import Settings, StoreSettings
 from penstock.store.cluster import Cluster
 from penstock.tables import Catalog

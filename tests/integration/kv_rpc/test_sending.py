@@ -8,7 +8,7 @@ import pytest
 from penstock import metrics
 from penstock.errors import Invalid, Unavailable
 from penstock.kv.backoff import Backoffer
-from penstock.kv.regions import RegionVerId
+from penstock.kv.region_table import RegionVerId
 from penstock.kv.sender import RegionStale, UndeterminedAnswer
 from penstock.proto import errorpb_pb2 as errorpb
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb

@@ -36,7 +36,8 @@ from penstock.spark.tasks import run_on_executors
 from penstock.tables import Catalog
 from penstock.tables.keys import encode_handle, record_key
 from penstock.testing.store import Admin
-from penstock.verify.verifying import Difference, verify_table
+from penstock.verify.event_store import Difference
+from penstock.verify.verifying import verify_table
 from support.warmstore import WarmStore
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # executors do not have the tests

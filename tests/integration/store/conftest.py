@@ -17,7 +17,7 @@ from penstock.proto.codec import encode_bytes
 from penstock.proto.services import Stub
 from penstock.settings import StoreSettings
 from penstock.store.cluster import Cluster
-from penstock.store.regions import Region
+from penstock.store.region import Region
 
 _prefixes = itertools.count()
 

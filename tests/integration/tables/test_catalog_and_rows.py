@@ -14,10 +14,10 @@ import pytest
 from penstock.errors import Conflict, Invalid, KeyExists, Unavailable
 from penstock.kv import Client
 from penstock.tables import Catalog, DuplicateRow, Index
+from penstock.tables.columns import SchemaState
 from penstock.tables.ddl_jobs import DdlAction
 from penstock.tables.keys import index_prefix, prefix_end, record_range
 from penstock.tables.meta import MetaReader, MetaWriter
-from penstock.tables.schema import SchemaState
 from support.warmstore import WarmStore
 
 

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from penstock.changefeeds.model import ChangefeedState
 from penstock.control.overview.facts import SLOW_S, CaptureFact, Facts
 from penstock.control.overview.locks import HoldingLock
-from penstock.control.overview.overview import Overview, told
+from penstock.control.overview.model import Overview
+from penstock.control.overview.overview import told
 from penstock.control.part_states import PartKind, PartState
 from penstock.jobs.job import JobState
 from support.overviews import ago, facts, feed, job, part, spool, table

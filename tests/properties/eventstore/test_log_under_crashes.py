@@ -14,7 +14,8 @@ from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.log import frames
 from penstock.eventstore.log.frames import Frame, FrameKind
-from penstock.eventstore.log.wal import LogLocation, Wal
+from penstock.eventstore.log.segments import LogLocation
+from penstock.eventstore.log.wal import Wal
 from support.powerloss import Disk
 from support.rawbatches import changes, put, raw
 

@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from penstock import eventloop
 from penstock.kv.backoff import Backoffer
 from penstock.kv.pd import RegionInfo, raw_region
-from penstock.kv.regions import EpochVerdict, KeyLocation, RegionCache, judge_epoch
+from penstock.kv.region_table import KeyLocation
+from penstock.kv.regions import EpochVerdict, RegionCache, judge_epoch
 from penstock.proto import metapb_pb2 as metapb
 from penstock.proto.codec import encode_bytes
 from penstock.settings import KvSettings

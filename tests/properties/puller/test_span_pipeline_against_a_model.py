@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.sources.pipeline import Cancelled, SpanPipelineManager
+from penstock.sources.pipeline import SpanPipelineManager
+from penstock.sources.quota import Cancelled
 
 QUOTA = 30
 SUBS = st.integers(1, 2)

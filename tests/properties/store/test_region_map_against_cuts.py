@@ -14,7 +14,8 @@ from penstock.proto import metapb_pb2 as metapb
 from penstock.proto.codec import encode_bytes
 from penstock.store.engine import Cf, Mutation
 from penstock.store.pd.ids import Ids
-from penstock.store.regions import Peer, Region, Regions
+from penstock.store.region import Peer, Region
+from penstock.store.regions import Regions
 
 
 class MemoryEngine:

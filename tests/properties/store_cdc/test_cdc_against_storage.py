@@ -25,7 +25,8 @@ from penstock.store.mvcc.reader import MvccReader
 from penstock.store.mvcc.records import WriteKind
 from penstock.store.pd.ids import Ids
 from penstock.store.pd.tso import Tso
-from penstock.store.regions import Peer, Region, Regions
+from penstock.store.region import Peer, Region
+from penstock.store.regions import Regions
 from penstock.store.storage import TxnStorage
 
 KEYS = [b"k%d" % i for i in range(6)]

@@ -15,7 +15,8 @@ from penstock.eventstore import paths
 from penstock.eventstore.log import frames
 from penstock.eventstore.log import wal as wal_module
 from penstock.eventstore.log.frames import Frame, FrameKind
-from penstock.eventstore.log.wal import LogLocation, Wal
+from penstock.eventstore.log.segments import LogLocation
+from penstock.eventstore.log.wal import Wal
 from support.powerloss import Disk, everything_survives
 from support.rawbatches import changes, put, raw
 

@@ -11,11 +11,12 @@ import pytest
 from prometheus_client import REGISTRY
 
 from penstock.errors import Unavailable
+from penstock.jobs.log.log_feed import LogChange
 from penstock.jobs.spec import JobSpec
 from penstock.settings import JobsSettings
 from support.boardstage import spec_of
 from support.shakyfeed import SimClock
-from support.simjoblog import Chance, LogChange, SimFeed
+from support.simjoblog import Chance, SimFeed
 from support.simjobs import SimCluster
 from support.simloop import SimLoop
 

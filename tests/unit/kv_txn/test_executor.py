@@ -15,7 +15,7 @@ from penstock.kv.background import Background
 from penstock.kv.backoff import Backoffer
 from penstock.kv.batch_executor import BatchExecutor, MutationBatch
 from penstock.kv.mutations import Mutations
-from penstock.kv.regions import KeyLocation, RegionVerId
+from penstock.kv.region_table import KeyLocation, RegionVerId
 from penstock.kv.sender import RegionStale
 from penstock.settings import KvSettings
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.kv.regions import KeyLocation, RegionVerId
+from penstock.kv.region_table import KeyLocation, RegionVerId
 from penstock.kv.scanning import Cursor
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from penstock import metrics
 from penstock.clock import SYSTEM
-from penstock.sources.pipeline import Cancelled, SpanPipelineManager
+from penstock.sources.pipeline import SpanPipelineManager
+from penstock.sources.quota import Cancelled
 from penstock.sources.raw_batch import BATCH_BYTES
 
 BATCH = pa.record_batch({"key": pa.array([b"k"], pa.binary())})

@@ -12,7 +12,8 @@ from penstock.proto.codec import encode_bytes
 from penstock.store import meta
 from penstock.store.engine import Cf, Engine
 from penstock.store.pd.ids import Ids
-from penstock.store.regions import Peer, Region, Regions
+from penstock.store.region import Peer, Region
+from penstock.store.regions import Regions
 
 
 def first_region(**changes: object) -> Region:

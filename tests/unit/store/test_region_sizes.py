@@ -3,7 +3,8 @@ from pathlib import Path
 
 from penstock.store.engine import Cf, Engine
 from penstock.store.pd.ids import Ids
-from penstock.store.regions import Peer, Region, Regions
+from penstock.store.region import Peer, Region
+from penstock.store.regions import Regions
 from penstock.store.sizes import SizeWatch, cut_points
 
 

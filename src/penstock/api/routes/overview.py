@@ -7,7 +7,8 @@ from fastapi import APIRouter, Query
 from penstock.api.accounts import Asking
 from penstock.api.errors import declared
 from penstock.api.service import PREFIX, Shared
-from penstock.control.overview.overview import LIMIT, Overview, overview_without_cluster
+from penstock.control.overview.model import Overview
+from penstock.control.overview.overview import LIMIT, overview_without_cluster
 from penstock.control.overview.overview import overview as overview_of
 from penstock.errors import Unavailable
 

@@ -10,8 +10,9 @@ from penstock.changefeeds.codecs.lines import BLOCK_BYTES, Readable, blocks, par
 from penstock.changefeeds.codecs.text_cells import TextForm, base64_bytes, from_text
 from penstock.errors import Corrupt
 from penstock.tables.arrow import arrow_schema, arrow_type
+from penstock.tables.columns import ColumnInfo
 from penstock.tables.fieldtypes import INTEGER_BITS, FieldType, Tp
-from penstock.tables.schema import ColumnInfo, TableInfo
+from penstock.tables.schema import TableInfo
 
 _KINDS = pa.array(["c", "r", "u", "d"])
 _OPS = pa.array([INSERT, INSERT, UPDATE, DELETE])

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 
 from penstock.errors import Corrupt
 from penstock.tables.arrow import arrow_type
+from penstock.tables.columns import ColumnInfo
 from penstock.tables.fieldtypes import PACKED_TIMES, FieldType, Tp
-from penstock.tables.schema import ColumnInfo
 
 _SPAN = r"^(?P<sign>-?)(?P<hours>\d+):(?P<minutes>\d+):(?P<seconds>\d+)(?:\.(?P<fraction>\d{1,6}))?$"
 _ZERO_DATE = r"^\d+-(00-|\d+-00)"

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from penstock.errors import Invalid
+from penstock.tables.columns import ColumnInfo
 from penstock.tables.fieldtypes import Tp
-from penstock.tables.schema import ColumnInfo, TableInfo
+from penstock.tables.schema import TableInfo
 from penstock.tables.statements import column_text, type_text
 
 _DROP = re.compile(r"\bDROP\b", re.IGNORECASE)

@@ -22,8 +22,9 @@ from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.capture.tables import TableNames
 from penstock.eventstore.log.table_log import TableLog
 from penstock.eventstore.manifest import BEGUN
+from penstock.eventstore.metachanges import META_RANGE
 from penstock.eventstore.read.flightaccess import FlightAccess
-from penstock.eventstore.schema_history import META_RANGE, CapturedTable, SchemaHistory
+from penstock.eventstore.schema_history import CapturedTable, SchemaHistory
 from penstock.eventstore.upkeep.load import in_progress
 from penstock.kv import AsyncClient
 from penstock.kv.pd import PdClient

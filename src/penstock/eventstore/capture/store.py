@@ -17,8 +17,9 @@ from penstock.eventstore.log.frames import Frame, FrameKind, decode_rows
 from penstock.eventstore.log.logcover import Fit
 from penstock.eventstore.log.memory import MemoryBudget
 from penstock.eventstore.log.rows import between, commit_ends
+from penstock.eventstore.log.segments import LogLocation
 from penstock.eventstore.log.table_log import LoggedBatch, TableBacklog, TableLog
-from penstock.eventstore.log.wal import LogLocation, Wal
+from penstock.eventstore.log.wal import Wal
 from penstock.eventstore.manifest import ManifestState
 from penstock.eventstore.objects.build import Build, Schemas
 from penstock.eventstore.objects.flush import Flusher, OwnedTable

@@ -12,7 +12,8 @@ from penstock.clock import TS_MAX, Clock, physical_ms
 from penstock.errors import Unavailable
 from penstock.eventstore.log.memory import MemoryBudget
 from penstock.eventstore.log.rows import between, commit_ends
-from penstock.eventstore.log.wal import LogLocation, Wal
+from penstock.eventstore.log.segments import LogLocation
+from penstock.eventstore.log.wal import Wal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

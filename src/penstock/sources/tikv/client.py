@@ -15,7 +15,8 @@ from penstock.kv import AsyncClient
 from penstock.kv.pd import PdClient
 from penstock.kv.rpc.channels import Dialer
 from penstock.settings import KvSettings, PullerSettings, TlsSettings
-from penstock.sources.pipeline import AdvanceResolvedTs, ConsumeKvEvents, SpanPipelineManager
+from penstock.sources.pipeline import SpanPipelineManager
+from penstock.sources.spanworker import AdvanceResolvedTs, ConsumeKvEvents
 from penstock.sources.tikv.follower import RegionFollower
 from penstock.sources.tikv.key_ranges import KeySpan
 from penstock.sources.tikv.lock_checker import LockChecker

@@ -7,7 +7,8 @@ from penstock.proto import pdpb_pb2 as pdpb
 from penstock.store.pd.answers import Behaviour, PdRefused
 from penstock.store.pd.ids import Ids
 from penstock.store.pd.scheduler import LeaderScheduler
-from penstock.store.regions import Region, Regions
+from penstock.store.region import Region
+from penstock.store.regions import Regions
 
 __all__ = ["Routing"]
 

@@ -2,7 +2,8 @@
 
 from penstock.errors import Unavailable
 from penstock.store.pd.stores import Stores
-from penstock.store.regions import Region, Regions
+from penstock.store.region import Region
+from penstock.store.regions import Regions
 
 __all__ = ["LeaderScheduler"]
 

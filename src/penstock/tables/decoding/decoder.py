@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from penstock.columnar.buffers import Bytes, Ints, Mask, gather, padded
 from penstock.tables.arrow import arrow_field, arrow_type
 from penstock.tables.codec import rows
+from penstock.tables.columns import ColumnInfo
 from penstock.tables.decoding.cells import Cells
 from penstock.tables.decoding.convert import StoredValues, to_arrow
 from penstock.tables.decoding.handles import IntHandles, common_handles, record_rows
@@ -19,7 +20,7 @@ from penstock.tables.defaults import origin_cell
 from penstock.tables.keys import PREFIX_BYTES
 from penstock.tables.raw import Op
 from penstock.tables.records import readable_handle_columns
-from penstock.tables.schema import ColumnInfo, HandleKind, TableInfo
+from penstock.tables.schema import HandleKind, TableInfo
 
 _EMPTY_ROW = rows.encode({})
 
