@@ -33,12 +33,12 @@ class LoadReport:
     resumed: bool
 
 
-Run = Callable[[Sequence[RangeTask]], None]
+LoadRun = Callable[[Sequence[RangeTask]], None]
 """Runs every task, anywhere and in any order, and returns when all have run; raises what a task raised."""
 
 
 def load_table(
-    settings: Settings, name: str, run: Run, *, restart: bool = False, clock: Clock = SYSTEM
+    settings: Settings, name: str, run: LoadRun, *, restart: bool = False, clock: Clock = SYSTEM
 ) -> LoadReport:
     """Load `database.table` as of one timestamp, from which a capture goes on without gap or overlap.
 

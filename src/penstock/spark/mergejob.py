@@ -46,11 +46,13 @@ class MergeTask:
             return write_merge(self.plan, self.storage.open(), Path(scratch))
 
 
-Run = Callable[[Sequence[MergeTask]], list[MergeOutput]]
+MergeRun = Callable[[Sequence[MergeTask]], list[MergeOutput]]
 """Runs every task, anywhere and in any order; returns the outputs in the order of the tasks."""
 
 
-def merge(settings: Settings, name: str, run: Run, *, flight_tls: TlsSettings | None = None) -> MergeReport:
+def merge(
+    settings: Settings, name: str, run: MergeRun, *, flight_tls: TlsSettings | None = None
+) -> MergeReport:
     """Merge the objects of `database.table` until it is in good shape.
 
     Raises Invalid when there is no such table, Unavailable when no capture owns it or somebody does not

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.changefeeds.codecs.decoded_changes import DELETE, INSERT, DecodedChanges, row_dicts
+from penstock.changefeeds.codecs.decoded_changes import OP_DELETE, OP_INSERT, DecodedChanges, row_dicts
 from penstock.changefeeds.codecs.decoder import DataFiles, FileOptions
 from penstock.changefeeds.directory.listing import Listing, Root, Stretch, Survey
 from penstock.changefeeds.directory.reader import Ddl, DirectoryReader, TableChanges
@@ -250,13 +250,13 @@ class Replica:
             before = key if old is None else _key(delivery.table, old)
             if self._exactly_once:
                 self._check_change(rows, op, before, old, place)
-            if op != INSERT:
+            if op != OP_INSERT:
                 rows.pop(before, None)
-            if op != DELETE:
+            if op != OP_DELETE:
                 rows[key] = row
 
     def _check_change(self, rows: dict[Key, Row], op: str, before: Key, old: Row | None, place: str) -> None:
-        if (op == INSERT) == (before in rows):
+        if (op == OP_INSERT) == (before in rows):
             raise BrokenPromise(
                 f"{place}: {op} of {before}, which is {'' if before in rows else 'not '}there"
             )
@@ -266,14 +266,14 @@ class Replica:
     def _change_without_key(
         self, rows: dict[Key, Row], op: str, row: Row, old: Row | None, place: str
     ) -> None:
-        if op != INSERT:
-            gone = row if op == DELETE else old
+        if op != OP_INSERT:
+            gone = row if op == OP_DELETE else old
             if gone is None:
                 raise BrokenPromise(f"{place}: an update of a row without a key does not tell the row before")
             if (last := _count(rows, gone) - 1) < 0:
                 raise BrokenPromise(f"{place}: {op} of a row that is not there")
             del rows[(*gone.values(), last)]
-        if op != DELETE:
+        if op != OP_DELETE:
             rows[(*row.values(), _count(rows, row))] = row
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.changefeeds.codecs.decoded_changes import DELETE, INSERT, DecodedChanges
+from penstock.changefeeds.codecs.decoded_changes import OP_DELETE, OP_INSERT, DecodedChanges
 from penstock.changefeeds.directory.reader import TableChanges, TableVersion
 from penstock.errors import Corrupt, Invalid
 from penstock.tables.schema import TableInfo
@@ -82,7 +82,7 @@ class DirectoryRows:
         old = pa.RecordBatch.from_struct_array(changes.old.take(pa.array(old_at)))
         before = shape.hashes(old, version)
         ops = changes.ops
-        ended, added = (np.asarray(pc.equal(ops, each)) for each in (DELETE, INSERT))
+        ended, added = (np.asarray(pc.equal(ops, each)) for each in (OP_DELETE, OP_INSERT))
         kinds = np.where(ended, REMOVED, np.where(added, ADDED, PUT)).astype(np.uint8)
         orders = 2 * np.arange(first, first + len(changes), dtype=np.uint64)
         leaves = np.ones(len(old_at), np.bool_)

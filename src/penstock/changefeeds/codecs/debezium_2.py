@@ -5,7 +5,13 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.changefeeds.codecs.decoded_changes import DELETE, INSERT, UPDATE, DecodedChanges, as_struct
+from penstock.changefeeds.codecs.decoded_changes import (
+    OP_DELETE,
+    OP_INSERT,
+    OP_UPDATE,
+    DecodedChanges,
+    as_struct,
+)
 from penstock.changefeeds.codecs.lines import BLOCK_BYTES, Readable, blocks, parse_json
 from penstock.changefeeds.codecs.text_cells import TextForm, base64_bytes, from_text
 from penstock.errors import Corrupt
@@ -15,7 +21,7 @@ from penstock.tables.fieldtypes import INTEGER_BITS, FieldType, Tp
 from penstock.tables.schema import TableInfo
 
 _KINDS = pa.array(["c", "r", "u", "d"])
-_OPS = pa.array([INSERT, INSERT, UPDATE, DELETE])
+_OPS = pa.array([OP_INSERT, OP_INSERT, OP_UPDATE, OP_DELETE])
 _FORM = TextForm(base64_bytes, numbered_elements=False)
 _MILLISECOND_DIGITS = 3
 
@@ -44,10 +50,10 @@ def _changes(lines: pa.RecordBatch, table: TableInfo) -> DecodedChanges:
         raise Corrupt("a line is no change of a row; keep the file")
     ops = _OPS.take(kinds)
     before, after = lines.column("before"), lines.column("after")
-    shown = pc.if_else(pc.equal(ops, DELETE), before, after)
+    shown = pc.if_else(pc.equal(ops, OP_DELETE), before, after)
     if shown.null_count:
         raise Corrupt("a change has no row; keep the file")
-    updated = pc.and_(pc.equal(ops, UPDATE), pc.is_valid(before))
+    updated = pc.and_(pc.equal(ops, OP_UPDATE), pc.is_valid(before))
     commit_ts = pc.struct_field(lines.column("source"), "commit_ts")
     return DecodedChanges(ops, commit_ts, _rows(shown, table), as_struct(_rows(before, table), updated))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-INSERT, UPDATE, DELETE = "I", "U", "D"
+OP_INSERT, OP_UPDATE, OP_DELETE = "I", "U", "D"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.changefeeds.codecs.decoded_changes import (
-    DELETE,
-    INSERT,
-    UPDATE,
+    OP_DELETE,
+    OP_INSERT,
+    OP_UPDATE,
     DecodedChanges,
     as_struct,
     concat,
@@ -31,7 +31,7 @@ def paired(batches: Iterator[Halves]) -> Iterator[DecodedChanges]:
             changes, halves = concat([held[0], changes]), pa.concat_arrays([held[1], halves])
             held = None
         last = len(changes) - 1
-        if last >= 0 and changes.ops[last].as_py() == DELETE and halves[last].as_py():
+        if last >= 0 and changes.ops[last].as_py() == OP_DELETE and halves[last].as_py():
             held = changes.slice(last), halves.slice(last)
             changes, halves = changes.slice(0, last), halves.slice(0, last)
         yield _joined(changes, halves)
@@ -42,12 +42,12 @@ def paired(batches: Iterator[Halves]) -> Iterator[DecodedChanges]:
 def _joined(changes: DecodedChanges, halves: pa.BooleanArray) -> DecodedChanges:
     if not pc.any(halves).as_py():
         return changes
-    ended = pc.and_(halves, pc.equal(changes.ops, DELETE)).to_numpy(zero_copy_only=False)
-    begun = pc.and_(halves, pc.equal(changes.ops, INSERT)).to_numpy(zero_copy_only=False)
+    ended = pc.and_(halves, pc.equal(changes.ops, OP_DELETE)).to_numpy(zero_copy_only=False)
+    begun = pc.and_(halves, pc.equal(changes.ops, OP_INSERT)).to_numpy(zero_copy_only=False)
     if begun[0] or (ended[:-1] != begun[1:]).any():
         raise Corrupt("half of an update stands alone; keep the file")
     is_new = pa.array(begun)
     before = changes.rows.take(pc.max_element_wise(pc.subtract(pa.array(range(len(changes))), 1), 0))
-    ops = pc.if_else(is_new, UPDATE, changes.ops)
+    ops = pc.if_else(is_new, OP_UPDATE, changes.ops)
     joined = DecodedChanges(ops, changes.commit_ts, changes.rows, as_struct(before, is_new))
     return joined.filter(pa.array(~ended))

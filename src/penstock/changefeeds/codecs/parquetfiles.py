@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.changefeeds.codecs.decoded_changes import DELETE, INSERT, DecodedChanges, no_old
+from penstock.changefeeds.codecs.decoded_changes import OP_DELETE, OP_INSERT, DecodedChanges, no_old
 from penstock.changefeeds.codecs.pairs import Halves, paired
 from penstock.changefeeds.codecs.parquet import CHANGE_TYPE, COMMIT_VERSION
 from penstock.errors import Corrupt, Invalid
@@ -15,7 +15,7 @@ from penstock.tables.schema import TableInfo
 
 BATCH_ROWS = 64 * 1024
 _KINDS = pa.array(["insert", "delete", "update_preimage", "update_postimage"])
-_OPS = pa.array([INSERT, DELETE, DELETE, INSERT])
+_OPS = pa.array([OP_INSERT, OP_DELETE, OP_DELETE, OP_INSERT])
 _HALVES = pa.array([False, False, True, True])
 
 

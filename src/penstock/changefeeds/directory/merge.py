@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.changefeeds.codecs.decoded_changes import DELETE, DecodedChanges, concat
+from penstock.changefeeds.codecs.decoded_changes import OP_DELETE, DecodedChanges, concat
 from penstock.changefeeds.directory.progress import FilePosition
 
 _COMMIT_ROWS_MAX = 200_000
@@ -61,7 +61,7 @@ def _in_order(parts: list[DecodedChanges]) -> DecodedChanges:
     if len(parts) == 1:
         return parts[0]
     joined = concat(parts)
-    order = pa.table({"ts": joined.commit_ts, "stays": pc.not_equal(joined.ops, DELETE)})
+    order = pa.table({"ts": joined.commit_ts, "stays": pc.not_equal(joined.ops, OP_DELETE)})
     return joined.take(pc.sort_indices(order, sort_keys=[("ts", "ascending"), ("stays", "ascending")]))
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from penstock import clock as clocks
-from penstock.changefeeds.codecs.decoded_changes import DELETE, DecodedChanges, row_dicts
+from penstock.changefeeds.codecs.decoded_changes import OP_DELETE, DecodedChanges, row_dicts
 from penstock.changefeeds.directory.altering import definition, steps
 from penstock.changefeeds.directory.reader import Ddl, Delivery, TableChanges
 from penstock.clock import Clock
@@ -143,7 +143,7 @@ def _net(changes: DecodedChanges, there: TableInfo) -> Iterator[tuple[list[dict[
             assert row is not None, "every change has a row"
             if old is not None and keyed(old) != keyed(row):
                 last[keyed(old)] = None
-            last[keyed(row)] = None if op == DELETE else mend(row)
+            last[keyed(row)] = None if op == OP_DELETE else mend(row)
         rows = [row for row in last.values() if row is not None]
         gone = [key if len(key) > 1 else key[0] for key, row in last.items() if row is None]
         yield rows, gone

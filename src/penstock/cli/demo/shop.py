@@ -205,7 +205,11 @@ class Shop:
         if not self._has_reviews:
             return
         rows = [
-            {"product_id": key, "stars": 1 + int(self._chance() * 5), "text": wording.review(self._chance)}
+            {
+                "product_id": key,
+                "stars": 1 + int(self._chance() * 5),
+                "text": wording.write_review(self._chance),
+            }
             for key in self._products.some(2)
         ]
         self._run(lambda txn: {REVIEWS: len(self._db.table(REVIEWS).insert(rows, txn=txn))})

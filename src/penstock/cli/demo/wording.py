@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-__all__ = ["ASKED", "CATEGORIES", "CITIES", "city", "customer", "description", "product", "review"]
+__all__ = ["ASKED", "CATEGORIES", "CITIES", "city", "customer", "description", "product", "write_review"]
 
 Chance = Callable[[], float]
 T = TypeVar("T")
@@ -67,7 +67,7 @@ def description(name: str, chance: Chance) -> str:
     return f"A {name} for {chosen(_PLACES, chance)}, made in {chosen(CITIES, chance)}. {praise}"
 
 
-def review(chance: Chance) -> str:
+def write_review(chance: Chance) -> str:
     """What a customer thinks."""
     return f"{chosen(_OPINIONS, chance)}. {chosen(_PRAISE, chance)}"
 

@@ -12,9 +12,10 @@ from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import JobContext
 from penstock.kv import Client, Transaction
 from penstock.kv.transact import retried
-from penstock.tables import Catalog, TableInfo, alter, statements
+from penstock.tables import Catalog, alter, statements
 from penstock.tables.ddl import SchemaChange
 from penstock.tables.ddl_jobs import DdlAction
+from penstock.tables.schema import TableInfo
 from penstock.tables.schema_snapshot import SchemaSnapshot, TablePlace, split_name
 from penstock.tables.statements import quote
 
