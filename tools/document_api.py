@@ -5,7 +5,6 @@ from http import HTTPStatus
 from typing import Any
 
 from generated_pages import cell, settle
-
 from penstock.api.app import described
 
 HEAD = """# HTTP API

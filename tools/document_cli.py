@@ -4,10 +4,10 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from generated_pages import cell, settle
 from typer.core import TyperArgument, TyperGroup, TyperOption
 from typer.main import get_command
 
+from generated_pages import cell, settle
 from penstock.cli.main import app
 
 HEAD = """# Commands

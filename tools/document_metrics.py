@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
-from penstock.app.monitoring.alerts import ALERTS, rules, scraping
-from penstock.app.monitoring.dashboards import dashboard
-from penstock.app.monitoring.declared import families
+from monitoring.alerts import ALERTS, rules, scraping
+from monitoring.dashboards import dashboard
+from monitoring.declared import families
 from penstock.settings import ApiSettings
 
 ROOT = Path(__file__).parent.parent

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from monitoring.declared import samples
 from penstock.api.routes.federation import federated
-from penstock.app.monitoring.declared import samples
 from penstock.cli.up.parts import under
 from penstock.cli.up.supervisor import running
 from penstock.control.deployment import deployed

@@ -9,20 +9,23 @@ from pathlib import Path
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
-from typer.main import get_command
-
-from penstock.app.monitoring.alerts import ALERTS, RUNBOOK, Alert, rules, scraping
-from penstock.app.monitoring.declared import samples
-from penstock.app.monitoring.promql import (
-    Aggregation,
-    Binary,
+from promql_parser import (
+    AggregateExpr,
+    BinaryExpr,
     Call,
-    Node,
-    Number,
-    Selector,
-    check,
+    Expr,
+    Matcher,
+    MatchOp,
+    MatrixSelector,
+    NumberLiteral,
+    ParenExpr,
+    VectorSelector,
     parse,
 )
+from typer.main import get_command
+
+from monitoring.alerts import ALERTS, RUNBOOK, Alert, rules, scraping
+from monitoring.declared import samples
 from penstock.cli.main import app
 
 ROOT = Path(__file__).parents[3]
@@ -33,7 +36,6 @@ Labels = frozenset[tuple[str, str]]
 Vector = dict[Labels, float]
 """Values by their labels."""
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
@@ -64,44 +66,47 @@ class Looks:
     before: str
     now: str
 
-    def value(self, node: Node) -> Vector:
+    def value(self, node: Expr) -> Vector:
         """What an expression gives now; a constant has no labels."""
         match node:
-            case Number(value):
+            case ParenExpr(expr=inner):
+                return self.value(inner)
+            case NumberLiteral(val=value):
                 return {frozenset(): value}
-            case Selector():
+            case VectorSelector():
                 return _selected(self.now, node)
-            case Call("increase" | "rate" as function, (Selector() as selector,)):
-                return self._grown(selector, per_second=function == "rate")
-            case Aggregation(how, by, value):
-                return _aggregated(how, by, self.value(value))
-            case Binary(sign, left, right):
-                return _combined(sign, self.value(left), self.value(right), isinstance(right, Number))
+            case Call(args=[MatrixSelector() as selector]) if node.func.name in ("increase", "rate"):
+                return self._grown(selector, per_second=node.func.name == "rate")
+            case AggregateExpr(op=how, expr=value, modifier=by):
+                return _aggregated(str(how), tuple(by.labels if by else ()), self.value(value))
+            case BinaryExpr(op=sign, lhs=left, rhs=right):
+                constant = isinstance(right, NumberLiteral)
+                return _combined(str(sign), self.value(left), self.value(right), constant)
             case _:
                 raise AssertionError(f"rules do not use {node}")
 
-    def _grown(self, selector: Selector, *, per_second: bool) -> Vector:
-        before, now = _selected(self.before, selector), _selected(self.now, selector)
-        seconds = int(selector.range[:-1]) * _UNITS[selector.range[-1]] if per_second else 1
+    def _grown(self, selector: MatrixSelector, *, per_second: bool) -> Vector:
+        before, now = (_selected(page, selector.vector_selector) for page in (self.before, self.now))
+        seconds = selector.range.total_seconds() if per_second else 1
         return {
             labels: (value - before[labels]) / seconds for labels, value in now.items() if labels in before
         }
 
 
-def _selected(page: str, selector: Selector) -> Vector:
+def _selected(page: str, selector: VectorSelector) -> Vector:
     return {
         frozenset(sample.labels.items()): sample.value
         for family in text_string_to_metric_families(page)
         for sample in family.samples
         if sample.name == selector.name
-        and all(_matches(sample.labels.get(label, ""), sign, text) for label, sign, text in selector.matchers)
+        and all(_matches(sample.labels.get(each.name, ""), each) for each in selector.matchers.matchers)
     }
 
 
-def _matches(value: str, sign: str, text: str) -> bool:
-    if sign in ("=", "!="):
-        return (value == text) == (sign == "=")
-    return bool(re.fullmatch(text, value)) == (sign == "=~")
+def _matches(value: str, matcher: Matcher) -> bool:
+    if matcher.op in (MatchOp.Equal, MatchOp.NotEqual):
+        return (value == matcher.value) == (matcher.op == MatchOp.Equal)
+    return bool(re.fullmatch(matcher.value, value)) == (matcher.op == MatchOp.Re)
 
 
 def _aggregated(how: str, by: tuple[str, ...], values: Vector) -> Vector:
@@ -189,7 +194,7 @@ def test_every_rule_is_tried() -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.alert)
 def test_a_rule_is_quiet_while_all_is_well_and_speaks_when_it_is_not(case: Case) -> None:
     alert = BY_NAME[case.alert]
-    node = check(alert.expression, samples())
+    node = parse(alert.expression)
     before, well, bad = (
         f"{case.sample} {each}\n{case.beside}" for each in (case.before, case.well, case.bad)
     )
@@ -206,7 +211,7 @@ def test_a_rule_about_states_leaves_the_others_alone() -> None:
         ("PenstockApiFails", 'penstock_api_requests_total{method="GET",route="/",status="404"}'),
         ("PenstockTracesAreLost", 'penstock_tracing_spans_total{part="jobs",outcome="sent"}'),
     ):
-        node = check(BY_NAME[alert].expression, samples())
+        node = parse(BY_NAME[alert].expression)
         assert Looks(f"{sample} 0\n", f"{sample} 1000\n").value(node) == {}
 
 

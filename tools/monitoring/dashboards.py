@@ -4,8 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.app.monitoring.declared import Declared, Kind, families, samples
-from penstock.app.monitoring.promql import check
+from monitoring.declared import Declared, Kind, families, require_declared
 
 __all__ = ["OVERVIEW", "Panel", "Query", "dashboard", "panel_of"]
 
@@ -121,7 +120,7 @@ OVERVIEW = (
 
 
 def dashboard() -> dict[str, Any]:
-    """All of it, as Grafana reads it; raise Invalid when a line asks for what there is not."""
+    """All of it, as Grafana reads it; raise Invalid when a line asks for a metric that there is not."""
     panels: list[dict[str, Any]] = []
     row = _row(1, "Overview", 0)
     panels += [row, *_placed(OVERVIEW, first_id=2, top=1)]
@@ -200,13 +199,12 @@ def _unit(metric: Declared) -> str:
 
 def _placed(panels: Iterable[Panel], *, first_id: int, top: int) -> Iterator[dict[str, Any]]:
     """Panels side by side, row after row."""
-    known = samples()
     left = 0
     for number, panel in enumerate(panels):
         if left + panel.width > _COLUMNS:
             left, top = 0, top + _HEIGHT
         for query in panel.queries:
-            check(query.expression, known)
+            require_declared(query.expression)
         yield _drawn(panel, first_id + number, {"x": left, "y": top, "w": panel.width, "h": _HEIGHT})
         left += panel.width
 

@@ -1,5 +1,6 @@
 """The metrics that there are, by the part of Penstock that they are of."""
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -7,8 +8,9 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from penstock import metrics
 from penstock.api.routes import federation
+from penstock.errors import Invalid
 
-__all__ = ["Declared", "Family", "Kind", "declared", "families", "samples"]
+__all__ = ["Declared", "Family", "Kind", "declared", "families", "require_declared", "samples"]
 
 
 class Kind(StrEnum):
@@ -34,6 +36,7 @@ class Family(StrEnum):
     TRACING = "Traces"
 
 
+_NAMES = re.compile(r"\b(?:penstock|process)_\w+")
 _PREFIXES = {
     "penstock_part_": Family.DEPLOYMENT,
     "process_": Family.DEPLOYMENT,
@@ -97,6 +100,14 @@ def families() -> dict[Family, list[Declared]]:
 def samples() -> dict[str, Declared]:
     """The metric of each sample, by the sample's name."""
     return {name: each for each in declared() for name in each.samples}
+
+
+def require_declared(expression: str) -> None:
+    """Raise Invalid when an expression names a sample that there is not."""
+    known = samples()
+    for name in _NAMES.findall(expression):
+        if name not in known:
+            raise Invalid(f"{expression}: there is no metric {name}")
 
 
 def _read(metric: MetricWrapperBase) -> Declared:
