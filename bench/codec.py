@@ -14,9 +14,9 @@ from decimal import Decimal
 
 import pyarrow as pa
 
-from penstock.tables.bulk import encode_batch
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.define import define_table
+from penstock.tables.encoding import encode_batch
 from penstock.tables.keys import record_key
 from penstock.tables.raw import RAW_SCHEMA, Op
 from penstock.tables.records import handle_of, read_record, row_of, to_record, value_of

@@ -18,13 +18,12 @@ import pyarrow.csv
 
 from penstock.changefeeds.codecs.encoder import encoder_of
 from penstock.changefeeds.codecs.options import CsvOptions, EncoderOptions
-from penstock.changefeeds.codecs.pairing import Pairing
-from penstock.changefeeds.codecs.row_changes import INSERT, UPDATE, RowChanges
+from penstock.changefeeds.codecs.row_changes import INSERT, UPDATE, Pairing, RowChanges
 from penstock.changes import ChangeBatch, Hint
 from penstock.clock import compose_ts
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD
-from penstock.follow.positions import Position
+from penstock.follow.slices import Position
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.define import define_table
 

@@ -30,7 +30,7 @@ from penstock import eventloop
 from penstock.clock import SYSTEM
 from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.log.table_log import TableLog
-from penstock.kv.rpc.channels import Dialer
+from penstock.kv.rpc.connections import Dialer
 from penstock.object_storage import open_storage
 from penstock.proto import cdcpb_pb2 as cdcpb
 from penstock.proto import metapb_pb2 as metapb
@@ -39,13 +39,12 @@ from penstock.sources.pipeline import SpanPipelineManager
 from penstock.sources.tikv.key_ranges import KeySpan
 from penstock.sources.tikv.matcher import Matcher
 from penstock.sources.tikv.prewrite_spill import PrewriteMemory, PrewriteSpill
-from penstock.sources.tikv.priority import Urgency
 from penstock.sources.tikv.processor import RegionEventProcessor
 from penstock.sources.tikv.range_lock import LockedRange
-from penstock.sources.tikv.region import RegionFeedState, RegionTask
 from penstock.sources.tikv.request_cache import RequestCache
 from penstock.sources.tikv.request_worker import RegionRequestWorker
-from penstock.sources.tikv.subscription import SubscribedSpan
+from penstock.sources.tikv.routing import Urgency
+from penstock.sources.tikv.subscription import RegionFeedState, RegionTask, SubscribedSpan
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.define import define_table
 from penstock.tables.keys import record_key

@@ -27,14 +27,13 @@ from changes import Written as Source
 from penstock import eventloop
 from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork, SinkEngine, WriteResult
 from penstock.changefeeds.engines.spark import SparkEngine
+from penstock.changefeeds.sinks.sink import DmlEvent
 from penstock.changefeeds.sinks.storage.options import SinkOptions, parse_sink_uri
 from penstock.changefeeds.sinks.storage.remote_files import RemoteFiles
 from penstock.changefeeds.sinks.storage.sink import StorageSink
-from penstock.changefeeds.sinks.work import DmlEvent
 from penstock.changes.limits import ReadLimit
 from penstock.eventstore.read.partition import Partition, TableView
-from penstock.follow.positions import Position
-from penstock.follow.slices import Slice, SliceRange, TableSpan, plan_slice
+from penstock.follow.slices import Position, Slice, SliceRange, TableSpan, plan_slice
 from penstock.object_storage import ObjectStorage, StorageRef
 from penstock.settings import Settings, SparkSettings
 from penstock.spark.session import build_session

@@ -18,7 +18,7 @@ from changes import DELETED, MIXED, START, Written, a_table, seconds, show, vers
 from penstock import eventloop
 from penstock.eventstore import paths
 from penstock.eventstore.paths import Side
-from penstock.eventstore.read.namemarks import NameMarks
+from penstock.eventstore.read.find import NameMarks
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings, SparkSettings

@@ -8,7 +8,7 @@ from typing import get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from penstock.jobs.consumers import find_consumer
+from penstock.jobs.consumer import find_consumer
 from penstock.settings import (
     AccountSettings,
     ApiSettings,

@@ -16,8 +16,7 @@ from jobparts.indexes import DOCS, Texts
 from jobparts.watching import wait
 from penstock.consumers.search_index.search import search
 from penstock.jobs.api import Jobs
-from penstock.jobs.job import Job
-from penstock.jobs.jobid import JobId
+from penstock.jobs.job import Job, JobId
 from penstock.jobs.spec import JobSpec
 from penstock.kv import Client
 from penstock.settings import Settings

@@ -11,11 +11,10 @@ from typing import Any, ClassVar
 from changes import show
 from jobparts.watching import WAIT_S, counted, until
 from penstock import metrics
-from penstock.follow.eventsource import EventStoreJobSource
+from penstock.follow.follower import EventStoreJobSource
 from penstock.jobs.api import Jobs
 from penstock.jobs.consumer import Consumer, DataRetriever, every
-from penstock.jobs.job import Job
-from penstock.jobs.jobid import JobId
+from penstock.jobs.job import Job, JobId
 from penstock.jobs.spec import JobSpec
 from penstock.kv import AsyncClient, Client
 from penstock.settings import Settings

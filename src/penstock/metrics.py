@@ -7,7 +7,32 @@ from bisect import bisect_left
 
 from prometheus_client import Counter, Gauge, Histogram
 
-__all__ = ["CountedHistogram", "exponential"]
+__all__ = [
+    "JOBS_ADOPTED_TOTAL",
+    "JOBS_COLLECTED_TOTAL",
+    "JOBS_DIFFERENCES",
+    "JOBS_FLUSHED_WATERMARKS_TOTAL",
+    "JOBS_INDEX_UPKEEP_SECONDS",
+    "JOBS_JOBS",
+    "JOBS_LOG_REPLAYS_TOTAL",
+    "JOBS_LOOK_FAILURES_TOTAL",
+    "JOBS_RAISED_WATERMARKS_TOTAL",
+    "JOBS_REFUSED_ITERATIONS_TOTAL",
+    "JOBS_RUNNER",
+    "JOBS_SUBMITTED_TOTAL",
+    "JOBS_TAKEOVERS_TOTAL",
+    "JOBS_TICK_SECONDS",
+    "JOBS_TRIGGER_FAULTS_TOTAL",
+    "JOBS_VERIFICATIONS_TOTAL",
+    "JOBS_VERIFY_SECONDS",
+    "JOBS_WATERMARK_LAG_SECONDS",
+    "SINK_CHECKPOINT_LAG_SECONDS",
+    "SINK_DDL_AFFECTED_DISPATCHERS",
+    "SINK_DISPATCHERS",
+    "SINK_READING_DISPATCHERS",
+    "CountedHistogram",
+    "exponential",
+]
 
 
 def exponential(start: float, factor: float, count: int) -> tuple[float, ...]:
@@ -321,7 +346,7 @@ CHANGES_COALESCED_ROWS_TOTAL = Counter(
     "penstock_changes_coalesced_rows_total", "Rows of changes that came to nothing or into one with others."
 )
 
-# The sink. `flush_count` and its kin: see penstock.changefeeds.sinks.storage.filetasks.Reason.
+# The sink. `flush_count` and its kin: see penstock.changefeeds.sinks.storage.buffers.Reason.
 SINK_CHECKPOINT_LAG_SECONDS = Gauge(
     "penstock_sink_checkpoint_lag_seconds",
     "How far the checkpoint of a changefeed is behind the clock.",

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from penstock.clock import compose_ts, physical_ms
 from penstock.follow.source import ReadableRange
 from penstock.jobs.iteration.iteration import Iteration
-from penstock.jobs.job import ErrorCode, Job, JobState, JobStatus
-from penstock.jobs.jobid import JobId, JobKey
+from penstock.jobs.job import ErrorCode, Job, JobId, JobKey, JobState, JobStatus
 from penstock.jobs.log.transitions import (
     Transition,
     adopted,
@@ -25,7 +24,7 @@ from penstock.jobs.log.transitions import (
     updated,
 )
 from penstock.jobs.runner.board import JobBoard
-from penstock.jobs.runner.tablejobs import Wanted
+from penstock.jobs.runner.tracked_job import Wanted
 from penstock.jobs.spec import JobSpec
 
 __all__ = ["INTERVAL_S", "BoardStage", "seconds", "spec_of", "ts_of"]

@@ -4,10 +4,9 @@ from penstock.proto import metapb_pb2 as metapb
 from penstock.sources.tikv.key_ranges import KeySpan
 from penstock.sources.tikv.matcher import Matcher
 from penstock.sources.tikv.prewrite_spill import PrewriteMemory, PrewriteSpill
-from penstock.sources.tikv.priority import Urgency
 from penstock.sources.tikv.range_lock import LockedRange
-from penstock.sources.tikv.region import RegionFeedState, RegionTask
-from penstock.sources.tikv.subscription import SubscribedSpan
+from penstock.sources.tikv.routing import Urgency
+from penstock.sources.tikv.subscription import RegionFeedState, RegionTask, SubscribedSpan
 
 __all__ = ["a_feed", "a_matcher", "a_span", "a_task"]
 

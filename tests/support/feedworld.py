@@ -17,19 +17,17 @@ import pyarrow as pa
 from penstock.clock import compose_ts
 from penstock.eventstore.capture.reader import Reader
 from penstock.eventstore.capture.store import EventStore
-from penstock.eventstore.read.find import find_table
-from penstock.eventstore.read.namemarks import NameMarks
-from penstock.eventstore.read.partition import TableView
-from penstock.eventstore.read.ranges import CaptureProgress, ReadRange, SchemaRange
+from penstock.eventstore.read.find import NameMarks, find_table
+from penstock.eventstore.read.partition import CaptureProgress, ReadRange, SchemaRange, TableView
 from penstock.eventstore.schema_version import SchemaVersion, in_force
+from penstock.follow.ddl_events import OtherAction
 from penstock.follow.ddl_history import DdlHistory
-from penstock.follow.ddlchanges import OtherAction
 from penstock.object_storage import StorageRef
 from penstock.settings import CaptureSettings
 from penstock.tables import alter, keys, records
 from penstock.tables.ddl_jobs import DdlAction
 from penstock.tables.decoding.decoder import TidbRowDecoder
-from penstock.tables.defaults import origin_cell
+from penstock.tables.records import origin_cell
 from penstock.tables.schema import HandleKind, TableInfo
 from penstock.tables.values import from_cell
 from penstock.testing.versions import Row

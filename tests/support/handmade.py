@@ -28,14 +28,13 @@ from penstock.eventstore.manifest import (
 )
 from penstock.eventstore.manifest_log import ManifestLog
 from penstock.eventstore.paths import Side
-from penstock.eventstore.read.partition import Partition, TableView
-from penstock.eventstore.read.ranges import CaptureProgress, ReadRange, SchemaRange
+from penstock.eventstore.read.partition import CaptureProgress, Partition, ReadRange, SchemaRange, TableView
 from penstock.eventstore.schema_version import SchemaVersion, cut_at_changes, in_force
 from penstock.eventstore.sides import side_schema
 from penstock.object_storage import StorageRef
 from penstock.tables.columns import ColumnInfo
-from penstock.tables.defaults import origin_cell
 from penstock.tables.keys import encode_handle
+from penstock.tables.records import origin_cell
 from penstock.tables.schema import TableInfo
 from penstock.tables.values import from_cell
 

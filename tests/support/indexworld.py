@@ -8,15 +8,14 @@ from typing import Any, cast
 import pyarrow as pa
 
 from penstock.changes import ChangeBatch, Hint
-from penstock.changes.handle import ChangesHandle
+from penstock.changes.batches import ChangesHandle
 from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM, Clock
 from penstock.consumers.search_index.consumer import IndexConsumer
-from penstock.consumers.search_index.lance_table import IndexVersion
-from penstock.consumers.search_index.marker import ROWS_ONLY
+from penstock.consumers.search_index.lance_table import ROWS_ONLY, IndexVersion
 from penstock.consumers.search_index.search import SearchResult, search
-from penstock.follow.source_2 import ScanSource, TableScan
-from penstock.jobs.consumers import find_consumer
+from penstock.follow.source import ScanSource, TableScan
+from penstock.jobs.consumer import find_consumer
 from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.spec import JobSpec
 from penstock.tables.schema import TableInfo

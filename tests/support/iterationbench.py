@@ -9,10 +9,9 @@ from typing import Any
 from penstock import eventloop
 from penstock.errors import Invalid
 from penstock.jobs.consumer import Consumer, DataRetriever
-from penstock.jobs.iteration.execution import IterationRunner
 from penstock.jobs.iteration.iteration import Iteration
-from penstock.jobs.job import Job
-from penstock.jobs.jobid import JobKey
+from penstock.jobs.iteration.iteration_run import IterationRunner
+from penstock.jobs.job import Job, JobKey
 from penstock.jobs.scheduler.scheduler import OnEnd, Scheduler
 from penstock.jobs.usage import Usage, UsageMeter
 from penstock.settings import JobsSettings, Settings

@@ -11,18 +11,15 @@ from typing import Any
 from penstock.changes import ChangesHandle, collect_changes
 from penstock.changes.collect import open_range
 from penstock.changes.columns import columns_read, key_names
-from penstock.changes.counting import ChangeCounts
-from penstock.changes.limits import ReadLimit
+from penstock.changes.limits import ChangeCounts, ReadLimit
 from penstock.clock import SYSTEM
 from penstock.errors import Fenced
 from penstock.eventstore.read.object_scan import HandleRange
 from penstock.eventstore.sides import COMMIT_TS
-from penstock.follow.source import ReadableRange
-from penstock.follow.source_2 import TableScan
+from penstock.follow.source import ReadableRange, TableScan
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext
 from penstock.jobs.iteration.iteration import Iteration
-from penstock.jobs.job import Job, JobState, JobStatus
-from penstock.jobs.jobid import JobId, JobKey
+from penstock.jobs.job import Job, JobId, JobKey, JobState, JobStatus
 from penstock.jobs.log.transitions import Transition
 from penstock.jobs.spec import JobSpec
 from penstock.testing.consumers import Fault, no_fault

@@ -7,7 +7,7 @@ from penstock.clock import Clock
 from penstock.errors import PenstockError
 from penstock.follow.cluster_tables import FollowedTables
 from penstock.follow.ddl_history import DdlHistory
-from penstock.follow.eventsource import EventStoreJobSource
+from penstock.follow.follower import EventStoreJobSource
 from support.rawbatches import Change, raw
 from support.sourceworld import SourceWorld
 

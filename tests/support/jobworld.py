@@ -19,14 +19,12 @@ import pyarrow as pa
 
 from penstock.clock import SYSTEM
 from penstock.eventstore.capture.capture import Capture
-from penstock.follow.eventsource import EventStoreJobSource
+from penstock.follow.follower import EventStoreJobSource
 from penstock.jobs.api import Jobs
-from penstock.jobs.consumer import Consumer
-from penstock.jobs.consumers import find_consumer
-from penstock.jobs.iteration.execution import IterationRunner
+from penstock.jobs.consumer import Consumer, find_consumer
+from penstock.jobs.iteration.iteration_run import IterationRunner
 from penstock.jobs.iteration.spark_frame import Frames
-from penstock.jobs.job import Job, JobState
-from penstock.jobs.jobid import JobId
+from penstock.jobs.job import Job, JobId, JobState
 from penstock.jobs.log.log_feed import LogFeed
 from penstock.jobs.runner.runner import JobRunner
 from penstock.jobs.runner.seams import OnEnd
@@ -40,8 +38,7 @@ from penstock.settings import Settings, StoreSettings
 from penstock.store.cluster import Cluster
 from penstock.tables import Catalog, Table
 from penstock.testing.versions import Row
-from penstock.verify.schedule import verify_on_schedule
-from penstock.verify.scheduled import ScheduledCare
+from penstock.verify.schedule import ScheduledCare, verify_on_schedule
 
 if TYPE_CHECKING:
     from penstock.jobs.iteration.spark_frame import SparkSession

@@ -10,8 +10,7 @@ from penstock.control.part_states import PartKind, PartState, PartStatus
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.source import ReadableRange
 from penstock.jobs.freshness import freshness_of
-from penstock.jobs.job import Job, JobState, JobStatus
-from penstock.jobs.jobid import JobId, JobKey
+from penstock.jobs.job import Job, JobId, JobKey, JobState, JobStatus
 from penstock.jobs.spec import JobSpec
 from penstock.tables.schema import TableInfo
 

@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 
-from penstock.api import pages
+from penstock.api import app as pages
 from penstock.api.models import ChangesPage, SearchAnswer, TableDetail, VerifyAnswer
 from penstock.control.display import shown_ms
 from penstock.control.overview.model import ChangefeedRow, JobRow, Overview, TableRow

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.eventstore.capture.flight_service import FlightService
+from penstock.eventstore.read.find import NameMarks
 from penstock.eventstore.read.flight_client import FlightReader
-from penstock.eventstore.read.namemarks import NameMarks
 from penstock.tables.schema import TableInfo
 from support.feedworld import FeedWorld
 from support.tableworld import NAME, TableWorld

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from penstock.changefeeds.engines.engine import Chunk, EncodeWork
 from penstock.changefeeds.engines.local import Hook, LocalEngine
-from penstock.changefeeds.feedstore import DispatcherRecord, PendingFile
+from penstock.changefeeds.model import DispatcherRecord, PendingFile
 from penstock.errors import Unavailable
 from penstock.object_storage import StorageRef
 from support.shakyremote import Killed, Process, Weather

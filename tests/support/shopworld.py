@@ -19,8 +19,7 @@ from typing import Any
 from penstock import eventloop
 from penstock.clock import SYSTEM, Clock
 from penstock.jobs.api import Jobs
-from penstock.jobs.job import Job
-from penstock.jobs.jobid import JobId
+from penstock.jobs.job import Job, JobId
 from penstock.jobs.spec import JobSpec
 from penstock.kv import AsyncClient, Client
 from penstock.settings import Settings

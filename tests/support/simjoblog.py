@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 from penstock.clock import Clock, compose_ts
 from penstock.errors import Fenced, Unavailable
-from penstock.jobs.job import Job, JobState, JobStatus
-from penstock.jobs.jobid import JobId, JobKey
+from penstock.jobs.job import Job, JobId, JobKey, JobState, JobStatus
 from penstock.jobs.log.log_feed import LogChange
 from penstock.jobs.log.transitions import Transition, dropped, flushed
 from penstock.jobs.spec import JobSpec

@@ -9,15 +9,13 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from penstock.changes.handle import ChangesHandle
+from penstock.changes.batches import ChangesHandle
 from penstock.changes.limits import ReadLimit
 from penstock.clock import compose_ts, physical_ms
 from penstock.errors import PenstockError, Unavailable
-from penstock.follow.source import ReadableRange
-from penstock.follow.source_2 import TableScan
+from penstock.follow.source import ReadableRange, TableScan
 from penstock.jobs.iteration.iteration import Iteration
-from penstock.jobs.job import ErrorCode, Job
-from penstock.jobs.jobid import JobKey
+from penstock.jobs.job import ErrorCode, Job, JobKey
 from penstock.jobs.log.transitions import Transition, canceled, completed, failed, resynced, started
 from penstock.jobs.runner.runner import JobRunner
 from penstock.jobs.runner.seams import OnEnd

@@ -4,13 +4,12 @@ from bisect import bisect_right, insort
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from penstock.changefeeds.feedstore import DispatcherRecord, PendingFile
+from penstock.changefeeds.model import DispatcherRecord, PendingFile
 from penstock.changes.limits import ReadLimit
 from penstock.errors import StaleRead
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent
-from penstock.follow.positions import Position
-from penstock.follow.slices import Slice, TableSpan
+from penstock.follow.slices import Position, Slice, TableSpan
 from penstock.follow.source import ReadableRange
 from penstock.testing.consumers import Fault, no_fault
 

@@ -6,18 +6,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self, cast
 
 from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork, WriteResult
-from penstock.changefeeds.feedstore import DispatcherRecord, PendingFile
+from penstock.changefeeds.model import DispatcherRecord, PendingFile
+from penstock.changefeeds.sinks.sink import DmlEvent
 from penstock.changefeeds.sinks.storage.layout import Folder
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.sinks.storage.remote_files import FilePaths, FileTarget, RemoteFiles
 from penstock.changefeeds.sinks.storage.sink import StorageSink
-from penstock.changefeeds.sinks.work import DmlEvent
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent
-from penstock.follow.positions import Position
-from penstock.follow.slices import Slice, TableSpan
+from penstock.follow.slices import Position, Slice, TableSpan
 from penstock.object_storage import StorageRef
 from penstock.tables.schema import TableInfo
 from penstock.testing.clock import ManualClock

@@ -3,12 +3,11 @@
 import asyncio
 from collections.abc import Callable
 
-from penstock.changefeeds.feedstore import PendingFile, ProgressStore
-from penstock.changefeeds.sinks.work import DmlEvent
+from penstock.changefeeds.model import PendingFile, ProgressStore
+from penstock.changefeeds.sinks.sink import DmlEvent
 from penstock.errors import Invalid
 from penstock.follow.ddl_events import DdlEvent
-from penstock.follow.positions import Position
-from penstock.follow.slices import Slice, TableSpan
+from penstock.follow.slices import Position, Slice, TableSpan
 from penstock.testing.consumers import Fault, no_fault
 
 __all__ = ["RecordingSink", "RemoteDouble"]

@@ -12,8 +12,7 @@ from penstock.changefeeds.codecs.row_changes import DELETE, INSERT, UPDATE, RowC
 from penstock.changefeeds.engines.encode import EncodedChunk, encode_part
 from penstock.changes import plan_changes
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.positions import Position
-from penstock.follow.slices import Slice, TableSpan, slice_options
+from penstock.follow.slices import Position, Slice, TableSpan, slice_options
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.schema import TableInfo
 from support.tableworld import TableWorld

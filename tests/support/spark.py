@@ -4,8 +4,7 @@ import os
 from typing import TYPE_CHECKING
 
 from penstock.settings import PoolSettings, Settings, SparkSettings
-from penstock.spark.home import quick_home
-from penstock.spark.masters import parse_master
+from penstock.spark.jvm import parse_master, quick_home
 from penstock.spark.session import build_session
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Self
 
 from penstock.clock import SYSTEM, Clock
 from penstock.settings import Settings, SparkSettings
-from penstock.spark.home import quick_home
+from penstock.spark.jvm import quick_home
 from support.spark import SHORT_LIVED, SMALL
 
 _START_TIMEOUT_S = 120.0

@@ -26,8 +26,7 @@ from penstock.eventstore.capture.tables import TableNames
 from penstock.eventstore.log.table_log import TableLog
 from penstock.eventstore.manifest import BEGUN, ManifestState
 from penstock.eventstore.read.find import find_table
-from penstock.eventstore.read.partition import Partition, TableView
-from penstock.eventstore.read.ranges import RangeReader
+from penstock.eventstore.read.partition import Partition, RangeReader, TableView
 from penstock.eventstore.read.snapshot import read_snapshot
 from penstock.eventstore.schema_history import CapturedTable, SchemaHistory
 from penstock.eventstore.schema_version import SchemaVersion

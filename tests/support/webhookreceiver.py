@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from penstock.consumers.webhook.signing import is_signed
+from penstock.consumers.webhook.consumer import is_signed
 
 __all__ = ["Misbehaviour", "Request", "WebhookReceiver"]
 

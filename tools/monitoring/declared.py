@@ -7,7 +7,7 @@ from enum import StrEnum
 from prometheus_client.metrics import MetricWrapperBase
 
 from penstock import metrics
-from penstock.api.routes import federation
+from penstock.api.routes import status
 from penstock.errors import Invalid
 
 __all__ = ["Declared", "Family", "Kind", "declared", "families", "require_declared", "samples"]
@@ -86,7 +86,7 @@ _PROCESS = (  # of prometheus_client itself
 def declared() -> list[Declared]:
     """Every metric, in the order in which they are declared; first those of each process."""
     found = [_read(each) for each in vars(metrics).values() if isinstance(each, MetricWrapperBase)]
-    return [Declared(federation.UP, Kind.GAUGE, federation.UP_MEANING, ("part",)), *_PROCESS, *found]
+    return [Declared(status.UP, Kind.GAUGE, status.UP_MEANING, ("part",)), *_PROCESS, *found]
 
 
 def families() -> dict[Family, list[Declared]]:

@@ -26,6 +26,7 @@ __all__ = [
     "ChangefeedModel",
     "ChangefeedPatch",
     "ChangesPage",
+    "FeedName",
     "HealthModel",
     "JobDetail",
     "JobPatch",

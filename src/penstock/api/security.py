@@ -1,20 +1,159 @@
-"""What stands before every route: by which names it is asked, by whom, how often; what browsers are told."""
+"""What stands before every route: by which names it is asked, by whom, how often; what browsers are told.
 
+Who asks: accounts by their bearer tokens, and what each may see.
+
+How many requests each caller may make. Pure: the time is an argument.
+"""
+
+import hashlib
+import hmac
 import math
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated
 from urllib.parse import urlsplit
 
+from fastapi import Depends, Request
+from fastapi.security import HTTPBearer
+from fastapi.security.utils import get_authorization_scheme_param
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.api.accounts import TokenAccounts
 from penstock.api.errors import ProblemError, refused
-from penstock.api.tokenbucket import RateLimit
 from penstock.clock import Clock
-from penstock.settings import ApiSettings
+from penstock.settings import AccountSettings, ApiSettings
 from penstock.settings.network import is_loopback, parted
+from penstock.tables.accounts import SYSTEM
 
-__all__ = ["Gate", "SafeHeaders", "asked_names", "host_of"]
+__all__ = [
+    "Admin",
+    "Asking",
+    "Caller",
+    "Gate",
+    "RateLimit",
+    "SafeHeaders",
+    "TokenAccounts",
+    "admin",
+    "asked_names",
+    "asking",
+    "host_of",
+    "known",
+]
+
+
+_SCHEME = HTTPBearer(
+    auto_error=False, description="Token of an account (api.accounts); not asked for when there are none."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """An account that asks. An admin sees and touches everything."""
+
+    name: str
+    admin: bool
+    targets: tuple[str, ...] = ()
+
+    @property
+    def account(self) -> str | None:
+        """The account whose things it sees; None: everybody's."""
+        return None if self.admin else self.name
+
+
+_ANYBODY = Caller(SYSTEM.name, admin=True)
+
+
+class TokenAccounts:
+    """Callers by their tokens. Without accounts anybody is an admin: only loopback is served then."""
+
+    def __init__(self, accounts: Mapping[str, AccountSettings]) -> None:
+        """Raises Invalid when the file of a token cannot be used."""
+        self._known = [
+            (_digest(each.read_token(name).get_secret_value()), Caller(name, each.admin, each.targets))
+            for name, each in accounts.items()
+        ]
+
+    @property
+    def open(self) -> bool:
+        """Whether there are none."""
+        return not self._known
+
+    def caller(self, authorization: str | None) -> Caller | None:
+        """Who has the token of a header; None: nobody. Takes the same time for every token."""
+        if not self._known:
+            return _ANYBODY
+        scheme, token = get_authorization_scheme_param(authorization)
+        given = _digest(token)
+        found = None
+        for digest, caller in self._known:
+            if hmac.compare_digest(given, digest):
+                found = caller
+        return found if scheme.lower() == "bearer" else None
+
+
+def known(request: Request) -> Caller | None:
+    """Who asks, as the gate has found; None: nobody that is known."""
+    found: Caller | None = getattr(request.state, "caller", None)
+    return found
+
+
+def asking(request: Request, _token: Annotated[object, Depends(_SCHEME)]) -> Caller:
+    """Who asks; raise a 401 problem when that is nobody."""
+    caller = known(request)
+    if caller is None:
+        raise ProblemError(
+            401,
+            "this needs the token of an account; send Authorization: Bearer",
+            why="token",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+    return caller
+
+
+Asking = Annotated[Caller, Depends(asking)]
+
+
+def admin(caller: Asking) -> Caller:
+    """Who asks, an admin; raise a 403 problem when it is none."""
+    if not caller.admin:
+        raise ProblemError(403, "this is for admins; ask with the token of one", why="admin")
+    return caller
+
+
+Admin = Annotated[Caller, Depends(admin)]
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+_KEYS_MAX = 10_000
+
+
+class RateLimit:
+    """A bucket of `burst` tokens for each key, which gets `per_s` tokens in a second; a request takes one.
+
+    Keys that were not seen for long are forgotten when there are more than `keys_max`: their buckets are
+    full again, unless more callers than that come within a burst.
+    """
+
+    def __init__(self, per_s: float, burst: int, *, keys_max: int = _KEYS_MAX) -> None:
+        self._per_s = per_s
+        self._burst = burst
+        self._keys_max = keys_max
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, at what time
+
+    def take(self, key: str, now: float) -> float:
+        """Take a token; 0, or how many seconds it takes until there is one."""
+        tokens, at = self._buckets.pop(key, (float(self._burst), now))
+        tokens = min(float(self._burst), tokens + max(0.0, now - at) * self._per_s)
+        wait = 0.0 if tokens >= 1 else (1 - tokens) / self._per_s
+        self._buckets[key] = (tokens - 1 if not wait else tokens, now)
+        if len(self._buckets) > self._keys_max:
+            self._buckets.popitem(last=False)
+        return wait
+
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

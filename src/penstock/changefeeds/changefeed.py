@@ -3,8 +3,7 @@
 from collections.abc import Callable
 
 from penstock.changefeeds.failures import GIVE_UP_S, FailureTracker
-from penstock.changefeeds.feedstore import ProgressStore
-from penstock.changefeeds.model import ChangefeedState
+from penstock.changefeeds.model import ChangefeedState, ProgressStore
 from penstock.changefeeds.resume import ChangefeedOptions, Startup
 from penstock.changefeeds.run import ChangefeedRun
 from penstock.changefeeds.sinks.sink import Sink, SinkFiles

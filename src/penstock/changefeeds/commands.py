@@ -11,7 +11,6 @@ from urllib.parse import unquote, urlsplit
 from penstock.changefeeds.codecs.options import check_readable
 from penstock.changefeeds.codecs.row_filter import check_predicate
 from penstock.changefeeds.filters import TableFilter
-from penstock.changefeeds.locations import location_of
 from penstock.changefeeds.model import (
     ChangefeedInfo,
     ChangefeedRecord,
@@ -19,6 +18,7 @@ from penstock.changefeeds.model import (
     ChangefeedStatus,
     check_feed_id,
 )
+from penstock.changefeeds.sink_uri import location_of
 from penstock.changefeeds.sinks.storage.options import SinkOptions, sink_options
 from penstock.changefeeds.sinks.storage.remote_files import check_unused
 from penstock.changefeeds.store import ChangefeedStore, Check

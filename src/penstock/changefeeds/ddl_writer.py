@@ -6,13 +6,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from penstock.changefeeds.ddl_barrier import BarrierDecision, DdlBarrier
-from penstock.changefeeds.dispatcher import Dispatcher
-from penstock.changefeeds.dispatchers import Dispatchers
+from penstock.changefeeds.ddl_barrier import (
+    BarrierDecision,
+    BlockEvent,
+    DdlBarrier,
+    PendingDdls,
+    ReplicatedTables,
+    blocks,
+)
+from penstock.changefeeds.dispatcher import Dispatcher, Dispatchers
 from penstock.changefeeds.failures import FailureTracker
-from penstock.changefeeds.feedstore import DispatcherRecord, ProgressStore
 from penstock.changefeeds.filters import TableFilter
-from penstock.changefeeds.pendingddls import BlockEvent, PendingDdls, ReplicatedTables, blocks
+from penstock.changefeeds.model import DispatcherRecord, ProgressStore
 from penstock.changefeeds.sinks.sink import Sink
 from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.slices import TableSpan

@@ -5,17 +5,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from penstock.changefeeds.ddl_barrier import BlockEvent, ReplicatedTables, blocks
 from penstock.changefeeds.dispatcher import Dispatcher
-from penstock.changefeeds.feedstore import DispatcherRecord, PendingFile, ProgressStore
 from penstock.changefeeds.filters import TableFilter
-from penstock.changefeeds.pendingddls import BlockEvent, ReplicatedTables, blocks
+from penstock.changefeeds.model import DispatcherRecord, PendingFile, ProgressStore
 from penstock.changefeeds.sinks.sink import SinkFiles
 from penstock.changes.limits import ReadLimit
 from penstock.clock import Clock
 from penstock.errors import Invalid, StaleRead
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.positions import Position
-from penstock.follow.slices import TableSpan
+from penstock.follow.slices import Position, TableSpan
 from penstock.follow.source import SliceSource
 from penstock.tables.schema import HandleKind
 

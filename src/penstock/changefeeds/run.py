@@ -7,10 +7,9 @@ from collections.abc import Coroutine, Iterable
 from functools import partial
 
 from penstock.changefeeds.ddl_writer import DdlWriting
-from penstock.changefeeds.dispatcher import Dispatcher, Drain, Horizon, Read, State
-from penstock.changefeeds.dispatchers import Dispatchers
+from penstock.changefeeds.dispatcher import Dispatcher, Dispatchers, Drain, Horizon, Read, State
 from penstock.changefeeds.failures import FailureTracker
-from penstock.changefeeds.feedstore import ProgressStore
+from penstock.changefeeds.model import ProgressStore
 from penstock.changefeeds.resume import ChangefeedOptions, ResumedChangefeed
 from penstock.changefeeds.sinks.sink import Sink, SinkFiles
 from penstock.clock import Clock, physical_ms

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from penstock.changefeeds.changefeed import Changefeed
 from penstock.changefeeds.commands import create_feed
 from penstock.changefeeds.engines.engine import SinkEngine
-from penstock.changefeeds.feedrun import LeasedProgress
 from penstock.changefeeds.filters import TableFilter
 from penstock.changefeeds.model import ChangefeedInfo, ChangefeedState
 from penstock.changefeeds.resume import ChangefeedOptions
@@ -16,7 +15,7 @@ from penstock.changefeeds.sinks.storage.cleanup import FileCleanup
 from penstock.changefeeds.sinks.storage.options import SinkOptions, sink_options
 from penstock.changefeeds.sinks.storage.remote_files import RemoteFiles
 from penstock.changefeeds.sinks.storage.sink import StorageSink
-from penstock.changefeeds.store import ChangefeedStore
+from penstock.changefeeds.store import ChangefeedStore, LeasedProgress
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Denied, Fenced, Invalid, PenstockError, Unavailable
 from penstock.follow.follower import EventStoreSource

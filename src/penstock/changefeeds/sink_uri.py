@@ -1,11 +1,22 @@
 """A sink URI taken apart: where files go, with which credentials, and the parameters of the sink. Pure.
 
 No message shows a URI as it was given: credentials may be in it. `mask_uri` is what may be shown.
+
+Sizes and durations as people write them in a sink URI: 64MiB, 5s, 1m30s. Pure.
+
+Where a target is, however its URL is spelled: what counts when two targets must not meet.
+
+Paths are read as storage reads them: escapes are decoded, and `.`, `..` and empty parts mean nothing of their
+own. An object store is known by its bucket or container and the endpoint that was given for it. Two names of
+one server cannot be told: what is there already is found when a changefeed begins.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import parse_qsl, quote, urlsplit, urlunsplit
+from decimal import Decimal
+from pathlib import Path
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit, urlunsplit
 
 from penstock.errors import Invalid
 
@@ -118,3 +129,122 @@ def _storage_options(scheme: str, given: Mapping[str, str]) -> dict[str, str]:
     if given.get("endpoint", "").startswith("http://"):
         options["allow_http"] = "true"
     return options
+
+
+_SIZE = re.compile(r"(?P<number>-?\d+(?:\.\d+)?)\s*(?P<unit>[A-Za-z]*)")
+_SIZE_UNITS = (
+    {"": 1, "b": 1}
+    | {"k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30}
+    | {"t": 1 << 40, "tib": 1 << 40, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+)
+_DURATION_PART = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)(?P<unit>ns|us|µs|ms|s|m|h)")
+_DURATION_UNITS = {
+    "ns": Decimal("1e-9"),
+    "us": Decimal("1e-6"),
+    "µs": Decimal("1e-6"),
+    "ms": Decimal("1e-3"),
+    "s": Decimal(1),
+    "m": Decimal(60),
+    "h": Decimal(3600),
+}
+
+
+def parse_size(text: str, name: str) -> int:
+    """Bytes: a number, perhaps with KiB, MiB, GiB, TiB (1024) or KB, MB, GB, TB (1000); else Invalid."""
+    found = _SIZE.fullmatch(text.strip())
+    unit = _SIZE_UNITS.get(found["unit"].lower()) if found else None
+    if found is None or unit is None:
+        raise Invalid(f"{name} = {text!r} is no size; write bytes, or a number with KiB, MiB or GiB")
+    return int(Decimal(found["number"]) * unit)
+
+
+def parse_duration(text: str, name: str) -> float:
+    """Seconds of a duration such as 5s, 500ms, 1m30s or 1.5h; else Invalid."""
+    text = text.strip()
+    sign = -1 if text.startswith("-") else 1
+    rest = text.lstrip("+-")
+    parts = list(_DURATION_PART.finditer(rest))
+    if not parts or "".join(part[0] for part in parts) != rest:
+        raise Invalid(f"{name} = {text!r} is no duration; write a number with its unit: 500ms, 5s, 1m30s")
+    return float(sign * sum(Decimal(part["number"]) * _DURATION_UNITS[part["unit"]] for part in parts))
+
+
+_SAME = {"gcs": "gs", "azure": "az", "azblob": "az", "postgres": "postgresql"}
+_BUCKETS = frozenset({"s3", "gs", "az", "memory"})
+_PORTS = {"http": 80, "https": 443, "postgresql": 5432}
+_SERVERS = ("endpoint", "endpoint_url", "base_url")
+_ACCOUNTS = ("account_name", "storage_account_name")
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A file system, bucket or server, and the parts of a path there."""
+
+    store: str
+    parts: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.store}/{'/'.join(self.parts)}"
+
+    def holds(self, other: "Location") -> bool:
+        """Whether the other one is this place, or is below it."""
+        return self.store == other.store and other.parts[: len(self.parts)] == self.parts
+
+    def meets(self, other: "Location") -> bool:
+        """Whether what is written to one may be read in the other."""
+        return self.holds(other) or other.holds(self)
+
+
+def location_of(
+    url: str, options: Mapping[str, str] | None = None, *, follow_links: bool = False
+) -> Location:
+    """The place that a URL leads to, with the options of its storage; no secret is in it.
+
+    `follow_links` goes through the links of this machine's file system; without it the answer is the same
+    everywhere, but for relative paths.
+    """
+    split = urlsplit(url)
+    scheme = split.scheme.lower()
+    scheme = _SAME.get(scheme, scheme)
+    if scheme == "file":
+        path = unquote(split.netloc + split.path)  # as storage does: what follows two slashes is relative
+        found = Path(path).resolve() if follow_links else Path(path).absolute()
+        return Location("file://", _parts(str(found)))
+    host = (split.hostname or "").lower()
+    if scheme in _BUCKETS:
+        return Location(f"{scheme}://{host}{_server(options or {})}", _parts(unquote(split.path)))
+    port = _port(split) or _PORTS.get(scheme)
+    return Location(f"{scheme}://{host}{f':{port}' if port else ''}", _parts(unquote(split.path)))
+
+
+def _port(split: SplitResult) -> int | str | None:
+    try:
+        return split.port
+    except ValueError:  # it is no number, and leads nowhere
+        return split.netloc.rpartition(":")[2]
+
+
+def _server(options: Mapping[str, str]) -> str:
+    """What of storage options tells one server, or account, from another."""
+    plain = {_plain(name): value for name, value in options.items()}
+    endpoint = next((plain[name] for name in _SERVERS if plain.get(name)), "")
+    account = next((plain[name] for name in _ACCOUNTS if plain.get(name)), "")
+    shown = f" of {account.lower()}" if account else ""
+    return f"{shown} at {location_of(endpoint)}" if endpoint else shown
+
+
+def _plain(name: str) -> str:
+    lowered = name.lower()
+    for prefix in ("aws_", "azure_", "google_"):
+        lowered = lowered.removeprefix(prefix)
+    return lowered
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    parts: list[str] = []
+    for part in path.split("/"):
+        if part == "..":
+            del parts[-1:]
+        elif part not in {"", "."}:
+            parts.append(part)
+    return tuple(parts)

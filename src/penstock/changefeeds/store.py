@@ -1,27 +1,325 @@
-"""Changefeeds as rows in the key-value store: what the commands read and change."""
+"""Changefeeds as rows in the key-value store: what the commands read and change.
 
+The rows that changefeeds have in the key-value store, and the transactions that change them.
+
+The one process that runs a changefeed, and what it keeps of its progress.
+
+Every write renews the run's lease in the same transaction. So a process that was taken over, however late it
+wakes up, meets a conflict on that row, reads the newer epoch there and is fenced: it changes nothing.
+"""
+
+import asyncio
+import json
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-from penstock.changefeeds.feedrows import (
-    INFOS,
-    LEASES,
-    LOCATIONS,
-    STATUSES,
-    ChangefeedKeys,
-    ChangefeedLease,
-    committed,
-    feed_of,
-    get_feed,
-    no_such_feed,
-    require_feed,
+from penstock.changefeeds.model import (
+    ChangefeedInfo,
+    ChangefeedRecord,
+    ChangefeedState,
+    ChangefeedStatus,
+    DispatcherRecord,
+    PendingFile,
+    check_feed_id,
 )
-from penstock.changefeeds.feedrun import LeasedProgress
-from penstock.changefeeds.model import ChangefeedInfo, ChangefeedRecord, ChangefeedStatus, check_feed_id
 from penstock.clock import physical_ms
-from penstock.errors import AlreadyExists, Corrupt, Unavailable
+from penstock.errors import AlreadyExists, Conflict, Corrupt, Fenced, NotFound, Unavailable, Undetermined
+from penstock.follow.slices import Position, TableSpan
 from penstock.kv import AsyncClient, AsyncTransaction
 from penstock.tables.keys import prefix_end
+
+_PREFIX = b"penstock/changefeed/"
+INFOS, STATUSES, LEASES = _PREFIX + b"info/", _PREFIX + b"status/", _PREFIX + b"lease/"
+LOCATIONS = _PREFIX + b"locations"
+"""Whoever gives a changefeed a place writes it, so that two who choose one at the same time conflict."""
+_ATTEMPTS = 10
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ChangefeedKeys:
+    """The keys of one changefeed. Those of a kind are together: listing changefeeds reads no dispatchers."""
+
+    feed_id: str
+
+    @property
+    def info(self) -> bytes:
+        """What was asked for."""
+        return INFOS + self.feed_id.encode()
+
+    @property
+    def status(self) -> bytes:
+        """How far it has come."""
+        return STATUSES + self.feed_id.encode()
+
+    @property
+    def lease(self) -> bytes:
+        """Who runs it."""
+        return LEASES + self.feed_id.encode()
+
+    @property
+    def dispatchers(self) -> bytes:
+        """What the keys of its dispatchers begin with."""
+        return _PREFIX + b"dispatcher/" + self.feed_id.encode() + b"/"
+
+    def dispatcher(self, dispatcher_id: str) -> bytes:
+        """One dispatcher."""
+        return self.dispatchers + dispatcher_id.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class ChangefeedLease:
+    """Who runs a changefeed, and until when; each new run has a greater epoch."""
+
+    owner: str = ""
+    epoch: int = 0
+    expires_ms: int = 0
+
+    def write(self) -> bytes:
+        """The row's value."""
+        return json.dumps({"owner": self.owner, "epoch": self.epoch, "expires_ms": self.expires_ms}).encode()
+
+    @classmethod
+    def read(cls, data: bytes | None) -> "ChangefeedLease":
+        """A lease from its row; nobody's when there is none."""
+        if data is None:
+            return cls()
+        try:
+            tree = json.loads(data)
+            return cls(str(tree["owner"]), int(tree["epoch"]), int(tree["expires_ms"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise Corrupt("the lease of a changefeed is damaged; remove the changefeed") from error
+
+
+async def get_feed(txn: AsyncTransaction, feed_id: str) -> ChangefeedRecord:
+    """A changefeed as a transaction sees it; raise NotFound when there is none of that name."""
+    info = await require_feed(txn, feed_id)
+    return feed_of(feed_id, info, await txn.get(ChangefeedKeys(feed_id).status))
+
+
+async def require_feed(txn: AsyncTransaction, feed_id: str) -> bytes:
+    """The row of a changefeed; raise NotFound when there is none of that name."""
+    info = await txn.get(ChangefeedKeys(feed_id).info)
+    if info is None:
+        raise no_such_feed(feed_id)
+    return info
+
+
+def no_such_feed(feed_id: str) -> NotFound:
+    """What is said of a changefeed that is not there, or not the caller's."""
+    return NotFound(f"there is no changefeed {feed_id}; `penstock changefeed list` shows those there are")
+
+
+def feed_of(feed_id: str, info: bytes, status: bytes | None) -> ChangefeedRecord:
+    """A changefeed from its two rows."""
+    known = ChangefeedInfo.from_json(feed_id, info)
+    if status is None:
+        raise Corrupt(f"changefeed {feed_id} has no status; remove it and create it again")
+    return ChangefeedRecord(known, ChangefeedStatus.from_json(feed_id, status))
+
+
+async def committed(client: AsyncClient, work: Callable[[AsyncTransaction], Awaitable[T]]) -> T:
+    """Run a transaction until it commits.
+
+    `work` runs again after a commit that was not answered, and may meet what it has written itself: it must
+    take that for its own success.
+    """
+    problem: Exception | None = None
+    for _ in range(_ATTEMPTS):
+        try:
+            async with client.begin() as txn:
+                return await work(txn)
+        except (Conflict, Undetermined) as error:
+            problem = error
+    raise Unavailable("changefeeds are changed by others all the time; try again") from problem
+
+
+def write_dispatcher(kept: DispatcherRecord) -> bytes:
+    """A dispatcher's row."""
+    spec, pending = kept.spec, kept.pending
+    tree: dict[str, Any] = {
+        "table_id": spec.table_id,
+        "id": spec.id,
+        "handle_from": spec.handle_from.hex(),
+        "handle_to": spec.handle_to.hex(),
+        "begin": kept.begin.to_json(),
+    }
+    if pending is not None:
+        tree["pending"] = {
+            "data_path": pending.data_path,
+            "index_path": pending.index_path,
+            "start": pending.start.to_json(),
+            "end": pending.end.to_json(),
+            "nbytes": pending.nbytes,
+        }
+    return json.dumps(tree).encode()
+
+
+def read_dispatcher(data: bytes) -> DispatcherRecord:
+    """A dispatcher from its row."""
+    try:
+        tree = json.loads(data)
+        spec = TableSpan(
+            tree["id"],
+            int(tree["table_id"]),
+            bytes.fromhex(tree["handle_from"]),
+            bytes.fromhex(tree["handle_to"]),
+        )
+        pending = tree.get("pending")
+        return DispatcherRecord(
+            spec,
+            Position.from_json(tree["begin"]),
+            None if pending is None else _read_pending(spec.id, pending),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise Corrupt("a dispatcher of a changefeed is damaged; create the changefeed again") from error
+
+
+def _read_pending(dispatcher_id: str, tree: dict[str, Any]) -> PendingFile:
+    return PendingFile(
+        dispatcher_id,
+        tree["data_path"],
+        tree["index_path"],
+        Position.from_json(tree["start"]),
+        Position.from_json(tree["end"]),
+        int(tree["nbytes"]),
+    )
+
+
+class LeasedProgress:
+    """A changefeed in the hands of the one process that runs it. Implements ProgressStore."""
+
+    def __init__(self, client: AsyncClient, feed_id: str, owner: str, epoch: int, *, ttl_s: float) -> None:
+        self.feed_id = feed_id
+        self._client = client
+        self._owner = owner
+        self._epoch = epoch
+        self._ttl_ms = int(ttl_s * 1000)
+        self._keys = ChangefeedKeys(feed_id)
+        self._one_at_a_time = asyncio.Lock()  # every write has the lease in it: two of ours would conflict
+
+    async def feed(self) -> ChangefeedRecord:
+        """As it is now; somebody may have stopped or changed it."""
+        async with self._client.begin() as txn:
+            await self._check(txn)
+            return await get_feed(txn, self.feed_id)
+
+    async def renew(self) -> None:
+        """Stay the one that runs it."""
+        await self._write(_nothing)
+
+    async def keep_state(self, state: ChangefeedState, error: str = "") -> None:
+        """Let people see how it does."""
+        await self._change_status(lambda status: replace(status, state=state, error=error))
+
+    async def location(self) -> str | None:
+        """See ProgressStore."""
+        return (await self.feed()).status.location
+
+    async def begin_at(self, location: str, *, anew: bool) -> None:
+        """See ProgressStore."""
+
+        async def begin(txn: AsyncTransaction) -> None:
+            feed = await get_feed(txn, self.feed_id)
+            status = replace(feed.status, location=location)
+            if anew and feed.status.location != location:  # else: by an attempt that was not answered
+                status = feed.status.begun_at(location, feed.info)
+                folder = self._keys.dispatchers
+                async for key, _ in txn.scan(folder, prefix_end(folder)):
+                    await txn.delete(key)
+            await txn.put(self._keys.status, status.to_json())
+
+        await self._write(begin)
+
+    async def checkpoint_ts(self) -> int:
+        """See ProgressStore."""
+        return (await self.feed()).status.checkpoint_ts
+
+    async def keep_checkpoint(self, ts: int) -> None:
+        """See ProgressStore."""
+        await self._change_status(lambda status: replace(status, checkpoint_ts=max(ts, status.checkpoint_ts)))
+
+    async def ddl_ts(self) -> int:
+        """See ProgressStore."""
+        return (await self.feed()).status.ddl_ts
+
+    async def dispatchers(self) -> list[DispatcherRecord]:
+        """See ProgressStore."""
+        folder = self._keys.dispatchers
+        async with self._client.begin() as txn:
+            await self._check(txn)
+            return [read_dispatcher(value) async for _, value in txn.scan(folder, prefix_end(folder))]
+
+    async def change_dispatchers(
+        self, added: Sequence[DispatcherRecord], removed: Iterable[str], *, ddl_ts: int | None = None
+    ) -> None:
+        """See ProgressStore."""
+        gone = list(removed)
+
+        async def change(txn: AsyncTransaction) -> None:
+            for dispatcher_id in gone:
+                await txn.delete(self._keys.dispatcher(dispatcher_id))
+            for each in added:
+                await txn.put(self._keys.dispatcher(each.spec.id), write_dispatcher(each))
+            if ddl_ts is not None:
+                status = (await get_feed(txn, self.feed_id)).status
+                await txn.put(self._keys.status, replace(status, ddl_ts=max(ddl_ts, status.ddl_ts)).to_json())
+
+        await self._write(change)
+
+    async def begin_files(self, files: Sequence[PendingFile]) -> None:
+        """See ProgressStore."""
+
+        async def begin(txn: AsyncTransaction) -> None:
+            rows = await txn.batch_get([self._keys.dispatcher(file.dispatcher_id) for file in files])
+            for file in files:
+                key = self._keys.dispatcher(file.dispatcher_id)
+                if key not in rows:
+                    raise Fenced(f"changefeed {self.feed_id} has no dispatcher {file.dispatcher_id} any more")
+                await txn.put(key, write_dispatcher(replace(read_dispatcher(rows[key]), pending=file)))
+
+        await self._write(begin)
+
+    async def give_up(self) -> None:
+        """Let another process run it at once; without effect when one does already."""
+
+        async def give_up(txn: AsyncTransaction) -> None:
+            lease = ChangefeedLease.read(await txn.get(self._keys.lease))
+            if lease.epoch == self._epoch and lease.owner == self._owner:
+                await txn.put(self._keys.lease, ChangefeedLease("", lease.epoch, 0).write())
+
+        await committed(self._client, give_up)
+
+    async def _change_status(self, edit: Callable[[ChangefeedStatus], ChangefeedStatus]) -> None:
+        async def change(txn: AsyncTransaction) -> None:
+            status = edit((await get_feed(txn, self.feed_id)).status)
+            await txn.put(self._keys.status, status.to_json())
+
+        await self._write(change)
+
+    async def _write(self, change: "Callable[[AsyncTransaction], Awaitable[None]]") -> None:
+        async def fenced(txn: AsyncTransaction) -> None:
+            await self._check(txn)
+            expires_ms = physical_ms(await txn.start_ts) + self._ttl_ms
+            await txn.put(self._keys.lease, ChangefeedLease(self._owner, self._epoch, expires_ms).write())
+            await change(txn)
+
+        async with self._one_at_a_time:
+            await committed(self._client, fenced)
+
+    async def _check(self, txn: AsyncTransaction) -> None:
+        lease = ChangefeedLease.read(await txn.get(self._keys.lease))
+        if lease.epoch != self._epoch or lease.owner != self._owner:
+            who = lease.owner or "nobody; it was removed or given up"
+            raise Fenced(f"changefeed {self.feed_id} is run by {who}; this process stops")
+
+
+async def _nothing(_txn: AsyncTransaction) -> None:
+    """Write nothing but the lease."""
+
 
 Check = Callable[[list[ChangefeedRecord]], None]
 """Looks at all changefeeds, of every account, before one gets a place; raises what speaks against it."""

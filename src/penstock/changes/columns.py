@@ -4,8 +4,7 @@ from collections.abc import Collection, Iterable
 
 import pyarrow as pa
 
-from penstock.eventstore.projection import Projection
-from penstock.eventstore.schema_version import SchemaVersion
+from penstock.eventstore.schema_version import Projection, SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, side_schema
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.schema import TableInfo

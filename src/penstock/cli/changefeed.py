@@ -67,7 +67,7 @@ def list_(config: Config = None, pd: Pd = None, as_json: AsJson = False) -> None
     if as_json or not sys.stdout.isatty():
         print_json([changefeeds.summary(feed) for feed in found])
     else:
-        from penstock.cli.printing import print_feeds
+        from penstock.cli.output import print_feeds
 
         print_feeds(found)
 

@@ -88,10 +88,10 @@ def register(
     pd: Pd = None,
 ) -> None:
     """Register a job: it begins with all rows of its table, then follows its changes."""
-    from penstock.control import freshcalls
+    from penstock.control import jobs as freshcalls
     from penstock.control import jobs as jobcalls
     from penstock.control.deployment import deployed
-    from penstock.jobs.jobid import JobId
+    from penstock.jobs.job import JobId
 
     loaded, job_id = load(config, pd), JobId.parse(name)
     given = _spec(
@@ -116,7 +116,7 @@ def unregister(name: Name, config: Config = None, pd: Pd = None) -> None:
     """Forget a job; its target stays as it is."""
     from penstock.control import jobs as jobcalls
     from penstock.control.deployment import deployed
-    from penstock.jobs.jobid import JobId
+    from penstock.jobs.job import JobId
 
     job_id = JobId.parse(name)
     with deployed(load(config, pd)) as deployment:
@@ -151,7 +151,7 @@ def update(
     from penstock.control import job_views
     from penstock.control import jobs as jobcalls
     from penstock.control.deployment import deployed
-    from penstock.jobs.jobid import JobId
+    from penstock.jobs.job import JobId
 
     loaded, job_id = load(config, pd), JobId.parse(name)
     given = _spec(
@@ -183,7 +183,7 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List jobs, with how far each has come."""
-    from penstock.control import freshcalls
+    from penstock.control import jobs as freshcalls
     from penstock.control import jobs as jobcalls
     from penstock.control.deployment import deployed
 
@@ -193,7 +193,7 @@ def list_(
     if as_json or not sys.stdout.isatty():
         print_json(rows)
     else:
-        from penstock.cli.printing import print_jobs
+        from penstock.cli.output import print_jobs
 
         print_jobs(rows)
 
@@ -211,9 +211,9 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show everything that is known of a job: how fresh its target is, what it lacks and why."""
-    from penstock.control import freshcalls
+    from penstock.control import jobs as freshcalls
     from penstock.control.deployment import deployed
-    from penstock.jobs.jobid import JobId
+    from penstock.jobs.job import JobId
 
     job_id = JobId.parse(name)
     with deployed(load(config, pd)) as deployment:
@@ -221,7 +221,7 @@ def status(
     if as_json or not sys.stdout.isatty():
         print_json(facts)
     else:
-        from penstock.cli.printing import print_facts
+        from penstock.cli.output import print_facts
 
         print_facts(facts)
 
@@ -232,7 +232,7 @@ def pause(name: Name, config: Config = None, pd: Pd = None) -> None:
     from penstock.control import job_views
     from penstock.control import jobs as jobcalls
     from penstock.control.deployment import deployed
-    from penstock.jobs.jobid import JobId
+    from penstock.jobs.job import JobId
 
     job_id = JobId.parse(name)
     with deployed(load(config, pd)) as deployment:
@@ -247,7 +247,7 @@ def resume(name: Name, config: Config = None, pd: Pd = None) -> None:
     from penstock.control import job_views
     from penstock.control import jobs as jobcalls
     from penstock.control.deployment import deployed
-    from penstock.jobs.jobid import JobId
+    from penstock.jobs.job import JobId
 
     job_id = JobId.parse(name)
     with deployed(load(config, pd)) as deployment:
@@ -259,9 +259,10 @@ def resume(name: Name, config: Config = None, pd: Pd = None) -> None:
 @app.command()
 def verify(name: Name, config: Config = None, pd: Pd = None) -> None:
     """Compare a job's target with its source, at the target's watermark; exit code 1 when they differ."""
-    from penstock.control import job_views, targetcalls
+    from penstock.control import job_views
+    from penstock.control import verify as targetcalls
     from penstock.control.deployment import deployed
-    from penstock.jobs.jobid import JobId
+    from penstock.jobs.job import JobId
 
     job_id = JobId.parse(name)
     with deployed(load(config, pd)) as deployment:
@@ -281,9 +282,9 @@ def repair(
     pd: Pd = None,
 ) -> None:
     """Mend what differs in a job's target, and let the job go on; also after TRUNCATE of its table."""
-    from penstock.control import targetcalls
+    from penstock.control import verify as targetcalls
     from penstock.control.deployment import deployed
-    from penstock.jobs.jobid import JobId
+    from penstock.jobs.job import JobId
 
     job_id = JobId.parse(name)
     with deployed(load(config, pd)) as deployment:
@@ -313,7 +314,7 @@ def usage(config: Config = None, pd: Pd = None, as_json: AsJson = False) -> None
     if as_json or not sys.stdout.isatty():
         print_json(rows)
     else:
-        from penstock.cli.printing import print_rows
+        from penstock.cli.output import print_rows
 
         print_rows(rows)
 

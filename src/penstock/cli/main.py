@@ -98,7 +98,7 @@ def up(
 
     Parts that end are started again. SIGTERM or SIGINT stops all of them, the next one ends them at once.
     """
-    from penstock.cli.up.command import serve, up_settings
+    from penstock.cli.up.supervisor import serve, up_settings
 
     asked = context.parent.params if context.parent is not None else {}
     level = asked["log_level"]
@@ -252,7 +252,7 @@ def search(
     """Ask the fulltext or vector index of a job; the answer says how fresh it is."""
     from penstock.control import search as searching
     from penstock.control.deployment import deployed
-    from penstock.jobs.jobid import JobId
+    from penstock.jobs.job import JobId
 
     options = searching.SearchOptions(
         words=words,
@@ -268,7 +268,7 @@ def search(
     if as_json or not sys.stdout.isatty():
         print_json(answer)
     else:
-        from penstock.cli.printing import print_found
+        from penstock.cli.output import print_found
 
         print_found(answer)
 

@@ -20,7 +20,7 @@ import pyarrow.types as kinds
 
 from penstock.columnar.buffers import Bytes, Ints, Mask, Uints, padded, words
 
-__all__ = ["digest", "hashes_of"]
+__all__ = ["Digest", "Hashes", "differing", "digest", "digests_by_range", "hashes_of", "row_hashes", "total"]
 
 
 Hashes = npt.NDArray[np.uint64]

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from penstock.columnar.row_hash import Hashes
 
-__all__ = ["PARTS", "HashedSpill"]
+__all__ = ["PARTS", "SLICE_BYTES", "SLICE_ROWS", "HashedSpill", "SortOrder", "SortedSpill", "order_by"]
 
 
 Place = tuple[Any, ...]  # the values of a row's keys

@@ -12,7 +12,22 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["JSON", "LATIN1_JSON", "Substitution", "base64_cells", "hex_cells", "json_string"]
+__all__ = [
+    "JSON",
+    "LATIN1_JSON",
+    "Ints",
+    "Lines",
+    "Substitution",
+    "as_binary",
+    "base64_cells",
+    "content",
+    "hex_cells",
+    "json_string",
+    "numbers",
+    "of_content",
+    "spread",
+    "truths",
+]
 
 
 Bytes = npt.NDArray[np.uint8]

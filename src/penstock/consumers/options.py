@@ -23,8 +23,7 @@ from urllib.parse import unquote
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationError
 
 from penstock.errors import Invalid
-from penstock.jobs.durations import parse_duration
-from penstock.jobs.spec import ConsumerInfo
+from penstock.jobs.spec import ConsumerInfo, parse_duration
 
 _SIZE = re.compile(r"([1-9]\d*)\s*(KiB|MiB|GiB|)", re.IGNORECASE)
 _UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}

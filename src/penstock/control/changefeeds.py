@@ -11,7 +11,7 @@ from penstock.clock import SYSTEM, physical_ms
 from penstock.control.deployment import Deployment
 from penstock.control.display import shown_ms
 from penstock.errors import Invalid, Unavailable
-from penstock.follow.clusterhistory import ClusterHold
+from penstock.follow.holds import ClusterHold
 from penstock.settings import ChangefeedSettings, parse_changefeed
 from penstock.tables.accounts import SYSTEM as SYSTEM_ACCOUNT
 

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, contextmanager
 from penstock import eventloop
 from penstock.changefeeds.store import ChangefeedStore
 from penstock.clock import physical_ms
-from penstock.follow.eventsource import EventStoreJobSource
+from penstock.follow.follower import EventStoreJobSource
 from penstock.follow.source import ReadableRange
 from penstock.jobs.api import Jobs
 from penstock.kv import AsyncClient, Client

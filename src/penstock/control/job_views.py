@@ -8,7 +8,7 @@ from pydantic import SecretStr
 from penstock.changefeeds.sink_uri import is_secret, mask_uri
 from penstock.control.display import shown_ms, shown_ts
 from penstock.errors import Invalid
-from penstock.jobs.consumers import find_consumer
+from penstock.jobs.consumer import find_consumer
 from penstock.jobs.freshness import Freshness
 from penstock.jobs.job import Job, JobState
 from penstock.jobs.usage import Usage

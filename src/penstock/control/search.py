@@ -8,11 +8,10 @@ from typing import Any
 
 from penstock.clock import physical_ms
 from penstock.consumers.search_index.search import search
-from penstock.control.cells import plain
 from penstock.control.deployment import Deployment
-from penstock.control.display import shown_ts
+from penstock.control.display import plain, shown_ts
 from penstock.errors import Invalid
-from penstock.jobs.jobid import JobId
+from penstock.jobs.job import JobId
 
 __all__ = ["SearchOptions", "found", "parsed_vector"]
 

@@ -14,10 +14,9 @@ from penstock.changes.limits import ReadLimit
 from penstock.clock import compose_ts, physical_ms
 from penstock.control.deployment import Deployment
 from penstock.errors import Conflict, Invalid, StaleRead
-from penstock.eventstore.projection import Projection
+from penstock.eventstore.schema_version import Projection
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD, UPDATE
-from penstock.follow.source import ReadableRange
-from penstock.follow.source_2 import TableScan
+from penstock.follow.source import ReadableRange, TableScan
 from penstock.tables.schema import TableInfo
 from penstock.tables.schema_snapshot import TablePlace
 

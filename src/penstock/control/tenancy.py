@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
-from penstock.changefeeds.locations import location_of
-from penstock.changefeeds.sink_uri import split_uri
+from penstock.changefeeds.sink_uri import location_of, split_uri
 from penstock.errors import Invalid
-from penstock.jobs.consumers import BUILT_IN
+from penstock.jobs.consumer import BUILT_IN
 from penstock.jobs.spec import DEFAULT, GREEDY, PERIODIC, JobSpec
 from penstock.settings import ChangefeedSettings
 

@@ -1,39 +1,162 @@
-"""`penstock verify`: whether targets of jobs and directories of changefeeds are what their sources say."""
+"""`penstock verify`: whether targets of jobs and directories of changefeeds are what their sources say.
 
-from collections.abc import Callable, Iterable, Sequence
+The tables of a deployment as a comparison reads them: at a timestamp, and what changed after one.
+
+Whether the target of a job is what its source says, and what brings it back to that.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pyarrow as pa
+
 from penstock import eventloop
 from penstock.changefeeds.model import ChangefeedRecord
 from penstock.changefeeds.sinks.storage.options import SinkOptions, sink_options
+from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM, Clock
-from penstock.control import changefeeds, targetcalls
+from penstock.control import changefeeds
 from penstock.control.deployment import Deployment
 from penstock.control.display import shown_ts
 from penstock.control.job_views import reported
-from penstock.control.sourcetables import DeploymentTables
-from penstock.errors import Invalid, PenstockError, Unavailable
-from penstock.jobs.consumer import is_comparable
-from penstock.jobs.consumers import find_consumer
-from penstock.jobs.durations import parse_duration
-from penstock.jobs.freshnessdesk import FreshnessReader
-from penstock.jobs.job import Job
-from penstock.jobs.jobid import JobId, JobKey
+from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
+from penstock.eventstore.schema_version import SchemaVersion
+from penstock.jobs.consumer import find_consumer, is_comparable
+from penstock.jobs.freshness import FreshnessReader
+from penstock.jobs.job import Job, JobId, JobKey
 from penstock.jobs.log.job_log import JobLog
+from penstock.jobs.spec import parse_duration
+from penstock.kv.cluster_ref import ClusterRef
 from penstock.settings import parse_changefeed
-from penstock.verify.directory import FeedFacts, FeedVerifier, directory_reader
-from penstock.verify.reports import FeedReport, TableReport
+from penstock.tables.kv_scan import ranges_of, scan_of
+from penstock.verify.directory import FeedFacts, FeedReport, FeedVerifier, TableReport, directory_reader
 from penstock.verify.results import LastVerification, Outcomes
-from penstock.verify.target import TargetVerifyReport
+from penstock.verify.target import TargetVerification, TargetVerifyReport
 
-__all__ = ["TargetReport", "VerifyOptions", "last_results", "verify_targets"]
+__all__ = [
+    "DeploymentTables",
+    "TargetReport",
+    "Tell",
+    "VerifyOptions",
+    "last_results",
+    "repair",
+    "verify",
+    "verify_targets",
+]
+
+
+_PATIENCE_S = 15.0
+_TABLES_AGAIN_S = 0.1
+
+
+class DeploymentTables:
+    """Implements SourceTables. Rows come from the event store, or from the cluster where that has none."""
+
+    def __init__(self, deployment: Deployment, *, clock: Clock = SYSTEM) -> None:
+        self._deployment = deployment
+        self._clock = clock
+
+    def tables(self, at_ts: int) -> Sequence[SchemaVersion]:
+        """See SourceTables. Raises Invalid when the cluster has collected what it was then."""
+        schema = self._deployment.catalog.schema(at_ts)
+        return [
+            SchemaVersion(0, 0, table, database.name)
+            for database in schema.databases.values()
+            for table in schema.tables[database.id].values()
+            if table.is_base_table
+        ]
+
+    def rows(self, schema: SchemaVersion, at_ts: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """See SourceTables."""
+        captured = self._captured(schema, at_ts, columns)
+        try:
+            first = next(captured, None)
+        except (StaleRead, Unavailable) as error:
+            yield from self._stored(schema, at_ts, columns, error)
+        else:
+            yield from () if first is None else chain([first], captured)
+
+    def touched(
+        self, schema: SchemaVersion, after_ts: int, columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """See SourceTables. Raises Unavailable when nobody captures the table up to now."""
+        source, table_id = self._deployment.source, schema.table.id
+        to_ts = self._deployment.now_ts()
+        if self._same_ts(table_id, after_ts, upto_ts=to_ts) >= to_ts:
+            return
+        from_ts = after_ts
+        while from_ts < to_ts:
+            scan = source.scan(table_id, from_ts, to_ts, ReadLimit())
+            with source.open(scan, columns) as changes:
+                for batch in changes:
+                    yield batch.data.select(columns)
+                    yield batch.tombstones.select(columns)
+            from_ts = scan.to_ts
+
+    def _captured(
+        self, schema: SchemaVersion, at_ts: int, columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        source, table_id = self._deployment.source, schema.table.id
+        scan = source.scan(table_id, 0, self._same_ts(table_id, at_ts, upto_ts=at_ts), ReadLimit())
+        with source.open(scan, columns) as changes:
+            for batch in changes:
+                yield batch.data.select(columns)
+
+    def _stored(
+        self, schema: SchemaVersion, at_ts: int, columns: Sequence[str], why: StaleRead | Unavailable
+    ) -> Iterator[pa.RecordBatch]:
+        """The same rows out of the cluster; if they are gone there too, raise why they are not captured."""
+        cluster = ClusterRef.of(self._deployment.settings)
+        try:
+            place = self._deployment.catalog.schema(at_ts).place(schema.name)
+            scan = scan_of(cluster, place, at_ts, columns)
+            for part in ranges_of(cluster.client(), scan):
+                yield from part.read()
+        except Invalid:
+            raise why from None
+
+    def _same_ts(self, table_id: int, at_ts: int, *, upto_ts: int) -> int:
+        """The newest timestamp at which a table is what it was at `at_ts`, known up to `upto_ts` at least.
+
+        There history is surely kept. Waits a while for whoever reads the table to have come so far.
+        """
+        deadline = self._clock.monotonic() + _PATIENCE_S
+        while self._clock.monotonic() < deadline:
+            look = self._deployment.looks([table_id]).get(table_id)
+            if look is None:
+                return at_ts
+            if look.readable_ts >= upto_ts:
+                return look.readable_ts if look.changed_ts <= at_ts else at_ts
+            self._clock.pause(_TABLES_AGAIN_S)
+        return at_ts
+
+
+def verify(deployment: Deployment, job_id: JobId, *, account: str | None = None) -> TargetVerifyReport:
+    """Compare a job's target with its source."""
+    return _care(deployment, account).verify(job_id)
+
+
+def repair(
+    deployment: Deployment, job_id: JobId, *, rebuild: bool, account: str | None = None
+) -> dict[str, Any]:
+    """Mend a job's target, or have it filled anew; what was done, and what was found before."""
+    done = _care(deployment, account).repair(job_id, rebuild=rebuild)
+    answer = {"job": str(job_id), "action": done.action.value, "table_id": done.job.key.table_id}
+    found = {} if done.report is None else reported(done.report)
+    return answer | {name: value for name, value in found.items() if name not in {"job", "same"}}
+
+
+def _care(deployment: Deployment, account: str | None) -> TargetVerification:
+    return TargetVerification(deployment.jobs(account), deployment.source, deployment.settings)
+
 
 _FEED_PREFIX = "changefeed:"
-_AGAIN_S = 0.5
+_VERIFY_AGAIN_S = 0.5
 
 Tell = Callable[[str, str, int], None]
 """Hears of progress: the target, what of it is read, and how many rows were."""
@@ -162,7 +285,7 @@ class _Comparing:
                 attended=deployment.attended,
             )
             eventloop.run(desk.wait_for(job_id, self.at_ts, timeout_s=self.timeout_s))
-        return targetcalls.verify(self.deployment, job_id, account=self.account)
+        return verify(self.deployment, job_id, account=self.account)
 
     def _feed(self, feed: ChangefeedRecord, tell: Callable[[str, int], None]) -> FeedReport:
         settings = parse_changefeed(feed.info.settings, origin=f"changefeed {feed.info.id}")
@@ -195,7 +318,7 @@ class _Comparing:
                     f"changefeed {feed.info.id} has come to {reached}, not to {at_ts}, after"
                     f" {self.timeout_s:g} s; wait longer with --timeout"
                 )
-            self.clock.pause(_AGAIN_S)
+            self.clock.pause(_VERIFY_AGAIN_S)
 
 
 def _checkpoint(read: Callable[[], int]) -> int:

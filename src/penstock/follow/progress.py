@@ -6,8 +6,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from penstock.clock import SYSTEM, Clock
-from penstock.eventstore.read.partition import Partition
-from penstock.eventstore.read.ranges import CaptureProgress
+from penstock.eventstore.read.partition import CaptureProgress, Partition
 from penstock.follow.captures import Captures
 from penstock.follow.source import ReadableRange
 from penstock.object_storage import StorageRef

@@ -4,11 +4,10 @@ from collections.abc import Collection, Sequence
 
 from penstock.changes.collect import fix_range, open_range, schema_parts
 from penstock.changes.columns import chosen_columns, columns_read
-from penstock.changes.counting import ChangeCounts
-from penstock.changes.limits import ReadLimit
+from penstock.changes.limits import ChangeCounts, ReadLimit
 from penstock.changes.options import ChangeOptionsArgs
 from penstock.eventstore.read.partition import PartitionState, TableView
-from penstock.follow.source_2 import TableScan
+from penstock.follow.source import TableScan
 
 
 def scan_snapshot(view: TableView, ts: int) -> TableScan:

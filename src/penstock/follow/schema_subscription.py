@@ -7,8 +7,7 @@ import pyarrow as pa
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import PenstockError, Unavailable
-from penstock.eventstore.metachanges import META_RANGE
-from penstock.eventstore.schema_history import SchemaHistory
+from penstock.eventstore.schema_history import META_RANGE, SchemaHistory
 from penstock.settings import Settings
 from penstock.sources import KeySpan, SubscriptionClient
 

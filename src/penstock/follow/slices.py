@@ -1,22 +1,71 @@
-"""The next slice of a dispatcher: how far it goes within a limit, and the parts that are read for it."""
+"""The next slice of a dispatcher: how far it goes within a limit, and the parts that are read for it.
+
+Handles that divide a table into parts of about as many rows, by a sample of its objects.
+
+How far a dispatcher's changes have gone: a place in their order. Pure.
+"""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import total_ordering
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.changes import ChangesPartition, plan_changes
 from penstock.changes.collect import open_range
-from penstock.changes.counting import ChangeCounts
-from penstock.changes.limits import ReadLimit
+from penstock.changes.limits import ChangeCounts, ReadLimit, admitted_handle
 from penstock.changes.options import ChangeOptions
-from penstock.changes.snapshotcut import admitted_handle
+from penstock.errors import Corrupt
+from penstock.eventstore.manifest import ObjectInfo
+from penstock.eventstore.objects.object_file import opened
 from penstock.eventstore.read.object_scan import HandleRange
-from penstock.eventstore.read.partition import PartitionState, TableView
+from penstock.eventstore.read.partition import Partition, PartitionState, TableView
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import HANDLE
-from penstock.follow.positions import Position
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Every change up to `ts` is done; with a handle, of those at `ts` only the rows before it.
+
+    Changes are ordered by (commit_ts, handle), and so is a snapshot, whose rows all count as committed at its
+    timestamp: `Position(ts, b"")` is the beginning of the snapshot at ts, and `Position(ts)` its end.
+    """
+
+    ts: int
+    handle: bytes | None = None
+
+    @property
+    def checkpoint_ts(self) -> int:
+        """Every commit up to it is done."""
+        return self.ts if self.handle is None else self.ts - 1
+
+    def __lt__(self, other: "Position") -> bool:
+        return self._order < other._order
+
+    @property
+    def _order(self) -> tuple[int, bool, bytes]:
+        return self.ts, self.handle is None, self.handle or b""
+
+    def to_json(self) -> dict[str, Any]:
+        """What is kept of it."""
+        return {"ts": self.ts} if self.handle is None else {"ts": self.ts, "handle": self.handle.hex()}
+
+    @classmethod
+    def from_json(cls, tree: dict[str, Any]) -> Self:
+        """Read what `to_json` wrote; raise Corrupt when it is something else."""
+        try:
+            handle = tree.get("handle")
+            return cls(int(tree["ts"]), None if handle is None else bytes.fromhex(handle))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise Corrupt("a position lacks its timestamp or has a damaged handle") from error
+
 
 BATCH_ROWS = 16 * 1024  # of the batches in which a part is read
 
@@ -218,3 +267,63 @@ def _weight(parts: Sequence[ChangesPartition], limit: ReadLimit) -> tuple[int, i
         max(1, rows if limit.rows is None else min(rows, limit.rows)),
         max(1, nbytes if limit.nbytes is None else min(nbytes, limit.nbytes)),
     )
+
+
+_GROUPS_MAX = 64  # row groups that are read for a sample
+_SAMPLE_MAX = 256  # handles of a row group
+
+
+class HandleSample(NamedTuple):
+    """Some handles, in order, that stand for `rows` rows."""
+
+    handles: list[bytes]
+    rows: int
+
+
+def table_cuts(partition: Partition, ts: int, rows: int) -> list[bytes]:
+    """Where to divide a physical table as of `ts`; none for a small one.
+
+    Rows that are not flushed yet do not count. Blocks. Raises what reading a snapshot raises.
+    """
+    state = partition.state(from_ts=ts)
+    state.check_range(0, ts)
+    objects = [each for each in state.visible("data", min(ts, state.flushed_ts)) if each.rows]
+    if sum(each.rows for each in objects) <= rows:
+        return []
+    stride = -(-len(objects) // _GROUPS_MAX)
+    groups_max = max(1, _GROUPS_MAX // len(objects))
+    samples = [each for info in objects[::stride] for each in _samples(state, info, ts, groups_max)]
+    scale = sum(each.rows for each in objects) / sum(each.rows for each in samples)
+    return divide(samples, rows / scale)
+
+
+def _samples(state: PartitionState, info: ObjectInfo, ts: int, groups_max: int) -> Iterable[HandleSample]:
+    """Row groups of an object, evenly spread, as a sample of all of it."""
+    with state.reading(ts), opened(state.storage, state.table_id, info) as file:
+        count = file.num_row_groups
+        chosen = sorted({at * count // groups_max for at in range(min(count, groups_max))})
+        for number in chosen:
+            handles = file.read_row_group(number, columns=[HANDLE]).column(0)
+            yield HandleSample(_thinned(handles), info.rows // len(chosen))
+
+
+def _thinned(handles: pa.ChunkedArray) -> list[bytes]:
+    ordered = handles.take(pc.sort_indices(handles))
+    places = np.linspace(0, len(ordered) - 1, min(len(ordered), _SAMPLE_MAX)).astype(np.int64)
+    found: list[bytes] = ordered.take(pa.array(places)).to_pylist()
+    return found
+
+
+def divide(samples: Sequence[HandleSample], rows: float) -> list[bytes]:
+    """Handles, in order, that divide what the samples stand for into parts of about `rows`. Pure."""
+    weighted = sorted((handle, each.rows / len(each.handles)) for each in samples for handle in each.handles)
+    total = sum(weight for _, weight in weighted)
+    parts = max(1, round(total / rows))
+    cuts: list[bytes] = []
+    before = 0.0
+    for handle, weight in weighted:
+        is_new = handle > (cuts[-1] if cuts else weighted[0][0])
+        if before >= total * (len(cuts) + 1) / parts and is_new and len(cuts) + 1 < parts:
+            cuts.append(handle)
+        before += weight
+    return cuts

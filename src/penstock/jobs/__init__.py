@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock.jobs.api import Jobs
     from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext, Retrieved
-    from penstock.jobs.job import ErrorCode, Job, JobState, JobStatus
-    from penstock.jobs.jobid import JobId
+    from penstock.jobs.job import ErrorCode, Job, JobId, JobState, JobStatus
     from penstock.jobs.runner.custom_triggers import TriggerContext
     from penstock.jobs.spec import ConsumerInfo, JobSpec, UpdateOptions
 

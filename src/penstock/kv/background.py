@@ -1,8 +1,11 @@
-"""Work that goes on after the call that started it: tracked, logged when it fails, bounded at close."""
+"""Work that goes on after the call that started it: tracked, logged when it fails, bounded at close.
+
+Running coroutines side by side, with one error coming out and nothing left behind.
+"""
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 from penstock.errors import PenstockError
@@ -57,3 +60,21 @@ class Background:
         left = self._tasks | self._helpers
         if left:
             await asyncio.gather(*left, return_exceptions=True)
+
+
+async def run_all(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the results in order; the first error cancels the rest, waits for them and is raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        await abandon(tasks)
+        raise
+
+
+async def abandon(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel tasks and wait until they have unwound, whatever they raise."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

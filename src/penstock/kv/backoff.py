@@ -1,6 +1,8 @@
 """Waiting before a retry: how long, how often, and when to give up.
 
 `BackoffSchedule` decides (no clock, no sleep); `Backoffer` is the thin shell that sleeps and reports.
+
+How long each kind of operation may sleep between retries, in milliseconds, before it gives up.
 """
 
 from dataclasses import dataclass, field
@@ -183,3 +185,18 @@ class Backoffer:
         child = Backoffer(0, clock=self._clock, name=self.name)
         child._schedule = self._schedule.copy()
         return child
+
+
+READ_MS = 20_000
+PREWRITE_MS = 40_000
+COMMIT_MS = 40_000
+COMMIT_SECONDARIES_MS = 41_000
+CLEANUP_MS = 20_000
+PESSIMISTIC_LOCK_MS = 20_000
+PESSIMISTIC_ROLLBACK_MS = 20_000
+HEART_BEAT_MS = 20_000
+RESOLVE_MS = 40_000
+GC_MS = 120_000
+SPLIT_MS_EACH = 20_000
+SPLIT_MS_MAX = 120_000
+SCATTER_MS = 120_000

@@ -13,12 +13,11 @@ from penstock import eventloop
 from penstock.clock import Clock
 from penstock.kv.client import AsyncClient
 from penstock.kv.details import CommitDetails
-from penstock.kv.hooks import BinlogHook, SchemaHook
-from penstock.kv.iteration import Page, Row
-from penstock.kv.scanning import ScanRows
+from penstock.kv.membuffer import Assertion
+from penstock.kv.protocol import BinlogHook, SchemaHook
+from penstock.kv.scanning import Page, Row, ScanRows
 from penstock.kv.snapshot import AsyncSnapshot
 from penstock.kv.transaction import AsyncTransaction, TxnPhase
-from penstock.kv.writeset import Assertion
 from penstock.proto import metapb_pb2 as metapb
 from penstock.settings import KvSettings, TlsSettings
 

@@ -9,18 +9,15 @@ from penstock.clock import TS_MAX, Clock
 from penstock.errors import Invalid
 from penstock.kv import gc as collecting
 from penstock.kv.background import Background
-from penstock.kv.hooks import BinlogHook, SchemaHook
 from penstock.kv.latches import LocalLatches
 from penstock.kv.locks import Lock
 from penstock.kv.pd import PdClient
-from penstock.kv.protocol import CommitOptions
+from penstock.kv.protocol import BinlogHook, CommitOptions, SchemaHook
 from penstock.kv.regions import RegionCache
 from penstock.kv.resolver import LockResolver
-from penstock.kv.routing import Router
 from penstock.kv.rpc.client import RpcClient
-from penstock.kv.safepoint import SafePoint
-from penstock.kv.sender import RegionSender
-from penstock.kv.session import Session
+from penstock.kv.scope import SafePoint, Session
+from penstock.kv.sender import RegionSender, Router
 from penstock.kv.snapshot import AsyncSnapshot
 from penstock.kv.transaction import AsyncTransaction
 from penstock.proto import metapb_pb2 as metapb

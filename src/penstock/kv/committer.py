@@ -3,26 +3,54 @@
 One phase: the prewrite was the commit. Async commit: the prewrite decided, the locks are turned into
 versions in the background. Two phases: a commit timestamp is fetched, the schema checked at it, the
 primary committed, and the secondaries follow in the background.
+
+Writing more in a commit under way, because the schema asks for it.
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock import metrics
 from penstock.errors import Aborted, PenstockError, Undetermined
-from penstock.kv import budgets
-from penstock.kv.actions.cleanup import Cleanup
-from penstock.kv.actions.commit import Commit
-from penstock.kv.actions.pessimistic_rollback import PessimisticRollback
+from penstock.kv import backoff
+from penstock.kv.actions.commit import Cleanup, Commit
+from penstock.kv.actions.pessimistic import LockWait, PessimisticLock, PessimisticRollback
 from penstock.kv.actions.prewrite import Prewrite
-from penstock.kv.amending import amend
+from penstock.kv.background import abandon
 from penstock.kv.batch_executor import BatchExecutor
-from penstock.kv.concurrently import abandon
 from penstock.kv.details import CommitDetails
-from penstock.kv.hooks import BinlogHook, SchemaHook, Write
 from penstock.kv.mutations import DELETE, INSERT, PUT, Mutations, lock_ttl_ms
-from penstock.kv.protocol import CHECKS_ONLY, CommitOptions, CommitState, Mode, check_age, check_commit_ts
+from penstock.kv.protocol import (
+    CHECKS_ONLY,
+    BinlogHook,
+    CommitOptions,
+    CommitState,
+    Mode,
+    SchemaHook,
+    Write,
+    check_age,
+    check_commit_ts,
+)
 from penstock.kv.scope import CommitScope, TxnScope
+
+_WAIT_S = 5.0
+
+
+async def amend(txn: TxnScope, executor: BatchExecutor, extra: Sequence[Write], *, at_ts: int) -> Mutations:
+    """Lock the keys of more writes at `at_ts` and return them as mutations to prewrite.
+
+    Raises what locking raises; the caller then gives the transaction up.
+    """
+    mutations = Mutations()
+    for key, value in sorted(extra, key=lambda write: write[0]):
+        mutations.append(key, value or b"", DELETE if value is None else PUT, locked=True)
+    txn.for_update_ts = max(txn.for_update_ts, at_ts)
+    wait = LockWait(deadline=txn.session.clock.monotonic() + _WAIT_S, no_wait=False)
+    bo = txn.session.backoffer(backoff.PESSIMISTIC_LOCK_MS, "amend")
+    await executor.run(bo, PessimisticLock(txn, wait, mutations.keys), mutations, txn.primary)
+    return mutations
+
 
 _WRITE_KEYS = metrics.KV_TXN_WRITE_KV_NUM.labels("general")
 _WRITE_BYTES = metrics.KV_TXN_WRITE_SIZE_BYTES.labels("general")
@@ -147,7 +175,7 @@ class Committer:
         state, session = self._scope.state, self.txn.session
         action = Prewrite(self._scope)
         self._in_doubt = state.decided_by_prewrite
-        bo = session.backoffer(budgets.PREWRITE_MS, "prewrite")
+        bo = session.backoffer(backoff.PREWRITE_MS, "prewrite")
         with self.details.span(session.clock, "prewrite"):
             await self._executor.run(bo, action, mutations, self.txn.primary)
         self.details.prewrite_regions = max(self.details.prewrite_regions, self._executor.regions)
@@ -160,7 +188,7 @@ class Committer:
         scope, session = self._scope, self.txn.session
         scope.commit_ts = scope.state.min_commit_ts
         scope.committed = True
-        bo = session.backoffer(budgets.COMMIT_SECONDARIES_MS, "commit")
+        bo = session.backoffer(backoff.COMMIT_SECONDARIES_MS, "commit")
         action = Commit(scope, primary_first=False)
         work = self._executor.run(bo, action, self.mutations.committable(), self.txn.primary)
         session.background.spawn(work, "async commit")
@@ -172,7 +200,7 @@ class Committer:
         if self.schema is not None:
             await self._check_schema(self.schema)
         check_age(self.txn.start_ts, scope.commit_ts)
-        bo = session.backoffer(budgets.COMMIT_MS, "commit")
+        bo = session.backoffer(backoff.COMMIT_MS, "commit")
         action = Commit(scope, primary_first=True)
         mutations = self.mutations.committable()
         if mutations:
@@ -238,6 +266,6 @@ class Committer:
             action: Cleanup | PessimisticRollback = PessimisticRollback(self.txn, self.txn.for_update_ts)
         else:
             action = Cleanup(self.txn)
-        bo = session.backoffer(budgets.CLEANUP_MS, "cleanup")
+        bo = session.backoffer(backoff.CLEANUP_MS, "cleanup")
         work = self._executor.run(bo, action, self.mutations.committable(), self.txn.primary)
         session.background.spawn(work, "cleanup")

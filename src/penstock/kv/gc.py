@@ -3,13 +3,12 @@
 import logging
 
 from penstock.errors import Invalid
-from penstock.kv import budgets
+from penstock.kv import backoff
 from penstock.kv.backoff import Backoffer, BackoffKind
-from penstock.kv.keyerrors import to_error
-from penstock.kv.locks import Lock
+from penstock.kv.locks import Lock, to_error
 from penstock.kv.region_table import KeyLocation
+from penstock.kv.scope import Session
 from penstock.kv.sender import NotServed, RegionStale
-from penstock.kv.session import Session
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 
 _log = logging.getLogger(__name__)
@@ -28,7 +27,7 @@ async def resolve_locks_before(
     """
     left, position = 0, lower
     while True:
-        bo = session.backoffer(budgets.GC_MS, "resolve locks")
+        bo = session.backoffer(backoff.GC_MS, "resolve locks")
         location = await session.router.cache.locate(bo, position)
         end = location.end if not upper or (location.end and location.end < upper) else upper
         try:
@@ -57,7 +56,7 @@ async def locks_before(
     found: list[Lock] = []
     position = lower
     while True:
-        bo = session.backoffer(budgets.GC_MS, "list locks")
+        bo = session.backoffer(backoff.GC_MS, "list locks")
         location = await session.router.cache.locate(bo, position)
         end = location.end if not upper or (location.end and location.end < upper) else upper
         try:
@@ -134,7 +133,7 @@ async def collect_garbage(session: Session, safe_point: int) -> int:
 async def _collect_regions(session: Session, safe_point: int) -> None:
     position = b""
     while True:
-        bo = session.backoffer(budgets.GC_MS, "gc")
+        bo = session.backoffer(backoff.GC_MS, "gc")
         location = await session.router.cache.locate(bo, position)
         request = kvrpcpb.GCRequest(safe_point=safe_point)
         try:

@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 from penstock import metrics
 from penstock.errors import PenstockError
-from penstock.kv import budgets
+from penstock.kv import backoff
 from penstock.kv.scope import TxnScope
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 
@@ -78,7 +78,7 @@ class Heart:
             start_version=scope.start_ts,
             advise_lock_ttl=scope.elapsed_ms() + session.settings.lock_ttl_ms,
         )
-        bo = session.backoffer(budgets.HEART_BEAT_MS, "heart beat")
+        bo = session.backoffer(backoff.HEART_BEAT_MS, "heart beat")
         began, result = session.clock.monotonic(), "err"
         try:
             answer = await session.router.send_to_key(

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from penstock.errors import Aborted, Deadlock, KeyExists, WriteConflict
-from penstock.kv import budgets
-from penstock.kv.actions.pessimistic import LockWait, PessimisticLock
-from penstock.kv.actions.pessimistic_rollback import PessimisticRollback
+from penstock.kv import backoff
+from penstock.kv.actions.pessimistic import LockWait, PessimisticLock, PessimisticRollback
 from penstock.kv.batch_executor import BatchExecutor
 from penstock.kv.heartbeat import Heart
 from penstock.kv.membuffer import KeyFlag, MemBuffer
@@ -90,7 +89,7 @@ class Locker:
         if chosen:
             self.scope.primary = keys[0]
         session = self.scope.session
-        bo = session.backoffer(budgets.PESSIMISTIC_LOCK_MS, "pessimistic lock")
+        bo = session.backoffer(backoff.PESSIMISTIC_LOCK_MS, "pessimistic lock")
         try:
             await BatchExecutor(session).run(bo, action, Mutations.of_keys(keys), self.scope.primary)
         except BaseException as error:
@@ -124,7 +123,7 @@ class Locker:
 
     async def _roll_back(self, keys: Sequence[bytes], for_update_ts: int) -> None:
         session = self.scope.session
-        bo = session.backoffer(budgets.PESSIMISTIC_ROLLBACK_MS, "pessimistic rollback")
+        bo = session.backoffer(backoff.PESSIMISTIC_ROLLBACK_MS, "pessimistic rollback")
         action = PessimisticRollback(self.scope, for_update_ts)
         await BatchExecutor(session).run(bo, action, Mutations.of_keys(keys), None)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import grpc
 
 from penstock.errors import Invalid, Unavailable
-from penstock.kv.rpc.channels import Dialer
+from penstock.kv.rpc.connections import Dialer
 from penstock.proto import pdpb_pb2 as pdpb
 from penstock.proto.services import Stub
 

@@ -14,8 +14,7 @@ from penstock.clock import Clock
 from penstock.errors import Invalid, PenstockError, Unavailable
 from penstock.kv.backoff import Backoffer, BackoffKind
 from penstock.kv.members import Members
-from penstock.kv.rpc.channels import Dialer
-from penstock.kv.rpc.failure import from_closing
+from penstock.kv.rpc.connections import Dialer, from_closing
 from penstock.kv.tso import TsoDispatcher
 from penstock.proto import metapb_pb2 as metapb
 from penstock.proto import pdpb_pb2 as pdpb

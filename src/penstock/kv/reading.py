@@ -5,14 +5,13 @@ from dataclasses import dataclass, field
 
 from penstock import metrics
 from penstock.clock import TS_MAX
-from penstock.kv import budgets
+from penstock.kv import backoff
+from penstock.kv.background import run_all
 from penstock.kv.backoff import Backoffer, BackoffKind
-from penstock.kv.concurrently import run_all
-from penstock.kv.keyerrors import to_error
-from penstock.kv.locks import Lock
+from penstock.kv.locks import Lock, to_error
 from penstock.kv.region_table import KeyLocation
+from penstock.kv.scope import Session
 from penstock.kv.sender import RegionStale
-from penstock.kv.session import Session
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 
 _CONCURRENT_BATCHES_MAX = 64
@@ -35,7 +34,7 @@ class ReadView:
 
     def backoffer(self, name: str) -> Backoffer:
         """Return the budget of one read."""
-        return self.session.backoffer(budgets.READ_MS, name)
+        return self.session.backoffer(backoff.READ_MS, name)
 
     def context(self) -> kvrpcpb.Context:
         """Return the context that a request of this view carries."""

@@ -19,7 +19,7 @@ from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.proto import metapb_pb2 as metapb
 from penstock.settings import KvSettings
 
-__all__ = ["EpochVerdict", "KeyLocation", "PeerTarget", "RegionCache", "RegionVerId", "judge_epoch"]
+__all__ = ["EpochVerdict", "PeerTarget", "RegionCache", "judge_epoch"]
 
 _LOG = logging.getLogger(__name__)
 _SCAN_LIMIT = 128

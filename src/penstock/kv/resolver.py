@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from penstock import metrics
 from penstock.clock import TS_MAX, Clock
 from penstock.errors import Corrupt, show_key
-from penstock.kv import budgets
+from penstock.kv import backoff
 from penstock.kv.background import Background
 from penstock.kv.backoff import Backoffer, BackoffKind
-from penstock.kv.keyerrors import to_error
 from penstock.kv.locks import (
     Lock,
     MustSync,
@@ -28,11 +27,11 @@ from penstock.kv.locks import (
     ms_until_expired,
     primary_not_found,
     read_status,
+    to_error,
 )
 from penstock.kv.pd import PdClient
 from penstock.kv.region_table import RegionVerId
-from penstock.kv.routing import Router
-from penstock.kv.sender import RegionStale
+from penstock.kv.sender import RegionStale, Router
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.settings import KvSettings
 
@@ -120,7 +119,7 @@ class LockResolver:
 
     async def _carry_out_later(self, locks: Sequence[Lock], verdict: _Verdict, *, lite: bool) -> None:
         bo = Backoffer(
-            budgets.RESOLVE_MS, clock=self._clock, weight=self._settings.backoff_weight, name="resolve lock"
+            backoff.RESOLVE_MS, clock=self._clock, weight=self._settings.backoff_weight, name="resolve lock"
         )
         work = self._carry_out(bo, locks, verdict, lite=lite)
         if len(self._background) < _BACKGROUND_MAX:

@@ -1,9 +1,12 @@
 """Scans of a snapshot, a page at a time: across regions, in both directions, fetching ahead.
 
 Rows travel in lists from the store's answer to the caller's loop; nothing here touches them one by one.
+
+Merging a transaction's own writes into pages of a snapshot scan, in either direction.
 """
 
 import asyncio
+from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -11,11 +14,59 @@ from typing import Protocol
 
 from penstock.errors import PenstockError, Unavailable
 from penstock.kv.backoff import Backoffer
-from penstock.kv.iteration import Page, Row, Union
 from penstock.kv.reading import ReadView, lock_of
 from penstock.kv.region_table import KeyLocation
 from penstock.kv.sender import RegionStale
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
+
+Row = tuple[bytes, bytes]
+Page = list[Row]
+
+
+@dataclass(slots=True)
+class Union:
+    """Merges pages of a scan with the rows a transaction had written when the scan began.
+
+    Pages come in the scan's order and cover its range without gaps. A buffered row replaces the
+    snapshot's row of the same key; an empty value hides it. A page that no buffered row touches
+    is handed on as it is, so that a scan of unwritten ranges costs nothing per row.
+    """
+
+    buffered: Sequence[Row]  # ascending by key
+    reverse: bool
+    _keys: list[bytes] = field(init=False)
+    _low: int = field(init=False, default=0)
+    _high: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._keys = [key for key, _ in self.buffered]
+        self._high = len(self._keys)
+
+    def merge(self, page: Page, *, last: bool) -> Page:
+        """Return the page with the buffered rows up to its last key, or all the rest after the last page."""
+        touched = self._take(page, last=last)
+        if not touched:
+            return page
+        merged = dict(page)
+        for key, value in touched:
+            if value:
+                merged[key] = value
+            else:
+                merged.pop(key, None)
+        return sorted(merged.items(), reverse=self.reverse)
+
+    def _take(self, page: Page, *, last: bool) -> Sequence[Row]:
+        low, high = self._low, self._high
+        if low == high or (not page and not last):
+            return ()
+        if self.reverse:
+            start = low if last else bisect_left(self._keys, page[-1][0], low, high)
+            self._high = start
+            return self.buffered[start:high]
+        stop = high if last else bisect_right(self._keys, page[-1][0], low, high)
+        self._low = stop
+        return self.buffered[low:stop]
+
 
 _FIRST_PAGE_ROWS = 256
 _PAGE_GROWTH = 4

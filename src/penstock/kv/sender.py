@@ -1,8 +1,14 @@
-"""Sending a request to the region it is meant for, through leader changes, splits and failures."""
+"""Sending a request to the region it is meant for, through leader changes, splits and failures.
 
-from collections.abc import Callable
+What a client does about each region error. A table: no I/O.
+
+Sending a request to the region of a key, again and again while regions change underneath.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from enum import Enum, auto
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -10,16 +16,90 @@ from google.protobuf.message import Message
 from penstock import clock as clocks
 from penstock import metrics
 from penstock.clock import Clock
-from penstock.errors import Invalid, Undetermined
+from penstock.errors import Invalid, PenstockError, Unavailable, Undetermined
+from penstock.kv.background import run_all
 from penstock.kv.backoff import Backoffer, BackoffKind
-from penstock.kv.region_errors import OTHER, Act, classify, hopeless
-from penstock.kv.region_table import RegionVerId
+from penstock.kv.region_table import KeyLocation, RegionVerId
 from penstock.kv.regions import EpochVerdict, PeerTarget, RegionCache, judge_epoch
 from penstock.kv.rpc.client import RpcClient
-from penstock.kv.rpc.failure import RpcFailed
+from penstock.kv.rpc.connections import RpcFailed
 from penstock.kv.stores import Liveness, Prober
 from penstock.proto import errorpb_pb2 as errorpb
 from penstock.settings import KvSettings
+
+
+class Act(Enum):
+    """The next step after a region error."""
+
+    RETRY = auto()  # sleep, then send the same request again
+    RELOAD = auto()  # forget the region, sleep, let the caller locate its keys again
+    FOLLOW_LEADER = auto()  # send to the peer the store names, or look for another
+    UPDATE_EPOCH = auto()  # compare epochs and take over the store's regions
+    RESOLVE_STORE = auto()  # the address leads to another store: ask for it again, then RELOAD
+    UNDETERMINED = auto()  # the store cannot tell whether it did the work: report it, then RELOAD
+    GIVE_UP = auto()  # repeating cannot help
+
+
+@dataclass(frozen=True, slots=True)
+class Reaction:
+    """A step, and the kind of sleep that goes with it."""
+
+    act: Act
+    sleep: BackoffKind = BackoffKind.REGION_MISS
+
+
+_REACTIONS = {
+    "not_leader": Reaction(Act.FOLLOW_LEADER, BackoffKind.REGION_SCHEDULING),
+    "region_not_found": Reaction(Act.RELOAD),
+    "key_not_in_region": Reaction(Act.RELOAD),
+    "epoch_not_match": Reaction(Act.UPDATE_EPOCH),
+    "server_is_busy": Reaction(Act.RETRY, BackoffKind.SERVER_BUSY),
+    "stale_command": Reaction(Act.RETRY, BackoffKind.STALE_COMMAND),
+    "store_not_match": Reaction(Act.RESOLVE_STORE),
+    "raft_entry_too_large": Reaction(Act.GIVE_UP),
+    "max_timestamp_not_synced": Reaction(Act.RETRY, BackoffKind.MAX_TS_NOT_SYNCED),
+    "read_index_not_ready": Reaction(Act.RETRY, BackoffKind.REGION_SCHEDULING),
+    "proposal_in_merging_mode": Reaction(Act.RETRY, BackoffKind.REGION_SCHEDULING),
+    "data_is_not_ready": Reaction(Act.RETRY, BackoffKind.DATA_NOT_READY),
+    "region_not_initialized": Reaction(Act.RETRY, BackoffKind.REGION_NOT_INITIALIZED),
+    "disk_full": Reaction(Act.RETRY, BackoffKind.DISK_FULL),
+    "recovery_in_progress": Reaction(Act.RELOAD, BackoffKind.RECOVERY_IN_PROGRESS),
+    "flashback_in_progress": Reaction(Act.GIVE_UP),
+    "flashback_not_prepared": Reaction(Act.GIVE_UP),
+    "is_witness": Reaction(Act.RELOAD, BackoffKind.IS_WITNESS),
+    "mismatch_peer_id": Reaction(Act.RELOAD),
+    # We keep no buckets, so that there is none to update: the region is asked again as a whole.
+    "bucket_version_not_match": Reaction(Act.RETRY),
+    "undetermined_result": Reaction(Act.UNDETERMINED),
+}
+OTHER = "other"
+
+
+def classify(error: errorpb.Error) -> tuple[str, Reaction]:
+    """Return the error's name, for the metric, and what to do; an unknown error reloads the region."""
+    for known, _ in error.ListFields():
+        reaction = _REACTIONS.get(known.name)
+        if reaction is not None:
+            return known.name, reaction
+    return OTHER, Reaction(Act.RELOAD)
+
+
+def hopeless(name: str, error: errorpb.Error) -> PenstockError:
+    """Return what to raise for an error that repeating cannot mend."""
+    if name == "raft_entry_too_large":
+        found = error.raft_entry_too_large
+        return Invalid(
+            f"a write of {found.entry_size} bytes is too large for region {found.region_id}; "
+            "split it into smaller values or transactions"
+        )
+    if name == "flashback_in_progress":
+        return Unavailable(
+            f"region {error.flashback_in_progress.region_id} is being flashed back; wait until that is done"
+        )
+    assert name == "flashback_not_prepared", name
+    region_id = error.flashback_not_prepared.region_id
+    return Invalid(f"region {region_id} is not prepared for flashback; prepare it first")
+
 
 _ATTEMPTS_MAX = 10  # at one peer, before the region is loaded afresh
 _READS = frozenset({"KvGet", "KvBatchGet", "KvScan", "KvScanLock"})
@@ -240,3 +320,56 @@ class RegionSender:
     async def _stale(errand: _Errand, sleep: BackoffKind, why: RpcFailed | str) -> NoReturn:
         await errand.bo.backoff(sleep, why)
         raise RegionStale(str(why))
+
+
+Answer = TypeVar("Answer", bound=Message)
+
+
+class Router:
+    """Finds the region of a request and follows it through splits, merges and leader changes."""
+
+    def __init__(self, cache: RegionCache, sender: RegionSender) -> None:
+        self.cache = cache
+        self.sender = sender
+
+    async def send_to_key(
+        self, bo: Backoffer, method: str, request: Message, key: bytes, answer: type[Answer]
+    ) -> Answer:
+        """Send a request that concerns one key to the region that holds it."""
+        while True:
+            location = await self.cache.locate(bo, key)
+            try:
+                response = await self.sender.send(bo, method, request, location.region)
+            except RegionStale:
+                continue
+            assert isinstance(response, answer)
+            return response
+
+    async def send_to_region(
+        self, bo: Backoffer, method: str, request: Message, location: KeyLocation, answer: type[Answer]
+    ) -> Answer:
+        """Send a request to a region as it was located; raise RegionStale when it is no longer so."""
+        response = await self.sender.send(bo, method, request, location.region)
+        assert isinstance(response, answer)
+        return response
+
+    async def send_by_region(
+        self,
+        bo: Backoffer,
+        method: str,
+        keys: Sequence[bytes],
+        make: Callable[[Sequence[bytes]], Message],
+        answer: type[Answer],
+    ) -> list[tuple[Sequence[bytes], Answer]]:
+        """Send one request to each region that holds some of the sorted keys; return all answers."""
+        groups = await self.cache.group_keys(bo, keys)
+
+        async def ask(location: KeyLocation, part: Sequence[bytes]) -> list[tuple[Sequence[bytes], Answer]]:
+            mine = bo.fork() if len(groups) > 1 else bo
+            try:
+                return [(part, await self.send_to_region(mine, method, make(part), location, answer))]
+            except RegionStale:
+                return await self.send_by_region(mine, method, part, make, answer)
+
+        answers = await run_all(ask(location, keys[part]) for location, part in groups)
+        return [pair for pairs in answers for pair in pairs]

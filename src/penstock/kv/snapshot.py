@@ -4,12 +4,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 from penstock.clock import TS_MAX
 from penstock.errors import Invalid
-from penstock.kv.durations import timed
-from penstock.kv.iteration import Page
+from penstock.kv.details import timed
+from penstock.kv.membuffer import check_key
 from penstock.kv.reading import ReadView
-from penstock.kv.scanning import Cursor, PageSource, Scanner, ScanRows
-from penstock.kv.session import Session
-from penstock.kv.writeset import check_key
+from penstock.kv.scanning import Cursor, Page, PageSource, Scanner, ScanRows
+from penstock.kv.scope import Session
 
 _CACHE_BYTES_MAX = 16 * 1024 * 1024
 _ENTRY_BYTES = 100  # what a cached key costs besides its bytes

@@ -13,7 +13,7 @@ from penstock.errors import PenstockError, Unavailable
 from penstock.kv.backoff import Backoffer, BackoffKind
 from penstock.kv.pd import PdClient
 from penstock.kv.rpc.client import RpcClient
-from penstock.kv.rpc.failure import RpcFailed
+from penstock.kv.rpc.connections import RpcFailed
 
 _LOG = logging.getLogger(__name__)
 _PROBE_S = 1.0

@@ -12,21 +12,16 @@ from typing import Self
 from penstock import metrics
 from penstock.errors import Invalid, PenstockError
 from penstock.kv.committer import Committer
-from penstock.kv.details import CommitDetails
-from penstock.kv.durations import timed
+from penstock.kv.details import CommitDetails, timed
 from penstock.kv.heartbeat import Heart
-from penstock.kv.hooks import BinlogHook, SchemaHook
-from penstock.kv.iteration import Union
 from penstock.kv.latches import Latch
 from penstock.kv.locking import Locker
-from penstock.kv.membuffer import DELETED, KeyFlag
+from penstock.kv.membuffer import DELETED, Assertion, InsertNeeds, KeyFlag, WriteSet, check_key, check_value
 from penstock.kv.mutations import Mutations, collect
-from penstock.kv.protocol import CommitOptions
-from penstock.kv.scanning import PageSource, ScanRows, UnionScanner
-from penstock.kv.scope import TxnScope
-from penstock.kv.session import Session
+from penstock.kv.protocol import BinlogHook, CommitOptions, SchemaHook
+from penstock.kv.scanning import PageSource, ScanRows, Union, UnionScanner
+from penstock.kv.scope import Session, TxnScope
 from penstock.kv.snapshot import AsyncSnapshot, check_bounds
-from penstock.kv.writeset import Assertion, InsertNeeds, WriteSet, check_key, check_value
 
 _log = logging.getLogger(__name__)
 

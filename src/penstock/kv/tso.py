@@ -11,7 +11,7 @@ from penstock.clock import LOGICAL_BITS, Clock, compose_ts
 from penstock.errors import Corrupt, Invalid, PenstockError, Unavailable
 from penstock.kv.backoff import Backoffer, BackoffKind
 from penstock.kv.members import Members
-from penstock.kv.rpc.failure import EOF, from_closing
+from penstock.kv.rpc.connections import EOF, from_closing
 from penstock.proto import pdpb_pb2 as pdpb
 
 _LOG = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["meanings"]
+__all__ = ["Frozen", "as_text", "meanings"]
 
 
 class Frozen(BaseModel):

@@ -14,7 +14,17 @@ from pydantic import SecretStr, model_validator
 from penstock.errors import Invalid
 from penstock.settings.frozen import Frozen
 
-__all__ = ["asked_host", "is_everywhere", "is_loopback", "joined", "parted"]
+__all__ = [
+    "ServerTlsSettings",
+    "TlsSettings",
+    "asked_host",
+    "check_token",
+    "is_everywhere",
+    "is_loopback",
+    "joined",
+    "parted",
+    "read_token",
+]
 
 
 class TlsSettings(Frozen):

@@ -1,8 +1,7 @@
 """From the change streams of regions to a consumer: subscriptions, matching, resolved timestamps."""
 
-from penstock.sources.pipeline import SpanPipelineManager
+from penstock.sources.pipeline import AdvanceResolvedTs, ConsumeKvEvents, SpanPipelineManager
 from penstock.sources.quota import Cancelled
-from penstock.sources.spanworker import AdvanceResolvedTs, ConsumeKvEvents
 from penstock.sources.tikv.client import SubscriptionClient
 from penstock.sources.tikv.key_ranges import KeySpan
 

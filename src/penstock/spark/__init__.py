@@ -10,12 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.spark.registering import register
+    from penstock.spark.source import register
     from penstock.spark.sql import changes_view
 
 __all__ = ["changes_view", "register"]
 
-_PLACES = {"changes_view": "penstock.spark.sql", "register": "penstock.spark.registering"}
+_PLACES = {"changes_view": "penstock.spark.sql", "register": "penstock.spark.source"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,20 +1,157 @@
-"""Loading a table's first snapshot: executors read ranges of the key-value store and write objects."""
+"""Loading a table's first snapshot: executors read ranges of the key-value store and write objects.
 
-from typing import TYPE_CHECKING
+Merging a table's objects on executors; its capture plans and commits.
 
-from penstock.spark.executorsettings import for_executors
-from penstock.spark.loadjob import LoadReport, load_table
+Merging a table's objects away from its capture: planned and committed by it, written by whoever can.
+
+The load of a table's first snapshot from beginning to end, whoever runs its tasks.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from penstock import eventloop
+from penstock.clock import SYSTEM, Clock
+from penstock.errors import Corrupt, Invalid, Unavailable
+from penstock.eventstore import manifest_log, paths
+from penstock.eventstore.capture.safe_point import history_held
+from penstock.eventstore.read.find import find_table
+from penstock.eventstore.read.flight_client import FlightReader
+from penstock.eventstore.sides import side_schema
+from penstock.eventstore.upkeep.load import LoadPlan, RangeTask, SnapshotLoad, check_fresh
+from penstock.eventstore.upkeep.merge import MergeOutput, MergePlan, read_plan, write_merge, write_output
+from penstock.follow.captures import find_owners
+from penstock.follow.schema_subscription import read_schemas
+from penstock.kv.cluster_ref import ClusterRef
+from penstock.object_storage import StorageRef
+from penstock.settings import Settings, TlsSettings
+from penstock.spark.shipping import for_executors
 from penstock.spark.tasks import Progress, run_on_executors
+from penstock.tables.catalog import Catalog
+from penstock.tables.kv_scan import ranges_of, scan_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pyspark.sql import SparkSession
 
-    from penstock.eventstore.upkeep.load import RangeTask
-    from penstock.settings import Settings
+__all__ = ["LoadReport", "MergeReport", "load_snapshot", "merge_table"]
 
-__all__ = ["LoadReport", "load_snapshot"]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """A load that is committed: the table is complete up to `ts`."""
+
+    table: str
+    ts: int
+    ranges: int
+    rows: int
+    objects: int
+    size_bytes: int
+    resumed: bool
+
+
+LoadRun = Callable[[Sequence[RangeTask]], None]
+"""Runs every task, anywhere and in any order, and returns when all have run; raises what a task raised."""
+
+
+def load_table(
+    settings: Settings, name: str, run: LoadRun, *, restart: bool = False, clock: Clock = SYSTEM
+) -> LoadReport:
+    """Load `database.table` as of one timestamp, from which a capture goes on without gap or overlap.
+
+    A load that was interrupted, wherever, goes on with its timestamp and with the tasks that are left;
+    `restart` forgets it and begins anew. Raises Invalid when there is no such table, or it is captured
+    already, or history at the timestamp of an interrupted load is gone; Unavailable when the cluster or
+    storage does not answer.
+    """
+    cluster = ClusterRef.of(settings)
+    storage = StorageRef(settings.capture.storage, settings.capture.storage_options)
+    begun = find_loads(storage, cluster, name)
+    if restart:
+        clear(begun)
+        begun = []
+    plan = begun[0].plan if begun else None
+    ts = plan.ts if plan is not None else cluster.client().timestamp()
+    load_id = plan.id if plan is not None else clock.unique_id()
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(history_held(settings, f"load-{load_id}", ts, kept_after=True, clock=clock))
+        except Invalid as error:
+            if plan is None:
+                raise
+            raise Invalid(f"the interrupted load of {name} cannot go on ({error}); restart it") from error
+        loads = _begin(settings, storage, cluster, name, ts, load_id, clock)
+        run([task for load in loads if not load.committed() for task in load.tasks(cluster)])
+        states = [load.commit(writer=f"load/{load_id[:12]}", clock=clock) for load in loads]
+        clear(loads)
+    made = [
+        each
+        for load, state in zip(loads, states, strict=True)
+        for each in state.objects.values()
+        if each.kind == "direct" and each.create_ts == load.plan.ts
+    ]
+    return LoadReport(
+        table=name,
+        ts=ts,
+        ranges=sum(len(load.plan.ranges) for load in loads),
+        rows=sum(each.rows for each in made),
+        objects=len(made),
+        size_bytes=sum(each.size_bytes for each in made),
+        resumed=plan is not None,
+    )
+
+
+def find_loads(storage: StorageRef, cluster: ClusterRef, name: str) -> list[SnapshotLoad]:
+    """The loads of a table's partitions that were begun and not cleared, in the order of the partitions."""
+    client = cluster.client()
+    table = Catalog(client).schema(client.timestamp()).place(name).table
+    found = [SnapshotLoad.find(storage, table_id) for table_id in table.physical_ids]
+    return [load for load in found if load is not None]
+
+
+def clear(loads: Sequence[SnapshotLoad]) -> None:
+    """Remove loads; the first partition's, which is found first, as the last."""
+    for load in reversed(loads):
+        load.clear()
+
+
+def _begin(
+    settings: Settings,
+    storage: StorageRef,
+    cluster: ClusterRef,
+    name: str,
+    ts: int,
+    load_id: str,
+    clock: Clock,
+) -> list[SnapshotLoad]:
+    """The load of every partition, begun where it is not yet; in the order of the partitions."""
+    client = cluster.client()
+    place = Catalog(client).schema(ts).place(name)
+    side_schema(place.table, "data")  # refuses a table that cannot be kept
+    parts = ranges_of(client, scan_of(cluster, place, ts))
+    schemas = eventloop.run(read_schemas(settings, ts, clock=clock))
+    loads = []
+    for table_id in place.table.physical_ids:
+        load = SnapshotLoad.find(storage, table_id)
+        if load is None:
+            plan = LoadPlan(
+                id=load_id,
+                table_id=table_id,
+                ts=ts,
+                schema=schemas.versions(table_id, ts - 1, ts)[-1],
+                ranges=tuple((part.lower, part.upper) for part in parts if part.physical_id == table_id),
+            )
+            state = manifest_log.load(storage.open(), paths.table_root(table_id))
+            if plan.committed_in(state):
+                continue  # and cleared: the driver before this one was interrupted while it cleared
+            check_fresh(name, state)
+            load = SnapshotLoad.begin(storage, plan)
+        loads.append(load)
+    return loads
 
 
 def load_snapshot(
@@ -39,3 +176,115 @@ def load_snapshot(
         run_on_executors(spark, tasks, progress=progress)
 
     return load_table(for_executors(settings), table, run, restart=restart)
+
+
+_COMMIT_TIMEOUT_S = 600.0  # rows that were deleted meanwhile are moved first
+_OVERTAKEN_MAX = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeReport:
+    """What a job did; `overtaken` merges were written in vain, because others were first."""
+
+    table: str
+    merges: int = 0
+    overtaken: int = 0
+    objects_read: int = 0
+    objects_written: int = 0
+
+
+@dataclass(frozen=True)
+class MergeTask:
+    """One merge to write, wherever there is a processor. Can be pickled, and repeated."""
+
+    storage: StorageRef
+    plan_id: str
+    plan: MergePlan
+
+    def run(self) -> MergeOutput:
+        """Write it. Raises Unavailable when an input is gone, or storage does not answer."""
+        with TemporaryDirectory(prefix="penstock-merge-") as scratch:
+            return write_merge(self.plan, self.storage.open(), Path(scratch))
+
+
+MergeRun = Callable[[Sequence[MergeTask]], list[MergeOutput]]
+"""Runs every task, anywhere and in any order; returns the outputs in the order of the tasks."""
+
+
+def merge(
+    settings: Settings, name: str, run: MergeRun, *, flight_tls: TlsSettings | None = None
+) -> MergeReport:
+    """Merge the objects of `database.table` until it is in good shape.
+
+    Raises Invalid when there is no such table, Unavailable when no capture owns it or somebody does not
+    answer: what was committed until then stays.
+    """
+    client = ClusterRef.of(settings).client()
+    storage = StorageRef(settings.capture.storage, settings.capture.storage_options)
+    owners = find_owners(client, tls=flight_tls, token=settings.capture.read_flight_token())
+    view = find_table(storage, name, rows=owners.get)
+    missing = [each.table_id for each in view.partitions if each.table_id not in owners]
+    if missing:
+        raise Unavailable(f"{name} is captured by nobody that answers (table {missing[0]}); start a capture")
+    report = MergeReport(table=name)
+    in_vain = 0
+    while in_vain < _OVERTAKEN_MAX:
+        tasks = [
+            (owners[each.table_id], task)
+            for each in view.partitions
+            for task in _planned(owners[each.table_id], storage, each.table_id)
+        ]
+        if not tasks:
+            break
+        outputs = run([task for _, task in tasks])
+        before = report.merges
+        for (owner, task), output in zip(tasks, outputs, strict=True):
+            report = _counted(report, task, output, committed=_commit(owner, task.plan_id, output))
+        in_vain += report.merges == before
+    return report
+
+
+def _planned(owner: FlightReader, storage: StorageRef, table_id: int) -> list[MergeTask]:
+    answer = owner.act("plan_merge", json.dumps({"table_id": table_id}).encode())
+    try:
+        found: Any = json.loads(answer)
+        return [MergeTask(storage, str(each["plan_id"]), read_plan(each["plan"])) for each in found]
+    except (KeyError, TypeError, ValueError) as error:
+        raise Corrupt(f"the capture's merge plan of table {table_id} is not understood; upgrade") from error
+
+
+def _commit(owner: FlightReader, plan_id: str, output: MergeOutput) -> bool:
+    answer = owner.act("commit_merge", write_output(plan_id, output), timeout_s=_COMMIT_TIMEOUT_S)
+    return bool(json.loads(answer)["committed"])
+
+
+def _counted(report: MergeReport, task: MergeTask, output: MergeOutput, *, committed: bool) -> MergeReport:
+    return MergeReport(
+        table=report.table,
+        merges=report.merges + committed,
+        overtaken=report.overtaken + (not committed),
+        objects_read=report.objects_read + len(task.plan.data) + len(task.plan.tombstones),
+        objects_written=report.objects_written + len(output.objects),
+    )
+
+
+def merge_table(
+    spark: "SparkSession",
+    settings: "Settings",
+    table: str,
+    *,
+    flight_tls: "TlsSettings | None" = None,
+    progress: Progress | None = None,
+) -> MergeReport:
+    """Merge the objects of `database.table` until it is in good shape; readers notice nothing but speed.
+
+    Raises Invalid when there is no such table, Unavailable when no capture owns it or somebody does not
+    answer, from here or from an executor; what was committed until then stays.
+    """
+
+    def run(tasks: "Sequence[MergeTask]") -> "list[MergeOutput]":
+        return run_on_executors(spark, tasks, progress=progress)
+
+    return merge(
+        for_executors(settings), table, run, flight_tls=flight_tls or settings.capture.flight_client_tls
+    )

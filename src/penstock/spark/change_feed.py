@@ -8,7 +8,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from penstock.errors import Invalid, Unavailable
 from penstock.spark.change_rows import feed_parts, read_feed
-from penstock.spark.fixedread import TableAtVersion, VersionedRead
+from penstock.spark.tables import TableAtVersion, VersionedRead
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
     from penstock.changes import ChangesPartition
     from penstock.eventstore.read.partition import TableView
-    from penstock.spark.change_rows import ChangeRows
+    from penstock.spark.change_rows import ChangeRows, DeclaredSchema
     from penstock.spark.options import SourceOptions
-    from penstock.spark.streamschema import DeclaredSchema
 
 __all__ = [
     "ChangeFeedInput",
@@ -56,7 +55,7 @@ class ChangeFeedRead(VersionedRead[_Range, "ChangeFeedReader"]):
 
     def declare(self) -> "DeclaredSchema | None":
         """The schema that a stream of this read has declared; None before the table is known."""
-        from penstock.spark.streamschema import DeclaredSchema
+        from penstock.spark.change_rows import DeclaredSchema
 
         found = self._found
         return None if found is None else DeclaredSchema(found.end.table, found.end.ts, self.options.columns)
@@ -86,7 +85,7 @@ class ChangeFeedReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Parts that follow each other in time."""
-        from penstock.spark.handlerange import handle_bounds
+        from penstock.spark.options import handle_bounds
         from penstock.spark.tables import naming, open_table, planned
 
         options, wanted = self.options, self._range
@@ -117,8 +116,7 @@ class ChangeFeedReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         """The changes of a part, in order, in Spark's own Arrow schema."""
-        from penstock.spark.sparkschema import as_declared
-        from penstock.spark.tables import naming
+        from penstock.spark.tables import as_declared, naming
 
         assert isinstance(partition, ChangeFeedInput)
         with naming(self.options.table, inclusive=True):

@@ -1,6 +1,10 @@
-"""Batches of changes as rows of the change feed: Delta's vocabulary, in one schema. Pure."""
+"""Batches of changes as rows of the change feed: Delta's vocabulary, in one schema. Pure.
 
-from collections.abc import Iterable, Iterator, Sequence
+Where a stream must stop because its table no longer has the columns that it was declared with. Pure.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -11,17 +15,26 @@ import pyarrow.compute as pc
 from penstock.changes import ChangeBatch
 from penstock.clock import LOGICAL_BITS
 from penstock.errors import Invalid
-from penstock.eventstore.projection import Projection
+from penstock.eventstore.schema_version import Projection, SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD, START_TS, UPDATE
+from penstock.tables.arrow import arrow_type
 from penstock.tables.schema import TableInfo
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from penstock.changes import ChangesPartition
     from penstock.eventstore.read.partition import PartitionState, TableView
 
-__all__ = ["CHANGE_TYPE", "COMMIT_TIMESTAMP", "COMMIT_VERSION", "FEED_BATCH_ROWS", "ChangeRows"]
+__all__ = [
+    "CHANGE_TYPE",
+    "COMMIT_TIMESTAMP",
+    "COMMIT_VERSION",
+    "FEED_BATCH_ROWS",
+    "ChangeRows",
+    "DeclaredSchema",
+    "feed_parts",
+    "read_feed",
+]
+
 
 CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = "_change_type", "_commit_version", "_commit_timestamp"
 FEED_BATCH_ROWS = 32 * 1024
@@ -192,7 +205,6 @@ def feed_parts(
     """
     from penstock.changes import plan_changes
     from penstock.changes.collect import fix_range, schema_parts
-    from penstock.spark.change_rows import FEED_BATCH_ROWS
 
     view, states, _ = fix_range(view, from_ts, to_ts)
     versions = [schema.table for _, _, schema in schema_parts(states, from_ts or to_ts - 1, to_ts)]
@@ -237,3 +249,50 @@ def _part_rows(
     rows, nbytes = sum(info.rows for info in infos), sum(info.size_bytes for info in infos)
     largest = max(1, part_bytes * rows // nbytes) if nbytes else _PART_ROWS_MIN
     return min(largest, max(_PART_ROWS_MIN, -(-rows // (_SHARES * parallelism))))
+
+
+Shape = dict[str, tuple[int, pa.DataType]]
+"""Columns by name, with their ids and types."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredSchema:
+    """The table at the moment that a stream was declared, with the columns that are wanted.
+
+    `wanted` is None for all of the table's columns: then new ones matter, too.
+    """
+
+    table: TableInfo
+    ts: int
+    wanted: tuple[str, ...] | None = None
+
+    def first_change(self, versions: Iterable[SchemaVersion]) -> SchemaVersion | None:
+        """The first of a table's versions, by time, that came later and has other columns.
+
+        Rows of versions that came before are read as the declared one.
+        """
+        shape = _shape(self.table, self.wanted)
+        later = (each for each in versions if each.since_ts > self.ts)
+        return next((each for each in later if _shape(each.table, self.wanted) != shape), None)
+
+    def stopped_by(self, change: SchemaVersion) -> Invalid:
+        """The error that ends a stream there: what is different, and what to do."""
+        before, after = _shape(self.table, self.wanted), _shape(change.table, self.wanted)
+        said = [
+            *(f"{name} is new" for name in after if name not in before),
+            *(f"{name} is gone" for name in before if name not in after),
+            *(f"{name} is another" for name in before if name in after and before[name] != after[name]),
+        ]
+        return Invalid(
+            f"columns of {change.name} change at version {change.since_ts} ({', '.join(said)});"
+            " load the stream again and restart the query from its checkpoint"
+        )
+
+
+def _shape(table: TableInfo, wanted: Collection[str] | None) -> Shape:
+    names = None if wanted is None else {name.lower() for name in wanted}
+    return {
+        column.name: (column.id, arrow_type(column.type))
+        for column in table.stored_columns
+        if names is None or column.name.lower() in names
+    }

@@ -1,4 +1,9 @@
-"""The options of the data source: camelCase as Spark's own, parsed once into a frozen value."""
+"""The options of the data source: camelCase as Spark's own, parsed once into a frozen value.
+
+Points in time as people write them in options, and as timestamps.
+
+The options rangeFrom and rangeTo as the handles that a read begins and ends with.
+"""
 
 import difflib
 import json
@@ -6,6 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote, unquote, urlsplit
@@ -13,9 +19,56 @@ from urllib.parse import quote, unquote, urlsplit
 from pydantic import SecretStr
 
 from penstock import settings as penstock_settings
+from penstock.clock import LOGICAL_MAX, TS_MAX, compose_ts
 from penstock.errors import Invalid
 from penstock.settings import Settings, TlsSettings
-from penstock.spark.timestamps import parse_first_ts, parse_last_ts, parse_version
+from penstock.tables.keys import encode_handle
+from penstock.tables.schema import HandleKind, TableInfo
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+def parse_version(option: str, text: str) -> int:
+    """A commit timestamp given as an integer; raise Invalid when it is none."""
+    try:
+        version = int(text)
+    except ValueError:
+        version = -1
+    if not 0 <= version <= TS_MAX:
+        instead = option.replace("Version", "Timestamp").replace("version", "timestamp")
+        raise Invalid(
+            f"option {option} = {text!r} is no commit timestamp; give a whole number of 0 or more,"
+            f" or a date and time with {instead}"
+        )
+    return version
+
+
+def parse_first_ts(option: str, text: str) -> int:
+    """The first timestamp of the millisecond that a text names; raise Invalid when it names none."""
+    return compose_ts(_milliseconds(option, text))
+
+
+def parse_last_ts(option: str, text: str) -> int:
+    """The last timestamp of the millisecond that a text names: what was committed until then counts."""
+    return compose_ts(_milliseconds(option, text), LOGICAL_MAX)
+
+
+def _milliseconds(option: str, text: str) -> int:
+    """ISO 8601; without an offset it is UTC, whatever the session's time zone: workers do not know that."""
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        moment = _EPOCH - _MILLISECOND
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    if moment < _EPOCH:
+        raise Invalid(
+            f"option {option} = {text!r} is no date and time since 1970; write it as 2026-01-31,"
+            " 2026-01-31 09:30:00 or 2026-01-31T09:30:00.250+02:00 (UTC without an offset)"
+        )
+    return (moment - _EPOCH) // _MILLISECOND
+
 
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 PARTITION_BYTES = 128 * 1024 * 1024
@@ -331,3 +384,28 @@ def _flight_tls(options: Mapping[str, str]) -> TlsSettings | None:
         cert_path=Path(certificate) if certificate else None,
         key_path=Path(key) if key else None,
     )
+
+
+_INT64 = range(-(1 << 63), 1 << 63)
+
+
+def handle_bounds(
+    table: TableInfo, range_from: int | bytes | None, range_to: int | bytes | None
+) -> tuple[bytes, bytes]:
+    """The first handle, and the first one behind the range; empty where there is no bound.
+
+    Raises Invalid when a number is given for a table whose rows are not numbered.
+    """
+    return _bound(table, "rangeFrom", range_from), _bound(table, "rangeTo", range_to)
+
+
+def _bound(table: TableInfo, option: str, given: int | bytes | None) -> bytes:
+    if given is None or isinstance(given, bytes):
+        return given or b""
+    if table.handle_kind is HandleKind.COMMON:
+        raise Invalid(
+            f"option {option}: rows of {table.name} are in the order of their encoded key; give it as 0x..."
+        )
+    if given not in _INT64:
+        raise Invalid(f"option {option} is no handle: it does not fit 64 bits; give a smaller number")
+    return encode_handle(given)

@@ -1,25 +1,65 @@
-"""The one place that builds a Spark session. Everything else is given one."""
+"""The one place that builds a Spark session. Everything else is given one.
 
+A Spark session that is built when it is first needed: most processes that run jobs never need one.
+
+One scheduler pool for each account, so that nobody's jobs starve another's.
+"""
+
+import logging
 import os
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree
 
 from penstock import process
 from penstock.errors import Invalid, PenstockError, Unavailable
 from penstock.settings import Settings, SparkSettings
 from penstock.spark import jvm, shipping
 from penstock.spark.errors import as_penstock_error, first_line
-from penstock.spark.home import spark_home
-from penstock.spark.java import require_java
-from penstock.spark.masters import Master, parse_master, require_master
-from penstock.spark.pools import allocation_file
+from penstock.spark.jvm import Master, driver_context, parse_master, require_java, require_master, spark_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from penstock.settings import PoolSettings
+
+
+_POOL = "spark.scheduler.pool"
+
+
+def allocation_file(pools: Mapping[str, "PoolSettings"]) -> str:
+    """Spark's allocation file for the pools of the settings; jobs within a pool share it fairly too."""
+    root = ElementTree.Element("allocations")
+    for name, pool in pools.items():
+        element = ElementTree.SubElement(root, "pool", name=name)
+        ElementTree.SubElement(element, "schedulingMode").text = "FAIR"
+        ElementTree.SubElement(element, "weight").text = str(pool.weight)
+        ElementTree.SubElement(element, "minShare").text = str(pool.min_share)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
+
+
+def enter_pool(spark: "SparkSession", account: str) -> None:
+    """Run all jobs that this thread starts from now on in the account's pool; raise as `driver_context`."""
+    driver_context(spark).setLocalProperty(_POOL, account)
+
+
+@contextmanager
+def in_pool(spark: "SparkSession", account: str) -> Iterator[None]:
+    """Run the jobs that this thread starts inside the block in the account's pool; see `enter_pool`."""
+    context = driver_context(spark)
+    before = context.getLocalProperty(_POOL)
+    context.setLocalProperty(_POOL, account)
+    try:
+        yield
+    finally:
+        # Spark takes None as "no pool of its own", though its annotation does not say so
+        context.setLocalProperty(_POOL, before)  # type: ignore[arg-type]
+
 
 _LOG_FILE = Path(__file__).with_name("log4j2.properties")
 _PYTHON = "PYSPARK_PYTHON"
@@ -40,7 +80,7 @@ def build_session(settings: Settings, *, app_name: str = "penstock") -> "SparkSe
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    from penstock.spark.registering import register
+    from penstock.spark.source import register
 
     master = parse_master(settings.spark.master)
     running = SparkContext._active_spark_context
@@ -149,3 +189,42 @@ def _why_not_started(error: Exception, master: Master) -> PenstockError:
     if "IllegalArgument" in f"{type(error).__name__} {error}":
         return Invalid(f"Spark refuses its configuration: {line}; check spark.* in the settings")
     return Unavailable(f"Spark did not start on {master.url}: {line}; look at the master's log")
+
+
+_log = logging.getLogger(__name__)
+
+
+class LateSession:
+    """The session of this process, for any number of threads. It is built once."""
+
+    def __init__(self, settings: Settings, *, app_name: str) -> None:
+        self._settings = settings
+        self._app_name = app_name
+        self._lock = threading.Lock()
+        self._spark: SparkSession | None = None
+
+    def check(self) -> None:
+        """Raise as `build_session` does where Java is missing or no master answers; start nothing."""
+        require_java()
+        require_master(parse_master(self._settings.spark.master))
+
+    def __call__(self, account: str) -> "SparkSession":
+        """The session, with the account's pool for what this thread runs; raises as `build_session` does."""
+        spark = self.get()
+        enter_pool(spark, account)
+        return spark
+
+    def get(self) -> "SparkSession":
+        """The session; raises as `build_session` does."""
+        with self._lock:
+            if self._spark is None:
+                _log.info("starting Spark", extra={"master": self._settings.spark.master})
+                self._spark = build_session(self._settings, app_name=self._app_name)
+            return self._spark
+
+    def stop(self) -> None:
+        """End the session, if there is one."""
+        with self._lock:
+            if self._spark is not None:
+                self._spark.stop()
+                self._spark = None

@@ -1,4 +1,7 @@
-"""The package as one file, for executors that do not have it or have another version."""
+"""The package as one file, for executors that do not have it or have another version.
+
+Settings that mean the same on the driver and on every executor.
+"""
 
 import hashlib
 import importlib.util
@@ -11,10 +14,13 @@ from typing import TYPE_CHECKING
 
 import penstock
 from penstock.errors import Invalid
+from penstock.settings import Settings
 from penstock.spark.jvm import driver_context
+from penstock.spark.options import shared_url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 _STREAMS = "streaming_job"  # the folder of files that processes which plan streams have; they know no archive
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first moment that a zip file can name: equal sources give equal archives
@@ -72,3 +78,18 @@ def _compiled(path: Path, name: str, scratch: Path) -> bytes:
 
 def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
     archive.writestr(zipfile.ZipInfo(name, _EPOCH), content, compress_type=zipfile.ZIP_DEFLATED)
+
+
+def for_executors(settings: Settings) -> Settings:
+    """Settings without what only this process knows: paths relative to it, and token files.
+
+    Raises Invalid when storage cannot be shared, or the token cannot be read.
+    """
+    capture = settings.capture.model_copy(
+        update={
+            "storage": shared_url(settings.capture.storage),
+            "flight_token": settings.capture.read_flight_token(),
+            "flight_token_path": None,
+        }
+    )
+    return settings.model_copy(update={"capture": capture})

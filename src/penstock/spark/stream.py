@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import (
 from penstock.clock import SYSTEM, physical_ms
 from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
 from penstock.spark.errors import one_line
-from penstock.spark.workerprocess import task_begins
+from penstock.spark.tasks import task_begins
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,11 +34,10 @@ if TYPE_CHECKING:
     from penstock.changes.limits import ReadLimit as ChangeLimit
     from penstock.eventstore.read.partition import PartitionState, TableView
     from penstock.eventstore.schema_version import SchemaVersion
-    from penstock.follow.consumerhold import ConsumerHold
-    from penstock.spark.change_rows import ChangeRows
+    from penstock.follow.holds import ConsumerHold
+    from penstock.spark.change_rows import ChangeRows, DeclaredSchema
     from penstock.spark.options import SourceOptions
-    from penstock.spark.reads import TableRead
-    from penstock.spark.streamschema import DeclaredSchema
+    from penstock.spark.tables import TableRead
     from penstock.tables.schema import TableInfo
 
 __all__ = ["ChangeStreamReader", "Offset", "RefusedStreamReader", "open_stream"]
@@ -149,7 +148,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         """The rows of a part, on an executor."""
         from penstock.spark.change_rows import read_feed
-        from penstock.spark.sparkschema import as_declared
+        from penstock.spark.tables import as_declared
 
         assert isinstance(partition, StreamInput)
         task_begins()
@@ -179,7 +178,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _next_of_snapshot(self, view: "TableView", begin: Offset, limit: "ChangeLimit") -> Offset:
         from penstock.changes.collect import fix_range
-        from penstock.changes.snapshotcut import admitted_handle
+        from penstock.changes.limits import admitted_handle
 
         ts = begin.ts or self._snapshot_ts(view)
         if not ts:
@@ -202,7 +201,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _next_change(self, view: "TableView", begin: Offset, end_ts: int, limit: "ChangeLimit") -> Offset:
         from penstock.changes.collect import fix_range
-        from penstock.changes.counting import ChangeCounts
+        from penstock.changes.limits import ChangeCounts
 
         _, states, set_ts = fix_range(view, begin.ts, end_ts, one_set=True)
         ids = _ids(states)
@@ -243,7 +242,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _rows(self, view: "TableView", ts: int) -> "ChangeRows":
         """The rows that are declared; where the caller named columns, as the table has them at `ts`."""
         from penstock.spark.change_rows import ChangeRows
-        from penstock.spark.sparkschema import require_columns
+        from penstock.spark.tables import require_columns
 
         if self._declared is not None:
             return ChangeRows(self._declared.table, self._options.columns)
@@ -252,7 +251,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return rows
 
     def _bounds(self, view: "TableView", ts: int) -> tuple[bytes, bytes]:
-        from penstock.spark.handlerange import handle_bounds
+        from penstock.spark.options import handle_bounds
 
         options = self._options
         if options.range_from is None and options.range_to is None:
@@ -267,7 +266,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ChangeLimit(self._options.max_rows_per_trigger, self._options.max_bytes_per_trigger)
 
     def _keep(self, view: "TableView", ts: int) -> None:
-        from penstock.follow.consumerhold import ConsumerHold
+        from penstock.follow.holds import ConsumerHold
 
         if self._hold is None:
             holder = self._options.consumer_id or SYSTEM.unique_id()

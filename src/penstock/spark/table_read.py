@@ -1,4 +1,7 @@
-"""A table of the event store as of one timestamp."""
+"""A table of the event store as of one timestamp.
+
+`option("from", "kv")`: a table straight from the key-value store, one partition for each region range.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from penstock.spark.fixedread import TableAtVersion, VersionedRead
+from penstock.errors import Invalid
+from penstock.spark.tables import TableAtVersion, VersionedRead
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -15,8 +19,10 @@ if TYPE_CHECKING:
     from penstock.eventstore.read.partition import TableView
     from penstock.eventstore.read.snapshot import SnapshotPartition
     from penstock.spark.options import SourceOptions
+    from penstock.tables.kv_scan import KvScan, KvScanPartition
 
-__all__ = ["SnapshotRead", "SnapshotReader"]
+__all__ = ["KvRead", "KvReader", "SnapshotRead", "SnapshotReader"]
+
 
 _PART_BYTES_MIN = 4 * 1024 * 1024  # below it a task costs more than it saves
 _SHARES = 2  # for each task that runs at once, so that a long one keeps the others waiting less
@@ -61,7 +67,7 @@ class SnapshotReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Parts of about as many bytes of objects; rows that are not flushed may be one more."""
         from penstock.eventstore.read.snapshot import plan_snapshot
-        from penstock.spark.handlerange import handle_bounds
+        from penstock.spark.options import handle_bounds
         from penstock.spark.tables import naming, open_table, planned
 
         options, ts = self.options, self._moment.ts
@@ -83,8 +89,7 @@ class SnapshotReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         """The rows of a part, in Spark's own Arrow schema."""
-        from penstock.spark.sparkschema import as_declared
-        from penstock.spark.tables import naming, require_storage
+        from penstock.spark.tables import as_declared, naming, require_storage
 
         assert isinstance(partition, SnapshotInput)
         part = partition.part
@@ -109,3 +114,80 @@ class SnapshotInput(InputPartition):
     def __init__(self, part: "SnapshotPartition") -> None:
         super().__init__(None)
         self.part = part
+
+
+class KvRead:
+    """A read of the rows as of one timestamp, which `schema` fixes; implements TableRead."""
+
+    def __init__(self, options: "SourceOptions") -> None:
+        self._options = options
+        self._scan: KvScan | None = None
+
+    def schema(self) -> "StructType":
+        """The columns that are wanted, as the table had them at the timestamp."""
+        self._scan = self._planned(self._options.columns)
+        return _spark_schema(self._scan)
+
+    def reader(self, schema: "StructType") -> "KvReader":
+        """A reader of these columns; raise Invalid when the table has them otherwise."""
+        scan = self._scan or self._planned(self._options.columns or tuple(schema.names))
+        found = {field.name: field.dataType for field in _spark_schema(scan)}
+        for field in schema:
+            if found.get(field.name) != field.dataType:
+                there = found[field.name].simpleString() if field.name in found else "not there"
+                raise Invalid(
+                    f"column {field.name} of {self._options.table} is {there}, not"
+                    f" {field.dataType.simpleString()}; leave the schema to the data source"
+                )
+        return KvReader(self._options, scan, schema)
+
+    def _planned(self, columns: Sequence[str] | None) -> "KvScan":
+        from penstock.kv.cluster_ref import ClusterRef
+        from penstock.tables.kv_scan import plan_scan
+
+        cluster = ClusterRef.of(self._options.settings)
+        return plan_scan(cluster, self._options.table, ts=self._options.as_of_ts, columns=columns)
+
+
+class KvReader(DataSourceReader):
+    """Plans the ranges on the driver, and reads each on an executor."""
+
+    def __init__(self, options: "SourceOptions", scan: "KvScan", schema: "StructType") -> None:
+        self._options = options
+        self._scan = scan
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One for each region that holds some of the rows now."""
+        from penstock.spark.options import handle_bounds
+        from penstock.tables.kv_scan import ranges_of
+
+        first, last = handle_bounds(self._scan.table, self._options.range_from, self._options.range_to)
+        client = self._scan.cluster.client()
+        return [
+            KvInputPartition(each)
+            for each in ranges_of(client, self._scan, handle_from=first, handle_to=last)
+        ]
+
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+        """The rows of a range, in Spark's own Arrow schema."""
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        assert isinstance(partition, KvInputPartition)
+        declared = to_arrow_schema(self._schema, timezone="UTC")
+        for batch in partition.range.read():
+            yield batch.select(declared.names).cast(declared)
+
+
+class KvInputPartition(InputPartition):
+    """A range, in the form that Spark hands to an executor."""
+
+    def __init__(self, range_: "KvScanPartition") -> None:
+        super().__init__(None)
+        self.range = range_
+
+
+def _spark_schema(scan: "KvScan") -> "StructType":
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(scan.schema)

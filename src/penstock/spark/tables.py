@@ -3,16 +3,27 @@
 Objects are read from storage by executors. Rows that are not flushed yet come over Flight from the capture
 that owns the table: the one that the option flightAddr names, or the one whose lease in the key-value store
 says so. Without either a table can be read as far as its objects go.
+
+What reads of the event store have in common: the moment is fixed first, then columns are checked.
+
+Arrow schemas and batches as Spark wants them.
+
+What a kind of read must offer to the data source.
 """
 
 import logging
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader
 
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import Invalid, StaleRead, Unavailable
@@ -22,10 +33,27 @@ from penstock.eventstore.read.partition import TableView
 from penstock.object_storage import StorageRef
 
 if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
     from penstock.eventstore.read.flight_client import FlightReader
     from penstock.spark.options import SourceOptions
+    from penstock.tables.schema import TableInfo
 
-__all__ = ["naming", "newest_ts", "open_table", "planned", "require_readable", "require_storage"]
+__all__ = [
+    "TableAtVersion",
+    "TableRead",
+    "VersionedRead",
+    "as_declared",
+    "naming",
+    "newest_ts",
+    "open_table",
+    "planned",
+    "require_columns",
+    "require_readable",
+    "require_storage",
+    "spark_schema",
+]
+
 
 T = TypeVar("T")
 
@@ -132,7 +160,7 @@ def _flushed_view(storage: StorageRef, name: str, ts: int) -> TableView | None:
 def _owners(options: "SourceOptions") -> "Mapping[int, FlightReader]":
     # Here, because executors and plans of what is in objects need none of them.
     from penstock.eventstore.read.flight_client import FlightReader
-    from penstock.follow.owners import find_owners
+    from penstock.follow.captures import find_owners
     from penstock.kv.cluster_ref import ClusterRef
     from penstock.settings import Settings
 
@@ -152,3 +180,111 @@ def _owners(options: "SourceOptions") -> "Mapping[int, FlightReader]":
 
 def _moment(ts: int) -> str:
     return datetime.fromtimestamp(physical_ms(ts) / 1000, UTC).isoformat(" ", "milliseconds")
+
+
+@dataclass(frozen=True)
+class TableAtVersion:
+    """A table as of one timestamp."""
+
+    view: "TableView"
+    ts: int
+    table: "TableInfo"
+
+    @classmethod
+    def of(cls, options: "SourceOptions", ts: int | None) -> "TableAtVersion":
+        """The table that the options name, at a timestamp (None: the newest). Raises as `open_table` does."""
+        view = open_table(options, at_ts=ts)
+        if ts is None:
+            ts = newest_ts(view)
+        else:
+            require_readable(view, ts)
+        return cls(view, ts, view.partitions[0].state(from_ts=ts).schema_at(ts).table)
+
+
+class ResolvedSchema(Protocol):
+    """What a read is of, once that is fixed."""
+
+    @property
+    def schema(self) -> "pa.Schema":
+        """The columns of its rows."""
+
+
+F = TypeVar("F", bound=ResolvedSchema)
+R = TypeVar("R", bound=DataSourceReader)
+
+
+class VersionedRead(ABC, Generic[F, R]):
+    """A read of rows up to one timestamp, which `schema` fixes; implements TableRead.
+
+    `parallelism` is how many tasks Spark runs at once: what is large enough is read by as many.
+    """
+
+    def __init__(self, options: "SourceOptions", *, parallelism: int) -> None:
+        self.options = options
+        self.parallelism = parallelism
+        self._found: F | None = None
+
+    def schema(self) -> "StructType":
+        """The columns that are wanted, as the table has them at the timestamp, and the read's own."""
+        self._found = self._fixed(self.options.columns)
+        return spark_schema(self._found.schema)
+
+    def reader(self, schema: "StructType") -> R:
+        """A reader of these columns; raise Invalid when the rows have them otherwise."""
+        found = self._found or self._fixed(self.options.columns or tuple(schema.names))
+        require_columns(schema, found.schema, table=self.options.table)
+        return self._reader(found, schema)
+
+    @abstractmethod
+    def _fixed(self, columns: Sequence[str] | None) -> F:
+        """Fix the timestamp, for these columns (None: all)."""
+
+    @abstractmethod
+    def _reader(self, found: F, schema: "StructType") -> R:
+        """A reader of what was fixed, with a schema that fits it."""
+
+
+def spark_schema(schema: pa.Schema) -> "StructType":
+    """The schema that Spark declares for batches of an Arrow schema."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(schema)
+
+
+def require_columns(declared: "StructType", found: pa.Schema, *, table: str) -> None:
+    """Raise Invalid unless every column of a declared schema is there with its type."""
+    there = {field.name: field.dataType for field in spark_schema(found)}
+    for field in declared:
+        kind = there.get(field.name)
+        if kind != field.dataType:
+            has = "not there" if kind is None else kind.simpleString()
+            raise Invalid(
+                f"column {field.name} of {table} is {has}, not {field.dataType.simpleString()};"
+                " leave the schema to the data source"
+            )
+
+
+def as_declared(batches: Iterable[pa.RecordBatch], declared: "StructType") -> Iterator[pa.RecordBatch]:
+    """Batches with exactly the columns that Spark expects; nothing is copied where nothing differs."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    wanted = to_arrow_schema(declared, timezone="UTC")
+    for batch in batches:
+        if batch.num_rows:
+            yield batch if batch.schema.equals(wanted) else batch.select(wanted.names).cast(wanted)
+
+
+class TableRead(Protocol):
+    """One read of one table, from the moment it is asked for to its plan. Must be picklable.
+
+    Spark makes it in one Python process, asks it for the schema there, and sends it pickled to another one to
+    be planned. So an implementation fixes its timestamp in `schema` and keeps it: schema and rows are then of
+    the same moment, and a data frame that is evaluated twice gives the same rows twice. Where the caller gave
+    a schema, `schema` is not asked.
+    """
+
+    def schema(self) -> "StructType":
+        """Columns and types of the rows; raises a PenstockError of one line."""
+
+    def reader(self, schema: "StructType") -> "DataSourceReader":
+        """A picklable reader whose batches have exactly the Arrow schema of the declared columns."""

@@ -1,18 +1,51 @@
-"""Work spread over executors: one Spark task for each piece of work, and small answers back."""
+"""Work spread over executors: one Spark task for each piece of work, and small answers back.
 
+The Python processes in which Spark runs tasks. It keeps them from one task to the next.
+
+Dividing pieces of work among tasks, so that no task has much more than the others. Pure.
+
+Mapping the batches of a DataFrame whose columns may be called anything.
+
+The progress of a bulk job, on the terminal.
+"""
+
+import gc
+import heapq
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pyspark import inheritable_thread_target
 
 from penstock.spark.errors import one_line, spark_errors
-from penstock.spark.workerprocess import task_begins
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+__all__ = ["Progress", "map_in_arrow", "run_on_executors", "spread", "task_begins"]
+
+
+_WARM = 2  # the task before which a process has its modules
+
+_begun = 0
+
+
+def task_begins() -> None:
+    """Leave what the first task of this process has loaded out of collections of garbage.
+
+    Spark collects the garbage of the whole process after each task, which with our modules and those that
+    they need takes as long as reading a million rows. What is there before the second task has survived one
+    such collection. Done once: later garbage is collected as ever.
+    """
+    global _begun  # noqa: PLW0603 - it is about the process
+    _begun += 1
+    if _begun == _WARM:
+        gc.freeze()
+
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -82,3 +115,53 @@ def _job(spark: "SparkSession", pieces: Sequence[Work[R_co]]) -> list[R_co]:
     by_number = dict(zip(*(found[name].to_pylist() for name in _NAMES), strict=True))
     # What is unpickled here was pickled by our own code on our own executors.
     return [pickle.loads(by_number[number]) for number in range(len(shipped))]  # noqa: S301 - see above
+
+
+T = TypeVar("T")
+
+
+def spread(pieces: Iterable[T], tasks: int, *, weight: Callable[[T], int]) -> tuple[tuple[T, ...], ...]:
+    """At most so many groups, none of them empty; each keeps the order of its pieces.
+
+    The heaviest pieces are placed first, each where there is least.
+    """
+    listed = list(pieces)
+    heap = [(0, group) for group in range(min(tasks, len(listed)))]
+    group_of = [0] * len(listed)
+    for place in sorted(range(len(listed)), key=lambda each: -weight(listed[each])):
+        load, group = heap[0]
+        heapq.heapreplace(heap, (load + max(1, weight(listed[place])), group))
+        group_of[place] = group
+    groups: list[list[T]] = [[] for _ in heap]
+    for place, piece in enumerate(listed):
+        groups[group_of[place]].append(piece)
+    return tuple(tuple(group) for group in groups)
+
+
+def map_in_arrow(
+    frame: "DataFrame",
+    work: "Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]",
+    schema: "StructType | str",
+) -> "DataFrame":
+    """`mapInArrow`, which alone fails for columns with dots and quotes in their names: it looks them up."""
+    names = frame.columns
+
+    def renamed(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+        task_begins()
+        yield from work(batch.rename_columns(names) for batch in batches)
+
+    return frame.toDF(*(f"c{place}" for place in range(len(names)))).mapInArrow(renamed, schema)
+
+
+@contextmanager
+def shown(title: str) -> Iterator[Progress]:
+    """Show a bar for a job that is given the result as its `progress`; nothing where there is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

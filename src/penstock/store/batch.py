@@ -12,11 +12,9 @@ from google.protobuf.message import Message
 
 from penstock.clock import SYSTEM, Clock
 from penstock.proto import tikvpb_pb2 as tikvpb
-from penstock.store.commands import Command, Effect
-from penstock.store.executor import CommandExecutor
+from penstock.store.executor import Command, CommandExecutor, Effect, StoreHealth
 from penstock.store.faults import Struck
-from penstock.store.health import StoreHealth
-from penstock.store.statuses import end
+from penstock.store.server import end
 
 __all__ = ["BATCHED", "BatchCommandsStream"]
 

@@ -1,6 +1,14 @@
-"""A range of raw keys."""
+"""A range of raw keys.
+
+Where a region's boundary falls among raw keys.
+
+A boundary is opaque bytes in the encoded key space. A split of raw data may leave one that encodes
+no key; transactional commands then begin at the first key whose encoding is not below it.
+"""
 
 from dataclasses import dataclass
+
+__all__ = ["EVERYTHING", "KeyBounds", "first_key_from", "raw_bounds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +30,38 @@ class KeyBounds:
 
 
 EVERYTHING = KeyBounds()
+
+
+_GROUP = 8
+_FULL = 0xFF
+_NOTHING = KeyBounds(b"\x00", b"\x00")
+
+
+def first_key_from(boundary: bytes) -> bytes:
+    """Return the smallest raw key whose memcomparable encoding is at or after `boundary`."""
+    raw = bytearray()
+    at = 0
+    while at + _GROUP < len(boundary):
+        data, marker = boundary[at : at + _GROUP], boundary[at + _GROUP]
+        at += _GROUP + 1
+        raw += data
+        if marker != _FULL:
+            return bytes(raw[: len(raw) - _padding(data, marker, ends=at == len(boundary))])
+    # What is left is shorter than a group: the key that pads to it with zeros is the first.
+    return bytes(raw + boundary[at:].rstrip(b"\x00"))
+
+
+def _padding(data: bytes, marker: int, *, ends: bool) -> int:
+    """Return the largest padding of `data` whose marker is not below the one given."""
+    zeros = _GROUP - len(data.rstrip(b"\x00"))
+    below = _FULL - marker if ends else _FULL - marker - 1
+    return min(zeros, below)
+
+
+def raw_bounds(start: bytes, end: bytes) -> KeyBounds:
+    """Return the raw keys whose encodings lie in [start, end); an empty `end` is the end of the space."""
+    if not end:
+        return KeyBounds(first_key_from(start), b"")
+    last = first_key_from(end)
+    # An empty end would read as "no end": no key at all is encoded below such a boundary.
+    return KeyBounds(first_key_from(start), last) if last else _NOTHING

@@ -1,23 +1,120 @@
-"""Runs the commands sent to one store: checks the region, then hands over to the storage."""
+"""Runs the commands sent to one store: checks the region, then hands over to the storage.
+
+The commands a store serves: what each runs, which keys it names, who may serve it.
+
+How busy a store is, as its answers report it.
+"""
 
 import asyncio
-from collections.abc import Mapping
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from operator import attrgetter
 from typing import Any
 
 from google.protobuf.message import Message
 
+from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid
 from penstock.proto import errorpb_pb2 as errorpb
+from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.proto.codec import encode_bytes
+from penstock.proto.services import methods
 from penstock.store.bounds import EVERYTHING, KeyBounds
-from penstock.store.commands import Command, Effect
 from penstock.store.faults import Faults
+from penstock.store.raw import RawStorage
 from penstock.store.refusals import key_not_in_region
 from penstock.store.region import Region
-from penstock.store.regions import Regions
-from penstock.store.sizes import SizeWatch
+from penstock.store.regions import Regions, SizeWatch
+from penstock.store.storage import TxnStorage
 
-__all__ = ["ClusterMismatch", "CommandExecutor"]
+__all__ = ["SERVICE", "ClusterMismatch", "Command", "CommandExecutor", "Effect", "StoreHealth", "commands"]
+
+
+SERVICE = "tikvpb.Tikv"
+
+Run = Callable[[Any, KeyBounds], Awaitable[Message]]
+KeysOf = Callable[[Any], Iterable[bytes]]
+
+
+class Effect(Enum):
+    """What a command does to the data of a region."""
+
+    READS = "reads"
+    CHANGES = "changes"
+    GROWS = "grows"  # changes it, and carries new data
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One kind of request."""
+
+    name: str
+    run: Run
+    response: type[Message]
+    effect: Effect
+    keys: KeysOf | None = None  # the keys it names; each has to be in the region
+    raw: bool = False
+    local: bool = False  # concerns the store as a whole, no region
+
+
+def _mutation_keys(request: Any) -> list[bytes]:
+    return [mutation.key for mutation in request.mutations]
+
+
+def _pair_keys(request: Any) -> list[bytes]:
+    return [pair.key for pair in request.pairs]
+
+
+def _one(field: str) -> KeysOf:
+    value = attrgetter(field)
+    return lambda request: (value(request),)
+
+
+_KEYS = attrgetter("keys")
+_KEY = _one("key")
+
+
+def commands(storage: TxnStorage, raw: RawStorage) -> Mapping[str, Command]:
+    """Return every command on the data of regions, by the name of its RPC."""
+    responses = methods(SERVICE)
+    found: dict[str, Command] = {}
+
+    def add(name: str, run: Run, effect: Effect, keys: KeysOf | None = None, **flags: bool) -> None:
+        found[name] = Command(name, run, responses[name].response, effect, keys, **flags)
+
+    reads, changes, grows = Effect.READS, Effect.CHANGES, Effect.GROWS
+    add("KvGet", storage.kv_get, reads, _KEY)
+    add("KvBatchGet", storage.kv_batch_get, reads, _KEYS)
+    add("KvScan", storage.kv_scan, reads)
+    add("KvPrewrite", storage.kv_prewrite, grows, _mutation_keys)
+    add("KvPessimisticLock", storage.kv_pessimistic_lock, changes, _mutation_keys)
+    add("KVPessimisticRollback", storage.kv_pessimistic_rollback, changes, _KEYS)
+    add("KvCommit", storage.kv_commit, changes, _KEYS)
+    add("KvCleanup", storage.kv_cleanup, changes, _KEY)
+    add("KvBatchRollback", storage.kv_batch_rollback, changes, _KEYS)
+    add("KvCheckTxnStatus", storage.kv_check_txn_status, changes, _one("primary_key"))
+    add("KvCheckSecondaryLocks", storage.kv_check_secondary_locks, changes, _KEYS)
+    add("KvTxnHeartBeat", storage.kv_txn_heart_beat, changes, _one("primary_lock"))
+    add("KvResolveLock", storage.kv_resolve_lock, changes, _KEYS)
+    add("KvScanLock", storage.kv_scan_lock, reads)
+    add("KvGC", storage.kv_gc, changes)
+    add("KvDeleteRange", storage.kv_delete_range, changes)
+    add("MvccGetByKey", storage.mvcc_get_by_key, reads, _KEY)
+    add("MvccGetByStartTs", storage.mvcc_get_by_start_ts, reads)
+    add("UnsafeDestroyRange", storage.unsafe_destroy_range, changes, local=True)
+    add("GetLockWaitInfo", storage.get_lock_wait_info, reads, local=True)
+    add("RawGet", raw.raw_get, reads, _KEY, raw=True)
+    add("RawBatchGet", raw.raw_batch_get, reads, _KEYS, raw=True)
+    add("RawScan", raw.raw_scan, reads, raw=True)
+    add("RawPut", raw.raw_put, grows, _KEY, raw=True)
+    add("RawBatchPut", raw.raw_batch_put, grows, _pair_keys, raw=True)
+    add("RawDelete", raw.raw_delete, changes, _KEY, raw=True)
+    add("RawBatchDelete", raw.raw_batch_delete, changes, _KEYS, raw=True)
+    add("RawDeleteRange", raw.raw_delete_range, changes, raw=True)
+    add("RawCompareAndSwap", raw.raw_compare_and_swap, changes, _KEY, raw=True)
+    return found
 
 
 class ClusterMismatch(Invalid):
@@ -108,3 +205,42 @@ class CommandExecutor:
 
 def _stray(command: Command, region: Region, key: bytes) -> errorpb.Error:
     return key_not_in_region(region, key if command.raw else encode_bytes(key))
+
+
+_INTERVAL_S = 1.0
+_HEALTHY = 1  # the lowest slow score
+
+
+class StoreHealth:
+    """Samples the processor's load once a second, and numbers the feedback given to clients."""
+
+    def __init__(self, store_id: int, *, clock: Clock = SYSTEM) -> None:
+        self._store_id = store_id
+        self._clock = clock
+        self._sampled_at = clock.monotonic()
+        self._busy_s = _busy_s()
+        self._sequence = 0
+        self.load = 0  # percent of one processor
+
+    def feedback(self) -> kvrpcpb.HealthFeedback:
+        """Return feedback newer than any before."""
+        self._sequence += 1
+        return kvrpcpb.HealthFeedback(
+            store_id=self._store_id, feedback_seq_no=self._sequence, slow_score=_HEALTHY
+        )
+
+    def due(self) -> bool:
+        """Tell, once a second, that it is time to give feedback; take a sample of the load."""
+        now = self._clock.monotonic()
+        passed = now - self._sampled_at
+        if passed < _INTERVAL_S:
+            return False
+        busy_s = _busy_s()
+        self.load = round(100 * (busy_s - self._busy_s) / passed)
+        self._sampled_at, self._busy_s = now, busy_s
+        return True
+
+
+def _busy_s() -> float:
+    used = os.times()
+    return used.user + used.system

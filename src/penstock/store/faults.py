@@ -16,7 +16,7 @@ from penstock.proto import errorpb_pb2 as errorpb
 from penstock.proto import storepb_pb2 as storepb
 from penstock.store.refusals import region_not_found, server_is_busy, stale_command
 
-__all__ = ["Faults", "Struck"]
+__all__ = ["Fault", "Faults", "Struck"]
 
 Fault = storepb.Fault
 

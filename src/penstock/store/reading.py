@@ -9,10 +9,9 @@ from penstock.store.concurrency import ConcurrencyManager
 from penstock.store.engine import Engine
 from penstock.store.mvcc import scanner
 from penstock.store.mvcc.failures import KeyRefused
-from penstock.store.mvcc.reader import SCANNING, SEEKING, MvccReader
+from penstock.store.mvcc.reader import SCANNING, SEEKING, MvccReader, ReadPoint
 from penstock.store.mvcc.records import LockKind, LockRecord, Write, WriteKind
 from penstock.store.mvcc.scanner import MvccScanner, Row
-from penstock.store.mvcc.visibility import ReadPoint
 
 _PAGE_ROWS = 4096
 

@@ -14,6 +14,7 @@ __all__ = [
     "refusal",
     "region_not_found",
     "server_is_busy",
+    "stale_command",
 ]
 
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from penstock.errors import Corrupt, Invalid
 from penstock.proto import metapb_pb2 as metapb
-from penstock.store.boundaries import raw_bounds
-from penstock.store.bounds import KeyBounds
+from penstock.store.bounds import KeyBounds, raw_bounds
 
 __all__ = ["Peer", "Region"]
 

@@ -1,24 +1,136 @@
-"""One store of the cluster: its commands behind an address, turned off and on."""
+"""One store of the cluster: its commands behind an address, turned off and on.
 
-from collections.abc import Mapping, Sequence
+The store's RPCs, as gRPC sees them.
+
+Commands that concern a store itself rather than the data of a region.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from penstock.clock import SYSTEM, Clock
+from penstock.errors import Invalid
+from penstock.proto import errorpb_pb2 as errorpb
+from penstock.proto import kvrpcpb_pb2 as kvrpcpb
+from penstock.proto import tikvpb_pb2 as tikvpb
+from penstock.proto.codec import encode_bytes
+from penstock.proto.services import handler, methods
 from penstock.settings import ServerTlsSettings
-from penstock.store import tikv
-from penstock.store.commands import Command
-from penstock.store.executor import CommandExecutor
+from penstock.store.batch import BatchCommandsStream
+from penstock.store.bounds import KeyBounds
+from penstock.store.executor import SERVICE, Command, CommandExecutor, Effect, StoreHealth
 from penstock.store.faults import Faults
-from penstock.store.health import StoreHealth
-from penstock.store.housekeeping import Housekeeping
-from penstock.store.regions import Regions
+from penstock.store.refusals import epoch_not_match, key_not_in_region, region_not_found
+from penstock.store.regions import Regions, SizeWatch
 from penstock.store.safe_ts import SafeTs
-from penstock.store.server import Endpoint
-from penstock.store.sizes import SizeWatch
+from penstock.store.server import Endpoint, end
 
-__all__ = ["Station"]
+__all__ = ["Housekeeping", "Station", "service"]
+
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def service(
+    executor: CommandExecutor, health: StoreHealth, *, clock: Clock = SYSTEM
+) -> "grpc.GenericRpcHandler[Any, Any]":
+    """Return the service of one store: every command by itself, and the batched stream."""
+    behaviours: dict[str, Callable[..., Awaitable[Any]]] = {
+        name: _unary(executor, command) for name, command in executor.table.items()
+    }
+
+    async def batch_commands(requests: AsyncIterator[tikvpb.BatchCommandsRequest], context: Context) -> None:
+        await BatchCommandsStream(executor, health, clock=clock).serve(requests, context)
+
+    behaviours["BatchCommands"] = batch_commands
+    return handler(SERVICE, behaviours)
+
+
+def _unary(executor: CommandExecutor, command: Command) -> Callable[[Any, Context], Awaitable[Message]]:
+    # A raw write holds its key until it is durable, also when its caller leaves; the transactional
+    # commands see to that themselves.
+    to_its_end = command.raw and command.effect is not Effect.READS
+
+    async def behaviour(request: Any, context: Context) -> Message:
+        try:
+            if to_its_end:
+                return await asyncio.shield(executor.start(command, request))
+            if executor.faults.active:
+                return await executor.execute_faulty(command, request)
+            return await executor.execute(command, request)
+        except Exception as error:  # noqa: BLE001 - whatever it was, the caller gets a status
+            await end(context, error, command.name)
+
+    return behaviour
+
+
+class Housekeeping:
+    """Splitting on request, health, and the timestamp up to which reads find everything settled."""
+
+    def __init__(self, regions: Regions, health: StoreHealth, safe_ts: SafeTs) -> None:
+        self._regions = regions
+        self._health = health
+        self._safe_ts = safe_ts
+
+    def commands(self) -> Mapping[str, Command]:
+        known = methods(SERVICE)
+
+        def command(name: str, run: object, effect: Effect, *, local: bool) -> Command:
+            return Command(name, run, known[name].response, effect, local=local)  # type: ignore[arg-type]
+
+        listed = (
+            command("SplitRegion", self.split_region, Effect.CHANGES, local=False),
+            command("GetStoreSafeTS", self.get_store_safe_ts, Effect.READS, local=True),
+            command("GetHealthFeedback", self.get_health_feedback, Effect.READS, local=True),
+            command("BroadcastTxnStatus", self.broadcast_txn_status, Effect.READS, local=True),
+        )
+        return {one.name: one for one in listed}
+
+    async def split_region(
+        self, request: kvrpcpb.SplitRegionRequest, _: KeyBounds
+    ) -> kvrpcpb.SplitRegionResponse:
+        """Cut the region at the keys; the answer lists its parts in order."""
+        keys = list(request.split_keys) or [request.split_key]
+        encoded = keys if request.is_raw_kv else [encode_bytes(key) for key in keys]
+        region_id = request.context.region_id
+        region = self._regions.by_id(region_id)
+        assert region is not None, "the region was checked just now"
+        for key in encoded:
+            if not region.contains(key):
+                return kvrpcpb.SplitRegionResponse(region_error=key_not_in_region(region, key))
+        try:
+            parts = await self._regions.split(region_id, encoded)
+        except Invalid:  # it changed while this waited for another change
+            return kvrpcpb.SplitRegionResponse(region_error=self._changed(region_id))
+        shown = [part.to_proto() for part in parts]
+        return kvrpcpb.SplitRegionResponse(
+            regions=shown, left=shown[0], right=shown[1] if len(shown) == 2 else None
+        )
+
+    def _changed(self, region_id: int) -> errorpb.Error:
+        region = self._regions.by_id(region_id)
+        return region_not_found(region_id) if region is None else epoch_not_match(region)
+
+    async def get_store_safe_ts(
+        self, _: kvrpcpb.StoreSafeTSRequest, __: KeyBounds
+    ) -> kvrpcpb.StoreSafeTSResponse:
+        return kvrpcpb.StoreSafeTSResponse(safe_ts=await self._safe_ts.get())
+
+    async def get_health_feedback(
+        self, _: kvrpcpb.GetHealthFeedbackRequest, __: KeyBounds
+    ) -> kvrpcpb.GetHealthFeedbackResponse:
+        return kvrpcpb.GetHealthFeedbackResponse(health_feedback=self._health.feedback())
+
+    async def broadcast_txn_status(
+        self, _: kvrpcpb.BroadcastTxnStatusRequest, __: KeyBounds
+    ) -> kvrpcpb.BroadcastTxnStatusResponse:
+        """A hint that spares lookups elsewhere; the store looks at the locks themselves."""
+        return kvrpcpb.BroadcastTxnStatusResponse()
+
 
 _GRACE_S = 0.2
 
@@ -59,7 +171,7 @@ class Station:
         self._executor = CommandExecutor(
             self.store_id, table, cluster_id=cluster_id, regions=regions, sizes=sizes, faults=faults
         )
-        self._handlers = [tikv.service(self._executor, health, clock=self._clock), *others]
+        self._handlers = [service(self._executor, health, clock=self._clock), *others]
 
     @property
     def up(self) -> bool:

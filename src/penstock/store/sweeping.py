@@ -12,12 +12,14 @@ from typing import TypeVar
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.store.bounds import KeyBounds
 from penstock.store.engine import Cf, Engine
-from penstock.store.mvcc import collection, pessimistic, rollback
-from penstock.store.mvcc import keys as layout
-from penstock.store.mvcc.commit import commit
+from penstock.store.mvcc import pessimistic
+from penstock.store.mvcc import records as layout
+from penstock.store.mvcc import resolve as collection
+from penstock.store.mvcc import resolve as rollback
 from penstock.store.mvcc.effects import Effects
 from penstock.store.mvcc.reader import SCANNING, MvccReader
 from penstock.store.mvcc.records import LockRecord, Write
+from penstock.store.mvcc.resolve import commit
 from penstock.store.scheduler import TxnScheduler
 
 _BATCH_KEYS = 256

@@ -7,9 +7,9 @@ from penstock.tables.arrow import arrow_schema
 from penstock.tables.columns import ColumnInfo
 from penstock.tables.decoding.decoder import Decoded, RowDecoder, TidbRowDecoder
 from penstock.tables.define import Index, define_table
-from penstock.tables.duplicates import DuplicateRow
 from penstock.tables.raw import RAW_SCHEMA, Op
 from penstock.tables.schema import DatabaseInfo, IndexInfo, TableInfo
+from penstock.tables.table import DuplicateRow
 
 if TYPE_CHECKING:
     from penstock.tables.accounts import Account

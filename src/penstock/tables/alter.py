@@ -7,8 +7,8 @@ column may be added, dropped, or widened.
 from dataclasses import replace
 
 from penstock.errors import Invalid
+from penstock.tables.columns import INTEGER_BITS, ColumnFlag, FieldType, Tp
 from penstock.tables.define import define_column, with_origin_default
-from penstock.tables.fieldtypes import INTEGER_BITS, ColumnFlag, FieldType, Tp
 from penstock.tables.schema import TableInfo
 
 _KEPT_FLAGS = ColumnFlag.PRI_KEY | ColumnFlag.UNIQUE_KEY | ColumnFlag.MULTIPLE_KEY

@@ -3,8 +3,7 @@
 import pyarrow as pa
 
 from penstock.errors import Invalid
-from penstock.tables.columns import ColumnInfo
-from penstock.tables.fieldtypes import FieldType, Tp
+from penstock.tables.columns import ColumnInfo, FieldType, Tp
 from penstock.tables.schema import TableInfo
 
 DECIMAL_PRECISION_MAX = 38  # of decimal128, and of Spark

@@ -1,12 +1,165 @@
-"""One column as TiDB describes it in JSON, and what the other schema elements share with it."""
+"""One column as TiDB describes it in JSON, and what the other schema elements share with it.
+
+Column types as MySQL numbers them and as TiDB's JSON spells them.
+"""
 
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import Any, Self
 
-from penstock.tables.fieldtypes import ColumnFlag, FieldType, Tp
+from penstock.errors import Corrupt
+
+UNSPECIFIED = -1
+
+
+class Tp(IntEnum):
+    """MySQL's type codes."""
+
+    TINY = 1
+    SHORT = 2
+    LONG = 3
+    FLOAT = 4
+    DOUBLE = 5
+    NULL = 6
+    TIMESTAMP = 7
+    LONGLONG = 8
+    INT24 = 9
+    DATE = 10
+    DURATION = 11
+    DATETIME = 12
+    YEAR = 13
+    VARCHAR = 15
+    BIT = 16
+    VECTOR_FLOAT32 = 225
+    JSON = 245
+    NEW_DECIMAL = 246
+    ENUM = 247
+    SET = 248
+    TINY_BLOB = 249
+    MEDIUM_BLOB = 250
+    LONG_BLOB = 251
+    BLOB = 252
+    VAR_STRING = 253
+    STRING = 254
+    GEOMETRY = 255
+
+
+class ColumnFlag(IntFlag):
+    """MySQL's column flags."""
+
+    NOT_NULL = 1
+    PRI_KEY = 2
+    UNIQUE_KEY = 4
+    MULTIPLE_KEY = 8
+    BLOB = 16
+    UNSIGNED = 32
+    ZEROFILL = 64
+    BINARY = 128
+    ENUM = 256
+    AUTO_INCREMENT = 512
+    TIMESTAMP = 1024
+    SET = 2048
+    NO_DEFAULT_VALUE = 4096
+    ON_UPDATE_NOW = 8192
+
+
+NO_FLAGS = ColumnFlag(0)
+_UNSIGNED, _NOT_NULL = ColumnFlag.UNSIGNED.value, ColumnFlag.NOT_NULL.value  # asked for every value
+INTEGER_BITS = {Tp.TINY: 8, Tp.SHORT: 16, Tp.INT24: 24, Tp.LONG: 32, Tp.LONGLONG: 64}
+BLOBS = frozenset({Tp.TINY_BLOB, Tp.BLOB, Tp.MEDIUM_BLOB, Tp.LONG_BLOB})
+STRINGS = frozenset({Tp.VARCHAR, Tp.VAR_STRING, Tp.STRING, *BLOBS})
+PACKED_TIMES = frozenset({Tp.DATE, Tp.DATETIME, Tp.TIMESTAMP})
+_MEMBERS = ("Tp", "Flag", "Flen", "Decimal", "Charset", "Collate", "Elems")
+
+
+@dataclass(frozen=True, slots=True)
+class FieldType:
+    """The type of a column: code, flags, sizes, charset, and the elements of an enum or a set.
+
+    `flen` is the length of a string, the precision of a decimal, the bits of a BIT, the dimension
+    of a vector; `decimal` the scale of a decimal and the fractional digits of a time. -1 is
+    "not given".
+    """
+
+    tp: Tp
+    flag: ColumnFlag = NO_FLAGS
+    flen: int = UNSPECIFIED
+    decimal: int = UNSPECIFIED
+    charset: str = "binary"
+    collate: str = "binary"
+    elems: tuple[str, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> Self:
+        """Read TiDB's JSON; raise Corrupt for a type code nobody knows."""
+        try:
+            code = Tp(tree["Tp"])
+        except (KeyError, ValueError) as error:
+            raise Corrupt(
+                f"column type {tree.get('Tp')!r} is unknown; this schema is newer than we are"
+            ) from error
+        return cls(
+            tp=code,
+            flag=ColumnFlag(tree.get("Flag", 0)),
+            flen=tree.get("Flen", UNSPECIFIED),
+            decimal=tree.get("Decimal", UNSPECIFIED),
+            charset=tree.get("Charset") or "",
+            collate=tree.get("Collate") or "",
+            elems=tuple(tree.get("Elems") or ()),
+            extra={name: member for name, member in tree.items() if name not in _MEMBERS},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Write TiDB's JSON."""
+        return {
+            **self.extra,
+            "Tp": int(self.tp),
+            "Flag": int(self.flag),
+            "Flen": self.flen,
+            "Decimal": self.decimal,
+            "Charset": self.charset,
+            "Collate": self.collate,
+            "Elems": list(self.elems) or None,
+        }
+
+    @property
+    def unsigned(self) -> bool:
+        """Whether an integer has no sign."""
+        return self.flag.value & _UNSIGNED != 0
+
+    @property
+    def not_null(self) -> bool:
+        """Whether NULL is refused."""
+        return self.flag.value & _NOT_NULL != 0
+
+    @property
+    def is_string(self) -> bool:
+        """Whether it is a string or a blob."""
+        return self.tp in STRINGS
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether it holds bytes rather than text."""
+        return self.is_string and self.charset in {"binary", ""} and self.collate in {"binary", ""}
+
+    @property
+    def fsp(self) -> int:
+        """Digits of a second."""
+        return max(self.decimal, 0)
+
+    @property
+    def precision(self) -> int:
+        """Digits of a decimal; MySQL's default is 10."""
+        return self.flen if self.flen > 0 else 10
+
+    @property
+    def scale(self) -> int:
+        """Digits of a decimal after its point."""
+        return max(self.decimal, 0)
+
 
 COLUMN_VERSION = 2  # from 1 on, defaults of timestamps are in UTC
 

@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Sequence
 
 from penstock.kv import Client, Transaction
-from penstock.kv.hooks import Write
+from penstock.kv.protocol import Write
 from penstock.tables.meta import table_key
 
 

@@ -12,7 +12,7 @@ from penstock.errors import Corrupt
 from penstock.tables.codec import collations, datums, rows
 from penstock.tables.codec.datums import Datum, DatumKind
 from penstock.tables.codec.ordered import INT_BYTES, decode_uint, encode_int, encode_uint
-from penstock.tables.fieldtypes import ColumnFlag
+from penstock.tables.columns import ColumnFlag
 from penstock.tables.keys import PREFIX_BYTES, Handle, index_prefix
 from penstock.tables.records import Record, key_datum, signed
 from penstock.tables.schema import HandleKind, IndexInfo, TableInfo

@@ -13,7 +13,7 @@ import pyarrow as pa
 from penstock.errors import Invalid
 from penstock.kv import Client
 from penstock.kv.cluster_ref import ClusterRef
-from penstock.kv.iteration import Page
+from penstock.kv.scanning import Page
 from penstock.tables.arrow import arrow_field
 from penstock.tables.catalog import Catalog
 from penstock.tables.columns import ColumnInfo

@@ -1,4 +1,7 @@
-"""One row at a time: a mapping of column names to Python values, to and from key and value."""
+"""One row at a time: a mapping of column names to Python values, to and from key and value.
+
+What a column reads as in rows that were written before it existed.
+"""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -9,10 +12,20 @@ from penstock.errors import Invalid
 from penstock.tables.codec import collations, datums, rows
 from penstock.tables.codec.datums import NULL, Datum, DatumKind
 from penstock.tables.columns import ColumnInfo
-from penstock.tables.defaults import origin_cell
 from penstock.tables.keys import Handle, decode_record_key
 from penstock.tables.schema import ROWID_COLUMN, HandleKind, IndexColumn, TableInfo
-from penstock.tables.values import datum_of_cell, from_datum, storage_kind, to_datum
+from penstock.tables.values import datum_of_cell, from_datum, storage_kind, to_cell, to_datum, zero_value
+
+
+def origin_cell(column: ColumnInfo) -> bytes | None:
+    """The cell that stands for a column a row was written without; None is NULL.
+
+    A NOT NULL column without a default reads as its type's zero.
+    """
+    if column.origin_default is not None:
+        return to_cell(column.type, column.origin_default)
+    return to_cell(column.type, zero_value(column.type)) if column.type.not_null else None
+
 
 _NOW = "CURRENT_TIMESTAMP"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

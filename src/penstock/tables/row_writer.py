@@ -9,8 +9,8 @@ from penstock.errors import Invalid, Unavailable
 from penstock.kv import Transaction
 from penstock.tables import indexes
 from penstock.tables.auto_ids import AutoIds
-from penstock.tables.bulk import encode_batch
 from penstock.tables.columns import SchemaState
+from penstock.tables.encoding import encode_batch
 from penstock.tables.indexes import written_indexes
 from penstock.tables.keys import Handle, record_key
 from penstock.tables.records import Record, checked_datum, handle_of, to_record, value_of

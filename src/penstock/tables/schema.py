@@ -11,10 +11,17 @@ from functools import cached_property
 from typing import Any, Self
 
 from penstock.errors import Corrupt, Invalid
-from penstock.tables.columns import ColumnInfo, SchemaState, name_from_json, name_to_json, rest_of
-from penstock.tables.fieldtypes import UNSPECIFIED, ColumnFlag
+from penstock.tables.columns import (
+    UNSPECIFIED,
+    ColumnFlag,
+    ColumnInfo,
+    SchemaState,
+    name_from_json,
+    name_to_json,
+    rest_of,
+)
 
-__all__ = ["ColumnInfo", "DatabaseInfo", "HandleKind", "IndexColumn", "IndexInfo", "SchemaState", "TableInfo"]
+__all__ = ["ROWID_COLUMN", "DatabaseInfo", "HandleKind", "IndexColumn", "IndexInfo", "TableInfo"]
 
 ROWID_COLUMN = "_tidb_rowid"
 ROWID_ID = -1

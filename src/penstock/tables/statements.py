@@ -1,7 +1,6 @@
 """Schema changes as the SQL statements that would make them."""
 
-from penstock.tables.columns import ColumnInfo
-from penstock.tables.fieldtypes import INTEGER_BITS, FieldType, Tp
+from penstock.tables.columns import INTEGER_BITS, ColumnInfo, FieldType, Tp
 from penstock.tables.schema import HandleKind, IndexInfo, TableInfo
 
 _INTEGERS = {

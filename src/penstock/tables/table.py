@@ -1,4 +1,7 @@
-"""The rows of one table: insert, update, delete, get, scan, find."""
+"""The rows of one table: insert, update, delete, get, scan, find.
+
+Which row an insert met.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +16,34 @@ from penstock.kv import Client, Transaction
 from penstock.kv.transact import retried
 from penstock.tables.auto_ids import AutoIds
 from penstock.tables.decoding.decoder import decode_rows, int_handles
-from penstock.tables.duplicates import DuplicateRow
 from penstock.tables.guard import Guards
+from penstock.tables.keys import decode_index_prefix, is_record_key
 from penstock.tables.records import row_of
 from penstock.tables.row_reader import RowReader
 from penstock.tables.row_writer import RowWriter
 from penstock.tables.schema import ROWID_COLUMN, HandleKind, TableInfo
 from penstock.tables.schema_snapshot import SchemaSnapshot, TablePlace
+
+
+class DuplicateRow(KeyExists):
+    """A row with the same primary key, or the same values in a unique index, is there already."""
+
+    def __init__(self, name: str, table: TableInfo, key: bytes) -> None:
+        super().__init__(key)
+        self.args = (
+            f"{name} has a row with the same {_what(table, key)} already; update or upsert it instead",
+        )
+
+
+def _what(table: TableInfo, key: bytes) -> str:
+    if is_record_key(key):
+        return "primary key"
+    _, index_id = decode_index_prefix(key)
+    found = next((index for index in table.indexes if index.id == index_id), None)
+    if found is None:
+        return "unique values"
+    return "primary key" if found.primary else f"values in unique index {found.name}"
+
 
 T = TypeVar("T")
 Row = Mapping[str, Any]

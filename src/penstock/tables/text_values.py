@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.columnar.text_lines import Ints, truths
-from penstock.tables.fieldtypes import INTEGER_BITS, PACKED_TIMES, FieldType, Tp
+from penstock.tables.columns import INTEGER_BITS, PACKED_TIMES, FieldType, Tp
 
 _NOTHING = pa.scalar("", pa.string())
 _EXACT = {0: "s", 3: "ms", 6: "us"}

@@ -26,7 +26,7 @@ from penstock.tables.codec import decimals, json_binary, times
 from penstock.tables.codec.datums import NULL, Datum, DatumKind, decimal_datum, vector_end
 from penstock.tables.codec.ordered import decode_float
 from penstock.tables.codec.rows import cell_int, cell_of, cell_uint
-from penstock.tables.fieldtypes import BLOBS, INTEGER_BITS, PACKED_TIMES, STRINGS, FieldType, Tp
+from penstock.tables.columns import BLOBS, INTEGER_BITS, PACKED_TIMES, STRINGS, FieldType, Tp
 
 YEAR_MIN, YEAR_MAX = 1901, 2155
 VECTOR_DIMENSION_MAX = 16383

@@ -26,7 +26,7 @@ from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, HANDLE
 from penstock.jobs.consumer import DataType, JobContext, Retrieved
-from penstock.jobs.jobid import JobId, JobKey
+from penstock.jobs.job import JobId, JobKey
 from penstock.jobs.spec import ConsumerInfo
 from penstock.settings import Settings
 from penstock.tables.keys import encode_handle

@@ -14,13 +14,13 @@ from penstock.changefeeds.codecs.decoded_changes import OP_DELETE, OP_INSERT, De
 from penstock.changefeeds.codecs.decoder import DataFiles, FileOptions
 from penstock.changefeeds.directory.listing import Listing, Root, Stretch, Survey
 from penstock.changefeeds.directory.reader import Ddl, DirectoryReader, TableChanges
-from penstock.changefeeds.sinks.storage.filenumbers import number_in_index
+from penstock.changefeeds.sinks.storage.layout import number_in_index
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile, check_named
 from penstock.object_storage import ObjectStorage
 from penstock.tables.columns import ColumnInfo
 from penstock.tables.ddl_jobs import DdlAction
-from penstock.tables.defaults import origin_cell
 from penstock.tables.define import with_origin_default
+from penstock.tables.records import origin_cell
 from penstock.tables.schema import TableInfo
 from penstock.tables.values import from_cell
 

@@ -15,11 +15,10 @@ import pyarrow as pa
 from penstock.changes import ChangeBatch, Hint
 from penstock.eventstore.sides import COMMIT_TS, HANDLE
 from penstock.tables.arrow import arrow_type
-from penstock.tables.columns import ColumnInfo
-from penstock.tables.fieldtypes import Tp
+from penstock.tables.columns import ColumnInfo, Tp
 from penstock.tables.schema import TableInfo
 
-__all__ = ["random_row"]
+__all__ = ["Key", "Row", "Snapshot", "Step", "Versions", "in_schema", "random_row"]
 
 
 Key = tuple[Any, ...]  # the values of the primary key, or the handle where there is none

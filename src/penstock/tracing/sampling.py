@@ -29,6 +29,7 @@ __all__ = [
     "Span",
     "Stage",
     "Times",
+    "Value",
     "spans_of",
 ]
 

@@ -4,34 +4,189 @@ The directory is read once, in the order of its changes; of each row only hashes
 are many. The source is read as of the checkpoint, so that the changefeed may go on meanwhile. Where files do
 not tell when a change was committed they may be ahead of the checkpoint: keys that changed after it are left
 out then.
+
+The changes of a directory, spilled by the hashes that rows have in the last version of their tables.
+
+What a comparison of a changefeed's directory with its tables found. Pure values.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from penstock.changefeeds.codecs.decoded_changes import OP_DELETE, OP_INSERT, DecodedChanges
 from penstock.changefeeds.codecs.decoder import FileOptions
 from penstock.changefeeds.directory.listing import Survey
-from penstock.changefeeds.directory.reader import Contents, DirectoryReader, TableChanges
+from penstock.changefeeds.directory.reader import Contents, DirectoryReader, TableChanges, TableVersion
 from penstock.changefeeds.filters import TableFilter
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.clock import compose_ts, physical_ms
-from penstock.errors import Unavailable
+from penstock.errors import Corrupt, Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.verify.directoryrows import DirectoryRows
-from penstock.verify.key_changes import Basis, TableResult
-from penstock.verify.lineage import Lineage, Lineages, with_ids_of
-from penstock.verify.reports import FeedReport, TableReport, VerifyScope
-from penstock.verify.shapes import Shape
-from penstock.verify.sourcerows import SourceRows
-from penstock.verify.spilling import ComparisonSpill
-from penstock.verify.tally import Counts
+from penstock.tables.schema import TableInfo
+from penstock.verify.compare import Counts
+from penstock.verify.key_changes import (
+    ADDED,
+    PUT,
+    REMOVED,
+    Basis,
+    ComparisonSpill,
+    HashedRows,
+    Shape,
+    TableResult,
+)
+from penstock.verify.lineage import Lineage, Lineages, SourceRows, with_ids_of
 
-__all__ = ["FeedFacts", "FeedVerifier", "SourceTables", "directory_reader"]
+__all__ = [
+    "DirectoryRows",
+    "FeedFacts",
+    "FeedReport",
+    "FeedVerifier",
+    "SourceTables",
+    "TableReport",
+    "VerifyScope",
+    "directory_reader",
+]
+
+
+_FAULTS_MAX = 20
+
+
+class DirectoryRows:
+    """Takes deliveries, and hears of damage; `shapes` are those of lineages by number, others do not count.
+
+    A row that does not fit is a fault of its table, whose other rows count.
+    """
+
+    def __init__(self, lineages: Lineages, shapes: Mapping[int, Shape], spill: ComparisonSpill) -> None:
+        self.changes = 0
+        self.repeated: Counter[int] = Counter()
+        """How many changes of a lineage were there again."""
+        self.untimed: set[int] = set()
+        """Lineages with changes that do not tell their commits."""
+        self.blind: set[int] = set()
+        """Lineages without keys whose updates do not tell the row before."""
+        self._lineages = lineages
+        self._shapes = shapes
+        self._spill = spill
+        self._faults: dict[int, list[str]] = defaultdict(list)
+
+    def faults(self, lineage: int) -> tuple[str, ...]:
+        """What is wrong with the files of a lineage."""
+        found = self._faults.get(lineage, [])
+        more = len(found) - _FAULTS_MAX
+        return (*found[:_FAULTS_MAX], *([f"and {more} more"] if more > 0 else []))
+
+    def unreadable(self, of: TableVersion, what: str) -> None:
+        """See Damage."""
+        found = self._lineages.at(of)
+        if found is not None:
+            self._faults[found[0].number].append(what)
+
+    def again(self, of: TableVersion, changes: int) -> None:
+        """See Damage."""
+        found = self._lineages.at(of)
+        if found is not None:
+            self.repeated[found[0].number] += changes
+
+    def take(self, delivery: TableChanges) -> None:
+        """Spill changes, which follow all that were taken of the table."""
+        first, self.changes = self.changes, self.changes + len(delivery.changes)
+        found = self._lineages.at(TableVersion(delivery.name, delivery.version))
+        shape = None if found is None else self._shapes.get(found[0].number)
+        if found is None or shape is None:
+            return  # a table that is gone by the end
+        number, version = found[0].number, found[1]
+        if delivery.changes.commit_ts.null_count:
+            self.untimed.add(number)
+        try:
+            self._take(number, shape, version, delivery.changes, first)
+        except (Corrupt, Invalid) as error:
+            if str(error) not in self._faults[number]:
+                self._faults[number].append(str(error))
+
+    def _take(
+        self, number: int, shape: Shape, version: TableInfo, changes: DecodedChanges, first: int
+    ) -> None:
+        rows = shape.hashes(changes.rows, version)
+        old_at = np.asarray(pc.indices_nonzero(changes.old.is_valid())).astype(np.int64)
+        old = pa.RecordBatch.from_struct_array(changes.old.take(pa.array(old_at)))
+        before = shape.hashes(old, version)
+        ops = changes.ops
+        ended, added = (np.asarray(pc.equal(ops, each)) for each in (OP_DELETE, OP_INSERT))
+        kinds = np.where(ended, REMOVED, np.where(added, ADDED, PUT)).astype(np.uint8)
+        orders = 2 * np.arange(first, first + len(changes), dtype=np.uint64)
+        leaves = np.ones(len(old_at), np.bool_)
+        if shape.keys:
+            leaves = before.keys != rows.keys[old_at]
+        elif (kinds == PUT).sum() > len(old_at):
+            self.blind.add(number)
+        gone = HashedRows(before.keys[leaves], before.rows[leaves])
+        self._spill.change(number, gone, orders[old_at[leaves]], np.full(len(gone), REMOVED, np.uint8))
+        self._spill.change(number, rows, orders + np.uint64(1), kinds)
+
+
+class VerifyScope(StrEnum):
+    """What of a table was compared."""
+
+    ALL = "all rows"
+    CHANGES = "changes only"
+    """The directory does not begin with the table's rows: only keys that it has changes of count."""
+    NOTHING = "nothing"
+    """Why, is in the note."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableReport:
+    """One table."""
+
+    table: str
+    scope: VerifyScope
+    source_rows: int = 0
+    target_rows: int = 0
+    counts: Counts = field(default_factory=Counts)
+    samples: Mapping[str, list[str]] = field(default_factory=dict, repr=False)
+    """Digests of some keys, by how they differ; no values."""
+    keys_seen: int = 0
+    """Keys that the directory has changes of."""
+    keys_moving: int = 0
+    """Keys that changed meanwhile, of which files do not tell the time; they were left out."""
+    faults: tuple[str, ...] = ()
+    """Files that are missing or damaged, and whatever else is wrong with the table as a whole."""
+    note: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """Whether something is wrong with it."""
+        return bool(self.counts.total or self.faults)
+
+    @property
+    def same(self) -> bool | None:
+        """Whether nothing differs; None when nothing was compared, and nothing else is wrong."""
+        return None if self.scope is VerifyScope.NOTHING and not self.differs else not self.differs
+
+
+@dataclass(frozen=True, slots=True)
+class FeedReport:
+    """A changefeed whose directory was read up to its checkpoint `at_ts`."""
+
+    feed: str
+    at_ts: int
+    tables: tuple[TableReport, ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing differs in any table that could be compared."""
+        return not any(each.differs for each in self.tables)
+
 
 _DAY_MS = 86_400_000
 

@@ -3,22 +3,41 @@
 Both are read at once, in pieces of their own: ranges of the cluster's regions here, parts of the snapshot
 there. What they give by range are digests, which add up; only ranges whose digests differ are compared key
 by key.
+
+Verifying a table by its name, whoever runs the pieces.
+
+Verifying a table: executors read it from the key-value store and from the event store, and compare.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from penstock.clock import SYSTEM, Clock
 from penstock.columnar.row_hash import Digest, Hashes, differing, digests_by_range, row_hashes, total
 from penstock.errors import Corrupt
+from penstock.eventstore.capture.safe_point import history_held
+from penstock.eventstore.read.find import find_table
 from penstock.eventstore.read.partition import Partition, TableView
 from penstock.eventstore.read.snapshot import SnapshotPartition, plan_snapshot, read_snapshot, snapshot_schema
 from penstock.eventstore.sides import HANDLE
-from penstock.tables.kv_scan import KvScan, KvScanPartition
+from penstock.follow.captures import find_owners
+from penstock.kv.cluster_ref import ClusterRef
+from penstock.object_storage import StorageRef
+from penstock.settings import Settings, TlsSettings
+from penstock.spark.shipping import for_executors
+from penstock.spark.tasks import Progress, run_on_executors
+from penstock.tables.kv_scan import HANDLE_COLUMN, KvScan, KvScanPartition, plan_scan, ranges_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Difference", "Mismatch", "TableVerifyReport", "verify_table"]
+
 
 KEYS_MAX = 100  # listed for one range, and for one table ten times as many
 
@@ -197,3 +216,64 @@ def add_digests(found: RangeDigests, more: Iterable[tuple[int, Digest]]) -> None
     """Add digests of parts to what is there of their ranges."""
     for number, digest in more:
         found[number] = found.get(number, Digest()) + digest
+
+
+def verify(
+    settings: Settings,
+    name: str,
+    run: Run,
+    *,
+    ts: int | None = None,
+    flight_tls: TlsSettings | None = None,
+    clock: Clock = SYSTEM,
+) -> TableVerifyReport:
+    """Compare `database.table` in the event store with the cluster's, as of `ts` (None: the newest readable).
+
+    History is held back in the cluster meanwhile. Raises Invalid when there is no such table, or `ts` is in
+    the future, or collected in the cluster; StaleRead when it is collected in the event store; Unavailable
+    when the event store has not come so far, or somebody does not answer; Corrupt when the schemas differ.
+    """
+    cluster = ClusterRef.of(settings)
+    client = cluster.client()
+    storage = StorageRef(settings.capture.storage, settings.capture.storage_options)
+    whole = plan_scan(cluster, name, ts=ts)  # first, because it knows best what is wrong with a name or a ts
+    owners = find_owners(client, tls=flight_tls, token=settings.capture.read_flight_token())
+    view = find_table(storage, name, at_ts=ts, rows=owners.get)
+    at_ts = newest_ts(view) if ts is None else ts
+    with history_held(settings, f"verify-{clock.unique_id()}", at_ts, kept_after=False, clock=clock):
+        if ts is None:
+            whole = plan_scan(cluster, name, ts=at_ts)
+        scan = replace(whole, columns=(*whole.columns, HANDLE_COLUMN))
+        return compare(view, scan, ranges_of(client, scan), run)
+
+
+def newest_ts(view: TableView) -> int:
+    """How far every partition of a table can be read."""
+    return min(partition.state().readable_ts for partition in view.partitions)
+
+
+def verify_table(
+    spark: "SparkSession",
+    settings: "Settings",
+    table: str,
+    *,
+    ts: int | None = None,
+    flight_tls: "TlsSettings | None" = None,
+    progress: Progress | None = None,
+) -> TableVerifyReport:
+    """Compare `database.table` in the event store with the cluster's own, row by row, as of `ts`.
+
+    Without `ts` it is the newest that the event store can read. The report lists keys, no values. Raises as
+    `penstock.verify.event_store.verify` does.
+    """
+
+    def run(pieces: "Sequence[Any]") -> list[Any]:
+        return run_on_executors(spark, pieces, progress=progress) if pieces else []
+
+    return verify(
+        for_executors(settings),
+        table,
+        run,
+        ts=ts,
+        flight_tls=flight_tls or settings.capture.flight_client_tls,
+    )

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from penstock.jobs.jobid import JobKey
+from penstock.jobs.job import JobKey
 from penstock.jobs.log.job_log import JobLog
-from penstock.verify.tally import Counts
+from penstock.verify.compare import Counts
 from penstock.verify.target import TargetVerifyReport
 
 __all__ = ["LastVerification", "Outcomes"]

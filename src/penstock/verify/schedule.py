@@ -1,26 +1,70 @@
-"""Comparing targets with their sources on schedule, beside the iterations: one at a time."""
+"""Comparing targets with their sources on schedule, beside the iterations: one at a time.
+
+Which target is to be compared next. Pure.
+
+What the runner compares targets with: their care, and where results are kept.
+"""
 
 import asyncio
 import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Fenced, PenstockError, Unavailable
-from penstock.jobs.job import Job
-from penstock.jobs.jobid import JobKey
+from penstock.follow.source import ScanSource
+from penstock.jobs.api import Jobs
+from penstock.jobs.job import Job, JobKey, JobState
+from penstock.jobs.log.job_log import JobLog
 from penstock.jobs.runner.board import JobBoard
 from penstock.jobs.runner.seams import RunnerLease
 from penstock.metrics import JOBS_DIFFERENCES, JOBS_VERIFICATIONS_TOTAL, JOBS_VERIFY_SECONDS
-from penstock.verify.dueness import next_due
-from penstock.verify.results import LastVerification
-from penstock.verify.target import TargetVerifyReport
+from penstock.settings import Settings
+from penstock.verify.results import LastVerification, Outcomes
+from penstock.verify.target import TargetVerification, TargetVerifyReport
 
-__all__ = ["RunnerVerifier", "ScheduledVerification", "verify_on_schedule"]
+__all__ = [
+    "Due",
+    "RunnerVerifier",
+    "ScheduledCare",
+    "ScheduledVerification",
+    "next_due",
+    "verify_on_schedule",
+]
+
+
+class Due(NamedTuple):
+    """A job whose target is to be compared, and when: in milliseconds since the epoch."""
+
+    at_ms: int
+    job: Job
+
+
+def next_due(jobs: Iterable[Job], last: Mapping[JobKey, LastVerification]) -> Due | None:
+    """The first that is due, now or later; None: there is none.
+
+    A job is due an interval after its last comparison came to its end, whatever that found, or after it was
+    registered. One that has no rows yet, or is stopped by an error, waits until that is over.
+    """
+    due = [Due(_at_ms(job, job.spec.verify_s, last), job) for job in jobs if _can_be(job)]
+    return min(due, key=lambda each: (each.at_ms, each.job.key.job_name), default=None)
+
+
+def _can_be(job: Job) -> bool:
+    return (
+        job.live and job.spec.verify_s is not None and bool(job.watermark) and job.state is not JobState.ERROR
+    )
+
+
+def _at_ms(job: Job, interval_s: float | None, last: Mapping[JobKey, LastVerification]) -> int:
+    assert interval_s is not None, "it is to be compared"
+    known = last.get(job.key)
+    return (job.create_at if known is None else known.ended_ms) + int(interval_s * 1000)
+
 
 _LOOK_S = 5.0
 _END_S = 10.0
@@ -162,3 +206,24 @@ def _lower_priority() -> None:
     """Of this thread alone: on Linux each has its own."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
+
+class ScheduledCare:
+    """Implements RunnerVerifier over a job log."""
+
+    def __init__(self, log: JobLog, source: ScanSource, settings: Settings, *, clock: Clock = SYSTEM) -> None:
+        jobs = Jobs(log.client, catalog=log.catalog)
+        self._care = TargetVerification(jobs, source, settings, clock=clock)
+        self._outcomes = Outcomes(log)
+
+    def last(self, keys: Iterable[JobKey]) -> dict[JobKey, LastVerification]:
+        """See RunnerVerifier."""
+        return self._outcomes.read(keys)
+
+    def verify(self, job: Job, proceed: Callable[[], None]) -> TargetVerifyReport:
+        """See RunnerVerifier."""
+        return self._care.verify(job.id, proceed=proceed)
+
+    def note(self, key: JobKey, last: LastVerification, *, epoch: int) -> None:
+        """See RunnerVerifier."""
+        self._outcomes.note(key, last, epoch=epoch)

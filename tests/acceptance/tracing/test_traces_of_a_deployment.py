@@ -5,11 +5,11 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from monitoring.declared import samples
-from penstock.api.routes.federation import federated
+from penstock.api.routes.status import federated
 from penstock.cli.up.parts import under
 from penstock.cli.up.supervisor import running
 from penstock.control.deployment import deployed
-from penstock.jobs.jobid import JobId
+from penstock.jobs.job import JobId
 from penstock.jobs.spec import JobSpec
 from penstock.settings import Settings
 from support.jobdoubles import until

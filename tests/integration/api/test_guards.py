@@ -176,7 +176,7 @@ def test_the_log_has_no_token_no_query_and_no_body(
     client.get("/api/v1/search/of_ann.items/none", params={"q": "private-words"})
     client.get("/api/v1/tables/x%0Aforged.line")
     client.post("/api/v1/changefeeds", json={"id": "x", "sink_uri": "file:///private-place?protocol=csv"})
-    lines = [record for record in caplog.records if record.name == "penstock.api.observing"]
+    lines = [record for record in caplog.records if record.name == "penstock.api.middleware"]
     assert {"of_ann", "search"} <= {
         part for line in lines for part in vars(line)["path"].replace(".", "/").split("/")
     }

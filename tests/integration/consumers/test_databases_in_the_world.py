@@ -12,7 +12,7 @@ from penstock.consumers.postgres import Postgres
 from penstock.jobs.job import ErrorCode
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.testing.consumers import job_context
-from penstock.verify.tally import Counts
+from penstock.verify.compare import Counts
 from penstock.verify.target import Verifier
 from support.jobworld import JobWorld, job_world
 from support.postgres import shared_server

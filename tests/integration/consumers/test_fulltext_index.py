@@ -19,10 +19,9 @@ from lance.dataset import LanceDataset
 from penstock.changes.columns import key_names
 from penstock.clock import physical_ms
 from penstock.consumers.search_index.fulltext import Fulltext
-from penstock.consumers.search_index.keeper import IndexKeeper
 from penstock.consumers.search_index.lance_table import IndexRows
 from penstock.consumers.search_index.search import search
-from penstock.consumers.search_index.upkeep import Limits
+from penstock.consumers.search_index.upkeep import IndexKeeper, Limits
 from penstock.errors import Corrupt, Fenced, Invalid, Unavailable
 from penstock.jobs.error_codes import SchemaRefused, TargetDiffers
 from penstock.tables import alter

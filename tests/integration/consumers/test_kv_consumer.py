@@ -15,15 +15,14 @@ import pytest
 from penstock.consumers.kv import KvTable
 from penstock.errors import Conflict, Fenced, Invalid, Unavailable
 from penstock.jobs.error_codes import TargetDiffers
-from penstock.jobs.jobid import JobId
+from penstock.jobs.job import JobId
 from penstock.kv import Client
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.settings import Settings
 from penstock.tables import Catalog, Index, alter
 from penstock.tables.define import define_table
 from penstock.testing.consumers import SourceModel, job_context
-from penstock.verify.compare import Comparison
-from penstock.verify.tally import Counts
+from penstock.verify.compare import Comparison, Counts
 from support.everytype import EVERY_CELL, EVERY_TYPE
 from support.warmstore import WarmStore
 

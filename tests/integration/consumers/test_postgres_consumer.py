@@ -20,13 +20,12 @@ from penstock.clock import SystemClock
 from penstock.consumers.postgres import Postgres
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.jobs.error_codes import TargetDiffers
-from penstock.jobs.jobid import JobId
+from penstock.jobs.job import JobId
 from penstock.tables import alter
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo
 from penstock.testing.consumers import SourceModel, job_context
-from penstock.verify.compare import Comparison
-from penstock.verify.tally import Counts
+from penstock.verify.compare import Comparison, Counts
 from support.everytype import EVERY_CELL, EVERY_TYPE
 from support.postgres import shared_server
 

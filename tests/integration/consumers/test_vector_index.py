@@ -10,10 +10,9 @@ import pyarrow as pa
 import pytest
 from prometheus_client import REGISTRY
 
-from penstock.consumers.search_index.nearest import NearestIndex
 from penstock.consumers.search_index.search import SearchResult
 from penstock.consumers.search_index.upkeep import Limits
-from penstock.consumers.search_index.vector import Vector
+from penstock.consumers.search_index.vector import NearestIndex, Vector
 from penstock.errors import Invalid, Unavailable
 from penstock.tables import alter
 from penstock.tables.define import define_table

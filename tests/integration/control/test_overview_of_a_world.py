@@ -14,7 +14,7 @@ import pytest
 from penstock import metrics
 from penstock.changefeeds.commands import create_feed
 from penstock.changefeeds.model import ChangefeedState
-from penstock.cli.metricserver import MetricServer
+from penstock.cli.service import MetricServer
 from penstock.clock import SYSTEM, physical_ms
 from penstock.control.deployment import Deployment
 from penstock.control.overview.gather import Rates

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.cli.demo.lags import DemoCommit
 from penstock.cli.demo.shop import CUSTOMERS, ORDER_ITEMS, ORDERS, PRODUCTS, REVIEWS, DemoKeys, Shop
-from penstock.cli.demo.writers import Writer, Writers, staff
+from penstock.cli.demo.watch import Writer, Writers, staff
 from penstock.clock import SYSTEM
 from penstock.errors import Conflict
 from penstock.kv import Client

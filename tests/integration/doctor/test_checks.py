@@ -10,10 +10,13 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
-from penstock.cli.doctor import clusterchecks, machine, network, secretfiles, storage, storages, tls
-from penstock.cli.doctor.examination import examine
+from penstock.cli.doctor import machine, network, storage, tls
+from penstock.cli.doctor import network as clusterchecks
+from penstock.cli.doctor import storage as storages
+from penstock.cli.doctor import tls as secretfiles
+from penstock.cli.doctor.command import examine
 from penstock.cli.doctor.findings import CheckResult, Finding
-from penstock.cli.metricserver import MetricServer
+from penstock.cli.service import MetricServer
 from penstock.clock import SYSTEM
 from penstock.eventstore.capture.lease import PREFIX, CaptureLease
 from penstock.kv import Client

@@ -15,7 +15,7 @@ from penstock.eventstore.capture.flight_service import FlightService
 from penstock.eventstore.capture.reader import Reader
 from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.read.flight_client import FlightReader
-from penstock.eventstore.read.ranges import ReadRange
+from penstock.eventstore.read.partition import ReadRange
 from penstock.object_storage import open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder

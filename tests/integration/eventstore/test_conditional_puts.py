@@ -4,8 +4,7 @@ import pytest
 
 from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
-from penstock.eventstore.manifest_log import ManifestLog, load
-from penstock.eventstore.ownership import Ownership
+from penstock.eventstore.manifest_log import ManifestLog, Ownership, load
 from penstock.object_storage import ObjectStorage, open_storage
 from penstock.testing.clock import ManualClock
 from support.s3server import Fault, FaultyS3, S3Bucket

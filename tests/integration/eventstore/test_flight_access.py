@@ -16,9 +16,8 @@ from penstock.eventstore.capture.capture import Capture
 from penstock.eventstore.capture.flight_service import FlightService
 from penstock.eventstore.capture.reader import Reader
 from penstock.eventstore.capture.store import EventStore
-from penstock.eventstore.read.flight_client import FlightReader
-from penstock.eventstore.read.flightaccess import FlightAccess, TokenCheck
-from penstock.eventstore.read.ranges import CaptureProgress, ReadRange
+from penstock.eventstore.read.flight_client import FlightAccess, FlightReader, TokenCheck
+from penstock.eventstore.read.partition import CaptureProgress, ReadRange
 from penstock.object_storage import ObjectStorage, open_storage
 from penstock.settings import CaptureSettings, ServerTlsSettings, Settings, TlsSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder

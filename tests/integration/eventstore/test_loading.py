@@ -15,13 +15,12 @@ from penstock.errors import Corrupt, Invalid, StaleRead
 from penstock.eventstore import manifest_log, paths
 from penstock.eventstore.capture.capture import Capture
 from penstock.eventstore.read.partition import Partition
-from penstock.eventstore.upkeep.load import RangeTask, SnapshotLoad, in_progress
-from penstock.eventstore.upkeep.loadplan import read_plan, write_plan
+from penstock.eventstore.upkeep.load import RangeTask, SnapshotLoad, in_progress, read_plan, write_plan
 from penstock.kv import Client
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import KvSettings, Settings
-from penstock.spark.loadjob import find_loads, load_table
+from penstock.spark.bulk import find_loads, load_table
 from penstock.tables import Catalog
 from penstock.tables.keys import encode_handle, record_key
 from penstock.tables.meta import MetaWriter

@@ -13,18 +13,16 @@ from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import manifest_log, paths
 from penstock.eventstore.capture.capture import Capture
 from penstock.eventstore.read.flight_client import FlightReader
-from penstock.eventstore.upkeep.merge import MergeOutput, plan_merges
+from penstock.eventstore.upkeep.merge import MergeOutput, plan_merges, plan_tree, read_plan
 from penstock.eventstore.upkeep.merge_policy import MergePolicy
-from penstock.eventstore.upkeep.mergewire import plan_tree, read_plan
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings
-from penstock.spark.loadjob import load_table
-from penstock.spark.mergejob import MergeTask, merge
+from penstock.spark.bulk import MergeTask, load_table, merge
 from penstock.tables import Catalog
 from penstock.tables.keys import record_key
 from penstock.testing.store import Admin
-from penstock.verify.verifyjob import verify
+from penstock.verify.event_store import verify
 from support.warmstore import WarmStore
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]

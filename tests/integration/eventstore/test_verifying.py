@@ -19,12 +19,11 @@ from penstock.eventstore.upkeep.load import RangeTask, write_objects
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings
-from penstock.spark.loadjob import load_table
+from penstock.spark.bulk import load_table
 from penstock.tables import Catalog
 from penstock.tables.keys import encode_handle, record_key
 from penstock.testing.store import Admin
-from penstock.verify.event_store import Difference
-from penstock.verify.verifyjob import verify
+from penstock.verify.event_store import Difference, verify
 from support.warmstore import WarmStore
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)"), ("price", "decimal(10,2)")]

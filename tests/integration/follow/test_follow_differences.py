@@ -16,15 +16,12 @@ from penstock.errors import Unavailable
 from penstock.eventstore.capture.flight_service import FlightService
 from penstock.eventstore.history_holds import HistoryHolds
 from penstock.eventstore.read.flight_client import FlightReader
-from penstock.eventstore.read.ranges import CaptureProgress, RangeReader, ReadRange, SchemaRange
+from penstock.eventstore.read.partition import CaptureProgress, RangeReader, ReadRange, SchemaRange
 from penstock.follow.cluster_tables import TableGone
-from penstock.follow.eventsource import HOLDER, EventStoreJobSource
-from penstock.follow.follower import EventStoreSource
-from penstock.follow.positions import Position
+from penstock.follow.follower import HOLDER, EventStoreJobSource, EventStoreSource
 from penstock.follow.progress import MISSED_S
-from penstock.follow.slices import Slice, TableSpan
-from penstock.follow.source import ReadableRange
-from penstock.follow.source_2 import TableScan
+from penstock.follow.slices import Position, Slice, TableSpan
+from penstock.follow.source import ReadableRange, TableScan
 from penstock.kv import AsyncClient, Client
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.kv.pd import PdClient

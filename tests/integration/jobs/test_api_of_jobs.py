@@ -11,8 +11,7 @@ import pytest
 from penstock.clock import physical_ms
 from penstock.errors import Conflict, Fenced, Invalid, Undetermined
 from penstock.jobs.api import Jobs
-from penstock.jobs.job import ErrorCode, Job, JobState, JobStatus
-from penstock.jobs.jobid import JobId, JobKey
+from penstock.jobs.job import ErrorCode, Job, JobId, JobKey, JobState, JobStatus
 from penstock.jobs.log.job_log import JobLog
 from penstock.jobs.log.job_rows import LOG_NAME, PRIMARY_KEY
 from penstock.jobs.log.transitions import adopted, completed, failed, flushed, started

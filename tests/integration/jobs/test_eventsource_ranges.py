@@ -10,18 +10,17 @@ import pytest
 
 from penstock.changes.columns import chosen_columns, key_names
 from penstock.changes.limits import ReadLimit
-from penstock.changes.netchanges import net_of
+from penstock.changes.net_change import net_of
 from penstock.clock import physical_ms
 from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore.capture.lease import CaptureLease
 from penstock.eventstore.history_holds import HistoryHolds
 from penstock.eventstore.manifest import BEGUN
-from penstock.eventstore.read.ranges import CaptureProgress
+from penstock.eventstore.read.partition import CaptureProgress
 from penstock.follow.cluster_tables import UNKNOWN_MS, FollowedTables, TableGone
-from penstock.follow.eventsource import HOLDER, EventStoreJobSource
-from penstock.follow.source import ReadableRange
-from penstock.follow.source_2 import TableScan
-from penstock.jobs.iteration.projecting import PieceProjection
+from penstock.follow.follower import HOLDER, EventStoreJobSource
+from penstock.follow.source import ReadableRange, TableScan
+from penstock.jobs.iteration.ordering import PieceProjection
 from penstock.object_storage import StorageRef
 from penstock.tables.alter import add_column
 from penstock.tables.schema import TableInfo

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from penstock.changes.limits import ReadLimit
 from penstock.eventstore.history_holds import HistoryHolds
-from penstock.follow.eventsource import HOLDER
+from penstock.follow.follower import HOLDER
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, gather
 from support.jobworld import JobWorld, job_world
 

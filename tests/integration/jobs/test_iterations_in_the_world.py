@@ -10,8 +10,7 @@ from penstock.clock import SYSTEM
 from penstock.errors import Fenced, Invalid
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext
-from penstock.jobs.job import Job, JobState
-from penstock.jobs.jobid import JobId
+from penstock.jobs.job import Job, JobId, JobState
 from penstock.jobs.spec import JobSpec, UpdateOptions
 from penstock.kv import Client
 from support.iterationbench import all_rows

@@ -13,9 +13,8 @@ import pytest
 
 from penstock.clock import SYSTEM
 from penstock.control.deployment import deployed
-from penstock.control.targetcalls import repair, verify
-from penstock.jobs.job import Job, JobState
-from penstock.jobs.jobid import JobId
+from penstock.control.verify import repair, verify
+from penstock.jobs.job import Job, JobId, JobState
 from support.jobtargets import (
     DeltaTarget,
     IcebergTarget,

@@ -15,9 +15,8 @@ import pytest
 
 from penstock.clock import SYSTEM
 from penstock.control.deployment import deployed
-from penstock.control.targetcalls import verify
-from penstock.jobs.job import JobState
-from penstock.jobs.jobid import JobId
+from penstock.control.verify import verify
+from penstock.jobs.job import JobId, JobState
 from support.jobtargets import (
     DeltaTarget,
     IcebergTarget,

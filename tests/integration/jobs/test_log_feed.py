@@ -10,8 +10,7 @@ import pytest
 
 from penstock.clock import SYSTEM
 from penstock.jobs.api import Jobs
-from penstock.jobs.job import Job, JobState
-from penstock.jobs.jobid import JobId, JobKey
+from penstock.jobs.job import Job, JobId, JobKey, JobState
 from penstock.jobs.log import log_feed
 from penstock.jobs.log.job_rows import LOG_NAME
 from penstock.jobs.log.log_feed import LatestRows, LogChange, LogFeed

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from penstock.jobs.jobid import JobId
+from penstock.jobs.job import JobId
 from penstock.jobs.spec import JobSpec
 from support.jobdoubles import Copy
 from support.jobworld import JobWorld, job_world

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Invalid
-from penstock.jobs.freshnessdesk import FreshnessReader
-from penstock.jobs.jobid import JobId
+from penstock.jobs.freshness import FreshnessReader
+from penstock.jobs.job import JobId
 from penstock.jobs.spec import JobSpec
 from penstock.kv.lease import holder
 from support.jobdoubles import Copy

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from penstock.clock import SYSTEM
-from penstock.control import freshcalls
+from penstock.control import jobs
 from penstock.control.deployment import deployed
 from penstock.control.verify import VerifyOptions, verify_targets
 from penstock.errors import Fenced
-from penstock.jobs.jobid import JobId
+from penstock.jobs.job import JobId
 from penstock.kv.lease import holder
 from penstock.verify.results import LastVerification, Outcomes
 from support.jobworld import JobWorld, job_world
@@ -72,8 +72,8 @@ async def test_a_damaged_target_is_found_by_the_schedule_and_the_job_goes_on(tmp
 
 def _shown(world: JobWorld) -> dict[str, Any]:
     with deployed(world.settings) as deployment:
-        (listed,) = freshcalls.listed(deployment, None)
-        status = freshcalls.status(deployment, JobId.parse(JOB))
+        (listed,) = jobs.listed(deployment, None)
+        status = jobs.status(deployment, JobId.parse(JOB))
     assert listed["verified"]["same"] == status["verified"]["same"]
     return status
 

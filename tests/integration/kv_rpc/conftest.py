@@ -16,7 +16,7 @@ from penstock.kv.backoff import Backoffer
 from penstock.kv.pd import PdClient
 from penstock.kv.regions import RegionCache
 from penstock.kv.rpc.client import RpcClient
-from penstock.kv.rpc.commands import BATCH_FIELDS
+from penstock.kv.rpc.connections import BATCH_FIELDS
 from penstock.kv.sender import RegionSender
 from penstock.proto import errorpb_pb2 as errorpb
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb

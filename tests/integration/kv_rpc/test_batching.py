@@ -10,7 +10,7 @@ from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
 from penstock.kv.rpc import client as rpc_client
 from penstock.kv.rpc.client import RpcClient
-from penstock.kv.rpc.failure import RpcFailed
+from penstock.kv.rpc.connections import RpcFailed
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.proto import tikvpb_pb2 as tikvpb
 from penstock.settings import KvSettings

@@ -16,7 +16,7 @@ from penstock.kv.backoff import Backoffer
 from penstock.kv.pd import PdClient
 from penstock.kv.regions import RegionCache
 from penstock.kv.rpc.client import RpcClient
-from penstock.kv.rpc.failure import RpcFailed
+from penstock.kv.rpc.connections import RpcFailed
 from penstock.kv.sender import RegionSender
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.settings import KvSettings, ServerTlsSettings, StoreSettings, TlsSettings

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import Unavailable, Undetermined
-from penstock.kv import AsyncClient, TxnPhase, budgets
+from penstock.kv import AsyncClient, TxnPhase, backoff
 from penstock.kv.sender import RegionStale
 from penstock.testing.store import Admin
 from support.warmstore import WarmStore
@@ -19,7 +19,7 @@ PROTOCOLS = ["1pc", "2pc", "async-commit"]
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up soon."""
     for name in ("PREWRITE_MS", "COMMIT_MS", "CLEANUP_MS", "COMMIT_SECONDARIES_MS", "PESSIMISTIC_LOCK_MS"):
-        monkeypatch.setattr(budgets, name, 150)
+        monkeypatch.setattr(backoff, name, 150)
 
 
 async def commit_two(world: Any, client: AsyncClient, protocol: str, *, pessimistic: bool = False) -> Any:

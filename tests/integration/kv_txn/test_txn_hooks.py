@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import Aborted, Conflict, Unavailable, WriteConflict
-from penstock.kv.hooks import Write
+from penstock.kv.protocol import Write
 
 PROTOCOLS = ["1pc", "2pc", "async-commit"]
 

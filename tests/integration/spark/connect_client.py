@@ -28,7 +28,7 @@ def main() -> dict[str, Any]:
 def read(spark: SparkSession, options: dict[str, str], checkpoint: str) -> dict[str, Any]:
     from penstock.errors import Invalid
     from penstock.spark import changes_view, register  # the import registers with the active session
-    from penstock.spark.pools import enter_pool
+    from penstock.spark.session import enter_pool
     from penstock.spark.tasks import run_on_executors
 
     reader = spark.read.format("penstock").options(**options)

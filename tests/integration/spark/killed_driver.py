@@ -6,7 +6,7 @@ from pathlib import Path
 
 from penstock import settings as penstock_settings
 from penstock.eventstore.upkeep.load import RangeTask
-from penstock.spark.loadjob import load_table
+from penstock.spark.bulk import load_table
 from penstock.spark.tasks import run_on_executors
 from support.spark import local_settings, shared_session
 

@@ -28,16 +28,13 @@ from penstock.eventstore.upkeep.load import RangeTask, find_plan
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import KvSettings, Settings
-from penstock.spark.bulk import load_snapshot
+from penstock.spark.bulk import load_snapshot, load_table, merge_table
 from penstock.spark.errors import spark_errors
-from penstock.spark.loadjob import load_table
-from penstock.spark.merging import merge_table
 from penstock.spark.tasks import run_on_executors
 from penstock.tables import Catalog
 from penstock.tables.keys import encode_handle, record_key
 from penstock.testing.store import Admin
-from penstock.verify.event_store import Difference
-from penstock.verify.verifying import verify_table
+from penstock.verify.event_store import Difference, verify_table
 from support.warmstore import WarmStore
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # executors do not have the tests

@@ -23,20 +23,18 @@ from penstock.changefeeds.engines.spark import SparkEngine
 from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM
 from penstock.errors import Invalid, Unavailable
-from penstock.eventstore.capture import sharing
+from penstock.eventstore.capture import tables
 from penstock.eventstore.capture.capture import Capture
 from penstock.follow.follower import EventStoreSource
-from penstock.follow.positions import Position
 from penstock.follow.scans import scan_tail
-from penstock.follow.slices import TableSpan
-from penstock.jobs.iteration import jobframes
-from penstock.jobs.iteration.jobframes import SparkFrames
+from penstock.follow.slices import Position, TableSpan
+from penstock.jobs.iteration import spark_frame
+from penstock.jobs.iteration.spark_frame import SparkFrames
 from penstock.object_storage import StorageRef
-from penstock.spark.bulk import load_snapshot
+from penstock.spark.bulk import load_snapshot, merge_table
 from penstock.spark.errors import as_penstock_error, spark_errors
-from penstock.spark.merging import merge_table
 from penstock.spark.tasks import run_on_executors
-from penstock.verify.verifying import verify_table
+from penstock.verify.event_store import verify_table
 from support.gate import Gate, GatedStorage
 from support.itemtables import item, item_table
 from support.loadedworld import DEADLINE_S, NAME, LoadedWorld, until
@@ -119,7 +117,7 @@ def test_reads_are_planned_with_the_package_that_is_shipped(cluster_spark: Spark
 def test_frames_of_jobs_are_read_by_executors_alone(
     cluster_spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(jobframes, "LOCAL_ROWS", 0)
+    monkeypatch.setattr(spark_frame, "LOCAL_ROWS", 0)
     with ServedWorld(tmp_path, item_table()) as served:
         start = served.commit(*(item("integer", each, "a") for each in range(20)))
         served.commit(item("integer", 1, "b"), delete=[(2,)])
@@ -278,7 +276,7 @@ def test_a_merge_is_committed_once_when_the_executor_that_writes_it_dies(
         return run_on_executors(spark, [replace(task, storage=storage) for task in tasks], **more)
 
     monkeypatch.setattr("penstock.eventstore.upkeep.merge_policy._FANOUT", 2)
-    monkeypatch.setattr("penstock.spark.merging.run_on_executors", gated)
+    monkeypatch.setattr("penstock.spark.bulk.run_on_executors", gated)
     for number in range(3):
         world.orders.insert([{"id": 2000 + number, "customer": "more"}])
         world.orders.update([{"id": 3, "customer": f"more {number}"}])
@@ -450,7 +448,7 @@ def test_a_stream_gives_every_change_once_while_captures_move(
     cluster: SparkCluster, world: LoadedWorld, gate: Gate, tmp_path: Path
 ):
     names = (f"capture-1-{number}" for number in count())
-    stronger = next(name for name in names if sharing.owner(world.table_id, ["capture-2", name]) == name)
+    stronger = next(name for name in names if tables.owner(world.table_id, ["capture-2", name]) == name)
     with Moving(world, Sink(tmp_path / "checkpoint")) as moving:
         first = moving.capture("capture-2")
         moving.start()

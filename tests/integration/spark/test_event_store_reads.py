@@ -64,11 +64,11 @@ def tasks_begun(spark: SparkSession) -> dict[int, int]:
         import os
 
         from penstock.clock import SYSTEM
-        from penstock.spark import workerprocess
+        from penstock.spark import tasks
 
         for _ in batches:
             SYSTEM.pause(0.05)  # so that all are busy
-            yield pa.record_batch({"pid": [os.getpid()], "begun": [workerprocess._begun]})
+            yield pa.record_batch({"pid": [os.getpid()], "begun": [tasks._begun]})
 
     answers = spark.range(0, 16, 1, 16).mapInArrow(ask, "pid long, begun long").collect()
     return dict(answers)

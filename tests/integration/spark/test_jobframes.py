@@ -13,10 +13,10 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock.changes.limits import ReadLimit
 from penstock.errors import StaleRead, Unavailable
 from penstock.follow.scans import scan_snapshot, scan_tail
-from penstock.follow.source_2 import TableScan
+from penstock.follow.source import TableScan
 from penstock.jobs.error_codes import SchemaRefused
-from penstock.jobs.iteration import jobframes
-from penstock.jobs.iteration.jobframes import SparkFrames
+from penstock.jobs.iteration import spark_frame
+from penstock.jobs.iteration.spark_frame import SparkFrames
 from penstock.tables import alter
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo
@@ -29,9 +29,9 @@ from support.servedworld import ServedWorld
 @pytest.fixture
 def on_executors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is read in small parts."""
-    monkeypatch.setattr(jobframes, "LOCAL_ROWS", 0)
-    monkeypatch.setattr(jobframes, "_PART_ROWS_MIN", 8)
-    monkeypatch.setattr(jobframes, "_PART_ROWS_MAX", 8)
+    monkeypatch.setattr(spark_frame, "LOCAL_ROWS", 0)
+    monkeypatch.setattr(spark_frame, "_PART_ROWS_MIN", 8)
+    monkeypatch.setattr(spark_frame, "_PART_ROWS_MAX", 8)
 
 
 def scan_of(world: ServedWorld, from_ts: int, to_ts: int) -> TableScan:
@@ -101,7 +101,7 @@ def test_a_row_that_changes_in_many_parts_is_there_once_as_it_was_last(
         world.flush()
         end = churn(world, kind, mix)
         scan = scan_of(world, start, end)
-        assert len(jobframes._planned(spark, scan, None, _wanted(scan)).parts) > 2
+        assert len(spark_frame._planned(spark, scan, None, _wanted(scan)).parts) > 2
         with opened(spark, scan) as frame:
             check(world, frame, start, end)
             assert "Exchange" in _plan(frame)
@@ -114,7 +114,7 @@ def test_a_row_that_changes_in_many_parts_is_there_once_as_it_was_last(
 def _wanted(scan: TableScan) -> Any:
     from penstock.changes.columns import chosen_columns
 
-    return jobframes._Wanted(scan.schema, chosen_columns(scan.schema.table, None))
+    return spark_frame._Wanted(scan.schema, chosen_columns(scan.schema.table, None))
 
 
 def _plan(frame: DataFrame) -> str:

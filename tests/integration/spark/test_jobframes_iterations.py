@@ -9,10 +9,10 @@ from pyspark.sql import SparkSession
 
 from penstock import tracing
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, gather
-from penstock.jobs.iteration import jobframes
-from penstock.jobs.iteration.jobframes import SparkFrames
+from penstock.jobs.iteration import spark_frame
+from penstock.jobs.iteration.spark_frame import SparkFrames
 from penstock.settings import TracingSettings
-from penstock.spark.pools import enter_pool
+from penstock.spark.session import enter_pool
 from support.jobworld import job_world
 from support.tracereceiver import TraceReceiver
 
@@ -67,7 +67,7 @@ def _persisted(spark: SparkSession) -> set[int]:
 async def test_consumers_of_frames_and_of_batches_end_with_the_same_rows(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobframes, "LOCAL_ROWS", 0)
+    monkeypatch.setattr(spark_frame, "LOCAL_ROWS", 0)
     before = _persisted(spark)  # of other tests of this process
     frames: list[Rows] = [{}, {}]
     batches: Rows = {}
@@ -103,7 +103,7 @@ async def test_consumers_of_frames_and_of_batches_end_with_the_same_rows(
 async def test_what_executors_have_is_traced_as_well(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobframes, "LOCAL_ROWS", 0)
+    monkeypatch.setattr(spark_frame, "LOCAL_ROWS", 0)
     rows: Rows = {}
     find = {"a": framed(rows, [])}.__getitem__
     with TraceReceiver() as receiver:

@@ -6,7 +6,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from penstock.jobs.consumer import Consumer, DataRetriever
-from penstock.jobs.iteration.jobframes import SparkFrames
+from penstock.jobs.iteration.spark_frame import SparkFrames
 from penstock.jobs.job import ErrorCode
 from support.jobworld import job_world
 

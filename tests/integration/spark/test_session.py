@@ -12,8 +12,7 @@ from penstock.errors import Invalid
 from penstock.settings import Settings, SparkSettings
 from penstock.spark import register
 from penstock.spark.errors import as_penstock_error, spark_errors
-from penstock.spark.pools import in_pool
-from penstock.spark.session import build_session
+from penstock.spark.session import build_session, in_pool
 from support.spark import local_settings
 
 

@@ -18,8 +18,7 @@ from penstock.changefeeds.engines.spark import SparkEngine
 from penstock.changes.limits import ReadLimit
 from penstock.errors import Unavailable
 from penstock.eventstore.read.flight_client import FlightReader
-from penstock.follow.positions import Position
-from penstock.follow.slices import Slice, SliceRange, TableSpan, plan_slice
+from penstock.follow.slices import Position, Slice, SliceRange, TableSpan, plan_slice
 from penstock.object_storage import StorageRef
 from support.itemtables import item, item_table
 from support.servedworld import ServedWorld

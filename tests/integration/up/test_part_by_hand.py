@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 from penstock import settings as settings_
-from penstock.cli.up.orders import STOP, ServiceConfig
+from penstock.cli.up.parts import STOP, ServiceConfig
 from penstock.cli.up.supervisor import part_command
 from penstock.control.part_states import PartKind
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.api.routes.changestream import PageBounds, arrow_stream, json_page
+from penstock.api.routes.tables import PageBounds, arrow_stream, json_page
 
 SCHEMA = pa.schema([("_op", pa.string()), ("_commit_ts", pa.int64()), ("id", pa.int64())])
 

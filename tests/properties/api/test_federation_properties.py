@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from penstock.api.routes.federation import joined
+from penstock.api.routes.status import joined
 
 _NAMES = ("a", "a_b", "b", "penstock_rows")
 _LABELS = ("part", "job", "exported")

@@ -23,8 +23,7 @@ from lance.dataset import LanceDataset
 
 from penstock.consumers.search_index.consumer import IndexConsumer
 from penstock.consumers.search_index.fulltext import Fulltext
-from penstock.consumers.search_index.lance_table import IndexVersion
-from penstock.consumers.search_index.marker import ROWS_ONLY
+from penstock.consumers.search_index.lance_table import ROWS_ONLY, IndexVersion
 from penstock.consumers.search_index.query import SearchQuery
 from penstock.consumers.search_index.upkeep import Limits
 from penstock.consumers.search_index.vector import Vector

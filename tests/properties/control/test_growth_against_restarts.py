@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.control.overview.model import FlowStage
-from penstock.control.overview.partmetrics import Growth, MetricSample
+from penstock.control.overview.part_metrics import Growth, MetricSample
 
 ROWS = MetricSample("penstock_sink_rows_total", ("files",))
 

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.columnar.sorted_spill import choose_cuts, position
-from penstock.eventstore.log.rows import between, in_order, ordered
-from penstock.eventstore.log.transactions import cut
+from penstock.eventstore.log.rows import between, cut, in_order, ordered
 from support.rawbatches import Change, changes, put, raw
 
 KEYS = ("commit_ts", "start_ts", "key")

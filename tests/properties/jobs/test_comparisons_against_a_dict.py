@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.verify import compare as comparing
-from penstock.verify.compare import Comparison
-from penstock.verify.tally import Counts
+from penstock.verify.compare import Comparison, Counts
 
 SCHEMA = pa.schema(
     [

@@ -15,7 +15,7 @@ from penstock.columnar.spill_queue import SpillQueue
 from penstock.errors import Aborted
 from penstock.jobs.error_codes import CutOff
 from penstock.jobs.iteration.fan_out import FanOut
-from penstock.jobs.iteration.pieces import ConsumerBatch
+from penstock.jobs.iteration.ordering import ConsumerBatch
 
 PIECES_MAX = 3
 

@@ -20,8 +20,7 @@ from hypothesis.stateful import (
 from penstock import eventloop
 from penstock.errors import Fenced, Invalid
 from penstock.jobs.api import Jobs
-from penstock.jobs.job import Job, JobState
-from penstock.jobs.jobid import JobId
+from penstock.jobs.job import Job, JobId, JobState
 from penstock.jobs.log import transitions
 from penstock.jobs.log.job_log import JobLog
 from penstock.jobs.log.transitions import Transition

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.changes.columns import key_names
-from penstock.jobs.iteration.netrows import last_rows, net_schema
+from penstock.jobs.iteration.spark_frame import last_rows, net_schema
 from penstock.testing.consumers import SourceModel
 from support.itemtables import TABLES, item_table
 

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from penstock.changes import ChangeBatch, Hint
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
-from penstock.jobs.iteration.ordering import in_order
-from penstock.jobs.iteration.pieces import ConsumerBatch
-from penstock.jobs.iteration.projecting import PieceProjection
+from penstock.jobs.iteration.ordering import ConsumerBatch, PieceProjection, in_order
 from penstock.tables.define import define_table
 
 NOW = SchemaVersion(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.jobs.iteration.iteration import Iteration
-from penstock.jobs.jobid import JobKey
+from penstock.jobs.job import JobKey
 from penstock.jobs.scheduler.fair_queue import FairQueue, Waiting
 from support.jobdoubles import iteration_of, job_row
 

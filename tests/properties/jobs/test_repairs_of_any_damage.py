@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.changes.batches import ChangeBatch, Hint
+from penstock.changes.batches import ChangeBatch, ChangesHandle, Hint
 from penstock.changes.columns import chosen_columns, key_names
-from penstock.changes.handle import ChangesHandle
 from penstock.changes.limits import ReadLimit
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.source_2 import ScanSource, TableScan
+from penstock.follow.source import ScanSource, TableScan
 from penstock.jobs.consumer import Consumer, DataRetriever, JobContext
 from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.spec import JobSpec

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.kv.iteration import Page, Union
 from penstock.kv.membuffer import DELETED, PERSISTENT, KeyFlag, MemBuffer
+from penstock.kv.scanning import Page, Union
 
 keys = st.binary(min_size=1, max_size=2)
 values = st.binary(min_size=1, max_size=3)

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.changefeeds.engines.engine import Chunk
-from penstock.changefeeds.sinks.drain import DrainMarker
-from penstock.changefeeds.sinks.storage.filetasks import FileTask, FlushReason
+from penstock.changefeeds.sinks.sink import DrainMarker
+from penstock.changefeeds.sinks.storage.buffers import FileTask, FlushReason
 from penstock.changefeeds.sinks.storage.ledger import EncodeJob, Ledger
 from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
-from penstock.follow.positions import Position
+from penstock.follow.slices import Position
 from penstock.testing.clock import ManualClock
 from support.sinkparts import SCHEMA, Watched, dispatcher, sink_options, slice_of
 

@@ -20,8 +20,7 @@ from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent, DdlScope
-from penstock.follow.positions import Position
-from penstock.follow.slices import Slice
+from penstock.follow.slices import Position, Slice
 from support.ddlevents import (
     alter_table,
     create_table,

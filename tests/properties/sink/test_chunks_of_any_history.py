@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.changefeeds.codecs.options import EncoderOptions
 from penstock.changefeeds.engines.encode import EncodedChunk
-from penstock.follow.positions import Position
+from penstock.follow.slices import Position
 from support.itemtables import item, item_table
 from support.slices import encoded, slice_of
 from support.tableworld import TableWorld

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.changefeeds.codecs import csvfiles
+from penstock.changefeeds.codecs import csv as csvfiles
 from penstock.changefeeds.codecs.decoded_changes import row_dicts
 from penstock.changefeeds.codecs.decoder import FileOptions, decoded
 from penstock.changefeeds.codecs.encoder import Encoder, encoder_of, header_of

@@ -19,18 +19,16 @@ from penstock.changefeeds.codecs.encoder import encoder_of, header_of, shown_col
 from penstock.changefeeds.codecs.options import CsvOptions
 from penstock.changefeeds.codecs.parquet import parquet_file
 from penstock.changefeeds.codecs.row_changes import DELETE, INSERT, UPDATE, RowChanges
-from penstock.changefeeds.selectors import ColumnSelector, RowFilterRule
-from penstock.changefeeds.sinks.storage.layout import METADATA_PATH, Folder, index_path
-from penstock.changefeeds.sinks.storage.metadatafile import encode_checkpoint
+from penstock.changefeeds.filters import ColumnSelector, RowFilterRule
+from penstock.changefeeds.sinks.storage.layout import METADATA_PATH, Folder, encode_checkpoint, index_path
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import StorageRef
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.define import define_table
-from penstock.verify.directory import FeedFacts, FeedVerifier
-from penstock.verify.reports import TableReport, VerifyScope
-from penstock.verify.tally import Counts
+from penstock.verify.compare import Counts
+from penstock.verify.directory import FeedFacts, FeedVerifier, TableReport, VerifyScope
 from support.everytype import EVERY_CELL, EVERY_TYPE
 
 Row = dict[str, Any]

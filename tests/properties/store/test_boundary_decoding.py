@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.proto.codec import encode_bytes
-from penstock.store.boundaries import first_key_from, raw_bounds
+from penstock.store.bounds import first_key_from, raw_bounds
 
 _BYTE = st.sampled_from([0, 1, 0x61, 0xF6, 0xF7, 0xF8, 0xFE, 0xFF])
 _BOUNDARY = st.lists(_BYTE, max_size=20).map(bytes)

@@ -18,13 +18,12 @@ from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.proto.codec import encode_bytes
 from penstock.settings import StoreSettings
 from penstock.store.bounds import EVERYTHING, KeyBounds
-from penstock.store.cdc import rows
+from penstock.store.cdc import subscription
 from penstock.store.cdc.service import ChangeDataService
 from penstock.store.engine import Engine
 from penstock.store.mvcc.reader import MvccReader
 from penstock.store.mvcc.records import WriteKind
-from penstock.store.pd.ids import Ids
-from penstock.store.pd.tso import Tso
+from penstock.store.pd.tso import Ids, Tso
 from penstock.store.region import Peer, Region
 from penstock.store.regions import Regions
 from penstock.store.storage import TxnStorage
@@ -48,15 +47,15 @@ class RegionClient:
 
     def take(self, row):
         lock = (row.start_ts, row.key)
-        if row.type == rows.PREWRITE:
+        if row.type == subscription.PREWRITE:
             if row.value or lock not in self.prewrites:
                 self.prewrites[lock] = row
-        elif row.type == rows.COMMITTED:
+        elif row.type == subscription.COMMITTED:
             assert row.commit_ts > self.resolved_ts
             self._emit(row, row)
-        elif row.type == rows.COMMIT:
+        elif row.type == subscription.COMMIT:
             self.commit(row)
-        elif row.type == rows.ROLLBACK:
+        elif row.type == subscription.ROLLBACK:
             if self.initialized:
                 self.prewrites.pop(lock, None)
             else:
@@ -265,7 +264,7 @@ class World:
                 if write.kind is WriteKind.PUT or write.kind is WriteKind.DELETE:
                     put = write.kind is WriteKind.PUT
                     truth[key, write.start_ts, commit_ts] = (
-                        rows.PUT if put else rows.DELETE,
+                        subscription.PUT if put else subscription.DELETE,
                         reader.value_of(key, write) if put else b"",
                         reader.newest_put_before(key, commit_ts) or b"",
                     )

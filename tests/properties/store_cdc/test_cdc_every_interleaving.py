@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from penstock.store.bounds import EVERYTHING, KeyBounds
-from penstock.store.cdc import rows
+from penstock.store.cdc import subscription as rows
 from penstock.store.cdc.outbox import Outbox, Quota
 from penstock.store.cdc.progress import Frontier, RequestProgress
 from penstock.store.cdc.subscription import OPS, RegionSubscription, SubscriptionPhase

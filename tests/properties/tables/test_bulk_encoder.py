@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.errors import Invalid
 from penstock.tables.arrow import arrow_schema
-from penstock.tables.bulk import encode_batch
 from penstock.tables.define import define_table
+from penstock.tables.encoding import encode_batch
 from penstock.tables.keys import record_key
 from penstock.tables.records import handle_of, to_record, value_of
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from penstock.tables import indexes
 from penstock.tables.codec import datums, decimals, json_binary, ordered, rows
 from penstock.tables.codec.datums import Datum, DatumKind
+from penstock.tables.columns import FieldType, Tp
 from penstock.tables.define import Index, define_table
-from penstock.tables.fieldtypes import FieldType, Tp
 from penstock.tables.records import handle_of, to_record
 from penstock.tables.values import from_datum, to_datum
 

@@ -17,9 +17,8 @@ import pytest
 
 from penstock.changefeeds.ddl_barrier import DdlBarrier
 from penstock.changefeeds.dispatcher import Dispatcher, Drain, Horizon, Read, State
-from penstock.changefeeds.sinks.work import DmlEvent
-from penstock.follow.positions import Position
-from penstock.follow.slices import Slice, TableSpan
+from penstock.changefeeds.sinks.sink import DmlEvent
+from penstock.follow.slices import Position, Slice, TableSpan
 from support.ddlevents import table_schema
 
 HERE = Path(__file__).parent

@@ -16,7 +16,7 @@ import pytest
 
 from penstock.proto import cdcpb_pb2 as cdcpb
 from penstock.store.bounds import KeyBounds
-from penstock.store.cdc import rows
+from penstock.store.cdc import subscription as rows
 from penstock.store.cdc.outbox import Outbox, Quota
 from penstock.store.cdc.progress import RequestProgress
 from penstock.store.cdc.subscription import RegionSubscription

@@ -16,8 +16,7 @@ import pytest
 from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
 from penstock.jobs.iteration.iteration import Iteration
-from penstock.jobs.job import Job, JobState
-from penstock.jobs.jobid import JobKey
+from penstock.jobs.job import Job, JobKey, JobState
 from penstock.jobs.log.transitions import BUSY, adopted
 from penstock.jobs.scheduler.scheduler import Scheduler
 from penstock.tables.define import define_table

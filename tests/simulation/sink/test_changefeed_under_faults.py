@@ -26,10 +26,10 @@ from penstock.changefeeds.codecs.decoder import FileOptions
 from penstock.changefeeds.codecs.options import CsvOptions
 from penstock.changefeeds.directory.listing import Survey
 from penstock.changefeeds.directory.reader import Ddl
-from penstock.changefeeds.engines import filewriting
+from penstock.changefeeds.engines import local
 from penstock.changefeeds.engines.local import LocalEngine, Step
 from penstock.changefeeds.resume import ChangefeedOptions
-from penstock.changefeeds.sinks.storage.metadatafile import decode_checkpoint
+from penstock.changefeeds.sinks.storage.layout import decode_checkpoint
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.sinks.storage.remote_files import RemoteFiles
 from penstock.changefeeds.sinks.storage.sink import StorageSink
@@ -38,10 +38,9 @@ from penstock.errors import Unavailable
 from penstock.eventstore.capture.lease import CaptureLease
 from penstock.follow import follower
 from penstock.follow.follower import EventStoreSource
-from penstock.follow.positions import Position
+from penstock.follow.slices import Position
 from penstock.testing.directory import Replica
-from penstock.verify.directory import FeedFacts, FeedVerifier
-from penstock.verify.reports import VerifyScope
+from penstock.verify.directory import FeedFacts, FeedVerifier, VerifyScope
 from support.feedworkload import FeedWorkload
 from support.feedworld import FeedWorld
 from support.shakyfeed import ShakyProgress, SimClock, WeighingEngine
@@ -380,6 +379,6 @@ def _comparable(row: dict[str, Any]) -> str:
 def test_a_reader_of_the_directory_has_what_the_source_had(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (follower, filewriting, eventloop):
+    for module in (follower, local, eventloop):
         monkeypatch.setattr(module, "ThreadPoolExecutor", SimPool)
     Simulation(seed, tmp_path).run()

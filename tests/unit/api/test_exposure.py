@@ -4,8 +4,7 @@ import socket
 
 import pytest
 
-from penstock.api.accounts import TokenAccounts
-from penstock.api.security import asked_names, host_of
+from penstock.api.security import TokenAccounts, asked_names, host_of
 from penstock.api.server import check_exposure, listening
 from penstock.errors import Invalid
 from penstock.settings import AccountSettings, ApiSettings

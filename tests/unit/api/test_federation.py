@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.api.routes.federation import federated
-from penstock.cli.metricserver import MetricServer
+from penstock.api.routes.status import federated
+from penstock.cli.service import MetricServer
 from penstock.clock import SYSTEM
 from penstock.control.overview.part_metrics import pages
 from penstock.control.part_states import PartKind, PartState, PartStatus

@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 from hatchling.builders.wheel import WheelBuilder
 
-from penstock.api import pages
+from penstock.api import app as pages
 from support.pagedouble import served
 
 ROOT = Path(__file__).parents[3]

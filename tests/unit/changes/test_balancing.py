@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.changes.balancing import Split, Weight, ranges, share_handles, share_times
+from penstock.changes.plan import Split, Weight, ranges, share_handles, share_times
 
 TS = 1 << 58
 

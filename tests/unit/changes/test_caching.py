@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 import pytest
 
-from penstock.changes.caching import SideCache
-from penstock.changes.cutting import Extent
+from penstock.changes.tail import Extent, SideCache
 
 TIMES = [1, 1, 2, 3, 3, 3, 3, 3, 4, 6, 7, 7]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.changes.cutting import Cut, Extent, complete_ts, cut
+from penstock.changes.tail import Cut, Extent, complete_ts, cut
 
 END = 100
 NOTHING = Extent(None, None)

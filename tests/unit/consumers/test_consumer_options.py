@@ -8,13 +8,12 @@ import pytest
 from pydantic import Field, SecretStr, model_validator
 
 from penstock.consumers.lake.iceberg import Iceberg
-from penstock.consumers.lake.lakeoptions import LakeOptions
+from penstock.consumers.lake.table import LakeOptions
 from penstock.consumers.options import ByteSize, ConsumerOptions, Names, Properties, Seconds, revealed
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.jobs.checking import placed
-from penstock.jobs.consumer import Consumer, DataRetriever
-from penstock.jobs.consumers import find_consumer
+from penstock.jobs.api import placed
+from penstock.jobs.consumer import Consumer, DataRetriever, find_consumer
 from penstock.jobs.spec import ConsumerInfo, IterationDetail, JobSpec
 from penstock.tables.define import define_table
 from penstock.testing.consumers import job_context

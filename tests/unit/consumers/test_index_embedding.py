@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.consumers.search_index.embedding import Embedding, vectors_of
+from penstock.consumers.search_index.vector import Embedding, vectors_of
 from penstock.errors import Invalid
 
 PACKED = [np.array(each, "<f4").tobytes() for each in ([1, 2], [3, -4.5])]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.consumers.search_index.filters import check_filter
+from penstock.consumers.search_index.query import check_filter
 from penstock.errors import Invalid
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.consumers.search_index.marker import Marker
+from penstock.consumers.search_index.lance_table import Marker
 from penstock.consumers.search_index.query import SearchQuery
 from penstock.errors import Corrupt, Invalid
 

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from penstock.consumers.search_index.tokenizing import Tokenizer, joined_texts, load_function
+from penstock.consumers.search_index.fulltext import Tokenizer, joined_texts, load_function
 from penstock.errors import Invalid
 
 

@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.changes.columns import chosen_columns, key_names
-from penstock.consumers.lake.copymanifest import CopyManifest, Retired
-from penstock.consumers.lake.deltastats import stats_of
+from penstock.consumers.lake.delta import stats_of
 from penstock.consumers.lake.files import DataFile
+from penstock.consumers.lake.parquet import CopyManifest, Retired
 from penstock.consumers.lake.table import LakeWatermark
-from penstock.consumers.lakeschema import Dialect, TargetColumns, parquet_type
+from penstock.consumers.schema_evolution import Dialect, TargetColumns, parquet_type
 from penstock.errors import Corrupt
 from penstock.tables.define import define_table
 from support.everytype import EVERY_TYPE

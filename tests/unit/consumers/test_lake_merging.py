@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.consumers.lake.files import DataFile, read_rows, with_bounds
-from penstock.consumers.lake.filewriting import FileWriter
+from penstock.consumers.lake.files import DataFile, FileWriter, read_rows, with_bounds
 from penstock.consumers.lake.key_order import KeySet, OrderedRows
 from penstock.consumers.lake.merge import RewriteGroup, merge, plan
 
@@ -143,7 +142,7 @@ CHANGES = st.lists(
 
 @pytest.fixture
 def tiny_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.consumers.lake.filewriting.GROUP_BYTES", 32)
+    monkeypatch.setattr("penstock.consumers.lake.files.GROUP_BYTES", 32)
 
 
 @settings(max_examples=60, deadline=None)

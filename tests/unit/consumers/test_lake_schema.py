@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.changes.columns import chosen_columns, key_names
-from penstock.consumers.lake.icebergschema import promotes, stored_type
-from penstock.consumers.lakeschema import (
+from penstock.consumers.lake.iceberg_metadata import promotes, stored_type
+from penstock.consumers.schema_evolution import (
     Dialect,
     LakeEvolution,
     TargetColumns,

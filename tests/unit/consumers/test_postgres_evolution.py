@@ -5,7 +5,7 @@ import pytest
 from penstock.consumers.postgres.columns import is_wider, known_columns, postgres_type
 from penstock.consumers.schema_evolution import TargetColumn, evolved, to_json
 from penstock.errors import Corrupt, Invalid
-from penstock.tables.typetext import parse_definition
+from penstock.tables.define import parse_definition
 
 KEY = TargetColumn(1, "id", "bigint", key=True)
 

@@ -7,9 +7,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.consumers.webhook import Webhook
-from penstock.consumers.webhook.answers import Answer, DeliveryResult, wait_s
-from penstock.consumers.webhook.jsonlines import JsonLines
-from penstock.consumers.webhook.sender import Address
+from penstock.consumers.webhook.bodies import JsonLines
+from penstock.consumers.webhook.sender import Address, Answer, DeliveryResult, wait_s
 from penstock.errors import Invalid
 from penstock.tables import alter
 from penstock.testing.consumers import SourceModel, job_context

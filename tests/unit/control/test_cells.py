@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.control.cells import plain
+from penstock.control.display import plain
 
 
 @pytest.mark.parametrize(

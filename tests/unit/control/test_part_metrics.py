@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from penstock import metrics
 from penstock.control.overview.model import FlowStage
-from penstock.control.overview.partmetrics import Growth, MetricSample, read_page, spools
+from penstock.control.overview.part_metrics import Growth, MetricSample, read_page, spools
 
 CAPTURED = MetricSample("penstock_eventstore_rows_total", ("stored",))
 

@@ -6,14 +6,14 @@ import pytest
 
 from penstock.changefeeds.model import ChangefeedState
 from penstock.control.overview.facts import CaptureFact, Facts
-from penstock.control.overview.freespace import scarce
+from penstock.control.overview.gather import scarce
 from penstock.control.overview.locks import HoldingLock
 from penstock.control.overview.overview import told
 from penstock.control.part_states import PartKind, PartState
 from penstock.jobs.job import JobState
 from penstock.settings import Settings
+from penstock.verify.compare import Counts
 from penstock.verify.results import LastVerification
-from penstock.verify.tally import Counts
 from support.overviews import NOW_MS, ago, facts, feed, job, part, table
 
 SECRET_ADDR = "10.1.2.3:4567"

@@ -6,11 +6,20 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from penstock.cli.demo.checking import judged
-from penstock.cli.demo.display import DemoProgress, LiveShow, Pace, PlainShow, StageProgress, show_on, told_ms
-from penstock.cli.demo.report import DemoVerified, Report, print_report
-from penstock.cli.demo.scene import folder_of, scene_in
-from penstock.cli.demo.targets import DemoAnswer, DemoPlace, places
+from penstock.cli.demo.command import judged
+from penstock.cli.demo.display import (
+    DemoProgress,
+    DemoVerified,
+    LiveShow,
+    Pace,
+    PlainShow,
+    Report,
+    StageProgress,
+    print_report,
+    show_on,
+    told_ms,
+)
+from penstock.cli.demo.scene import DemoAnswer, DemoPlace, folder_of, places, scene_in
 from penstock.control.verify import TargetReport
 from penstock.errors import Invalid
 from penstock.testing.clock import ManualClock

@@ -9,8 +9,8 @@ import pytest
 from penstock.changefeeds.model import ChangefeedState
 from penstock.cli.demo import watch as watching
 from penstock.cli.demo.lags import DemoCommit
+from penstock.cli.demo.scene import DELTA, FEEDS, FULLTEXT, JOBS
 from penstock.cli.demo.shop import ORDERS, PRODUCTS
-from penstock.cli.demo.targets import DELTA, FEEDS, FULLTEXT, JOBS
 from penstock.cli.demo.watch import Watch
 from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import PenstockError, Unavailable

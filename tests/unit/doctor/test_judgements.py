@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.doctor.clusterchecks import judge_clock, skew_ms
 from penstock.cli.doctor.findings import CheckResult, healthy, ok, refused, warn
 from penstock.cli.doctor.machine import (
     judge_descriptors,
@@ -15,10 +14,10 @@ from penstock.cli.doctor.machine import (
     judge_python,
     needed_bytes,
 )
-from penstock.cli.doctor.secretfiles import judge_mode, literal_secrets
+from penstock.cli.doctor.network import judge_clock, skew_ms
 from penstock.cli.doctor.storage import judge_space
-from penstock.cli.doctor.tls import judge_validity
-from penstock.cli.sizes import GIB, MIB, size
+from penstock.cli.doctor.tls import judge_mode, judge_validity, literal_secrets
+from penstock.cli.output import GIB, MIB, size
 from penstock.errors import Invalid
 from penstock.settings import Settings, SparkSettings, UpSettings
 

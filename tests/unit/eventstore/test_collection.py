@@ -15,8 +15,7 @@ from penstock.errors import Corrupt, Fenced, Invalid, StaleRead, Unavailable
 from penstock.eventstore import manifest_log, paths
 from penstock.eventstore.history_holds import HistoryHolds
 from penstock.eventstore.manifest import Archive, ManifestState, ObjectInfo
-from penstock.eventstore.manifest_log import ManifestLog, load
-from penstock.eventstore.ownership import Ownership
+from penstock.eventstore.manifest_log import ManifestLog, Ownership, load
 from penstock.eventstore.read.snapshot import plan_snapshot
 from penstock.eventstore.upkeep import merge_policy
 from penstock.eventstore.upkeep.gc import CollectPolicy

@@ -11,10 +11,14 @@ import pytest
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.manifest_log import ManifestLog, load
-from penstock.eventstore.read.find import find_table, list_tables
-from penstock.eventstore.read.namemarks import NameMarks
-from penstock.eventstore.read.partition import dropped_fact, dropped_ts
-from penstock.eventstore.read.ranges import CaptureProgress, ReadRange, SchemaRange
+from penstock.eventstore.read.find import NameMarks, find_table, list_tables
+from penstock.eventstore.read.partition import (
+    CaptureProgress,
+    ReadRange,
+    SchemaRange,
+    dropped_fact,
+    dropped_ts,
+)
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import StorageRef
 from penstock.tables.schema import TableInfo

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.eventstore.log.table_log import TableBacklog
-from penstock.eventstore.objects.flushing import FlushPolicy
+from penstock.eventstore.objects.flush import FlushPolicy
 
 POLICY = FlushPolicy(
     flush_bytes=100, flush_interval_s=60, idle_flush_interval_s=600, memory_bytes=1000, wal_bytes=10_000

@@ -11,10 +11,8 @@ from penstock.eventstore import paths
 from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.log import frames
 from penstock.eventstore.log.frames import FrameKind
-from penstock.eventstore.log.logcover import Fit, LogCover
-from penstock.eventstore.log.retention import Retention
 from penstock.eventstore.log.rows import commit_ends
-from penstock.eventstore.log.segments import read_segment
+from penstock.eventstore.log.segments import Fit, LogCover, Retention, read_segment
 from penstock.eventstore.log.wal import Wal
 from penstock.object_storage import ObjectStorage, open_storage
 from penstock.settings import CaptureSettings

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventstore.manifest import ObjectInfo
-from penstock.eventstore.ownership import Ownership
+from penstock.eventstore.manifest_log import Ownership
 from penstock.eventstore.sides import HANDLE, MERGED_TOMBSTONES, OBJECT, OFFSET
 from penstock.eventstore.upkeep import merge_policy
 from penstock.eventstore.upkeep.merge import MergeOutput, MergePlan, plan_merge, write_merge

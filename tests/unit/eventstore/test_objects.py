@@ -10,9 +10,9 @@ import pytest
 
 from penstock.eventstore import paths
 from penstock.eventstore.manifest import ObjectInfo
+from penstock.eventstore.objects.build import bounded, by_row_id
 from penstock.eventstore.objects.object_file import ObjectWriter
 from penstock.eventstore.objects.row_ids import RowIds
-from penstock.eventstore.objects.tombstones import bounded, by_row_id
 from penstock.eventstore.sides import side_schema
 from penstock.object_storage import ObjectStorage, open_storage
 from support.events import a_table, read_object
@@ -141,13 +141,13 @@ def batches_of(*commits: list[int]) -> list[pa.RecordBatch]:
 
 
 def test_tombstone_objects_never_share_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.eventstore.objects.tombstones.OBJECT_ROWS", 3)
+    monkeypatch.setattr("penstock.eventstore.objects.build.OBJECT_ROWS", 3)
     cut = bounded(batches_of([1, 1, 2], [2, 2, 3], [], [3, 4], [5], [5], [5, 6]), within_commit=False)
     assert times(list(cut)) == [[1, 1, 2, 2, 2], [3, 3, 4], [5, 5, 5, 6]]
 
 
 def test_tombstones_of_one_transaction_are_cut_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.eventstore.objects.tombstones.OBJECT_ROWS", 2)
+    monkeypatch.setattr("penstock.eventstore.objects.build.OBJECT_ROWS", 2)
     assert times(list(bounded(batches_of([1, 1], [1], [1], [1]), within_commit=True))) == [
         [1, 1],
         [1, 1],
@@ -156,12 +156,12 @@ def test_tombstones_of_one_transaction_are_cut_anywhere(monkeypatch: pytest.Monk
 
 
 def test_tombstones_are_cut_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.eventstore.objects.tombstones.OBJECT_BYTES", 1)
+    monkeypatch.setattr("penstock.eventstore.objects.build.OBJECT_BYTES", 1)
     assert times(list(bounded(batches_of([1], [2], [3]), within_commit=False))) == [[1], [2], [3]]
 
 
 def test_tombstones_are_ordered_by_row_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.eventstore.objects.tombstones.TOMBSTONE_GROUP_ROWS", 2)
+    monkeypatch.setattr("penstock.eventstore.objects.build.TOMBSTONE_GROUP_ROWS", 2)
     group = [
         tombstones((1, 1, None, None), (2, 2, None, None)),
         tombstones((3, 3, None, None), (4, 4, None, None)),

@@ -14,8 +14,14 @@ from penstock.eventstore import paths
 from penstock.eventstore.manifest import Archive, ObjectInfo, Removal, write_archive
 from penstock.eventstore.manifest_log import ManifestLog
 from penstock.eventstore.read.flight_client import FlightReader
-from penstock.eventstore.read.partition import Partition, PartitionState, TableView
-from penstock.eventstore.read.ranges import CaptureProgress, ReadRange, SchemaRange
+from penstock.eventstore.read.partition import (
+    CaptureProgress,
+    Partition,
+    PartitionState,
+    ReadRange,
+    SchemaRange,
+    TableView,
+)
 from penstock.eventstore.schema_version import SchemaVersion, cut_at_changes, in_force
 from penstock.object_storage import ObjectStorage, StorageRef
 from support.events import a_table

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import Corrupt
-from penstock.eventstore.projection import Projection, project
+from penstock.eventstore.schema_version import Projection, project
 from penstock.tables import records
 from penstock.tables.alter import add_column, drop_column, modify_column
 from penstock.tables.decoding.decoder import decode_rows

@@ -18,7 +18,7 @@ from penstock.eventstore.capture.reader import Reader
 from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.manifest import Archive, ManifestState, Removal, write_archive
 from penstock.eventstore.read.flight_client import FlightReader, read_ticket, write_ticket
-from penstock.eventstore.read.ranges import CaptureProgress, RangeReader, ReadRange
+from penstock.eventstore.read.partition import CaptureProgress, RangeReader, ReadRange
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import OBJECT, OFFSET
 from penstock.object_storage import open_storage

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.errors import Unavailable
-from penstock.eventstore.metachanges import META_RANGE
-from penstock.eventstore.schema_history import SchemaHistory
+from penstock.eventstore.schema_history import META_RANGE, SchemaHistory
 from penstock.tables.define import define_table
 from penstock.tables.keys import meta_hash_key, meta_string_key
 from penstock.tables.meta import DATABASES, JOB_HISTORY, database_field, table_field

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.eventstore.capture.sharing import owner, wanted
+from penstock.eventstore.capture.tables import owner, wanted
 
 
 def test_everybody_agrees_and_all_get_a_share() -> None:

@@ -16,7 +16,7 @@ from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.log.table_log import TableLog
 from penstock.eventstore.manifest import BEGUN
 from penstock.eventstore.manifest_log import ManifestLog, load
-from penstock.eventstore.read.ranges import ReadRange
+from penstock.eventstore.read.partition import ReadRange
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import ObjectStorage, open_storage
 from penstock.settings import CaptureSettings

@@ -17,12 +17,10 @@ from penstock.errors import Corrupt, Invalid, StaleRead, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.manifest import Archive, Kind, ManifestEntry, ManifestState, ObjectInfo, write_entry
 from penstock.eventstore.paths import Side
-from penstock.eventstore.read import readahead
-from penstock.eventstore.read.changeorder import change_order
-from penstock.eventstore.read.partition import PartitionState
-from penstock.eventstore.read.ranges import CaptureProgress, ReadRange, SchemaRange
-from penstock.eventstore.read.readahead import ReadAhead
-from penstock.eventstore.read.streams import Place, merged, streams_of
+from penstock.eventstore.read import streams as readahead
+from penstock.eventstore.read.blocks import change_order
+from penstock.eventstore.read.partition import CaptureProgress, PartitionState, ReadRange, SchemaRange
+from penstock.eventstore.read.streams import Place, ReadAhead, merged, streams_of
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import side_schema
 from penstock.object_storage import ObjectStorage, open_storage

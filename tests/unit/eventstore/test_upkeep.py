@@ -11,9 +11,10 @@ import pytest
 from penstock import metrics
 from penstock.clock import SYSTEM
 from penstock.errors import Corrupt, Fenced, Unavailable
-from penstock.eventstore.ownership import Ownership
-from penstock.eventstore.upkeep import duties, merge_policy, upkeep
-from penstock.eventstore.upkeep.duties import TableUpkeep, UpkeepPolicy, UpkeepTask
+from penstock.eventstore.manifest_log import Ownership
+from penstock.eventstore.upkeep import merge_policy, upkeep
+from penstock.eventstore.upkeep import upkeep as duties
+from penstock.eventstore.upkeep.upkeep import TableUpkeep, UpkeepPolicy, UpkeepTask
 from support.itemtables import item, item_table
 from support.tableworld import TableWorld
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.changefeeds.directory.progress import DirectoryProgress
-from penstock.changefeeds.directory.statefile import StateFile
+from penstock.changefeeds.directory.progress import DirectoryProgress, StateFile
 from penstock.clock import SYSTEM
 from penstock.durable_files import make_folder, replace_file
 from penstock.errors import Invalid

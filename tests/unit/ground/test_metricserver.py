@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain
 
-from penstock.cli import metricserver
-from penstock.cli.metricserver import MetricServer
+from penstock.cli import service
+from penstock.cli.service import MetricServer
 from penstock.clock import SYSTEM
 from penstock.errors import Invalid
 from penstock.settings.network import is_loopback, joined, parted
@@ -81,9 +81,7 @@ def is_answered(server: MetricServer) -> bool:
 
 
 def test_callers_beyond_the_bound_are_sent_away_and_room_is_made_again(server: MetricServer) -> None:
-    idle = [
-        socket.create_connection(parted(server.addr), timeout=10) for _ in range(metricserver._REQUESTS_MAX)
-    ]
+    idle = [socket.create_connection(parted(server.addr), timeout=10) for _ in range(service._REQUESTS_MAX)]
     try:
         with socket.create_connection(parted(server.addr), timeout=10) as late:
             assert late.recv(64).startswith(b"HTTP/1.0 503 ")

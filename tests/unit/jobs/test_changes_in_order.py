@@ -12,9 +12,7 @@ from penstock.changes.columns import columns_read
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.jobs.error_codes import SchemaRefused
-from penstock.jobs.iteration.ordering import in_order, merged
-from penstock.jobs.iteration.pieces import ConsumerBatch
-from penstock.jobs.iteration.projecting import PieceProjection
+from penstock.jobs.iteration.ordering import ConsumerBatch, PieceProjection, in_order, merged
 from penstock.tables.columns import ColumnInfo
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.columnar.spill_queue import SpillQueue
-from penstock.jobs.iteration.pieces import ConsumerBatch, closed
+from penstock.jobs.iteration.ordering import ConsumerBatch, closed
 from support.jobdoubles import until
 
 

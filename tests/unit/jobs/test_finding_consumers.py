@@ -5,9 +5,8 @@ from importlib.metadata import EntryPoint, EntryPoints
 import pytest
 
 from penstock.errors import Invalid
-from penstock.jobs import consumers
-from penstock.jobs.consumer import Consumer, DataRetriever
-from penstock.jobs.consumers import consumer_names, find_consumer
+from penstock.jobs import consumer
+from penstock.jobs.consumer import Consumer, DataRetriever, consumer_names, find_consumer
 
 
 class Printing(Consumer):
@@ -37,8 +36,8 @@ def test_every_short_name_is_a_consumer(name: str) -> None:
 
 
 def test_a_package_offers_one_by_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    offered = EntryPoints([EntryPoint("shouting", "mine:Printing", consumers.GROUP)])
-    monkeypatch.setattr(consumers, "entry_points", offered.select)
+    offered = EntryPoints([EntryPoint("shouting", "mine:Printing", consumer.GROUP)])
+    monkeypatch.setattr(consumer, "entry_points", offered.select)
     assert find_consumer("shouting") is Printing
     assert "shouting" in consumer_names()
 

@@ -9,10 +9,8 @@ import pytest
 from penstock.clock import compose_ts
 from penstock.errors import Invalid, Unavailable
 from penstock.follow.source import ReadableRange
-from penstock.jobs.freshness import LagReason, freshness_of
-from penstock.jobs.freshnessdesk import FreshnessReader
-from penstock.jobs.job import ErrorCode, Job, JobState
-from penstock.jobs.jobid import JobId
+from penstock.jobs.freshness import FreshnessReader, LagReason, freshness_of
+from penstock.jobs.job import ErrorCode, Job, JobId, JobState
 from penstock.jobs.log.transitions import completed, dropped, failed, pending, started
 from penstock.jobs.spec import JobSpec
 from penstock.settings import JobsSettings

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from penstock.errors import Invalid
-from penstock.follow.source_2 import TableScan
+from penstock.follow.source import TableScan
 from penstock.jobs.consumer import DataRetriever, JobContext
 from support.iterationbench import Bench, all_rows, item_bench
 from support.jobdoubles import Copy, consumer_of, job_row

@@ -7,9 +7,8 @@ import pytest
 from penstock.errors import Aborted, Corrupt, Denied, Fenced, Invalid, KeyExists, StaleRead, Unavailable
 from penstock.follow.cluster_tables import TableGone
 from penstock.jobs.error_codes import CutOff, SchemaRefused, TargetDiffers, failure_of
-from penstock.jobs.iteration.caps import caps_of
-from penstock.jobs.iteration.ending import AttemptCount, OutcomeKind
-from penstock.jobs.iteration.reconciling import Ahead, Ready, reconcile
+from penstock.jobs.iteration.iteration import Ahead, AttemptCount, OutcomeKind, Ready, reconcile
+from penstock.jobs.iteration.shared_scan import caps_of
 from penstock.jobs.job import ErrorCode, Job, JobState
 from penstock.jobs.log.transitions import started
 from penstock.retry import BackoffPolicy

@@ -8,7 +8,7 @@ import pytest
 from penstock.changes.limits import ReadLimit
 from penstock.errors import Corrupt, Invalid, StaleRead, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.source_2 import TableScan
+from penstock.follow.source import TableScan
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext
 from penstock.jobs.job import JobState
 from support.itemtables import item

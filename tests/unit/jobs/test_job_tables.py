@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.follow.cluster_tables import JobTables
 from penstock.follow.ddl_events import DdlEvent, TableChange
-from penstock.follow.jobtables import JobTables
 from support.ddlevents import (
     alter_table,
     create_table,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.jobs.jobid import JobKey
+from penstock.jobs.job import JobKey
 from penstock.jobs.log.log_feed import LatestRows, LogChange
 
 A, B = (JobKey(0, 5, name, 1) for name in "ab")

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.clock import TS_MAX
-from penstock.jobs.job import Job, JobState, JobStatus
-from penstock.jobs.jobid import JobId, JobKey
+from penstock.jobs.job import Job, JobId, JobKey, JobState, JobStatus
 from penstock.jobs.log.job_rows import COLUMNS, PRIMARY_KEY, JobRows
 from penstock.jobs.spec import JobSpec
 from penstock.tables.codec import rows as rowcodec

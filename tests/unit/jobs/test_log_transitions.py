@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.jobs.job import ErrorCode, Job, JobState, JobStatus
-from penstock.jobs.jobid import JobId, JobKey
+from penstock.jobs.job import ErrorCode, Job, JobId, JobKey, JobState, JobStatus
 from penstock.jobs.log import transitions
 from penstock.jobs.log.transitions import Transition
 from penstock.jobs.spec import JobSpec

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.changes.columns import chosen_columns, key_names, with_commit_ts
-from penstock.changes.netchanges import last_changes
+from penstock.changes.net_change import last_changes
 from penstock.columnar.spill_queue import SpillTable
 from penstock.errors import Unavailable
 from penstock.jobs.consumer import every, gather

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from penstock.jobs.job import Job, JobState
-from penstock.jobs.jobid import JobKey
+from penstock.jobs.job import Job, JobKey, JobState
 from penstock.jobs.log.transitions import Transition, adopted, started
 from penstock.jobs.runner.board import JobBoard
 from penstock.jobs.runner.board_log import BoardLog

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Aborted
-from penstock.follow.source_2 import TableScan
+from penstock.follow.source import TableScan
 from penstock.jobs.consumer import DataRetriever, JobContext
 from penstock.jobs.job import JobState
 from support.iterationbench import Bench, item_bench

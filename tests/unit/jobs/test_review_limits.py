@@ -8,11 +8,10 @@ import pytest
 
 from penstock.control import jobs
 from penstock.errors import Invalid
-from penstock.jobs.consumers import find_consumer
-from penstock.jobs.durations import parse_duration
+from penstock.jobs.consumer import find_consumer
 from penstock.jobs.runner.custom_triggers import find_trigger
 from penstock.jobs.runner.tracked_job import Rule
-from penstock.jobs.spec import JobSpec
+from penstock.jobs.spec import JobSpec, parse_duration
 
 AGES = "9" * 400 + "d"
 

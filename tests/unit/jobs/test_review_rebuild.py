@@ -1,7 +1,7 @@
 """Targets that are to be filled anew while an iteration is under way."""
 
 from penstock.clock import compose_ts, physical_ms
-from penstock.jobs.iteration.reconciling import Ready, reconcile
+from penstock.jobs.iteration.iteration import Ready, reconcile
 from penstock.jobs.log.transitions import resynced, started, updated
 from penstock.jobs.spec import JobSpec
 from support.boardstage import ts_of

@@ -14,20 +14,18 @@ import pytest
 from penstock.clock import SYSTEM
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.jobs.checking import check_spec
+from penstock.jobs.api import check_spec
 from penstock.jobs.error_codes import SchemaRefused
-from penstock.jobs.job import Job, JobState, JobStatus
-from penstock.jobs.jobid import JobId, JobKey
+from penstock.jobs.job import Job, JobId, JobKey, JobState, JobStatus
 from penstock.jobs.schema_changes import check_names
 from penstock.jobs.spec import JobSpec
 from penstock.metrics import JOBS_DIFFERENCES
 from penstock.settings import Settings
 from penstock.tables.define import define_table
 from penstock.testing.clock import ManualClock
-from penstock.verify.dueness import next_due
+from penstock.verify.compare import Counts
 from penstock.verify.results import LastVerification
-from penstock.verify.schedule import ScheduledVerification
-from penstock.verify.tally import Counts
+from penstock.verify.schedule import ScheduledVerification, next_due
 from penstock.verify.target import TargetVerifyReport
 
 HOUR_MS = 3_600_000

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Invalid
-from penstock.jobs.iteration.scratch import Scratch
+from penstock.jobs.iteration.iteration_run import Scratch
 
 
 def _left_by_a_dead_process(data: Path) -> Path:

@@ -6,15 +6,14 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from penstock.cli import printing
+from penstock.cli import output
 from penstock.clock import compose_ts
 from penstock.consumers.options import Properties
 from penstock.control import job_views, search
 from penstock.errors import Invalid
 from penstock.jobs.consumer import Consumer, DataRetriever
 from penstock.jobs.freshness import Freshness, freshness_of
-from penstock.jobs.job import ErrorCode, Job, JobState, JobStatus
-from penstock.jobs.jobid import JobId, JobKey
+from penstock.jobs.job import ErrorCode, Job, JobId, JobKey, JobState, JobStatus
 from penstock.jobs.spec import JobSpec
 
 SECRET = "hunter2hunter2"
@@ -129,13 +128,13 @@ def test_a_pause_is_said_where_nothing_else_matters_more(state: JobState, paused
 
 def test_a_terminal_shows_tables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    printing.print_jobs([job_views.summary(a_job("kv", {}))])
-    printing.print_jobs([])
-    printing.print_facts({"lag_s": None, "iteration": {"from_ts": 1, "ended": None}, "jobs": ["a", "[b]"]})
-    printing.print_found(
+    output.print_jobs([job_views.summary(a_job("kv", {}))])
+    output.print_jobs([])
+    output.print_facts({"lag_s": None, "iteration": {"from_ts": 1, "ended": None}, "jobs": ["a", "[b]"]})
+    output.print_found(
         {"rows": [{"id": 1, "text": "x" * 99}], "watermark_time": "now", "lag_s": 0.5, "complete": False}
     )
-    printing.print_found({"rows": [], "watermark_time": "now", "lag_s": 0.5, "complete": True})
+    output.print_found({"rows": [], "watermark_time": "now", "lag_s": 0.5, "complete": True})
     out = capsys.readouterr().out
     for said in ("shop.orders/copy", "none", "from ts 1", "a, [b]", "nothing found", "built anew"):
         assert said in out

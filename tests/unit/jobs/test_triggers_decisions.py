@@ -15,10 +15,8 @@ import pytest
 
 from penstock.clock import compose_ts
 from penstock.jobs.iteration.iteration import Iteration
-from penstock.jobs.job import Job, JobState, JobStatus
-from penstock.jobs.jobid import JobId, JobKey
-from penstock.jobs.runner.tracked_job import TrackedJob
-from penstock.jobs.runner.triggers import Candidate, select
+from penstock.jobs.job import Job, JobId, JobKey, JobState, JobStatus
+from penstock.jobs.runner.tracked_job import Candidate, TrackedJob, select
 from support.boardstage import seconds, spec_of
 
 NOW_S = 1000

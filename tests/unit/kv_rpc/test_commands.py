@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.kv.members import bare_addr
-from penstock.kv.rpc.commands import BATCH_FIELDS
+from penstock.kv.rpc.connections import BATCH_FIELDS
 
 
 @pytest.mark.parametrize(

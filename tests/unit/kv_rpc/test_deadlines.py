@@ -1,6 +1,6 @@
 """Many timeouts under one timer."""
 
-from penstock.kv.rpc.deadlines import Deadlines
+from penstock.kv.rpc.batch import Deadlines
 from penstock.kv.rpc.stream import PendingRequest
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.errors import Invalid, Unavailable
 from penstock.kv.backoff import BackoffKind
-from penstock.kv.region_errors import Act, classify, hopeless
+from penstock.kv.sender import Act, classify, hopeless
 from penstock.proto import errorpb_pb2 as errorpb
 
 EXPECTED = {

@@ -7,7 +7,7 @@ from penstock.clock import SYSTEM, TS_MAX
 from penstock.kv.backoff import Backoffer
 from penstock.kv.reading import ReadView
 from penstock.kv.resolver import ReadOutcome
-from penstock.kv.safepoint import SafePoint
+from penstock.kv.scope import SafePoint
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.settings import KvSettings
 

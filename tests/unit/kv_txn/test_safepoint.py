@@ -4,7 +4,7 @@ import pytest
 
 from penstock.clock import TS_MAX
 from penstock.errors import Invalid, Unavailable
-from penstock.kv.safepoint import SafePoint
+from penstock.kv.scope import SafePoint
 from penstock.settings import KvSettings
 
 

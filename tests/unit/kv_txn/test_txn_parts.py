@@ -19,9 +19,8 @@ from penstock.errors import (
 )
 from penstock.kv.actions.pessimistic import NO_WAIT, LockWait
 from penstock.kv.background import Background
-from penstock.kv.keyerrors import to_error
 from penstock.kv.locking import Aftermath, aftermath
-from penstock.kv.locks import StatusCache, TxnStatus
+from penstock.kv.locks import StatusCache, TxnStatus, to_error
 from penstock.kv.protocol import check_age, check_commit_ts, check_commit_ts_expired
 from penstock.kv.snapshot import ValueCache
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb

@@ -3,8 +3,7 @@
 import pytest
 
 from penstock.errors import Invalid, KeyExists
-from penstock.kv.membuffer import KeyFlag
-from penstock.kv.writeset import Assertion, InsertNeeds, WriteSet
+from penstock.kv.membuffer import Assertion, InsertNeeds, KeyFlag, WriteSet
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ import pytest
 from penstock.clock import SYSTEM
 from penstock.proto import cdcpb_pb2 as cdcpb
 from penstock.sources.pipeline import SpanPipelineManager
-from penstock.sources.tikv import region
+from penstock.sources.tikv import subscription
 from penstock.sources.tikv.processor import RegionEventProcessor
-from penstock.sources.tikv.region import FeedPhase, RegionFeedState
 from penstock.sources.tikv.routing import FeedEnd, FeedEndReason
-from penstock.sources.tikv.subscription import SubscribedSpan
+from penstock.sources.tikv.subscription import FeedPhase, RegionFeedState, SubscribedSpan
 from support.feeds import a_feed, a_span, a_task
 from support.recorder import Recorder
 
@@ -105,7 +104,7 @@ def test_a_region_is_stopped_once_when_the_loop_and_its_worker_stop_it_at_the_sa
                 other.join(0.1)
             return FeedPhase.STOPPED
 
-    monkeypatch.setattr(region, "Phase", Switching())
+    monkeypatch.setattr(subscription, "Phase", Switching())
     stopped.append(feed.stop(FeedEnd(FeedEndReason.STREAM_LOST)))
     other.join()
     assert sorted(stopped) == [False, True]

@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.clock import compose_ts
+from penstock.sources.tikv.client import slow_parts
 from penstock.sources.tikv.range_lock import LockedRange, RangeLock, RangeLockCancelled, Stale, Wait
-from penstock.sources.tikv.slowregions import slow_parts
 
 
 def lock(parts: RangeLock, start: str, end: str, region_id: int, version: int) -> LockedRange:

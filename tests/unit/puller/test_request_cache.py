@@ -2,8 +2,8 @@
 
 import asyncio
 
-from penstock.sources.tikv.priority import Urgency
 from penstock.sources.tikv.request_cache import STALE_AFTER_S, Deregister, RequestCache
+from penstock.sources.tikv.routing import Urgency
 from penstock.testing.clock import ManualClock
 from support.feeds import a_feed, a_span, a_task
 

@@ -8,17 +8,16 @@ from typing import Any
 import grpc
 
 from penstock.clock import SYSTEM
-from penstock.kv.rpc.channels import Dialer
+from penstock.kv.rpc.connections import Dialer
 from penstock.proto import cdcpb_pb2 as cdcpb
 from penstock.proto import errorpb_pb2 as errorpb
 from penstock.proto import services
 from penstock.proto.codec import encode_bytes
 from penstock.settings import KvSettings
-from penstock.sources.tikv.region import FeedPhase, RegionFeedState, RegionTask
 from penstock.sources.tikv.request_cache import RequestCache
 from penstock.sources.tikv.request_worker import RegionRequestWorker
 from penstock.sources.tikv.routing import FeedEnd, FeedEndReason
-from penstock.sources.tikv.subscription import SubscribedSpan
+from penstock.sources.tikv.subscription import FeedPhase, RegionFeedState, RegionTask, SubscribedSpan
 from support.feeds import a_matcher, a_span, a_task
 
 

@@ -6,8 +6,15 @@ from penstock.errors import Invalid
 from penstock.proto import cdcpb_pb2 as cdcpb
 from penstock.proto import errorpb_pb2 as errorpb
 from penstock.proto import metapb_pb2 as metapb
-from penstock.sources.tikv.priority import FORCED_MAX, Urgency, priority
-from penstock.sources.tikv.routing import FeedEnd, FeedEndReason, RetryPauses, route
+from penstock.sources.tikv.routing import (
+    FORCED_MAX,
+    FeedEnd,
+    FeedEndReason,
+    RetryPauses,
+    Urgency,
+    priority,
+    route,
+)
 
 HIGH, LOW = Urgency.HIGH, Urgency.LOW
 

@@ -5,13 +5,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from penstock.clock import SYSTEM
-from penstock.kv.rpc.channels import Dialer
+from penstock.kv.rpc.connections import Dialer
 from penstock.settings import KvSettings
-from penstock.sources.tikv.region import RegionTask
 from penstock.sources.tikv.request_cache import RequestCache
-from penstock.sources.tikv.request_worker import RegionRequestWorker
+from penstock.sources.tikv.request_worker import RegionRequestWorker, StoreWorkers
 from penstock.sources.tikv.routing import FeedEnd, FeedEndReason
-from penstock.sources.tikv.stores import StoreWorkers
+from penstock.sources.tikv.subscription import RegionTask
 from support.feeds import a_matcher, a_span, a_task
 
 NOWHERE = ("127.0.0.1:1", "127.0.0.1:2")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.changefeeds.engines.tryingagain import tried_again
+from penstock.changefeeds.engines.encode import tried_again
 from penstock.errors import Unavailable
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.spark.home import quick_home, spark_home
-from penstock.spark.masters import parse_master
+from penstock.spark.jvm import parse_master, quick_home, spark_home
 
 LOCAL = parse_master("local[*]")
 

@@ -8,10 +8,8 @@ import pytest
 
 from penstock.errors import Invalid, Unavailable
 from penstock.settings import PoolSettings, SparkSettings, parse
-from penstock.spark.java import major_version, require_java
-from penstock.spark.masters import parse_master, require_master
-from penstock.spark.pools import allocation_file
-from penstock.spark.session import session_conf
+from penstock.spark.jvm import major_version, parse_master, require_java, require_master
+from penstock.spark.session import allocation_file, session_conf
 
 
 def java(folder: Path, version: str) -> dict[str, str]:

@@ -5,8 +5,8 @@ import pytest
 
 from penstock.changefeeds.engines.encode import EncodedChunk
 from penstock.changefeeds.engines.engine import Chunk, Traced
-from penstock.changefeeds.engines.spoolrows import chunk_batch, read_chunks
-from penstock.follow.positions import Position
+from penstock.changefeeds.engines.spark import chunk_batch, read_chunks
+from penstock.follow.slices import Position
 
 
 @pytest.mark.parametrize("traced", [(), ((1 << 60, 3), (5, 1))])

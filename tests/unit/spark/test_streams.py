@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from penstock.changes.limits import ReadLimit
-from penstock.changes.snapshotcut import HandleGroup, cut_groups
+from penstock.changes.limits import HandleGroup, ReadLimit, cut_groups
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.history_holds import HistoryHolds
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.consumerhold import TTL_S, ConsumerHold
+from penstock.follow.holds import TTL_S, ConsumerHold
 from penstock.object_storage import open_storage
+from penstock.spark.change_rows import DeclaredSchema
 from penstock.spark.stream import Offset, RefusedStreamReader
-from penstock.spark.streamschema import DeclaredSchema
 from penstock.tables.alter import add_column
 from penstock.testing.clock import ManualClock
 from support.itemtables import item_table

@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import gc, weakref
-from penstock.spark.workerprocess import task_begins
+from penstock.spark.tasks import task_begins
 
 class Ring:
     def __init__(self):

@@ -7,7 +7,7 @@ import pytest
 from penstock.errors import Unavailable
 from penstock.store.executor import ClusterMismatch
 from penstock.store.faults import Struck
-from penstock.store.statuses import end
+from penstock.store.server import end
 
 
 class Ended(Exception):

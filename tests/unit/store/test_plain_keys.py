@@ -1,7 +1,7 @@
 import asyncio
 
 from penstock.store.engine import Engine
-from penstock.store.pd.keys import EtcdKeys, Event
+from penstock.store.pd.etcd import EtcdKeys, Event
 
 
 async def test_keys_carry_the_revisions_of_their_changes(engine: Engine) -> None:

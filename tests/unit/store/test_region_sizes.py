@@ -2,10 +2,9 @@ import asyncio
 from pathlib import Path
 
 from penstock.store.engine import Cf, Engine
-from penstock.store.pd.ids import Ids
+from penstock.store.pd.tso import Ids
 from penstock.store.region import Peer, Region
-from penstock.store.regions import Regions
-from penstock.store.sizes import SizeWatch, cut_points
+from penstock.store.regions import Regions, SizeWatch, cut_points
 
 
 def test_even_data_is_cut_evenly() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.store.cdc.features import ClientFeatures, asked_features, unknown_features
+from penstock.store.cdc.stream import ClientFeatures, asked_features, unknown_features
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@ import asyncio
 import pytest
 
 from penstock.proto import cdcpb_pb2 as cdcpb
-from penstock.store.cdc import rows
+from penstock.store.cdc import subscription
 from penstock.store.cdc.outbox import EVENTS_MAX, MESSAGE_BYTES_MAX, Outbox, Quota
-from penstock.store.cdc.rows import EVENT_BYTES_MAX, EventRowWriter
+from penstock.store.cdc.subscription import EVENT_BYTES_MAX, EventRowWriter
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ async def test_dropping_data_keeps_the_errors_in_order(outbox, quota):
 async def test_rows_fill_an_event_up_to_its_limit(outbox):
     writer = EventRowWriter(outbox, 7, 9)
     for i in range(10):
-        writer.add(rows.COMMITTED, rows.PUT, b"%d" % i, 1, 2, bytes(EVENT_BYTES_MAX // 4))
+        writer.add(subscription.COMMITTED, subscription.PUT, b"%d" % i, 1, 2, bytes(EVENT_BYTES_MAX // 4))
     writer.finish()
     (message,) = await drain(outbox)
     assert [len(event.entries.entries) for event in message.events] == [3, 3, 3, 1]
@@ -156,7 +156,7 @@ async def test_rows_fill_an_event_up_to_its_limit(outbox):
 async def test_a_row_larger_than_an_event_has_one_of_its_own(outbox):
     writer = EventRowWriter(outbox, 7, 9)
     for size in (10, EVENT_BYTES_MAX * 2, 10):
-        writer.add(rows.PREWRITE, rows.PUT, b"k", 1, 0, bytes(size))
+        writer.add(subscription.PREWRITE, subscription.PUT, b"k", 1, 0, bytes(size))
     writer.finish()
     (message,) = await drain(outbox)
     assert [len(event.entries.entries) for event in message.events] == [1, 1, 1]
@@ -164,7 +164,7 @@ async def test_a_row_larger_than_an_event_has_one_of_its_own(outbox):
 
 async def test_a_row_carries_what_it_was_given(outbox):
     writer = EventRowWriter(outbox, 7, 9)
-    writer.add(rows.COMMITTED, rows.DELETE, b"k", 3, 5, b"", b"old")
+    writer.add(subscription.COMMITTED, subscription.DELETE, b"k", 3, 5, b"", b"old")
     writer.mark_initialized()
     writer.finish()
     ((row, last),) = [event.entries.entries for event in (await outbox.next()).events]

@@ -1,4 +1,4 @@
-from penstock.store.cdc.resolver import LockTable, Resolver
+from penstock.store.cdc.subscription import LockTable, Resolver
 
 
 def test_without_locks_the_bound_is_resolved():

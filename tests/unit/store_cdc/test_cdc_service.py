@@ -14,8 +14,7 @@ from penstock.store.cdc import scan, stream
 from penstock.store.cdc.service import ChangeDataService
 from penstock.store.cdc.subscription import SubscriptionPhase
 from penstock.store.engine import Engine
-from penstock.store.pd.ids import Ids
-from penstock.store.pd.tso import Tso
+from penstock.store.pd.tso import Ids, Tso
 from penstock.store.region import Peer, Region
 from penstock.store.regions import Regions
 from penstock.store.storage import TxnStorage

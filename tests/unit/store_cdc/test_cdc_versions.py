@@ -1,7 +1,7 @@
 import pytest
 
-from penstock.store.cdc.versions import Committed, committed_after
-from penstock.store.mvcc import keys
+from penstock.store.cdc.scan import Committed, committed_after
+from penstock.store.mvcc import records as keys
 from penstock.store.mvcc.records import Write, WriteKind
 
 PUT, DELETE, LOCK, ROLLBACK = WriteKind.PUT, WriteKind.DELETE, WriteKind.LOCK, WriteKind.ROLLBACK

@@ -1,7 +1,7 @@
 import pytest
 
 from penstock.proto import deadlock_pb2 as deadlock
-from penstock.store.deadlock import Detector
+from penstock.store.lock_waiting import Detector
 
 
 def wait(txn: int, wait_for: int, key: bytes = b"k") -> deadlock.WaitForEntry:

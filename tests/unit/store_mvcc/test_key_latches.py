@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from penstock.clock import SYSTEM
-from penstock.store.latches import Latches
+from penstock.store.scheduler import Latches
 
 
 async def spin() -> None:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from penstock.clock import TS_MAX
 from penstock.errors import Corrupt
 from penstock.store.bounds import KeyBounds
-from penstock.store.mvcc import keys
+from penstock.store.mvcc import records
 from penstock.store.mvcc.records import LockKind, LockRecord, Write, WriteKind
 
 raw_keys = st.binary(max_size=24) | st.text("\0\x01\xff", max_size=12).map(lambda text: text.encode("latin1"))
@@ -14,24 +14,24 @@ timestamps = st.integers(0, TS_MAX)
 
 @given(raw_keys, timestamps)
 def test_a_versioned_key_gives_back_its_parts(key: bytes, ts: int) -> None:
-    versioned = keys.versioned(key, ts)
-    assert keys.unescape(versioned) == key
-    assert keys.ts_of(versioned) == ts
-    assert versioned.startswith(keys.escape(key))
+    versioned = records.versioned(key, ts)
+    assert records.unescape(versioned) == key
+    assert records.ts_of(versioned) == ts
+    assert versioned.startswith(records.escape(key))
 
 
 @given(raw_keys, timestamps, raw_keys, timestamps)
 def test_versions_sort_by_key_then_newest_first(key: bytes, ts: int, other_key: bytes, other_ts: int) -> None:
     expected = (key, -ts) < (other_key, -other_ts)
-    assert (keys.versioned(key, ts) < keys.versioned(other_key, other_ts)) == expected
+    assert (records.versioned(key, ts) < records.versioned(other_key, other_ts)) == expected
 
 
 @given(raw_keys, timestamps, raw_keys, raw_keys)
 def test_a_span_holds_the_versions_of_its_keys_and_no_others(
     key: bytes, ts: int, start: bytes, end: bytes
 ) -> None:
-    lower, upper = keys.span(KeyBounds(start, end))
-    versioned = keys.versioned(key, ts)
+    lower, upper = records.span(KeyBounds(start, end))
+    versioned = records.versioned(key, ts)
     assert KeyBounds(start, end).contains(key) == (lower <= versioned and (not upper or versioned < upper))
 
 

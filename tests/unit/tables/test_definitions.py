@@ -8,12 +8,11 @@ import pytest
 from penstock.errors import Corrupt, Invalid
 from penstock.tables import alter, statements
 from penstock.tables.arrow import arrow_schema, arrow_type
+from penstock.tables.columns import ColumnFlag, FieldType, Tp
 from penstock.tables.ddl_jobs import DdlJob, SchemaDiff
-from penstock.tables.define import Index, define_column, define_table
-from penstock.tables.fieldtypes import ColumnFlag, FieldType, Tp
+from penstock.tables.define import Index, define_column, define_table, parse_definition
 from penstock.tables.records import key_follows_handle
 from penstock.tables.schema import DatabaseInfo, HandleKind, TableInfo
-from penstock.tables.typetext import parse_definition
 
 TEXTS = [
     "tinyint",

@@ -9,7 +9,7 @@ import pytest
 from penstock.errors import Corrupt, Invalid
 from penstock.tables.codec import datums, decimals, json_binary, ordered, rows, times
 from penstock.tables.codec.datums import Datum, DatumKind
-from penstock.tables.fieldtypes import ColumnFlag, FieldType, Tp
+from penstock.tables.columns import ColumnFlag, FieldType, Tp
 from penstock.tables.values import from_cell, to_cell
 
 SMALL_ROW = bytes.fromhex(

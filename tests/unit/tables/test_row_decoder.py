@@ -11,10 +11,10 @@ import pytest
 from penstock.errors import Corrupt, Invalid
 from penstock.tables import alter
 from penstock.tables.arrow import arrow_schema
-from penstock.tables.bulk import encode_batch
 from penstock.tables.codec import decimals, rows
 from penstock.tables.decoding.decoder import TidbRowDecoder, decode_rows, int_handles
 from penstock.tables.define import define_table
+from penstock.tables.encoding import encode_batch
 from penstock.tables.keys import record_key
 from penstock.tables.raw import RAW_SCHEMA, Op
 from penstock.tables.records import handle_of, read_record, row_of, to_record, value_of

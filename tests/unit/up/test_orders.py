@@ -5,8 +5,7 @@ import json
 import pytest
 
 from penstock import settings as settings_
-from penstock.cli.up.orders import ServiceConfig
-from penstock.cli.up.parts import parts_of
+from penstock.cli.up.parts import ServiceConfig, parts_of
 from penstock.control.part_states import PartKind
 from penstock.errors import Invalid
 from penstock.settings import Settings

@@ -4,10 +4,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Response
 
-from penstock.api.accounts import Asking, Caller
+from penstock.api.deployment import PREFIX, Deployed
 from penstock.api.errors import declared
 from penstock.api.models import ChangefeedDetail, ChangefeedModel, ChangefeedPatch, FeedName, NewChangefeed
-from penstock.api.service import PREFIX, Deployed
+from penstock.api.security import Asking, Caller
 from penstock.control import changefeeds, tenancy
 from penstock.control.deployment import Deployment
 from penstock.settings import ChangefeedSettings, parse_changefeed

@@ -4,16 +4,17 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Path, Query, Response
 
-from penstock.api.accounts import Asking, Caller
+from penstock.api.deployment import PREFIX, Deployed, Shared
 from penstock.api.errors import declared
 from penstock.api.models import JobDetail, JobPatch, JobSummary, NewJob, Repaired, RepairRequest, VerifyAnswer
-from penstock.api.service import PREFIX, Deployed, Shared
-from penstock.control import freshcalls, job_views, tables, targetcalls, tenancy
+from penstock.api.security import Asking, Caller
+from penstock.control import job_views, tables, tenancy
+from penstock.control import jobs as freshcalls
 from penstock.control import jobs as jobcalls
+from penstock.control import verify as targetcalls
 from penstock.control.deployment import Deployment
 from penstock.jobs.api import no_such_job
-from penstock.jobs.job import Job, JobState
-from penstock.jobs.jobid import JobId
+from penstock.jobs.job import Job, JobId, JobState
 from penstock.jobs.spec import JobSpec
 
 __all__ = ["OfJob", "OfTable", "api", "job_id_of"]

@@ -4,11 +4,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from penstock.api.accounts import Asking, Caller
+from penstock.api.deployment import PREFIX, ApiState, Deployed, Shared
 from penstock.api.errors import declared
 from penstock.api.models import SearchAnswer, SearchRequest
 from penstock.api.routes.jobs import OfJob, OfTable, job_id_of
-from penstock.api.service import PREFIX, ApiState, Deployed, Shared
+from penstock.api.security import Asking, Caller
 from penstock.control import search
 from penstock.control.deployment import Deployment
 

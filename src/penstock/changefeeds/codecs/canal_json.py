@@ -1,20 +1,123 @@
-"""canal-json: a line for each change, with the bytes that TiCDC writes."""
+"""canal-json: a line for each change, with the bytes that TiCDC writes.
 
-from collections.abc import Sequence
+What consumers are told of a column's type: MySQL's name of it, and Java's number. Pure.
+
+canal-json files: a line of JSON for each change, its values as text.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.changefeeds.codecs.mysqltypes import java_type, mysql_type, promotion
+from penstock.changefeeds.codecs.decoded_changes import DecodedChanges, as_struct
 from penstock.changefeeds.codecs.options import EncoderOptions
 from penstock.changefeeds.codecs.row_changes import RowChanges
+from penstock.changefeeds.codecs.text_cells import (
+    BLOCK_BYTES,
+    Readable,
+    TextForm,
+    blocks,
+    from_text,
+    latin1,
+    parse_json,
+)
 from penstock.clock import LOGICAL_BITS
 from penstock.columnar.text_lines import JSON, LATIN1_JSON, Lines, json_string, numbers, spread, truths
+from penstock.errors import Corrupt
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.tables.columns import ColumnInfo
-from penstock.tables.fieldtypes import Tp
+from penstock.tables.arrow import arrow_schema
+from penstock.tables.columns import BLOBS, ColumnFlag, ColumnInfo, FieldType, Tp
+from penstock.tables.schema import TableInfo
 from penstock.tables.text_values import enum_numbers, set_numbers, texts
+
+_NAMES = {
+    Tp.TINY: "tinyint",
+    Tp.SHORT: "smallint",
+    Tp.INT24: "mediumint",
+    Tp.LONG: "int",
+    Tp.LONGLONG: "bigint",
+    Tp.FLOAT: "float",
+    Tp.DOUBLE: "double",
+    Tp.NULL: "null",
+    Tp.TIMESTAMP: "timestamp",
+    Tp.DATE: "date",
+    Tp.DURATION: "time",
+    Tp.DATETIME: "datetime",
+    Tp.YEAR: "year",
+    Tp.VARCHAR: "varchar",
+    Tp.BIT: "bit",
+    Tp.VECTOR_FLOAT32: "vector",
+    Tp.JSON: "json",
+    Tp.NEW_DECIMAL: "decimal",
+    Tp.ENUM: "enum",
+    Tp.SET: "set",
+    Tp.TINY_BLOB: "tinytext",
+    Tp.MEDIUM_BLOB: "mediumtext",
+    Tp.LONG_BLOB: "longtext",
+    Tp.BLOB: "text",
+    Tp.VAR_STRING: "var_string",
+    Tp.STRING: "char",
+    Tp.GEOMETRY: "geometry",
+}
+
+_BIT, _TINYINT, _BIGINT, _CHAR, _DECIMAL, _INTEGER, _SMALLINT = -7, -6, -5, 1, 3, 4, 5
+_REAL, _DOUBLE, _VARCHAR, _DATE, _TIME, _TIMESTAMP, _BLOB, _CLOB = 7, 8, 12, 91, 92, 93, 2004, 2005
+_JAVA = {
+    **dict.fromkeys((Tp.BIT, Tp.SET), _BIT),
+    **dict.fromkeys((Tp.INT24, Tp.LONG, Tp.ENUM), _INTEGER),
+    **dict.fromkeys((Tp.DATETIME, Tp.TIMESTAMP), _TIMESTAMP),
+    **dict.fromkeys(BLOBS, _CLOB),
+    Tp.TINY: _TINYINT,
+    Tp.SHORT: _SMALLINT,
+    Tp.LONGLONG: _BIGINT,
+    Tp.STRING: _CHAR,
+    Tp.NEW_DECIMAL: _DECIMAL,
+    Tp.FLOAT: _REAL,
+    Tp.DOUBLE: _DOUBLE,
+    Tp.DATE: _DATE,
+    Tp.DURATION: _TIME,
+}
+
+
+class Promotion(NamedTuple):
+    """Values of an unsigned column above `above` do not fit its type, and say this one instead."""
+
+    above: int
+    java_type: int
+
+
+_PROMOTIONS = {
+    Tp.TINY: Promotion((1 << 7) - 1, _SMALLINT),
+    Tp.SHORT: Promotion((1 << 15) - 1, _INTEGER),
+    Tp.LONG: Promotion((1 << 31) - 1, _BIGINT),
+    Tp.LONGLONG: Promotion((1 << 63) - 1, _DECIMAL),
+}
+
+
+def mysql_type(kind: FieldType) -> str:
+    """MySQL's name of a type without its size, such as `bigint unsigned`."""
+    name = _NAMES[kind.tp]
+    if kind.charset == "binary":
+        name = name.replace("text", "blob") if kind.tp in BLOBS else name
+        name = name.replace("char", "binary") if kind.tp in {Tp.STRING, Tp.VARCHAR} else name
+    if kind.unsigned and kind.tp not in {Tp.BIT, Tp.YEAR}:
+        name += " unsigned"
+    return name + (" zerofill" if kind.flag & ColumnFlag.ZEROFILL and kind.tp is not Tp.YEAR else "")
+
+
+def java_type(kind: FieldType) -> int:
+    """The number in java.sql.Types."""
+    return _BLOB if kind.is_binary else _JAVA.get(kind.tp, _VARCHAR)
+
+
+def promotion(kind: FieldType) -> Promotion | None:
+    """What large values of an unsigned column say; None when all of them fit."""
+    return _PROMOTIONS.get(kind.tp) if kind.unsigned else None
+
 
 _KINDS = (b"INSERT", b"UPDATE", b"DELETE")
 _ESCAPED = {Tp.JSON, Tp.GEOMETRY, Tp.NULL}
@@ -119,3 +222,94 @@ def cells(column: ColumnInfo, values: pa.Array) -> pa.Array:
     if kind.tp is Tp.SET:
         return set_numbers(kind.elems, values)
     return JSON.apply(values) if kind.tp in _ESCAPED else texts(kind, values)
+
+
+_OPS = pa.array(["INSERT", "UPDATE", "DELETE"])
+_LETTERS = pa.array(["I", "U", "D"])
+
+
+def decode(
+    stream: Readable, table: TableInfo, *, terminator: str, time_zone: str, block_bytes: int = BLOCK_BYTES
+) -> Iterator[DecodedChanges]:
+    """The changes of a file, in bounded memory; raise Corrupt when a line is not of that form.
+
+    Lines that are no changes of rows (DDLs, watermarks) are passed over.
+    """
+    form = TextForm(latin1, numbered_elements=True, time_zone=time_zone)
+    line_end = "\n" if "\n" in terminator else terminator
+    for block in blocks(stream, line_end.encode(), block_bytes):
+        yield _changes(block, table, form)
+
+
+def _changes(block: bytes, table: TableInfo, form: TextForm) -> DecodedChanges:
+    lines = _parse(block, table)
+    numbers = pc.index_in(lines["type"], _OPS)
+    wanted = pc.indices_nonzero(pc.is_valid(numbers))
+    lines, ops = lines.take(wanted), _LETTERS.take(numbers.take(wanted))
+    new, old = _texts(lines["data"], needed=True), _texts(lines["old"], needed=False)
+    updated = pc.and_(pc.equal(ops, "U"), pc.is_valid(old))
+    was = _completed(old, new, updated, block, wanted)
+    schema = arrow_schema(table)
+    rows, before = (
+        pa.RecordBatch.from_arrays(
+            [from_text(column, text.field(place), form) for place, column in enumerate(table.stored_columns)],
+            schema=schema,
+        )
+        for text in (new, was)
+    )
+    commit_ts = pc.struct_field(lines["_tidb"], "commitTs")
+    return DecodedChanges(ops, commit_ts, rows, as_struct(before, updated))
+
+
+def _parse(block: bytes, table: TableInfo) -> pa.RecordBatch:
+    row = pa.struct([pa.field(column.name, pa.string()) for column in table.stored_columns])
+    schema = pa.schema(
+        [
+            ("type", pa.string()),
+            ("data", pa.list_(row)),
+            ("old", pa.list_(row)),
+            ("_tidb", pa.struct([("commitTs", pa.uint64())])),
+        ]
+    )
+    return parse_json(block, schema)
+
+
+def _texts(lists: pa.ListArray, *, needed: bool) -> pa.StructArray:
+    """The one row in each list; null where there is no list."""
+    lengths = pc.list_value_length(lists)
+    expected = pc.equal(lengths, 1)
+    if not pc.all(expected, skip_nulls=not needed, min_count=0).as_py():
+        raise Corrupt("a line of canal-json holds no row, or several, where one belongs; keep the file")
+    if lists.null_count:
+        starts = pc.cast(pc.if_else(pc.is_valid(lists), lists.offsets[:-1], None), pa.int64())
+        return lists.values.take(starts)
+    return lists.flatten()
+
+
+def _completed(
+    old: pa.StructArray, new: pa.StructArray, updated: pa.Array, block: bytes, wanted: pa.Array
+) -> pa.StructArray:
+    """Rows before updates, completed by what did not change where only what changed was written.
+
+    A column that is missing reads as null; only where that matters the line itself is asked.
+    """
+    olds = [pc.struct_field(old, [place]) for place in range(old.type.num_fields)]
+    news = [pc.struct_field(new, [place]) for place in range(old.type.num_fields)]
+    in_doubt = [
+        pc.and_(updated, pc.and_(pc.is_null(before), pc.is_valid(after)))
+        for before, after in zip(olds, news, strict=True)
+    ]
+    doubted = sorted({place for mask in in_doubt for place in pc.indices_nonzero(mask).to_pylist()})
+    if doubted:
+        lines = [line for line in block.splitlines() if line.strip()]
+        numbers = wanted.take(pa.array(doubted)).to_pylist()
+        told = {place: _names(lines[number]) for place, number in zip(doubted, numbers, strict=True)}
+        for place, field in enumerate(old.type):
+            missing = [row for row in doubted if field.name not in told[row]]
+            mask = pc.is_in(pa.array(range(len(old))), pa.array(missing, pa.int64()))
+            olds[place] = pc.if_else(mask, news[place], olds[place])
+    return pa.StructArray.from_arrays(olds, fields=list(old.type))
+
+
+def _names(line: bytes) -> set[str]:
+    return set(json.loads(line)["old"][0])

@@ -1,18 +1,39 @@
-"""debezium: a change event of Debezium in each line, without its schema."""
+"""debezium: a change event of Debezium in each line, without its schema.
 
-from collections.abc import Sequence
+debezium files: a change event in each line, its values as Debezium's connector for MySQL has them.
+"""
+
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.changefeeds.codecs.decoded_changes import (
+    OP_DELETE,
+    OP_INSERT,
+    OP_UPDATE,
+    DecodedChanges,
+    as_struct,
+)
 from penstock.changefeeds.codecs.options import EncoderOptions
 from penstock.changefeeds.codecs.row_changes import DELETE, RowChanges
+from penstock.changefeeds.codecs.text_cells import (
+    BLOCK_BYTES,
+    Readable,
+    TextForm,
+    base64_bytes,
+    blocks,
+    from_text,
+    parse_json,
+)
 from penstock.clock import LOGICAL_BITS
 from penstock.columnar.text_lines import JSON, Lines, base64_cells, json_string, numbers, spread
+from penstock.errors import Corrupt
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.tables.columns import ColumnInfo
-from penstock.tables.fieldtypes import INTEGER_BITS, FieldType, Tp
+from penstock.tables.arrow import arrow_schema, arrow_type
+from penstock.tables.columns import INTEGER_BITS, ColumnInfo, FieldType, Tp
+from penstock.tables.schema import TableInfo
 from penstock.tables.text_values import fixed_floats, texts
 
 _KINDS = (b"c", b"u", b"d")
@@ -125,3 +146,85 @@ def _bits(kind: FieldType, values: pa.Array) -> pa.Array:
         pa.binary(width), len(known), [None, pa.py_buffer(np.ascontiguousarray(held))]
     ).cast(pa.binary())
     return pc.if_else(values.is_valid(), base64_cells(cells), pa.scalar(None, pa.binary()))
+
+
+_DECODED_KINDS = pa.array(["c", "r", "u", "d"])
+_OPS = pa.array([OP_INSERT, OP_INSERT, OP_UPDATE, OP_DELETE])
+_FORM = TextForm(base64_bytes, numbered_elements=False)
+
+
+def decode(
+    stream: Readable, table: TableInfo, *, terminator: str, block_bytes: int = BLOCK_BYTES
+) -> Iterator[DecodedChanges]:
+    """The changes of a file, in bounded memory; raise Corrupt when a line is not of that form."""
+    row = pa.struct([pa.field(column.name, _written(column.type)) for column in table.stored_columns])
+    schema = pa.schema(
+        [
+            ("op", pa.string()),
+            ("before", row),
+            ("after", row),
+            ("source", pa.struct([("commit_ts", pa.uint64())])),
+        ]
+    )
+    line_end = "\n" if "\n" in terminator else terminator
+    for block in blocks(stream, line_end.encode(), block_bytes):
+        yield _changes(parse_json(block, schema), table)
+
+
+def _changes(lines: pa.RecordBatch, table: TableInfo) -> DecodedChanges:
+    kinds = pc.index_in(lines.column("op"), _DECODED_KINDS)
+    if kinds.null_count:
+        raise Corrupt("a line is no change of a row; keep the file")
+    ops = _OPS.take(kinds)
+    before, after = lines.column("before"), lines.column("after")
+    shown = pc.if_else(pc.equal(ops, OP_DELETE), before, after)
+    if shown.null_count:
+        raise Corrupt("a change has no row; keep the file")
+    updated = pc.and_(pc.equal(ops, OP_UPDATE), pc.is_valid(before))
+    commit_ts = pc.struct_field(lines.column("source"), "commit_ts")
+    return DecodedChanges(ops, commit_ts, _rows(shown, table), as_struct(_rows(before, table), updated))
+
+
+def _rows(values: pa.StructArray, table: TableInfo) -> pa.RecordBatch:
+    columns = [
+        _typed(column, pc.struct_field(values, [place])) for place, column in enumerate(table.stored_columns)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(table))
+
+
+def _written(kind: FieldType) -> pa.DataType:
+    """The JSON type of a column's values."""
+    if kind.tp in INTEGER_BITS:
+        return pa.uint64() if kind.unsigned else pa.int64()
+    if kind.tp in {Tp.YEAR, Tp.DATE, Tp.DATETIME, Tp.DURATION}:
+        return pa.int64()
+    if kind.tp in {Tp.FLOAT, Tp.DOUBLE}:
+        return pa.float64()
+    return pa.bool_() if _is_flag(kind) else pa.string()
+
+
+def _typed(column: ColumnInfo, values: pa.Array) -> pa.Array:
+    kind = column.type
+    wanted = arrow_type(kind)
+    if kind.tp is Tp.DATE:
+        return values.cast(pa.int32()).cast(wanted)
+    if kind.tp is Tp.DATETIME:
+        unit = "ms" if kind.fsp <= _MILLISECOND_DIGITS else "us"
+        return values.cast(pa.timestamp(unit)).cast(wanted)
+    if kind.tp is Tp.TIMESTAMP:
+        return from_text(column, pc.utf8_rtrim(pc.replace_substring(values, "T", " "), "Z"), _FORM)
+    if kind.tp is Tp.BIT and not _is_flag(kind):
+        return _decode_bits(values, wanted)
+    if pa.types.is_string(values.type):
+        return from_text(column, values, _FORM)
+    if pa.types.is_boolean(values.type):
+        return values.cast(pa.int8()).cast(wanted)
+    return pc.cast(values, wanted, safe=kind.tp is not Tp.FLOAT)
+
+
+def _decode_bits(values: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Bytes, the lowest first."""
+    numbers = [
+        None if text is None else int.from_bytes(base64_bytes(text), "little") for text in values.to_pylist()
+    ]
+    return pa.array(numbers, pa.uint64()).cast(wanted)

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from penstock.changefeeds.codecs import canaljson, csvfiles, debezium_2, parquetfiles
+from penstock.changefeeds.codecs import canal_json, debezium, parquet
+from penstock.changefeeds.codecs import csv as csvfiles
 from penstock.changefeeds.codecs.decoded_changes import DecodedChanges
-from penstock.changefeeds.codecs.lines import BLOCK_BYTES
 from penstock.changefeeds.codecs.options import CsvOptions, Protocol
+from penstock.changefeeds.codecs.text_cells import BLOCK_BYTES
 from penstock.errors import Corrupt, Invalid
 from penstock.object_storage import ObjectStorage
 from penstock.tables.schema import TableInfo
@@ -90,15 +91,15 @@ def decoded(
     zone, line_end = options.time_zone, options.terminator
     size = max(_BLOCK_BYTES_MIN, BLOCK_BYTES // share)
     if protocol == "parquet":
-        rows = max(_BATCH_ROWS_MIN, parquetfiles.BATCH_ROWS // share)
-        return parquetfiles.decode(stream, table, batch_rows=rows)
+        rows = max(_BATCH_ROWS_MIN, parquet.BATCH_ROWS // share)
+        return parquet.decode(stream, table, batch_rows=rows)
     if protocol == "csv":
         return csvfiles.decode(
             stream, table, options.csv, terminator=line_end, time_zone=zone, block_bytes=size
         )
     if protocol == "debezium":
-        return debezium_2.decode(stream, table, terminator=line_end, block_bytes=size)
-    return canaljson.decode(stream, table, terminator=line_end, time_zone=zone, block_bytes=size)
+        return debezium.decode(stream, table, terminator=line_end, block_bytes=size)
+    return canal_json.decode(stream, table, terminator=line_end, time_zone=zone, block_bytes=size)
 
 
 @contextmanager

@@ -1,6 +1,10 @@
-"""One face for all formats: row changes become blocks, and stretches of blocks become payloads."""
+"""One face for all formats: row changes become blocks, and stretches of blocks become payloads.
 
-from collections.abc import Sequence
+Payloads of text, compressed so that one after the other they are one file.
+"""
+
+import gzip
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,15 +12,30 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.changefeeds.codecs.canal_json import CanalJson
-from penstock.changefeeds.codecs.compressing import SUFFIXES, compressed
 from penstock.changefeeds.codecs.csv import Separated
 from penstock.changefeeds.codecs.debezium import DebeziumJson
-from penstock.changefeeds.codecs.options import EncoderOptions
+from penstock.changefeeds.codecs.options import Compression, EncoderOptions
 from penstock.changefeeds.codecs.parquet import ParquetRows, row_bytes
 from penstock.changefeeds.codecs.row_changes import RowChanges
 from penstock.columnar.text_lines import Ints, content
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.tables.columns import ColumnInfo
+
+_ZSTD_LEVEL = 3
+_GZIP_LEVEL = 6
+
+_COMPRESS: dict[Compression, Callable[[bytes], bytes]] = {
+    "none": lambda payload: payload,
+    "gzip": lambda payload: gzip.compress(payload, _GZIP_LEVEL, mtime=0),
+    "zstd": lambda payload: pa.Codec("zstd", _ZSTD_LEVEL).compress(payload, asbytes=True),
+}
+
+SUFFIXES: dict[Compression, str] = {"none": "", "gzip": ".gz", "zstd": ".zst"}
+
+
+def compressed(payload: bytes, compression: Compression) -> bytes:
+    """A gzip member or a zstd frame of its own; the same payload gives the same bytes."""
+    return _COMPRESS[compression](payload) if payload else payload
 
 
 class EncodedRows(Protocol):

@@ -1,19 +1,32 @@
-"""Parquet: changes as rows in Delta's vocabulary, by way of Arrow streams that become one file."""
+"""Parquet: changes as rows in Delta's vocabulary, by way of Arrow streams that become one file.
+
+Parquet files: a table's columns, then what happened to each row and when, in Delta's vocabulary.
+"""
 
 import io
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from penstock.changefeeds.codecs.decoded_changes import (
+    OP_DELETE,
+    OP_INSERT,
+    DecodedChanges,
+    Halves,
+    no_old,
+    paired,
+)
 from penstock.changefeeds.codecs.row_changes import RowChanges, taken_rows
 from penstock.clock import LOGICAL_BITS
 from penstock.columnar.text_lines import Ints
 from penstock.errors import Corrupt, Invalid
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.tables.arrow import arrow_field
+from penstock.tables.arrow import arrow_field, arrow_schema
 from penstock.tables.columns import ColumnInfo
+from penstock.tables.schema import TableInfo
 
 CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = "_change_type", "_commit_version", "_commit_timestamp"
 
@@ -116,3 +129,39 @@ def _value_bytes(column: pa.Array) -> Ints | int:
 
 def _timestamps(commits: Ints) -> pa.Array:
     return pa.array((commits >> LOGICAL_BITS) * _MICROSECONDS).cast(pa.timestamp("us", tz="UTC"))
+
+
+BATCH_ROWS = 64 * 1024
+_DECODED_KINDS = pa.array(["insert", "delete", "update_preimage", "update_postimage"])
+_OPS = pa.array([OP_INSERT, OP_DELETE, OP_DELETE, OP_INSERT])
+_HALVES = pa.array([False, False, True, True])
+
+
+def decode(
+    stream: pa.NativeFile, table: TableInfo, *, batch_rows: int = BATCH_ROWS
+) -> Iterator[DecodedChanges]:
+    """The changes of a file, a batch at a time.
+
+    Raises Corrupt when it is no such file, Invalid when its columns are not those of the schema file.
+    """
+    schema = arrow_schema(table)
+    file = pq.ParquetFile(stream)
+    if not file.metadata.num_rows:
+        return iter(())
+    wanted = [*schema.names, CHANGE_TYPE, COMMIT_VERSION]
+    missing = [name for name in wanted if name not in file.schema_arrow.names]
+    if missing:
+        raise Invalid(
+            f"it has no column {missing[0]}; give the URI of the directory that it was written into"
+        )
+    batches = file.iter_batches(batch_rows, columns=wanted)
+    return paired(_halves(batch, schema) for batch in batches)
+
+
+def _halves(batch: pa.RecordBatch, schema: pa.Schema) -> Halves:
+    kinds = pc.index_in(batch.column(CHANGE_TYPE), _DECODED_KINDS)
+    if kinds.null_count:
+        raise Corrupt("a row has a change type that is none; keep the file")
+    rows = batch.select(schema.names).cast(schema)
+    commit_ts = batch.column(COMMIT_VERSION).cast(pa.uint64())
+    return DecodedChanges(_OPS.take(kinds), commit_ts, rows, no_old(rows)), _HALVES.take(kinds)

@@ -1,6 +1,14 @@
-"""Changes of rows in the order in which they are written: what every format encodes."""
+"""Changes of rows in the order in which they are written: what every format encodes.
 
-from collections.abc import Iterator
+The two sides of changes put together: which row became which, and in what order they are written. Pure.
+
+Changes are ordered by (commit_ts, handle). A reader knows a row by its primary key, so an update that changes
+the key while the handle stays is a delete and an insert, in every format. Where keys can go from one row to
+another, the deletes of a commit come before the rest of it, so that a key is free when it is taken. Elsewhere
+('a' to 'a ' under a collation that pads) no other row can have the key, and the insert follows its delete.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +16,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.columnar.text_lines import Ints
+from penstock.changes import ChangeBatch
+from penstock.columnar.text_lines import Ints, content, truths
+from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD
+from penstock.follow.slices import Position
+from penstock.tables.arrow import arrow_schema
+from penstock.tables.records import key_follows_handle
+from penstock.tables.schema import HandleKind, TableInfo
 
 INSERT, UPDATE, DELETE = 0, 1, 2
 
@@ -98,3 +112,212 @@ def taken_rows(rows: pa.RecordBatch, places: Ints) -> pa.RecordBatch:
     if not rows.num_columns:
         return rows.slice(0, len(places))
     return pa.RecordBatch.from_arrays([taken(each, places) for each in rows.columns], schema=rows.schema)
+
+
+_INT_HANDLE_BYTES = 8
+
+Keep = Callable[[pa.RecordBatch], Mask]
+
+
+def keys_move(table: TableInfo) -> bool:
+    """Whether a primary key may go from one row to another, since it is not what the handle says."""
+    return bool(table.primary_key) and table.handle_kind is HandleKind.ROWID
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """How batches of changes of a table become row changes.
+
+    `columns` are shown of each row, `reads` those and what `keep` looks at. `keep` says which rows there are
+    for the reader; None: all of them.
+    """
+
+    table: TableInfo
+    columns: Sequence[str]
+    reads: Sequence[str]
+    keep: Keep | None = None
+
+    def of(self, batches: Sequence[ChangeBatch], after: Position, *, snapshot_ts: int = 0) -> RowChanges:
+        """The changes of whole commits, without those that are not after a position.
+
+        With `snapshot_ts` they are rows of a snapshot: inserts of that time.
+        """
+        ends = pa.concat_batches([each.tombstones for each in batches])
+        begins = pa.concat_batches([each.data for each in batches])
+        old, known = self._old(ends)
+        new = begins.select(self.reads)
+        sides = _Sides(
+            commits=np.concatenate([_commits(ends), _commits(begins, snapshot_ts)]),
+            handles=pa.concat_arrays([ends.column(HANDLE), begins.column(HANDLE)]),
+            ends=ends.num_rows,
+        )
+        changes = sides.changes(after)
+        if self.keep is not None:
+            changes = changes.kept(self.keep(old) | ~known, self.keep(new))
+        if not key_follows_handle(self.table):
+            changes = changes.split(self._other_keys(changes, old, new), deletes_first=keys_move(self.table))
+        return self._gathered(changes, sides, old, known, new, snapshot=bool(snapshot_ts))
+
+    def _old(self, ends: pa.RecordBatch) -> tuple[pa.RecordBatch, Mask]:
+        """The rows that ended, and whether more than their keys is known."""
+        if not ends.num_rows:
+            return pa.RecordBatch.from_pylist([], self._schema), np.ones(0, np.bool_)
+        held = ends.column(OLD)
+        found = dict(zip((field.name for field in held.type), held.flatten(), strict=True))
+        if held.null_count:
+            keys = [column.name for column in self.table.primary_key]
+            found |= {name: ends.column(name) for name in keys if name in ends.schema.names}
+        return pa.RecordBatch.from_arrays(
+            [found[name] for name in self.reads], schema=self._schema
+        ), np.asarray(held.is_valid())
+
+    @property
+    def _schema(self) -> pa.Schema:
+        table = arrow_schema(self.table)
+        return pa.schema([table.field(name) for name in self.reads])
+
+    def _other_keys(self, changes: "_Changes", old: pa.RecordBatch, new: pa.RecordBatch) -> Mask:
+        """Which updates give their row another primary key, as it is written."""
+        other = np.zeros(len(changes.commits), np.bool_)
+        at = np.flatnonzero((changes.ends >= 0) & (changes.begins >= 0))
+        for column in self.table.primary_key:
+            before = taken(old.column(column.name), changes.ends[at])
+            after = taken(new.column(column.name), changes.begins[at])
+            other[at] |= ~truths(pc.equal(_as_written(before), _as_written(after)))
+        return other
+
+    def _gathered(
+        self,
+        changes: "_Changes",
+        sides: "_Sides",
+        old: pa.RecordBatch,
+        known: Mask,
+        new: pa.RecordBatch,
+        *,
+        snapshot: bool,
+    ) -> RowChanges:
+        begun = changes.begins >= 0
+        both = begun & (changes.ends >= 0)
+        kinds = np.where(both, UPDATE, np.where(begun, INSERT, DELETE)).astype(np.int8)
+        place = np.where(begun, changes.begins + sides.ends, changes.ends)
+        old, new = old.select(self.columns), new.select(self.columns)
+        rows = pa.concat_batches([old, new]) if old.num_rows else new
+        whole = np.concatenate((known, np.ones(new.num_rows, np.bool_)))
+        return RowChanges(
+            kinds,
+            changes.commits,
+            taken(sides.handles, place),
+            whole[place],
+            taken_rows(rows, place),
+            taken_rows(old, changes.ends[both]),
+            snapshot,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """Where the sides of each change are; -1: it has none there."""
+
+    commits: Ints
+    ends: Ints
+    begins: Ints
+
+    def where(self, mask: Mask) -> "_Changes":
+        if mask.all():
+            return self
+        return _Changes(self.commits[mask], self.ends[mask], self.begins[mask])
+
+    def kept(self, ends: Mask, begins: Mask) -> "_Changes":
+        """Without sides that are not wanted, and changes that have no side left."""
+        lasting_ends = np.append(ends, False)[self.ends]  # -1 is the last
+        lasting_begins = np.append(begins, False)[self.begins]
+        left = _Changes(
+            self.commits, np.where(lasting_ends, self.ends, -1), np.where(lasting_begins, self.begins, -1)
+        )
+        return left.where(lasting_ends | lasting_begins)
+
+    def split(self, split: Mask, *, deletes_first: bool) -> "_Changes":
+        """With some updates as a delete and an insert; `deletes_first`: those of a commit before the rest."""
+        if not deletes_first and not split.any():
+            return self
+        both = (self.ends >= 0) & (self.begins >= 0)
+        assert not (split & ~both).any(), "only updates are split"
+        commits = np.concatenate((self.commits, self.commits[split]))
+        ends = np.concatenate((self.ends, self.ends[split]))
+        begins = np.concatenate((self.begins, np.full(int(split.sum()), -1, np.int64)))
+        ends[: len(split)][split] = -1
+        place = np.concatenate((np.arange(len(split)), np.flatnonzero(split)))
+        if deletes_first:
+            order = np.lexsort((place, begins >= 0, commits))
+        else:
+            order = np.lexsort((begins >= 0, place))
+        return _Changes(commits[order], ends[order], begins[order])
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """Rows that ended, then rows that began: when, and which rows they are."""
+
+    commits: Ints
+    handles: pa.Array
+    ends: int
+
+    def changes(self, after: Position) -> _Changes:
+        """Both sides of each row at each time together, in order."""
+        wanted = self._after(after)
+        ranks = _ranks(self.handles)
+        order = self._order(ranks)
+        order = order[wanted[order]]
+        if not len(order):
+            nothing = np.empty(0, np.int64)
+            return _Changes(nothing, nothing, nothing)
+        commits, ranks = self.commits[order], ranks[order]
+        first = np.ones(len(order), np.bool_)
+        first[1:] = (commits[1:] != commits[:-1]) | (ranks[1:] != ranks[:-1])
+        last = np.append(first[1:], True)
+        start, end = order[first], order[last]
+        return _Changes(
+            commits[first],
+            np.where(start < self.ends, start, -1),
+            np.where(end >= self.ends, end - self.ends, -1),
+        )
+
+    def _order(self, ranks: npt.NDArray[np.unsignedinteger]) -> Ints:
+        """By time and handle, of one change the end first, as it is already."""
+        rising = (self.commits[1:] > self.commits[:-1]) | (
+            (self.commits[1:] == self.commits[:-1]) & (ranks[1:] >= ranks[:-1])
+        )
+        return np.arange(len(ranks)) if rising.all() else np.lexsort((ranks, self.commits))
+
+    def _after(self, after: Position) -> Mask:
+        wanted: Mask = self.commits >= after.ts
+        at = self.commits == after.ts
+        if not at.any():
+            return wanted
+        if after.handle is not None:
+            at &= truths(pc.less(self.handles, pa.scalar(after.handle, pa.binary())))
+        wanted &= ~at
+        return wanted
+
+
+def _commits(side: pa.RecordBatch, snapshot_ts: int = 0) -> Ints:
+    if snapshot_ts:
+        return np.full(side.num_rows, snapshot_ts, np.int64)
+    commits: Ints = side.column(COMMIT_TS).to_numpy()
+    return commits
+
+
+def _as_written(cells: pa.Array) -> pa.Array:
+    """Cells that are equal when their texts are: -0.0 equals 0.0, and is written as -0."""
+    if pa.types.is_floating(cells.type):
+        return cells.view(pa.int64() if cells.type == pa.float64() else pa.int32())
+    return cells
+
+
+def _ranks(handles: pa.Array) -> npt.NDArray[np.unsignedinteger]:
+    """Numbers in the order of handles, the same for equal ones."""
+    held, bounds = content(handles)
+    if (np.diff(bounds) == _INT_HANDLE_BYTES).all():
+        return np.frombuffer(held, ">u8").astype(np.uint64)
+    ranks: npt.NDArray[np.unsignedinteger] = pc.rank(handles, tiebreaker="dense").to_numpy()
+    return ranks

@@ -25,7 +25,7 @@ from penstock.columnar.text_lines import truths
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.tables.arrow import arrow_schema
-from penstock.tables.fieldtypes import INTEGER_BITS, PACKED_TIMES, FieldType, Tp
+from penstock.tables.columns import INTEGER_BITS, PACKED_TIMES, FieldType, Tp
 from penstock.tables.schema import TableInfo
 
 Evaluate = Callable[[pa.RecordBatch], Any]

@@ -1,19 +1,38 @@
-"""Reads a directory of changes in rounds: each delivers what is new up to the checkpoint, in order."""
+"""Reads a directory of changes in rounds: each delivers what is new up to the checkpoint, in order.
 
-from collections.abc import Iterator
+What a round delivers, and in which order. Pure.
+
+Versions are the timestamps of DDLs, and the checkpoint is read before the directory is listed: so a schema
+file up to the checkpoint finds everything older than itself in the listing, and the order of versions is
+right for every table and every database. What is above the checkpoint waits for a later round.
+
+Leaving out what a directory repeats: after a restart TiCDC writes again from its checkpoint. Pure.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.changefeeds.codecs.decoded_changes import DecodedChanges
 from penstock.changefeeds.codecs.decoder import DataFiles, FileOptions
-from penstock.changefeeds.directory.listing import Listing, SchemaFound, Stretch, Survey, name_root
+from penstock.changefeeds.directory.listing import (
+    Listing,
+    Name,
+    Root,
+    SchemaFound,
+    Stretch,
+    Survey,
+    name_root,
+    old_name,
+)
 from penstock.changefeeds.directory.merge import FileRun, merged
-from penstock.changefeeds.directory.planning import DataStep, SchemaStep, plan
 from penstock.changefeeds.directory.progress import DirectoryProgress, FilePosition
-from penstock.changefeeds.directory.renames import Name, old_name
-from penstock.changefeeds.directory.repetition import Repetition
 from penstock.changefeeds.sinks.storage import layout
-from penstock.changefeeds.sinks.storage.metadatafile import decode_checkpoint
+from penstock.changefeeds.sinks.storage.layout import decode_checkpoint
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile, check_named
 from penstock.errors import Corrupt, Invalid
 from penstock.object_storage import ObjectStorage
@@ -21,6 +40,116 @@ from penstock.tables.ddl_jobs import DdlAction
 from penstock.tables.schema import TableInfo
 
 __all__ = ["Contents", "Damage", "Ddl", "Delivery", "DirectoryReader", "TableChanges", "TableVersion"]
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaStep:
+    """A schema file to deliver: a DDL, or only the columns of the files that follow."""
+
+    schema: SchemaFound
+
+
+@dataclass(frozen=True, slots=True)
+class DataStep:
+    """Files of one version of a physical table: the stretches of each dispatcher, in order."""
+
+    schema: SchemaFound
+    dispatchers: tuple[tuple[Stretch, ...], ...]
+
+
+Step = SchemaStep | DataStep
+
+
+def plan(listing: Listing, checkpoint_ts: int, progress: DirectoryProgress) -> list[Step]:
+    """The steps of a round; raise Corrupt when data has no schema file.
+
+    Stretches are as listed; those without new files should be left out before.
+    """
+    steps: list[tuple[tuple[int, int, str, int], Step]] = [
+        ((schema.version, 0, schema.root, -1), SchemaStep(schema))
+        for schema in listing.schemas
+        if progress.seen.get(schema.root, -1) < schema.version <= checkpoint_ts
+    ]
+    schemas = {(schema.root, schema.version): schema for schema in listing.schemas}
+    for (root, version, partition), stretches in _grouped(listing.stretches).items():
+        if version > checkpoint_ts or progress.is_late(root, version):
+            continue
+        schema = schemas.get((root, version))
+        if schema is None:
+            raise Corrupt(
+                f"{root} has data of version {version} but no schema file of it; keep the directory"
+            )
+        order = version, 1, root, partition
+        steps.append((order, DataStep(schema, _by_dispatcher(stretches))))
+    return [step for _, step in sorted(steps, key=lambda each: each[0])]
+
+
+def _grouped(stretches: Iterable[Stretch]) -> dict[tuple[Root, int, int], list[Stretch]]:
+    found: dict[tuple[Root, int, int], list[Stretch]] = defaultdict(list)
+    for each in stretches:
+        found[each.root, each.folder.version, each.folder.partition].append(each)
+    return found
+
+
+def _by_dispatcher(stretches: Iterable[Stretch]) -> tuple[tuple[Stretch, ...], ...]:
+    found: dict[str, list[Stretch]] = defaultdict(list)
+    for each in sorted(stretches, key=lambda each: (each.dispatcher_id, each.folder.date)):
+        found[each.dispatcher_id].append(each)
+    return tuple(map(tuple, found.values()))
+
+
+_KEYS_MAX = 100_000
+
+
+class Repetition:
+    """Knows what was delivered of one dispatcher's changes, whose files are in the order of their commits.
+
+    A change is a repetition when its commit is at most `resolved_ts`, or before the newest one delivered, or
+    the newest one itself and its key is among those delivered of it. Changes without a commit-ts all pass.
+    """
+
+    def __init__(self, table: TableInfo, resolved_ts: int) -> None:
+        self._keys_of = [column.name for column in table.primary_key]
+        self._newest_ts = resolved_ts + 1  # a commit that nothing was delivered of
+        self._newest_keys: set[tuple[Any, ...]] | None = set()
+
+    def new(self, changes: DecodedChanges) -> DecodedChanges:
+        """Those that are none; they count as delivered from now on."""
+        if not len(changes) or changes.commit_ts.null_count:
+            return changes
+        newest = pa.scalar(self._newest_ts, pa.uint64())
+        again = pc.less(changes.commit_ts, newest)
+        same = pc.indices_nonzero(pc.equal(changes.commit_ts, newest)).to_pylist()
+        fresh = changes
+        if pc.any(again).as_py():
+            fresh = changes.filter(pc.invert(again))
+            same = [place - (len(changes) - len(fresh)) for place in same]
+        if same and self._newest_keys and self._keys_of:
+            known = self._keys(fresh.slice(same[0], len(same)))
+            repeated = [place for place, key in zip(same, known, strict=True) if key in self._newest_keys]
+            places = pa.array(range(len(fresh)), pa.int64())
+            fresh = fresh.filter(pc.invert(pc.is_in(places, pa.array(repeated, pa.int64()))))
+        self._deliver(fresh)
+        return fresh
+
+    def _deliver(self, fresh: DecodedChanges) -> None:
+        last_ts = fresh.last_ts
+        if last_ts is None:
+            return
+        if last_ts > self._newest_ts:
+            self._newest_ts, self._newest_keys = last_ts, set()
+        if self._newest_keys is None or not self._keys_of:
+            return
+        tail = fresh.filter(pc.equal(fresh.commit_ts, pa.scalar(last_ts, pa.uint64())))
+        if len(self._newest_keys) + len(tail) > _KEYS_MAX:
+            self._newest_keys = None  # so large a commit is delivered again rather than kept in mind
+        else:
+            self._newest_keys.update(self._keys(tail))
+
+    def _keys(self, changes: DecodedChanges) -> list[tuple[Any, ...]]:
+        columns = [changes.rows.column(name).to_pylist() for name in self._keys_of]
+        return list(zip(changes.ops.to_pylist(), *columns, strict=True))
+
 
 _RENAMES = frozenset({int(DdlAction.RENAME_TABLE), 25})  # 25: several tables in one statement
 

@@ -1,7 +1,23 @@
-"""A part of a slice read, encoded, and cut into chunks: what executors do, in bounded memory."""
+"""A part of a slice read, encoded, and cut into chunks: what executors do, in bounded memory.
 
-from collections.abc import Iterator
+The rows of a part in the order in which they are written, with a bounded amount of them in memory.
+
+Batches come by time. What is of one time, a snapshot or a large commit, comes in no order of handles, so it
+is held until it is complete. Where that is too much it is read again, a range of handles at a time.
+
+Where a stream of encoded rows is cut into chunks: by its rows alone, however they arrive. Pure.
+
+Chunks end between commits. A commit that is larger than `commit_bytes_max` may be cut after any of its rows,
+unless its rows belong together; so may a snapshot. A position is a commit and a handle, so the delete and the
+insert that one row's update became are never cut apart.
+
+Reading that is begun anew when rows have moved meanwhile.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain, islice, pairwise
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,18 +30,171 @@ from penstock.changefeeds.codecs.encoder import (
     shown_columns,
 )
 from penstock.changefeeds.codecs.options import EncoderOptions
-from penstock.changefeeds.codecs.pairing import Pairing, keys_move
-from penstock.changefeeds.codecs.row_changes import RowChanges
+from penstock.changefeeds.codecs.row_changes import Mask, Pairing, RowChanges, keys_move, taken
 from penstock.changefeeds.codecs.row_filter import RowFilter
-from penstock.changefeeds.engines.chunking import Chunking, Sizes
 from penstock.changefeeds.engines.engine import Traced
-from penstock.changefeeds.engines.partrows import PartRows
-from penstock.changes import ChangesPartition
+from penstock.changes import ChangeBatch, ChangesPartition, Hint
+from penstock.columnar.text_lines import Ints
+from penstock.errors import Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.positions import Position
-from penstock.follow.slices import Slice
+from penstock.eventstore.sides import COMMIT_TS, HANDLE
+from penstock.follow.slices import Position, Slice
 
-__all__ = ["EncodedChunk", "encode_part", "extension", "file_header"]
+__all__ = ["EncodedChunk", "encode_part", "extension", "file_header", "tried_again"]
+
+
+HELD_BYTES_MAX = 256 * 1024 * 1024
+_SAMPLED = 64  # one handle of so many is looked at to divide a commit
+
+
+@dataclass(frozen=True, slots=True)
+class PartRows:
+    """Changes of a part that are after a position.
+
+    The changes of one commit are held together in memory, however many, where its keys can move between rows.
+    """
+
+    part: ChangesPartition
+    pairing: Pairing
+    after: Position
+    held_bytes_max: int = HELD_BYTES_MAX
+
+    @property
+    def is_snapshot(self) -> bool:
+        """Whether they are the rows that there are at one time."""
+        return not self.part.from_ts
+
+    def changes(self) -> Iterator[tuple[RowChanges, bool]]:
+        """Changes in order, and whether the last commit among them is complete. Raises what reading does."""
+        with self.part.collect() as batches:
+            waiting: list[ChangeBatch] = []
+            held = 0
+            for batch in batches:
+                waiting.append(batch)
+                held += batch.data.nbytes + batch.tombstones.nbytes
+                if batch.hint is Hint.TAIL_DONE:
+                    yield self._paired(waiting), True
+                elif held > self.held_bytes_max and self._divides:
+                    yield from self._divided(waiting, batches)
+                else:
+                    continue
+                waiting, held = [], 0
+            if waiting:
+                yield self._paired(waiting), True
+
+    def _paired(self, batches: list[ChangeBatch]) -> RowChanges:
+        return self.pairing.of(batches, self.after, snapshot_ts=self.part.to_ts if self.is_snapshot else 0)
+
+    @property
+    def _divides(self) -> bool:
+        return self.is_snapshot or not keys_move(self.pairing.table)
+
+    def _divided(
+        self, begun: list[ChangeBatch], rest: Iterable[ChangeBatch]
+    ) -> Iterator[tuple[RowChanges, bool]]:
+        """What belongs together with batches that are too many, read again by ranges of handles."""
+        sample = _Sample()
+        for batch in chain(begun, rest):
+            sample.add(batch)
+            if batch.hint is Hint.TAIL_DONE:
+                break
+        begun.clear()
+        whole = self.part
+        if not self.is_snapshot:
+            whole = replace(whole, from_ts=sample.ts - 1, to_ts=sample.ts)
+        bounds = [b"", *sample.cuts(self.held_bytes_max // 2), b""]
+        for number, (low, high) in enumerate(pairwise(bounds), 2):
+            part = whole.within(low, high)
+            if part is not None:
+                with part.collect() as batches:
+                    yield self._paired(list(batches)), number == len(bounds)
+
+
+class _Sample:
+    """How much there is of one time, and some of its handles."""
+
+    def __init__(self) -> None:
+        self.ts = 0
+        self._nbytes = 0
+        self._handles: list[bytes] = []
+
+    def add(self, batch: ChangeBatch) -> None:
+        for side in (batch.tombstones, batch.data):
+            if side.num_rows:
+                self.ts = int(side.column(COMMIT_TS)[0].as_py())
+                self._nbytes += side.nbytes
+                places = np.arange(0, side.num_rows, _SAMPLED)
+                self._handles += taken(side.column(HANDLE), places).to_pylist()
+
+    def cuts(self, nbytes: int) -> list[bytes]:
+        """Handles that divide it into about so many bytes each."""
+        count = -(-self._nbytes // max(1, nbytes))
+        handles = sorted(self._handles)
+        chosen = (handles[len(handles) * number // count] for number in range(1, count))
+        return sorted(set(chosen) - {handles[0]})
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of some rows: their bytes, their commits, and whether a row and the next one must not be parted."""
+
+    nbytes: Ints
+    commits: Ints
+    followed: Mask
+
+
+class Chunking:
+    """Rows come in, and how many of those that wait make the next chunk comes out.
+
+    A chunk ends at the first place behind `chunk_bytes` where it may.
+    """
+
+    def __init__(
+        self, chunk_bytes: int, commit_bytes_max: int, *, anywhere: bool, never_inside: bool
+    ) -> None:
+        self._chunk_bytes = chunk_bytes
+        self._commit_bytes_max = commit_bytes_max
+        self._anywhere = anywhere
+        self._never_inside = never_inside
+        self._nbytes = np.empty(0, np.int64)
+        self._commits = np.empty(0, np.int64)
+        self._followed = np.empty(0, np.bool_)
+
+    def add(self, sizes: Sizes, *, whole: bool) -> Iterator[int]:
+        """Rows of each chunk that is now complete; `whole`: the last commit has no more rows."""
+        self._nbytes = np.concatenate((self._nbytes, sizes.nbytes))
+        self._commits = np.concatenate((self._commits, sizes.commits))
+        self._followed = np.concatenate((self._followed, sizes.followed))
+        ends = np.cumsum(self._nbytes)
+        places = self._places(ends, whole=whole)
+        reached, done = 0, 0
+        while True:
+            next_place = int(np.searchsorted(ends[places], reached + self._chunk_bytes))
+            if next_place >= len(places):
+                break
+            row = int(places[next_place])
+            yield row + 1 - done
+            reached, done = int(ends[row]), row + 1
+        self._nbytes, self._commits = self._nbytes[done:], self._commits[done:]
+        self._followed = self._followed[done:]
+
+    def rest(self) -> int:
+        """How many rows wait still."""
+        return len(self._nbytes)
+
+    def _places(self, ends: Ints, *, whole: bool) -> Ints:
+        """The rows behind which a chunk may end."""
+        if self._anywhere or not len(ends):
+            return np.arange(len(ends))
+        last = np.append(self._commits[1:] != self._commits[:-1], True)
+        bounds = np.flatnonzero(last)
+        held = np.diff(ends[bounds], prepend=0)
+        allowed = last.copy()
+        allowed[-1] = whole
+        if not self._never_inside:
+            allowed |= np.repeat(held > self._commit_bytes_max, np.diff(bounds, prepend=-1))
+        return np.flatnonzero(allowed & ~self._followed)
+
 
 _PIECE_ROWS = 32 * 1024  # that are encoded at once
 _PIECE_BYTES = 64 * 1024 * 1024
@@ -207,3 +376,20 @@ class _Waiting:
 
     def slice(self, start: int, stop: int) -> "_Waiting":
         return _Waiting(self.block.slice(start, stop), self.changes.slice(start, stop), self.complete)
+
+
+T = TypeVar("T")
+
+
+def tried_again(work: Callable[[], Iterator[T]]) -> Iterator[T]:
+    """What `work` gives, which is the same each time; once it is begun anew when something is not available.
+
+    A capture that gives a table up has put its rows into objects; who looked there before asks it in vain.
+    """
+    given = 0
+    try:
+        for each in work():
+            yield each
+            given += 1
+    except Unavailable:
+        yield from islice(work(), given, None)

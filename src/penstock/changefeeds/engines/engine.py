@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.changefeeds.codecs.options import EncoderOptions
-from penstock.follow.positions import Position
-from penstock.follow.slices import Slice
+from penstock.follow.slices import Position, Slice
 
 Traced = tuple[tuple[int, int], ...]
 """Transactions that are traced, by commit timestamp, and how many rows each has somewhere."""

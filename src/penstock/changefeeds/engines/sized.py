@@ -1,11 +1,24 @@
-"""Small work in this process, large work on Spark: a Spark job costs more than thousands of rows do."""
+"""Small work in this process, large work on Spark: a Spark job costs more than thousands of rows do.
+
+The engines of changefeeds: small work in this process, large work on Spark.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import replace
+from itertools import count
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork, SinkEngine, WriteResult
 from penstock.changefeeds.engines.local import Bound, LocalEngine
+from penstock.changefeeds.sinks.storage.options import SinkOptions
+from penstock.spark.options import shared_url
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock.changefeeds.engines.spark import SparkEngine
+
 
 _NEAR_BYTES = 16 * 1024 * 1024  # of payloads
 _HELD_BYTES_MAX = 64 * 1024 * 1024
@@ -97,3 +110,25 @@ class SizedEngine:
         await self._near.close()
         if self._far is not None:
             await self._far.close()
+
+
+def spark_engines(session: "Callable[[], SparkSession]") -> Callable[[str, SinkOptions], SizedEngine]:
+    """What makes the engine of a changefeed, by its name and its sink's options.
+
+    It raises Invalid when executors could not reach the target. The session is asked for with the first work
+    that is worth a job.
+    """
+
+    def engine(feed_id: str, options: SinkOptions) -> SizedEngine:
+        target = replace(options.target, url=shared_url(options.target.url))
+        numbers, threads = count(1), options.worker_count
+
+        def on_spark() -> "SparkEngine":
+            from penstock.changefeeds.engines.spark import SparkEngine  # which takes a while
+
+            return SparkEngine(session(), target, account=feed_id, threads=threads, numbers=numbers)
+
+        near = LocalEngine(target, threads=threads, numbers=numbers)
+        return SizedEngine(near, on_spark, far_rows=options.spark_rows)
+
+    return engine

@@ -3,46 +3,154 @@
 A segment of the spool is a DataFrame that is persisted MEMORY_AND_DISK: Spark's block manager is the spool's
 memory and disk, and a block that an executor took with it is encoded again from the event store, with the
 same bytes. The driver sees descriptors only, but of what is too small for a job.
+
+Writing the files of one task: payloads come in order, and slow requests overlap in bounded memory.
+
+Chunks of the spool, and what became of files, as rows of Spark's.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial, reduce
-from itertools import count
+from itertools import count, groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-from penstock.changefeeds.engines.engine import Chunk, FileWork, WriteResult
-from penstock.changefeeds.engines.spoolrows import (
-    CHUNKS,
-    DESCRIPTORS,
-    WRITTEN,
-    chunk_batch,
-    payload_table,
-    read_chunks,
-    read_payloads,
-    read_written,
-    written_batch,
-)
-from penstock.changefeeds.engines.tryingagain import tried_again
+from penstock.changefeeds.engines.encode import tried_again
+from penstock.changefeeds.engines.engine import Chunk, FileWork, Traced, WriteResult
+from penstock.changefeeds.engines.local import write_files
+from penstock.follow.slices import Position
+from penstock.object_storage import StorageRef
 from penstock.spark.errors import one_line, spark_errors
 from penstock.spark.jvm import driver_context
-from penstock.spark.pools import in_pool
-from penstock.spark.spreading import spread
-from penstock.spark.workerprocess import task_begins
+from penstock.spark.session import in_pool
+from penstock.spark.tasks import spread, task_begins
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from penstock.changefeeds.engines.encode import EncodedChunk
     from penstock.changefeeds.engines.engine import EncodeWork
-    from penstock.object_storage import StorageRef
+
+
+DESCRIPTORS = (
+    "which",
+    "part",
+    "number",
+    "start_ts",
+    "start_handle",
+    "end_ts",
+    "end_handle",
+    "rows",
+    "nbytes",
+    "traced",
+)
+CHUNKS = (
+    "which int, part int, number long, start_ts long, start_handle binary, end_ts long, end_handle binary,"
+    " rows long, nbytes long, traced binary, payload binary"
+)
+_CODEC = "lz4"
+_TRACED = "<u8"
+WRITTEN = "number int, data_path string, nbytes long, error string"
+
+_CHUNKS = pa.schema(
+    [
+        ("which", pa.int32()),
+        ("part", pa.int32()),
+        ("number", pa.int64()),
+        ("start_ts", pa.int64()),
+        ("start_handle", pa.binary()),
+        ("end_ts", pa.int64()),
+        ("end_handle", pa.binary()),
+        ("rows", pa.int64()),
+        ("nbytes", pa.int64()),
+        ("traced", pa.binary()),
+        ("payload", pa.binary()),
+    ]
+)
+_PAYLOADS = pa.schema([("place", pa.int64()), ("nbytes", pa.int64()), ("payload", pa.binary())])
+_WRITTEN = pa.schema(
+    [("number", pa.int32()), ("data_path", pa.string()), ("nbytes", pa.int64()), ("error", pa.string())]
+)
+
+
+def chunk_batch(which: int, part: int, number: int, encoded: "EncodedChunk") -> pa.RecordBatch:
+    """One chunk: of slice `which` its part `part`. Text is far less to move when it is compressed."""
+    start, end = encoded.start, encoded.end
+    row = [which, part, number, start.ts, start.handle, end.ts, end.handle, encoded.rows]
+    packed = pa.compress(encoded.payload, codec=_CODEC, asbytes=True)
+    traced = np.array(encoded.traced, _TRACED).tobytes()
+    return _one_row(_CHUNKS, [*row, len(encoded.payload), traced, packed])
+
+
+def payload_table(payloads: Iterable[tuple[int, bytes]]) -> pa.Table:
+    """Rows of (place, nbytes, payload), as `read_payloads` takes them."""
+    found = [
+        (place, len(payload), pa.compress(payload, codec=_CODEC, asbytes=True)) for place, payload in payloads
+    ]
+    columns = zip(*found, strict=True)
+    return pa.table(
+        [pa.array(each, kind) for each, kind in zip(columns, _PAYLOADS.types, strict=True)], schema=_PAYLOADS
+    )
+
+
+def read_payloads(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bytes]]:
+    """The place and the payload of each row of (place, nbytes, payload)."""
+    for batch in batches:
+        places, sizes, packed = batch.columns
+        for place, nbytes, payload in zip(places.to_pylist(), sizes.to_pylist(), packed, strict=True):
+            yield place, pa.decompress(payload.as_buffer(), nbytes, codec=_CODEC, asbytes=True)
+
+
+def read_chunks(found: pa.Table, segment: int) -> dict[int, list[tuple[tuple[int, int], Chunk]]]:
+    """The chunks of each slice, with what they are ordered by."""
+    chunks: dict[int, list[tuple[tuple[int, int], Chunk]]] = {}
+    for row in found.to_pylist():
+        chunk = Chunk(
+            segment=segment,
+            number=row["number"],
+            start=Position(row["start_ts"], row["start_handle"]),
+            end=Position(row["end_ts"], row["end_handle"]),
+            rows=row["rows"],
+            nbytes=row["nbytes"],
+            traced=_traced(row["traced"]),
+        )
+        chunks.setdefault(row["which"], []).append(((row["part"], row["number"]), chunk))
+    return chunks
+
+
+def _traced(packed: bytes) -> Traced:
+    return tuple((ts, rows) for ts, rows in np.frombuffer(packed, _TRACED).reshape(-1, 2).tolist())
+
+
+def written_batch(number: int, written: WriteResult) -> pa.RecordBatch:
+    """What became of file `number`."""
+    return _one_row(_WRITTEN, [number, written.data_path, written.nbytes, written.error])
+
+
+def read_written(found: pa.Table, files: Sequence[FileWork]) -> list[WriteResult]:
+    """What became of each file, in their order; one of which no payload was found has failed."""
+    by_number = {
+        row["number"]: WriteResult(row["data_path"], row["nbytes"], row["error"]) for row in found.to_pylist()
+    }
+    return [
+        by_number.get(number, WriteResult(file.data_path, 0, "its payloads are gone from the spool"))
+        for number, file in enumerate(files)
+    ]
+
+
+def _one_row(schema: pa.Schema, row: list[object]) -> pa.RecordBatch:
+    arrays = [pa.array([value], field.type) for value, field in zip(row, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
 
 T = TypeVar("T")
 
@@ -163,7 +271,6 @@ class SparkEngine:
         target, threads = self._target, self._threads
 
         def write(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-            from penstock.changefeeds.engines.sinkwriting import write_in_order
 
             task_begins()
             with one_line():
@@ -209,3 +316,44 @@ def _looked_up(key: "Column", found: dict[int, int]) -> "Column":
     keys = ",".join(f"{each}L" for each in found)
     values = ",".join(f"{each}L" for each in found.values())
     return F.element_at(F.expr(f"map_from_arrays(array({keys}), array({values}))"), key)
+
+
+INFLIGHT_BYTES_MAX = 256 * 1024 * 1024
+
+
+def write_in_order(
+    payloads: Iterable[tuple[int, bytes]],
+    files: Sequence[FileWork],
+    target: StorageRef,
+    *,
+    threads: int,
+    inflight_bytes_max: int = INFLIGHT_BYTES_MAX,
+) -> Iterator[tuple[int, WriteResult]]:
+    """Write the files that payloads, each with the number of its file, belong to; payloads of a file adjoin.
+
+    Gives the number of each file and what became of it, as they end. One file may be larger than the bound.
+    """
+    running: dict[Future[WriteResult], tuple[int, int]] = {}  # to the file's number and its bytes
+    held = 0
+    with ThreadPoolExecutor(threads, thread_name_prefix="penstock-sink-write") as pool:
+        for number, group in groupby(payloads, key=itemgetter(0)):
+            parts = [payload for _, payload in group]
+            nbytes = sum(map(len, parts))
+            while running and (len(running) >= threads or held + nbytes > inflight_bytes_max):
+                for ended in wait(running, return_when=FIRST_COMPLETED).done:
+                    ended_number, ended_bytes = running.pop(ended)
+                    held -= ended_bytes
+                    yield ended_number, ended.result()
+            running[pool.submit(_write, files[number], parts, target)] = number, nbytes
+            held += nbytes
+        for future, (number, _) in running.items():
+            yield number, future.result()
+
+
+def _write(file: FileWork, payloads: list[bytes], target: StorageRef) -> WriteResult:
+    if [len(payload) for payload in payloads] != [chunk.nbytes for chunk in file.chunks]:
+        return WriteResult(
+            file.data_path, 0, "payloads are not those that were encoded; the file is not written"
+        )
+    (written,) = write_files([file], lambda _: payloads, target, threads=1)
+    return written

@@ -1,12 +1,52 @@
-"""What a changefeed needs of its sink and of the files there."""
+"""What a changefeed needs of its sink and of the files there.
 
+What travels between dispatchers, sink and engine: descriptors of rows, never the rows. No I/O.
+
+A mark in a dispatcher's queue: when it comes out at the far end, everything before it is on the remote.
+"""
+
+import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
-from penstock.changefeeds.feedstore import PendingFile
-from penstock.changefeeds.sinks.work import DmlEvent
+from penstock.changefeeds.model import PendingFile
 from penstock.follow.ddl_events import DdlEvent
-from penstock.follow.positions import Position
-from penstock.follow.slices import TableSpan
+from penstock.follow.slices import Position, Slice, TableSpan
+
+
+class DmlEvent:
+    """A slice on its way, with its two acknowledgements. Each runs once, whoever calls it how often.
+
+    `post_enqueue`: the encoded payload is in the spool, so that the dispatcher may go on. `post_flush`: data
+    and index are on the remote; nothing else may move a checkpoint.
+    """
+
+    def __init__(self, piece: Slice) -> None:
+        self.slice = piece
+        self._enqueued: list[Callable[[], None]] | None = []
+        self._flushed: list[Callable[[], None]] | None = []
+
+    def add_post_enqueue(self, call: Callable[[], None]) -> None:
+        """Call it when the event is in the spool."""
+        assert self._enqueued is not None, "the event is in the spool already"
+        self._enqueued.append(call)
+
+    def add_post_flush(self, call: Callable[[], None]) -> None:
+        """Call it when the event is on the remote."""
+        assert self._flushed is not None, "the event is on the remote already"
+        self._flushed.append(call)
+
+    def post_enqueue(self) -> None:
+        """The event is in the spool, and the spool has room for more."""
+        calls, self._enqueued = self._enqueued, None
+        for call in calls or ():
+            call()
+
+    def post_flush(self) -> None:
+        """All of the event is on the remote."""
+        calls, self._flushed = self._flushed, None
+        for call in calls or ():
+            call()
 
 
 class Sink(Protocol):
@@ -59,3 +99,43 @@ class SinkFiles(Protocol):
 
     def write_checkpoint(self, ts: int) -> None:
         """Write the checkpoint that consumers read."""
+
+
+class DrainMarker:
+    """Follows a dispatcher's events through shard, spool and writer, for the DDL at `commit_ts`.
+
+    Ends once: acknowledged, or failed with a reason. Any number may wait for it, before or after.
+    """
+
+    def __init__(self, dispatcher: TableSpan, commit_ts: int, *, at: float) -> None:
+        self.dispatcher = dispatcher
+        self.commit_ts = commit_ts
+        self.begun_at = at
+        self.encoded_at = at
+        self._ended = asyncio.Event()
+        self._error: BaseException | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was acknowledged or has failed."""
+        return self._ended.is_set()
+
+    def encoded(self, at: float) -> None:
+        """Everything before it is in the spool."""
+        self.encoded_at = at
+
+    def acknowledge(self) -> None:
+        """Everything before it is on the remote."""
+        self._ended.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Something before it will not get there; nothing happens to a marker that has ended."""
+        if not self.ended:
+            self._error = error
+            self._ended.set()
+
+    async def wait(self) -> None:
+        """Return when it is acknowledged; raise what made it fail."""
+        await self._ended.wait()
+        if self._error is not None:
+            raise self._error

@@ -1,28 +1,83 @@
-"""`penstock demo`: the order of things."""
+"""`penstock demo`: the order of things.
+
+Every target against its source.
+"""
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
 from rich.console import Console
 
-from penstock.cli.demo import wording
-from penstock.cli.demo.checking import verify
-from penstock.cli.demo.display import DemoProgress, Pace, Show, StageProgress, progress_of, show_on
-from penstock.cli.demo.report import Report, print_report
-from penstock.cli.demo.scene import Scene, folder_of, scene_in
+from penstock.cli.demo import shop
+from penstock.cli.demo.display import (
+    DemoProgress,
+    DemoVerified,
+    Pace,
+    Report,
+    Show,
+    StageProgress,
+    print_report,
+    progress_of,
+    show_on,
+)
+from penstock.cli.demo.scene import (
+    FEEDS,
+    FULLTEXT,
+    JOBS,
+    VECTOR,
+    DemoTarget,
+    Scene,
+    asked,
+    create,
+    folder_of,
+    places,
+    scene_in,
+)
 from penstock.cli.demo.shop import Shop
-from penstock.cli.demo.targets import FEEDS, FULLTEXT, JOBS, VECTOR, asked, create, places
-from penstock.cli.demo.watch import Watch
-from penstock.cli.demo.writers import Writers, staff
-from penstock.cli.signals import run_until_signalled
+from penstock.cli.demo.watch import Watch, Writers, staff
+from penstock.cli.service import run_until_signalled
 from penstock.cli.up.supervisor import running
 from penstock.clock import SYSTEM, Clock
 from penstock.control.deployment import Deployment, deployed
+from penstock.control.verify import TargetReport, VerifyOptions, verify_targets
 from penstock.errors import PenstockError
+from penstock.verify.target import TargetVerifyReport
 
-__all__ = ["run"]
+__all__ = ["judged", "run", "verify"]
+
+
+_TIMEOUT = "60s"
+
+
+def verify(
+    deployment: Deployment, targets: Sequence[DemoTarget], at_ts: int, tell: Callable[[str], None]
+) -> list[DemoVerified]:
+    """Compare targets that have everything up to a timestamp with what the event store has."""
+    compared: list[DemoVerified] = []
+    for target in targets:
+        tell(f"comparing with the source: {target.title}")
+        options = VerifyOptions(at=str(at_ts), timeout=_TIMEOUT)
+        (report,) = verify_targets(deployment, [target.verified_as], options)
+        compared.append(judged(target.title, report))
+    return compared
+
+
+def judged(title: str, found: TargetReport) -> DemoVerified:
+    """What a comparison came to; one that could not be made is a difference."""
+    if found.report is None:
+        return DemoVerified(title, same=False, rows=0, differs=found.error or found.note)
+    parts = [found.report] if isinstance(found.report, TargetVerifyReport) else list(found.report.tables)
+    rows = sum(each.source_rows for each in parts)
+    if found.report.same:
+        return DemoVerified(title, same=True, rows=rows)
+    wrong = ", ".join(
+        f"{sum(getattr(each.counts, way) for each in parts):,} {way}"
+        for way in ("missing", "different", "extra")
+    )
+    return DemoVerified(title, same=False, rows=rows, differs=wrong)
+
 
 _CUSTOMERS, _PRODUCTS = 1_000, 500
 _CATCH_UP_S = 300.0
@@ -160,7 +215,7 @@ class _Play:
             commits=self._watch.commits,
             stages=self._stages(),
             places=places(self._scene),
-            asked=wording.ASKED,
+            asked=shop.ASKED,
             answers=[asked(self._deployment, each) for each in (FULLTEXT, VECTOR)],
             schema_changes=self._schema_changes,
             verified=compared,

@@ -1,15 +1,43 @@
-"""The deployment of the demonstration: what `penstock up` is told, in a folder of its own."""
+"""The deployment of the demonstration: what `penstock up` is told, in a folder of its own.
+
+What follows the shop's tables: two changefeeds and three jobs.
+"""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from penstock.cli.demo import shop
+from penstock.cli.demo.shop import ORDERS, PRODUCTS
+from penstock.control import changefeeds, jobs, search
+from penstock.control.deployment import Deployment
 from penstock.errors import Invalid
+from penstock.jobs.job import JobId
+from penstock.jobs.spec import JobSpec
 from penstock.settings import Settings, parse
 
-__all__ = ["CANAL_JSON", "PARQUET", "Scene", "folder_of", "parquet_feed", "scene_in"]
+__all__ = [
+    "CANAL_JSON",
+    "FEEDS",
+    "FULLTEXT",
+    "JOBS",
+    "PARQUET",
+    "VECTOR",
+    "DemoAnswer",
+    "DemoPlace",
+    "DemoTarget",
+    "Scene",
+    "asked",
+    "create",
+    "folder_of",
+    "parquet_feed",
+    "places",
+    "scene_in",
+]
+
 
 CANAL_JSON, PARQUET = "shop-canal-json", "shop-parquet"
 _FREE_ADDR = "127.0.0.1:0"
@@ -94,3 +122,99 @@ def parquet_feed(changes: Path) -> dict[str, object]:
         "start": "snapshot",
         "spark_rows": 1000,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class DemoTarget:
+    """Something that follows tables. `tables` None: all of the shop."""
+
+    title: str
+    name: str
+    """Of the changefeed, or of the job."""
+    tables: frozenset[str] | None
+    folder: str
+    """Below the folder of changes, or that of targets."""
+
+    @property
+    def verified_as(self) -> str:
+        """What `penstock verify` calls it."""
+        return self.name if "/" in self.name else f"changefeed:{self.name}"
+
+
+FEEDS = (
+    DemoTarget("canal-json files", CANAL_JSON, None, "canal-json"),
+    DemoTarget("parquet files", PARQUET, None, "parquet"),
+)
+FULLTEXT = DemoTarget("full-text index", f"{PRODUCTS}/fulltext", frozenset({PRODUCTS}), "fulltext")
+VECTOR = DemoTarget("vector index", f"{PRODUCTS}/vector", frozenset({PRODUCTS}), "vector")
+DELTA = DemoTarget("delta table", f"{ORDERS}/delta", frozenset({ORDERS}), "delta")
+JOBS = (FULLTEXT, VECTOR, DELTA)
+_OPTIONS = {
+    FULLTEXT: {"text_columns": "name,description", "stem": "true"},
+    VECTOR: {"text_columns": "name,description"},
+    DELTA: {},
+}
+_FOUND_MAX = 3
+
+
+def create(deployment: Deployment, scene: Scene) -> None:
+    """Make those that are not in the settings."""
+    changefeeds.create(deployment, PARQUET, parquet_feed(scene.changes))
+    for target in JOBS:
+        job_id = JobId.parse(target.name)
+        options = {"uri": str(scene.targets / target.folder), **_OPTIONS[target]}
+        tree = {"detail": {"consumer": {"consumer": target.folder, "options": options}}}
+        jobs.registered(deployment, job_id, JobSpec.parse(tree))
+
+
+@dataclass(frozen=True, slots=True)
+class DemoAnswer:
+    """What an index found, best first, and how old what it knows is."""
+
+    title: str
+    rows: Sequence[dict[str, Any]]
+    lag_s: float
+
+
+def asked(deployment: Deployment, target: DemoTarget) -> DemoAnswer:
+    """The best rows that an index finds for some words."""
+    options = search.SearchOptions(
+        words=shop.ASKED,
+        vector=None,
+        k=_FOUND_MAX,
+        where=None,
+        columns=("id", "name", "description"),
+        every=False,
+    )
+    found = search.found(deployment, JobId.parse(target.name), options)
+    return DemoAnswer(target.title, found["rows"], found["lag_s"])
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPlace:
+    """A folder that something is written to, and what is in it."""
+
+    title: str
+    files: int
+    nbytes: int
+
+
+def places(scene: Scene) -> list[DemoPlace]:
+    """Everything that was written for the shop's tables."""
+    folders: Iterable[tuple[str, Path]] = [
+        ("event store", scene.events),
+        *((each.title, scene.changes / each.folder) for each in FEEDS),
+        *((each.title, scene.targets / each.folder) for each in JOBS),
+    ]
+    return [_place(title, folder) for title, folder in folders]
+
+
+def _place(title: str, folder: Path) -> DemoPlace:
+    sizes = []
+    for path in folder.rglob("*"):
+        try:
+            if path.is_file():
+                sizes.append(path.stat().st_size)
+        except FileNotFoundError:  # removed between both
+            continue
+    return DemoPlace(title, len(sizes), sum(sizes))

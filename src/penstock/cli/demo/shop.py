@@ -1,12 +1,14 @@
-"""A shop's tables, and what people do in a shop: order, pay, ship, return, review, sign up, move, leave."""
+"""A shop's tables, and what people do in a shop: order, pay, ship, return, review, sign up, move, leave.
+
+Names and descriptions of what a shop sells, made by chance. Pure but for the chance.
+"""
 
 import datetime as dt
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 
-from penstock.cli.demo import wording
 from penstock.cli.demo.lags import DemoCommit
 from penstock.clock import Clock
 from penstock.kv import Transaction
@@ -14,7 +16,101 @@ from penstock.kv.transact import retried
 from penstock.tables import Catalog
 from penstock.tables.keys import record_key
 
-__all__ = ["CUSTOMERS", "ORDERS", "ORDER_ITEMS", "PRODUCTS", "REVIEWS", "DemoKeys", "Shop"]
+__all__ = [
+    "ASKED",
+    "CATEGORIES",
+    "CITIES",
+    "CUSTOMERS",
+    "ORDERS",
+    "ORDER_ITEMS",
+    "PRODUCTS",
+    "REVIEWS",
+    "DemoKeys",
+    "Shop",
+    "city",
+    "customer",
+    "description",
+    "product",
+    "write_review",
+]
+
+
+Chance = Callable[[], float]
+T = TypeVar("T")
+
+ASKED = "copper kettle for the camp fire"
+"""What the demonstration searches for: words of names and descriptions."""
+
+CATEGORIES = ("kitchen", "garden", "travel", "office", "workshop")
+CITIES = ("Aachen", "Bergen", "Cork", "Debrecen", "Évora", "Ghent", "Łódź", "Malmö", "Porto", "Zürich")
+_QUALITIES = ("light", "sturdy", "folding", "quiet", "hand-made", "slim", "weatherproof", "classic")
+_MATERIALS = ("copper", "oak", "steel", "linen", "glass", "bamboo", "leather", "ceramic", "wool")
+_THINGS = (
+    *("kettle", "lamp", "chair", "knife", "bottle", "tent", "notebook", "bench"),
+    *("basket", "clock", "blanket", "pan", "shelf", "teapot", "backpack", "hammer"),
+)
+_PLACES = ("the camp fire", "small kitchens", "long journeys", "a quiet desk", "the balcony", "rough weather")
+_PRAISE = (
+    "It keeps its shape for years.",
+    "Every part can be replaced.",
+    "It dries in minutes.",
+    "Two people carry it easily.",
+    "The handle stays cool.",
+    "It comes without plastic.",
+)
+_OPINIONS = (
+    "Just what I needed",
+    "Good, but heavy",
+    "Broke after a week",
+    "Lovely colour",
+    "Would buy again",
+)
+_FIRST = ("Ada", "Blaise", "Clara", "Dénes", "Emmy", "Fritz", "Grace", "Hedy", "Ida", "Jón")
+_LAST = (
+    "Lovelace",
+    "Pascal",
+    "Immerwahr",
+    "Gábor",
+    "Noether",
+    "Haber",
+    "Hopper",
+    "Lamarr",
+    "Rhodes",
+    "Jónsson",
+)
+
+
+def chosen(choices: Sequence[T], chance: Chance) -> T:
+    """One of them."""
+    return choices[int(chance() * len(choices))]
+
+
+def product(chance: Chance) -> str:
+    """A name such as `folding oak chair`."""
+    return " ".join(chosen(words, chance) for words in (_QUALITIES, _MATERIALS, _THINGS))
+
+
+def description(name: str, chance: Chance) -> str:
+    """Three sentences about a product."""
+    first = int(chance() * len(_PRAISE))
+    praise = f"{_PRAISE[first - 1]} {_PRAISE[first]}"
+    return f"A {name} for {chosen(_PLACES, chance)}, made in {chosen(CITIES, chance)}. {praise}"
+
+
+def write_review(chance: Chance) -> str:
+    """What a customer thinks."""
+    return f"{chosen(_OPINIONS, chance)}. {chosen(_PRAISE, chance)}"
+
+
+def customer(chance: Chance) -> str:
+    """A name."""
+    return f"{chosen(_FIRST, chance)} {chosen(_LAST, chance)}"
+
+
+def city(chance: Chance) -> str:
+    """Where somebody lives."""
+    return chosen(CITIES, chance)
+
 
 CUSTOMERS, PRODUCTS, ORDERS = "shop.customers", "shop.products", "shop.orders"
 ORDER_ITEMS, REVIEWS = "shop.order_items", "shop.reviews"
@@ -135,7 +231,7 @@ class Shop:
     def sign_up(self, count: int = 1, *, measured: bool = True) -> None:
         """Customers come."""
         rows = [
-            {"name": wording.customer(self._chance), "city": wording.city(self._chance), "since": self._now()}
+            {"name": customer(self._chance), "city": city(self._chance), "since": self._now()}
             for _ in range(count)
         ]
 
@@ -148,7 +244,7 @@ class Shop:
 
     def move(self) -> None:
         """A customer lives elsewhere."""
-        changes = [{"id": key, "city": wording.city(self._chance)} for key in self._customers.some(1)]
+        changes = [{"id": key, "city": city(self._chance)} for key in self._customers.some(1)]
         self._run(lambda txn: {CUSTOMERS: self._db.table(CUSTOMERS).update(changes, txn=txn)})
 
     def leave(self) -> None:
@@ -159,12 +255,12 @@ class Shop:
 
     def offer(self, count: int = 1, *, measured: bool = True) -> None:
         """New products come."""
-        names = [wording.product(self._chance) for _ in range(count)]
+        names = [product(self._chance) for _ in range(count)]
         rows = [
             {
                 "name": name,
-                "category": wording.chosen(wording.CATEGORIES, self._chance),
-                "description": wording.description(name, self._chance),
+                "category": chosen(CATEGORIES, self._chance),
+                "description": description(name, self._chance),
                 "price": self._price(),
                 "stock": 1_000,
             }
@@ -179,12 +275,12 @@ class Shop:
 
     def rewrite(self) -> None:
         """A product gets another name, description and price."""
-        name = wording.product(self._chance)
+        name = product(self._chance)
         changes = [
             {
                 "id": key,
                 "name": name,
-                "description": wording.description(name, self._chance),
+                "description": description(name, self._chance),
                 "price": self._price(),
             }
             for key in self._products.some(1)
@@ -208,7 +304,7 @@ class Shop:
             {
                 "product_id": key,
                 "stars": 1 + int(self._chance() * 5),
-                "text": wording.write_review(self._chance),
+                "text": write_review(self._chance),
             }
             for key in self._products.some(2)
         ]
@@ -220,7 +316,7 @@ class Shop:
         """A customer orders some products: stock goes down, by a transaction over three tables."""
         customers, wanted = self._customers.some(1), self._products.some(_LINES_MAX)
         # Asked for before the transaction begins, whose schema is that of its start.
-        via = {"channel": wording.chosen(_CHANNELS, self._chance)} if self._has_channels else {}
+        via = {"channel": chosen(_CHANNELS, self._chance)} if self._has_channels else {}
 
         def work(txn: Transaction) -> dict[str, int]:
             products = self._db.table(PRODUCTS)

@@ -1,20 +1,28 @@
-"""Looks at a running deployment: how far its stages have come, and how long commits took to get there."""
+"""Looks at a running deployment: how far its stages have come, and how long commits took to get there.
+
+Everybody who is busy in the shop at the same time, each a thread with its own habits.
+"""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 
 from penstock.changefeeds.model import ChangefeedState
 from penstock.cli.demo.lags import Arrivals, DemoCommit
-from penstock.cli.demo.targets import FEEDS, JOBS, DemoTarget
+from penstock.cli.demo.scene import FEEDS, JOBS, DemoTarget
+from penstock.cli.demo.shop import Shop
 from penstock.clock import SYSTEM, Clock
-from penstock.control import changefeeds, freshcalls
+from penstock.control import changefeeds
+from penstock.control import jobs as freshcalls
 from penstock.control.deployment import Deployment
 from penstock.errors import PenstockError, Unavailable
 from penstock.jobs.job import JobState
 
-__all__ = ["Watch"]
+__all__ = ["Watch", "Writer", "Writers", "staff"]
+
 
 _DATABASE = "shop"
 _LOOK_S = 0.25
@@ -145,3 +153,60 @@ class Watch:
 
 def _stopped(target: DemoTarget, why: str) -> PenstockError:
     return PenstockError(f"{target.title} ({target.name}) has stopped: {why}")
+
+
+_SUPPLY_ROWS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Does one of some things again and again, with a pause between them; what stands twice is done twice."""
+
+    name: str
+    pause_s: float
+    deeds: Sequence[Callable[[], None]]
+
+
+def staff(shop: Shop) -> list[Writer]:
+    """Those of the demonstration: optimistic and pessimistic buyers, and who works behind them."""
+    buy, insist = partial(shop.order, pessimistic=False), partial(shop.order, pessimistic=True)
+    return [
+        Writer("visitors", 0.05, [buy]),
+        Writer("customers", 0.05, [insist]),
+        Writer("members", 0.1, [shop.sign_up, shop.move, shop.move, shop.leave]),
+        Writer("warehouse", 0.1, [shop.proceed, shop.proceed, shop.restock, shop.cancel]),
+        Writer("editors", 0.15, [shop.rewrite, shop.rewrite, shop.offer, shop.review, shop.retire]),
+        Writer("suppliers", 3.0, [partial(shop.offer, _SUPPLY_ROWS)]),
+    ]
+
+
+class Writers:
+    """Threads that write until they are told to stop."""
+
+    def __init__(self, staff: Sequence[Writer], clock: Clock) -> None:
+        self._staff = staff
+        self._clock = clock
+        self._stopped = threading.Event()
+        self._work: list[Future[None]] = []
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Write during the block; raise what one of them met."""
+        self._stopped.clear()
+        with ThreadPoolExecutor(len(self._staff), thread_name_prefix="penstock-demo") as pool:
+            self._work = [pool.submit(self._write, each) for each in self._staff]
+            try:
+                yield
+            finally:
+                self._stopped.set()
+        self.check()
+
+    def check(self) -> None:
+        """Raise what one of them met: it writes no more."""
+        for each in self._work:
+            if each.done():
+                each.result()
+
+    def _write(self, writer: Writer) -> None:
+        while not self._stopped.wait(2 * self._clock.random() * writer.pause_s):
+            writer.deeds[int(self._clock.random() * len(writer.deeds))]()

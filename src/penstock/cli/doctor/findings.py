@@ -1,13 +1,20 @@
-"""What a check found, how bad that is, and what mends it."""
+"""What a check found, how bad that is, and what mends it.
 
-from collections.abc import Iterable
+Findings on a terminal: a line for each, and below those that are not well what mends them.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from penstock.errors import PenstockError
 
-__all__ = ["CheckResult", "Finding", "bad", "healthy", "ok", "refused", "shown", "warn"]
+__all__ = ["CheckResult", "Finding", "bad", "healthy", "ok", "print_findings", "refused", "shown", "warn"]
 
 
 class CheckResult(StrEnum):
@@ -64,3 +71,27 @@ def shown(finding: Finding) -> dict[str, Any]:
         "what": finding.what,
         "remedy": finding.remedy,
     }
+
+
+_STYLES = {CheckResult.OK: "green", CheckResult.WARN: "yellow", CheckResult.BAD: "bold red"}
+
+
+def print_findings(findings: Sequence[Finding], console: Console | None = None) -> None:
+    """All of them, and in the end what they come to."""
+    console = console or Console()
+    table = Table.grid(padding=(0, 2))
+    for each in findings:
+        table.add_row(Text(each.verdict.value, _STYLES[each.verdict]), Text(each.name), Text(each.what))
+        if each.remedy:
+            table.add_row("", "", Text(f"→ {each.remedy}", "dim"))
+    console.print(table)
+    console.print(_conclusion(findings))
+
+
+def _conclusion(findings: Sequence[Finding]) -> Text:
+    count = {verdict: sum(each.verdict is verdict for each in findings) for verdict in CheckResult}
+    if not healthy(findings):
+        return Text(f"{count[CheckResult.BAD]} to mend", _STYLES[CheckResult.BAD])
+    if count[CheckResult.WARN]:
+        return Text(f"nothing is wrong; {count[CheckResult.WARN]} to know of", _STYLES[CheckResult.WARN])
+    return Text("all is well", _STYLES[CheckResult.OK])

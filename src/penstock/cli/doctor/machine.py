@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from penstock.cli.doctor.embedded import has_store
 from penstock.cli.doctor.findings import Finding, bad, ok, refused, warn
-from penstock.cli.sizes import GIB, MIB, size
+from penstock.cli.doctor.network import has_store
+from penstock.cli.output import GIB, MIB, size
 from penstock.errors import Invalid
 from penstock.settings import Settings
-from penstock.spark.java import JAVA_MIN, require_java
+from penstock.spark.jvm import JAVA_MIN, require_java
 
 __all__ = [
     "PACKAGES",

@@ -1,8 +1,7 @@
 """`penstock api`: the HTTP API and the pages in the foreground."""
 
 from penstock.api.server import run
-from penstock.cli.service import metrics_shown, say_ready
-from penstock.cli.signals import run_until_signalled
+from penstock.cli.service import metrics_shown, run_until_signalled, say_ready
 from penstock.settings import Settings
 
 __all__ = ["serve"]

@@ -4,16 +4,15 @@ import os
 import socket
 
 from penstock import tracing
-from penstock.changefeeds.engines.feedengines import spark_engines
+from penstock.changefeeds.engines.sized import spark_engines
 from penstock.changefeeds.runner import ChangefeedRunner, create_configured
 from penstock.changefeeds.store import ChangefeedStore
-from penstock.cli.service import metrics_shown, say_ready
-from penstock.cli.signals import run_until_signalled
+from penstock.cli.service import metrics_shown, run_until_signalled, say_ready
 from penstock.clock import SYSTEM
 from penstock.kv import AsyncClient
 from penstock.settings import Settings
-from penstock.spark.executorsettings import for_executors
-from penstock.spark.latesession import LateSession
+from penstock.spark.session import LateSession
+from penstock.spark.shipping import for_executors
 
 __all__ = ["serve"]
 

@@ -5,13 +5,12 @@ import os
 import socket
 
 from penstock import tracing
-from penstock.cli.service import metrics_shown, say_ready
-from penstock.cli.signals import run_until_signalled
+from penstock.cli.service import metrics_shown, run_until_signalled, say_ready
 from penstock.clock import SYSTEM
-from penstock.follow.eventsource import EventStoreJobSource
-from penstock.follow.source_2 import ScanSource
-from penstock.jobs.iteration.execution import IterationRunner
-from penstock.jobs.iteration.jobframes import SparkFrames
+from penstock.follow.follower import EventStoreJobSource
+from penstock.follow.source import ScanSource
+from penstock.jobs.iteration.iteration_run import IterationRunner
+from penstock.jobs.iteration.spark_frame import SparkFrames
 from penstock.jobs.log.job_log import JobLog
 from penstock.jobs.log.log_feed import LogFeed
 from penstock.jobs.runner.runner import JobRunner
@@ -21,10 +20,9 @@ from penstock.jobs.usage import UsageMeter
 from penstock.kv import AsyncClient, Client
 from penstock.kv.lease import Lease
 from penstock.settings import Settings
-from penstock.spark.executorsettings import for_executors
-from penstock.spark.latesession import LateSession
-from penstock.verify.schedule import verify_on_schedule
-from penstock.verify.scheduled import ScheduledCare
+from penstock.spark.session import LateSession
+from penstock.spark.shipping import for_executors
+from penstock.verify.schedule import ScheduledCare, verify_on_schedule
 
 __all__ = ["serve"]
 

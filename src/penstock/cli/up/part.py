@@ -12,7 +12,7 @@ import threading
 
 from penstock import process
 from penstock import process as arrowmemory
-from penstock.cli.up.orders import STOP, ServiceConfig
+from penstock.cli.up.parts import STOP, ServiceConfig
 from penstock.clock import SYSTEM
 from penstock.control.part_states import PartKind
 from penstock.errors import PenstockError

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
-from penstock.cli.up.orders import STOP
+from penstock.cli.up.parts import STOP
 from penstock.clock import SYSTEM, Clock
 
 __all__ = ["PartProcess", "ProcessExit"]

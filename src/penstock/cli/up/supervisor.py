@@ -1,7 +1,13 @@
-"""The supervisor: runs the parts of a deployment, starts them again when they end, stops them in order."""
+"""The supervisor: runs the parts of a deployment, starts them again when they end, stops them in order.
+
+One supervisor a folder.
+
+`penstock up` in the foreground.
+"""
 
 import asyncio
 import contextlib
+import fcntl
 import functools
 import logging
 import os
@@ -9,21 +15,53 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from penstock import eventloop
-from penstock.cli.up.display import Display, LogDisplay, pass_on
-from penstock.cli.up.folderlock import folder_lock
-from penstock.cli.up.orders import ServiceConfig
-from penstock.cli.up.parts import Service, address_of, anchored, parts_of
+from penstock import eventloop, process, settings
+from penstock.cli.service import run_until_signalled
+from penstock.cli.up.display import Display, LogDisplay, TerminalDisplay, pass_on
+from penstock.cli.up.parts import Service, ServiceConfig, address_of, anchored, parts_of, under
 from penstock.cli.up.process import PartProcess, ProcessExit
 from penstock.cli.up.supervision import Supervision
 from penstock.clock import SYSTEM, Clock
 from penstock.control.part_states import PartState, PartStatus, UpStates
-from penstock.errors import PenstockError, Unavailable
+from penstock.errors import Invalid, PenstockError, Unavailable
 from penstock.settings import Settings
 
-__all__ = ["Supervisor", "part_command", "running"]
+__all__ = ["Supervisor", "folder_lock", "part_command", "running", "serve", "up_settings"]
+
+
+_NAME = "lock"
+
+
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Have a folder to oneself; the lock ends with the process at the latest.
+
+    Raises Invalid when somebody else has it, or it cannot be written to.
+    """
+    path = folder / _NAME
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+", encoding="ascii")
+    except OSError as error:
+        raise Invalid(f"{path} cannot be written ({error.strerror}); check up.data, or --data") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read(20).strip()
+            raise Invalid(
+                f"another `penstock up`{f' (process {holder})' if holder else ''} runs in {folder};"
+                " stop it first, or choose another folder with --data"
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
 
 _READY_S = 120.0
 _KILLED_S = 20.0
@@ -255,3 +293,27 @@ def running(settings: Settings, *, log_format: str = "text", log_level: str = "I
     finally:
         with contextlib.suppress(PenstockError):  # told by `ready`
             eventloop.run(end())
+
+
+def up_settings(config: Path | None, data: Path | None) -> Settings:
+    """The settings of a file, or the defaults; folders that they do not choose are put under `data`.
+
+    Raises Invalid for a value that is refused.
+    """
+    loaded = settings.load(config) if config is not None else Settings()
+    return under(loaded, data) if data is not None else loaded
+
+
+def serve(settings: Settings, *, log_format: str, log_level: str | None) -> None:
+    """Run a deployment until SIGTERM or SIGINT, then stop it; the next signal ends it at once.
+
+    On a terminal it tells people what happens, and parts say what is wrong only, unless `log_level` asks for
+    more. Elsewhere it logs, and prints one line of JSON when everything is ready. Raises Invalid when
+    another `penstock up` has the folder.
+    """
+    watched = sys.stdout.isatty()
+    level = log_level or ("WARNING" if watched else "INFO")
+    process.configure(style=log_format, level=level)
+    display: Display = TerminalDisplay() if watched else LogDisplay(announce=True)
+    supervisor = Supervisor(settings, log_format=log_format, log_level=level, display=display)
+    run_until_signalled(supervisor.run())

@@ -1,23 +1,184 @@
-"""The target as a table: made, taken over, refused or changed, always together with its mark."""
+"""The target as a table: made, taken over, refused or changed, always together with its mark.
 
+The columns of a target in the key-value store: those of the source, NULL allowed but in the key. Pure.
+
+Whose a target is and how far it has come: one key for each target, written with the target's rows.
+"""
+
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import Protocol
 
-from penstock.consumers.kv.columns import added_text, definition, is_wider
-from penstock.consumers.kv.marks import KvWatermark, KvWatermarks
-from penstock.consumers.schema_evolution import REBUILD, ColumnChange, SchemaEvolution, TargetColumn, evolved
-from penstock.errors import Conflict, Fenced, Invalid
+import pyarrow as pa
+
+from penstock.consumers.schema_evolution import (
+    HANDLE_ID,
+    REBUILD,
+    ColumnChange,
+    SchemaEvolution,
+    TargetColumn,
+    evolved,
+    from_json,
+    to_json,
+)
+from penstock.errors import Conflict, Corrupt, Fenced, Invalid
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.eventstore.sides import HANDLE
 from penstock.jobs.consumer import JobContext
 from penstock.kv import Client, Transaction
 from penstock.kv.transact import retried
 from penstock.tables import Catalog, alter, statements
+from penstock.tables.columns import ColumnFlag, ColumnInfo
 from penstock.tables.ddl import SchemaChange
 from penstock.tables.ddl_jobs import DdlAction
+from penstock.tables.define import define_table, with_origin_default
 from penstock.tables.schema import TableInfo
 from penstock.tables.schema_snapshot import SchemaSnapshot, TablePlace, split_name
-from penstock.tables.statements import quote
+from penstock.tables.statements import column_text, quote
+
+TARGET_HANDLE = "source_handle"
+"""What `_handle` is called in a target: a column of that name could not be captured."""
+
+_EXACT = "utf8mb4_0900_bin"
+_HANDLE_TYPE = "varbinary(3072)"
+_DROPPED = ColumnFlag.NOT_NULL | ColumnFlag.AUTO_INCREMENT | ColumnFlag.ON_UPDATE_NOW
+
+
+def target_columns(schema: SchemaVersion, columns: pa.Schema, keys: Sequence[str]) -> list[TargetColumn]:
+    """The columns that a target has of a table."""
+    if HANDLE in keys and TARGET_HANDLE in {column.name.lower() for column in schema.table.columns}:
+        raise Invalid(f"{schema.name} has no key and a column {TARGET_HANDLE}; leave that column out")
+    return [
+        TargetColumn(HANDLE_ID, TARGET_HANDLE, _HANDLE_TYPE, key=True)
+        if name == HANDLE
+        else _target_column(schema.table.column(name), key=name in keys)
+        for name in columns.names
+    ]
+
+
+def _target_column(column: ColumnInfo, *, key: bool) -> TargetColumn:
+    """A key has the order of its bytes: whatever differs at the source differs then."""
+    plain = _plain(column)
+    if key and plain.type.is_string and not plain.type.is_binary:
+        plain = replace(plain, type=replace(plain.type, charset="utf8mb4", collate=_EXACT))
+    return TargetColumn(column.id, column.name, column_text(plain), key=key)
+
+
+def _plain(column: ColumnInfo) -> ColumnInfo:
+    kind = replace(column.type, flag=column.type.flag & ~_DROPPED)
+    return replace(column, type=kind, default=None, comment="")
+
+
+def added_text(column: ColumnInfo) -> str:
+    """The definition of a column that joins a target: rows from before read as those of the source do."""
+    origin = column.origin_default
+    if origin is None and column.type.not_null:
+        origin = with_origin_default(replace(column, default=None)).origin_default
+    return column_text(replace(_plain(column), default=origin))
+
+
+def definition(name: str, columns: Sequence[TargetColumn]) -> TableInfo:
+    """A target that is not there yet; raise Invalid for what cannot be written."""
+    keys = [column.name for column in columns if column.key]
+    return define_table(name, [(column.name, column.type) for column in columns], primary_key=keys)
+
+
+def is_wider(old: str, new: str) -> bool:
+    """Whether every value of a type is one of the other type, and stays the same."""
+    table = define_table("probe", [("id", "bigint primary key"), ("value", old)])
+    try:
+        alter.modify_column(table, "value", new)
+    except Invalid:
+        return False
+    return True
+
+
+def to_target(rows: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
+    """Rows with the names of the target."""
+    return rows.rename_columns([TARGET_HANDLE if name == HANDLE else name for name in rows.schema.names])
+
+
+def to_source(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows with the names of the source."""
+    return rows.rename_columns([HANDLE if name == TARGET_HANDLE else name for name in rows.schema.names])
+
+
+_PREFIX = b"penstock/jobs/target/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvWatermark:
+    """What is known of a target.
+
+    `job` is the job's name as people know it: the same name may take its target over after it was registered
+    anew. `table_id` is 0 while there is no table, `ts` 0 until the first sync is complete. `attempt` counts
+    the first syncs that were begun: only the newest may write. `seen_id` is the greatest of the source's
+    column ids at `ts`.
+    """
+
+    owner: str
+    job: str
+    table_id: int = 0
+    ts: int = 0
+    attempt: int = 0
+    columns: tuple[TargetColumn, ...] = ()
+    seen_id: int = 0
+
+
+class MarkReader(Protocol):
+    """What keys are read from."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key."""
+
+
+class KvWatermarks:
+    """The mark of one target, for one job."""
+
+    def __init__(self, target: str, *, owner: str, job: str) -> None:
+        self._target = target
+        self._key = _PREFIX + target.lower().encode()
+        self.fresh = KvWatermark(owner=owner, job=job)
+
+    def read(self, view: MarkReader) -> KvWatermark | None:
+        """What there is, whosever it is; raise Corrupt when it is damaged."""
+        return self._parsed(view.get(self._key))
+
+    def held(self, txn: Transaction) -> KvWatermark | None:
+        """The same; the transaction does not commit when somebody else changes it."""
+        return self._parsed(txn.get_for_update(self._key))
+
+    def at(self, txn: Transaction, ts: int) -> KvWatermark:
+        """The mark of this job, held; raise Fenced when the target is not at `ts`."""
+        mark = self.held(txn)
+        if mark is None or mark.owner != self.fresh.owner or not mark.ts or mark.ts != ts:
+            raise Fenced(f"table {self._target} is not at {ts} any more")
+        return mark
+
+    def claimed(self, txn: Transaction, attempt: int) -> KvWatermark:
+        """The mark of this job, held; raise Fenced when a newer first sync was begun."""
+        mark = self.held(txn)
+        if mark is None or (mark.owner, mark.attempt) != (self.fresh.owner, attempt):
+            raise Fenced(f"a newer first sync of {self._target} was begun")
+        return mark
+
+    def put(self, txn: Transaction, mark: KvWatermark) -> None:
+        """Write it."""
+        tree = {**asdict(mark), "columns": to_json(mark.columns)}
+        txn.put(self._key, json.dumps(tree).encode())
+
+    def _parsed(self, value: bytes | None) -> KvWatermark | None:
+        if value is None:
+            return None
+        try:
+            tree = json.loads(value)
+            mark = KvWatermark(**{**tree, "columns": ()})
+        except (TypeError, ValueError):
+            raise Corrupt(f"what is known of target {self._target} is damaged; keep it") from None
+        return replace(mark, columns=tuple(from_json(tree["columns"])))
+
 
 _STEPS_MAX = 4
 

@@ -2,15 +2,21 @@
 
 The watermark is an application transaction of the Delta log, so two writers of one job conflict by the
 format's own rules. Whose the table is stands in the metadata of its columns, which a whole commit replaces.
+
+What a Delta log says of a file, out of its footer: readers skip files by it. Pure.
 """
 
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import date, datetime
+from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, TableFeatures, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
@@ -18,7 +24,6 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 from penstock.changes.columns import chosen_columns
 from penstock.clock import Clock
 from penstock.consumers.lake.consumer import LakeConsumer
-from penstock.consumers.lake.deltastats import stats_of
 from penstock.consumers.lake.files import (
     DataFile,
     FileStore,
@@ -27,15 +32,65 @@ from penstock.consumers.lake.files import (
     read_rows,
     remove_half_written,
 )
-from penstock.consumers.lake.lakeoptions import LakeOptions
-from penstock.consumers.lake.table import LakeWatermark, Overtaken, Version
-from penstock.consumers.lakeschema import COLUMN_ID, Dialect, key_columns, parquet_type
+from penstock.consumers.lake.table import LakeOptions, LakeWatermark, Overtaken, Version
+from penstock.consumers.schema_evolution import COLUMN_ID, Dialect, key_columns, parquet_type
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import JobContext
 from penstock.object_storage import ObjectStorage, StorageRef
 
-__all__ = ["Delta"]
+__all__ = ["Delta", "stats_of"]
+
+
+_COLUMNS = 32
+"""As many columns as Delta keeps bounds of, unless it is told otherwise."""
+_TEXT_CHARS = 64
+"""A bound that is longer is left out: cutting it off would need care with the upper one."""
+
+
+def stats_of(footer: pq.FileMetaData) -> str:
+    """The number of rows; of columns that have them, the bounds and the number of NULLs."""
+    least: dict[str, Any] = {}
+    most: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for place in range(min(footer.num_columns, _COLUMNS)):
+        column = footer.schema.column(place)
+        groups = [footer.row_group(each).column(place).statistics for each in range(footer.num_row_groups)]
+        inside = column.path != column.name  # of a list
+        if inside or any(each is None for each in groups):
+            continue
+        nulls[column.name] = sum(each.null_count for each in groups)
+        bounds = _bounds(groups)
+        if bounds is not None:
+            least[column.name], most[column.name] = bounds
+    found = {"numRecords": footer.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
+    return json.dumps(found, ensure_ascii=False)
+
+
+def _bounds(groups: Sequence[Any]) -> tuple[Any, Any] | None:
+    """The bounds over row groups, unless one that has values does not say."""
+    known = [each for each in groups if each.has_min_max]
+    if not known or any(each.num_values for each in groups if not each.has_min_max):
+        return None
+    lowest, highest = _value(min(each.min for each in known)), _value(max(each.max for each in known))
+    return None if lowest is None or highest is None else (lowest, highest)
+
+
+def _value(value: Any) -> Any:
+    """A bound as JSON has it; None for one that it cannot have."""
+    match value:
+        case str():
+            return value if len(value) <= _TEXT_CHARS else None
+        case datetime():
+            return value.isoformat(timespec="microseconds").replace("+00:00", "Z")
+        case date():
+            return value.isoformat()
+        case Decimal():
+            return int(value) if value.as_tuple().exponent == 0 else None
+        case int() | float():
+            return value
+    return None
+
 
 _WATERMARK, _COLUMN_ID = "penstock/watermark", "penstock/column_id"
 _OWNER, _JOB = b"penstock.owner", b"penstock.job"

@@ -2,15 +2,22 @@
 
 The watermark is a property of the table, and always set together with a snapshot whose parent is the one that
 was looked at: the catalog refuses whoever comes second.
+
+Commits of an Iceberg table whose cost does not grow with the number of those before.
+
+Files below the location of an Iceberg table, through the library's own access to storage.
 """
 
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
+from pyarrow.fs import FileSelector, FileType
 from pydantic import Field, field_validator
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import (
@@ -21,17 +28,22 @@ from pyiceberg.exceptions import (
     ValidationException,
 )
 from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import ArrowScan, PyArrowFileIO
+from pyiceberg.manifest import ManifestContent, ManifestFile
 from pyiceberg.table import Table, Transaction
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.update.snapshot import _ManifestMergeManager, _OverwriteFiles
 
 from penstock.clock import Clock
 from penstock.consumers.lake.consumer import LakeConsumer
 from penstock.consumers.lake.files import DataFile, WrittenFile
-from penstock.consumers.lake.iceberg_metadata import SNAPSHOTS_MAX, bounds_of, entry_of, expire
-from penstock.consumers.lake.icebergcommits import Overwrite, strict_transaction
-from penstock.consumers.lake.icebergfiles import IcebergFiles
-from penstock.consumers.lake.icebergschema import (
+from penstock.consumers.lake.iceberg_metadata import (
+    SNAPSHOTS_MAX,
+    bounds_of,
     copied_columns,
+    entry_of,
+    expire,
     file_schema,
     follow,
     new_schema,
@@ -40,12 +52,119 @@ from penstock.consumers.lake.icebergschema import (
     stored_type,
 )
 from penstock.consumers.lake.table import LakeWatermark, Overtaken, Version
-from penstock.consumers.lakeschema import Dialect, key_columns, shaped
 from penstock.consumers.options import ConsumerOptions, Properties, Seconds, absolute_place, revealed
-from penstock.errors import Invalid, PenstockError
+from penstock.consumers.schema_evolution import Dialect, key_columns, shaped
+from penstock.errors import Invalid, PenstockError, Unavailable
 from penstock.jobs.consumer import JobContext
 
-__all__ = ["Iceberg"]
+__all__ = ["Iceberg", "IcebergFiles", "Overwrite", "strict_transaction"]
+
+
+_MANIFEST_BYTES = 8 << 20
+_MANIFESTS_MAX = 50
+_NO_RETRIES = {"commit.retry.num-retries": "0"}
+
+
+class Overwrite(_OverwriteFiles):
+    """Files that come and go. The library's own keeps, and reads, manifests of which no file is left."""
+
+    @classmethod
+    def begin(cls, transaction: Transaction, io: FileIO, summary: dict[str, str]) -> "Overwrite":
+        """A snapshot that is staged when the context ends."""
+        first = transaction.table_metadata.current_snapshot() is None
+        operation = Operation.APPEND if first else Operation.OVERWRITE
+        return cls(operation, transaction, io, snapshot_properties=summary)
+
+    def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
+        used = [
+            each
+            for each in manifests
+            if each.added_snapshot_id == self._snapshot_id
+            or each.has_added_files()
+            or each.has_existing_files()
+        ]
+        data = [each for each in used if each.content == ManifestContent.DATA]
+        deletes = [each for each in used if each.content != ManifestContent.DATA]
+        merging = _ManifestMergeManager(
+            target_size_bytes=_MANIFEST_BYTES,
+            min_count_to_merge=_MANIFESTS_MAX,
+            merge_enabled=True,
+            snapshot_producer=self,
+        )
+        return [*merging.merge_manifests(data), *deletes]
+
+
+def strict_transaction(table: Table) -> Transaction:
+    """A transaction that is committed on top of the table's very snapshot or not at all.
+
+    The library would put a commit that came second on top of the first, and copies all that it knows of a
+    table again and again. What it is told here is known to this object alone: commits hold what they change.
+    """
+    current = table.current_snapshot()
+    metadata = table.metadata.model_copy(
+        update={
+            "properties": {**table.metadata.properties, **_NO_RETRIES},
+            "snapshots": [] if current is None else [current],
+            "snapshot_log": [],
+        }
+    )
+    lean = Table(table.name(), metadata, table.metadata_location, table.io, table.catalog, dict(table.config))
+    return lean.transaction()
+
+
+class IcebergFiles:
+    """Implements FileStore. Paths are relative to the location; those that are not are taken as they are."""
+
+    def __init__(self, properties: Mapping[str, str], location: str) -> None:
+        self.io = PyArrowFileIO(dict(properties))
+        self._root = location.rstrip("/")
+
+    def relative(self, location: str) -> str:
+        """The path of a file by its location."""
+        return location.removeprefix(f"{self._root}/")
+
+    def absolute(self, path: str) -> str:
+        """The location of a file by its path."""
+        return path if "://" in path or path.startswith("/") else f"{self._root}/{path}"
+
+    def write(self, path: str, data: bytes) -> None:
+        """See FileStore."""
+        with (
+            self._failures("write", path),
+            self.io.new_output(self.absolute(path)).create(overwrite=True) as file,
+        ):
+            file.write(data)
+
+    def open(self, path: str) -> pa.NativeFile:
+        """See FileStore."""
+        with self._failures("open", path):
+            return cast("pa.NativeFile", self.io.new_input(self.absolute(path)).open())
+
+    def names(self, folder: str) -> list[str]:
+        """See FileStore."""
+        scheme, netloc, root = PyArrowFileIO.parse_location(self._root, self.io.properties)
+        with self._failures("list", folder):
+            system = self.io.fs_by_scheme(scheme, netloc)
+            below = FileSelector(f"{root}/{folder.rstrip('/')}", recursive=True, allow_not_found=True)
+            found = system.get_file_info(below)
+        return sorted(each.path.removeprefix(f"{root}/") for each in found if each.type is FileType.File)
+
+    def delete(self, path: str) -> None:
+        """See FileStore."""
+        with self._failures("delete", path):
+            try:
+                self.io.delete(self.absolute(path))
+            except FileNotFoundError:
+                return
+
+    @contextmanager
+    def _failures(self, what: str, path: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = (error.strerror or str(error)).partition("\n")[0][:200]
+            raise Unavailable(f"cannot {what} {path} at {self._root} ({reason}); try again") from error
+
 
 _OWNER, _JOB, _WATERMARK = "penstock.owner", "penstock.job", "penstock.watermark"
 _COLUMN_ID, _NUMBERING = "penstock.column-id", "penstock.columns"

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["KeySet", "OrderedRows"]
+__all__ = ["KeySet", "OrderedRows", "chunk_rows"]
 
 CHUNK_BYTES = 8 << 20
 """Bytes of rows that are handled at once, about."""

@@ -14,8 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.consumers.lake.files import DataFile
-from penstock.consumers.lake.filewriting import FILE_BYTES, FileWriter
+from penstock.consumers.lake.files import FILE_BYTES, DataFile, FileWriter
 from penstock.consumers.lake.key_order import KeySet, OrderedRows
 
 __all__ = ["RewriteGroup", "merge", "plan"]

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.consumers.lake.files import FileStore, WrittenFile
-from penstock.consumers.lake.filewriting import FileWriter
-from penstock.consumers.lakeschema import shaped
+from penstock.consumers.lake.files import FileStore, FileWriter, WrittenFile
+from penstock.consumers.schema_evolution import shaped
 from penstock.errors import Invalid
 from penstock.jobs.iteration.spark_frame import quoted
-from penstock.spark.arrowmapping import map_in_arrow
 from penstock.spark.errors import one_line, spark_errors
+from penstock.spark.tasks import map_in_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

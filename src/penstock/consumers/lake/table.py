@@ -1,16 +1,23 @@
-"""The seam between what consumers of table formats do and what a format is."""
+"""The seam between what consumers of table formats do and what a format is.
+
+The options of copies that are kept at a URL.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
+from pydantic import Field, field_validator
 
 from penstock.consumers.lake.files import DataFile, FileStore, WrittenFile
-from penstock.consumers.lakeschema import Dialect
+from penstock.consumers.options import ConsumerOptions, Properties, Seconds, absolute_place, revealed
+from penstock.consumers.schema_evolution import Dialect
 from penstock.errors import PenstockError
+from penstock.object_storage import StorageRef
 
-__all__ = ["LakeTable", "LakeWatermark", "Overtaken", "Staging", "Version"]
+__all__ = ["LakeOptions", "LakeTable", "LakeWatermark", "Overtaken", "Staging", "Version"]
 
 
 class Overtaken(PenstockError):
@@ -99,3 +106,29 @@ class LakeTable(Protocol):
 
     def close(self) -> None:
         """Let go of what is open."""
+
+
+class LakeOptions(ConsumerOptions):
+    """Where a copy is, and how long what was replaced in it can still be read."""
+
+    places: ClassVar[tuple[str, ...]] = ("uri",)
+
+    uri: str
+    """A directory, or a URL such as s3://bucket/path."""
+    storage: Properties = Field({}, repr=False)
+    """What storage has to know: storage.region, storage.endpoint, storage.access_key_id, ..."""
+    history: Seconds = Field(86_400, ge=0)
+    """How long files stay that a commit has replaced: whoever began to read them has that much time."""
+
+    @field_validator("uri")
+    @classmethod
+    def _as_url(cls, uri: str) -> str:
+        if "?" in uri or "@" in uri.partition("://")[2].partition("/")[0]:
+            raise ValueError("give credentials and settings as storage.*, not in the URI")
+        place = absolute_place(uri)
+        return place.rstrip("/") if "://" in place else Path(place).as_uri()
+
+    @property
+    def place(self) -> StorageRef:
+        """The storage that it names."""
+        return StorageRef(self.uri, revealed(self.storage))

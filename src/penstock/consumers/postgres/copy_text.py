@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from penstock.columnar.text_lines import Lines, Substitution, as_binary, content, hex_cells
 from penstock.consumers.schema_evolution import TargetColumn
 from penstock.errors import Invalid
-from penstock.tables.fieldtypes import FieldType, Tp
+from penstock.tables.columns import FieldType, Tp
 from penstock.tables.text_values import decimals, fixed_floats, spans, vectors
 
 _PIECE_ROWS = 32 * 1024

@@ -8,7 +8,7 @@ import pyarrow as pa
 from lance.dataset import LanceDataset
 from lance.udf import BatchUDF, batch_udf
 
-from penstock.consumers.lakeschema import (
+from penstock.consumers.schema_evolution import (
     COLUMN_ID,
     Dialect,
     LakeEvolution,
@@ -18,7 +18,7 @@ from penstock.consumers.lakeschema import (
     key_columns,
 )
 from penstock.consumers.search_index.fragment_writer import RowMaker
-from penstock.consumers.search_index.marker import MARKER
+from penstock.consumers.search_index.lance_table import MARKER
 from penstock.errors import Invalid
 from penstock.jobs.error_codes import SchemaRefused
 from penstock.tables.schema import TableInfo

@@ -13,16 +13,21 @@ from lance.fragment import FragmentMetadata
 from pydantic import Field
 
 from penstock.changes.columns import chosen_columns, key_names
-from penstock.consumers.lakeschema import shaped
 from penstock.consumers.options import ConsumerOptions, Properties, Seconds, revealed
+from penstock.consumers.schema_evolution import shaped
 from penstock.consumers.search_index.columns import Layout, follow_schema, key_names_of, keys_of
-from penstock.consumers.search_index.earlier import Earlier
 from penstock.consumers.search_index.fragment_writer import FragmentTask, RowMaker, write_on_executors
-from penstock.consumers.search_index.keeper import IndexKeeper, IndexKind
-from penstock.consumers.search_index.lance_table import LANCE_FAILURES, IndexRows, IndexVersion, LanceTable
-from penstock.consumers.search_index.marker import ROWS_ONLY, Marker
+from penstock.consumers.search_index.lance_table import (
+    LANCE_FAILURES,
+    ROWS_ONLY,
+    Earlier,
+    IndexRows,
+    IndexVersion,
+    LanceTable,
+    Marker,
+)
 from penstock.consumers.search_index.query import SearchQuery
-from penstock.consumers.search_index.upkeep import Limits
+from penstock.consumers.search_index.upkeep import IndexKeeper, IndexKind, Limits
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext, every, gather

@@ -13,12 +13,11 @@ import pyarrow as pa
 from lance.fragment import FragmentMetadata
 
 from penstock.consumers.lake.spark_writer import NOT_SHARED
-from penstock.consumers.lakeschema import shaped
-from penstock.consumers.search_index.earlier import Earlier
-from penstock.consumers.search_index.lance_table import written
+from penstock.consumers.schema_evolution import shaped
+from penstock.consumers.search_index.lance_table import Earlier, written
 from penstock.errors import Invalid
 from penstock.spark.errors import one_line, spark_errors
-from penstock.spark.workerprocess import task_begins
+from penstock.spark.tasks import task_begins
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

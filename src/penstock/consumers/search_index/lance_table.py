@@ -4,23 +4,99 @@ Every change replaces the marker row (see marker), which is alone in its fragmen
 two commits that remove the same fragment, so whoever still writes after its iteration was given up loses:
 its commit meets another marker and raises Fenced. Compactions and indexes leave the marker alone; a change
 that meets one of them is made again on top of it.
+
+What an index had of some keys before a change: so that what is dear to make is not made again.
+
+The one row of a Lance dataset that says whose it is and how far it has come. Pure.
+
+It is a row, because a row is what Lance commits together with others, carries through compactions, indexes
+and the cleaning of old versions, and does not let two writers replace at once.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self
 
 import lance
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from lance.dataset import LanceDataset, LanceOperation, Transaction
 from lance.fragment import FragmentMetadata, write_fragments
 
 from penstock.consumers.lake.key_order import KeySet
-from penstock.consumers.search_index.marker import MARKER, ROWS_ONLY, Marker
-from penstock.errors import Corrupt, Fenced, Unavailable
+from penstock.errors import Corrupt, Fenced, Invalid, Unavailable
 
-__all__ = ["LANCE_FAILURES", "IndexRows", "IndexVersion", "LanceTable"]
+__all__ = [
+    "LANCE_FAILURES",
+    "MARKER",
+    "ROWS_ONLY",
+    "Earlier",
+    "IndexRows",
+    "IndexVersion",
+    "LanceTable",
+    "Marker",
+    "written",
+]
+
+
+MARKER = "_penstock"
+"""The column that only the marker has; all its other columns are null."""
+ROWS_ONLY = f"{MARKER} IS NULL"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marker:
+    """What a dataset knows of itself, in the same commit as its rows."""
+
+    owner: str
+    watermark: int
+    recipe: str
+    """How rows were made of those of the source; another one makes other rows."""
+    last_id: int
+    """The greatest id of a column that the source had."""
+    job: str = ""
+    """The owner's name, which a job that is registered anew has too; older versions did not write it."""
+    attempt: str = ""
+    """Which build made the dataset, a unique id."""
+    complete: bool = True
+    """False while indexes of a first build are still missing."""
+    trained_rows: int = 0
+    """How many rows there were when the index was last made anew; 0: it was not made yet."""
+    changed_rows: int = 0
+    """Changes since then."""
+    measured_rows: int = 0
+    """`changed_rows` when recall was last measured."""
+    recall: float = 0.0
+    """Recall right after training; 0: not measured."""
+    trained_as: str = ""
+    """What kind of index it was made as."""
+    cleaned_version: int = 0
+    """The version at which old ones were last removed."""
+
+    def of(self, owner: str) -> int:
+        """The watermark that counts for an owner; 0: the dataset is another's, or not complete."""
+        return self.watermark if self.complete and self.owner == owner else 0
+
+    def dump(self) -> str:
+        """As it is kept."""
+        return json.dumps({"format": FORMAT, **asdict(self)})
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read it; raise Corrupt when it is no marker, Invalid when a newer Penstock wrote it."""
+        try:
+            tree = json.loads(text)
+            written = tree.pop("format")
+            if written > FORMAT:
+                raise Invalid(f"the dataset has format {written}, a newer Penstock's; upgrade this one")
+            return cls(**{each.name: tree[each.name] for each in fields(cls) if each.name in tree})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise Corrupt("the marker row of a Lance dataset cannot be read; rebuild the index") from error
+
 
 SERVING = "penstock-serving"
 """A tag on the last complete version while the next is built: what searches read, and nobody removes."""
@@ -331,3 +407,43 @@ def _tag(standing: IndexVersion) -> None:
         tags.update(SERVING, standing.version)
     else:
         tags.create(SERVING, standing.version)
+
+
+Places = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """A version of the dataset. Pickled to executors, and opened there."""
+
+    uri: str
+    version: int
+    keys: tuple[str, ...]
+    storage: dict[str, str] = field(repr=False)
+
+    def open(self) -> LanceDataset:
+        """The dataset of then."""
+        return lance.dataset(self.uri, version=self.version, storage_options=self.storage or None)
+
+    def same(self, keys: pa.Table, column: str, values: pa.Array) -> tuple[LanceDataset, Places, Places]:
+        """Which of some keys had these values in a column: their places in `keys`, and in the dataset.
+
+        One scan of the key's columns and of that one; only what matches is kept.
+        """
+        dataset = self.open()
+        keys = keys.cast(pa.schema([pa.field(name, dataset.schema.field(name).type) for name in self.keys]))
+        wanted = keys.append_column("_mine", pa.array(np.arange(keys.num_rows))).append_column(
+            "_value", values
+        )
+        mine, theirs, begin = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0
+        for batch in dataset.to_batches(columns=[*self.keys, column], batch_size=1 << 17):
+            there = pa.table(batch).append_column(
+                "_theirs", pa.array(np.arange(begin, begin + batch.num_rows))
+            )
+            joined = there.join(
+                wanted, [*self.keys, column], [*self.keys, "_value"], join_type="inner", use_threads=False
+            )
+            mine.append(joined.column("_mine").to_numpy())
+            theirs.append(joined.column("_theirs").to_numpy())
+            begin += batch.num_rows
+        return dataset, np.concatenate(mine), np.concatenate(theirs)

@@ -16,13 +16,10 @@ import pyarrow as pa
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.consumers.search_index.columns import from_source
 from penstock.consumers.search_index.consumer import IndexConsumer
-from penstock.consumers.search_index.filters import check_filter
-from penstock.consumers.search_index.lance_table import IndexVersion
-from penstock.consumers.search_index.marker import ROWS_ONLY
-from penstock.consumers.search_index.query import SearchQuery
+from penstock.consumers.search_index.lance_table import ROWS_ONLY, IndexVersion
+from penstock.consumers.search_index.query import SearchQuery, check_filter
 from penstock.errors import Invalid, Unavailable
-from penstock.jobs.consumer import JobContext
-from penstock.jobs.consumers import find_consumer
+from penstock.jobs.consumer import JobContext, find_consumer
 from penstock.jobs.job import Job
 from penstock.settings import Settings
 

@@ -1,6 +1,5 @@
 """webhook: changes sent to somebody's HTTP server."""
 
-from penstock.consumers.webhook.consumer import Webhook, WebhookOptions
-from penstock.consumers.webhook.signing import is_signed
+from penstock.consumers.webhook.consumer import Webhook, WebhookOptions, is_signed
 
 __all__ = ["Webhook", "WebhookOptions", "is_signed"]

@@ -17,11 +17,20 @@ A server that wants each change exactly once keeps what comes until the last req
 
 An iteration that is sent again begins with sequence 0, and may be cut in other places: what was kept of it
 before does not count then. So the key has a digest of the body: the first 16 digits of its SHA-256 in hex.
+
+Who sent a request: a signature over its time, its headers that count, and its body. Pure.
+
+    Penstock-Signature: t=1780000000,v1=<hex of HMAC-SHA256>
+
+What is signed: the time, then the values of the headers of SIGNED (empty where one is missing), each with a
+line break behind it, then the body.
 """
 
+import hashlib
+import hmac
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import count
 from typing import ClassVar, Literal
@@ -31,11 +40,39 @@ from pydantic import Field, SecretStr
 
 import penstock
 from penstock.consumers.options import ByteSize, ConsumerOptions, Properties, Seconds, revealed
-from penstock.consumers.webhook import signing
 from penstock.consumers.webhook.bodies import Body, bodies
 from penstock.consumers.webhook.sender import Address, Sender
 from penstock.errors import Invalid
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext
+
+HEADER = "Penstock-Signature"
+SIGNED = (
+    *("Idempotency-Key", "Penstock-Job", "Penstock-Source", "Penstock-Kind", "Penstock-From-Ts"),
+    *("Penstock-To-Ts", "Penstock-Sequence", "Penstock-Last", "Content-Type"),
+)
+
+_FORM = re.compile(r"t=(\d{1,20}),v1=([0-9a-f]{64})")
+
+
+def signature(secret: str, headers: Mapping[str, str], body: bytes, *, at_s: int) -> str:
+    """The value of the header."""
+    return f"t={at_s},v1={_digest(secret, headers, body, str(at_s))}"
+
+
+def is_signed(
+    secret: str, headers: Mapping[str, str], body: bytes, *, now_s: float, tolerance_s: float = 300
+) -> bool:
+    """Whether a request was signed with this secret, and not long ago; for those who receive it."""
+    found = _FORM.fullmatch(headers.get(HEADER, ""))
+    if found is None or abs(now_s - int(found[1])) > tolerance_s:
+        return False
+    return hmac.compare_digest(found[2], _digest(secret, headers, body, found[1]))
+
+
+def _digest(secret: str, headers: Mapping[str, str], body: bytes, at: str) -> str:
+    head = "".join(f"{value}\n" for value in (at, *(headers.get(name, "") for name in SIGNED)))
+    return hmac.new(secret.encode(), head.encode() + body, hashlib.sha256).hexdigest()
+
 
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _VALUE = re.compile(r"[\x20-\x7e]*")
@@ -128,7 +165,7 @@ class Webhook(Consumer):
         secret = self._options.secret
         if secret is not None:
             at_s = self.job.clock.wall_ms() // 1000
-            found[signing.HEADER] = signing.signature(secret.get_secret_value(), headers, body, at_s=at_s)
+            found[HEADER] = signature(secret.get_secret_value(), headers, body, at_s=at_s)
         return found
 
     def close(self) -> None:

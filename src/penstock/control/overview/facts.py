@@ -7,7 +7,7 @@ from penstock.changefeeds.model import ChangefeedRecord
 from penstock.clock import physical_ms
 from penstock.control.overview.locks import HoldingLock
 from penstock.control.overview.model import SpoolLevel
-from penstock.control.overview.partmetrics import Growth
+from penstock.control.overview.part_metrics import Growth
 from penstock.control.part_states import PartStatus
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.freshness import Freshness

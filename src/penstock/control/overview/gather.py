@@ -1,31 +1,38 @@
 """Finding out how a deployment does: everybody is asked at once, and nobody is waited for long.
 
 One call for each capture and one scan for each kind of row, however many tables and jobs there are.
+
+Asking many at once, without waiting for those that do not answer.
+
+Folders of this machine that run out of room.
 """
 
+import shutil
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import Generic, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from penstock import eventloop
 from penstock.changefeeds.model import ChangefeedRecord
 from penstock.clock import SYSTEM, Clock, compose_ts, physical_ms
 from penstock.control.deployment import Deployment
 from penstock.control.overview import part_metrics
-from penstock.control.overview.asking import Probe
 from penstock.control.overview.facts import SLOW_S, CaptureFact, Facts, FeedFact, JobFact, TableFact, behind_s
-from penstock.control.overview.freespace import scarce
 from penstock.control.overview.locks import holding_locks
-from penstock.control.overview.partmetrics import Growth, MetricSample, read_page, spools
+from penstock.control.overview.part_metrics import Growth, MetricSample, read_page, spools
 from penstock.control.part_states import PartKind, PartState, PartStatus, UpStates
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, Unavailable
 from penstock.eventstore.capture.lease import CaptureLease
-from penstock.eventstore.capture.sharing import wanted
+from penstock.eventstore.capture.tables import wanted
 from penstock.eventstore.read.flight_client import FlightReader
-from penstock.eventstore.read.ranges import CaptureProgress
+from penstock.eventstore.read.partition import CaptureProgress
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.owners import live_captures
+from penstock.follow.captures import live_captures
 from penstock.follow.source import ReadableRange
 from penstock.jobs.freshness import freshness_of
 from penstock.jobs.job import Job
@@ -34,7 +41,72 @@ from penstock.kv.lease import LeaseRecord, holder
 from penstock.settings import Settings
 from penstock.verify.results import LastVerification, Outcomes
 
-__all__ = ["Rates", "gather", "unreached"]
+__all__ = ["Probe", "Rates", "gather", "scarce", "unreached"]
+
+
+T = TypeVar("T")
+
+
+class Probe(Generic[T]):
+    """Work that is done in a thread of its own while somebody waits, and no longer than they like.
+
+    The thread goes on until the work ends, but keeps no process from ending.
+    """
+
+    def __init__(self, what: str, work: Callable[[], T], *, clock: Clock = SYSTEM) -> None:
+        self.what = what
+        self._clock = clock
+        self._answer: Future[T] = Future()
+        threading.Thread(target=self._do, args=(work,), name="penstock-asking", daemon=True).start()
+
+    def _do(self, work: Callable[[], T]) -> None:
+        try:
+            self._answer.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - told to whoever waits
+            self._answer.set_exception(error)
+
+    def answer(self, deadline: float) -> T:
+        """What came of it; raise what the work raised, or Unavailable at the deadline (monotonic)."""
+        try:
+            return self._answer.result(max(0.0, deadline - self._clock.monotonic()))
+        except TimeoutError:
+            if self._answer.done():
+                raise
+            raise Unavailable(f"{self.what} took too long to find out; try again") from None
+
+    def answer_or(self, default: T, deadline: float, unknown: dict[str, str]) -> T:
+        """The same, but for errors of ours: those are noted as what is not known, and `default` is given."""
+        try:
+            return self.answer(deadline)
+        except PenstockError as error:
+            unknown[self.what] = str(error)
+            return default
+
+
+FREE_MIN = 1 << 30
+
+
+def scarce(settings: Settings, *, free_min: int = FREE_MIN) -> dict[str, int]:
+    """Bytes that are free where less than `free_min` are, by the key of the setting that names the folder."""
+    found: dict[str, int] = {}
+    for key, folder in _folders(settings):
+        try:
+            free = shutil.disk_usage(folder).free
+        except OSError:  # nothing is written there, or not by us
+            continue
+        if free < free_min:
+            found[key] = free
+    return found
+
+
+def _folders(settings: Settings) -> Iterator[tuple[str, Path]]:
+    yield "store.data", settings.store.data
+    yield "capture.data", settings.capture.data
+    yield "jobs.data", settings.jobs.data
+    parts = urlsplit(settings.capture.storage)
+    if parts.scheme == "file":
+        yield "capture.storage", Path(unquote(parts.netloc + parts.path))
+
 
 ANSWER_S = 3.0
 """How long all together have to answer: on a busy machine it takes longer than one would think."""

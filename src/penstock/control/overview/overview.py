@@ -13,17 +13,9 @@ from penstock.control.overview.facts import CaptureFact, Facts, FeedFact, JobFac
 from penstock.control.overview.gather import Rates, unreached
 from penstock.control.overview.model import (
     ChangefeedRow,
-    FlowStage,
-    HeldBy,
-    HolderKind,
     JobRow,
-    LastVerified,
     Overview,
     PartRow,
-    Problem,
-    ProblemKind,
-    SpoolLevel,
-    StageRow,
     TableRow,
     Totals,
 )
@@ -32,27 +24,7 @@ from penstock.control.part_states import PartKind, PartState, PartStatus
 from penstock.jobs.freshness import LagReason
 from penstock.settings import Settings
 
-__all__ = [
-    "LIMIT",
-    "ChangefeedRow",
-    "FlowStage",
-    "HeldBy",
-    "HolderKind",
-    "JobRow",
-    "LastVerified",
-    "Overview",
-    "PartRow",
-    "Problem",
-    "ProblemKind",
-    "Rates",
-    "SpoolLevel",
-    "StageRow",
-    "TableRow",
-    "Totals",
-    "overview",
-    "overview_without_cluster",
-    "told",
-]
+__all__ = ["LIMIT", "overview", "overview_without_cluster", "told"]
 
 LIMIT = 100
 """Rows of each list, where nobody says how many."""

@@ -13,7 +13,8 @@ from penstock.clock import SYSTEM, Clock, compose_ts, physical_ms
 from penstock.durable_files import make_folder, replace_file
 from penstock.errors import Conflict, Corrupt, Denied, Invalid, PenstockError, Unavailable, Undetermined
 from penstock.eventstore import paths
-from penstock.eventstore.capture import safe_point, sharing
+from penstock.eventstore.capture import safe_point
+from penstock.eventstore.capture import tables as sharing
 from penstock.eventstore.capture.flight_service import FlightService
 from penstock.eventstore.capture.lease import CaptureLease, CaptureMembership
 from penstock.eventstore.capture.reader import Reader
@@ -22,9 +23,8 @@ from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.capture.tables import TableNames
 from penstock.eventstore.log.table_log import TableLog
 from penstock.eventstore.manifest import BEGUN
-from penstock.eventstore.metachanges import META_RANGE
-from penstock.eventstore.read.flightaccess import FlightAccess
-from penstock.eventstore.schema_history import CapturedTable, SchemaHistory
+from penstock.eventstore.read.flight_client import FlightAccess
+from penstock.eventstore.schema_history import META_RANGE, CapturedTable, SchemaHistory
 from penstock.eventstore.upkeep.load import in_progress
 from penstock.kv import AsyncClient
 from penstock.kv.pd import PdClient

@@ -14,15 +14,20 @@ from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.paths import Side
 from penstock.eventstore.read.blocks import within_handles
-from penstock.eventstore.read.partition import PartitionState, known_state
-from penstock.eventstore.read.ranges import CaptureProgress, RangeReader, ReadRange, SchemaRange
+from penstock.eventstore.read.partition import (
+    CaptureProgress,
+    PartitionState,
+    ReadRange,
+    SchemaRange,
+    known_state,
+)
 from penstock.eventstore.read.streams import merged, shown_schema, streams_of
 from penstock.eventstore.schema_version import SchemaVersion, cut_at_changes, in_force, schemas_in
 from penstock.eventstore.sides import HANDLE, decode_side
 from penstock.object_storage import ObjectStorage
 from penstock.tables.decoding.decoder import RowDecoder
 
-__all__ = ["CaptureProgress", "RangeReader", "ReadRange", "Reader", "SchemaRange"]
+__all__ = ["Reader"]
 
 _BATCH_ROWS = 32 * 1024
 

@@ -14,18 +14,15 @@ from penstock import metrics
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import PenstockError, Unavailable
 from penstock.eventstore.log.frames import Frame, FrameKind, decode_rows
-from penstock.eventstore.log.logcover import Fit
-from penstock.eventstore.log.memory import MemoryBudget
 from penstock.eventstore.log.rows import between, commit_ends
-from penstock.eventstore.log.segments import LogLocation
-from penstock.eventstore.log.table_log import LoggedBatch, TableBacklog, TableLog
+from penstock.eventstore.log.segments import Fit, LogLocation
+from penstock.eventstore.log.table_log import LoggedBatch, MemoryBudget, TableBacklog, TableLog
 from penstock.eventstore.log.wal import Wal
 from penstock.eventstore.manifest import ManifestState
+from penstock.eventstore.manifest_log import Ownership
 from penstock.eventstore.objects.build import Build, Schemas
-from penstock.eventstore.objects.flush import Flusher, OwnedTable
-from penstock.eventstore.objects.flushing import FlushPolicy
+from penstock.eventstore.objects.flush import Flusher, FlushPolicy, OwnedTable
 from penstock.eventstore.objects.primary_key_index import PrimaryKeyIndex
-from penstock.eventstore.ownership import Ownership
 from penstock.eventstore.upkeep.merge import MergeOutput, MergePlan, check_output
 from penstock.eventstore.upkeep.upkeep import Upkeep
 from penstock.object_storage import ObjectStorage

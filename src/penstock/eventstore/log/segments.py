@@ -1,9 +1,18 @@
-"""Files of the log: one is written at a time, any may be read again."""
+"""Files of the log: one is written at a time, any may be read again.
+
+Which segments of the log may go, and what goes with them. A pure decision: no files.
+
+What the log is worth for a table beside the manifest that it is found with. A pure decision.
+
+The two are on different disks, so one may be a copy of another moment: a backup that was restored. Whatever
+they are, a table goes on from a timestamp up to which every change is in objects or in the log.
+"""
 
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import IO
 
@@ -122,3 +131,75 @@ def _write_all(handle: int, vectors: list[pa.Buffer | bytes]) -> None:
         rest = b"".join(bytes(vector) for vector in vectors)[written:]
         while rest:
             rest = rest[os.write(handle, rest) :]
+
+
+@dataclass(slots=True)
+class Retention:
+    """What each segment is still needed for.
+
+    A segment is free when it is sealed and every table in it has been flushed up to its newest change
+    there. Segments free in any order. `cut` says, of every table with changes in a segment that came
+    free, the newest of them: up to there the log may lack changes, however far they are flushed.
+    """
+
+    cut: dict[int, int] = field(default_factory=dict)  # table -> commit-ts
+    _newest: dict[int, dict[int, int]] = field(default_factory=dict)  # segment -> table -> newest commit-ts
+    _needed: dict[int, set[int]] = field(default_factory=dict)  # segment -> tables not flushed up to there
+    _active: int = 0
+
+    def begin(self, segment: int) -> list[int]:
+        """Start a segment, sealing the one before; return the segments that are free now."""
+        self._newest[segment], self._needed[segment] = {}, set()
+        self._active = segment
+        return self._collect()
+
+    def add(self, segment: int, table_id: int, max_ts: int) -> None:
+        """A segment has changes of a table up to `max_ts`."""
+        tables = self._newest[segment]
+        tables[table_id] = max(max_ts, tables.get(table_id, 0))
+        self._needed[segment].add(table_id)
+
+    def flushed(self, table_id: int, flushed_ts: int) -> list[int]:
+        """A table's changes up to `flushed_ts` are in objects; return the segments that are free now."""
+        for segment, needed in self._needed.items():
+            if table_id in needed and self._newest[segment][table_id] <= flushed_ts:
+                needed.discard(table_id)
+        return self._collect()
+
+    def forget(self, table_id: int) -> list[int]:
+        """Nothing of a table counts any more; return the segments that are free now."""
+        self.cut.pop(table_id, None)
+        for segment, needed in self._needed.items():
+            needed.discard(table_id)
+            self._newest[segment].pop(table_id, None)
+        return self._collect()
+
+    def _collect(self) -> list[int]:
+        free = [number for number, needed in self._needed.items() if not needed and number != self._active]
+        for number in free:
+            del self._needed[number]
+            for table_id, newest_ts in self._newest.pop(number).items():
+                self.cut[table_id] = max(newest_ts, self.cut.get(table_id, 0))
+        return sorted(free)
+
+
+class Fit(Enum):
+    """How the log goes on from a manifest's `flushed_ts`."""
+
+    JOINS = "its changes follow on the objects'"
+    ENDS = "it has nothing that the objects lack: it begins anew there"
+    GAP = "changes after the objects' are cut off: they must be pulled again"
+
+
+@dataclass(frozen=True, slots=True)
+class LogCover:
+    """The log has every change of a table in (cut_ts, resolved_ts]; of others it has some or none."""
+
+    cut_ts: int = 0
+    resolved_ts: int = 0
+
+    def beside(self, flushed_ts: int) -> Fit:
+        """How it fits to objects that hold every change up to `flushed_ts`."""
+        if self.resolved_ts <= flushed_ts:
+            return Fit.ENDS
+        return Fit.JOINS if self.cut_ts <= flushed_ts else Fit.GAP

@@ -27,11 +27,18 @@ from penstock.errors import Corrupt, Invalid, PenstockError, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.log import frames
 from penstock.eventstore.log.frames import Frame, FrameKind
-from penstock.eventstore.log.logcover import LogCover
-from penstock.eventstore.log.retention import Retention
-from penstock.eventstore.log.segments import LogLocation, Record, SegmentFile, Sync, map_file, read_segment
+from penstock.eventstore.log.segments import (
+    LogCover,
+    LogLocation,
+    Record,
+    Retention,
+    SegmentFile,
+    Sync,
+    map_file,
+    read_segment,
+)
 
-__all__ = ["LogLocation", "Wal"]
+__all__ = ["Wal"]
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.eventstore.manifest import ObjectInfo
-from penstock.eventstore.objects.objectfiles import ColumnBounds, column_bounds, opened
+from penstock.eventstore.objects.object_file import ColumnBounds, column_bounds, opened
 from penstock.eventstore.sides import COMMIT_TS, OBJECT, OFFSET
 from penstock.object_storage import ObjectStorage
 

@@ -35,7 +35,7 @@ from penstock.clock import SYSTEM, Clock
 from penstock.errors import Unavailable
 from penstock.eventstore.manifest import ManifestState, ObjectInfo
 from penstock.eventstore.objects.deletion_vectors import Deletions, live_mask
-from penstock.eventstore.objects.objectfiles import opened
+from penstock.eventstore.objects.object_file import opened
 from penstock.eventstore.objects.row_ids import Moves, RowIds, sortable
 from penstock.eventstore.sides import HANDLE
 from penstock.object_storage import ObjectStorage

@@ -3,12 +3,19 @@
 What a row group needs is decided from the footer and from the offsets that do not count: nothing, when no row
 of it is wanted; its columns as they are, when all are; else a mask, for which `_commit_ts` and `_handle` are
 read only where they decide anything.
+
+Where an object has the rows of touched handles: so many more offsets that do not count.
+
+The handles of many row groups are looked up together, because each look-up costs a hash table of the touched
+ones. Row groups whose handles are elsewhere are not read.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import methodcaller
 from typing import NamedTuple
 
 import numpy as np
@@ -18,13 +25,56 @@ import pyarrow.parquet as pq
 
 from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.objects.deletion_vectors import Deletions, Offsets, live_mask, union
-from penstock.eventstore.objects.objectfiles import ColumnBounds, column_bounds, opened
-from penstock.eventstore.projection import Projection
-from penstock.eventstore.read.readahead import ReadAhead
-from penstock.eventstore.read.touched import NO_HANDLES, GroupHandles, touched_offsets
+from penstock.eventstore.objects.object_file import ColumnBounds, column_bounds, opened
+from penstock.eventstore.read.streams import ReadAhead
+from penstock.eventstore.schema_version import Projection
 from penstock.eventstore.sides import COMMIT_TS, HANDLE
 from penstock.object_storage import ObjectStorage
 from penstock.tables.schema import TableInfo
+
+NO_HANDLES = pa.nulls(0, pa.binary())  # pa.array would import pandas
+
+_WINDOW_ROWS = 1024 * 1024
+_VALUE = methodcaller("as_py")
+
+
+class GroupHandles(NamedTuple):
+    """A row group: its place in the file, the offset of its first row, and what its handles are within."""
+
+    number: int
+    start: int
+    rows: int
+    bounds: ColumnBounds
+
+
+def touched_offsets(file: pq.ParquetFile, groups: Sequence[GroupHandles], touched: pa.Array) -> Offsets:
+    """The offsets, in order, of rows in some row groups whose handles are among the ordered `touched`."""
+    found = [np.empty(0, np.int64)]
+    for window in _windows([each for each in groups if len(_within(touched, each.bounds))]):
+        low, high = min(each.bounds.low for each in window), max(each.bounds.high for each in window)
+        handles = file.read_row_groups([each.number for each in window], columns=[HANDLE]).column(HANDLE)
+        hits = pc.is_in(handles, value_set=_within(touched, ColumnBounds(low, high))).to_numpy()
+        offsets = np.concatenate([np.arange(each.start, each.start + each.rows) for each in window])
+        found.append(offsets[hits])
+    return np.concatenate(found)
+
+
+def _windows(groups: Sequence[GroupHandles]) -> Iterator[list[GroupHandles]]:
+    window: list[GroupHandles] = []
+    for group in groups:
+        if window and sum(each.rows for each in window) + group.rows > _WINDOW_ROWS:
+            yield window
+            window = []
+        window.append(group)
+    if window:
+        yield window
+
+
+def _within(ordered: pa.Array, bounds: ColumnBounds) -> pa.Array:
+    """Those of some ordered handles that are within the bounds."""
+    low = bisect_left(ordered, bounds.low, key=_VALUE)
+    return ordered[low : bisect_right(ordered, bounds.high, key=_VALUE)]
+
 
 _BLOCKS_PER_GROUP = 4  # row groups are bounded in bytes, so their parts are
 

@@ -2,11 +2,15 @@
 
 A partition has up to three: out of appendable objects, out of direct objects, and of rows that are not in
 objects yet. Each is in order; a transaction is in a single one. Rows go through as slices of Arrow batches.
+
+Reading one item ahead of whoever takes them, on a pool of threads that all readers share.
 """
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from heapq import heapify, heappop, heapreplace
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -14,9 +18,7 @@ from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.manifest import Kind, ObjectInfo
 from penstock.eventstore.paths import Side
 from penstock.eventstore.read.blocks import Block, BlockReader, Blocks, below
-from penstock.eventstore.read.partition import PartitionState
-from penstock.eventstore.read.ranges import RangeReader, ReadRange
-from penstock.eventstore.read.readahead import ReadAhead
+from penstock.eventstore.read.partition import PartitionState, RangeReader, ReadRange
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, OLD, PARTITION, START_TS, side_schema
 
@@ -24,6 +26,7 @@ __all__ = [
     "BlockStream",
     "ChangeStream",
     "Place",
+    "ReadAhead",
     "memory_stream",
     "merged",
     "narrow_old",
@@ -31,6 +34,64 @@ __all__ = [
     "shown_schema",
     "streams_of",
 ]
+
+
+T = TypeVar("T")
+
+_THREADS = 8  # they mostly wait for storage
+
+
+class _Readers:
+    """The threads; a forked process gets its own."""
+
+    def __init__(self) -> None:
+        self.renew()
+        os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        """Forget threads that this process does not have."""
+        self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="penstock-read")  # starts none yet
+
+
+_READERS = _Readers()
+
+
+class ReadAhead(Generic[T]):
+    """Fetches one item ahead, in the background. Use from one thread at a time; `close` it after use.
+
+    Whoever needs an item that no thread has begun to fetch fetches it on the spot. So nobody waits for a free
+    thread, and readers within readers cannot block each other, however few threads there are.
+    """
+
+    def __init__(self, items: Generator[T, None, None]) -> None:
+        self._items = items
+        self._failure: BaseException | None = None
+        self._ahead: Future[T | None] | None = _READERS.pool.submit(self._fetch)
+
+    def next(self) -> T | None:
+        """The next item; None at the end. What fetching raised is raised again by every later call."""
+        if self._failure is not None:
+            raise self._failure
+        if self._ahead is None:
+            return None
+        try:
+            found = self._fetch() if self._ahead.cancel() else self._ahead.result()
+        except BaseException as error:
+            self._failure = error
+            raise
+        self._ahead = None if found is None else _READERS.pool.submit(self._fetch)
+        return found
+
+    def close(self) -> None:
+        """Stop fetching; waits for an item that is being fetched."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and not ahead.cancel():
+            ahead.exception()
+        self._items.close()
+
+    def _fetch(self) -> T | None:
+        return next(self._items, None)
+
 
 Place = tuple[int, int]
 """Where a transaction is in the order of changes: commit_ts, start_ts."""

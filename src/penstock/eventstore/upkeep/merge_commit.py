@@ -17,7 +17,7 @@ from penstock import metrics
 from penstock.columnar.sorted_spill import order_by
 from penstock.eventstore.manifest import ManifestState, ObjectInfo, Removal
 from penstock.eventstore.objects.flush import OwnedTable
-from penstock.eventstore.objects.objectfiles import ColumnBounds, column_bounds, opened
+from penstock.eventstore.objects.object_file import ColumnBounds, column_bounds, opened
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, MERGED_TOMBSTONES, OBJECT, OFFSET
 from penstock.eventstore.upkeep.merge import MergeOutput, MergeWriter, deletes_from
 from penstock.object_storage import ObjectStorage

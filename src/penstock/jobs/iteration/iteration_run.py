@@ -1,24 +1,86 @@
-"""One try at an iteration: its jobs begin together, share one scan, and each ends on its own."""
+"""One try at an iteration: its jobs begin together, share one scan, and each ends on its own.
 
+What executes iterations, and what it is made of.
+
+A directory of this process for scratch files; those of processes that have ended are removed.
+"""
+
+import fcntl
 import logging
 import shutil
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 from penstock import metrics
-from penstock.errors import PenstockError
+from penstock.clock import SYSTEM, Clock
+from penstock.errors import Invalid, PenstockError
 from penstock.follow.cluster_tables import TableGone
-from penstock.jobs.iteration.consumer_run import ConsumerRun, ConsumerServices, IterationLog
-from penstock.jobs.iteration.ending import AttemptCount, OutcomeKind, RunOutcome
-from penstock.jobs.iteration.iteration import Iteration
-from penstock.jobs.iteration.scratch import Scratch
+from penstock.follow.source import ScanSource
+from penstock.jobs.consumer import Consumer, find_consumer
+from penstock.jobs.iteration.consumer_run import GRACE_S, ConsumerRun, ConsumerServices, IterationLog
+from penstock.jobs.iteration.iteration import AttemptCount, Iteration, OutcomeKind, RunOutcome
 from penstock.jobs.iteration.shared_scan import ScanConfig, SharedScan
-from penstock.jobs.job import Job
-from penstock.jobs.jobid import JobKey
-from penstock.jobs.log.transitions import started
+from penstock.jobs.iteration.spark_frame import Frames
+from penstock.jobs.job import Job, JobKey
+from penstock.jobs.log.transitions import canceled, pending, started
 from penstock.jobs.usage import Usage, UsageMeter
+from penstock.settings import Settings
+
+if TYPE_CHECKING:
+    from penstock.jobs.iteration.spark_frame import SparkSession
+
+
+_OURS, _NEW, _LOCK = "runner-", ".new-", "LOCK"
+
+
+class Scratch:
+    """A directory below `data` that no other process uses, whoever shares `data`."""
+
+    def __init__(self, data: Path, *, clock: Clock = SYSTEM) -> None:
+        self._data = data
+        self._name = clock.unique_id()
+        self._lock: IO[bytes] | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where it is, while it is open."""
+        return self._data / f"{_OURS}{self._name}"
+
+    def open(self) -> None:
+        """Make it, and remove what others left; raise Invalid when the directory cannot be used."""
+        new = self._data / f"{_NEW}{self._name}"
+        try:
+            new.mkdir(parents=True)
+            self._lock = (new / _LOCK).open("wb")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            new.rename(self.folder)  # only now others see it: it is locked
+            for other in self._data.glob(f"{_OURS}*"):
+                if other != self.folder:
+                    _remove_unused(other)
+        except OSError as error:
+            raise Invalid(
+                f"directory {self._data} cannot be used ({error.strerror}); check jobs.data"
+            ) from error
+
+    def close(self) -> None:
+        """Remove it. Can be called twice."""
+        if self._lock is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self._lock.close()
+            self._lock = None
+
+
+def _remove_unused(folder: Path) -> None:
+    try:
+        with (folder / _LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+    except (BlockingIOError, FileNotFoundError):
+        return  # it is used, or somebody else was faster
+
 
 _log = logging.getLogger(__name__)
 
@@ -214,3 +276,73 @@ def _tell(job: Job, ending: RunOutcome) -> None:
         _log.error("a job failed and has to be repaired", extra=facts)
     else:
         _log.warning("an iteration of a job failed", extra=facts)
+
+
+class IterationRunner:
+    """Executes iterations. Open it before the first attempt.
+
+    `spark` gives the session, with the pool of an account set for the thread that asks; a consumer that
+    needs neither it nor `frames` never does. `grace_s` is how long a canceled consumer is waited for.
+    """
+
+    def __init__(
+        self,
+        log: IterationLog,
+        source: ScanSource,
+        settings: Settings,
+        *,
+        frames: Frames | None = None,
+        spark: "Callable[[str], SparkSession] | None" = None,
+        find: Callable[[str], type[Consumer]] = find_consumer,
+        usage: UsageMeter | None = None,
+        grace_s: float = GRACE_S,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self.usage = usage or UsageMeter(clock=clock)
+        self._clock = clock
+        self._tools = IterationServices(
+            log=log,
+            reading=ScanConfig(source, settings.jobs, frames, clock),
+            workshop=ConsumerServices(log, settings, find, spark, clock, grace_s),
+            usage=self.usage,
+            scratch=Scratch(settings.jobs.data, clock=clock),
+        )
+
+    def open(self) -> None:
+        """Make a place for scratch files; raise Invalid when there can be none."""
+        self._tools.scratch.open()
+
+    def attempt(self, iteration: Iteration, *, last: bool, on_end: OnEnd) -> IterationRun:
+        """A try at an iteration, which does not begin yet; `last`: what fails is not tried again."""
+        return IterationRun(self._tools, AttemptCount(iteration, last), on_end)
+
+    def announce(self, iterations: Sequence[Iteration]) -> dict[JobKey, Job] | None:
+        """Write that iterations wait for a worker; the rows of the jobs that nobody else has taken meanwhile.
+
+        None: the log does not answer.
+        """
+        waits = [
+            (job, pending(each.from_ts, each.to_ts, runner=job.status.runner))
+            for each in iterations
+            for job in each.jobs
+        ]
+        try:
+            rows = self._tools.log.transact(waits)
+        except PenstockError as error:
+            _log.warning("that iterations wait cannot be written", extra={"error": str(error)})
+            return None
+        return {row.key: row for row in rows if row is not None}
+
+    def cancel(self, jobs: Sequence[Job]) -> list[Job | None]:
+        """Write that jobs that waited are canceled; what their rows are now, None where that is not known."""
+        at = self._clock.wall_ms()
+        try:
+            return self._tools.log.transact([(job, canceled(at=at)) for job in jobs])
+        except PenstockError as error:
+            _log.warning("that jobs were canceled cannot be written", extra={"error": str(error)})
+            return [None] * len(jobs)
+
+    def close(self) -> None:
+        """Keep what was used, and remove the scratch files."""
+        self.usage.flush()
+        self._tools.scratch.close()

@@ -2,21 +2,106 @@
 
 A batch that is a TAIL_WIP may have to be applied after what follows it. It is kept, on disk when there is
 much of it, until a TAIL_DONE closes it.
+
+Changes of any of a table's versions as pieces in the version that an iteration ends with. Pure.
+
+Changes on their way to consumers: in one schema, in order, and the same for all of them.
 """
 
 from collections.abc import Generator, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.changes.batches import ChangeBatch, Hint
+from penstock.changes.columns import key_names
 from penstock.columnar.spill_queue import SPOOL_BYTES, SpillTable
+from penstock.eventstore.schema_version import Projection, SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
-from penstock.jobs.iteration.pieces import ConsumerBatch
-from penstock.jobs.iteration.projecting import PieceProjection
+from penstock.jobs.schema_changes import check_keys
+from penstock.tables.schema import TableInfo
+
+
+class ConsumerBatch(NamedTuple):
+    """What one `next` of a consumer gives, with the columns of all of them. `last`: nothing follows."""
+
+    inserts: pa.RecordBatch
+    deletes: pa.RecordBatch
+    last: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Of both sides."""
+        return int(self.inserts.num_rows + self.deletes.num_rows)
+
+    @property
+    def nbytes(self) -> int:
+        """About as much memory."""
+        return int(self.inserts.nbytes + self.deletes.nbytes)
+
+
+def closed(pieces: Iterable[ConsumerBatch], nothing: ConsumerBatch) -> Iterator[ConsumerBatch]:
+    """The pieces, of which the last says that it is; `nothing`, if there are none."""
+    held: ConsumerBatch | None = None
+    for piece in pieces:
+        if held is not None:
+            yield held
+        held = piece
+    yield (held or nothing)._replace(last=True)
+
+
+class _Sides(NamedTuple):
+    inserts: Projection
+    deletes: Projection
+
+
+class PieceProjection:
+    """Makes pieces with `columns`, the key's among them.
+
+    A column that was added since reads as its default in older rows, one that was dropped is left out.
+    """
+
+    def __init__(self, schema: SchemaVersion, columns: Iterable[str]) -> None:
+        self._table = schema.table
+        self._inserts = [*columns, COMMIT_TS]
+        self._deletes = [*key_names(schema.table), COMMIT_TS]
+        self._known: dict[int, _Sides] = {}
+        self._now = self._sides(self._table)
+
+    @property
+    def inserts(self) -> pa.Schema:
+        """The schema of one side of all pieces."""
+        return self._now.inserts.schema
+
+    @property
+    def deletes(self) -> pa.Schema:
+        """The schema of the other."""
+        return self._now.deletes.schema
+
+    @property
+    def nothing(self) -> ConsumerBatch:
+        """A piece without rows."""
+        return ConsumerBatch(
+            pa.RecordBatch.from_pylist([], self.inserts), pa.RecordBatch.from_pylist([], self.deletes)
+        )
+
+    def piece(self, batch: ChangeBatch) -> ConsumerBatch:
+        """The changes of a batch; raise SchemaRefused when its rows have another key than those now."""
+        sides = self._known.get(batch.schema.version)
+        if sides is None:
+            check_keys(batch.schema.table, self._table)
+            sides = self._known[batch.schema.version] = self._sides(batch.schema.table)
+        return ConsumerBatch(sides.inserts.apply(batch.data), sides.deletes.apply(batch.tombstones))
+
+    def _sides(self, old: TableInfo) -> _Sides:
+        return _Sides(
+            Projection(old, self._table, self._inserts), Projection(old, self._table, self._deletes)
+        )
+
 
 PIECE_ROWS = 16 * 1024
 

@@ -1,4 +1,7 @@
-"""The changes of an iteration, read once for all of its jobs, when the first of them asks."""
+"""The changes of an iteration, read once for all of its jobs, when the first of them asks.
+
+How much one iteration takes, so that a job that lags never becomes one endless transaction. Pure.
+"""
 
 import logging
 import shutil
@@ -11,21 +14,47 @@ from typing import Generic, TypeVar
 
 from penstock import eventloop, metrics
 from penstock.changes.columns import chosen_columns, key_names
-from penstock.clock import SYSTEM, Clock
+from penstock.changes.limits import ReadLimit
+from penstock.clock import SYSTEM, Clock, compose_ts, physical_ms
 from penstock.columnar.spill_queue import SpillQueue
 from penstock.errors import Aborted, Invalid, StaleRead, Unavailable
-from penstock.follow.source_2 import ScanSource, TableScan
+from penstock.follow.source import ScanSource, TableScan
 from penstock.jobs.error_codes import failure_of
-from penstock.jobs.iteration.caps import caps_of
 from penstock.jobs.iteration.fan_out import FanOut
 from penstock.jobs.iteration.iteration import Iteration
-from penstock.jobs.iteration.ordering import in_order
-from penstock.jobs.iteration.pieces import ConsumerBatch, closed
-from penstock.jobs.iteration.projecting import PieceProjection
+from penstock.jobs.iteration.ordering import ConsumerBatch, PieceProjection, closed, in_order
 from penstock.jobs.iteration.spark_frame import Frames, SharedFrame
-from penstock.jobs.job import Job
-from penstock.jobs.jobid import JobKey
+from penstock.jobs.job import Job, JobKey
+from penstock.jobs.spec import parse_duration
 from penstock.settings import JobsSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """The end of an iteration at the latest, and how many changes it takes until then."""
+
+    to_ts: int
+    limit: ReadLimit
+
+
+def caps_of(iteration: Iteration, settings: JobsSettings) -> Caps:
+    """The narrowest of what its jobs want, each by its spec or else by the settings.
+
+    A first sync is all rows at one timestamp: it is not divided.
+    """
+    if iteration.first:
+        return Caps(iteration.to_ts, ReadLimit())
+    details = [job.spec.detail for job in iteration.jobs]
+    spans = [settings.span_s if each.span is None else parse_duration(each.span) for each in details]
+    span_ms = max(1, round(min(spans) * 1000))
+    return Caps(
+        to_ts=min(iteration.to_ts, compose_ts(physical_ms(iteration.from_ts) + span_ms)),
+        limit=ReadLimit(
+            rows=min(each.rows_max or settings.rows_max for each in details),
+            nbytes=min(each.bytes_max or settings.bytes_max for each in details),
+        ),
+    )
+
 
 _log = logging.getLogger(__name__)
 

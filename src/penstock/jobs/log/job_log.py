@@ -12,8 +12,7 @@ from typing import TypeVar
 
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import Aborted, Conflict, Fenced, Invalid, Unavailable, Undetermined
-from penstock.jobs.job import Job
-from penstock.jobs.jobid import JobKey
+from penstock.jobs.job import Job, JobKey
 from penstock.jobs.log.job_rows import COLUMNS, DATABASE, LOG_NAME, PRIMARY_KEY, TABLE, JobRows
 from penstock.jobs.log.transitions import Transition, flushed
 from penstock.kv import Client, Transaction

@@ -9,8 +9,7 @@ from typing import Any
 
 from penstock.clock import TS_MAX
 from penstock.errors import Corrupt, Invalid, PenstockError, show_key
-from penstock.jobs.job import Job, JobState, JobStatus
-from penstock.jobs.jobid import JobId, JobKey
+from penstock.jobs.job import Job, JobId, JobKey, JobState, JobStatus
 from penstock.jobs.spec import JobSpec
 from penstock.tables.codec import datums
 from penstock.tables.keys import decode_record_key, record_key, record_prefix, record_range

@@ -13,8 +13,7 @@ import pyarrow as pa
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid, Unavailable
-from penstock.jobs.job import Job
-from penstock.jobs.jobid import JobKey
+from penstock.jobs.job import Job, JobKey
 from penstock.jobs.log.job_log import JobLog
 from penstock.jobs.log.job_rows import JobRows
 from penstock.settings import Settings

@@ -9,12 +9,9 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from penstock.jobs.iteration.iteration import Iteration
-from penstock.jobs.job import ErrorCode, Job, JobState
-from penstock.jobs.jobid import JobKey
+from penstock.jobs.job import ErrorCode, Job, JobKey, JobState
 from penstock.jobs.log.transitions import BUSY
-from penstock.jobs.runner.tablejobs import TableJobs, Wanted
-from penstock.jobs.runner.tracked_job import TrackedJob
-from penstock.jobs.runner.triggers import Why
+from penstock.jobs.runner.tracked_job import TableJobs, TrackedJob, Wanted, Why
 
 
 class JobBoard:

@@ -5,8 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 
-from penstock.jobs.job import Job
-from penstock.jobs.jobid import JobKey
+from penstock.jobs.job import Job, JobKey
 from penstock.jobs.log.transitions import Transition, adopted
 from penstock.jobs.runner.board import JobBoard
 from penstock.jobs.runner.seams import RunnerFeed, RunnerLog

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import Invalid
-from penstock.jobs.job import ErrorCode, Job
-from penstock.jobs.jobid import JobId, JobKey
+from penstock.jobs.job import ErrorCode, Job, JobId, JobKey
 
 ENTRY_POINTS = "penstock.triggers"
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Fenced, PenstockError
-from penstock.follow.source_2 import ScanSource
+from penstock.follow.source import ScanSource
 from penstock.jobs.runner.lease_term import LeaseTerm, SideTask
 from penstock.jobs.runner.seams import AcquireLease, OpenScheduler, RunnerFeed, RunnerLease, RunnerLog
 from penstock.metrics import JOBS_RUNNER, JOBS_TAKEOVERS_TOTAL

@@ -4,8 +4,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from typing import Protocol
 
 from penstock.jobs.iteration.iteration import Iteration
-from penstock.jobs.job import Job
-from penstock.jobs.jobid import JobKey
+from penstock.jobs.job import Job, JobKey
 from penstock.jobs.log.transitions import Transition
 
 OnEnd = Callable[[str, JobKey, Job | None], None]

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import PenstockError
-from penstock.follow.source import ReadableRange
-from penstock.follow.source_2 import ScanSource
+from penstock.follow.source import ReadableRange, ScanSource
 from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.job import ErrorCode, Job, JobState
 from penstock.jobs.log.transitions import Transition, failed
@@ -21,8 +20,7 @@ from penstock.jobs.runner.custom_triggers import (
     recovered,
 )
 from penstock.jobs.runner.seams import RunnerLease, RunnerScheduler
-from penstock.jobs.runner.tablejobs import Wanted
-from penstock.jobs.runner.tracked_job import TrackedJob
+from penstock.jobs.runner.tracked_job import TrackedJob, Wanted
 from penstock.metrics import (
     JOBS_LOOK_FAILURES_TOTAL,
     JOBS_RAISED_WATERMARKS_TOTAL,

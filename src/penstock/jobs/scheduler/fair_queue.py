@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.jobs.iteration.iteration import Iteration
-from penstock.jobs.job import Job
-from penstock.jobs.jobid import JobKey
+from penstock.jobs.job import Job, JobKey
 
 QUANTUM_S = 0.01
 """What an iteration costs its account at least, so that those that take no time go round as well."""

@@ -9,11 +9,9 @@ from functools import partial
 
 from penstock import metrics
 from penstock.clock import SYSTEM, Clock
-from penstock.jobs.iteration.execution import IterationRunner
 from penstock.jobs.iteration.iteration import Iteration
-from penstock.jobs.iteration.iteration_run import IterationRun
-from penstock.jobs.job import Job
-from penstock.jobs.jobid import JobKey
+from penstock.jobs.iteration.iteration_run import IterationRun, IterationRunner
+from penstock.jobs.job import Job, JobKey
 from penstock.jobs.scheduler.fair_queue import FairQueue, Waiting
 from penstock.retry import BackoffPolicy
 from penstock.settings import JobsSettings

@@ -7,8 +7,7 @@ from penstock.clock import TS_MAX, physical_ms
 from penstock.errors import AssertionFailed, PenstockError, Undetermined, WriteConflict
 from penstock.kv.backoff import Backoffer, BackoffKind
 from penstock.kv.batch_executor import MutationBatch
-from penstock.kv.keyerrors import to_error
-from penstock.kv.locks import Lock
+from penstock.kv.locks import Lock, to_error
 from penstock.kv.scope import CommitScope, write_context
 from penstock.kv.sender import RegionStale
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb

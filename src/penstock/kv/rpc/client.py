@@ -1,7 +1,11 @@
-"""The RPC client: one pool of connections for each store address."""
+"""The RPC client: one pool of connections for each store address.
+
+Streaming calls whose first response is received while they open.
+"""
 
 import asyncio
-from typing import Final
+from collections.abc import AsyncIterator
+from typing import Any, Final
 
 import grpc
 from google.protobuf.message import Message
@@ -11,13 +15,88 @@ from penstock import clock as clocks
 from penstock.clock import Clock
 from penstock.errors import Unavailable
 from penstock.kv.rpc.batch import BatchConnection
-from penstock.kv.rpc.channels import Dialer
-from penstock.kv.rpc.commands import BATCH_FIELDS
-from penstock.kv.rpc.connections import ConnectionArray
-from penstock.kv.rpc.failure import RpcFailed, from_closing, from_grpc
-from penstock.kv.rpc.responses import ResponseStream, open_stream
-from penstock.proto.services import methods
+from penstock.kv.rpc.connections import (
+    BATCH_FIELDS,
+    EOF,
+    ConnectionArray,
+    Dialer,
+    RpcFailed,
+    from_closing,
+    from_grpc,
+)
+from penstock.proto.services import Method, methods
 from penstock.settings import KvSettings, TlsSettings
+
+
+class ResponseStream:
+    """The responses of a server-streaming or bidirectional call.
+
+    Made by `open_stream`, so that a call the store refuses fails there and not in the middle of
+    its reader. Iteration yields the first response and then the others, and raises RpcFailed.
+    """
+
+    def __init__(self, call: Any, addr: str) -> None:
+        self._call = call
+        self._addr = addr
+        self.first: Message | None = None  # None when the store ended the stream at once
+
+    async def receive(self, timeout_s: float | None = None) -> Message | None:
+        """Return the next response, None at the end; a stream that is silent too long is cancelled."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                message = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise from_grpc(error, self._addr) from error
+        except asyncio.CancelledError as error:
+            raise from_closing(error, self._addr) from None
+        except TimeoutError as error:
+            self.cancel()
+            silent = f"the stream was silent for {timeout_s} s"
+            raise RpcFailed(grpc.StatusCode.DEADLINE_EXCEEDED, silent, addr=self._addr) from error
+        return None if message is EOF else message
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        message = self.first
+        while message is not None:
+            yield message
+            message = await self.receive()
+
+    async def write(self, request: Message) -> None:
+        """Send one more request of a bidirectional call; raise RpcFailed when the stream is over."""
+        try:
+            await self._call.write(request)
+        except grpc.aio.AioRpcError as error:
+            raise from_grpc(error, self._addr) from error
+        except asyncio.InvalidStateError as error:
+            raise RpcFailed(grpc.StatusCode.CANCELLED, "the stream is over", addr=self._addr) from error
+
+    def cancel(self) -> None:
+        """End the call; nothing more is received."""
+        self._call.cancel()
+
+
+async def open_stream(
+    array: ConnectionArray, method: Method, request: Message | None, timeout_s: float
+) -> ResponseStream:
+    """Start a streaming call and wait for its first response, at most `timeout_s`."""
+    start = array.take().call(method)
+    if not method.client_streaming:
+        assert request is not None, f"{method.name} needs a request"
+        call = start(request)
+    else:
+        call = start()
+    array.running += 1
+    call.add_done_callback(lambda _: array.ended())
+    stream = ResponseStream(call, array.addr)
+    try:
+        if method.client_streaming and request is not None:
+            await stream.write(request)
+        stream.first = await stream.receive(timeout_s)
+    except BaseException:
+        stream.cancel()
+        raise
+    return stream
+
 
 IDLE_MAX_S: Final = 180.0
 _SWEEP_S = 15.0

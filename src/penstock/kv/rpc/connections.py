@@ -1,15 +1,150 @@
-"""The connections of one store: an array of channels, used in turn."""
+"""The connections of one store: an array of channels, used in turn.
+
+gRPC channels: options and credentials.
+
+A request without an answer.
+
+Which commands travel in batches, and under which name.
+"""
 
 import asyncio
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
 
 import grpc
 from google.protobuf.message import Message
 
-from penstock.kv.rpc.channels import Dialer
-from penstock.kv.rpc.commands import multicallable, unary
-from penstock.kv.rpc.failure import RpcFailed, from_closing, from_grpc
-from penstock.proto.services import Method
+from penstock.errors import Invalid
+from penstock.proto import tikvpb_pb2 as tikvpb
+from penstock.proto.services import Method, methods
+from penstock.settings import KvSettings, TlsSettings
+
+_WINDOW_BYTES = 128 * 1024 * 1024
+_RECONNECT_FIRST_MS = 100
+_RECONNECT_MAX_MS = 3_000
+
+
+def options(settings: KvSettings) -> list[tuple[str, int]]:
+    """Return the arguments of every channel to a store or placement driver."""
+    return [
+        # Without this, channels with equal arguments share one connection.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.keepalive_time_ms", settings.keepalive_time_ms),
+        ("grpc.keepalive_timeout_ms", settings.keepalive_timeout_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.lookahead_bytes", _WINDOW_BYTES),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.initial_reconnect_backoff_ms", _RECONNECT_FIRST_MS),
+        ("grpc.max_reconnect_backoff_ms", _RECONNECT_MAX_MS),
+        ("grpc.min_reconnect_backoff_ms", settings.dial_timeout_ms),  # how long one attempt may take
+        ("grpc.enable_retries", 0),
+        ("grpc.enable_http_proxy", 0),
+    ]
+
+
+class Dialer:
+    """Opens channels; certificates are read anew for each one, so that rotated files are picked up."""
+
+    def __init__(self, tls: TlsSettings | None, settings: KvSettings) -> None:
+        self._tls = tls
+        self._options = options(settings)
+
+    def open(self, addr: str) -> grpc.aio.Channel:
+        """Return a channel with a connection of its own; raise Invalid when a TLS file cannot be used."""
+        if self._tls is None:
+            return grpc.aio.insecure_channel(addr, self._options)
+        authority, certificate, key = self._tls.read()
+        if b"-----BEGIN" not in authority:
+            raise Invalid(f"TLS file {self._tls.ca_path} holds no PEM certificate; check tls.ca_path")
+        credentials = grpc.ssl_channel_credentials(authority, key, certificate)
+        return grpc.aio.secure_channel(addr, credentials, self._options)
+
+    def stamp(self) -> tuple[int, ...]:
+        """Return a value that changes when the TLS files do."""
+        if self._tls is None:
+            return ()
+        paths = (self._tls.ca_path, self._tls.cert_path, self._tls.key_path)
+        return tuple(_modified_ns(path) for path in paths if path is not None)
+
+
+def _modified_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0  # being replaced: the next look sees the new file
+
+
+# What read() returns at the end of a stream; the published stubs do not declare it.
+EOF: Final[Any] = vars(grpc.aio)["EOF"]
+
+
+class RpcFailed(Exception):
+    """A request got no answer from its store; `sent` tells whether the store may have received it."""
+
+    def __init__(self, code: grpc.StatusCode, reason: str, *, addr: str, sent: bool = True) -> None:
+        super().__init__(f"{code.name} from {addr}: {reason}")
+        self.code = code
+        self.addr = addr
+        self.sent = sent
+
+
+def from_grpc(error: grpc.aio.AioRpcError, addr: str) -> RpcFailed:
+    """Wrap what gRPC raised."""
+    return RpcFailed(error.code(), error.details() or "no details", addr=addr)
+
+
+def from_closing(cancelled: asyncio.CancelledError, addr: str) -> RpcFailed | asyncio.CancelledError:
+    """Tell apart the two reasons why gRPC raises CancelledError.
+
+    Closing a channel cancels its calls in the tasks that wait for them; unless the task itself is
+    being cancelled, that is a failed request and must not pass for a cancellation.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        return cancelled
+    return RpcFailed(grpc.StatusCode.CANCELLED, "the connection was closed", addr=addr)
+
+
+SERVICE = "tikvpb.Tikv"
+
+
+def _batchable() -> Mapping[str, str]:
+    commands = tikvpb.BatchCommandsRequest.Request.DESCRIPTOR.fields
+    fields = {f.message_type.full_name: f.name for f in commands if f.message_type is not None}
+    return {
+        name: fields[method.request.DESCRIPTOR.full_name]
+        for name, method in methods(SERVICE).items()
+        if method.request.DESCRIPTOR.full_name in fields
+    }
+
+
+# Method of the service -> its field in a batch, such as "KvGet" -> "Get".
+BATCH_FIELDS: Mapping[str, str] = _batchable()
+
+# The message each field holds.
+BATCH_REQUESTS: Mapping[str, type[Message]] = {
+    field: methods(SERVICE)[method].request for method, field in BATCH_FIELDS.items()
+}
+
+
+def unary(method: str) -> Method:
+    """Return a unary method of the store service."""
+    found = methods(SERVICE)[method]
+    assert found.arity == "unary_unary", f"{method} is a stream"
+    return found
+
+
+def multicallable(channel: Any, method: Method) -> Any:
+    """Return what calls a method over a channel."""
+    return getattr(channel, method.arity)(
+        method.path,
+        request_serializer=method.request.SerializeToString,
+        response_deserializer=method.response.FromString,
+    )
+
 
 _RENEW_GRACE_S = 1.0
 

@@ -11,9 +11,7 @@ from google.protobuf.message import Message
 from penstock import metrics
 from penstock.clock import Clock
 from penstock.kv.backoff import BackoffKind, sleep_ms
-from penstock.kv.rpc.commands import SERVICE
-from penstock.kv.rpc.connections import Connection
-from penstock.kv.rpc.failure import EOF, RpcFailed, from_closing, from_grpc
+from penstock.kv.rpc.connections import EOF, SERVICE, Connection, RpcFailed, from_closing, from_grpc
 from penstock.proto import tikvpb_pb2 as tikvpb
 from penstock.proto.services import methods
 

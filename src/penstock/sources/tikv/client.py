@@ -1,36 +1,62 @@
-"""Subscriptions of spans of keys: every committed change, and how far they are complete."""
+"""Subscriptions of spans of keys: every committed change, and how far they are complete.
+
+Which parts of a span hold it back, for the log. No I/O, no clock.
+"""
 
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from penstock import clock as clocks
 from penstock import metrics
 from penstock.clock import Clock, physical_ms
-from penstock.errors import Invalid
+from penstock.errors import Invalid, show_key
 from penstock.kv import AsyncClient
 from penstock.kv.pd import PdClient
-from penstock.kv.rpc.channels import Dialer
+from penstock.kv.rpc.connections import Dialer
 from penstock.settings import KvSettings, PullerSettings, TlsSettings
-from penstock.sources.pipeline import SpanPipelineManager
-from penstock.sources.spanworker import AdvanceResolvedTs, ConsumeKvEvents
+from penstock.sources.pipeline import AdvanceResolvedTs, ConsumeKvEvents, SpanPipelineManager
 from penstock.sources.tikv.follower import RegionFollower
 from penstock.sources.tikv.key_ranges import KeySpan
 from penstock.sources.tikv.lock_checker import LockChecker
 from penstock.sources.tikv.matcher import Matcher
 from penstock.sources.tikv.prewrite_spill import PrewriteMemory, PrewriteSpill
-from penstock.sources.tikv.priority import Urgency
 from penstock.sources.tikv.processor import RegionEventProcessor
+from penstock.sources.tikv.range_lock import RangeLock
 from penstock.sources.tikv.request_cache import RequestCache
-from penstock.sources.tikv.request_worker import RegionRequestWorker
-from penstock.sources.tikv.slowregions import slow_parts
-from penstock.sources.tikv.stores import StoreWorkers
+from penstock.sources.tikv.request_worker import RegionRequestWorker, StoreWorkers
+from penstock.sources.tikv.routing import Urgency
 from penstock.sources.tikv.subscription import SubscribedSpan
 
-__all__ = ["SubscriptionClient"]
+__all__ = ["LAG_MAX_S", "SCAN_MAX_S", "SlowPart", "SubscriptionClient", "slow_parts"]
+
+
+LAG_MAX_S = 60
+SCAN_MAX_S = 600
+
+
+class SlowPart(NamedTuple):
+    """A part that is behind: its region (0: nobody follows it), by how much, and its first key."""
+
+    region_id: int
+    state: str
+    lag_s: float
+    start: str
+
+
+def slow_parts(parts: RangeLock, now_ms: int) -> Iterator[SlowPart]:
+    """Return the parts behind by more than a minute, ten while their history is read, and every hole."""
+    for part in parts.locked_ranges():
+        lag_s = (now_ms - physical_ms(part.resolved_ts)) / 1000
+        if lag_s > (LAG_MAX_S if part.initialized else SCAN_MAX_S):
+            state = "initialized" if part.initialized else "in its scan"
+            yield SlowPart(part.region_id, state, lag_s, show_key(part.start))
+    for start, _, ts in parts.holes():
+        yield SlowPart(0, "not followed", (now_ms - physical_ms(ts)) / 1000, show_key(start))
+
 
 _LOG_SLOW_S = 30.0
 _SLOW_SHOWN = 10

@@ -11,12 +11,10 @@ from penstock.errors import PenstockError
 from penstock.kv.pd import PdClient, RegionInfo
 from penstock.proto import metapb_pb2 as metapb
 from penstock.sources.tikv.key_ranges import KeyRange, intersect, left_cover
-from penstock.sources.tikv.priority import Urgency
 from penstock.sources.tikv.range_lock import LockedRange, RangeLockCancelled, Stale
-from penstock.sources.tikv.region import RegionFeedState, RegionTask
-from penstock.sources.tikv.routing import FeedEnd, FeedEndReason, RetryPauses, Route, route
-from penstock.sources.tikv.stores import StoreWorkers
-from penstock.sources.tikv.subscription import SubscribedSpan
+from penstock.sources.tikv.request_worker import StoreWorkers
+from penstock.sources.tikv.routing import FeedEnd, FeedEndReason, RetryPauses, Route, Urgency, route
+from penstock.sources.tikv.subscription import RegionFeedState, RegionTask, SubscribedSpan
 
 __all__ = ["RegionFollower"]
 

@@ -18,9 +18,8 @@ from penstock.proto import cdcpb_pb2 as cdcpb
 from penstock.sources.pipeline import SpanPipelineManager
 from penstock.sources.quota import Cancelled
 from penstock.sources.raw_batch import RawColumns
-from penstock.sources.tikv.region import FeedPhase, RegionFeedState
 from penstock.sources.tikv.routing import FeedEnd, FeedEndReason
-from penstock.sources.tikv.subscription import SubscribedSpan
+from penstock.sources.tikv.subscription import FeedPhase, RegionFeedState, SubscribedSpan
 
 __all__ = ["FeedListener", "RegionEventProcessor"]
 

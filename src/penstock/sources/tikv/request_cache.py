@@ -6,8 +6,8 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 from penstock.clock import Clock, physical_ms
-from penstock.sources.tikv.priority import FORCED_MAX, priority
-from penstock.sources.tikv.region import RegionFeedState, RegionTask
+from penstock.sources.tikv.routing import FORCED_MAX, priority
+from penstock.sources.tikv.subscription import RegionFeedState, RegionTask
 
 __all__ = ["Deregister", "RequestCache"]
 

@@ -1,8 +1,11 @@
-"""One change stream to one store: requests out, region events in."""
+"""One change stream to one store: requests out, region events in.
+
+The stores of a cluster: where they are, and the worker that talks to each.
+"""
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import grpc
@@ -10,19 +13,20 @@ import grpc
 from penstock import metrics
 from penstock.clock import Clock
 from penstock.errors import Invalid
-from penstock.kv.rpc.channels import Dialer
-from penstock.kv.rpc.failure import EOF
+from penstock.kv.pd import PdClient
+from penstock.kv.rpc.connections import EOF, Dialer
 from penstock.proto import cdcpb_pb2 as cdcpb
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.proto.codec import encode_bytes
 from penstock.proto.services import methods
 from penstock.sources.tikv.matcher import Matcher
 from penstock.sources.tikv.processor import RegionEventProcessor
-from penstock.sources.tikv.region import FeedPhase, RegionFeedState, RegionTask
 from penstock.sources.tikv.request_cache import Deregister, RequestCache
 from penstock.sources.tikv.routing import FeedEnd, FeedEndReason
+from penstock.sources.tikv.subscription import FeedPhase, RegionFeedState, RegionTask
 
-__all__ = ["RegionRequestWorker", "TaskListener"]
+__all__ = ["RegionRequestWorker", "StoreWorkers", "TaskListener"]
+
 
 CLIENT_VERSION = "8.5.0"  # of the protocol's reference client: decides which features a store uses
 _FEED = methods("cdcpb.ChangeData")["EventFeedV2"]
@@ -252,3 +256,57 @@ class RegionRequestWorker:
         while True:
             await self._clock.sleep(_SWEEP_S)
             self.cache.sweep()
+
+
+class StoreWorkers:
+    """One worker per store, made when it is first needed, and anew when the store has moved.
+
+    Invariant: a worker that is closed has no task, and gets none. So one caller at a time asks where a store
+    is; the others wait for what it finds.
+    """
+
+    def __init__(self, pd: PdClient, new_worker: Callable[[int, str], RegionRequestWorker]) -> None:
+        self._pd = pd
+        self._new_worker = new_worker
+        self._workers: dict[int, RegionRequestWorker] = {}
+        self._addrs: dict[int, str] = {}
+        self._asking: dict[int, asyncio.Lock] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def __iter__(self) -> Iterator[RegionRequestWorker]:
+        return iter(list(self._workers.values()))
+
+    async def get(self, store_id: int) -> RegionRequestWorker | None:
+        """Return the worker of a store; None when it is gone for good, or `close` was called.
+
+        Give it the task before anything else is awaited. Raises what the client of PD does.
+        """
+        async with self._asking.setdefault(store_id, asyncio.Lock()):
+            if store_id not in self._addrs:
+                store = await self._pd.get_store(store_id)
+                if store is None:
+                    return None
+                self._addrs[store_id] = store.address
+        if self._closed:
+            return None
+        addr = self._addrs[store_id]
+        worker = self._workers.get(store_id)
+        if worker is None or worker.addr != addr:
+            if worker is not None:
+                worker.give_back(FeedEnd(FeedEndReason.STREAM_LOST, f"the store has moved to {addr}"))
+                closing = asyncio.create_task(worker.close())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+            worker = self._workers[store_id] = self._new_worker(store_id, addr)
+        return worker
+
+    def lost(self, store_id: int) -> None:
+        """A store does not answer: it may have moved."""
+        self._addrs.pop(store_id, None)
+
+    async def close(self) -> None:
+        """End every stream; no other is opened."""
+        self._closed = True
+        await asyncio.gather(*(worker.close() for worker in self._workers.values()), *self._closing)
+        self._workers.clear()

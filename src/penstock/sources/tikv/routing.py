@@ -1,14 +1,32 @@
-"""What to do after a region's change stream ended. No I/O, no clock."""
+"""What to do after a region's change stream ended. No I/O, no clock.
+
+Which region to subscribe first. No I/O, no clock.
+"""
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 
 from penstock.errors import Invalid, PenstockError
 from penstock.proto import cdcpb_pb2 as cdcpb
 from penstock.sources.tikv.key_ranges import KeyRange
-from penstock.sources.tikv.priority import Urgency
 
-__all__ = ["FeedEnd", "FeedEndReason", "RetryPauses", "Route", "route"]
+__all__ = ["FORCED_MAX", "FeedEnd", "FeedEndReason", "RetryPauses", "Route", "Urgency", "priority", "route"]
+
+
+FORCED_MAX = 3600  # tasks up to this value pass the flow control
+
+
+class Urgency(IntEnum):
+    """Seconds that a task stands back behind others."""
+
+    HIGH = 0  # the region was being followed, and its span waits for it
+    LOW = 86_400  # a new region, or one whose store asked for patience
+
+
+def priority(urgency: Urgency, *, waited_s: float, lag_s: float) -> float:
+    """Return a number that is smaller for what should go first: long waiting, and little to catch up."""
+    return max(0.0, urgency - waited_s + lag_s)
+
 
 PAUSE_BASE_S = 0.05
 PAUSE_MAX_S = 2.0

@@ -13,12 +13,17 @@ from penstock.errors import PenstockError
 from penstock.proto import cdcpb_pb2 as cdcpb
 from penstock.proto import services
 from penstock.settings import StoreSettings
-from penstock.store.cdc import endings
+from penstock.store.cdc import stream as endings
 from penstock.store.cdc.delegates import Delegate, Delegates
-from penstock.store.cdc.features import STREAM_MULTIPLEXING, asked_features, unknown_features
 from penstock.store.cdc.outbox import Quota
 from penstock.store.cdc.progress import Frontier
-from penstock.store.cdc.stream import ClientStream, Source
+from penstock.store.cdc.stream import (
+    STREAM_MULTIPLEXING,
+    ClientStream,
+    Source,
+    asked_features,
+    unknown_features,
+)
 from penstock.store.mvcc.reader import MvccReader
 from penstock.store.observe import Change, ChangeKind
 from penstock.store.pd.tso import Tso

@@ -1,20 +1,25 @@
-"""One client's stream on one store: its requests, its subscriptions, its way out."""
+"""One client's stream on one store: its requests, its subscriptions, its way out.
+
+Why a subscription is refused or ends, as the client is told.
+
+What a client can do: said by its version, and by the features it asks for.
+"""
 
 import asyncio
 import logging
+import re
 from collections import deque
-from collections.abc import AsyncIterable, Awaitable, Callable
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.clock import Clock
 from penstock.errors import Invalid
 from penstock.proto import cdcpb_pb2 as cdcpb
+from penstock.proto import errorpb_pb2 as errorpb
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.proto.codec import decode_bytes
 from penstock.store.bounds import KeyBounds
-from penstock.store.cdc import endings
 from penstock.store.cdc.delegates import Delegates
-from penstock.store.cdc.features import ClientFeatures
 from penstock.store.cdc.outbox import EVENTS_MAX, Outbox, Quota
 from penstock.store.cdc.progress import RequestProgress
 from penstock.store.cdc.scan import IncrementalScan
@@ -23,7 +28,120 @@ from penstock.store.region import Region
 from penstock.store.regions import Regions
 from penstock.store.storage import TxnStorage
 
-__all__ = ["ClientStream", "Source"]
+__all__ = [
+    "STREAM_MULTIPLEXING",
+    "ClientFeatures",
+    "ClientStream",
+    "Source",
+    "asked_features",
+    "cluster_id_mismatch",
+    "congested",
+    "duplicate_request",
+    "incompatible",
+    "of_change",
+    "of_refusal",
+    "region_not_found",
+    "server_is_busy",
+    "unknown_features",
+]
+
+
+_RAW_KV_SINCE = "6.2.0"
+_SAME_NAME = ("not_leader", "region_not_found", "epoch_not_match", "server_is_busy")
+
+
+def of_refusal(error: errorpb.Error, region_id: int) -> cdcpb.Error:
+    """Translate a region error; one that a change stream has no word for becomes region_not_found."""
+    for name in _SAME_NAME:
+        if error.HasField(name):
+            told = cdcpb.Error()
+            getattr(told, name).CopyFrom(getattr(error, name))
+            return told
+    return region_not_found(region_id)
+
+
+def of_change(before: Region, after: Sequence[Region], store_id: int) -> cdcpb.Error | None:
+    """Return why a subscription served by `store_id` ends with a change of its region, if it does."""
+    now = next((region for region in after if region.id == before.id), None)
+    if now is None:
+        return region_not_found(before.id)
+    if now.version != before.version:
+        current = errorpb.EpochNotMatch(current_regions=[region.to_proto() for region in after])
+        return cdcpb.Error(epoch_not_match=current)
+    if now.leader_store != store_id:
+        return cdcpb.Error(not_leader=errorpb.NotLeader(region_id=now.id, leader=now.leader.to_proto()))
+    return None
+
+
+def region_not_found(region_id: int) -> cdcpb.Error:
+    return cdcpb.Error(region_not_found=errorpb.RegionNotFound(region_id=region_id))
+
+
+def duplicate_request(region_id: int) -> cdcpb.Error:
+    return cdcpb.Error(duplicate_request=cdcpb.DuplicateRequest(region_id=region_id))
+
+
+def cluster_id_mismatch(current: int, asked: int) -> cdcpb.Error:
+    return cdcpb.Error(cluster_id_mismatch=cdcpb.ClusterIDMismatch(current=current, request=asked))
+
+
+def incompatible() -> cdcpb.Error:
+    """Only transactional changes are captured; streams of raw changes need another server."""
+    return cdcpb.Error(compatibility=cdcpb.Compatibility(required_version=_RAW_KV_SINCE))
+
+
+def server_is_busy(reason: str) -> cdcpb.Error:
+    return cdcpb.Error(server_is_busy=errorpb.ServerIsBusy(reason=reason))
+
+
+def congested(region_id: int) -> cdcpb.Error:
+    return cdcpb.Error(congested=cdcpb.Congested(region_id=region_id))
+
+
+STREAM_MULTIPLEXING = "stream-multiplexing"
+_FEATURES_KEY = "features"
+_KNOWN = {STREAM_MULTIPLEXING}
+
+_RELEASED = 1  # after every pre-release of the same number
+_Version = tuple[int, int, int, int]
+_NO_VERSION: _Version = (0, 0, 0, _RELEASED)
+_BATCHED_RESOLVED_TS_SINCE: _Version = (4, 0, 8, _RELEASED)
+_CLUSTER_ID_SINCE: _Version = (5, 3, 0, _RELEASED)
+_SEMVER = re.compile(r"(\d+)\.(\d+)\.(\d+)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFeatures:
+    """How to talk to a client."""
+
+    batched_resolved_ts: bool
+    sends_cluster_id: bool
+
+    @classmethod
+    def of(cls, ticdc_version: str) -> "ClientFeatures":
+        """Judge by a version such as "8.5.0-rc.1"; one that is missing or malformed is the oldest."""
+        found = _SEMVER.fullmatch(ticdc_version)
+        version = _NO_VERSION
+        if found is not None:
+            major, minor, patch, pre, _build = found.groups()
+            version = (int(major), int(minor), int(patch), 0 if pre else _RELEASED)
+        return cls(
+            batched_resolved_ts=version >= _BATCHED_RESOLVED_TS_SINCE,
+            sends_cluster_id=version >= _CLUSTER_ID_SINCE,
+        )
+
+
+def asked_features(metadata: Iterable[tuple[str, str | bytes]]) -> set[str]:
+    """Return the features named in a call's metadata."""
+    lists = [value for key, value in metadata if key == _FEATURES_KEY]
+    texts = [value.decode(errors="replace") if isinstance(value, bytes) else value for value in lists]
+    return {feature.strip() for text in texts for feature in text.split(",")}
+
+
+def unknown_features(asked: set[str]) -> list[str]:
+    """Return those that this server does not have."""
+    return sorted(asked - _KNOWN)
+
 
 SCANS_AT_ONCE = 4
 SCANS_WAITING_MAX = 10_000
@@ -146,22 +264,22 @@ class ClientStream:
         source = self._source
         region_id = request.region_id
         if request.kv_api != cdcpb.ChangeDataRequest.TiDB:
-            return endings.incompatible()
+            return incompatible()
         if self._features.sends_cluster_id and request.header.cluster_id != source.cluster_id:
-            return endings.cluster_id_mismatch(source.cluster_id, request.header.cluster_id)
+            return cluster_id_mismatch(source.cluster_id, request.header.cluster_id)
         if (self._group(request.request_id), region_id) in self._subscriptions:
-            return endings.duplicate_request(region_id)
+            return duplicate_request(region_id)
         if len(self._scans_waiting) >= SCANS_WAITING_MAX:
-            return endings.server_is_busy("too many incremental scans are waiting")
+            return server_is_busy("too many incremental scans are waiting")
         region = source.regions.by_id(region_id)
         peer = region.peer_on(self.store_id) if region is not None else None
         if peer is None:
-            return endings.region_not_found(region_id)
+            return region_not_found(region_id)
         context = kvrpcpb.Context(
             region_id=region_id, region_epoch=request.region_epoch, peer=peer.to_proto()
         )
         checked = source.regions.check(context, self.store_id)
-        return checked if isinstance(checked, Region) else endings.of_refusal(checked, region_id)
+        return checked if isinstance(checked, Region) else of_refusal(checked, region_id)
 
     def _deregister(self, request_id: int, region_id: int) -> None:
         """End one region's subscription, or those of the whole request; each end is acknowledged."""
@@ -172,7 +290,7 @@ class ClientStream:
             candidates = list(self._subscriptions.values())
         for subscription in candidates:
             if subscription.request_id == request_id:
-                self.end(subscription, endings.region_not_found(subscription.region_id))
+                self.end(subscription, region_not_found(subscription.region_id))
 
     def _group(self, request_id: int) -> int:
         """Without multiplexing a region is subscribed once per stream, whatever the request."""
@@ -189,7 +307,7 @@ class ClientStream:
                 await scan.run()
             except Exception:  # noqa: BLE001 - whatever it was, the client is told and may try again
                 _log.exception("incremental scan of region %d failed", subscription.region_id)
-                self.end(subscription, endings.server_is_busy("the incremental scan failed"))
+                self.end(subscription, server_is_busy("the incremental scan failed"))
 
     def locks_changed(self, subscription: RegionSubscription) -> None:
         group = self._group(subscription.request_id)
@@ -220,7 +338,7 @@ class ClientStream:
         """
         self.outbox.drop_data()
         for subscription in tuple(self._subscriptions.values()):
-            self.end(subscription, endings.congested(subscription.region_id))
+            self.end(subscription, congested(subscription.region_id))
 
     def _send_error(self, region_id: int, request_id: int, error: cdcpb.Error) -> None:
         self.outbox.add_event(region_id, request_id).error.CopyFrom(error)

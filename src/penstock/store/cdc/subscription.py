@@ -18,24 +18,199 @@ on each key of the subscription's range, is:
 
 A one-phase commit that is both in the view and observed after it is sent twice, with the same
 (key, start_ts, commit_ts).
+
+Rows of changes, as they stand in events.
+
+How far a subscription is complete: the resolved timestamp and the locks that hold it back.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 from penstock.proto import cdcpb_pb2 as cdcpb
 from penstock.store.bounds import KeyBounds
-from penstock.store.cdc import rows
 from penstock.store.cdc.outbox import Outbox
-from penstock.store.cdc.resolver import Resolver
-from penstock.store.cdc.rows import EventRowWriter
 from penstock.store.observe import Change, ChangeKind, WriteOp
 
-__all__ = ["RegionSubscription", "SubscriptionOwner", "SubscriptionPhase"]
+__all__ = [
+    "COMMIT",
+    "COMMITTED",
+    "DELETE",
+    "INITIALIZED",
+    "NO_OP",
+    "OPS",
+    "PREWRITE",
+    "PUT",
+    "ROLLBACK",
+    "EventRowWriter",
+    "LockTable",
+    "RegionSubscription",
+    "Resolver",
+    "SubscriptionOwner",
+    "SubscriptionPhase",
+]
 
-OPS = (rows.PUT, rows.DELETE)  # by Op; locks and versions number their kinds the same
+
+PREWRITE = cdcpb.Event.PREWRITE
+COMMIT = cdcpb.Event.COMMIT
+ROLLBACK = cdcpb.Event.ROLLBACK
+COMMITTED = cdcpb.Event.COMMITTED
+INITIALIZED = cdcpb.Event.INITIALIZED
+
+PUT = cdcpb.Event.Row.PUT
+DELETE = cdcpb.Event.Row.DELETE
+NO_OP = cdcpb.Event.Row.UNKNOWN
+
+EVENT_BYTES_MAX = 32 * 1024  # keys and values of one event; a larger row has an event of its own
+_ROW_OVERHEAD = 32
+
+
+class EventRowWriter:
+    """Writes the rows of one subscription into events at the end of its outbox.
+
+    Rows keep their order. Nobody else may add to the outbox between the first `add` and `finish`, so
+    a caller never waits in between. Rows of several rounds share an event while it is still the last
+    one of the outbox, so that a stream of small transactions is not a stream of tiny events.
+    """
+
+    __slots__ = ("_event_bytes", "_outbox", "_region_id", "_request_id", "_rows", "_uncharged", "count")
+
+    def __init__(self, outbox: Outbox, region_id: int, request_id: int) -> None:
+        self._outbox = outbox
+        self._region_id = region_id
+        self._request_id = request_id
+        self._rows = cdcpb.Event.Entries()  # of the event that this writer was the tail of last
+        self._event_bytes = 0
+        self._uncharged = 0
+        self.count = 0
+
+    def add(
+        self,
+        kind: cdcpb.Event.LogType,
+        op: cdcpb.Event.Row.OpType,
+        key: bytes,
+        start_ts: int,
+        commit_ts: int = 0,
+        value: bytes = b"",
+        old_value: bytes = b"",
+    ) -> None:
+        size = len(key) + len(value) + len(old_value) + _ROW_OVERHEAD
+        if self._outbox.tail is not self or self._event_bytes + size > EVENT_BYTES_MAX:
+            self._open_event()
+        self._event_bytes += size
+        self._uncharged += size
+        self.count += 1
+        row = self._rows.entries.add()
+        row.type = kind
+        row.op_type = op
+        row.key = key
+        row.start_ts = start_ts
+        if commit_ts:
+            row.commit_ts = commit_ts
+        if value:
+            row.value = value
+        if old_value:
+            row.old_value = old_value
+
+    def mark_initialized(self) -> None:
+        """Write the row that ends an incremental scan."""
+        if self._outbox.tail is not self:
+            self._open_event()
+        self._rows.entries.add().type = INITIALIZED
+        self._uncharged += _ROW_OVERHEAD
+        self.count += 1
+
+    def finish(self) -> None:
+        """Hand over what was written."""
+        if self._uncharged:
+            self._outbox.charge(self._uncharged)
+            self._uncharged = 0
+
+    def _open_event(self) -> None:
+        self.finish()
+        self._rows = self._outbox.add_event(self._region_id, self._request_id, tail=self).entries
+        self._event_bytes = 0
+
+
+_STALE_STARTS_MAX = 64  # starts of finished transactions kept before the heap is rebuilt
+
+
+@dataclass(slots=True)
+class LockTable:
+    """The locks of unfinished transactions, by transaction.
+
+    Invariant: `_starts` is a heap that holds every start_ts of `_keys`. It may also hold some of
+    transactions that are finished; they are dropped when they come to the top, or all together once
+    they outnumber the living.
+    """
+
+    _keys: dict[int, set[bytes]] = field(default_factory=dict)
+    _starts: list[int] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def add(self, key: bytes, start_ts: int) -> None:
+        """Track a lock; tracking it again changes nothing."""
+        keys = self._keys.get(start_ts)
+        if keys is not None:
+            keys.add(key)
+            return
+        self._keys[start_ts] = {key}
+        heappush(self._starts, start_ts)
+
+    def remove(self, key: bytes, start_ts: int) -> bool:
+        """Forget a lock; return whether it was tracked."""
+        keys = self._keys.get(start_ts)
+        if keys is None or key not in keys:
+            return False
+        keys.remove(key)
+        if not keys:
+            del self._keys[start_ts]
+            if len(self._starts) > 2 * len(self._keys) + _STALE_STARTS_MAX:
+                self._starts = list(self._keys)
+                heapify(self._starts)
+        return True
+
+    def oldest(self) -> int | None:
+        """Return the smallest start_ts of a tracked lock."""
+        starts = self._starts
+        while starts and starts[0] not in self._keys:
+            heappop(starts)
+        return starts[0] if starts else None
+
+
+@dataclass(slots=True)
+class Resolver:
+    """The resolved timestamp of one subscription.
+
+    Promise: after `resolve` has returned ts, no change with commit_ts <= ts arrives that is not
+    sent already. The caller's bound covers every transaction whose prewrite was not seen yet (see
+    progress.py); a transaction whose lock is tracked commits above its start_ts.
+
+    Invariant: `resolved_ts` never decreases. A lock may be tracked late with a start_ts below it; the
+    proof of the bound says that such a transaction commits above it all the same.
+    """
+
+    locks: LockTable = field(default_factory=LockTable)
+    resolved_ts: int = 0
+
+    def resolve(self, bound: int) -> int:
+        """Take a new bound into account; return the resolved timestamp."""
+        oldest = self.locks.oldest()
+        ts = bound if oldest is None else min(bound, oldest)
+        self.resolved_ts = max(self.resolved_ts, ts)
+        return self.resolved_ts
+
+    def resolve_at_least(self, ts: int) -> None:
+        """Never report less than `ts` again: it was reported on behalf of this subscription."""
+        self.resolved_ts = max(self.resolved_ts, ts)
+
+
+OPS = (PUT, DELETE)  # by Op; locks and versions number their kinds the same
 assert (WriteOp.PUT, WriteOp.DELETE) == (0, 1)
 
 
@@ -130,16 +305,16 @@ class RegionSubscription:
                 locks.add(key, start_ts)
                 if overtaken is not None:
                     overtaken.prewritten.add((key, start_ts))
-                add(rows.PREWRITE, OPS[change.op], key, start_ts, 0, change.value, old_value)
+                add(PREWRITE, OPS[change.op], key, start_ts, 0, change.value, old_value)
             elif kind is ChangeKind.COMMITTED:
                 if change.commit_ts > self.checkpoint_ts:
                     op = OPS[change.op]
-                    add(rows.COMMITTED, op, key, start_ts, change.commit_ts, change.value, old_value)
+                    add(COMMITTED, op, key, start_ts, change.commit_ts, change.value, old_value)
             elif locks.remove(key, start_ts) or self._ends_unread_lock(key, start_ts):
                 if kind is ChangeKind.COMMIT:
-                    add(rows.COMMIT, OPS[change.op], key, start_ts, change.commit_ts, change.value)
+                    add(COMMIT, OPS[change.op], key, start_ts, change.commit_ts, change.value)
                 else:
-                    add(rows.ROLLBACK, rows.NO_OP, key, start_ts)
+                    add(ROLLBACK, NO_OP, key, start_ts)
         self._writer.finish()
         if self.phase is SubscriptionPhase.LIVE and bool(locks) != was_locked:
             self.owner.locks_changed(self)
@@ -168,7 +343,7 @@ class RegionSubscription:
             return
         if lock not in self._overtaken.ended:
             self.resolver.locks.add(key, start_ts)
-        self._writer.add(rows.PREWRITE, op, key, start_ts, 0, value, old_value)
+        self._writer.add(PREWRITE, op, key, start_ts, 0, value, old_value)
 
     def end_of_locks(self) -> None:
         """Every lock of the view is sent."""
@@ -185,7 +360,7 @@ class RegionSubscription:
         old_value: bytes,
     ) -> None:
         """Send a committed change of the view."""
-        self._writer.add(rows.COMMITTED, op, key, start_ts, commit_ts, value, old_value)
+        self._writer.add(COMMITTED, op, key, start_ts, commit_ts, value, old_value)
 
     def end_of_slice(self) -> None:
         """Hand over the rows of the scan so far; live changes may come in between from here on."""

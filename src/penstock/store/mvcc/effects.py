@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.store.engine import Cf, Mutation
-from penstock.store.mvcc import keys
+from penstock.store.mvcc import records
 from penstock.store.mvcc.records import SHORT_VALUE_MAX, WRITE_KINDS, LockKind, LockRecord, Write
 from penstock.store.observe import Change, ChangeKind, WriteOp
 
@@ -74,7 +74,7 @@ class Effects:
     def roll_back(self, key: bytes, lock: LockRecord) -> None:
         """Remove a lock, and the value it announced."""
         if lock.has_long_value:
-            self.mutations.append((Cf.DEFAULT, keys.versioned(key, lock.start_ts), None))
+            self.mutations.append((Cf.DEFAULT, records.versioned(key, lock.start_ts), None))
         self.release(key, lock)
         if lock.has_data:
             self._tell(ChangeKind.ROLLBACK, key, lock, 0, b"")
@@ -86,13 +86,13 @@ class Effects:
 
     def put_write(self, key: bytes, commit_ts: int, write: Write) -> None:
         """Write a version."""
-        self.mutations.append((Cf.WRITE, keys.versioned(key, commit_ts), write.encode()))
+        self.mutations.append((Cf.WRITE, records.versioned(key, commit_ts), write.encode()))
 
     def delete_write(self, key: bytes, commit_ts: int, write: Write) -> None:
         """Remove a version, and its value."""
-        self.mutations.append((Cf.WRITE, keys.versioned(key, commit_ts), None))
+        self.mutations.append((Cf.WRITE, records.versioned(key, commit_ts), None))
         if write.has_long_value:
-            self.mutations.append((Cf.DEFAULT, keys.versioned(key, write.start_ts), None))
+            self.mutations.append((Cf.DEFAULT, records.versioned(key, write.start_ts), None))
 
     def _place_value(self, key: bytes, lock: LockRecord, value: bytes) -> bytes:
         """Put the value where readers look for it; return what the lock announces: nothing unless it puts."""
@@ -101,7 +101,7 @@ class Effects:
         if len(value) <= SHORT_VALUE_MAX:
             lock.short_value = value
         else:
-            self.mutations.append((Cf.DEFAULT, keys.versioned(key, lock.start_ts), value))
+            self.mutations.append((Cf.DEFAULT, records.versioned(key, lock.start_ts), value))
         return value
 
     def _tell(self, kind: ChangeKind, key: bytes, lock: LockRecord, commit_ts: int, value: bytes) -> None:

@@ -1,6 +1,10 @@
-"""Reading locks and versions through one view."""
+"""Reading locks and versions through one view.
+
+Which locks a read may pass by.
+"""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -8,9 +12,11 @@ from rocksdict import RdictIter
 
 from penstock.clock import TS_MAX
 from penstock.errors import Corrupt, show_key
+from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.store.bounds import KeyBounds
 from penstock.store.engine import Cf, EngineView
-from penstock.store.mvcc import keys
+from penstock.store.mvcc import failures, records
+from penstock.store.mvcc.failures import KeyRefused, Reason
 from penstock.store.mvcc.records import LockRecord, Write, WriteKind
 
 SEEKING = (Cf.WRITE,)  # cursors a reader needs of its view: for single keys
@@ -62,13 +68,13 @@ class MvccReader:
 
     def seek_write(self, key: bytes, ts: int = TS_MAX) -> tuple[int, Write] | None:
         """Return the newest version of any kind committed at or before `ts`, and when it was."""
-        prefix = keys.escape(key)
-        return _version(self._seek(prefix + keys.suffix(ts)), prefix)
+        prefix = records.escape(key)
+        return _version(self._seek(prefix + records.suffix(ts)), prefix)
 
     def newest_put(self, key: bytes, ts: int = TS_MAX) -> tuple[int, Write] | None:
         """Return the version a read at `ts` sees; None when the key is absent or deleted then."""
-        prefix = keys.escape(key)
-        cursor = self._seek(prefix + keys.suffix(ts))
+        prefix = records.escape(key)
+        cursor = self._seek(prefix + records.suffix(ts))
         while (found := _version(cursor, prefix)) is not None:
             kind = found[1].kind
             if kind is WriteKind.PUT:
@@ -91,7 +97,7 @@ class MvccReader:
         """Return the value of a put; raise Corrupt when it is missing."""
         if record.short_value is not None:
             return record.short_value
-        value = self.view.get(Cf.DEFAULT, keys.versioned(key, record.start_ts))
+        value = self.view.get(Cf.DEFAULT, records.versioned(key, record.start_ts))
         if value is None:
             raise Corrupt(f"the value of {show_key(key)} is missing; restore the data directory from a copy")
         return value
@@ -102,7 +108,7 @@ class MvccReader:
         A pessimistic transaction may commit after another that began later, so every version from the
         newest down to the start timestamp may be the one.
         """
-        prefix = keys.escape(key)
+        prefix = records.escape(key)
         cursor = self._seek(prefix)
         while (found := _version(cursor, prefix)) is not None:
             commit_ts, write = found
@@ -121,19 +127,21 @@ class MvccReader:
 
     def versions(self, key: bytes) -> Iterator[tuple[int, Write]]:
         """Yield (commit_ts, version) of a key, of any kind, newest first."""
-        prefix = keys.escape(key)
-        for versioned, stored in self.view.iterate(Cf.WRITE, prefix, prefix + b"\xff" * (keys.TS_BYTES + 1)):
-            yield keys.ts_of(versioned), Write.decode(stored)
+        prefix = records.escape(key)
+        for versioned, stored in self.view.iterate(
+            Cf.WRITE, prefix, prefix + b"\xff" * (records.TS_BYTES + 1)
+        ):
+            yield records.ts_of(versioned), Write.decode(stored)
 
     def scan_writes(self, bounds: KeyBounds, from_ts: int = 0) -> Iterator[tuple[bytes, int, Write]]:
         """Yield (key, commit_ts, version) committed after `from_ts`, in key order, newest first per key.
 
         Versions of every kind come, also those without data.
         """
-        last_suffix = keys.suffix(from_ts)
-        for versioned, stored in self.view.iterate(Cf.WRITE, *keys.span(bounds)):
-            if versioned[-keys.TS_BYTES :] < last_suffix:
-                yield keys.unescape(versioned), keys.ts_of(versioned), Write.decode(stored)
+        last_suffix = records.suffix(from_ts)
+        for versioned, stored in self.view.iterate(Cf.WRITE, *records.span(bounds)):
+            if versioned[-records.TS_BYTES :] < last_suffix:
+                yield records.unescape(versioned), records.ts_of(versioned), Write.decode(stored)
 
     def _seek(self, position: bytes) -> RdictIter:
         cursor = self._cursor
@@ -151,4 +159,72 @@ def _version(cursor: RdictIter, prefix: bytes) -> tuple[int, Write] | None:
     versioned: bytes = cursor.key()
     if not versioned.startswith(prefix):
         return None
-    return keys.ts_of(versioned), Write.decode(cursor.value())
+    return records.ts_of(versioned), Write.decode(cursor.value())
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPoint:
+    """The timestamp and the manner of a read.
+
+    `passed` are transactions known to commit later than `ts`, or never; `committed` are transactions
+    known to be committed at or before `ts` whose locks linger: their locks are read like versions.
+    """
+
+    ts: int
+    isolation: kvrpcpb.IsolationLevel = kvrpcpb.SI
+    passed: frozenset[int] = frozenset()
+    committed: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, ts: int, context: kvrpcpb.Context) -> "ReadPoint":
+        """Take the manner of a read from its context."""
+        return cls(
+            ts,
+            context.isolation_level,
+            frozenset(context.resolved_locks),
+            frozenset(context.committed_locks),
+        )
+
+    @property
+    def checks_locks(self) -> bool:
+        """Whether locks matter at all."""
+        return bool(self.isolation != kvrpcpb.RC)
+
+    @property
+    def checks_newer(self) -> bool:
+        """Whether a version newer than `ts` fails the read."""
+        return bool(self.isolation == kvrpcpb.RCCheckTS)
+
+    def obstacle(self, key: bytes, lock: LockRecord) -> KeyRefused | None:
+        """Return why this lock stops the read, or None when the read passes it by."""
+        if not lock.has_data or lock.start_ts in self.passed:
+            return None
+        if self.isolation == kvrpcpb.RCCheckTS:
+            return failures.write_conflict(
+                key,
+                start_ts=self.ts,
+                primary=lock.primary,
+                conflict_ts=lock.start_ts,
+                commit_ts=0,
+                reason=Reason.RcCheckTs,
+            )
+        if lock.start_ts > self.ts or lock.min_commit_ts > self.ts:
+            return None
+        if self.ts == TS_MAX and key == lock.primary and not lock.use_async_commit:
+            return None  # the newest committed version was asked for, and this one is not committed yet
+        return failures.locked(key, lock)
+
+    def reads_through(self, lock: LockRecord) -> bool:
+        """Tell whether a lock in the way is read like a version, being known as committed."""
+        return lock.start_ts in self.committed
+
+    def newer(self, key: bytes, commit_ts: int, write: Write) -> KeyRefused:
+        """Return the refusal for a version newer than the read, where that is checked."""
+        return failures.write_conflict(
+            key,
+            start_ts=self.ts,
+            primary=b"",
+            conflict_ts=write.start_ts,
+            commit_ts=commit_ts,
+            reason=Reason.RcCheckTs,
+        )

@@ -10,18 +10,17 @@ from typing import NamedTuple
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.store.bounds import KeyBounds
 from penstock.store.engine import Cf
-from penstock.store.mvcc import keys
+from penstock.store.mvcc import records
 from penstock.store.mvcc.failures import KeyRefused
-from penstock.store.mvcc.reader import MvccReader
+from penstock.store.mvcc.reader import MvccReader, ReadPoint
 from penstock.store.mvcc.records import PUT_SHORT, WRITE_HEAD_BYTES, LockKind, LockRecord, Write, WriteKind
-from penstock.store.mvcc.visibility import ReadPoint
 
 _SKIPS_BEFORE_SEEK = 16  # versions stepped over before a seek is cheaper
 _KIND_MASK = 0x03
 _PUT, _DELETE = int(WriteKind.PUT), int(WriteKind.DELETE)
-_TS_BYTES = keys.TS_BYTES
-_END_BYTES = len(keys.END)
-_ESCAPED, _ZERO = keys.ESCAPED, keys.ZERO
+_TS_BYTES = records.TS_BYTES
+_END_BYTES = len(records.END)
+_ESCAPED, _ZERO = records.ESCAPED, records.ZERO
 _PAST_VERSIONS = b"\xff" * (_TS_BYTES + 1)
 
 Row = tuple[bytes, bytes | KeyRefused]  # a key with its value, or with why it cannot be read
@@ -65,8 +64,8 @@ class MvccScanner:
 
     def _forward(self, bounds: KeyBounds, limit: int) -> _Page:
         """Read towards the end. The loop is the hot path of every scan: what is inlined was measured."""
-        position, upper = keys.span(bounds)
-        visible = keys.suffix(self._point.ts)
+        position, upper = records.span(bounds)
+        visible = records.suffix(self._point.ts)
         value_part = slice(0) if self._key_only else slice(WRITE_HEAD_BYTES, None)
         rows: list[tuple[bytes, bytes]] = []
         append = rows.append
@@ -103,7 +102,7 @@ class MvccScanner:
                 done = prefix
             elif kind == _PUT:
                 done = prefix
-                key = keys.unescape(versioned)
+                key = records.unescape(versioned)
                 append((key, self._value(key, stored)))
                 if len(rows) == limit:
                     return _Page(rows, _after(key, bounds))
@@ -113,8 +112,8 @@ class MvccScanner:
 
     def _backward(self, bounds: KeyBounds, limit: int) -> _Page:
         """Read towards the start: the versions of a key come oldest first, so the last that fits counts."""
-        lower, upper = keys.span(bounds)
-        visible = keys.suffix(self._point.ts)
+        lower, upper = records.span(bounds)
+        visible = records.suffix(self._point.ts)
         rows: list[tuple[bytes, bytes]] = []
         prefix = b""
         candidate: bytes | None = None
@@ -157,7 +156,7 @@ class MvccScanner:
         return self._reader.value_of(key, Write.decode(stored))
 
     def _newer(self, versioned: bytes, stored: bytes) -> KeyRefused:
-        return self._point.newer(keys.unescape(versioned), keys.ts_of(versioned), Write.decode(stored))
+        return self._point.newer(records.unescape(versioned), records.ts_of(versioned), Write.decode(stored))
 
     def _with_locks(self, rows: list[tuple[bytes, bytes]], covered: KeyBounds) -> list[Row]:
         merged: dict[bytes, bytes | KeyRefused] | None = None

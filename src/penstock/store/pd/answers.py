@@ -11,7 +11,7 @@ from penstock.errors import Invalid
 from penstock.proto import pdpb_pb2 as pdpb
 from penstock.proto.services import methods
 from penstock.store.faults import Faults
-from penstock.store.statuses import end
+from penstock.store.server import end
 
 __all__ = ["SERVICE", "Answers", "Behaviour", "Context", "PdRefused"]
 

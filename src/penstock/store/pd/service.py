@@ -14,18 +14,15 @@ from penstock.store import meta
 from penstock.store.engine import Cf, Engine
 from penstock.store.faults import Faults
 from penstock.store.pd.answers import SERVICE, Answers, Behaviour, Context, PdRefused
-from penstock.store.pd.etcd import GlobalConfig
-from penstock.store.pd.gc import GarbageCollection
-from penstock.store.pd.ids import Ids
-from penstock.store.pd.keys import EtcdKeys
+from penstock.store.pd.etcd import EtcdKeys, GlobalConfig
 from penstock.store.pd.routing import Routing
-from penstock.store.pd.scheduler import LeaderScheduler
-from penstock.store.pd.stores import VERSION, Stores
-from penstock.store.pd.tso import Tso
+from penstock.store.pd.safe_points import GarbageCollection
+from penstock.store.pd.stores import VERSION, LeaderScheduler, Stores
+from penstock.store.pd.tso import Ids, Tso
 from penstock.store.regions import REPLICAS, Regions
-from penstock.store.statuses import end
+from penstock.store.server import end
 
-__all__ = ["PlacementDriver"]
+__all__ = ["MEMBER", "PlacementDriver"]
 
 MEMBER = "penstock"
 

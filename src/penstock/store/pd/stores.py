@@ -1,13 +1,19 @@
-"""The stores of the cluster, as the placement driver knows them."""
+"""The stores of the cluster, as the placement driver knows them.
+
+Moves leaders when a client or a stopping store asks for it.
+"""
 
 from collections.abc import Sequence
 
-from penstock.errors import Corrupt
+from penstock.errors import Corrupt, Unavailable
 from penstock.proto import metapb_pb2 as metapb
 from penstock.store import meta
 from penstock.store.engine import Cf, Engine
+from penstock.store.region import Region
+from penstock.store.regions import Regions
 
-__all__ = ["VERSION", "Stores"]
+__all__ = ["VERSION", "LeaderScheduler", "Stores"]
+
 
 VERSION = "8.5.0"  # the release whose behaviour the stores show; clients look at it
 
@@ -39,3 +45,36 @@ class Stores:
         """Add or replace a store."""
         await self._engine.write([(Cf.META, meta.store_key(store.id), store.SerializeToString())])
         self._stores[store.id] = store
+
+
+_REMEMBERED_MAX = 10_000
+
+
+class LeaderScheduler:
+    """Decides which store leads a region, and remembers which regions it scattered."""
+
+    def __init__(self, regions: Regions, stores: Stores) -> None:
+        self._regions = regions
+        self._stores = stores
+        self._scattered: dict[int, None] = {}
+        self._turn = 0
+
+    def scattered(self, region_id: int) -> bool:
+        return region_id in self._scattered
+
+    async def scatter(self, region_id: int) -> Region:
+        """Move a region's leader to the store whose turn it is."""
+        up = sorted(self._stores.up)
+        if not up:
+            raise Unavailable("no store is up; start one")
+        self._turn += 1
+        moved = await self._regions.move_leader(region_id, up[self._turn % len(up)])
+        self._scattered.pop(region_id, None)
+        self._scattered[region_id] = None
+        if len(self._scattered) > _REMEMBERED_MAX:
+            del self._scattered[next(iter(self._scattered))]
+        return moved
+
+    async def elect(self, store_id: int) -> None:
+        """Give the regions that a stopped store led to peers on stores that are up, where there are any."""
+        await self._regions.depose(store_id, self._stores.up)

@@ -5,7 +5,7 @@ a row always holds the string itself; but writing their keys would need their we
 """
 
 from penstock.errors import Invalid
-from penstock.tables.fieldtypes import FieldType, Tp
+from penstock.tables.columns import FieldType, Tp
 
 _PADDED = frozenset({"ascii_bin", "latin1_bin", "utf8_bin", "utf8mb4_bin"})  # trailing spaces do not count
 _EXACT = frozenset({"", "binary", "utf8mb4_0900_bin"})

@@ -2,8 +2,16 @@
 
 All arrays have one entry per row. Reading is a gather: numpy picks unaligned words out of the
 buffer at every row's offset in one call.
+
+Find the cells of every wanted column in a batch of version 2 rows.
+
+Rows of one batch may differ in shape (which columns are NULL or missing). So the batch is walked
+by the place of a cell in its row: for the nth cell of every row at once, its column id gives a
+slot, and its bounds are written there. That takes as many vector operations as the longest row
+has columns, whatever the number of shapes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +21,7 @@ import pyarrow as pa
 
 from penstock.columnar.buffers import Bytes, Floats, Ints, Mask, Uints, gather, validity, words
 from penstock.errors import Corrupt
+from penstock.tables.codec.rows import FLAG_LARGE
 
 SIGN = np.uint64(1 << 63)
 
@@ -86,3 +95,131 @@ def fixed(kind: pa.DataType, values: npt.NDArray[Any], valid: Mask) -> pa.Array:
     return pa.Array.from_buffers(
         kind, len(valid), [validity(valid), pa.py_buffer(np.ascontiguousarray(values))]
     )
+
+
+_HEAD_BYTES = 6
+_ABSENT = -1
+_NULL = -2
+_SMALL_IDS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnCells:
+    """The cells of one column; `absent` marks rows that were written without the column."""
+
+    cells: Cells
+    absent: Mask
+
+
+def locate(data: Bytes, begin: Ints, end: Ints, column_ids: Sequence[int]) -> list[ColumnCells]:
+    """The cells of each wanted column; raise Corrupt when a row is damaged.
+
+    `begin` and `end` bound the rows, in the order of the buffer.
+    """
+    if (end - begin < _HEAD_BYTES).any():
+        raise Corrupt("a row is cut short in its head; keep it for inspection")
+    large = (data[begin + 1] & FLAG_LARGE).astype(np.bool_)
+    slots = _Slots(column_ids)
+    if not large.any():
+        starts, sizes = _Heads.read(data, begin, end, id_word="u1", offset_word="<u2").cells(slots)
+    elif large.all():
+        starts, sizes = _Heads.read(data, begin, end, id_word="<u4", offset_word="<u4").cells(slots)
+    else:
+        starts = np.empty((slots.count, len(begin)), dtype=np.int64)
+        sizes = np.empty_like(starts)
+        for rows, id_word, offset_word in ((~large, "u1", "<u2"), (large, "<u4", "<u4")):
+            heads = _Heads.read(data, begin[rows], end[rows], id_word=id_word, offset_word=offset_word)
+            starts[:, rows], sizes[:, rows] = heads.cells(slots)
+    return [_column(data, starts[slot], sizes[slot]) for slot in range(len(column_ids))]
+
+
+def _column(data: Bytes, start: Ints, size: Ints) -> ColumnCells:
+    valid = size >= 0
+    return ColumnCells(Cells(data, start, np.maximum(size, 0), valid), size == _ABSENT)
+
+
+class _Slots:
+    """From a column id to its slot; ids that are not wanted share the last one."""
+
+    def __init__(self, column_ids: Sequence[int]) -> None:
+        wanted = np.array(column_ids, dtype=np.int64)
+        self._unwanted = len(wanted)
+        self.count = len(wanted) + 1
+        self._order = np.argsort(wanted)
+        self._sorted = wanted[self._order]
+        self._small = np.full(_SMALL_IDS, self._unwanted, dtype=np.int64)
+        small = (wanted >= 0) & (wanted < _SMALL_IDS)
+        self._small[wanted[small]] = np.flatnonzero(small)
+
+    def of(self, ids: npt.NDArray[np.unsignedinteger]) -> Ints:
+        if ids.dtype == np.uint8:
+            return np.asarray(self._small[ids])
+        if not self._unwanted:
+            return np.zeros(len(ids), dtype=np.int64)
+        at = np.minimum(np.searchsorted(self._sorted, ids), self._unwanted - 1)
+        return np.where(self._sorted[at] == ids, self._order[at], self._unwanted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """The heads of rows with one width of ids and offsets."""
+
+    data: Bytes
+    filled: Ints
+    total: Ints
+    ids_at: Ints
+    offsets_at: Ints
+    data_at: Ints
+    end: Ints
+    id_word: str
+    offset_word: str
+
+    @classmethod
+    def read(cls, data: Bytes, begin: Ints, end: Ints, *, id_word: str, offset_word: str) -> "_Heads":
+        filled = words(data, begin + 2, "<u2").astype(np.int64)
+        total = filled + words(data, begin + 4, "<u2")
+        ids_at = begin + _HEAD_BYTES
+        offsets_at = ids_at + np.dtype(id_word).itemsize * total
+        data_at = offsets_at + np.dtype(offset_word).itemsize * filled
+        if (data_at > end).any():
+            raise Corrupt("a row is cut short in its offsets; keep it for inspection")
+        return cls(data, filled, total, ids_at, offsets_at, data_at, end, id_word, offset_word)
+
+    def cells(self, slots: _Slots) -> tuple[Ints, Ints]:
+        """Start and size of each slot's cell in each row; a size says too what is _ABSENT or _NULL."""
+        rows = np.arange(len(self.filled))
+        starts = np.tile(self.data_at, (slots.count, 1))
+        sizes = np.full_like(starts, _ABSENT)
+        flat_starts, flat_sizes = starts.reshape(-1), sizes.reshape(-1)
+        before = self.data_at
+        for nth in range(int(self.total.max(initial=0))):
+            some = np.flatnonzero(nth < self.total) if nth >= self.total.min() else None
+            cells = (slots.of(self._ids(nth, some)) * len(rows)) + (rows if some is None else some)
+            if nth >= self.filled.max():
+                flat_sizes[cells] = _NULL
+                continue
+            after = self._end(nth, before)
+            if (after < before).any():
+                raise Corrupt("the offsets of a row go backwards; keep it for inspection")
+            size = np.where(nth < self.filled, after - before, _NULL)
+            flat_starts[cells] = before if some is None else before[some]
+            flat_sizes[cells] = size if some is None else size[some]
+            before = after
+        if (before > self.end).any():
+            raise Corrupt("a row is shorter than its offsets say; keep it for inspection")
+        return starts, sizes
+
+    def _ids(self, nth: int, some: Ints | None) -> npt.NDArray[np.unsignedinteger]:
+        ids_at = self.ids_at if some is None else self.ids_at[some]
+        return words(self.data, ids_at + nth * np.dtype(self.id_word).itemsize, self.id_word)
+
+    def _end(self, nth: int, before: Ints) -> Ints:
+        """Where the nth cell ends; in rows that have fewer, where their last one does."""
+        width = np.dtype(self.offset_word).itemsize
+        if nth < self.filled.min():
+            return np.asarray(
+                self.data_at + words(self.data, self.offsets_at + nth * width, self.offset_word)
+            )
+        has = nth < self.filled
+        at = np.where(has, self.offsets_at + nth * width, 0)
+        return np.where(has, self.data_at + words(self.data, at, self.offset_word), before)

@@ -12,14 +12,12 @@ from penstock.columnar.buffers import Bytes, Ints, Mask, gather, padded
 from penstock.tables.arrow import arrow_field, arrow_type
 from penstock.tables.codec import rows
 from penstock.tables.columns import ColumnInfo
-from penstock.tables.decoding.cells import Cells
+from penstock.tables.decoding.cells import Cells, ColumnCells, locate
 from penstock.tables.decoding.convert import StoredValues, to_arrow
 from penstock.tables.decoding.handles import IntHandles, common_handles, record_rows
-from penstock.tables.decoding.layout import ColumnCells, locate
-from penstock.tables.defaults import origin_cell
 from penstock.tables.keys import PREFIX_BYTES
 from penstock.tables.raw import Op
-from penstock.tables.records import readable_handle_columns
+from penstock.tables.records import origin_cell, readable_handle_columns
 from penstock.tables.schema import HandleKind, TableInfo
 
 _EMPTY_ROW = rows.encode({})

@@ -10,10 +10,10 @@ from penstock.changefeeds.codecs.decoder import FileOptions
 from penstock.changefeeds.codecs.options import CsvOptions
 from penstock.changefeeds.directory.listing import Survey
 from penstock.changefeeds.engines.local import LocalEngine
+from penstock.changefeeds.sinks.sink import DmlEvent
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.sinks.storage.remote_files import RemoteFiles
 from penstock.changefeeds.sinks.storage.sink import StorageSink
-from penstock.changefeeds.sinks.work import DmlEvent
 from penstock.eventloop import shared_loop
 from penstock.follow.ddl_events import DdlEvent, TableChange
 from penstock.object_storage import StorageRef

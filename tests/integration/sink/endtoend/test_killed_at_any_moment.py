@@ -17,8 +17,7 @@ import pytest
 import yaml
 
 from penstock.changefeeds.codecs.decoder import FileOptions
-from penstock.changefeeds.sinks.storage.layout import METADATA_PATH
-from penstock.changefeeds.sinks.storage.metadatafile import decode_checkpoint
+from penstock.changefeeds.sinks.storage.layout import METADATA_PATH, decode_checkpoint
 from penstock.clock import SYSTEM
 from penstock.errors import Conflict
 from penstock.eventstore import paths

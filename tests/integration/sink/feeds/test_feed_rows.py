@@ -8,13 +8,16 @@ from dataclasses import replace
 import pytest
 
 from penstock.changefeeds.commands import create_feed, pause_feed, resume_feed, update_feed
-from penstock.changefeeds.feedrows import ChangefeedKeys
-from penstock.changefeeds.feedstore import DispatcherRecord, PendingFile
-from penstock.changefeeds.model import ChangefeedInfo, ChangefeedRecord, ChangefeedState
-from penstock.changefeeds.store import ChangefeedStore
+from penstock.changefeeds.model import (
+    ChangefeedInfo,
+    ChangefeedRecord,
+    ChangefeedState,
+    DispatcherRecord,
+    PendingFile,
+)
+from penstock.changefeeds.store import ChangefeedKeys, ChangefeedStore
 from penstock.errors import AlreadyExists, Corrupt, Fenced, Invalid, NotFound, Unavailable, Undetermined
-from penstock.follow.positions import Position
-from penstock.follow.slices import TableSpan
+from penstock.follow.slices import Position, TableSpan
 from penstock.kv import AsyncClient, AsyncTransaction
 from penstock.settings import parse_changefeed
 from support.warmstore import WarmStore

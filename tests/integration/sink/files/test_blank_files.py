@@ -8,7 +8,7 @@ import pytest
 from penstock.changefeeds.codecs.decoder import DataFiles, FileOptions
 from penstock.changefeeds.codecs.options import CsvOptions
 from penstock.changefeeds.codecs.parquet import ParquetRows
-from penstock.changefeeds.sinks.storage.blankfiles import blank_file
+from penstock.changefeeds.sinks.storage.remote_files import blank_file
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import open_storage

@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.changefeeds.feedstore import PendingFile
+from penstock.changefeeds.model import PendingFile
 from penstock.changefeeds.sinks.storage.cleanup import FileCleanup
-from penstock.changefeeds.sinks.storage.layout import parse_data_path, parse_index_path, parse_schema_path
-from penstock.changefeeds.sinks.storage.metadatafile import decode_checkpoint
+from penstock.changefeeds.sinks.storage.layout import (
+    decode_checkpoint,
+    parse_data_path,
+    parse_index_path,
+    parse_schema_path,
+)
 from penstock.changefeeds.sinks.storage.options import SinkOptions, parse_sink_uri
 from penstock.changefeeds.sinks.storage.remote_files import FilePaths, RemoteFiles
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile, check_named
@@ -17,8 +21,7 @@ from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import PenstockError
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent, DdlScope, TableChange
-from penstock.follow.positions import Position
-from penstock.follow.slices import TableSpan
+from penstock.follow.slices import Position, TableSpan
 from penstock.object_storage import ObjectStorage
 from penstock.tables.define import define_table
 from penstock.testing.clock import ManualClock

@@ -14,8 +14,7 @@ from penstock.errors import Unavailable
 from penstock.eventstore.capture.capture import Capture
 from penstock.follow.ddl_events import DdlEvent, DdlScope
 from penstock.follow.follower import EventStoreSource
-from penstock.follow.positions import Position
-from penstock.follow.slices import TableSpan
+from penstock.follow.slices import Position, TableSpan
 from penstock.kv import Client
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.settings import Settings, StoreSettings

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from penstock.control import changefeeds
 from penstock.control.deployment import Deployment, deployed
-from penstock.follow.clusterhistory import ClusterHold
 from penstock.follow.follower import EventStoreSource
+from penstock.follow.holds import ClusterHold
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.kv.pd import PdClient
 from penstock.settings import Settings, StoreSettings

@@ -16,12 +16,11 @@ from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore.capture.flight_service import FlightService
-from penstock.eventstore.read.flightaccess import FlightAccess
+from penstock.eventstore.read.flight_client import FlightAccess
 from penstock.eventstore.read.snapshot import read_snapshot
 from penstock.follow import slices as slicing
 from penstock.follow.follower import EventStoreSource
-from penstock.follow.positions import Position
-from penstock.follow.slices import Slice, TableSpan
+from penstock.follow.slices import Position, Slice, TableSpan
 from penstock.tables.alter import add_column
 from penstock.tables.keys import encode_handle
 from support.itemtables import item, item_table

@@ -18,8 +18,7 @@ from penstock.changefeeds.store import ChangefeedStore
 from penstock.cli.main import app
 from penstock.clock import SYSTEM
 from penstock.control.deployment import Deployment, deployed
-from penstock.control.sourcetables import DeploymentTables
-from penstock.control.verify import TargetReport, VerifyOptions, verify_targets
+from penstock.control.verify import DeploymentTables, TargetReport, VerifyOptions, verify_targets
 from penstock.settings import parse_changefeed
 from support.jobworld import JobWorld, job_world
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.changefeeds.codecs.decoded_changes import DecodedChanges, no_old
-from penstock.changefeeds.codecs.lines import blocks
+from penstock.changefeeds.codecs.text_cells import blocks
 from penstock.changefeeds.directory.merge import Delivered, FileRun, merged
 from penstock.changefeeds.directory.progress import FilePosition
 

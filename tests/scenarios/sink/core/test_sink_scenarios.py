@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from penstock.changefeeds.engines.engine import Chunk
-from penstock.changefeeds.sinks.drain import DrainMarker
-from penstock.changefeeds.sinks.storage.filetasks import FileTask
+from penstock.changefeeds.sinks.sink import DrainMarker
+from penstock.changefeeds.sinks.storage.buffers import FileTask
 from penstock.changefeeds.sinks.storage.ledger import EncodeJob, Ledger
 from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
-from penstock.follow.positions import Position
+from penstock.follow.slices import Position
 from penstock.testing.clock import ManualClock
 from support.sinkparts import SCHEMA, Watched, dispatcher, sink_options, slice_of
 

@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.changefeeds.codecs import canaljson, csvfiles
+from penstock.changefeeds.codecs import canal_json
+from penstock.changefeeds.codecs import csv as csvfiles
 from penstock.changefeeds.codecs.decoded_changes import DecodedChanges, row_dicts
 from penstock.changefeeds.codecs.options import CsvOptions
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile
@@ -100,7 +101,7 @@ def table(*columns: dict[str, Any]) -> TableInfo:
 def canal(
     data: bytes, *columns: dict[str, Any], terminator: str = "\r\n", zone: str = "UTC"
 ) -> list[DecodedChanges]:
-    return list(canaljson.decode(io.BytesIO(data), table(*columns), terminator=terminator, time_zone=zone))
+    return list(canal_json.decode(io.BytesIO(data), table(*columns), terminator=terminator, time_zone=zone))
 
 
 def csv(
@@ -189,7 +190,7 @@ def test_canal_json_larger_than_a_block_is_read_in_blocks() -> None:
     data = b"".join(canal_line("INSERT", {"id": str(key), "note": "x" * key}) for key in range(200))
     stream = io.BytesIO(data)
     small = type("Small", (), {"read": lambda self, _: stream.read(97)})()
-    found = list(canaljson.decode(small, table(ID, NOTE), terminator="\r\n", time_zone="UTC"))
+    found = list(canal_json.decode(small, table(ID, NOTE), terminator="\r\n", time_zone="UTC"))
     assert len(found) > 50
     assert [row["id"] for _, _, row, _ in changes(found)] == list(range(200))
 

@@ -12,7 +12,7 @@ from penstock.changefeeds.codecs.decoder import FileOptions
 from penstock.changefeeds.directory.listing import Survey
 from penstock.changefeeds.directory.progress import DirectoryProgress
 from penstock.changefeeds.directory.reader import Ddl, Delivery, DirectoryReader, TableVersion
-from penstock.changefeeds.sinks.storage.blankfiles import blank_file
+from penstock.changefeeds.sinks.storage.remote_files import blank_file
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile
 from penstock.errors import Corrupt, Invalid
 from penstock.object_storage import open_storage

@@ -9,13 +9,11 @@ import pyarrow as pa
 import pytest
 
 from penstock.changefeeds.codecs.decoded_changes import DecodedChanges, no_old
-from penstock.changefeeds.directory.altering import AlterStep, steps
-from penstock.changefeeds.directory.progress import DirectoryProgress, FilePosition
-from penstock.changefeeds.directory.reader import Ddl, TableChanges
-from penstock.changefeeds.directory.renames import old_name
-from penstock.changefeeds.directory.repetition import Repetition
-from penstock.changefeeds.directory.statefile import StateFile
-from penstock.cli.printing_2 import Printer
+from penstock.changefeeds.directory.listing import old_name
+from penstock.changefeeds.directory.progress import DirectoryProgress, FilePosition, StateFile
+from penstock.changefeeds.directory.reader import Ddl, Repetition, TableChanges
+from penstock.changefeeds.directory.replay import AlterStep, steps
+from penstock.cli.consume import Printer
 from penstock.errors import Corrupt, Invalid
 from penstock.object_storage import StorageRef
 from penstock.tables.arrow import arrow_schema

@@ -4,13 +4,10 @@ from dataclasses import replace
 from itertools import count
 
 from penstock.changefeeds.engines.engine import Chunk
-from penstock.changefeeds.sinks.drain import DrainMarker
-from penstock.changefeeds.sinks.storage.buffers import Buffers
-from penstock.changefeeds.sinks.storage.filetasks import FileTask, FlushReason
-from penstock.changefeeds.sinks.storage.ratios import SizeEstimator
-from penstock.changefeeds.sinks.work import DmlEvent
+from penstock.changefeeds.sinks.sink import DmlEvent, DrainMarker
+from penstock.changefeeds.sinks.storage.buffers import Buffers, FileTask, FlushReason, SizeEstimator
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.positions import Position
+from penstock.follow.slices import Position
 from support.sinkparts import SCHEMA, dispatcher, slice_of
 
 _numbers = count()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock.changefeeds.sinks.drain import DrainMarker
+from penstock.changefeeds.sinks.sink import DrainMarker
 from penstock.errors import Unavailable
 from support.sinkparts import dispatcher
 

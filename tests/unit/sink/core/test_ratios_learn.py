@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.changefeeds.sinks.storage import ratios as module
-from penstock.changefeeds.sinks.storage.ratios import SizeEstimator
+from penstock.changefeeds.sinks.storage import buffers as module
+from penstock.changefeeds.sinks.storage.buffers import SizeEstimator
 
 
 def test_before_anything_is_known_a_byte_is_a_byte() -> None:

@@ -1,8 +1,7 @@
 """Queues by dispatcher before encoding."""
 
-from penstock.changefeeds.sinks.drain import DrainMarker
-from penstock.changefeeds.sinks.storage.shards import ShardBatch, Shards
-from penstock.changefeeds.sinks.work import DmlEvent
+from penstock.changefeeds.sinks.sink import DmlEvent, DrainMarker
+from penstock.changefeeds.sinks.storage.ledger import ShardBatch, Shards
 from support.sinkparts import dispatcher, slice_of
 
 LARGE = 1 << 40

@@ -7,7 +7,7 @@ from prometheus_client import REGISTRY
 from penstock.changefeeds.engines.engine import Chunk
 from penstock.changefeeds.sinks.storage.ledger import Ledger
 from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
-from penstock.follow.positions import Position
+from penstock.follow.slices import Position
 from penstock.testing.clock import ManualClock
 from support.sinkparts import RowlessEngine, SinkWorld, Watched, sink_options, slice_of
 

@@ -1,9 +1,9 @@
 """The spool: bytes and items, watermarks, quota."""
 
 from penstock.changefeeds.engines.engine import Chunk
+from penstock.changefeeds.sinks.sink import DmlEvent
 from penstock.changefeeds.sinks.storage.spool import Spool
-from penstock.changefeeds.sinks.work import DmlEvent
-from penstock.follow.positions import Position
+from penstock.follow.slices import Position
 from support.sinkparts import slice_of
 
 

@@ -13,7 +13,7 @@ from penstock.changefeeds.resume import ChangefeedOptions
 from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
-from penstock.follow.positions import Position
+from penstock.follow.slices import Position
 from support.sinkdoubles import MemoryProgress, ScriptedSource
 from support.sinkrecorder import RecordingSink, RemoteDouble
 

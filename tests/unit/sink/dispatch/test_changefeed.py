@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from penstock.changefeeds.model import ChangefeedState
-from penstock.follow.positions import Position
+from penstock.follow.slices import Position
 from support.ddlevents import (
     alter_table,
     create_database,

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.changefeeds.model import ChangefeedState
 from penstock.errors import Invalid, Unavailable
-from penstock.follow.positions import Position
+from penstock.follow.slices import Position
 from support.ddlevents import table_schema
 
 A, B = table_schema(1), table_schema(2)

@@ -1,8 +1,7 @@
 import pytest
 
 from penstock.changefeeds.dispatcher import Dispatcher, Drain, Horizon, Read, State
-from penstock.follow.positions import Position
-from penstock.follow.slices import Slice, TableSpan
+from penstock.follow.slices import Position, Slice, TableSpan
 from support.ddlevents import table_schema
 
 SPEC = TableSpan("1", 1)

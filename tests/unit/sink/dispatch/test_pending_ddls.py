@@ -1,7 +1,7 @@
+from penstock.changefeeds.ddl_barrier import BlockEvent, PendingDdls, ReplicatedTables, blocks
 from penstock.changefeeds.filters import TableFilter
-from penstock.changefeeds.pendingddls import BlockEvent, PendingDdls, ReplicatedTables, blocks
 from penstock.follow.ddl_events import DdlEvent
-from penstock.follow.positions import Position
+from penstock.follow.slices import Position
 from support.ddlevents import (
     alter_table,
     create_table,

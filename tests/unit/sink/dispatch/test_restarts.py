@@ -4,7 +4,7 @@ import pytest
 
 from penstock.changefeeds.model import ChangefeedState
 from penstock.errors import Corrupt, Denied, Fenced, Invalid, StaleRead, Unavailable
-from penstock.follow.positions import Position
+from penstock.follow.slices import Position
 from support.ddlevents import alter_table, create_table, drop_table, table_schema, truncate_table
 from support.sinkrecorder import RemoteDouble
 

@@ -1,9 +1,8 @@
 import pytest
 
-from penstock.changefeeds.sinks.work import DmlEvent
-from penstock.changefeeds.tableprogress import TableProgress
-from penstock.follow.positions import Position
-from penstock.follow.slices import Slice, TableSpan
+from penstock.changefeeds.dispatcher import TableProgress
+from penstock.changefeeds.sinks.sink import DmlEvent
+from penstock.follow.slices import Position, Slice, TableSpan
 from support.ddlevents import table_schema
 
 SPEC = TableSpan("1", 1)

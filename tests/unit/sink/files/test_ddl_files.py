@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.changefeeds.selectors import ColumnSelector
-from penstock.changefeeds.sinks.storage.ddlfiles import ddl_files
+from penstock.changefeeds.filters import ColumnSelector
 from penstock.changefeeds.sinks.storage.options import SinkOptions, parse_sink_uri
+from penstock.changefeeds.sinks.storage.remote_files import ddl_files
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent, DdlScope, TableChange
 from penstock.tables.define import define_table

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.changefeeds.locations import location_of
+from penstock.changefeeds.sink_uri import location_of
 
 MINIO = {"endpoint": "http://minio:9000"}
 

@@ -8,15 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.changefeeds.sinks.storage import gojson
+from penstock.changefeeds.sinks.storage import schema_file
 from penstock.changefeeds.sinks.storage.layout import SchemaPath
-from penstock.changefeeds.sinks.storage.schema_file import Choice, SchemaFile, check_named, choose_version
-from penstock.changefeeds.sinks.storage.schemacolumns import SchemaColumn
+from penstock.changefeeds.sinks.storage.schema_file import (
+    Choice,
+    SchemaColumn,
+    SchemaFile,
+    check_named,
+    choose_version,
+)
 from penstock.errors import Corrupt
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.tables.columns import ColumnInfo, SchemaState
+from penstock.tables.columns import NO_FLAGS, UNSPECIFIED, ColumnFlag, ColumnInfo, FieldType, SchemaState, Tp
 from penstock.tables.define import define_table
-from penstock.tables.fieldtypes import NO_FLAGS, UNSPECIFIED, ColumnFlag, FieldType, Tp
 from penstock.tables.schema import TableInfo
 
 TEXT = ("utf8mb4", "utf8mb4_bin")
@@ -213,11 +217,11 @@ def test_an_empty_default_is_not_a_missing_one() -> None:
 )
 def test_a_default_of_bits_is_the_text_of_its_bytes(bits: int, flen: int, written: bytes) -> None:
     column = ColumnInfo(1, "c", 0, FieldType(Tp.BIT, NO_FLAGS, flen), default=bits)
-    assert gojson.dumps(SchemaColumn.of(column, with_id=False).to_json()["ColumnDefault"]) == written
+    assert schema_file.dumps(SchemaColumn.of(column, with_id=False).to_json()["ColumnDefault"]) == written
 
 
 def test_json_is_escaped_as_go_does_it() -> None:
-    assert gojson.dumps({"a<b>&c": '\u2028é\x01\n"\\\x7f/'}) == (
+    assert schema_file.dumps({"a<b>&c": '\u2028é\x01\n"\\\x7f/'}) == (
         b'{\n    "a\\u003cb\\u003e\\u0026c": "\\u2028\xc3\xa9\\u0001\\n\\"\\\\\x7f/"\n}'
     )
     html = SchemaFile(schema="s", table="t", version=1, columns=(SchemaColumn(name="a<b", type="INT"),))

@@ -18,9 +18,13 @@ import zstandard
 from penstock.changefeeds.codecs.decoder import FileOptions
 from penstock.changefeeds.directory.listing import Survey
 from penstock.changefeeds.directory.reader import DirectoryReader
-from penstock.changefeeds.feedstore import PendingFile
-from penstock.changefeeds.sinks.storage.filenumbers import last_number, number_in_index
-from penstock.changefeeds.sinks.storage.metadatafile import decode_checkpoint, encode_checkpoint
+from penstock.changefeeds.model import PendingFile
+from penstock.changefeeds.sinks.storage.layout import (
+    decode_checkpoint,
+    encode_checkpoint,
+    last_number,
+    number_in_index,
+)
 from penstock.changefeeds.sinks.storage.options import parse_sink_uri
 from penstock.changefeeds.sinks.storage.remote_files import FilePaths, FileTarget, RemoteFiles
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile
@@ -28,8 +32,7 @@ from penstock.clock import compose_ts
 from penstock.errors import Corrupt, Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent, DdlScope, TableChange
-from penstock.follow.positions import Position
-from penstock.follow.slices import TableSpan
+from penstock.follow.slices import Position, TableSpan
 from penstock.object_storage import ObjectStorage, open_storage
 from penstock.tables.define import define_table
 from penstock.testing.clock import ManualClock

@@ -9,8 +9,8 @@ from penstock.changefeeds.codecs.encoder import encoder_of
 from penstock.changefeeds.codecs.options import EncoderOptions
 from penstock.clock import compose_ts
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.tables.columns import ColumnFlag
 from penstock.tables.define import define_table
-from penstock.tables.fieldtypes import ColumnFlag
 from penstock.tables.schema import TableInfo
 from support.everytype import EVERY_CELL, EVERY_TYPE
 from support.slices import Row, row_changes

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from penstock.changefeeds.engines.chunking import Chunking, Sizes
+from penstock.changefeeds.engines.encode import Chunking, Sizes
 
 Rows = list[tuple[int, int]]  # commit, bytes
 

@@ -12,10 +12,9 @@ import pyarrow as pa
 import pytest
 
 from penstock.changefeeds.codecs.options import EncoderOptions
-from penstock.changefeeds.engines import partrows
+from penstock.changefeeds.engines import encode
 from penstock.changefeeds.engines.encode import EncodedChunk
-from penstock.follow.positions import Position
-from penstock.follow.slices import TableSpan
+from penstock.follow.slices import Position, TableSpan
 from penstock.tables import keys
 from support.itemtables import item, item_table
 from support.slices import encoded, slice_of
@@ -229,12 +228,12 @@ def test_a_commit_too_large_to_hold_is_read_by_ranges(
     piece = slice_of(world, start, world.ts, batch_rows=4)
     snapshot = slice_of(world, 0, world.ts, batch_rows=4)
     wanted = [encoded(each, SMALL) for each in (piece, snapshot)]
-    monkeypatch.setattr(partrows, "_SAMPLED", 1)
+    monkeypatch.setattr(encode, "_SAMPLED", 1)
     pieces = count()
-    real = partrows.PartRows._divided
-    monkeypatch.setattr(partrows.PartRows, "_divided", lambda *args: (next(pieces), real(*args))[1])
+    real = encode.PartRows._divided
+    monkeypatch.setattr(encode.PartRows, "_divided", lambda *args: (next(pieces), real(*args))[1])
     for nbytes in (0, 400, 2000):
-        monkeypatch.setattr(partrows.PartRows.__init__, "__defaults__", (nbytes,))
+        monkeypatch.setattr(encode.PartRows.__init__, "__defaults__", (nbytes,))
         assert [encoded(each, SMALL) for each in (piece, snapshot)] == wanted
     assert next(pieces), "nothing was divided"
 

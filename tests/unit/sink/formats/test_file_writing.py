@@ -5,9 +5,9 @@ from itertools import count
 import pytest
 
 from penstock.changefeeds.engines.engine import Chunk, FileWork, WriteResult
-from penstock.changefeeds.engines.filewriting import write_files
+from penstock.changefeeds.engines.local import write_files
 from penstock.errors import Unavailable
-from penstock.follow.positions import Position
+from penstock.follow.slices import Position
 from penstock.object_storage import ObjectStorage, StorageRef
 
 TARGETS = count()

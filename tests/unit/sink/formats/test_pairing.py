@@ -6,11 +6,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.changefeeds.codecs.pairing import Pairing
+from penstock.changefeeds.codecs.row_changes import Pairing
 from penstock.changes import ChangeBatch, Hint
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import side_schema
-from penstock.follow.positions import Position
+from penstock.follow.slices import Position
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.tables.arrow import arrow_type
+from penstock.tables.define import parse_definition
 from penstock.tables.text_values import enum_numbers, general_floats, set_numbers, texts
-from penstock.tables.typetext import parse_definition
 
 
 def written(definition: str, *values: Any) -> list[str | None]:

@@ -8,10 +8,9 @@ from penstock.clock import compose_ts
 from penstock.errors import Unavailable
 from penstock.follow.ddl_events import DdlEvent, DdlScope
 from penstock.follow.ddl_history import DdlHistory
-from penstock.tables.columns import SchemaState
+from penstock.tables.columns import ColumnFlag, SchemaState
 from penstock.tables.ddl_jobs import DdlAction
 from penstock.tables.define import define_table
-from penstock.tables.fieldtypes import ColumnFlag
 from penstock.tables.schema import TableInfo
 from support.metaevents import a_table, database, database_gone, described, gone, partitioned, recorded
 from support.rawbatches import Change, raw

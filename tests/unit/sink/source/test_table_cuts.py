@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from penstock.follow.tablecuts import HandleSample, divide
+from penstock.follow.slices import HandleSample, divide
 
 
 def handle(number: int) -> bytes:

@@ -8,15 +8,22 @@
 
 Where several dispatchers write into one folder: CDC_<dispatcher>_<number> and CDC_<dispatcher>.index. With
 table ids as paths, <table id> stands for <schema>/<table> and partitions have folders by their own ids.
+
+The numbers of data files: which is next in a folder that may have been left at any moment. Pure.
+
+The `metadata` file: up to where everything is on the remote. Pure.
 """
 
+import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from typing import Literal
 
 from penstock.changefeeds.codecs.options import Compression, Protocol
+from penstock.errors import Corrupt
 
 DateSeparator = Literal["none", "year", "month", "day"]
 
@@ -229,3 +236,47 @@ def _folder(found: re.Match[str]) -> Folder:
         partition=int(parts.get("partition") or 0),
         date=parts["date"] or "",
     )
+
+
+def number_in_index(content: bytes | None, path: str) -> int:
+    """The number that an index names; 0 without an index. Raises Corrupt when it names no data file."""
+    if content is None:
+        return 0
+    name = parse_file_name(content.decode("utf-8", "replace").removesuffix("\n"))
+    if name is None:
+        raise Corrupt(f"index {path} names no data file; look at it, and remove it to have it written again")
+    return name.number
+
+
+def last_number(indexed: int, exists: Callable[[int], bool]) -> int:
+    """The last number in use, from the one in the index on: a crash may leave files that no index names.
+
+    Numbers have no holes, so that a few looks are enough however many files there are.
+    """
+    low, step = indexed, 1
+    while exists(low + step):
+        low, step = low + step, step * 2
+    high = low + step  # in use: low; free: high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if exists(middle) else (low, middle)
+    return low
+
+
+_MEMBER = "checkpoint-ts"
+
+
+def encode_checkpoint(ts: int) -> bytes:
+    """The content of the file."""
+    return json.dumps({_MEMBER: ts}, separators=(",", ":")).encode()
+
+
+def decode_checkpoint(data: bytes) -> int:
+    """The checkpoint in the file; raise Corrupt when there is none."""
+    try:
+        ts = json.loads(data)[_MEMBER]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Corrupt("the metadata file holds no checkpoint; ask the writer to write it again") from error
+    if not isinstance(ts, int) or ts < 0:
+        raise Corrupt("the metadata file holds a damaged checkpoint; ask the writer to write it again")
+    return ts

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from prometheus_client import Gauge
 
 from penstock import metrics
-from penstock.changefeeds.sinks.storage.filetasks import FlushReason
+from penstock.changefeeds.sinks.storage.buffers import FlushReason
 
 _STAGES = ("encode", "place", "begin", "write", "release", "ddl", "checkpoint", "sweep")
 _SPOOL_MARKS = ("quota", "high", "low")

@@ -1,22 +1,227 @@
-"""The options of a storage sink: TiCDC's by its defaults, and what Penstock adds. Pure."""
+"""The options of a storage sink: TiCDC's by its defaults, and what Penstock adds. Pure.
 
-from collections.abc import Mapping
+The parameters of a sink by TiCDC's names: how each is read, its range, what is refused. Pure.
+"""
+
+import difflib
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, get_args
 
-from penstock.changefeeds.codecs.options import Compression, CsvOptions, EncoderOptions, Protocol
-from penstock.changefeeds.selectors import ColumnSelector, RowFilterRule, sent_columns, sent_rows
-from penstock.changefeeds.sink_uri import mask_uri, split_uri
+from penstock.changefeeds.codecs.options import (
+    BinaryEncoding,
+    Compression,
+    CsvOptions,
+    EncoderOptions,
+    Protocol,
+)
+from penstock.changefeeds.filters import ColumnSelector, RowFilterRule, sent_columns, sent_rows
+from penstock.changefeeds.sink_uri import (
+    STORAGE_PARAMETERS,
+    is_secret,
+    mask_uri,
+    parse_duration,
+    parse_size,
+    split_uri,
+)
 from penstock.changefeeds.sinks.storage.cron import CronSpec
 from penstock.changefeeds.sinks.storage.layout import DateSeparator
-from penstock.changefeeds.sinks.storage.parameters import read_parameters
+from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import StorageRef
 from penstock.settings import ChangefeedSettings
 
 __all__ = ["SinkOptions", "parse_sink_uri", "sink_options"]
 
+
+_log = logging.getLogger(__name__)
+
 _MIB = 1024 * 1024
+_PROTOCOL_ALIASES = {"debezium-json": "debezium"}
+_ESCAPES = {"\\r": "\r", "\\n": "\n", "\\t": "\t"}
+_INEFFECTIVE = "output-raw-change-event"
+
+
+def read_parameters(given: Mapping[str, str]) -> dict[str, Any]:
+    """The values by the names of SinkOptions' fields; raise Invalid for one that is unknown or refused.
+
+    What TiCDC clamps is clamped, with a warning in the log.
+    """
+    _check_names(given)
+    if not given.get("protocol"):
+        raise Invalid(f"the sink needs a protocol; add protocol={get_args(Protocol)[0]} to its URI")
+    values = {_field(name): _PARSERS[name](given[name], name) for name in given if name in _PARSERS}
+    csv = {_field(name): _CSV_PARSERS[name](given[name], name) for name in given if name in _CSV_PARSERS}
+    if _boolean(given.get(_INEFFECTIVE, "false"), _INEFFECTIVE):
+        _log.warning("a sink parameter has no effect on storage sinks", extra={"parameter": _INEFFECTIVE})
+    if values.get("file_expiration_days") and values.get("date_separator", "day") != "day":
+        _log.warning(
+            "files never expire unless date-separator=day", extra={"parameter": "file-expiration-days"}
+        )
+        values["file_expiration_days"] = 0
+    return {**values, "csv": _checked(CsvOptions(**csv))}
+
+
+def _check_names(given: Mapping[str, str]) -> None:
+    for name in given:
+        if name in STORAGE_PARAMETERS:
+            raise Invalid(f"{name} belongs into the sink URI or storage_options, not among the parameters")
+        if name == "output-handle-key":
+            raise Invalid("output-handle-key is not supported; primary keys are among the columns already")
+        if name not in _PARSERS and name not in _CSV_PARSERS and name != _INEFFECTIVE:
+            near = difflib.get_close_matches(name, [*_PARSERS, *_CSV_PARSERS, *STORAGE_PARAMETERS], n=3)
+            hint = (
+                f"did you mean {' or '.join(near)}?"
+                if near
+                else "see docs/configuration.md for those there are"
+            )
+            raise Invalid(f"sink parameter {name!r} is unknown; {hint}")
+
+
+def _checked(csv: CsvOptions) -> CsvOptions:
+    if not 1 <= len(csv.delimiter) <= 3 or set(csv.delimiter) & {"\r", "\n"}:
+        raise Invalid(f"delimiter = {csv.delimiter!r} is refused; write 1 to 3 characters without line ends")
+    if len(csv.quote) > 1 or csv.quote in {"\r", "\n"}:
+        raise Invalid(f"quote = {csv.quote!r} is refused; write one character, or nothing to quote nothing")
+    if csv.quote and csv.quote in csv.delimiter:
+        raise Invalid("delimiter and quote share a character; choose different ones")
+    return csv
+
+
+def _field(name: str) -> str:
+    return _RENAMED.get(name, name.replace("-", "_"))
+
+
+def _boolean(text: str, name: str) -> bool:
+    known = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
+    if text.strip().lower() not in known:
+        raise Invalid(f"{name} = {_shown(name, text)} is refused; write true or false")
+    return known[text.strip().lower()]
+
+
+def _integer(text: str, name: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise Invalid(f"{name} = {_shown(name, text)} is refused; write a whole number") from None
+
+
+def _one_of(allowed: Sequence[str], aliases: Mapping[str, str] | None = None) -> Callable[[str, str], str]:
+    def parse(text: str, name: str) -> str:
+        value = (aliases or {}).get(text.strip().lower(), text.strip().lower())
+        if value not in allowed:
+            raise Invalid(f"{name} = {text!r} is refused; use one of {', '.join(allowed)}")
+        return value
+
+    return parse
+
+
+def _clamped(
+    parse: Callable[[str, str], float], low: float, high: float, *, positive: bool = False
+) -> Callable[[str, str], float]:
+    def clamp(text: str, name: str) -> float:
+        value = parse(text, name)
+        if positive and value <= 0:
+            raise Invalid(f"{name} = {text} is refused; it must be greater than 0")
+        kept = max(low, min(value, high))
+        return kept if kept == value else _replaced(name, text, kept)
+
+    return clamp
+
+
+def _within(low: int, high: int, otherwise: int) -> Callable[[str, str], int]:
+    def keep(text: str, name: str) -> int:
+        value = _integer(text, name)
+        return value if low <= value <= high else _replaced(name, text, otherwise)
+
+    return keep
+
+
+def _replaced(name: str, text: str, used: Any) -> Any:
+    _log.warning("a sink parameter is out of range", extra={"parameter": name, "given": text, "used": used})
+    return used
+
+
+def _positive_size(text: str, name: str) -> int:
+    value = parse_size(text, name)
+    if value <= 0:
+        raise Invalid(f"{name} = {text} is refused; it must be greater than 0")
+    return value
+
+
+def _days(text: str, name: str) -> int:
+    value = _integer(text, name)
+    if value < 0:
+        raise Invalid(f"{name} = {text} is refused; write days, or 0 to keep files for ever")
+    return value
+
+
+def _absolute(text: str, name: str) -> Path | None:
+    if text and not Path(text).is_absolute():
+        raise Invalid(f"{name} = {text!r} is refused; write an absolute path")
+    return Path(text) if text else None
+
+
+def _text(text: str, name: str) -> str:  # noqa: ARG001 - one signature for all parsers
+    for escape, character in _ESCAPES.items():
+        text = text.replace(escape, character)
+    return text
+
+
+def _line_end(text: str, name: str) -> str:
+    return _text(text, name) or "\r\n"
+
+
+def _verbatim(text: str, name: str) -> str:  # noqa: ARG001 - one signature for all parsers
+    return text
+
+
+def _cron(text: str, name: str) -> CronSpec:
+    try:
+        return CronSpec(text)
+    except Invalid as error:
+        raise Invalid(f"{name}: {error}") from error
+
+
+def _shown(name: str, text: str) -> str:
+    return "***" if is_secret(name) else repr(text)
+
+
+_PARSERS: dict[str, Callable[[str, str], Any]] = {
+    "protocol": _one_of(get_args(Protocol), _PROTOCOL_ALIASES),
+    "compression": _one_of(get_args(Compression)),
+    "terminator": _line_end,
+    "enable-tidb-extension": _boolean,
+    "only-output-updated-columns": _boolean,
+    "worker-count": _clamped(_integer, 1, 512, positive=True),
+    "flush-interval": _clamped(parse_duration, 0.1, 600),
+    "file-size": _clamped(parse_size, 1024, 512 * _MIB),
+    "flush-concurrency": _within(1, 512, 1),
+    "spool-disk-quota": _positive_size,
+    "spool-base-dir": _absolute,
+    "use-table-id-as-path": _boolean,
+    "date-separator": _one_of(get_args(DateSeparator)),
+    "enable-partition-separator": _boolean,
+    "enable-table-across-nodes": _boolean,
+    "file-index-digit": _within(6, 20, 20),
+    "output-column-id": _boolean,
+    "file-expiration-days": _days,
+    "file-cleanup-cron-spec": _cron,
+}
+_CSV_PARSERS: dict[str, Callable[[str, str], Any]] = {
+    "delimiter": _text,
+    "quote": _verbatim,
+    "null": _verbatim,
+    "include-commit-ts": _boolean,
+    "binary-encoding-method": _one_of(get_args(BinaryEncoding)),
+    "output-old-value": _boolean,
+    "output-field-header": _boolean,
+}
+_RENAMED = {"flush-interval": "flush_interval_s"}
+
+
 _CHUNKS_PER_FILE = 16
 _CHUNK_BYTES_MAX = 4 * _MIB
 _CSV_DEFAULTS = CsvOptions()

@@ -1,31 +1,160 @@
 """The files of a target that the driver looks after: schema files, file numbers, indexes, the checkpoint.
 
 All of it is small and rare; rows are written by the engine. Every call blocks.
+
+Data files without rows. Pure.
+
+Which schema files a DDL leads to. Pure.
 """
 
+import gzip
+import io
 import logging
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from penstock.changefeeds.feedstore import PendingFile
-from penstock.changefeeds.locations import location_of
-from penstock.changefeeds.selectors import sent_columns
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.changefeeds.codecs.parquet import ParquetRows, parquet_file
+from penstock.changefeeds.filters import sent_columns
+from penstock.changefeeds.model import PendingFile
+from penstock.changefeeds.sink_uri import location_of
 from penstock.changefeeds.sinks.storage import layout
-from penstock.changefeeds.sinks.storage.blankfiles import blank_file, is_blank
-from penstock.changefeeds.sinks.storage.ddlfiles import ddl_files
-from penstock.changefeeds.sinks.storage.filenumbers import last_number, number_in_index
-from penstock.changefeeds.sinks.storage.layout import FileName, Folder
-from penstock.changefeeds.sinks.storage.metadatafile import encode_checkpoint
+from penstock.changefeeds.sinks.storage.layout import (
+    FileName,
+    Folder,
+    encode_checkpoint,
+    last_number,
+    number_in_index,
+)
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile, choose_version
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import Corrupt, Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.ddl_events import DdlEvent
-from penstock.follow.positions import Position
-from penstock.follow.slices import TableSpan
+from penstock.follow.ddl_events import DdlEvent, DdlScope, TableChange
+from penstock.follow.slices import Position, TableSpan
 from penstock.object_storage import LocalStorage, ObjectStorage
+from penstock.tables.ddl_jobs import DdlAction
+
+_BLANK_TEXT_BYTES_MAX = 64  # any compressor says "nothing" in less
+
+
+def blank_file(extension: str, schema: SchemaFile | None) -> bytes:
+    """A file with this extension that whoever reads the table finds nothing in.
+
+    Only Parquet needs the schema; without one the file has no columns of the table.
+    """
+    if extension == ".parquet":
+        return _blank_parquet(schema or SchemaFile(schema="", version=0))
+    if extension.endswith(".gz"):
+        return gzip.compress(b"", mtime=0)
+    if extension.endswith(".zst"):
+        return bytes(pa.Codec("zstd").compress(b"", asbytes=True))
+    return b""
+
+
+def is_blank(extension: str, file: pa.NativeFile) -> bool:
+    """Whether a file has no rows; not by its bytes, because another version of a library makes others.
+
+    A file that is damaged is not blank.
+    """
+    if extension == ".parquet":
+        try:
+            return bool(pq.ParquetFile(file).metadata.num_rows == 0)
+        except pa.ArrowInvalid:
+            return False
+    if file.size() > _BLANK_TEXT_BYTES_MAX:
+        return False
+    data = file.read()
+    try:
+        return not _text(extension, data)
+    except (OSError, EOFError):  # what decompressors say
+        return False
+
+
+def _text(extension: str, data: bytes) -> bytes:
+    if extension.endswith(".gz"):
+        return gzip.decompress(data)
+    if extension.endswith(".zst"):
+        return bytes(pa.CompressedInputStream(io.BytesIO(data), "zstd").read())
+    return data
+
+
+def _blank_parquet(schema: SchemaFile) -> bytes:
+    table = schema.table_info()
+    rows = ParquetRows(SchemaVersion(schema.version, 0, table, schema.schema), table.columns)
+    nothing = pa.RecordBatch.from_pylist([], schema=rows.schema)
+    return parquet_file([rows.payload([nothing])], {})
+
+
+_EXCHANGE_PARTITION = 42  # TiDB's number
+
+
+def ddl_files(event: DdlEvent, options: SinkOptions) -> list[tuple[str, SchemaFile]]:
+    """The files with their paths: one per table as it is after the DDL, or as it was before its end.
+
+    A database has one file, or none where table ids are the paths. A statement that is for several tables is
+    in the first file only, unless it divides into one for each of them: a consumer runs every statement once.
+    """
+    if event.scope is DdlScope.DATABASE or not event.tables:
+        file = SchemaFile(schema=event.database, version=event.commit_ts, query=event.query, type=event.type)
+        return [] if options.use_table_id_as_path else [(file.path(), file)]
+    tables = _subject_first(event)
+    statements = _statements(event, tables)
+    files: list[tuple[str, SchemaFile]] = []
+    for change, (query, kind) in zip(tables, statements, strict=True):
+        schema = change.after or change.before
+        assert schema is not None, "a DDL is for a table that is there before or after it"
+        file = SchemaFile.of(
+            schema,
+            event.commit_ts,
+            columns=sent_columns(schema, options.column_selectors),
+            with_ids=options.output_column_id,
+            query=query,
+            type=kind,
+        )
+        files.append((file.path(schema.table.id if options.use_table_id_as_path else 0), file))
+    return files
+
+
+def _subject_first(event: DdlEvent) -> list[TableChange]:
+    """The tables, of an exchange the partitioned one first: the statement alters that one."""
+    if event.type != _EXCHANGE_PARTITION:
+        return list(event.tables)
+    return sorted(event.tables, key=lambda change: not _is_partitioned(change.after or change.before))
+
+
+def _is_partitioned(schema: SchemaVersion | None) -> bool:
+    return schema is not None and schema.table.physical_ids != (schema.table.id,)
+
+
+def _statements(event: DdlEvent, tables: Sequence[TableChange]) -> list[tuple[str, int]]:
+    if len(tables) > 1 and _renames_apart(tables):
+        return [(_rename(change), DdlAction.RENAME_TABLE) for change in tables]
+    return [(event.query, event.type), *[("", 0)] * (len(tables) - 1)]
+
+
+def _renames_apart(tables: Sequence[TableChange]) -> bool:
+    """Whether all that happens is that tables get names that none of them had."""
+    if any(change.before is None or change.after is None for change in tables):
+        return False
+    pairs = [(change.before.name, change.after.name) for change in tables if change.before and change.after]
+    return {old for old, _ in pairs}.isdisjoint(new for _, new in pairs)
+
+
+def _rename(change: TableChange) -> str:
+    assert change.before is not None, "a rename has a table before it"
+    assert change.after is not None, "a rename has a table after it"
+    return f"RENAME TABLE {_quoted(change.before)} TO {_quoted(change.after)}"
+
+
+def _quoted(schema: SchemaVersion) -> str:
+    return ".".join(f"`{name.replace('`', '``')}`" for name in (schema.database, schema.table.name))
+
 
 _log = logging.getLogger(__name__)
 

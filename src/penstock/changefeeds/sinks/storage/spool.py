@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.changefeeds.engines.engine import Chunk
-from penstock.changefeeds.sinks.work import DmlEvent
+from penstock.changefeeds.sinks.sink import DmlEvent
 
 HIGH = 0.8  # of the quota: above it nobody is woken
 LOW = 0.6  # at or below it everybody is

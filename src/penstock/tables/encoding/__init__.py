@@ -1,1 +1,0 @@
-"""Arrow batches into rows, a column at a time, for bulk inserts."""
