@@ -22,9 +22,7 @@ from penstock.api.deployment import ApiState, HealthPulse, LateDeployment, Reach
 from penstock.api.errors import answer, declared, handlers
 from penstock.api.middleware import BodyLimit, Observed, Readers
 from penstock.api.models import ProblemDetails
-from penstock.api.routes import changefeeds, jobs, search, tables
-from penstock.api.routes import status as health
-from penstock.api.routes import status as overview
+from penstock.api.routes import changefeeds, jobs, search, status, tables
 from penstock.api.security import Gate, SafeHeaders, TokenAccounts
 from penstock.clock import SYSTEM, Clock
 from penstock.control.deployment import Deployment
@@ -93,9 +91,8 @@ def _digest(assets: dict[str, _Asset]) -> str:
 
 
 _ROUTERS = (
-    health.root,
-    health.api,
-    overview.api,
+    status.root,
+    status.api,
     tables.api,
     changefeeds.api,
     jobs.api,
@@ -137,7 +134,7 @@ def create_app(deployment: Deployment | Reach, *, clock: Clock = SYSTEM) -> Fast
     # The one that is added last stands first.
     app.add_middleware(BodyLimit, nbytes=settings.body_bytes)
     app.add_middleware(
-        Gate, settings=settings, accounts=TokenAccounts(settings.accounts), clock=clock, free=health.PROBES
+        Gate, settings=settings, accounts=TokenAccounts(settings.accounts), clock=clock, free=status.PROBES
     )
     app.add_middleware(SafeHeaders, tls=settings.tls is not None)
     app.add_middleware(Observed, clock=clock)

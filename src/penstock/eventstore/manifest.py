@@ -5,12 +5,13 @@ An entry is one atomic step of a table's history. Whoever folds the same entries
 
 import base64
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypedDict, get_args
 
 from penstock.errors import Corrupt
 from penstock.eventstore.paths import Side
+from penstock.eventstore.schema_version import SCHEMA_FACT
 
 FORMAT = 2
 
@@ -363,3 +364,23 @@ def _load(data: bytes, path: str) -> Mapping[str, Any]:
         shown = tree.get("format") if isinstance(tree, dict) else None
         raise Corrupt(f"manifest file {path} has format {shown!r}, not {FORMAT}; upgrade Penstock to read it")
     return tree
+
+
+_DROPPED_FACT = "dropped"
+
+
+def dropped_fact(ts: int) -> dict[str, Any]:
+    """What a manifest says of a table that was dropped by a commit at `ts`."""
+    return {"kind": _DROPPED_FACT, "ts": ts}
+
+
+def drops(facts: Iterable[Mapping[str, Any]]) -> list[int]:
+    """When a table was dropped, each time."""
+    return [int(fact["ts"]) for fact in facts if fact["kind"] == _DROPPED_FACT]
+
+
+def dropped_ts(facts: Sequence[Mapping[str, Any]], at_ts: int) -> int:
+    """When a table that is not there at `at_ts` was dropped; 0 when it is there, also when it came back."""
+    last = max((ts for ts in drops(facts) if ts <= at_ts), default=0)
+    returned = any(fact["kind"] == SCHEMA_FACT and last < fact["since_ts"] <= at_ts for fact in facts)
+    return 0 if returned else last

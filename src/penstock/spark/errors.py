@@ -127,3 +127,9 @@ _KNOWN: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], PenstockError]], 
         lambda _: Unavailable("the Spark session has ended; build a new one and repeat the call"),
     ),
 )
+
+
+NOT_SHARED = (
+    "executors do not see the folder that the driver writes to; give a folder that is mounted at the same"
+    " path on every machine, or object storage"
+)

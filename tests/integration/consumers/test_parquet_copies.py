@@ -97,7 +97,7 @@ def test_files_of_nobody_go_when_they_are_old(world: LakeWorld, source: SourceMo
 
 def test_few_changes_write_few_files(world: LakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.consumers.lake.files.GROUP_BYTES", 1 << 10)
-    monkeypatch.setattr("penstock.consumers.lake.key_order.CHUNK_BYTES", 1 << 10)
+    monkeypatch.setattr("penstock.columnar.key_order.CHUNK_BYTES", 1 << 10)
     monkeypatch.setattr("penstock.consumers.lake.files.FILE_BYTES", 16 << 10)
     model = SourceModel(replace(item_table("integer"), id=1))
     model.commit(*({"id": number, "name": "x" * 50} for number in range(2000)))

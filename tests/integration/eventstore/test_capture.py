@@ -17,11 +17,12 @@ from penstock.eventstore import paths
 from penstock.eventstore.capture import safe_point
 from penstock.eventstore.capture.capture import Capture
 from penstock.eventstore.capture.lease import PREFIX
+from penstock.eventstore.manifest import dropped_ts
 from penstock.eventstore.manifest_log import ManifestLog, Ownership, load
 from penstock.eventstore.objects.flush import FlushPolicy
 from penstock.eventstore.read.find import find_table, list_tables
 from penstock.eventstore.read.flight_client import write_ticket
-from penstock.eventstore.read.partition import ReadRange, dropped_ts
+from penstock.eventstore.read.partition import ReadRange
 from penstock.eventstore.read.snapshot import read_snapshot
 from penstock.eventstore.schema_history import CapturedTable
 from penstock.kv import Client

@@ -31,22 +31,22 @@ import pyarrow as pa
 import yaml
 
 import penstock
-from penstock.app.jobservice import serve
+from penstock.changefeeds.engines.local import LocalEngine
+from penstock.changefeeds.runner import ChangefeedRunner, create_configured
+from penstock.changefeeds.store import ChangefeedStore
+from penstock.cli.services.jobs import serve
 from penstock.clock import Clock
-from penstock.consumers.fulltext import Fulltext
-from penstock.consumers.search import search
+from penstock.consumers.search_index.fulltext import Fulltext
+from penstock.consumers.search_index.search import search
 from penstock.errors import Invalid
 from penstock.eventloop import run
 from penstock.kv import AsyncClient
 from penstock.metrics import CountedHistogram
 from penstock.proto.kvrpcpb_pb2 import GetRequest
-from penstock.puller import SubscriptionClient
 from penstock.settings import Settings, load
-from penstock.sink.feeds.kvfeedstore import Feeds
-from penstock.sink.feeds.runner import FeedRunner, create_configured
-from penstock.sink.pipeline.localengine import LocalEngine
+from penstock.sources import SubscriptionClient
 from penstock.tables import Catalog
-from penstock.testing.jobworld import JobWorld, job_world
+from support.jobworld import JobWorld, job_world
 
 FEED_FILES_MAX = 26
 INDEX_FILES_MAX = 28
@@ -148,9 +148,11 @@ def _passes(value: object, depth: int = _DEPTH) -> bool:
 async def _run_changefeeds(settings: Settings) -> None:
     """As `penstock changefeed run --until-idle` does, with the engine beside the driver."""
     async with await AsyncClient.connect(settings.pd_addrs, settings=settings.kv) as client:
-        feeds = Feeds(client)
+        feeds = ChangefeedStore(client)
         await create_configured(feeds, settings, now_ts=await client.timestamp())
-        runner = FeedRunner(settings, feeds, lambda _, options: LocalEngine(options.target), owner="walk")
+        runner = ChangefeedRunner(
+            settings, feeds, lambda _, options: LocalEngine(options.target), owner="walk"
+        )
         await runner.run(until_idle=True)
 
 

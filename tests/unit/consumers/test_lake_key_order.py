@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.consumers.lake import key_order
-from penstock.consumers.lake.key_order import KeySet, OrderedRows, chunk_rows
+from penstock.columnar import key_order
+from penstock.columnar.key_order import KeySet, OrderedRows, chunk_rows
 
 NUMBERS = st.lists(st.integers(-50, 50), max_size=60)
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.columnar.key_order import KeySet, OrderedRows
 from penstock.consumers.lake.files import DataFile, FileWriter, read_rows, with_bounds
-from penstock.consumers.lake.key_order import KeySet, OrderedRows
 from penstock.consumers.lake.merge import RewriteGroup, merge, plan
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])

@@ -10,15 +10,10 @@ import pytest
 
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import paths
+from penstock.eventstore.manifest import dropped_fact, dropped_ts
 from penstock.eventstore.manifest_log import ManifestLog, load
 from penstock.eventstore.read.find import NameMarks, find_table, list_tables
-from penstock.eventstore.read.partition import (
-    CaptureProgress,
-    ReadRange,
-    SchemaRange,
-    dropped_fact,
-    dropped_ts,
-)
+from penstock.eventstore.read.partition import CaptureProgress, ReadRange, SchemaRange
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import StorageRef
 from penstock.tables.schema import TableInfo

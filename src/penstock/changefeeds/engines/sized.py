@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork, SinkEngine, WriteResult
 from penstock.changefeeds.engines.local import Bound, LocalEngine
-from penstock.changefeeds.sinks.storage.options import SinkOptions
+from penstock.object_storage import StorageRef
 from penstock.spark.options import shared_url
 
 if TYPE_CHECKING:
@@ -112,23 +112,21 @@ class SizedEngine:
             await self._far.close()
 
 
-def spark_engines(session: "Callable[[], SparkSession]") -> Callable[[str, SinkOptions], SizedEngine]:
-    """What makes the engine of a changefeed, by its name and its sink's options.
+def sized_engine(
+    session: "Callable[[], SparkSession]", feed_id: str, target: StorageRef, *, threads: int, spark_rows: int
+) -> SizedEngine:
+    """The engine of a changefeed that writes to `target` with so many threads.
 
-    It raises Invalid when executors could not reach the target. The session is asked for with the first work
-    that is worth a job.
+    Raises Invalid when executors could not reach the target. The session is asked for with the first work of
+    `spark_rows` changes or more.
     """
+    shared = replace(target, url=shared_url(target.url))
+    numbers = count(1)
 
-    def engine(feed_id: str, options: SinkOptions) -> SizedEngine:
-        target = replace(options.target, url=shared_url(options.target.url))
-        numbers, threads = count(1), options.worker_count
+    def on_spark() -> "SparkEngine":
+        from penstock.changefeeds.engines.spark import SparkEngine  # which takes a while
 
-        def on_spark() -> "SparkEngine":
-            from penstock.changefeeds.engines.spark import SparkEngine  # which takes a while
+        return SparkEngine(session(), shared, account=feed_id, threads=threads, numbers=numbers)
 
-            return SparkEngine(session(), target, account=feed_id, threads=threads, numbers=numbers)
-
-        near = LocalEngine(target, threads=threads, numbers=numbers)
-        return SizedEngine(near, on_spark, far_rows=options.spark_rows)
-
-    return engine
+    near = LocalEngine(shared, threads=threads, numbers=numbers)
+    return SizedEngine(near, on_spark, far_rows=spark_rows)

@@ -4,8 +4,9 @@ import os
 import socket
 
 from penstock import tracing
-from penstock.changefeeds.engines.sized import spark_engines
+from penstock.changefeeds.engines.sized import SizedEngine, sized_engine
 from penstock.changefeeds.runner import ChangefeedRunner, create_configured
+from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.store import ChangefeedStore
 from penstock.cli.service import metrics_shown, run_until_signalled, say_ready
 from penstock.clock import SYSTEM
@@ -40,6 +41,11 @@ async def _run(settings: Settings, session: LateSession, shown: dict[str, str], 
         feeds = ChangefeedStore(client)
         await create_configured(feeds, settings, now_ts=await client.timestamp())
         say_ready({"changefeeds": [each.info.id for each in await feeds.list()]} | shown)
-        runner = ChangefeedRunner(settings, feeds, spark_engines(session.get), owner=owner)
+
+        def engine(feed_id: str, options: SinkOptions) -> SizedEngine:
+            threads, spark_rows = options.worker_count, options.spark_rows
+            return sized_engine(session.get, feed_id, options.target, threads=threads, spark_rows=spark_rows)
+
+        runner = ChangefeedRunner(settings, feeds, engine, owner=owner)
         with tracing.configure(settings.tracing, cluster_id=client.cluster_id, service="changefeeds"):
             await runner.run(until_idle=until_idle)

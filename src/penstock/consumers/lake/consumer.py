@@ -27,8 +27,8 @@ import pyarrow as pa
 
 from penstock.changes.columns import chosen_columns, key_names
 from penstock.clock import physical_ms
+from penstock.columnar.key_order import KeySet, OrderedRows
 from penstock.consumers.lake.files import DataFile, FileWriter, WrittenFile, with_bounds
-from penstock.consumers.lake.key_order import KeySet, OrderedRows
 from penstock.consumers.lake.merge import merge, plan
 from penstock.consumers.lake.spark_writer import WriteTask, write_on_executors
 from penstock.consumers.lake.table import LakeTable, LakeWatermark, Overtaken, Version

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.consumers.lake.key_order import chunk_rows
+from penstock.columnar.key_order import chunk_rows
 from penstock.consumers.schema_evolution import shaped
 from penstock.errors import Invalid
 from penstock.object_storage import STAGING, STAGING_LOCK, ObjectStorage

@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.columnar.key_order import KeySet, OrderedRows
 from penstock.consumers.lake.files import FILE_BYTES, DataFile, FileWriter
-from penstock.consumers.lake.key_order import KeySet, OrderedRows
 
 __all__ = ["RewriteGroup", "merge", "plan"]
 

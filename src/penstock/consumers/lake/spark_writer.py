@@ -12,16 +12,12 @@ from penstock.consumers.lake.files import FileStore, FileWriter, WrittenFile
 from penstock.consumers.schema_evolution import shaped
 from penstock.errors import Invalid
 from penstock.jobs.iteration.spark_frame import quoted
-from penstock.spark.errors import one_line, spark_errors
+from penstock.spark.errors import NOT_SHARED, one_line, spark_errors
 from penstock.spark.tasks import map_in_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-NOT_SHARED = (
-    "executors do not see the folder that the driver writes to; give a folder that is mounted at the same"
-    " path on every machine, or object storage"
-)
 _DESCRIPTIONS = pa.schema([("path", pa.string()), ("nbytes", pa.int64()), ("footer", pa.binary())])
 
 

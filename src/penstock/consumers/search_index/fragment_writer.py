@@ -12,11 +12,10 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 from lance.fragment import FragmentMetadata
 
-from penstock.consumers.lake.spark_writer import NOT_SHARED
 from penstock.consumers.schema_evolution import shaped
 from penstock.consumers.search_index.lance_table import Earlier, written
 from penstock.errors import Invalid
-from penstock.spark.errors import one_line, spark_errors
+from penstock.spark.errors import NOT_SHARED, one_line, spark_errors
 from penstock.spark.tasks import task_begins
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from lance.dataset import LanceDataset, LanceOperation, Transaction
 from lance.fragment import FragmentMetadata, write_fragments
 
-from penstock.consumers.lake.key_order import KeySet
+from penstock.columnar.key_order import KeySet
 from penstock.errors import Corrupt, Fenced, Invalid, Unavailable
 
 __all__ = [

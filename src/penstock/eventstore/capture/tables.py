@@ -12,8 +12,8 @@ from penstock.clock import TS_MAX
 from penstock.errors import Corrupt, Fenced
 from penstock.eventstore import manifest_log, paths
 from penstock.eventstore.capture.store import EventStore
+from penstock.eventstore.manifest import dropped_fact, dropped_ts
 from penstock.eventstore.read.find import NameMarks
-from penstock.eventstore.read.partition import dropped_fact, dropped_ts
 from penstock.eventstore.schema_history import CapturedTable, SchemaHistory
 from penstock.object_storage import ObjectStorage
 

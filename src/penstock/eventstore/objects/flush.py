@@ -19,12 +19,11 @@ from penstock.clock import Clock
 from penstock.errors import Denied, Fenced, Invalid, PenstockError, Unavailable
 from penstock.eventstore.log.rows import cut, ordered
 from penstock.eventstore.log.table_log import TableBacklog, TableLog
-from penstock.eventstore.manifest import Archive, ManifestState, ObjectInfo, Removal
+from penstock.eventstore.manifest import Archive, ManifestState, ObjectInfo, Removal, dropped_fact
 from penstock.eventstore.manifest_log import Ownership
 from penstock.eventstore.objects.build import Build, Built, Schemas
 from penstock.eventstore.objects.primary_key_index import TableIndex
 from penstock.eventstore.objects.row_ids import Moves
-from penstock.eventstore.read.partition import dropped_fact
 from penstock.eventstore.schema_version import SchemaVersion
 
 _log = logging.getLogger(__name__)

@@ -15,7 +15,8 @@ from difflib import get_close_matches
 from penstock.clock import TS_MAX
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import paths
-from penstock.eventstore.read.partition import Partition, PartitionState, RangeReader, TableView, drops
+from penstock.eventstore.manifest import drops
+from penstock.eventstore.read.partition import Partition, PartitionState, RangeReader, TableView
 from penstock.eventstore.read.partition_sets import Life, lives_of
 from penstock.eventstore.schema_version import SchemaVersion, in_force
 from penstock.object_storage import ObjectStorage, StorageRef

@@ -7,21 +7,20 @@ an object that it names; `reading_history` turns that into the right error.
 Ranges of a table's changes, and the seam to whoever has those that are not in objects yet.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 
 from penstock.clock import TS_MAX
 from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
 from penstock.eventstore import manifest_log, paths
-from penstock.eventstore.manifest import ManifestState, ObjectInfo, read_archive
+from penstock.eventstore.manifest import ManifestState, ObjectInfo, dropped_ts, drops, read_archive
 from penstock.eventstore.paths import Side
 from penstock.eventstore.schema_version import (
-    SCHEMA_FACT,
     SchemaVersion,
     cut_at_changes,
     in_force,
@@ -91,26 +90,6 @@ class RangeReader(Protocol):
         Raises Unavailable when the range is not complete yet, or rows moved while they were read; StaleRead
         when its beginning is gone; Invalid when the schema changes within it or a column is not there.
         """
-
-
-_DROPPED_FACT = "dropped"
-
-
-def dropped_fact(ts: int) -> dict[str, Any]:
-    """What a manifest says of a table that was dropped by a commit at `ts`."""
-    return {"kind": _DROPPED_FACT, "ts": ts}
-
-
-def drops(facts: Iterable[Mapping[str, Any]]) -> list[int]:
-    """When a table was dropped, each time."""
-    return [int(fact["ts"]) for fact in facts if fact["kind"] == _DROPPED_FACT]
-
-
-def dropped_ts(facts: Sequence[Mapping[str, Any]], at_ts: int) -> int:
-    """When a table that is not there at `at_ts` was dropped; 0 when it is there, also when it came back."""
-    last = max((ts for ts in drops(facts) if ts <= at_ts), default=0)
-    returned = any(fact["kind"] == SCHEMA_FACT and last < fact["since_ts"] <= at_ts for fact in facts)
-    return 0 if returned else last
 
 
 _LOAD_ATTEMPTS = 10
