@@ -35,7 +35,7 @@ pytest_plugins = ("support.s3server",)
 LONGEST = (
     "integration/spark/test_cluster_reads.py",
     "thirdparty/test_go_client.py",
-    "integration/sink/endtoend/test_killed_at_any_moment.py",
+    "integration/changefeeds/endtoend/test_killed_at_any_moment.py",
     "integration/jobs/test_killed_runners.py",
     "acceptance/test_first_minutes.py",
     "acceptance/up/test_up_command.py",
@@ -45,7 +45,7 @@ LONGEST = (
     "integration/jobs/test_killed_first_syncs.py",
     "integration/spark/test_bulk_jobs.py",
     "integration/spark/test_event_store_reads.py",
-    "acceptance/sink/test_changefeed_run.py",
+    "acceptance/changefeeds/test_changefeed_run.py",
     "properties/eventstore/test_store_against_a_dict.py",
 )
 """Files that take longest begin first: else one core waits at the end for what the other is busy with."""
