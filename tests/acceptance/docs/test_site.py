@@ -31,7 +31,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
     assert [name for name, text in pages.items() if _LOADED.search(text)] == []
 
 
-@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"])
 def test_links_of_the_pages_outside_of_the_site_lead_somewhere(name: str) -> None:
     links = _LINK.findall((ROOT / name).read_text())
     assert links
