@@ -179,9 +179,7 @@ class BoardStage:
         """Look at the tables that are urgent."""
         self.board.wake(self.now)
         self.settle()
-        urgent = self.board.take_urgent()
-        self.board.hurry(urgent)
-        return self.tick(tables=sorted(urgent))
+        return self.tick(tables=sorted(self.board.take_urgent()))
 
     def flush(self) -> None:
         """Write watermarks that only moved in memory."""

@@ -118,11 +118,6 @@ class Projection:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
-def project(batch: pa.RecordBatch, old: TableInfo, new: TableInfo, names: Sequence[str]) -> pa.RecordBatch:
-    """The named columns of `new`, and system columns, out of a batch of `old`; see Projection."""
-    return Projection(old, new, names).apply(batch)
-
-
 class _Stored(NamedTuple):
     """Values that a column of the old version holds."""
 

@@ -22,7 +22,6 @@ from penstock.settings import KvSettings
 __all__ = ["EpochVerdict", "PeerTarget", "RegionCache", "judge_epoch"]
 
 _LOG = logging.getLogger(__name__)
-_SCAN_LIMIT = 128
 _SWEEP = 50
 _TTL_JITTER = 0.1
 _OPERATIONS = metrics.KV_REGION_CACHE_OPERATIONS_TOTAL
@@ -72,30 +71,21 @@ class RegionCache:
         self._settings = settings
         self._clock = clock
         self._table = RegionTable(settings.region_cache_size)
-        self._loading: dict[tuple[str, bytes], asyncio.Task[list[CachedRegion]]] = {}
+        self._loading: dict[tuple[str, bytes], asyncio.Task[CachedRegion]] = {}
         self.stores = StoreDirectory(pd)
 
     async def locate(self, bo: Backoffer, key: bytes) -> KeyLocation:
         """Return the region that holds a key."""
         region = self._fresh(self._table.find(key, self._clock.monotonic()))
         if region is None:
-            region = await self._load_one(bo, "get_region_when_miss", key, self._pd.get_region)
+            region = await self._load(bo, "get_region_when_miss", key, self._pd.get_region)
         return region.location
 
     async def locate_before(self, bo: Backoffer, key: bytes) -> KeyLocation:
         """Return the region that holds the keys just below `key`; an empty key is above all keys."""
         region = self._fresh(self._table.find_before(key, self._clock.monotonic()))
         if region is None:
-            region = await self._load_one(bo, "get_region_before_when_miss", key, self._ask_before)
-        return region.location
-
-    async def locate_by_id(self, bo: Backoffer, region_id: int) -> KeyLocation:
-        """Return a region by its id, as the placement driver knows it now."""
-
-        async def ask(_: bytes, *, bo: Backoffer) -> RegionInfo:
-            return await self._pd.get_region_by_id(region_id, bo=bo)
-
-        region = await self._load_one(bo, "get_region_by_id", str(region_id).encode(), ask)
+            region = await self._load(bo, "get_region_before_when_miss", key, self._ask_before)
         return region.location
 
     async def group_keys(self, bo: Backoffer, keys: Sequence[bytes]) -> list[tuple[KeyLocation, slice]]:
@@ -108,22 +98,6 @@ class RegionCache:
             groups.append((location, slice(at, past)))
             at = past
         return groups
-
-    async def regions_in(self, bo: Backoffer, start: bytes, end: bytes) -> list[KeyLocation]:
-        """Return the regions that meet [start, end), in order; an empty end is the end of all keys."""
-        found: list[KeyLocation] = []
-        at = start
-        while True:
-            region = self._fresh(self._table.find(at, self._clock.monotonic()))
-            if region is None:
-                await self._load_range(bo, at, end)
-                location = await self.locate(bo, at)
-            else:
-                location = region.location
-            found.append(location)
-            at = location.end
-            if not at or (end and at >= end):
-                return found
 
     def route(self, ver: RegionVerId) -> PeerTarget | None:
         """Return where to send a request for a region if that is known without asking; else see `target`."""
@@ -237,33 +211,14 @@ class RegionCache:
         found = await self._pd.get_region(key, bo=bo)
         return found if found.meta.start_key < key else await self._pd.get_previous_region(key, bo=bo)
 
-    async def _load_one(
+    async def _load(
         self, bo: Backoffer, operation: str, key: bytes, ask: Callable[..., Awaitable[RegionInfo]]
     ) -> CachedRegion:
-        async def load() -> list[CachedRegion]:
-            return [self._insert(await ask(key, bo=Backoffer(0)))]
-
-        return (await self._load(bo, operation, key, load))[0]
-
-    async def _load_range(self, bo: Backoffer, start: bytes, end: bytes) -> None:
-        async def load() -> list[CachedRegion]:
-            found = await self._pd.scan_regions(start, end, _SCAN_LIMIT, bo=Backoffer(0))
-            return [self._insert(info) for info in found if info.meta.peers]
-
-        await self._load(bo, "scan_regions", start, load)
-
-    async def _load(
-        self,
-        bo: Backoffer,
-        operation: str,
-        key: bytes,
-        load: Callable[[], Awaitable[list[CachedRegion]]],
-    ) -> list[CachedRegion]:
-        """Run a load, shared by all who ask for the same; each retries against a budget of its own."""
+        """Load a region, shared by all who ask for the same; each retries against a budget of its own."""
         while True:
             task = self._loading.get((operation, key))
             if task is None:
-                task = asyncio.create_task(self._timed(operation, key, load))
+                task = asyncio.create_task(self._timed(operation, key, ask))
                 task.add_done_callback(_retrieve)
                 self._loading[operation, key] = task
             try:
@@ -272,20 +227,20 @@ class RegionCache:
                 await bo.backoff(BackoffKind.PD_RPC, error)
 
     async def _timed(
-        self, operation: str, key: bytes, load: Callable[[], Awaitable[list[CachedRegion]]]
-    ) -> list[CachedRegion]:
+        self, operation: str, key: bytes, ask: Callable[..., Awaitable[RegionInfo]]
+    ) -> CachedRegion:
         result, started = "err", self._clock.monotonic()
         try:
-            regions = await load()
+            region = self._insert(await ask(key, bo=Backoffer(0)))
             result = "ok"
         finally:
             del self._loading[operation, key]
             _OPERATIONS.labels(operation, result).inc()
             metrics.KV_LOAD_REGION_CACHE_SECONDS.labels(operation).observe(self._clock.monotonic() - started)
-        return regions
+        return region
 
 
-def _retrieve(task: "asyncio.Task[list[CachedRegion]]") -> None:
+def _retrieve(task: "asyncio.Task[CachedRegion]") -> None:
     """Look at a load's error even when everybody who waited for it was cancelled."""
     if not task.cancelled():
         task.exception()

@@ -231,12 +231,6 @@ class Engine:
         """Apply one atomic write; durable on return, also when the caller is cancelled meanwhile."""
         await asyncio.shield(self.submit(mutations))
 
-    def write_now(self, mutations: Sequence[Mutation]) -> None:
-        """Apply one atomic write and block until it is durable; for start-up, when no loop runs yet."""
-        failure = self._failure or self._try_write([_Work(mutations, ())])
-        if failure is not None:
-            raise failure
-
     async def delete_range(self, ranges: Sequence[Range]) -> None:
         """Delete every key of the ranges (an empty upper bound is the end) in one atomic write."""
         await self.write(())  # what was queued before this call must be deleted as well: let it land

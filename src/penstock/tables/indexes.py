@@ -16,7 +16,6 @@ from penstock.tables.columns import ColumnFlag
 from penstock.tables.keys import PREFIX_BYTES, Handle, index_prefix
 from penstock.tables.records import Record, key_datum, signed
 from penstock.tables.schema import HandleKind, IndexInfo, TableInfo
-from penstock.tables.values import datum_of_cell
 
 _LEGACY_BYTES_MAX = 9
 _NON_UNIQUE = b"0"
@@ -175,24 +174,3 @@ def split_value(value: bytes) -> Segments:
     if at > end:
         raise Corrupt("the value of an index entry is cut short; keep it for inspection")
     return Segments(version, None if common is not None else int_handle, common, partition, restored)
-
-
-def indexed_record(table: TableInfo, index: IndexInfo, key: bytes, value: bytes) -> Record:
-    """The indexed columns of the row an entry points to, as they were written (up to a prefix)."""
-    segments = split_value(value)
-    cells = rows.decode(segments.restored).cells if segments.restored else {}
-    record: Record = {}
-    at = PREFIX_BYTES + INT_BYTES
-    for part in index.columns:
-        column = table.columns[part.offset]
-        datum, at = datums.decode(key, at)
-        restored = cells.get(column.id)
-        if restored is not None and segments.version and collations.pads(column.type):
-            spaces = rows.cell_uint(restored)
-            datum = Datum(
-                DatumKind.BYTES, (datum.value if isinstance(datum.value, bytes) else b"") + b" " * spaces
-            )
-        elif restored is not None:
-            datum = datum_of_cell(column.type, restored)
-        record[column.id] = datum
-    return record

@@ -102,16 +102,6 @@ def meta_hash_key(name: bytes, field: bytes) -> bytes:
     return _meta(name, META_HASH) + encode_bytes(field)
 
 
-def meta_list_key(name: bytes) -> bytes:
-    """The key of a meta list's bounds: left and right index, 8 bytes each."""
-    return _meta(name, META_LIST)
-
-
-def meta_list_item_key(name: bytes, index: int) -> bytes:
-    """The key of one item of a meta list."""
-    return _meta(name, META_LIST_ITEM) + encode_int(index)
-
-
 class MetaKey(NamedTuple):
     """A decoded meta key: its name, its type and, for a hash, the field; for a list item, its position."""
 

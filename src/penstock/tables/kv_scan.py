@@ -95,23 +95,6 @@ class KvScanPartition:
             yield self.scan.decode(page)
 
 
-def plan_kv_scan(
-    cluster: ClusterRef,
-    name: str,
-    *,
-    ts: int | None = None,
-    columns: Sequence[str] | None = None,
-    handle_from: bytes = b"",
-    handle_to: bytes = b"",
-) -> tuple[KvScan, list[KvScanPartition]]:
-    """Plan to read `database.table` as of `ts` (none: now): its schema then, and its ranges by regions now.
-
-    Raises as `plan_scan` does.
-    """
-    scan = plan_scan(cluster, name, ts=ts, columns=columns)
-    return scan, ranges_of(cluster.client(), scan, handle_from=handle_from, handle_to=handle_to)
-
-
 def plan_scan(
     cluster: ClusterRef, name: str, *, ts: int | None = None, columns: Sequence[str] | None = None
 ) -> KvScan:

@@ -53,10 +53,6 @@ class MetaReader:
         """A counter; 0 when it was never set."""
         return _number(self._view.get(meta_string_key(name)))
 
-    def field_number(self, name: bytes, field: bytes) -> int:
-        """A counter in a hash; 0 when it was never set."""
-        return _number(self._view.get(meta_hash_key(name, field)))
-
     def schema_version(self) -> int:
         """How many schema changes there have been."""
         return self.number(SCHEMA_VERSION)

@@ -115,7 +115,8 @@ async def test_a_split_is_followed_by_the_regions_the_store_tells(embedded, read
     assert values == [b"%d" % i for i in range(10)]
     assert errors("epoch_not_match") > before
     bo = Backoffer(1000)
-    assert [r.start for r in await reader.cache.regions_in(bo, b"", b"")] == [b"", b"key3", b"key7"]
+    found = [await reader.cache.locate(bo, key) for key in (b"", b"key3", b"key7")]
+    assert [(each.start, each.end) for each in found] == [(b"", b"key3"), (b"key3", b"key7"), (b"key7", b"")]
 
 
 async def test_a_merge_is_followed(embedded, reader):

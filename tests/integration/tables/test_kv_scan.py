@@ -18,7 +18,7 @@ from penstock.kv.cluster_ref import ClusterRef
 from penstock.settings import KvSettings
 from penstock.tables import Catalog
 from penstock.tables.keys import encode_handle, record_key
-from penstock.tables.kv_scan import HANDLE_COLUMN, KvScanPartition, plan_kv_scan
+from penstock.tables.kv_scan import HANDLE_COLUMN, KvScan, KvScanPartition, plan_scan, ranges_of
 from penstock.tables.meta import MetaWriter
 from penstock.tables.records import to_record, value_of
 from penstock.testing.store import Admin
@@ -26,6 +26,13 @@ from support.warmstore import WarmStore
 
 ORDERS = [("id", "bigint primary key"), ("customer", "varchar(64) not null"), ("total", "decimal(12,2)")]
 ROWS = [{"id": n, "customer": f"c{n}", "total": Decimal(n) / 4} for n in range(1000)]
+
+
+def plan_kv_scan(
+    cluster: ClusterRef, name: str, *, handle_from: bytes = b"", handle_to: bytes = b"", **wanted: Any
+) -> tuple[KvScan, list[KvScanPartition]]:
+    scan = plan_scan(cluster, name, **wanted)
+    return scan, ranges_of(cluster.client(), scan, handle_from=handle_from, handle_to=handle_to)
 
 
 @pytest.fixture(scope="module")

@@ -81,10 +81,6 @@ class Model:
     async def get_last_region(self, *, bo: Backoffer) -> RegionInfo:
         return self._info(self.shown[-1])
 
-    async def scan_regions(self, start: bytes, end: bytes, limit: int, *, bo: Backoffer) -> list[RegionInfo]:
-        met = [p for p in self.shown if (not p.end or p.end > start) and (not end or p.start < end)]
-        return [self._info(part) for part in met[:limit]]
-
 
 class CacheAgainstModel(RuleBasedStateMachine):
     def __init__(self) -> None:
@@ -143,7 +139,9 @@ class CacheAgainstModel(RuleBasedStateMachine):
     def a_range_is_covered_without_gaps(self, start: bytes, end: bytes) -> None:
         if end and end <= start:
             return
-        found = eventloop.run(self.cache.regions_in(self.bo, start, end))
+        found = [eventloop.run(self.cache.locate(self.bo, start))]
+        while found[-1].end and (not end or found[-1].end < end):
+            found.append(eventloop.run(self.cache.locate(self.bo, found[-1].end)))
         assert found[0].contains(start)
         for one, following in itertools.pairwise(found):
             assert one.end == following.start or following.contains(one.end)

@@ -18,6 +18,7 @@ from penstock.tables.keys import Handle, index_prefix, record_key
 from penstock.tables.raw import RAW_SCHEMA, Op
 from penstock.tables.records import Record, handle_of, read_record, row_of, to_record, value_of
 from penstock.tables.schema import HandleKind, TableInfo
+from support.oldrows import encode_value
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 _MOMENTS = st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 30))
@@ -187,7 +188,7 @@ def test_old_rows_read_as_new_ones(numbers: list[int | None], text: bytes) -> No
         parts = [Datum(DatumKind.INT, 2), Datum(DatumKind.BYTES, text)]
         parts += [Datum(DatumKind.INT, 3), datums.NULL if number is None else Datum(DatumKind.INT, number)]
         new = rows.encode({2: text, 3: None if number is None else rows.int_cell(number)})
-        old = b"".join(map(datums.encode_value, parts))
+        old = b"".join(map(encode_value, parts))
         pairs.append((record_key(table.id, nth), old if nth % 2 else new))
     expected = [{"id": nth, "b": text, "n": number} for nth, number in enumerate(numbers)]
     assert decoded(table, pairs).to_pylist() == expected

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import Corrupt
-from penstock.eventstore.schema_version import Projection, project
+from penstock.eventstore.schema_version import Projection
 from penstock.tables import records
 from penstock.tables.alter import add_column, drop_column, modify_column
 from penstock.tables.decoding.decoder import decode_rows
@@ -56,7 +56,7 @@ def test_a_widened_column_reads_as_its_stored_rows_do(old: str, new: str, values
     before = a_table(old)
     after = modify_column(before, "v", new)
     rows = [{"id": at, "v": value} for at, value in enumerate([*values, None])]
-    found = project(decoded(rows, before, before), before, after, ["id", "v"])
+    found = Projection(before, after, ["id", "v"]).apply(decoded(rows, before, before))
     assert found.equals(decoded(rows, before, after))
 
 
@@ -87,7 +87,7 @@ def test_an_added_column_reads_as_it_does_in_rows_written_before(definition: str
     before = a_table("int")
     after = add_column(before, "more", definition, after="id")
     rows = [{"id": at, "v": at} for at in range(3)]
-    found = project(decoded(rows, before, before), before, after, ["id", "more", "v"])
+    found = Projection(before, after, ["id", "more", "v"]).apply(decoded(rows, before, before))
     assert found.equals(decoded(rows, before, after))
 
 
@@ -99,24 +99,24 @@ def test_columns_are_found_by_their_ids_not_by_their_names() -> None:
         {"id": pa.array([1]), "a": pa.array([10], pa.int32()), "b": pa.array([20], pa.int32())}
     )
     whole = batch.append_column("c", pa.array([30], pa.int32()))
-    assert project(whole, before, after, ["c", "b", "a"]).to_pylist() == [{"c": 9, "b": 10, "a": 20}]
+    assert Projection(before, after, ["c", "b", "a"]).apply(whole).to_pylist() == [{"c": 9, "b": 10, "a": 20}]
     assert Projection(before, after, ["c", "b", "a"]).reads == ("a", "b")
 
 
 def test_what_did_not_change_is_not_copied_and_system_columns_stay() -> None:
     table = a_table("varchar(20)")
     batch = pa.record_batch({"_commit_ts": [5], "v": ["x"], "id": [1], "_handle": [b"h"]})
-    found = project(batch, table, table, ["v", "_commit_ts", "_handle"])
+    found = Projection(table, table, ["v", "_commit_ts", "_handle"]).apply(batch)
     assert found.schema.names == ["v", "_commit_ts", "_handle"]
     assert found.column("v").buffers()[2].address == batch.column("v").buffers()[2].address
 
 
 def test_no_columns_still_count_the_rows() -> None:
     table = a_table("int")
-    assert project(pa.record_batch({"id": [1, 2, 3]}), table, table, []).num_rows == 3
+    assert Projection(table, table, []).apply(pa.record_batch({"id": [1, 2, 3]})).num_rows == 3
 
 
 def test_a_value_that_is_none_of_the_later_type_is_corrupt() -> None:
     before, after = a_table("bigint"), a_table("tinyint")
     with pytest.raises(Corrupt, match="column v is no int8"):
-        project(pa.record_batch({"id": [1], "v": [1 << 40]}), before, after, ["v"])
+        Projection(before, after, ["v"]).apply(pa.record_batch({"id": [1], "v": [1 << 40]}))

@@ -1,7 +1,9 @@
 import pytest
 
 from penstock.errors import Invalid
+from penstock.proto.codec import encode_bytes
 from penstock.tables import keys
+from penstock.tables.codec.ordered import encode_int, encode_uint
 
 
 def test_a_record_key_is_table_and_handle():
@@ -40,9 +42,10 @@ def test_meta_keys():
     )
     key = keys.meta_hash_key(b"DBs", b"DB:1")
     assert keys.decode_meta_key(key) == keys.MetaKey(b"DBs", keys.META_HASH, field=b"DB:1")
-    item = keys.meta_list_item_key(b"DDLJobList", -1)
+    name, last = encode_bytes(b"DDLJobList"), encode_int(-1)
+    item = b"m" + name + encode_uint(keys.META_LIST_ITEM) + last
     assert keys.decode_meta_key(item) == keys.MetaKey(b"DDLJobList", keys.META_LIST_ITEM, position=-1)
-    assert keys.decode_meta_key(keys.meta_list_key(b"l")).type == keys.META_LIST
+    assert keys.decode_meta_key(b"m" + name + encode_uint(keys.META_LIST)).type == keys.META_LIST
     with pytest.raises(Invalid):
         keys.decode_meta_key(b"t...")
 

@@ -25,8 +25,6 @@ from penstock.changefeeds.codecs.encoder import (
     EncodedRows,
     Encoder,
     encoder_of,
-    extension_of,
-    header_of,
     shown_columns,
 )
 from penstock.changefeeds.codecs.options import EncoderOptions
@@ -40,7 +38,7 @@ from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, HANDLE
 from penstock.follow.slices import Position, Slice
 
-__all__ = ["EncodedChunk", "encode_part", "extension", "file_header", "tried_again"]
+__all__ = ["EncodedChunk", "encode_part", "tried_again"]
 
 
 HELD_BYTES_MAX = 256 * 1024 * 1024
@@ -211,16 +209,6 @@ class EncodedChunk:
     rows: int
     payload: bytes
     traced: Traced = ()
-
-
-def file_header(schema: SchemaVersion, options: EncoderOptions) -> bytes:
-    """What comes before the first chunk of a file."""
-    return header_of(schema, options)
-
-
-def extension(options: EncoderOptions) -> str:
-    """How the names of data files end."""
-    return extension_of(options)
 
 
 def encode_part(piece: Slice, number: int, options: EncoderOptions) -> Iterator[EncodedChunk]:

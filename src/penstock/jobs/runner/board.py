@@ -262,10 +262,6 @@ class JobBoard:
         taken, self._urgent = self._urgent, set()
         return taken
 
-    def hurry(self, table_ids: Iterable[int]) -> None:
-        """Look at tables before their time."""
-        self._urgent.update(each for each in table_ids if each in self._tables)
-
     # Upkeep.
 
     def unflushed(self) -> list[tuple[Job, int]]:

@@ -21,8 +21,6 @@ from penstock.tables.codec.ordered import (
     encode_float,
     encode_int,
     encode_uint,
-    encode_uvarint,
-    encode_varint,
 )
 
 
@@ -85,18 +83,6 @@ def encode_key(datum: Datum) -> bytes:
         return _FLAGS[DatumFlag.INT] + encode_int(value)
     if isinstance(value, int) and kind is DatumKind.UINT:
         return _FLAGS[DatumFlag.UINT] + encode_uint(value)
-    return _encode_rest(datum)
-
-
-def encode_value(datum: Datum) -> bytes:
-    """Encode for a value, as the old row format does."""
-    kind, value = datum
-    if isinstance(value, bytes) and kind is DatumKind.BYTES:
-        return _FLAGS[DatumFlag.COMPACT_BYTES] + encode_varint(len(value)) + value
-    if isinstance(value, int) and kind is DatumKind.INT:
-        return _FLAGS[DatumFlag.VARINT] + encode_varint(value)
-    if isinstance(value, int) and kind is DatumKind.UINT:
-        return _FLAGS[DatumFlag.UVARINT] + encode_uvarint(value)
     return _encode_rest(datum)
 
 

@@ -4,9 +4,8 @@ import gzip
 
 import pytest
 
-from penstock.changefeeds.codecs.encoder import encoder_of
+from penstock.changefeeds.codecs.encoder import encoder_of, extension_of, header_of
 from penstock.changefeeds.codecs.options import CsvOptions, EncoderOptions
-from penstock.changefeeds.engines.encode import extension, file_header
 from penstock.clock import compose_ts
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.tables.define import define_table
@@ -76,21 +75,21 @@ def test_sets_have_names_and_vectors_their_text() -> None:
 
 def test_a_file_may_begin_with_the_names_of_its_fields() -> None:
     schema = SchemaVersion(0, 1, ITEMS, "shop")
-    assert file_header(schema, EncoderOptions(protocol="csv")) == b""
+    assert header_of(schema, EncoderOptions(protocol="csv")) == b""
     full = CsvOptions(output_field_header=True, include_commit_ts=True, output_old_value=True)
     wanted = (
         b"ticdc-meta$operation,ticdc-meta$table,ticdc-meta$schema,ticdc-meta$commit-ts,ticdc-meta$is-update,"
         b"id,n\r\n"
     )
     options = EncoderOptions(protocol="csv", csv=full, columns=("n",))
-    assert file_header(schema, options) == wanted
+    assert header_of(schema, options) == wanted
     compressed = EncoderOptions(protocol="csv", csv=full, columns=("n",), compression="gzip")
-    assert gzip.decompress(file_header(schema, compressed)) == wanted
-    assert file_header(schema, EncoderOptions()) == b""
+    assert gzip.decompress(header_of(schema, compressed)) == wanted
+    assert header_of(schema, EncoderOptions()) == b""
 
 
 def test_files_are_named_by_what_is_in_them() -> None:
-    assert extension(EncoderOptions()) == ".json"
-    assert extension(EncoderOptions(protocol="csv", compression="gzip")) == ".csv.gz"
-    assert extension(EncoderOptions(protocol="debezium", compression="zstd")) == ".json.zst"
-    assert extension(EncoderOptions(protocol="parquet", compression="zstd")) == ".parquet"
+    assert extension_of(EncoderOptions()) == ".json"
+    assert extension_of(EncoderOptions(protocol="csv", compression="gzip")) == ".csv.gz"
+    assert extension_of(EncoderOptions(protocol="debezium", compression="zstd")) == ".json.zst"
+    assert extension_of(EncoderOptions(protocol="parquet", compression="zstd")) == ".parquet"

@@ -258,10 +258,6 @@ class SinkOptions:
     row_filters: tuple[RowFilterRule, ...] = ()
     spark_rows: int = 20_000
 
-    def masked(self) -> str:
-        """The sink URI without secrets."""
-        return self.masked_uri
-
     def encoder(self, schema: SchemaVersion) -> EncoderOptions:
         """How changes of a table are encoded."""
         return EncoderOptions(

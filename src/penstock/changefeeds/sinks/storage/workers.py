@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock import tracing
-from penstock.changefeeds.engines.encode import file_header
+from penstock.changefeeds.codecs.encoder import header_of
 from penstock.changefeeds.engines.engine import EncodeWork, FileWork, SinkEngine, WriteResult
 from penstock.changefeeds.model import PendingFile, ProgressStore
 from penstock.changefeeds.sinks.sink import DmlEvent
@@ -197,7 +197,7 @@ class WriteLoop:
             chunks=task.chunks,
             data_path=paths.data_path,
             index_path=paths.index_path,
-            header=file_header(task.schema, options),
+            header=header_of(task.schema, options),
             parquet=options.protocol == "parquet",
             parquet_options=() if options.compression == "none" else (("compression", options.compression),),
         )
