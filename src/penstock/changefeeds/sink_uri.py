@@ -2,7 +2,7 @@
 
 No message shows a URI as it was given: credentials may be in it. `mask_uri` is what may be shown.
 
-Sizes and durations as people write them in a sink URI: 64MiB, 5s, 1m30s. Pure.
+Sizes as people write them in a sink URI: 64MiB. Pure.
 
 Where a target is, however its URL is spelled: what counts when two targets must not meet.
 
@@ -137,16 +137,6 @@ _SIZE_UNITS = (
     | {"k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30}
     | {"t": 1 << 40, "tib": 1 << 40, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 )
-_DURATION_PART = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)(?P<unit>ns|us|µs|ms|s|m|h)")
-_DURATION_UNITS = {
-    "ns": Decimal("1e-9"),
-    "us": Decimal("1e-6"),
-    "µs": Decimal("1e-6"),
-    "ms": Decimal("1e-3"),
-    "s": Decimal(1),
-    "m": Decimal(60),
-    "h": Decimal(3600),
-}
 
 
 def parse_size(text: str, name: str) -> int:
@@ -156,17 +146,6 @@ def parse_size(text: str, name: str) -> int:
     if found is None or unit is None:
         raise Invalid(f"{name} = {text!r} is no size; write bytes, or a number with KiB, MiB or GiB")
     return int(Decimal(found["number"]) * unit)
-
-
-def parse_duration(text: str, name: str) -> float:
-    """Seconds of a duration such as 5s, 500ms, 1m30s or 1.5h; else Invalid."""
-    text = text.strip()
-    sign = -1 if text.startswith("-") else 1
-    rest = text.lstrip("+-")
-    parts = list(_DURATION_PART.finditer(rest))
-    if not parts or "".join(part[0] for part in parts) != rest:
-        raise Invalid(f"{name} = {text!r} is no duration; write a number with its unit: 500ms, 5s, 1m30s")
-    return float(sign * sum(Decimal(part["number"]) * _DURATION_UNITS[part["unit"]] for part in parts))
 
 
 _SAME = {"gcs": "gs", "azure": "az", "azblob": "az", "postgres": "postgresql"}

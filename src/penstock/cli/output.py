@@ -14,10 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.changefeeds.model import ChangefeedRecord
-from penstock.control.changefeeds import summary
-
 if TYPE_CHECKING:
+    from penstock.changefeeds.model import ChangefeedRecord
     from penstock.settings import Settings
 
 __all__ = [
@@ -60,8 +58,10 @@ def print_json(tree: Any) -> None:
 _CELL_CHARS = 60
 
 
-def print_feeds(found: list[ChangefeedRecord]) -> None:
+def print_feeds(found: "list[ChangefeedRecord]") -> None:
     """Changefeeds on a terminal."""
+    from penstock.control.changefeeds import summary  # which brings Arrow
+
     table = Table("changefeed", "state", "checkpoint", "lag", "error")
     for feed in found:
         row = summary(feed)

@@ -23,7 +23,8 @@ from urllib.parse import unquote
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationError
 
 from penstock.errors import Invalid
-from penstock.jobs.spec import ConsumerInfo, parse_duration
+from penstock.durations import parse_duration
+from penstock.jobs.spec import ConsumerInfo
 
 _SIZE = re.compile(r"([1-9]\d*)\s*(KiB|MiB|GiB|)", re.IGNORECASE)
 _UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}

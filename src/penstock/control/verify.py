@@ -30,7 +30,7 @@ from penstock.jobs.consumer import find_consumer, is_comparable
 from penstock.jobs.freshness import FreshnessReader
 from penstock.jobs.job import Job, JobId, JobKey
 from penstock.jobs.log.job_log import JobLog
-from penstock.jobs.spec import parse_duration
+from penstock.durations import parse_duration
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.settings import parse_changefeed
 from penstock.tables.kv_scan import ranges_of, scan_of

@@ -32,8 +32,7 @@ __all__ = [
 _MODULES = {
     "api": ("Jobs",),
     "consumer": ("Consumer", "DataRetriever", "DataType", "JobContext", "Retrieved"),
-    "job": ("ErrorCode", "Job", "JobState", "JobStatus"),
-    "jobid": ("JobId",),
+    "job": ("ErrorCode", "Job", "JobId", "JobState", "JobStatus"),
     "runner.custom_triggers": ("TriggerContext",),
     "spec": ("ConsumerInfo", "JobSpec", "UpdateOptions"),
 }

@@ -19,7 +19,7 @@ from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.follow.source import ReadableRange, ScanSource
 from penstock.jobs.job import Job, JobId, JobState
-from penstock.jobs.spec import parse_duration
+from penstock.durations import parse_duration
 from penstock.settings import JobsSettings
 
 

@@ -1,7 +1,4 @@
-"""What a job is to do: when it runs, and what with the changes. In the log it is JSON.
-
-Durations as people write them: 10s, 5m, 1h30m.
-"""
+"""What a job is to do: when it runs, and what with the changes. In the log it is JSON."""
 
 import re
 from collections.abc import Mapping
@@ -9,23 +6,8 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from penstock.durations import parse_duration
 from penstock.errors import Invalid
-
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DAYS_MAX = 36_500
-
-
-def parse_duration(text: str) -> float:
-    """Seconds; raise Invalid when it is no duration."""
-    parts = _PART.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise Invalid(f"{text!r} is no duration; write 500ms, 10s, 5m, 1h or 1h30m")
-    seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
-    if seconds > _DAYS_MAX * _SECONDS["d"]:
-        raise Invalid(f"a duration is longer than {_DAYS_MAX} days; write a shorter one")
-    return seconds
-
 
 DEFAULT, GREEDY, PERIODIC = "default", "greedy", "periodic"
 NEVER = "never"

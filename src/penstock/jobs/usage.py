@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from penstock import metrics
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Conflict, Corrupt, PenstockError, Undetermined
+from penstock.tables.keys import prefix_end
 from penstock.kv import Client
 
 _log = logging.getLogger(__name__)
@@ -131,5 +132,5 @@ class UsageMeter:
 
 def read_usage(client: Client) -> Mapping[str, Usage]:
     """What every account has used, as far as it is kept; raise Corrupt when a row is damaged."""
-    rows = client.snapshot(client.timestamp()).iter(PREFIX, PREFIX + b"\xff")
+    rows = client.snapshot(client.timestamp()).iter(PREFIX, prefix_end(PREFIX))
     return {key.removeprefix(PREFIX).decode(): _Kept.read(value).usage for key, value in rows}

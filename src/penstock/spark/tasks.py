@@ -17,8 +17,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from pyspark import inheritable_thread_target
-
 from penstock.spark.errors import one_line, spark_errors
 
 if TYPE_CHECKING:
@@ -73,6 +71,8 @@ def run_on_executors(
 
     Raises the PenstockError that a piece raised, after the jobs in flight have ended.
     """
+    from pyspark import inheritable_thread_target
+
     told = progress or (lambda _done, _all: None)
     size = max(_PIECES_MIN, -(-len(pieces) // _JOBS))
     parts = [pieces[start : start + size] for start in range(0, len(pieces), size)]

@@ -9,13 +9,12 @@ from penstock.tables.decoding.decoder import Decoded, RowDecoder, TidbRowDecoder
 from penstock.tables.define import Index, define_table
 from penstock.tables.raw import RAW_SCHEMA, Op
 from penstock.tables.schema import DatabaseInfo, IndexInfo, TableInfo
-from penstock.tables.table import DuplicateRow
 
 if TYPE_CHECKING:
     from penstock.tables.accounts import Account
     from penstock.tables.catalog import Catalog
     from penstock.tables.schema_snapshot import SchemaSnapshot
-    from penstock.tables.table import Table
+    from penstock.tables.table import DuplicateRow, Table
 
 __all__ = [
     "RAW_SCHEMA",
@@ -41,6 +40,7 @@ __all__ = [
 _WITH_CLIENT = {
     "Account": "accounts",
     "Catalog": "catalog",
+    "DuplicateRow": "table",
     "SchemaSnapshot": "schema_snapshot",
     "Table": "table",
 }

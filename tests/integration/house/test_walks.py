@@ -48,8 +48,8 @@ from penstock.sources import SubscriptionClient
 from penstock.tables import Catalog
 from support.jobworld import JobWorld, job_world
 
-FEED_FILES_MAX = 26
-INDEX_FILES_MAX = 28
+FEED_FILES_MAX = 16
+INDEX_FILES_MAX = 21
 PAYLOAD_BYTES = 2048
 _DEPTH = 2
 _ROWS = (pa.RecordBatch, pa.Table, pa.ChunkedArray, pa.Array)

@@ -31,7 +31,7 @@ class Deployed:
         self.catalog = SimpleNamespace(
             tables=lambda _: [SimpleNamespace(name=name[5:], id=number) for name, number in IDS.items()]
         )
-        monkeypatch.setattr(watching.feedcalls, "listed", lambda _: self._feeds())
+        monkeypatch.setattr(watching.changefeeds, "listed", lambda _: self._feeds())
         monkeypatch.setattr(watching.freshcalls, "listed", lambda _, __: self._jobs())
 
     def looks(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:

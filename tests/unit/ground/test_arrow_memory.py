@@ -32,5 +32,5 @@ def test_the_command_line_chooses_the_allocator_before_arrow_is_imported() -> No
 
 
 def test_an_allocator_that_somebody_chose_stays() -> None:
-    prepared = "from penstock import arrowmemory; arrowmemory.prepare()"
+    prepared = "from penstock import process; process.prepare()"
     assert backend(prepared, ARROW_DEFAULT_MEMORY_POOL="system") == "system"

@@ -104,7 +104,7 @@ def test_a_region_is_stopped_once_when_the_loop_and_its_worker_stop_it_at_the_sa
                 other.join(0.1)
             return FeedPhase.STOPPED
 
-    monkeypatch.setattr(subscription, "Phase", Switching())
+    monkeypatch.setattr(subscription, "FeedPhase", Switching())
     stopped.append(feed.stop(FeedEnd(FeedEndReason.STREAM_LOST)))
     other.join()
     assert sorted(stopped) == [False, True]

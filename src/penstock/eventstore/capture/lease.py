@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from penstock.clock import physical_ms
 from penstock.errors import Corrupt, Invalid
+from penstock.tables.keys import prefix_end
 from penstock.kv import AsyncClient
 
 PREFIX = b"penstock/capture/"
@@ -58,7 +59,7 @@ class CaptureMembership:
         async with self._client.begin() as txn:
             now_ms = physical_ms(await txn.start_ts)
             rows = [
-                CaptureLease.read(found, value) async for found, value in txn.scan(PREFIX, PREFIX + b"\xff")
+                CaptureLease.read(found, value) async for found, value in txn.scan(PREFIX, prefix_end(PREFIX))
             ]
             mine = next((lease for lease in rows if lease.id == self._id), None)
             if mine is not None and mine.data_id != self._data_id and mine.expires_ms > now_ms:

@@ -25,7 +25,7 @@ from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.iteration.ordering import ConsumerBatch, PieceProjection, closed, in_order
 from penstock.jobs.iteration.spark_frame import Frames, SharedFrame
 from penstock.jobs.job import Job, JobKey
-from penstock.jobs.spec import parse_duration
+from penstock.durations import parse_duration
 from penstock.settings import JobsSettings
 
 

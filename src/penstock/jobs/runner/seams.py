@@ -1,11 +1,14 @@
 """What the runner works with: the log and its feed, the lease, and the scheduler."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.job import Job, JobKey
 from penstock.jobs.log.transitions import Transition
+
+if TYPE_CHECKING:
+    from penstock.jobs.log.log_feed import LogChange
 
 OnEnd = Callable[[str, JobKey, Job | None], None]
 """Called by the scheduler, from any thread, once for each job of an iteration that it has accepted: when that
@@ -34,26 +37,10 @@ class RunnerLog(Protocol):
         """Remove rows that were dropped so long ago; return how many."""
 
 
-class LogChange(Protocol):
-    """What was committed to the log."""
-
-    @property
-    def rows(self) -> Sequence[Job]:
-        """Rows that are new or changed."""
-
-    @property
-    def removed(self) -> Sequence[JobKey]:
-        """Rows that are no more."""
-
-    @property
-    def whole(self) -> bool:
-        """Whether the rows are all there are: history was gone."""
-
-
 class RunnerFeed(Protocol):
     """What becomes of the log."""
 
-    def follow(self, ts: int) -> AsyncGenerator[LogChange, None]:
+    def follow(self, ts: int) -> "AsyncGenerator[LogChange, None]":
         """Everything that is committed after a timestamp, at least once, each row's last change last."""
 
 

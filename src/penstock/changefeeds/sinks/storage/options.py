@@ -22,12 +22,12 @@ from penstock.changefeeds.sink_uri import (
     STORAGE_PARAMETERS,
     is_secret,
     mask_uri,
-    parse_duration,
     parse_size,
     split_uri,
 )
 from penstock.changefeeds.sinks.storage.cron import CronSpec
 from penstock.changefeeds.sinks.storage.layout import DateSeparator
+from penstock.durations import parse_duration
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import StorageRef
@@ -144,6 +144,16 @@ def _replaced(name: str, text: str, used: Any) -> Any:
     return used
 
 
+def _duration(text: str, name: str) -> float:
+    """Seconds; below zero with a sign, which becomes the least that there may be."""
+    text = text.strip()
+    try:
+        seconds = parse_duration(text.lstrip("+-"))
+    except Invalid as error:
+        raise Invalid(f"{name} = {error}") from error
+    return -seconds if text.startswith("-") else seconds
+
+
 def _positive_size(text: str, name: str) -> int:
     value = parse_size(text, name)
     if value <= 0:
@@ -196,7 +206,7 @@ _PARSERS: dict[str, Callable[[str, str], Any]] = {
     "enable-tidb-extension": _boolean,
     "only-output-updated-columns": _boolean,
     "worker-count": _clamped(_integer, 1, 512, positive=True),
-    "flush-interval": _clamped(parse_duration, 0.1, 600),
+    "flush-interval": _clamped(_duration, 0.1, 600),
     "file-size": _clamped(parse_size, 1024, 512 * _MIB),
     "flush-concurrency": _within(1, 512, 1),
     "spool-disk-quota": _positive_size,
