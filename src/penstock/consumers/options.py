@@ -22,8 +22,8 @@ from urllib.parse import unquote
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationError
 
-from penstock.errors import Invalid
 from penstock.durations import parse_duration
+from penstock.errors import Invalid
 from penstock.jobs.spec import ConsumerInfo
 
 _SIZE = re.compile(r"([1-9]\d*)\s*(KiB|MiB|GiB|)", re.IGNORECASE)

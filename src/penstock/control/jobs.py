@@ -16,13 +16,13 @@ from penstock.control import job_views
 from penstock.control.deployment import Deployment
 from penstock.control.display import shown_ts
 from penstock.control.verify import last_results
+from penstock.durations import parse_duration
 from penstock.errors import AlreadyExists, Invalid, PenstockError
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.api import Jobs, check_spec, no_such_job, placed
 from penstock.jobs.freshness import Freshness, FreshnessReader, freshness_of
 from penstock.jobs.job import Job, JobId, JobState
 from penstock.jobs.spec import JobSpec, UpdateOptions
-from penstock.durations import parse_duration
 from penstock.kv import Transaction
 from penstock.kv.transact import retried
 from penstock.settings import Settings

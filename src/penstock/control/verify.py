@@ -24,13 +24,13 @@ from penstock.control import changefeeds
 from penstock.control.deployment import Deployment
 from penstock.control.display import shown_ts
 from penstock.control.job_views import reported
+from penstock.durations import parse_duration
 from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import find_consumer, is_comparable
 from penstock.jobs.freshness import FreshnessReader
 from penstock.jobs.job import Job, JobId, JobKey
 from penstock.jobs.log.job_log import JobLog
-from penstock.durations import parse_duration
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.settings import parse_changefeed
 from penstock.tables.kv_scan import ranges_of, scan_of

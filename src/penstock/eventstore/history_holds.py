@@ -10,6 +10,8 @@ from penstock.eventstore import paths
 from penstock.object_storage import ObjectStorage
 
 FORMAT = 1
+HOLD_TTL_S = 86_400
+"""How long after its last sign of life a reader or a capture finds the history that it needs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Unavailable
 from penstock.eventstore.capture.lease import CaptureLease
-from penstock.eventstore.history_holds import HistoryHolds
+from penstock.eventstore.history_holds import HOLD_TTL_S, HistoryHolds
 from penstock.eventstore.read.flight_client import FlightReader
 from penstock.eventstore.read.partition import Partition, TableView
 from penstock.eventstore.schema_version import SchemaVersion
@@ -24,7 +24,7 @@ from penstock.follow.captures import CaptureReader, Captures, live_captures
 from penstock.follow.cluster_tables import FollowedTables
 from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.ddl_history import DdlHistory
-from penstock.follow.holds import TTL_S, ClusterHold, HoldPolicy
+from penstock.follow.holds import ClusterHold, HoldPolicy
 from penstock.follow.progress import ProgressReader
 from penstock.follow.scans import change_wishes, scan_snapshot, scan_tail
 from penstock.follow.schema_subscription import MetaSubscription
@@ -207,7 +207,7 @@ class EventStoreSource:
         watermarks = HistoryHolds(await asyncio.to_thread(self._storage.open), self._clock)
 
         def keep(table_id: int) -> None:
-            watermarks.hold(table_id, self._holder, ts, ttl_s=TTL_S)
+            watermarks.hold(table_id, self._holder, ts, ttl_s=HOLD_TTL_S)
             self._holds.wrote(table_id, ts, now)
 
         await self._each(keep, due)
@@ -423,7 +423,7 @@ class EventStoreJobSource:
             watermarks = HistoryHolds(await asyncio.to_thread(self._storage.open), self._clock)
 
             def keep(physical_id: int) -> None:
-                watermarks.hold(physical_id, HOLDER, physical[physical_id], ttl_s=TTL_S)
+                watermarks.hold(physical_id, HOLDER, physical[physical_id], ttl_s=HOLD_TTL_S)
                 self._holds.wrote(physical_id, physical[physical_id], now)
 
             def release(physical_id: int) -> None:

@@ -16,13 +16,11 @@ from typing import Self
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import PenstockError
 from penstock.eventstore.capture.safe_point import ServiceSafePoint
-from penstock.eventstore.history_holds import HistoryHolds
+from penstock.eventstore.history_holds import HOLD_TTL_S, HistoryHolds
 from penstock.kv.pd import PdClient
 from penstock.object_storage import ObjectStorage
 from penstock.settings import Settings
 
-TTL_S = 86_400.0
-"""How long after its last sign of life a reader finds the history that it needs."""
 BEHIND_MS = 30 * 60 * 1000
 """How far a hold may fall behind what is needed."""
 RENEWED_MAX = 256
@@ -38,7 +36,7 @@ class _Held:
 class HoldPolicy:
     """Which holds are to be written. Pure."""
 
-    def __init__(self, *, ttl_s: float = TTL_S) -> None:
+    def __init__(self, *, ttl_s: float = HOLD_TTL_S) -> None:
         self._renew_s = ttl_s / 3
         self._held: dict[int, _Held] = {}
 
@@ -148,7 +146,7 @@ class ConsumerHold:
         self._renew_at = now + _RENEW_S
         try:
             for table_id in table_ids:
-                self._watermarks.hold(table_id, self._holder, ts, ttl_s=TTL_S)
+                self._watermarks.hold(table_id, self._holder, ts, ttl_s=HOLD_TTL_S)
         except PenstockError as error:
             if not self._told:
                 self._told = True

@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 
 from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM, Clock, physical_ms
+from penstock.durations import parse_duration
 from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.follow.source import ReadableRange, ScanSource
 from penstock.jobs.job import Job, JobId, JobState
-from penstock.durations import parse_duration
 from penstock.settings import JobsSettings
 
 

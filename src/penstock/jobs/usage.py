@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from penstock import metrics
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Conflict, Corrupt, PenstockError, Undetermined
-from penstock.tables.keys import prefix_end
 from penstock.kv import Client
+from penstock.tables.keys import prefix_end
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ from pyarrow import flight
 from penstock.clock import SYSTEM, TS_MAX
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import paths
-from penstock.eventstore.capture import safe_point
 from penstock.eventstore.capture.capture import Capture
 from penstock.eventstore.capture.lease import PREFIX
 from penstock.eventstore.manifest import dropped_ts
@@ -458,6 +457,10 @@ async def test_a_table_whose_safe_point_ran_out_before_its_scan_has_no_gap(
         else:
             await scan(scanning)
 
+    def hold_for(seconds: int) -> None:
+        for module in ("capture", "safe_point"):
+            monkeypatch.setattr(f"penstock.eventstore.capture.{module}.HOLD_TTL_S", seconds)
+
     async with bench(tmp_path) as b:
         table_id = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
         await b.insert("shop.t", [{"id": 1, "name": "x"}])
@@ -468,7 +471,7 @@ async def test_a_table_whose_safe_point_ran_out_before_its_scan_has_no_gap(
         lost_from = await b.do(b.client.timestamp)
         await b.do(lambda: b.db.table("shop.t").delete([1]))
         monkeypatch.setattr(IncrementalScan, "run", queues)
-        monkeypatch.setattr(safe_point, "TTL_S", 1)
+        hold_for(1)
         monkeypatch.setattr("penstock.eventstore.capture.capture._SAFE_POINT_EVERY_S", 3600)
         capture = await b.capture()
         assert capture.tables == {table_id}
@@ -477,7 +480,7 @@ async def test_a_table_whose_safe_point_ran_out_before_its_scan_has_no_gap(
             await SYSTEM.sleep(0.05)
         queued.set()
         await done.wait()
-        monkeypatch.setattr(safe_point, "TTL_S", 3600)
+        hold_for(3600)
         fresh = (await b.do(b.db.create_table, "shop.fresh", COLUMNS)).id
         await b.flushed(fresh)
         if known:

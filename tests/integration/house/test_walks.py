@@ -11,8 +11,8 @@ They may also be items of a tuple or a list, or fields of a dataclass, two level
 gives what it yields. The object of a method is not looked at, nor is a comprehension, which is a call in some
 versions of Python only.
 
-Not of the walk are the ground (tables, kv, metrics, clock, errors), what a compiler made, and what comes from
-a subscription of keys: that is the job log and the descriptions of tables, not the table's rows.
+Not of the walk are the ground (tables, kv, metrics, clock, errors) and what it calls, what a compiler made, and
+what comes from a subscription of keys: that is the job log and the descriptions of tables, not the table's rows.
 """
 
 import inspect
@@ -97,8 +97,13 @@ class Walk:
             found = any(_passes(each) for each in _arguments(frame, code))
         else:
             found = event == "return" and _passes(given)
-        if found and not self._is_of_a_subscription(frame):
+        if found and not self._is_of_the_ground(frame) and not self._is_of_a_subscription(frame):
             self.files.add(file)
+
+    def _is_of_the_ground(self, frame: FrameType) -> bool:
+        """Whether the ground calls it: the client runs its requests on the event loop."""
+        caller = frame.f_back
+        return caller is not None and self._place(caller.f_code)[0] in LEFT_OUT
 
     def _is_of_a_subscription(self, frame: FrameType | None) -> bool:
         while frame is not None:

@@ -1,7 +1,8 @@
 """Holds are written when they must be, and seldom."""
 
 from penstock.clock import compose_ts
-from penstock.follow.holds import BEHIND_MS, RENEWED_MAX, TTL_S, HoldPolicy
+from penstock.eventstore.history_holds import HOLD_TTL_S
+from penstock.follow.holds import BEHIND_MS, RENEWED_MAX, HoldPolicy
 
 NOW = compose_ts(10**12)
 FAR = compose_ts(BEHIND_MS)
@@ -23,15 +24,15 @@ def test_new_tables_are_held_at_once_however_many() -> None:
 def test_a_hold_is_not_written_again_while_it_serves() -> None:
     plan = HoldPolicy()
     written(plan, range(3), NOW, 0.0)
-    assert written(plan, range(3), NOW + FAR - compose_ts(1), TTL_S / 3 - 1) == []
+    assert written(plan, range(3), NOW + FAR - compose_ts(1), HOLD_TTL_S / 3 - 1) == []
 
 
 def test_it_is_renewed_long_before_it_runs_out_or_when_it_is_far_behind() -> None:
     plan = HoldPolicy()
     written(plan, range(3), NOW, 0.0)
-    assert written(plan, range(3), NOW + 1, TTL_S / 3) == [0, 1, 2]
-    assert written(plan, range(3), NOW + FAR - compose_ts(1), TTL_S / 3 + 1) == []
-    assert written(plan, range(3), NOW + FAR, TTL_S / 3 + 1) == [0, 1, 2]
+    assert written(plan, range(3), NOW + 1, HOLD_TTL_S / 3) == [0, 1, 2]
+    assert written(plan, range(3), NOW + FAR - compose_ts(1), HOLD_TTL_S / 3 + 1) == []
+    assert written(plan, range(3), NOW + FAR, HOLD_TTL_S / 3 + 1) == [0, 1, 2]
 
 
 def test_a_hold_that_must_go_back_is_written_at_once() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from penstock.control import jobs
+from penstock.durations import parse_duration
 from penstock.errors import Invalid
 from penstock.jobs.consumer import find_consumer
 from penstock.jobs.runner.custom_triggers import find_trigger
 from penstock.jobs.runner.tracked_job import Rule
 from penstock.jobs.spec import JobSpec
-from penstock.durations import parse_duration
 
 AGES = "9" * 400 + "d"
 

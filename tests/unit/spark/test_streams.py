@@ -9,9 +9,9 @@ import pytest
 
 from penstock.changes.limits import HandleGroup, ReadLimit, cut_groups
 from penstock.errors import Invalid, Unavailable
-from penstock.eventstore.history_holds import HistoryHolds
+from penstock.eventstore.history_holds import HOLD_TTL_S, HistoryHolds
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.holds import TTL_S, ConsumerHold
+from penstock.follow.holds import ConsumerHold
 from penstock.object_storage import open_storage
 from penstock.spark.change_rows import DeclaredSchema
 from penstock.spark.stream import Offset, RefusedStreamReader
@@ -86,7 +86,7 @@ def test_history_is_held_at_once_then_once_a_minute_and_expires() -> None:
     clock.advance(61)
     hold.keep([7, 8], 300)
     assert watermarks.lowest(7) == 300
-    clock.advance(TTL_S + 1)
+    clock.advance(HOLD_TTL_S + 1)
     assert watermarks.lowest(7) is None
 
 

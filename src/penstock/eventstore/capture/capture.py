@@ -13,7 +13,6 @@ from penstock.clock import SYSTEM, Clock, compose_ts, physical_ms
 from penstock.durable_files import make_folder, replace_file
 from penstock.errors import Conflict, Corrupt, Denied, Invalid, PenstockError, Unavailable, Undetermined
 from penstock.eventstore import paths
-from penstock.eventstore.capture import safe_point
 from penstock.eventstore.capture import tables as sharing
 from penstock.eventstore.capture.flight_service import FlightService
 from penstock.eventstore.capture.lease import CaptureLease, CaptureMembership
@@ -21,6 +20,7 @@ from penstock.eventstore.capture.reader import Reader
 from penstock.eventstore.capture.safe_point import ServiceSafePoint
 from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.capture.tables import TableNames
+from penstock.eventstore.history_holds import HOLD_TTL_S
 from penstock.eventstore.log.table_log import TableLog
 from penstock.eventstore.manifest import BEGUN
 from penstock.eventstore.read.flight_client import FlightAccess
@@ -459,8 +459,8 @@ class Capture:
         out: its subscription may begin anew at any moment, and then miss something.
         """
         until = (
-            self._clock.monotonic() + safe_point.TTL_S,
-            self._clock.wall_ms() + safe_point.TTL_S * 1000,
+            self._clock.monotonic() + HOLD_TTL_S,
+            self._clock.wall_ms() + HOLD_TTL_S * 1000,
         )
         found = await self._safe_point.hold(self._needed_ts)
         collected_ts = await self._safe_point.published_ts()

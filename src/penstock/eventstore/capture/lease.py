@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from penstock.clock import physical_ms
 from penstock.errors import Corrupt, Invalid
-from penstock.tables.keys import prefix_end
 from penstock.kv import AsyncClient
+from penstock.tables.keys import prefix_end
 
 PREFIX = b"penstock/capture/"
 

@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from penstock import eventloop
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid, PenstockError, Unavailable
+from penstock.eventstore.history_holds import HOLD_TTL_S
 from penstock.kv.pd import PdClient
 from penstock.settings import Settings
 
-TTL_S = 24 * 3600
 _ATTEMPTS = 5  # each fails only when collection has moved on since the one before
 
 
 class ServiceSafePoint:
-    """A service's safe point at the placement driver; it stays for `TTL_S` after the last `hold`."""
+    """A service's safe point at the placement driver; it stays for `HOLD_TTL_S` after the last `hold`."""
 
     def __init__(self, pd: PdClient, capture_id: str) -> None:
         self._pd = pd
@@ -38,7 +38,7 @@ class ServiceSafePoint:
             if needed_ts is None or held is None:
                 return None
             for _ in range(_ATTEMPTS):
-                lowest = await self._pd.update_service_gc_safe_point(self._service, TTL_S, held)
+                lowest = await self._pd.update_service_gc_safe_point(self._service, HOLD_TTL_S, held)
                 if lowest <= held:
                     return needed_ts, held
                 held = lowest

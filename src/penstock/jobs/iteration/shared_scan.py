@@ -17,6 +17,7 @@ from penstock.changes.columns import chosen_columns, key_names
 from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM, Clock, compose_ts, physical_ms
 from penstock.columnar.spill_queue import SpillQueue
+from penstock.durations import parse_duration
 from penstock.errors import Aborted, Invalid, StaleRead, Unavailable
 from penstock.follow.source import ScanSource, TableScan
 from penstock.jobs.error_codes import failure_of
@@ -25,7 +26,6 @@ from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.iteration.ordering import ConsumerBatch, PieceProjection, closed, in_order
 from penstock.jobs.iteration.spark_frame import Frames, SharedFrame
 from penstock.jobs.job import Job, JobKey
-from penstock.durations import parse_duration
 from penstock.settings import JobsSettings
 
 
