@@ -7,7 +7,6 @@ Where a reader that takes a limited part of a snapshot at a time goes on: at a h
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -146,6 +145,7 @@ class ChangeCounts:
     to_ts: int
     handles: HandleRange = field(default_factory=HandleRange)
     _read: dict[str, Ints] = field(default_factory=dict, repr=False)  # the times in objects, by their ids
+    _asked: list[list[Ints]] = field(default_factory=list, init=False, repr=False)  # see _unflushed_times
 
     def any(self) -> bool:
         """Whether there is a change at all."""
@@ -199,8 +199,17 @@ class ChangeCounts:
 
         return times
 
-    @cached_property
+    @property
     def _unflushed_times(self) -> list[Ints]:
+        """The first answer of the captures, kept.
+
+        No lock is held while they are asked; that of a cached_property is the same for all tables.
+        """
+        if not self._asked:
+            self._asked.append(self._ask_unflushed_times())
+        return self._asked[0]
+
+    def _ask_unflushed_times(self) -> list[Ints]:
         found: list[Ints] = []
         for state in self.states:
             if state.rows is not None and self.to_ts > state.flushed_ts:

@@ -1,13 +1,16 @@
 """Iceberg tables beside what others do with them."""
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 
@@ -19,6 +22,7 @@ from support.itemtables import item_table
 from support.lakeworld import LakeWorld
 
 KEY = ("id",)
+WAIT_S = 10.0
 
 
 @pytest.fixture
@@ -173,3 +177,30 @@ def test_a_catalog_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
     consumer = Iceberg(job_context(tmp_path, "iceberg", {"table": "a.b", "catalog.type": "nothing"}))
     with pytest.raises(Invalid, match=r"check catalog\.\*"):
         consumer.committed_ts()
+
+
+def test_a_table_does_not_wait_for_the_silent_catalog_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answers = threading.Event(), threading.Event()
+
+    def load(name: str, **properties: Any) -> Catalog:
+        if name == "silent":
+            asked.set()
+            assert answers.wait(2 * WAIT_S), "nobody lets the catalog answer"
+        return load_catalog(name, **properties)
+
+    monkeypatch.setattr("penstock.consumers.lake.iceberg.load_catalog", load)
+    silent = LakeWorld("iceberg", tmp_path / "a", more={"name": "silent"})
+    healthy = LakeWorld("iceberg", tmp_path / "b")
+    with ThreadPoolExecutor(2) as threads:
+        waits = threads.submit(silent.committed_ts)
+        try:
+            assert asked.wait(WAIT_S), "nobody opens the catalog"
+            assert threads.submit(healthy.committed_ts).result(WAIT_S) == 0
+            assert not waits.done()
+        finally:
+            answers.set()
+        assert waits.result(WAIT_S) == 0
+    silent.close()
+    healthy.close()

@@ -227,9 +227,10 @@ async def test_a_job_gets_a_sentence_about_a_dropped_table_and_no_end_of_it(tmp_
 
 
 class SilentRows:
-    """A capture's rows: how far they are is said at once, reads wait until `answers` is set."""
+    """A capture's rows: what is in `silent`, at first `parts` and `read`, waits until `answers` is set."""
 
     def __init__(self, rows: RangeReader) -> None:
+        self.silent = frozenset({"parts", "read"})
         self.answers = threading.Event()
         self.waiting = 0
         self._rows = rows
@@ -238,14 +239,16 @@ class SilentRows:
         return self._rows.progress(table_id)
 
     def parts(self, wanted: ReadRange) -> list[SchemaRange]:
-        self._wait()
+        self._wait("parts")
         return self._rows.parts(wanted)
 
     def read(self, wanted: ReadRange) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        self._wait()
+        self._wait("read")
         return self._rows.read(wanted)
 
-    def _wait(self) -> None:
+    def _wait(self, question: str) -> None:
+        if question not in self.silent:
+            return
         self.waiting += 1
         if not self.answers.wait(2 * WAIT_S):
             raise Unavailable("nobody lets the capture answer")
@@ -297,6 +300,49 @@ async def test_looks_of_jobs_do_not_wait_for_scans_of_a_silent_capture(tmp_path:
                 silent.answers.set()
                 found = await asyncio.gather(*scans)
             assert [each.to_ts for each in found] == [world.ts] * CROWD
+
+
+@contextmanager
+def healthy_capture(folder: Path) -> Iterator[JobSourceWorld]:
+    """Table 2 has a row that only its capture has, which answers."""
+    with JobSourceWorld(folder, item_table(table_id=2)) as world:
+        world.commit(item("integer", 2, "b"))
+        world.resolve()
+        yield world
+
+
+async def test_slices_of_a_table_do_not_wait_for_a_silent_capture_of_another(tmp_path: Path) -> None:
+    with silent_capture(tmp_path / "a") as (world, silent), healthy_capture(tmp_path / "b") as healthy:
+        async with world.source() as source, healthy.source() as other:
+            await source.look([1])
+            await other.look([2])
+            silent.silent = frozenset({"read"})  # so changes cannot be counted
+            waits = asyncio.create_task(next_slice(source, world.ts))
+            try:
+                await until(lambda: silent.waiting > 0, "nobody asks")
+                piece = await asyncio.wait_for(next_slice(other, healthy.ts, table_id=2), WAIT_S)
+                assert slice_ids(piece) == [2]
+                assert not waits.done()
+            finally:
+                silent.answers.set()
+            assert slice_ids(await waits) == [1]
+
+
+async def test_scans_of_a_table_do_not_wait_for_a_silent_capture_of_another(tmp_path: Path) -> None:
+    with silent_capture(tmp_path / "a") as (world, silent), healthy_capture(tmp_path / "b") as healthy:
+        async with world.job_source(clock=SYSTEM) as source, healthy.job_source(clock=SYSTEM) as other:
+            await source.look([1])
+            await other.look([2])
+            silent.silent = frozenset({"read"})  # so changes cannot be counted
+            waits = asyncio.create_task(asyncio.to_thread(scan, source, world.ts))
+            try:
+                await until(lambda: silent.waiting > 0, "nobody asks")
+                found = await asyncio.wait_for(asyncio.to_thread(scan, other, healthy.ts, 2), WAIT_S)
+                assert found.to_ts == healthy.ts
+                assert not waits.done()
+            finally:
+                silent.answers.set()
+            assert (await waits).to_ts == world.ts
 
 
 # 5. Owners are looked for again once per failure, by changefeeds as by jobs.

@@ -1,7 +1,9 @@
 """A partition for readers: its manifest with its history, its schemas, and what cannot be read."""
 
 import pickle
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from penstock.object_storage import ObjectStorage, StorageRef
 from support.events import a_table
 
 TABLE = a_table()
+WAIT_S = 10.0
 V1, V2, V3 = (SchemaVersion(since, since, TABLE, "shop") for since in (10, 50, 80))
 
 
@@ -238,6 +241,47 @@ def test_a_range_is_complete_as_far_as_anybody_has_it(ref: StorageRef, log: Mani
     away.check_range(20, 60)
     with pytest.raises(Unavailable, match="is away"):
         away.check_range(20, 61)
+
+
+class SilentNewest(Newest):
+    """Says how far it is when `answers` is set; counts who asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asking, self.answers = threading.Semaphore(0), threading.Event()
+
+    def progress(self, table_id: int) -> CaptureProgress:
+        self.asking.release()
+        assert self.answers.wait(2 * WAIT_S), "nobody lets it answer"
+        return super().progress(table_id)
+
+
+def test_a_partition_does_not_wait_for_the_silent_capture_of_another(
+    ref: StorageRef, log: ManifestLog
+) -> None:
+    silent = SilentNewest()
+    stuck, healthy = Partition(ref, 1, silent).state(), Partition(ref, 1, Newest()).state()
+    with ThreadPoolExecutor(2) as threads:
+        waits = threads.submit(lambda: stuck.readable_ts)
+        try:
+            assert silent.asking.acquire(timeout=WAIT_S), "nobody asks"
+            assert threads.submit(lambda: healthy.readable_ts).result(WAIT_S) == 100
+            assert not waits.done()
+        finally:
+            silent.answers.set()
+        assert waits.result(WAIT_S) == 100
+
+
+def test_a_state_asks_once_how_far_it_can_be_read_and_a_copy_asks_anew(
+    ref: StorageRef, log: ManifestLog
+) -> None:
+    newest = Newest()
+    state = Partition(ref, 1, newest).state()
+    assert (state.readable_ts, state.newest_ts) == (100, 100)
+    newest.away = True
+    assert (state.readable_ts, state.newest_ts) == (100, 100)
+    with pytest.raises(Unavailable, match="is away"):
+        _ = replace(state).readable_ts
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -240,10 +240,19 @@ class IcebergCopy:
         self.place = f"Iceberg table {options.table}"
         self._options = options
         self._clock = clock
+        self._catalog: Catalog | None = None
 
-    @cached_property
+    @property
     def catalog(self) -> Catalog:
-        """The catalog that the options describe."""
+        """The catalog that the options describe.
+
+        It is opened over the network, so it is no cached_property: the lock of one is that of all copies.
+        """
+        if self._catalog is None:
+            self._catalog = self._open_catalog()
+        return self._catalog
+
+    def _open_catalog(self) -> Catalog:
         properties = revealed(self._options.catalog)
         name = properties.pop("name", "penstock")
         try:
@@ -253,8 +262,8 @@ class IcebergCopy:
 
     def close(self) -> None:
         """See LakeTable."""
-        if "catalog" in self.__dict__:
-            self.catalog.close()
+        if self._catalog is not None:
+            self._catalog.close()
 
     def look(self) -> Version | None:
         """See LakeTable."""

@@ -142,6 +142,7 @@ class PartitionState:
     rows: RangeReader | None = None
     history_from: int = 0  # what was removed before it may be missing from `manifest`
     _told: dict[int, list[SchemaVersion]] = field(default_factory=dict, repr=False, compare=False)
+    _answers: list[CaptureProgress] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def flushed_ts(self) -> int:
@@ -153,9 +154,17 @@ class PartitionState:
         """Snapshots from it on, and changes after it, can be read."""
         return self.manifest.oldest_ts
 
-    @cached_property
+    @property
     def _progress(self) -> CaptureProgress | None:
-        return None if self.rows is None else self.rows.progress(self.table_id)
+        """The first answer: others that came meanwhile do not count, so that it stays the same.
+
+        No lock is held while the capture is asked; that of a cached_property is the same for all states.
+        """
+        if self.rows is None:
+            return None
+        if not self._answers:
+            self._answers.append(self.rows.progress(self.table_id))
+        return self._answers[0]
 
     @property
     def readable_ts(self) -> int:
