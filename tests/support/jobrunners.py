@@ -10,8 +10,9 @@ from typing import Self
 
 from penstock import eventloop
 from penstock.clock import SYSTEM, Clock
+from penstock.jobs.log.job_log import RUNNER_LEASE
 from penstock.kv import AsyncClient
-from penstock.kv.lease import LeaseRecord, holder
+from penstock.kv.lease import LeaseRecord, read_lease
 from support.command import ServiceProcess
 from support.warmstart import WarmStart
 
@@ -67,7 +68,7 @@ class JobRunners:
 
     def lease(self) -> LeaseRecord:
         """Who has the lease."""
-        return eventloop.run(holder(self._client))
+        return eventloop.run(read_lease(self._client, RUNNER_LEASE))
 
     def active(self, *, after: int = 0) -> LeaseRecord:
         """Wait for one of them to hold the lease, under an epoch after this one."""

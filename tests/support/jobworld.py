@@ -19,12 +19,13 @@ import pyarrow as pa
 
 from penstock.clock import SYSTEM
 from penstock.eventstore.capture.capture import Capture
-from penstock.follow.follower import EventStoreJobSource
+from penstock.follow.follower import ScanFollower
 from penstock.jobs.api import Jobs
 from penstock.jobs.consumer import Consumer, find_consumer
 from penstock.jobs.iteration.iteration_run import IterationRunner
 from penstock.jobs.iteration.spark_frame import Frames
 from penstock.jobs.job import Job, JobId, JobState
+from penstock.jobs.log.job_log import RUNNER_LEASE
 from penstock.jobs.log.log_feed import LogFeed
 from penstock.jobs.runner.runner import JobRunner
 from penstock.jobs.runner.seams import OnEnd
@@ -33,7 +34,7 @@ from penstock.jobs.spec import JobSpec
 from penstock.kv import AsyncClient, Client, Transaction
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.kv.lease import Lease
-from penstock.kv.transact import retried
+from penstock.kv.transact import transact
 from penstock.settings import Settings, StoreSettings
 from penstock.store.cluster import Cluster
 from penstock.tables import Catalog, Table
@@ -60,7 +61,7 @@ class JobWorld:
     async_client: AsyncClient
     client: Client
     db: Catalog
-    source: EventStoreJobSource
+    source: ScanFollower
     jobs: Jobs
     capture: Capture
 
@@ -103,12 +104,11 @@ class JobWorld:
     def _commit(self, name: str, write: Callable[[Table, Transaction], object]) -> int:
         """Of a later time nothing is certain: without changes a watermark moves in memory only."""
 
-        def committed() -> int:
-            with self.db.begin() as txn:
-                write(self.db.table(name), txn)
-            return txn.commit_ts
+        def work(txn: Transaction) -> Transaction:
+            write(self.db.table(name), txn)
+            return txn
 
-        return retried(committed, clock=SYSTEM)
+        return transact(self.db.begin, work, clock=SYSTEM).commit_ts
 
     async def rows(self, name: str, ts: int | None = None) -> pa.Table:
         """A table as of a timestamp, or now."""
@@ -120,7 +120,7 @@ class JobWorld:
         table_id = await self.table_id(name)
 
         async def holds() -> bool:
-            look = (await self.source.look([table_id])).get(table_id)
+            look = (await self.source.read_progress([table_id])).get(table_id)
             return look is not None and look.readable_ts >= at_ts
 
         await _until(holds, f"{name} cannot be read at {at_ts}")
@@ -204,7 +204,9 @@ class JobWorld:
 
         runner = JobRunner(
             self.settings.jobs,
-            acquire=lambda: Lease.acquire(self.async_client, owner, ttl_s=self.settings.jobs.lease_ttl_s),
+            acquire=lambda: Lease.acquire(
+                self.async_client, RUNNER_LEASE, owner, ttl_s=self.settings.jobs.lease_ttl_s
+            ),
             log=log,
             feed=LogFeed(log, self.settings),
             source=self.source,
@@ -261,7 +263,7 @@ async def job_world(
         async with await AsyncClient.connect(settings.pd_addrs, settings=settings.kv) as client:
             capturing = await Capture.start(settings)
             try:
-                async with await EventStoreJobSource.connect(settings, client) as source:
+                async with await ScanFollower.connect(settings, client) as source:
                     face = Client(client)
                     yield JobWorld(
                         settings=settings,

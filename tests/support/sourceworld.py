@@ -9,7 +9,8 @@ from penstock.clock import SYSTEM, Clock, compose_ts
 from penstock.eventstore.capture.lease import CaptureLease
 from penstock.eventstore.read.flight_client import FlightReader
 from penstock.follow.ddl_history import DdlHistory
-from penstock.follow.follower import EventStoreSource
+from penstock.follow.follower import EventStoreAccess, SliceFollower
+from penstock.kv.lease import LeaseRecord
 from penstock.tables.schema import TableInfo
 from support.metaevents import database, described
 from support.rawbatches import raw
@@ -42,21 +43,20 @@ class SourceWorld(ServedWorld):
         return made
 
     @asynccontextmanager
-    async def source(self, *, clock: Clock = SYSTEM) -> AsyncIterator[EventStoreSource]:
+    async def source(self, *, clock: Clock = SYSTEM) -> AsyncIterator[SliceFollower]:
         """A source of the changefeed "feed"."""
-        made = EventStoreSource(
-            "feed",
-            self.storage,
-            now=lambda: self.ts,
-            leases=self.leases,
-            connect=self.connect,
-            history=self.history(),
-            clock=clock,
-        )
+        made = SliceFollower("feed", self.access(), self.history(), clock=clock)
         try:
             yield made
         finally:
             await made.close()
+
+    def access(self) -> EventStoreAccess:
+        """How sources reach the event store."""
+        return EventStoreAccess(self.storage, self._now, self.leases, self.connect)
+
+    async def _now(self) -> int:
+        return self.ts
 
     def connect(self, addr: str) -> FlightReader:
         """A reader of a capture, whose questions are noted in `asked`."""
@@ -64,7 +64,8 @@ class SourceWorld(ServedWorld):
 
     def leases(self) -> Sequence[CaptureLease]:
         """Those of the captures in `addrs`."""
-        return [CaptureLease(f"capture-{at}", "data", addr, 0) for at, addr in enumerate(self.addrs)]
+        record = LeaseRecord("data", 1, 0)
+        return [CaptureLease(f"capture-{at}", addr, record) for at, addr in enumerate(self.addrs)]
 
 
 class _Counting(FlightReader):

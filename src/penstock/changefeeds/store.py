@@ -8,12 +8,11 @@ Every write renews the run's lease in the same transaction. So a process that wa
 wakes up, meets a conflict on that row, reads the newer epoch there and is fenced: it changes nothing.
 """
 
-import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from penstock.changefeeds.model import (
     ChangefeedInfo,
@@ -22,21 +21,20 @@ from penstock.changefeeds.model import (
     ChangefeedStatus,
     DispatcherRecord,
     PendingFile,
-    check_feed_id,
+    check_changefeed_id,
 )
 from penstock.clock import physical_ms
-from penstock.errors import AlreadyExists, Conflict, Corrupt, Fenced, NotFound, Unavailable, Undetermined
+from penstock.errors import AlreadyExists, Corrupt, Fenced, NotFound
 from penstock.follow.slices import Position, TableSpan
 from penstock.kv import AsyncClient, AsyncTransaction
+from penstock.kv.lease import Lease, LeaseKey
+from penstock.kv.transact import transact_async
 from penstock.tables.keys import prefix_end
 
 _PREFIX = b"penstock/changefeed/"
 INFOS, STATUSES, LEASES = _PREFIX + b"info/", _PREFIX + b"status/", _PREFIX + b"lease/"
 LOCATIONS = _PREFIX + b"locations"
 """Whoever gives a changefeed a place writes it, so that two who choose one at the same time conflict."""
-_ATTEMPTS = 10
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +54,10 @@ class ChangefeedKeys:
         return STATUSES + self.feed_id.encode()
 
     @property
-    def lease(self) -> bytes:
+    def lease(self) -> LeaseKey:
         """Who runs it."""
-        return LEASES + self.feed_id.encode()
+        work = f"changefeed {self.feed_id}"
+        return LeaseKey(LEASES + self.feed_id.encode(), work, "remove the changefeed and create it again")
 
     @property
     def dispatchers(self) -> bytes:
@@ -68,30 +67,6 @@ class ChangefeedKeys:
     def dispatcher(self, dispatcher_id: str) -> bytes:
         """One dispatcher."""
         return self.dispatchers + dispatcher_id.encode()
-
-
-@dataclass(frozen=True, slots=True)
-class ChangefeedLease:
-    """Who runs a changefeed, and until when; each new run has a greater epoch."""
-
-    owner: str = ""
-    epoch: int = 0
-    expires_ms: int = 0
-
-    def write(self) -> bytes:
-        """The row's value."""
-        return json.dumps({"owner": self.owner, "epoch": self.epoch, "expires_ms": self.expires_ms}).encode()
-
-    @classmethod
-    def read(cls, data: bytes | None) -> "ChangefeedLease":
-        """A lease from its row; nobody's when there is none."""
-        if data is None:
-            return cls()
-        try:
-            tree = json.loads(data)
-            return cls(str(tree["owner"]), int(tree["epoch"]), int(tree["expires_ms"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise Corrupt("the lease of a changefeed is damaged; remove the changefeed") from error
 
 
 async def get_feed(txn: AsyncTransaction, feed_id: str) -> ChangefeedRecord:
@@ -121,30 +96,14 @@ def feed_of(feed_id: str, info: bytes, status: bytes | None) -> ChangefeedRecord
     return ChangefeedRecord(known, ChangefeedStatus.from_json(feed_id, status))
 
 
-async def committed(client: AsyncClient, work: Callable[[AsyncTransaction], Awaitable[T]]) -> T:
-    """Run a transaction until it commits.
-
-    `work` runs again after a commit that was not answered, and may meet what it has written itself: it must
-    take that for its own success.
-    """
-    problem: Exception | None = None
-    for _ in range(_ATTEMPTS):
-        try:
-            async with client.begin() as txn:
-                return await work(txn)
-        except (Conflict, Undetermined) as error:
-            problem = error
-    raise Unavailable("changefeeds are changed by others all the time; try again") from problem
-
-
 def write_dispatcher(kept: DispatcherRecord) -> bytes:
     """A dispatcher's row."""
-    spec, pending = kept.spec, kept.pending
+    span, pending = kept.span, kept.pending
     tree: dict[str, Any] = {
-        "table_id": spec.table_id,
-        "id": spec.id,
-        "handle_from": spec.handle_from.hex(),
-        "handle_to": spec.handle_to.hex(),
+        "table_id": span.table_id,
+        "id": span.id,
+        "handle_from": span.handle_from.hex(),
+        "handle_to": span.handle_to.hex(),
         "begin": kept.begin.to_json(),
     }
     if pending is not None:
@@ -162,7 +121,7 @@ def read_dispatcher(data: bytes) -> DispatcherRecord:
     """A dispatcher from its row."""
     try:
         tree = json.loads(data)
-        spec = TableSpan(
+        span = TableSpan(
             tree["id"],
             int(tree["table_id"]),
             bytes.fromhex(tree["handle_from"]),
@@ -170,9 +129,9 @@ def read_dispatcher(data: bytes) -> DispatcherRecord:
         )
         pending = tree.get("pending")
         return DispatcherRecord(
-            spec,
+            span,
             Position.from_json(tree["begin"]),
-            None if pending is None else _read_pending(spec.id, pending),
+            None if pending is None else _read_pending(span.id, pending),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise Corrupt("a dispatcher of a changefeed is damaged; create the changefeed again") from error
@@ -192,24 +151,21 @@ def _read_pending(dispatcher_id: str, tree: dict[str, Any]) -> PendingFile:
 class LeasedProgress:
     """A changefeed in the hands of the one process that runs it. Implements ProgressStore."""
 
-    def __init__(self, client: AsyncClient, feed_id: str, owner: str, epoch: int, *, ttl_s: float) -> None:
+    def __init__(self, client: AsyncClient, feed_id: str, lease: Lease) -> None:
         self.feed_id = feed_id
         self._client = client
-        self._owner = owner
-        self._epoch = epoch
-        self._ttl_ms = int(ttl_s * 1000)
+        self._lease = lease
         self._keys = ChangefeedKeys(feed_id)
-        self._one_at_a_time = asyncio.Lock()  # every write has the lease in it: two of ours would conflict
 
-    async def feed(self) -> ChangefeedRecord:
+    async def get_record(self) -> ChangefeedRecord:
         """As it is now; somebody may have stopped or changed it."""
         async with self._client.begin() as txn:
-            await self._check(txn)
+            await self._lease.check(txn)
             return await get_feed(txn, self.feed_id)
 
     async def renew(self) -> None:
         """Stay the one that runs it."""
-        await self._write(_nothing)
+        await self._lease.renew()
 
     async def keep_state(self, state: ChangefeedState, error: str = "") -> None:
         """Let people see how it does."""
@@ -217,7 +173,7 @@ class LeasedProgress:
 
     async def location(self) -> str | None:
         """See ProgressStore."""
-        return (await self.feed()).status.location
+        return (await self.get_record()).status.location
 
     async def begin_at(self, location: str, *, anew: bool) -> None:
         """See ProgressStore."""
@@ -226,17 +182,17 @@ class LeasedProgress:
             feed = await get_feed(txn, self.feed_id)
             status = replace(feed.status, location=location)
             if anew and feed.status.location != location:  # else: by an attempt that was not answered
-                status = feed.status.begun_at(location, feed.info)
+                status = feed.status.at_new_location(location, feed.info)
                 folder = self._keys.dispatchers
                 async for key, _ in txn.scan(folder, prefix_end(folder)):
                     await txn.delete(key)
             await txn.put(self._keys.status, status.to_json())
 
-        await self._write(begin)
+        await self._lease.write(begin)
 
     async def checkpoint_ts(self) -> int:
         """See ProgressStore."""
-        return (await self.feed()).status.checkpoint_ts
+        return (await self.get_record()).status.checkpoint_ts
 
     async def keep_checkpoint(self, ts: int) -> None:
         """See ProgressStore."""
@@ -244,13 +200,13 @@ class LeasedProgress:
 
     async def ddl_ts(self) -> int:
         """See ProgressStore."""
-        return (await self.feed()).status.ddl_ts
+        return (await self.get_record()).status.ddl_ts
 
     async def dispatchers(self) -> list[DispatcherRecord]:
         """See ProgressStore."""
         folder = self._keys.dispatchers
         async with self._client.begin() as txn:
-            await self._check(txn)
+            await self._lease.check(txn)
             return [read_dispatcher(value) async for _, value in txn.scan(folder, prefix_end(folder))]
 
     async def change_dispatchers(
@@ -263,12 +219,12 @@ class LeasedProgress:
             for dispatcher_id in gone:
                 await txn.delete(self._keys.dispatcher(dispatcher_id))
             for each in added:
-                await txn.put(self._keys.dispatcher(each.spec.id), write_dispatcher(each))
+                await txn.put(self._keys.dispatcher(each.span.id), write_dispatcher(each))
             if ddl_ts is not None:
                 status = (await get_feed(txn, self.feed_id)).status
                 await txn.put(self._keys.status, replace(status, ddl_ts=max(ddl_ts, status.ddl_ts)).to_json())
 
-        await self._write(change)
+        await self._lease.write(change)
 
     async def begin_files(self, files: Sequence[PendingFile]) -> None:
         """See ProgressStore."""
@@ -281,44 +237,18 @@ class LeasedProgress:
                     raise Fenced(f"changefeed {self.feed_id} has no dispatcher {file.dispatcher_id} any more")
                 await txn.put(key, write_dispatcher(replace(read_dispatcher(rows[key]), pending=file)))
 
-        await self._write(begin)
+        await self._lease.write(begin)
 
     async def give_up(self) -> None:
-        """Let another process run it at once; without effect when one does already."""
-
-        async def give_up(txn: AsyncTransaction) -> None:
-            lease = ChangefeedLease.read(await txn.get(self._keys.lease))
-            if lease.epoch == self._epoch and lease.owner == self._owner:
-                await txn.put(self._keys.lease, ChangefeedLease("", lease.epoch, 0).write())
-
-        await committed(self._client, give_up)
+        """Let another process run the changefeed at once; does nothing when one runs it already."""
+        await self._lease.give_up()
 
     async def _change_status(self, edit: Callable[[ChangefeedStatus], ChangefeedStatus]) -> None:
         async def change(txn: AsyncTransaction) -> None:
             status = edit((await get_feed(txn, self.feed_id)).status)
             await txn.put(self._keys.status, status.to_json())
 
-        await self._write(change)
-
-    async def _write(self, change: "Callable[[AsyncTransaction], Awaitable[None]]") -> None:
-        async def fenced(txn: AsyncTransaction) -> None:
-            await self._check(txn)
-            expires_ms = physical_ms(await txn.start_ts) + self._ttl_ms
-            await txn.put(self._keys.lease, ChangefeedLease(self._owner, self._epoch, expires_ms).write())
-            await change(txn)
-
-        async with self._one_at_a_time:
-            await committed(self._client, fenced)
-
-    async def _check(self, txn: AsyncTransaction) -> None:
-        lease = ChangefeedLease.read(await txn.get(self._keys.lease))
-        if lease.epoch != self._epoch or lease.owner != self._owner:
-            who = lease.owner or "nobody; it was removed or given up"
-            raise Fenced(f"changefeed {self.feed_id} is run by {who}; this process stops")
-
-
-async def _nothing(_txn: AsyncTransaction) -> None:
-    """Write nothing but the lease."""
+        await self._lease.write(change)
 
 
 Check = Callable[[list[ChangefeedRecord]], None]
@@ -339,7 +269,7 @@ class ChangefeedStore:
 
     async def create(self, info: ChangefeedInfo, *, check: Check | None = None) -> None:
         """Add one; raise AlreadyExists when there is one of that name, and what `check` raises."""
-        check_feed_id(info.id)
+        check_changefeed_id(info.id)
         keys = ChangefeedKeys(info.id)
 
         tried = False
@@ -358,7 +288,7 @@ class ChangefeedStore:
             await txn.put(keys.info, info.to_json())
             await txn.put(keys.status, ChangefeedStatus.of_new(info).to_json())
 
-        await committed(self._client, create)
+        await transact_async(self._client.begin, create, repeatable=True)
 
     async def list(self, *, every: bool = False) -> list[ChangefeedRecord]:
         """Changefeeds by name; `every` gives those of other accounts too.
@@ -379,10 +309,13 @@ class ChangefeedStore:
         async with self._client.begin() as txn:
             now_ms = physical_ms(await txn.start_ts)
             rows = [row async for row in txn.scan(LEASES, prefix_end(LEASES))]
-        found = {key.removeprefix(LEASES).decode(): ChangefeedLease.read(value) for key, value in rows}
-        return {
-            name: lease.owner for name, lease in found.items() if lease.owner and lease.expires_ms > now_ms
-        }
+        found = {}
+        for key, value in rows:
+            name = key.removeprefix(LEASES).decode()
+            lease = ChangefeedKeys(name).lease.decode(value)
+            if lease.is_held(now_ms):
+                found[name] = lease.owner
+        return found
 
     async def change(
         self,
@@ -403,30 +336,33 @@ class ChangefeedStore:
                 await txn.put(keys.status, edited.status.to_json())
             return edited
 
-        return await committed(self._client, change)
+        return await transact_async(self._client.begin, change, repeatable=True)
 
     async def remove(self, feed_id: str) -> None:
-        """Forget one, damaged or not, and everything of it but its files; who runs it is fenced.
+        """Remove one, damaged or not, and everything of it but its files; the process that runs it is fenced.
 
-        Raises NotFound when there is none of that name as the call begins.
+        Raises NotFound when there is none of that name as the call begins. A changefeed of the same name that
+        somebody creates during the call stays.
         """
         keys = ChangefeedKeys(feed_id)
-        seen = False
+        seen: bytes | None = None
 
         async def remove(txn: AsyncTransaction) -> None:
             nonlocal seen
-            if seen and await txn.get(keys.info) is None:
-                return  # an attempt of this call that was not answered has removed it, or somebody else
+            if seen is not None:
+                there = await txn.get(keys.info)
+                if there is None or not _is_same_feed(feed_id, seen, there):
+                    return  # an attempt of this call that was not answered has removed it, or somebody else
             info = await require_feed(txn, feed_id)
             if self._account is not None and not self._is_seen(ChangefeedInfo.from_json(feed_id, info)):
                 raise no_such_feed(feed_id)
-            seen = True
-            for key in (keys.info, keys.status, keys.lease):
+            seen = info
+            for key in (keys.info, keys.status, keys.lease.key):
                 await txn.delete(key)
             async for key, _ in txn.scan(keys.dispatchers, prefix_end(keys.dispatchers)):
                 await txn.delete(key)
 
-        await committed(self._client, remove)
+        await transact_async(self._client.begin, remove, repeatable=True)
 
     async def _check_all(self, txn: AsyncTransaction, check: Check | None) -> None:
         if check is not None:
@@ -447,21 +383,14 @@ class ChangefeedStore:
 
         Raises Unavailable while somebody else is, Invalid when there is no such changefeed.
         """
-        keys = ChangefeedKeys(feed_id)
-
-        async def acquire(txn: AsyncTransaction) -> int:
-            await get_feed(txn, feed_id)
-            lease = ChangefeedLease.read(await txn.get(keys.lease))
-            now_ms = physical_ms(await txn.start_ts)
-            if lease.owner not in {"", owner} and lease.expires_ms > now_ms:
-                raise Unavailable(f"changefeed {feed_id} is run by {lease.owner}; wait until that one stops")
-            taken = ChangefeedLease(owner, lease.epoch + 1, now_ms + int(ttl_s * 1000))
-            await txn.put(keys.lease, taken.write())
-            return taken.epoch
-
-        return LeasedProgress(
-            self._client, feed_id, owner, await committed(self._client, acquire), ttl_s=ttl_s
+        lease = await Lease.acquire(
+            self._client,
+            ChangefeedKeys(feed_id).lease,
+            owner,
+            ttl_s=ttl_s,
+            check=lambda txn: get_feed(txn, feed_id),
         )
+        return LeasedProgress(self._client, feed_id, lease)
 
 
 async def _all_feeds(txn: AsyncTransaction) -> list[ChangefeedRecord]:
@@ -479,6 +408,16 @@ async def _all_feeds(txn: AsyncTransaction) -> list[ChangefeedRecord]:
         except Corrupt as error:
             _log.error("a changefeed is left out", extra={"changefeed": name, "error": str(error)})
     return found
+
+
+def _is_same_feed(feed_id: str, seen: bytes, there: bytes) -> bool:
+    """Return whether two rows are of one changefeed, whatever was changed between them."""
+    if seen == there:
+        return True
+    try:
+        return _created_together(ChangefeedInfo.from_json(feed_id, seen), there)
+    except Corrupt:
+        return False  # nothing is known of a damaged row but its bytes
 
 
 def _created_together(info: ChangefeedInfo, there: bytes) -> bool:

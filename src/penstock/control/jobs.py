@@ -1,6 +1,7 @@
-"""What people do with jobs.
+"""Operations on jobs: read a spec, register, change and drop a job, list jobs with their freshness.
 
-Jobs with how fresh they are: what a new one is, all of them, and everything of one.
+The first functions work on `Jobs` in a transaction; `register_job`, `list_jobs` and `read_job_status` take a
+deployment and return JSON views.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,54 +15,49 @@ from penstock import settings as files
 from penstock.clock import SYSTEM
 from penstock.control import job_views
 from penstock.control.deployment import Deployment
-from penstock.control.display import shown_ts
-from penstock.control.verify import last_results
+from penstock.control.display import format_ts
+from penstock.control.verify import read_last_results
 from penstock.durations import parse_duration
 from penstock.errors import AlreadyExists, Invalid, PenstockError
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.jobs.api import Jobs, check_spec, no_such_job, placed
+from penstock.jobs.api import Jobs, check_spec, no_such_job, make_paths_absolute
 from penstock.jobs.freshness import Freshness, FreshnessReader, freshness_of
 from penstock.jobs.job import Job, JobId, JobState
 from penstock.jobs.spec import JobSpec, UpdateOptions
 from penstock.kv import Transaction
-from penstock.kv.transact import retried
+from penstock.kv.transact import transact
 from penstock.settings import Settings
 
 __all__ = [
-    "committed",
-    "listed",
-    "parsed_options",
-    "parsed_state",
-    "register",
-    "registered",
-    "spec_of",
-    "status",
-    "unregister",
-    "update",
+    "add_job",
+    "list_jobs",
+    "parse_options",
+    "parse_state",
+    "read_job_status",
+    "read_spec",
+    "register_job",
+    "run_transaction",
+    "unregister_job",
+    "update_job",
 ]
 
 
 T = TypeVar("T")
 
 
-def committed(jobs: Jobs, work: Callable[[Transaction], T]) -> T:
-    """Run a transaction, again when another one was faster."""
-
-    def attempt() -> T:
-        with jobs.log.client.begin() as txn:
-            return work(txn)
-
-    return retried(attempt, clock=SYSTEM)
+def run_transaction(jobs: Jobs, work: Callable[[Transaction], T]) -> T:
+    """Run a transaction; run it again after a conflict with another one."""
+    return transact(jobs.log.client.begin, work, clock=SYSTEM)
 
 
-def spec_of(path: Path | None, given: dict[str, Any]) -> JobSpec:
-    """A spec: what a file says, and over it what was given as options; raise Invalid for a wrong part."""
+def read_spec(path: Path | None, given: dict[str, Any]) -> JobSpec:
+    """Return the spec of a file, overridden by the options `given`; raise Invalid when either is wrong."""
     origin = "the job's options" if path is None else str(path)
-    stated = JobSpec() if path is None else JobSpec.parse(_read(path), origin=origin)
-    return stated.merged(JobSpec.parse(given, origin="the job's options"))
+    in_file = JobSpec() if path is None else JobSpec.parse(_read_spec_file(path), origin=origin)
+    return in_file.merged(JobSpec.parse(given, origin="the job's options"))
 
 
-def _read(path: Path) -> Any:
+def _read_spec_file(path: Path) -> Any:
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -69,105 +65,111 @@ def _read(path: Path) -> Any:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         where = getattr(error, "problem_mark", None)
         at = f" at line {where.line + 1}" if where else ""
-        raise Invalid(f"spec file {path} is not valid YAML{at}; mend its syntax") from None
+        raise Invalid(f"spec file {path} is not valid YAML{at}; correct its syntax") from None
     if tree is not None and not isinstance(tree, dict):
         raise Invalid(f"spec file {path} must be a mapping of keys to values, not a {type(tree).__name__}")
     return files.expand(tree or {})
 
 
-def parsed_options(pairs: list[str]) -> dict[str, str]:
-    """Options given as name=value; raise Invalid for one that is not, without showing it."""
-    found: dict[str, str] = {}
-    for place, pair in enumerate(pairs, 1):
+def parse_options(pairs: list[str]) -> dict[str, str]:
+    """Parse options of the form name=value; raise Invalid for another form, without showing the value."""
+    options: dict[str, str] = {}
+    for number, pair in enumerate(pairs, 1):
         name, equals, value = pair.partition("=")
         if not (name and equals):
-            raise Invalid(f"--option number {place} is not name=value; write --option uri=/data/index")
-        if name in found:
+            raise Invalid(f"--option number {number} is not name=value; write --option uri=/data/index")
+        if name in options:
             raise Invalid(f"--option {name} is given twice; give it once")
-        found[name] = value
-    return {name: str(files.expand(value)) for name, value in found.items()}
+        options[name] = value
+    return {name: str(files.expand(value)) for name, value in options.items()}
 
 
-def parsed_state(name: str | None) -> JobState | None:
-    """A state by its name; raise Invalid when there is none."""
+def parse_state(name: str | None) -> JobState | None:
+    """Return the state of a name; raise Invalid when there is none."""
     known = {state.name.lower(): state for state in JobState}
     if name is not None and name not in known:
         raise Invalid(f"there is no state {name!r}; there are {', '.join(known)}")
     return None if name is None else known[name]
 
 
-def register(jobs: Jobs, loaded: Settings, job_id: JobId, spec: JobSpec) -> Job:
-    """Add a job after everything was checked; raise Invalid when it cannot work, AlreadyExists.
+def add_job(jobs: Jobs, loaded: Settings, job_id: JobId, spec: JobSpec) -> Job:
+    """Check a job and add it.
 
-    Relative paths among its options are relative to this process's folder, and are kept absolute.
+    Raises Invalid when the job cannot work, AlreadyExists when its table has a job of that name. Relative
+    paths among its options are relative to this process's folder, and are kept absolute.
     """
-    spec = placed(spec)
+    spec = make_paths_absolute(spec)
     check_spec(job_id, spec, _schema(jobs, job_id), loaded)
 
-    def work(txn: Transaction) -> Job:
+    def add(txn: Transaction) -> Job:
         if not jobs.register_job(txn, job_id, spec):
-            raise AlreadyExists(f"there is a job {job_id} already; `penstock job update {job_id}` changes it")
+            raise AlreadyExists(f"job {job_id} exists already; change it with `penstock job update {job_id}`")
         return jobs.get_job(job_id, txn=txn)
 
-    return committed(jobs, work)
+    return run_transaction(jobs, add)
 
 
-def update(jobs: Jobs, loaded: Settings, job_id: JobId, spec: JobSpec, *, interrupt: bool) -> Job:
-    """Change a job's spec after it was checked; other columns mean that its target is filled anew."""
+def update_job(jobs: Jobs, loaded: Settings, job_id: JobId, spec: JobSpec, *, interrupt: bool) -> Job:
+    """Check and change the spec of a job.
+
+    A change of columns makes the job fill its target again from the start. `interrupt` ends the running
+    iteration, so that the change applies at once.
+    """
     if spec == JobSpec() and not interrupt:
-        raise Invalid(f"nothing of job {job_id} is to be changed; give an option, or --spec")
+        raise Invalid(f"no change is given for job {job_id}; give an option, or --spec")
 
-    def work(txn: Transaction) -> Job:
+    def change(txn: Transaction) -> Job:
         before = jobs.get_job(job_id, txn=txn)
-        newer = placed(spec, before.spec)
+        newer = make_paths_absolute(spec, before.spec)
         merged = before.spec.merged(newer)
         if merged.consumer != before.spec.consumer:
             raise Invalid(
-                f"job {job_id} has the consumer {before.spec.consumer}, which cannot be changed; register"
+                f"the consumer of job {job_id} is {before.spec.consumer} and cannot be changed; register"
                 " another job"
             )
         check_spec(job_id, merged, _schema(jobs, before.id), loaded, change=newer)
         return jobs.update_job_spec(txn, job_id, newer, UpdateOptions(interrupt=interrupt))
 
-    return committed(jobs, work)
+    return run_transaction(jobs, change)
 
 
-def unregister(jobs: Jobs, job_id: JobId) -> None:
-    """Drop a job; raise NotFound when there is none."""
-    if not committed(jobs, lambda txn: jobs.unregister_job(txn, job_id)):
+def unregister_job(jobs: Jobs, job_id: JobId) -> None:
+    """Drop a job; raise NotFound when it does not exist."""
+    if not run_transaction(jobs, lambda txn: jobs.unregister_job(txn, job_id)):
         raise no_such_job(job_id)
 
 
 def _schema(jobs: Jobs, job_id: JobId) -> SchemaVersion:
-    """The table of a job as it is now; raise Invalid when there is none."""
+    """Return the current schema of a job's table; raise Invalid when the table does not exist."""
     table = jobs.log.catalog.table_info(job_id.table_name)
     return SchemaVersion(since_ts=0, version=0, table=table, database=job_id.database)
 
 
-def registered(
+def register_job(
     deployment: Deployment, job_id: JobId, spec: JobSpec, *, account: str | None = None
 ) -> dict[str, Any]:
-    """Register a job; all that is known of it then."""
-    job = register(deployment.jobs(account), deployment.settings, job_id, spec)
+    """Register a job; return its details and whether its table is captured."""
+    job = add_job(deployment.jobs(account), deployment.settings, job_id, spec)
     return {
-        **job_views.everything(job, _freshness(deployment, [job])[0]),
-        "captured": bool(deployment.looks([job.key.table_id])),
+        **job_views.job_details(job, _read_freshness(deployment, [job])[0]),
+        "captured": bool(deployment.readable_ranges([job.key.table_id])),
     }
 
 
-def listed(
+def list_jobs(
     deployment: Deployment, state: JobState | None, *, account: str | None = None
 ) -> list[dict[str, Any]]:
-    """How every job does."""
+    """Return the summary of every job, or of those in one state."""
     jobs = deployment.jobs(account).get_jobs(state)
-    found = _freshness(deployment, jobs)
-    verified = last_results(deployment, jobs)
+    fresh = _read_freshness(deployment, jobs)
+    verified = read_last_results(deployment, jobs)
     return [
-        job_views.summary(job, each, verified.get(job.key)) for job, each in zip(jobs, found, strict=True)
+        job_views.job_summary(job, freshness, verified.get(job.key))
+        for job, freshness in zip(jobs, fresh, strict=True)
     ]
 
 
-def status(
+def read_job_status(
     deployment: Deployment,
     job_id: JobId,
     *,
@@ -175,51 +177,56 @@ def status(
     timeout: str = "60s",
     account: str | None = None,
 ) -> dict[str, Any]:
-    """All that is known of a job, once its target has everything up to `wait_for`: a timestamp, or `now`."""
-    wanted_ts = None if wait_for is None else _timestamp(wait_for)
+    """Return the details of a job and the coverage of its target.
+
+    With `wait_for`, a timestamp or `now`, first wait until the target has every change up to it.
+    """
+    wait_ts = None if wait_for is None else _parse_timestamp(wait_for)
     timeout_s = parse_duration(timeout)
     jobs = deployment.jobs(account)
-    desk = FreshnessReader(
-        jobs.get_job, deployment.source, deployment.settings.jobs, attended=deployment.attended
+    reader = FreshnessReader(
+        jobs.get_job, deployment.source, deployment.settings.jobs, attended=deployment.has_runner
     )
     if wait_for is not None:
-        eventloop.run(desk.wait_for(job_id, wanted_ts or None, timeout_s=timeout_s))
+        eventloop.run(reader.wait_for(job_id, wait_ts or None, timeout_s=timeout_s))
     job = jobs.get_job(job_id)
-    verified = last_results(deployment, [job]).get(job.key)
-    facts = job_views.everything(job, _freshness(deployment, [job])[0], verified)
-    return {**facts, **_coverage(desk, job_id)}
+    verified = read_last_results(deployment, [job]).get(job.key)
+    facts = job_views.job_details(job, _read_freshness(deployment, [job])[0], verified)
+    return {**facts, **_read_coverage(reader, job_id)}
 
 
-def _timestamp(text: str) -> int:
-    """A timestamp; 0 for now."""
+def _parse_timestamp(text: str) -> int:
+    """Return the timestamp that a text names; 0 for `now`."""
     if text == "now":
         return 0
     if not (text.isascii() and text.isdigit()):
-        raise Invalid(f"{text!r} is no timestamp; write now, or a number as `penstock job status` shows them")
+        raise Invalid(
+            f"{text!r} is not a timestamp; write now, or a number as `penstock job status` shows them"
+        )
     return int(text)
 
 
-def _freshness(deployment: Deployment, jobs: Sequence[Job]) -> list[Freshness]:
+def _read_freshness(deployment: Deployment, jobs: Sequence[Job]) -> list[Freshness]:
     now_ts = deployment.now_ts()
-    looks = deployment.looks({job.key.table_id for job in jobs})
-    attended = eventloop.run(deployment.attended())
+    ranges = deployment.readable_ranges({job.key.table_id for job in jobs})
+    attended = eventloop.run(deployment.has_runner())
     span_s = deployment.settings.jobs.span_s
     return [
-        freshness_of(job, looks.get(job.key.table_id), now_ts=now_ts, span_s=span_s, attended=attended)
+        freshness_of(job, ranges.get(job.key.table_id), now_ts=now_ts, span_s=span_s, attended=attended)
         for job in jobs
     ]
 
 
-def _coverage(desk: FreshnessReader, job_id: JobId) -> dict[str, Any]:
-    """How much of its source a target has; why nobody knows, where that is so."""
+def _read_coverage(reader: FreshnessReader, job_id: JobId) -> dict[str, Any]:
+    """Return how much of its source a target has, or why that cannot be found out."""
     try:
-        found = eventloop.run(desk.coverage(job_id))
+        coverage = eventloop.run(reader.coverage(job_id))
     except PenstockError as error:
         return {"coverage": None, "coverage_unknown": str(error)}
     return {
-        "coverage": round(found.share, 6),
-        "source_rows": found.rows,
-        "missing_changes": found.missing,
-        "oldest_missing_ts": found.oldest_ts,
-        "oldest_missing_time": shown_ts(found.oldest_ts or 0),
+        "coverage": round(coverage.share, 6),
+        "source_rows": coverage.rows,
+        "missing_changes": coverage.missing,
+        "oldest_missing_ts": coverage.oldest_ts,
+        "oldest_missing_time": format_ts(coverage.oldest_ts or 0),
     }

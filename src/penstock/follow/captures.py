@@ -1,6 +1,6 @@
-"""The captures that are alive, how far each of their tables has come, and who is asked for a table's rows.
+"""Which captures are alive, which tables each of them owns, and how far those tables are.
 
-Which capture has the newest rows of which table, as the key-value store and the captures say.
+Leases in the key-value store say who is alive; the captures themselves say what they own.
 """
 
 import logging
@@ -25,46 +25,48 @@ from penstock.tables.keys import prefix_end
 _log = logging.getLogger(__name__)
 
 LEASES_S = 2.0
-"""How long leases are taken for what they were."""
+"""Seconds for which the list of leases is cached."""
 
 
 class CaptureReader(RangeReader, Protocol):
-    """Reads from one capture; see FlightReader."""
+    """Reads rows and progress from one capture. `FlightReader` does so over Flight."""
 
     def tables(self) -> list[CaptureProgress]:
-        """Every table that the capture owns, in one call."""
+        """Return the progress of every table that the capture owns, in one call."""
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
 
 
 @dataclass(frozen=True)
 class OwnedRows:
-    """A table's rows with the capture that owns it; implements RangeReader. Can be pickled when `reader` can.
+    """Reads a table's rows from the capture that owns it; implements RangeReader. Can be pickled if `reader`
+    can.
 
-    How far the table was is not asked again: what it was can still be read.
+    The progress of the table is the one seen when the owner was found, and costs no call: up to there the
+    table can still be read.
     """
 
     reader: RangeReader
     seen: CaptureProgress
 
     def progress(self, table_id: int) -> CaptureProgress:
-        """See RangeReader."""
+        """Return the progress that was seen with the owner; ask the capture about any other table."""
         return self.seen if table_id == self.seen.table_id else self.reader.progress(table_id)
 
     def parts(self, wanted: ReadRange) -> list[SchemaRange]:
-        """See RangeReader."""
+        """Return the parts of a range that have one schema each, as the owner has them."""
         return self.reader.parts(wanted)
 
     def read(self, wanted: ReadRange) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        """See RangeReader."""
+        """Read a range from the owner; return its schema and its rows."""
         return self.reader.read(wanted)
 
 
 class Captures:
     """Finds captures by their leases, and asks each of them once for all its tables. Thread-safe; blocks.
 
-    A capture that does not answer is left out until it does: its tables are then nobody's.
+    A capture that does not answer is left out until it does: its tables then have no owner.
     """
 
     def __init__(
@@ -81,97 +83,101 @@ class Captures:
         self._clock = clock
         self._lock = threading.Lock()
         self._readers: dict[str, CaptureReader] = {}
-        self._looked_for_at: float | None = None
+        self._leases_read_at: float | None = None
         self._silent: frozenset[str] = frozenset()
         self._owners: dict[int, OwnedRows] = {}
 
     def progress(self) -> dict[int, CaptureProgress]:
-        """Every table that is captured now, by id. Raises Invalid when a capture refuses the token.
+        """Ask every capture for its tables; return the progress of each table that has an owner, by id.
 
-        Raises Unavailable when it is not known what captures there are.
+        Raises Invalid when a capture refuses the token, Unavailable when leases cannot be read.
         """
-        readers = self._live()
+        readers = self._live_readers()
         asked = [(addr, reader, self._pool.submit(reader.tables)) for addr, reader in readers.items()]
         found: dict[int, CaptureProgress] = {}
         owners: dict[int, OwnedRows] = {}
         silent = set()
         for addr, reader, answer in asked:
             try:
-                listed = answer.result()
+                tables = answer.result()
             except Unavailable as error:
                 silent.add(addr)
                 if addr not in self._silent:
                     _log.warning("a capture does not answer", extra={"capture": addr, "reason": str(error)})
                 continue
-            for each in listed:
-                known = found.get(each.table_id)
-                if known is None or known.readable_ts < each.readable_ts:  # two, while a table moves
-                    found[each.table_id], owners[each.table_id] = each, OwnedRows(reader, each)
+            for table in tables:
+                known = found.get(table.table_id)
+                # A table that moves has two owners for a while: the one that is further is the new one.
+                if known is None or known.readable_ts < table.readable_ts:
+                    found[table.table_id], owners[table.table_id] = table, OwnedRows(reader, table)
         with self._lock:
             self._owners, self._silent = owners, frozenset(silent)
             if silent:
-                self._looked_for_at = None
+                self._leases_read_at = None  # a capture that is gone has no lease soon
         return found
 
     @property
     def all_answer(self) -> bool:
-        """Whether there are captures, and all of them answered when they were asked last."""
+        """Whether there are captures, and all of them answered the last call of `progress`."""
         with self._lock:
             return bool(self._readers) and not self._silent
 
     def owner(self, table_id: int) -> RangeReader | None:
-        """Who has the newest rows of a table, as far as was seen; None: nobody."""
+        """Return a reader of the table's owner as of the last call of `progress`; None when it had none."""
         with self._lock:
             return self._owners.get(table_id)
 
     def close(self) -> None:
-        """End the connections."""
-        for each in self._readers.values():
-            each.close()
+        """Close the connections."""
+        for reader in self._readers.values():
+            reader.close()
 
-    def _live(self) -> dict[str, CaptureReader]:
+    def _live_readers(self) -> dict[str, CaptureReader]:
         now = self._clock.monotonic()
         with self._lock:
-            if self._looked_for_at is not None and now < self._looked_for_at + LEASES_S:
+            if self._leases_read_at is not None and now < self._leases_read_at + LEASES_S:
                 return self._readers
         try:
             addrs = [lease.flight_addr for lease in self._leases()]
         except Unavailable:
             if not self._readers:
                 raise
-            return self._readers  # who was alive may well be
+            return self._readers  # captures that were alive may well answer still
         with self._lock:
             gone = [reader for addr, reader in self._readers.items() if addr not in addrs]
             self._readers = {addr: self._readers.get(addr) or self._connect(addr) for addr in addrs}
-            self._looked_for_at = now
-        for each in gone:
-            each.close()
+            self._leases_read_at = now
+        for reader in gone:
+            reader.close()
         return self._readers
 
 
 def live_captures(client: Client) -> list[CaptureLease]:
-    """The captures whose leases run, by name; raise Unavailable when the cluster does not answer."""
+    """Return the leases that have not expired, by the capture's name.
+
+    Raises Unavailable when the cluster does not answer.
+    """
     now = client.timestamp()
     rows = client.snapshot(now).iter(PREFIX, prefix_end(PREFIX))
     leases = [CaptureLease.read(key, value) for key, value in rows]
     return sorted(
-        (lease for lease in leases if lease.expires_ms > physical_ms(now)), key=lambda each: each.id
+        (lease for lease in leases if lease.record.is_held(physical_ms(now))), key=lambda lease: lease.id
     )
 
 
 def find_owners(
     client: Client, *, tls: TlsSettings | None = None, token: SecretStr | None = None
 ) -> dict[int, FlightReader]:
-    """A reader of the capture that owns it, for every table that is captured now.
+    """Return a reader of the owner for every table that is captured now, by id.
 
-    A capture that does not answer is left out: its tables can then be read as far as their objects go.
+    A capture that does not answer is left out: its tables can be read as far as their objects go.
     Raises Invalid when a capture refuses the token, Unavailable when the cluster does not answer.
     """
     found: dict[int, FlightReader] = {}
     for lease in live_captures(client):
         reader = FlightReader(lease.flight_addr, tls=tls, token=token)
         try:
-            found |= {each.table_id: reader for each in reader.tables()}
+            found |= {table.table_id: reader for table in reader.tables()}
         except Unavailable as error:
             _log.warning("a capture does not answer", extra={"capture": lease.id, "reason": str(error)})
     return found

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from penstock import metrics
 from penstock.clock import SYSTEM, Clock
-from penstock.errors import Conflict, Corrupt, PenstockError, Undetermined
-from penstock.kv import Client
+from penstock.errors import Corrupt, PenstockError
+from penstock.kv import Client, Transaction
+from penstock.kv.transact import transact
 from penstock.tables.keys import prefix_end
 
 _log = logging.getLogger(__name__)
 
 PREFIX = b"penstock/jobs/usage/"
-_ATTEMPTS = 10
 _ADDITIONS = 8  # that are remembered: as many runners may have made one whose answer got lost
 
 
@@ -116,18 +116,15 @@ class UsageMeter:
     def _add(self, account: str, addition: _Addition) -> None:
         assert self._client is not None, "nothing is counted without a client"
         key = PREFIX + account.encode()
-        for _ in range(_ATTEMPTS):
-            try:
-                with self._client.begin() as txn:
-                    value = txn.get(key)
-                    kept = _Kept() if value is None else _Kept.read(value)
-                    if addition.id not in kept.additions:
-                        additions = (*kept.additions, addition.id)[-_ADDITIONS:]
-                        txn.put(key, _Kept(kept.usage + addition.usage, additions).write())
-            except (Conflict, Undetermined):
-                continue
-            return
-        raise Undetermined(f"the usage of account {account} is changed by others all the time")
+
+        def add(txn: Transaction) -> None:
+            value = txn.get(key)
+            kept = _Kept() if value is None else _Kept.read(value)
+            if addition.id not in kept.additions:
+                additions = (*kept.additions, addition.id)[-_ADDITIONS:]
+                txn.put(key, _Kept(kept.usage + addition.usage, additions).write())
+
+        transact(self._client.begin, add, repeatable=True, clock=self._clock)
 
 
 def read_usage(client: Client) -> Mapping[str, Usage]:

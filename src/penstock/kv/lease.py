@@ -1,133 +1,197 @@
-"""The right to be the one runner of a cluster's jobs, for as long as it is renewed.
+"""A lease: the right of one process to do some work, for as long as the process renews it.
 
-Each holder has a greater epoch than all before it. The lease keeps two runners from doing the same work most
-of the time; that the elder's writes change nothing is the log's affair, whose rows the newer one adopts.
+The lease is a row of the key-value store. Each holder has a greater epoch than all before it, and time is
+the cluster's. The expiry keeps two processes from doing the same work most of the time. Safety comes from
+`Lease.write`, which renews the row in the transaction of the write: a process that lost the lease, however
+late it wakes up, meets a conflict on that row, reads the newer epoch and is fenced. It changes nothing.
 """
 
+import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from penstock.clock import SYSTEM, Clock, physical_ms
-from penstock.errors import Conflict, Corrupt, Fenced, Unavailable, Undetermined
-from penstock.kv import AsyncClient, AsyncTransaction
+from penstock.errors import Corrupt, Fenced, Unavailable
+from penstock.kv.client import AsyncClient
+from penstock.kv.transact import transact_async
+from penstock.kv.transaction import AsyncTransaction
 
 T = TypeVar("T")
-
-LEASE_KEY = b"penstock/jobs/lease"
-_ATTEMPTS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """Who holds the lease, and until when by the database's time; nobody, where the owner is empty."""
+    """The row of a lease: who has it, or nobody when `owner` is empty; and until when, by the cluster's time.
+
+    `epoch` never decreases, also when the lease is given up.
+    """
 
     owner: str = ""
     epoch: int = 0
     expires_ms: int = 0
 
-    def write(self) -> bytes:
-        """What is kept."""
-        return json.dumps({"owner": self.owner, "epoch": self.epoch, "expires_ms": self.expires_ms}).encode()
+    def is_held(self, now_ms: int) -> bool:
+        """Return whether somebody has the lease at a time of the cluster."""
+        return bool(self.owner) and self.expires_ms > now_ms
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return the fields of the row's JSON."""
+        return {"owner": self.owner, "epoch": self.epoch, "expires_ms": self.expires_ms}
 
     @classmethod
-    def read(cls, data: bytes | None) -> Self:
-        """Read what `write` made; nobody's when there is nothing. Raises Corrupt when it is damaged."""
-        if data is None:
-            return cls()
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """Read what `to_fields` made; raise KeyError, TypeError or ValueError when it is damaged."""
+        return cls(str(fields["owner"]), int(fields["epoch"]), int(fields["expires_ms"]))
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseKey:
+    """Which lease: the key of its row, the work that it is for, and how to repair a damaged row."""
+
+    key: bytes
+    work: str
+    repair: str
+
+    def decode(self, value: bytes | None) -> LeaseRecord:
+        """Return the record of a row's value, an empty one for None; raise Corrupt when it is damaged."""
+        if value is None:
+            return LeaseRecord()
         try:
-            tree = json.loads(data)
-            return cls(str(tree["owner"]), int(tree["epoch"]), int(tree["expires_ms"]))
+            return LeaseRecord.from_fields(json.loads(value))
         except (KeyError, TypeError, ValueError) as error:
-            raise Corrupt(
-                "the lease of the jobs' runner is damaged; delete its key once no runner runs"
-            ) from error
+            raise Corrupt(f"the lease of {self.work} is damaged; {self.repair}") from error
+
+    async def read(self, txn: AsyncTransaction) -> LeaseRecord:
+        """Return the record as a transaction sees it."""
+        return self.decode(await txn.get(self.key))
+
+    async def write(self, txn: AsyncTransaction, record: LeaseRecord) -> None:
+        """Write the record in a transaction."""
+        await txn.put(self.key, json.dumps(record.to_fields()).encode())
 
 
 class Lease:
-    """The lease in the hands of its holder. `owner` is unique to the process, `epoch` to this holding."""
+    """A lease that this process has acquired. `owner` is unique to the process, `epoch` to this holding."""
 
-    def __init__(self, client: AsyncClient, owner: str, *, ttl_s: float, clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        key: LeaseKey,
+        owner: str,
+        epoch: int,
+        *,
+        ttl_s: float,
+        valid_until: float,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        """Hold a lease that `acquire` took; `valid_until` is a time of the clock's `monotonic`."""
         self.owner = owner
-        self.epoch = 0
+        self.epoch = epoch
         self._client = client
+        self._key = key
         self._ttl_s = ttl_s
+        self._valid_until = valid_until
         self._clock = clock
-        self._until = 0.0
+        self._one_at_a_time = asyncio.Lock()  # every write puts the row: two of ours would conflict
 
     @classmethod
     async def acquire(
-        cls, client: AsyncClient, owner: str, *, ttl_s: float, clock: Clock = SYSTEM
+        cls,
+        client: AsyncClient,
+        key: LeaseKey,
+        owner: str,
+        *,
+        ttl_s: float,
+        check: Callable[[AsyncTransaction], Awaitable[object]] | None = None,
+        clock: Clock = SYSTEM,
     ) -> "Lease":
-        """Become the one runner; raise Unavailable while somebody else is."""
-        lease = cls(client, owner, ttl_s=ttl_s, clock=clock)
+        """Take the lease; raise Unavailable while another owner has it.
 
-        async def acquire(txn: AsyncTransaction) -> int:
-            found = LeaseRecord.read(await txn.get(LEASE_KEY))
+        `check` runs first in the same transaction; what it raises is raised, and nothing is taken. An owner
+        that has the lease already gets a new epoch, which fences its former holding.
+        """
+
+        async def take(txn: AsyncTransaction) -> int:
+            if check is not None:
+                await check(txn)
+            record = await key.read(txn)
             now_ms = physical_ms(await txn.start_ts)
-            if found.owner not in {"", owner} and found.expires_ms > now_ms:
-                raise Unavailable(f"jobs are run by {found.owner}; wait until that one stops")
-            return await lease._put(txn, found.epoch + 1, now_ms)
+            if record.owner != owner and record.is_held(now_ms):
+                raise Unavailable(
+                    f"the lease of {key.work} is held by {record.owner}; wait until that process stops"
+                )
+            await key.write(txn, LeaseRecord(owner, record.epoch + 1, _expiry_ms(now_ms, ttl_s)))
+            return record.epoch + 1
 
-        lease.epoch = await lease._timed(acquire)
-        return lease
+        asked_at = clock.monotonic()
+        epoch = await transact_async(client.begin, take, repeatable=True, clock=clock)
+        return cls(client, key, owner, epoch, ttl_s=ttl_s, valid_until=asked_at + ttl_s, clock=clock)
 
     @property
     def lapsed(self) -> bool:
-        """Whether somebody else may be the runner by now: begin nothing until it is renewed."""
-        return self._clock.monotonic() >= self._until
+        """Whether another process may have the lease by now: begin nothing until it is renewed."""
+        return self._clock.monotonic() >= self._valid_until
+
+    async def check(self, txn: AsyncTransaction) -> None:
+        """Raise Fenced when this process does not have the lease in what a transaction reads."""
+        record = await self._key.read(txn)
+        if not self._is_mine(record):
+            holder = record.owner or "nobody because it was removed or given up"
+            raise Fenced(f"the lease of {self._key.work} is held by {holder}; this process stops")
+
+    async def write(self, change: Callable[[AsyncTransaction], Awaitable[T]]) -> T:
+        """Do `change` in a transaction that also renews the lease; return its result.
+
+        Raises Fenced, with nothing changed, when another process has the lease at the commit. `change` runs
+        again after a conflict and after a commit whose outcome is unknown: it must bear that.
+        """
+
+        async def renew_and_change(txn: AsyncTransaction) -> T:
+            await self.check(txn)
+            expires_ms = _expiry_ms(physical_ms(await txn.start_ts), self._ttl_s)
+            await self._key.write(txn, LeaseRecord(self.owner, self.epoch, expires_ms))
+            return await change(txn)
+
+        async with self._one_at_a_time:
+            # From before the cluster was asked the time: the lease lapses here before it expires there.
+            asked_at = self._clock.monotonic()
+            result = await transact_async(
+                self._client.begin, renew_and_change, repeatable=True, clock=self._clock
+            )
+            self._valid_until = asked_at + self._ttl_s
+            return result
 
     async def renew(self) -> None:
-        """Stay the one runner; raise Fenced when somebody else is."""
-
-        async def renew(txn: AsyncTransaction) -> None:
-            await self._check(txn)
-            await self._put(txn, self.epoch, physical_ms(await txn.start_ts))
-
-        await self._timed(renew)
+        """Keep the lease for another `ttl_s`; raise Fenced when another process has it."""
+        await self.write(_change_nothing)
 
     async def give_up(self) -> None:
-        """Let another process be the runner at once; without effect when one is already."""
+        """Let another process have the lease at once; does nothing when one has it already."""
 
-        async def give_up(txn: AsyncTransaction) -> None:
-            found = LeaseRecord.read(await txn.get(LEASE_KEY))
-            if (found.owner, found.epoch) == (self.owner, self.epoch):
-                await txn.put(LEASE_KEY, LeaseRecord("", found.epoch, 0).write())
+        async def release(txn: AsyncTransaction) -> None:
+            record = await self._key.read(txn)
+            if self._is_mine(record):
+                await self._key.write(txn, LeaseRecord("", record.epoch, 0))
 
-        self._until = 0.0
-        await _committed(self._client, give_up)
+        async with self._one_at_a_time:
+            self._valid_until = 0.0
+            await transact_async(self._client.begin, release, repeatable=True, clock=self._clock)
 
-    async def _check(self, txn: AsyncTransaction) -> None:
-        found = LeaseRecord.read(await txn.get(LEASE_KEY))
-        if (found.owner, found.epoch) != (self.owner, self.epoch):
-            raise Fenced(f"jobs are run by {found.owner or 'nobody'} now; this process stops running them")
-
-    async def _put(self, txn: AsyncTransaction, epoch: int, now_ms: int) -> int:
-        await txn.put(LEASE_KEY, LeaseRecord(self.owner, epoch, now_ms + int(self._ttl_s * 1000)).write())
-        return epoch
-
-    async def _timed(self, work: Callable[[AsyncTransaction], Awaitable[T]]) -> T:
-        """Run a transaction that writes the lease. It counts from before the database was asked the time."""
-        asked_at = self._clock.monotonic()
-        done = await _committed(self._client, work)
-        self._until = asked_at + self._ttl_s
-        return done
+    def _is_mine(self, record: LeaseRecord) -> bool:
+        return (record.owner, record.epoch) == (self.owner, self.epoch)
 
 
-async def holder(client: AsyncClient) -> LeaseRecord:
-    """Who is the runner, as far as is known."""
+async def read_lease(client: AsyncClient, key: LeaseKey) -> LeaseRecord:
+    """Return who has a lease now, and until when."""
     async with client.begin() as txn:
-        return LeaseRecord.read(await txn.get(LEASE_KEY))
+        return await key.read(txn)
 
 
-async def _committed(client: AsyncClient, work: Callable[[AsyncTransaction], Awaitable[T]]) -> T:
-    """Run a transaction until it commits; all of ours may be repeated."""
-    problem: Exception | None = None
-    for _ in range(_ATTEMPTS):
-        try:
-            async with client.begin() as txn:
-                return await work(txn)
-        except (Conflict, Undetermined) as error:
-            problem = error
-    raise Unavailable("the lease of the jobs' runner changes hands all the time; try again") from problem
+def _expiry_ms(now_ms: int, ttl_s: float) -> int:
+    return now_ms + int(ttl_s * 1000)
+
+
+async def _change_nothing(_txn: AsyncTransaction) -> None:
+    """Write nothing beside the lease."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid
-from penstock.kv import Client
-from penstock.kv.transact import retried
+from penstock.kv import Client, Transaction
+from penstock.kv.transact import transact
 from penstock.tables.meta import MetaWriter
 
 RANGE = 1_000
@@ -56,11 +56,10 @@ class AutoIds:
             reserved.next = max(reserved.next, number + 1)
 
     def _reserve(self, database_id: int, table_id: int, count: int, *, above: int) -> tuple[int, int]:
-        def reserve() -> tuple[int, int]:
-            with self._client.begin() as txn:
-                return MetaWriter(txn).take_row_ids(database_id, table_id, count, above=above)
+        def reserve(txn: Transaction) -> tuple[int, int]:
+            return MetaWriter(txn).take_row_ids(database_id, table_id, count, above=above)
 
-        first, last = retried(reserve, clock=self._clock)
+        first, last = transact(self._client.begin, reserve, clock=self._clock)
         if last > _MAX:
             raise Invalid(f"table {table_id} has used up its row ids; create a new table")
         return first, last

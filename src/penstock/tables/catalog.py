@@ -7,7 +7,7 @@ from typing import TypeVar
 from penstock import clock as clocks
 from penstock.clock import Clock
 from penstock.kv import Client, Transaction
-from penstock.kv.transact import retried
+from penstock.kv.transact import transact
 from penstock.tables import alter, statements
 from penstock.tables.accounts import SYSTEM, Account, Accounts
 from penstock.tables.auto_ids import AutoIds
@@ -206,8 +206,4 @@ class Catalog:
         return MetaReader(self._client.snapshot(self._client.timestamp() if at_ts is None else at_ts))
 
     def _change(self, make: Callable[[SchemaChange], T]) -> T:
-        def transaction() -> T:
-            with self._client.begin() as txn:
-                return make(SchemaChange(txn))
-
-        return retried(transaction, clock=self._clock)
+        return transact(self._client.begin, lambda txn: make(SchemaChange(txn)), clock=self._clock)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from penstock.clock import Clock
 from penstock.errors import Invalid, KeyExists
 from penstock.kv import Client, Transaction
-from penstock.kv.transact import retried
+from penstock.kv.transact import transact
 from penstock.tables.auto_ids import AutoIds
 from penstock.tables.decoding.decoder import decode_rows, int_handles
 from penstock.tables.guard import Guards
@@ -164,12 +164,9 @@ class Table:
             with txn.savepoint():
                 return write(self._writer(txn))
 
-        def transaction() -> T:
-            with self._services.guards.begin() as own:
-                return write(self._writer(own))
-
+        services = self._services
         try:
-            return retried(transaction, clock=self._services.clock)
+            return transact(services.guards.begin, lambda own: write(self._writer(own)), clock=services.clock)
         except KeyExists as error:
             raise DuplicateRow(self.name, self.info, error.key) from error
 

@@ -34,7 +34,7 @@ from penstock.jobs.api import Jobs, consumer_of
 from penstock.jobs.consumer import Comparable, Consumer, is_comparable
 from penstock.jobs.job import ErrorCode, Job, JobId, JobState
 from penstock.kv import Transaction
-from penstock.kv.transact import retried
+from penstock.kv.transact import transact
 from penstock.settings import Settings
 from penstock.verify.compare import Comparison, Counts, added_samples
 
@@ -312,11 +312,7 @@ class TargetVerification:
         return TargetRepair(RepairAction.NOTHING if report.same else RepairAction.MENDED, job, report)
 
     def _committed(self, change: Callable[[Transaction], Job]) -> Job:
-        def attempt() -> Job:
-            with self._jobs.log.client.begin() as txn:
-                return change(txn)
-
-        return retried(attempt, clock=self._clock)
+        return transact(self._jobs.log.client.begin, change, clock=self._clock)
 
     def _is_stranded(self, job: Job) -> bool:
         """Whether the table of that name is another one by now, or gone."""
@@ -360,7 +356,7 @@ class TargetVerification:
         """
         deadline = self._clock.monotonic() + _PATIENCE_S
         while self._clock.monotonic() < deadline:
-            look = eventloop.run(self._source.look([table_id])).get(table_id)
+            look = eventloop.run(self._source.read_progress([table_id])).get(table_id)
             if look is not None and look.readable_ts >= at_ts:
                 return look.readable_ts if look.changed_ts <= at_ts else at_ts
             self._clock.pause(_AGAIN_S)

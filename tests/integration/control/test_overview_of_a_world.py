@@ -12,18 +12,19 @@ from typing import Any
 import pytest
 
 from penstock import metrics
-from penstock.changefeeds.commands import create_feed
+from penstock.changefeeds.commands import create_changefeed
 from penstock.changefeeds.model import ChangefeedState
 from penstock.cli.service import MetricServer
 from penstock.clock import SYSTEM, physical_ms
 from penstock.control.deployment import Deployment
-from penstock.control.overview.gather import Rates
+from penstock.control.overview.gather import FactsCache
 from penstock.control.overview.model import Overview
-from penstock.control.overview.overview import overview
+from penstock.control.overview.overview import read_overview
 from penstock.control.part_states import PartKind, PartState, PartStatus, UpStates
 from penstock.errors import Conflict
 from penstock.eventstore.capture.lease import PREFIX, CaptureLease
 from penstock.kv import AsyncClient
+from penstock.kv.lease import LeaseRecord
 from penstock.settings import KvSettings, Settings, StoreSettings, UpSettings, parse_changefeed
 from penstock.store.cluster import Cluster
 from penstock.tables.keys import record_key
@@ -41,12 +42,14 @@ async def deployment_of(world: JobWorld, folder: Path) -> AsyncIterator[Deployme
         yield Deployment(settings, world.async_client, closing)
 
 
-async def look(world: JobWorld, deployment: Deployment, rates: Rates | None = None, **how: Any) -> Overview:
-    return await world.do(overview, deployment, rates or Rates(), **how)
+async def look(
+    world: JobWorld, deployment: Deployment, rates: FactsCache | None = None, **how: Any
+) -> Overview:
+    return await world.do(read_overview, deployment, rates or FactsCache(), **how)
 
 
 async def until(
-    world: JobWorld, deployment: Deployment, holds: Any, rates: Rates | None = None, **how: Any
+    world: JobWorld, deployment: Deployment, holds: Any, rates: FactsCache | None = None, **how: Any
 ) -> Overview:
     deadline = SYSTEM.monotonic() + WAIT_S
     while not holds(found := await look(world, deployment, rates, **how)):
@@ -68,7 +71,7 @@ async def test_a_deployment_shows_its_tables_changefeeds_jobs_and_who_runs_them(
         )
         now_ts = await world.now_ts()
         wanted = parse_changefeed({"sink_uri": f"file://{tmp_path}/files?protocol=csv"}, origin="test")
-        await create_feed(deployment.feeds, "files", wanted, now_ts=now_ts)
+        await create_changefeed(deployment.feeds, "files", wanted, now_ts=now_ts)
 
         found = await until(world, deployment, lambda seen: whats(seen) == ["no_runner"])
         assert [each.name for each in found.parts] == ["store", "a"]
@@ -131,7 +134,7 @@ async def test_the_lock_that_holds_a_table_back_is_named_with_the_table_of_its_p
         wanted = parse_changefeed(
             {"sink_uri": f"file://{tmp_path}/files?protocol=csv", "tables": ["shop.items"]}, origin="test"
         )
-        await create_feed(deployment.feeds, "files", wanted, now_ts=now_ts)
+        await create_changefeed(deployment.feeds, "files", wanted, now_ts=now_ts)
         await deployment.feeds.acquire("files", "host", ttl_s=60)
         lasting = KvSettings(ttl_refreshed_txn_bytes=0)  # its locks live as long as it does
         async with await AsyncClient.connect(world.settings.pd_addrs, settings=lasting) as client:
@@ -175,7 +178,9 @@ async def test_a_capture_that_hangs_is_a_problem_and_nobody_waits_for_it(tmp_pat
         await world.readable("shop.orders")
         with socket.create_server(("127.0.0.1", 0)) as hanging:  # takes calls and never answers
             addr = f"127.0.0.1:{hanging.getsockname()[1]}"
-            ghost = CaptureLease("ghost", "data", addr, physical_ms(await world.now_ts()) + 60_000)
+            ghost = CaptureLease(
+                "ghost", addr, LeaseRecord("data", 1, physical_ms(await world.now_ts()) + 60_000)
+            )
             async with world.async_client.begin() as txn:
                 await txn.put(PREFIX + b"ghost", ghost.write())
             began = SYSTEM.monotonic()
@@ -195,7 +200,7 @@ async def test_under_up_parts_rates_and_spools_come_from_what_it_says_and_from_t
         await world.create("shop.orders", COLUMNS)
         await world.readable("shop.orders")
         wanted = parse_changefeed({"sink_uri": f"file://{tmp_path}/files?protocol=csv"}, origin="test")
-        await create_feed(deployment.feeds, "files", wanted, now_ts=await world.now_ts())
+        await create_changefeed(deployment.feeds, "files", wanted, now_ts=await world.now_ts())
         await deployment.feeds.acquire("files", "host", ttl_s=60)
         spooled = metrics.SINK_SPOOL_BYTES.labels("files")
         spooled.set(90)
@@ -214,7 +219,7 @@ async def test_under_up_parts_rates_and_spools_come_from_what_it_says_and_from_t
                 )
                 folder = deployment.settings.up.data
                 UpStates(os.getpid(), (running,)).write(folder)
-                rates = Rates()
+                rates = FactsCache()
                 await world.do(rates.read, deployment.settings)
                 await world.insert("shop.orders", {"id": 1, "title": "a"})
                 await world.readable("shop.orders")
@@ -252,13 +257,13 @@ async def test_a_cluster_that_is_gone_is_told_of_soon_while_the_deployment_waits
     ):
         deployment = Deployment(settings, client, closing)
         try:
-            assert (await asyncio.to_thread(overview, deployment, Rates())).healthy
+            assert (await asyncio.to_thread(read_overview, deployment, FactsCache())).healthy
         finally:
             await cluster.stop()
         down = PartStatus(name="store", kind=PartKind.STORE, state=PartState.WAITING, error="killed")
         UpStates(os.getpid(), (down,)).write(up.data)
         began = SYSTEM.monotonic()
-        found = await asyncio.to_thread(overview, deployment, Rates())
+        found = await asyncio.to_thread(read_overview, deployment, FactsCache())
         assert SYSTEM.monotonic() - began < 6
         assert whats(found) == ["cluster_silent", "part_not_running"]
         assert [each.lag_s for each in found.stages] == [0.0, None, None, None, None]
@@ -266,6 +271,6 @@ async def test_a_cluster_that_is_gone_is_told_of_soon_while_the_deployment_waits
 
 async def test_many_who_look_at_once_cost_as_much_as_one(tmp_path: Path) -> None:
     async with job_world(tmp_path) as world, deployment_of(world, tmp_path) as deployment:
-        rates = Rates()
+        rates = FactsCache()
         found = await asyncio.gather(*(look(world, deployment, rates) for _ in range(10)))
         assert len({each.now_ts for each in found}) <= 3

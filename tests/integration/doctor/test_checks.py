@@ -20,6 +20,7 @@ from penstock.cli.service import MetricServer
 from penstock.clock import SYSTEM
 from penstock.eventstore.capture.lease import PREFIX, CaptureLease
 from penstock.kv import Client
+from penstock.kv.lease import LeaseRecord
 from penstock.object_storage import ObjectStorage, StorageRef, open_storage
 from penstock.settings import Settings, parse
 from support.certificates import Identity, issue
@@ -200,7 +201,7 @@ def test_a_cluster_is_found_with_its_clock_and_its_captures(tmp_path: Path) -> N
         assert (late.verdict, "3,600" in late.what) == (BAD, True)
         silent = closed_port()
         with Client.connect([store.pd_addr]) as client, client.begin() as txn:
-            lease = CaptureLease("capture-9", "data", silent, SYSTEM.wall_ms() + 60_000)
+            lease = CaptureLease("capture-9", silent, LeaseRecord("data", 1, SYSTEM.wall_ms() + 60_000))
             txn.put(PREFIX + b"capture-9", lease.write())
         deaf = named(clusterchecks.cluster(settings), "capture capture-9")
         assert (deaf.verdict, silent in deaf.what) == (BAD, True)

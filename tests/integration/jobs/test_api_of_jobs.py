@@ -1,5 +1,6 @@
 """What people do with jobs, in transactions of a real store."""
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,11 +13,12 @@ from penstock.clock import physical_ms
 from penstock.errors import Conflict, Fenced, Invalid, Undetermined
 from penstock.jobs.api import Jobs
 from penstock.jobs.job import ErrorCode, Job, JobId, JobKey, JobState, JobStatus
-from penstock.jobs.log.job_log import JobLog
+from penstock.jobs.log.job_log import RUNNER_LEASE, JobLog
 from penstock.jobs.log.job_rows import LOG_NAME, PRIMARY_KEY
-from penstock.jobs.log.transitions import adopted, completed, failed, flushed, started
+from penstock.jobs.log.transitions import adopt_job, complete_iteration, fail_iteration, flush_watermark, start_iteration
 from penstock.jobs.spec import JobSpec, UpdateOptions
 from penstock.kv import Client, Transaction
+from penstock.kv.lease import LeaseRecord
 from penstock.settings import JobsSettings
 from penstock.tables import Catalog
 from support.warmstore import WarmStore
@@ -221,22 +223,22 @@ def test_a_stale_writer_changes_nothing_and_neither_do_its_rows(
     job = jobs.get_job(SEARCH)
     slower = client.begin(pessimistic=pessimistic)
     assert slower.start_ts
-    newer = written(jobs, job, started(0, 10, runner=2, at=1))
+    newer = written(jobs, job, start_iteration(0, 10, runner=2, at=1))
     db.table("shop.orders").insert([{"id": 1}], txn=slower)
     with pytest.raises((Fenced, Conflict)), slower:
-        jobs.log.change(slower, job.key, job.status.lsn, completed(10, at=2))
+        jobs.log.change(slower, job.key, job.status.lsn, complete_iteration(10, at=2))
     assert jobs.get_job(SEARCH) == newer
     assert db.table("shop.orders").get(1) is None
     with pytest.raises(Fenced), client.begin(pessimistic=pessimistic) as txn:
-        jobs.log.change(txn, job.key, job.status.lsn, completed(10, at=2))
+        jobs.log.change(txn, job.key, job.status.lsn, complete_iteration(10, at=2))
 
 
 def test_rows_and_the_watermark_become_visible_together(jobs: Jobs, client: Client, db: Catalog) -> None:
     register(jobs)
-    job = written(jobs, jobs.get_job(SEARCH), started(0, 10, runner=1, at=1))
+    job = written(jobs, jobs.get_job(SEARCH), start_iteration(0, 10, runner=1, at=1))
     with client.begin() as txn:
         db.table("shop.orders").insert([{"id": 1}], txn=txn)
-        jobs.log.change(txn, job.key, job.status.lsn, completed(10, at=2))
+        jobs.log.change(txn, job.key, job.status.lsn, complete_iteration(10, at=2))
         assert jobs.get_job(SEARCH).watermark == 0
     assert jobs.get_job(SEARCH).watermark == 10
     assert db.table("shop.orders").get(1) is not None
@@ -244,7 +246,7 @@ def test_rows_and_the_watermark_become_visible_together(jobs: Jobs, client: Clie
 
 def test_a_flush_keeps_the_drop_that_came_first(jobs: Jobs) -> None:
     register(jobs)
-    job = written(jobs, jobs.get_job(SEARCH), completed(10, at=1))
+    job = written(jobs, jobs.get_job(SEARCH), complete_iteration(10, at=1))
     unregister(jobs)
     assert jobs.log.flush_watermarks([(job, 20)]) == [None]
     (dropped,) = jobs.get_jobs(dropped=True)
@@ -254,7 +256,7 @@ def test_a_flush_keeps_the_drop_that_came_first(jobs: Jobs) -> None:
 def test_a_flush_keeps_the_status_and_the_spec_that_came_meanwhile(jobs: Jobs, client: Client) -> None:
     register(jobs)
     job = written(
-        jobs, jobs.get_job(SEARCH), started(0, 10, runner=4, at=1), completed(10, at=2), failed(1, "no", at=3)
+        jobs, jobs.get_job(SEARCH), start_iteration(0, 10, runner=4, at=1), complete_iteration(10, at=2), fail_iteration(1, "no", at=3)
     )
     with client.begin() as txn:
         jobs.pause_job(txn, SEARCH)
@@ -268,7 +270,7 @@ def test_a_writer_that_is_slower_than_another_applies_its_change_to_what_is_ther
     jobs: Jobs, client: Client
 ) -> None:
     register(jobs)
-    job = written(jobs, jobs.get_job(SEARCH), completed(10, at=1))
+    job = written(jobs, jobs.get_job(SEARCH), complete_iteration(10, at=1))
     meddled = []
 
     def update_meanwhile(row: Job) -> Job:
@@ -276,7 +278,7 @@ def test_a_writer_that_is_slower_than_another_applies_its_change_to_what_is_ther
             meddled.append(1)
             with client.begin() as txn:
                 jobs.update_job_spec(txn, SEARCH, JobSpec.parse({"detail": {"priority": 9}}))
-        return flushed(20)(row)
+        return flush_watermark(20)(row)
 
     assert written(jobs, job, update_meanwhile).spec.priority == 9
     assert (jobs.get_job(SEARCH).watermark, jobs.get_job(SEARCH).spec.priority) == (20, 9)
@@ -297,12 +299,12 @@ def test_an_update_ends_the_iteration_under_way_when_it_is_to(
     jobs: Jobs, client: Client, interrupt: bool
 ) -> None:
     register(jobs)
-    job = written(jobs, jobs.get_job(SEARCH), started(0, 10, runner=1, at=1))
+    job = written(jobs, jobs.get_job(SEARCH), start_iteration(0, 10, runner=1, at=1))
     with client.begin() as txn:
         newer = JobSpec.parse({"detail": {"priority": 9}})
         jobs.update_job_spec(txn, SEARCH, newer, UpdateOptions(interrupt=interrupt))
     assert jobs.get_job(SEARCH).state is (JobState.CANCELED if interrupt else JobState.RUNNING)
-    (ended,) = jobs.log.transact([(job, completed(10, at=2))])
+    (ended,) = jobs.log.transact([(job, complete_iteration(10, at=2))])
     assert (ended is None) == interrupt
     assert jobs.get_job(SEARCH).watermark == (0 if interrupt else 10)
     assert jobs.get_job(SEARCH).spec.priority == 9, "the end of an iteration keeps the newer spec"
@@ -313,7 +315,7 @@ def test_jobs_are_found_by_their_state(jobs: Jobs) -> None:
     for job_id in ids.values():
         register(jobs, job_id)
     running = jobs.get_job(ids[JobState.RUNNING])
-    written(jobs, running, started(0, 10, runner=1, at=1))
+    written(jobs, running, start_iteration(0, 10, runner=1, at=1))
     assert [job.id for job in jobs.get_jobs()] == sorted(ids.values())
     assert [job.id for job in jobs.get_jobs(JobState.RUNNING)] == [ids[JobState.RUNNING]]
     assert jobs.get_jobs(JobState.ERROR) == []
@@ -323,7 +325,7 @@ def test_a_job_goes_on_when_it_is_resumed(jobs: Jobs, client: Client) -> None:
     register(jobs)
     with client.begin() as txn:
         assert jobs.pause_job(txn, SEARCH).spec.paused
-    job = written(jobs, jobs.get_job(SEARCH), failed(ErrorCode.REFUSED, "no", at=1))
+    job = written(jobs, jobs.get_job(SEARCH), fail_iteration(ErrorCode.REFUSED, "no", at=1))
     assert job.state is JobState.ERROR
     with client.begin() as txn:
         jobs.resume_job(txn, SEARCH)
@@ -333,7 +335,7 @@ def test_a_job_goes_on_when_it_is_resumed(jobs: Jobs, client: Client) -> None:
 
 def test_a_job_is_rebuilt_from_nothing(jobs: Jobs, client: Client) -> None:
     register(jobs)
-    job = written(jobs, jobs.get_job(SEARCH), completed(10, at=1), failed(ErrorCode.TARGET_DIFFERS, "", at=1))
+    job = written(jobs, jobs.get_job(SEARCH), complete_iteration(10, at=1), fail_iteration(ErrorCode.TARGET_DIFFERS, "", at=1))
     with client.begin() as txn:
         jobs.rebuild_job(txn, SEARCH)
         at_ts = txn.start_ts
@@ -348,7 +350,7 @@ def test_a_job_of_a_truncated_table_is_found_and_rebuilt_for_the_new_one(
     jobs: Jobs, client: Client, db: Catalog
 ) -> None:
     register(jobs)
-    old = written(jobs, jobs.get_job(SEARCH), completed(10, at=1))
+    old = written(jobs, jobs.get_job(SEARCH), complete_iteration(10, at=1))
     truncated = db.truncate_table("shop.orders")
     assert jobs.get_job(SEARCH).key == old.key
     with client.begin() as txn:
@@ -441,7 +443,7 @@ def test_a_damaged_row_blocks_nothing_and_can_be_unregistered(
     damage(db, jobs.get_job(SEARCH).key)
     assert [job.id for job in jobs.get_jobs()] == [other]
     _, rows = jobs.log.read_all()
-    assert jobs.log.transact([(row, completed(10, at=1)) for row in rows]) != [None]
+    assert jobs.log.transact([(row, complete_iteration(10, at=1)) for row in rows]) != [None]
     with pytest.raises(Invalid, match="no job"), client.begin() as txn:
         jobs.pause_job(txn, SEARCH)
     assert unregister(jobs)
@@ -487,6 +489,42 @@ class Counting:
             raise Undetermined("nobody answers")
 
 
+class TakenOver:
+    """A client in whose first transaction another runner takes the lease, before the commit."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._left = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    @contextmanager
+    def begin(self) -> Iterator[Transaction]:
+        with self._client.begin() as txn:
+            yield txn
+            if self._left:
+                self._left = False
+                write_lease(self._client, LeaseRecord("another", 8, 1))
+
+
+def write_lease(client: Client, record: LeaseRecord) -> None:
+    with client.begin() as txn:
+        txn.put(RUNNER_LEASE.key, json.dumps(record.to_fields()).encode())
+
+
+def test_a_runner_that_loses_the_lease_before_the_commit_notes_no_verification(
+    jobs: Jobs, client: Client
+) -> None:
+    register(jobs)
+    key = jobs.get_job(SEARCH).key
+    write_lease(client, LeaseRecord("one", 7, 1))
+    JobLog(client).note_verified(key, b"first", epoch=7)
+    with pytest.raises(Fenced):
+        JobLog(cast("Client", TakenOver(client))).note_verified(key, b"late", epoch=7)
+    assert jobs.log.verified([key]) == {key: b"first"}
+
+
 def test_a_thousand_jobs_are_read_and_taken_over_in_few_transactions(jobs: Jobs, client: Client) -> None:
     register(jobs)
     job = jobs.get_job(SEARCH)
@@ -497,9 +535,9 @@ def test_a_thousand_jobs_are_read_and_taken_over_in_few_transactions(jobs: Jobs,
             txn.put(rows.key(key), rows.value(replace(job, key=key)))
     _, read = jobs.log.read_all()
     assert len(read) == 1001
-    written(jobs, read[0], completed(5, at=1))
+    written(jobs, read[0], complete_iteration(5, at=1))
     counting = Counting(client)
-    taken = JobLog(cast("Client", counting)).transact([(each, adopted(3)) for each in read])
+    taken = JobLog(cast("Client", counting)).transact([(each, adopt_job(3)) for each in read])
     assert counting.begun == 4
     assert taken[0] is None, "one that is stale does not hold up the others"
     assert None not in taken[1:]
@@ -517,7 +555,7 @@ def test_a_change_whose_commit_was_not_answered_is_found_again(
 
     def start(row: Job) -> Job:
         attempts.append(row)
-        return started(0, 10, runner=1, at=1)(row)
+        return start_iteration(0, 10, runner=1, at=1)(row)
 
     class Meddled(Counting):
         @contextmanager
@@ -547,10 +585,10 @@ def test_who_was_faster_while_a_commit_was_not_answered_is_not_overwritten(
         @contextmanager
         def begin(self) -> Iterator[Transaction]:
             if self.begun == 1:
-                others.append(written(jobs, jobs.get_job(SEARCH), adopted(2)))
+                others.append(written(jobs, jobs.get_job(SEARCH), adopt_job(2)))
             with super().begin() as txn:
                 yield txn
 
     log = JobLog(cast("Client", Overtaken(client, lost=1)))
-    assert log.transact([(job, started(0, 10, runner=1, at=1))]) == [None]
+    assert log.transact([(job, start_iteration(0, 10, runner=1, at=1))]) == [None]
     assert [jobs.get_job(SEARCH)] == others

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.changes.columns import chosen_columns, key_names
 from penstock.changes.limits import ReadLimit
-from penstock.changes.net_change import net_of
+from penstock.changes.net_change import coalesce_by_key
 from penstock.clock import physical_ms
 from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore.capture.lease import CaptureLease
@@ -18,9 +18,10 @@ from penstock.eventstore.history_holds import HistoryHolds
 from penstock.eventstore.manifest import BEGUN
 from penstock.eventstore.read.partition import CaptureProgress
 from penstock.follow.cluster_tables import UNKNOWN_MS, FollowedTables, TableGone
-from penstock.follow.follower import HOLDER, EventStoreJobSource
+from penstock.follow.follower import JOBS_HOLDER, EventStoreAccess, ScanFollower
 from penstock.follow.source import ReadableRange, TableScan
-from penstock.jobs.iteration.ordering import PieceProjection
+from penstock.jobs.iteration.ordering import BatchProjection
+from penstock.kv.lease import LeaseRecord
 from penstock.object_storage import StorageRef
 from penstock.tables.alter import add_column
 from penstock.tables.schema import TableInfo
@@ -35,13 +36,13 @@ EVERYTHING = ReadLimit()
 
 
 async def scan(
-    source: EventStoreJobSource, *given: int, limit: ReadLimit = EVERYTHING, table_id: int = 1
+    source: ScanFollower, *given: int, limit: ReadLimit = EVERYTHING, table_id: int = 1
 ) -> TableScan:
     return await asyncio.to_thread(source.scan, table_id, *given, limit)
 
 
 def applied(
-    source: EventStoreJobSource,
+    source: ScanFollower,
     found: TableScan,
     rows: Snapshot,
     scratch: Path,
@@ -50,11 +51,11 @@ def applied(
     """What a target has after a range."""
     table = found.schema.table
     wanted = chosen_columns(table, columns)
-    projection = PieceProjection(found.schema, wanted.names)
+    projection = BatchProjection(found.schema, wanted.names)
     with source.open(found, columns) as handle:
         pieces = [projection.piece(batch) for batch in handle]
     pairs = [(piece.inserts, piece.deletes) for piece in pieces]
-    net = net_of(pairs, wanted, key_names(table), scratch)
+    net = coalesce_by_key(pairs, wanted, key_names(table), scratch)
     assert not found.snapshot or not net.deletes.num_rows
     left = {} if found.snapshot else dict(rows)
     for row in net.deletes.to_pylist():
@@ -96,18 +97,18 @@ async def test_a_thousand_tables_are_looked_at_in_one_call_of_each_capture(tmp_p
     async def now() -> int:
         return 500
 
-    source = EventStoreJobSource(
+    access = EventStoreAccess(
         StorageRef(f"file://{tmp_path}"),
-        now=now,
-        leases=lambda: [CaptureLease(addr, "data", addr, 0) for addr in captures],
-        connect=captures.__getitem__,  # type: ignore[arg-type] # only what is asked is there
-        tables=tables,
+        now,
+        lambda: [CaptureLease(addr, addr, LeaseRecord("data", 1, 0)) for addr in captures],
+        captures.__getitem__,  # type: ignore[arg-type] # only what is asked is there
     )
+    source = ScanFollower(access, tables)
     async with source:
-        looks = await source.look(ids)
+        looks = await source.read_progress(ids)
         assert looks == {each: ReadableRange(400, min(400, max(2, each)), 7) for each in ids}
         began = process_time()
-        await source.look(ids)
+        await source.read_progress(ids)
         assert process_time() - began < 0.2
         assert [each.calls for each in captures.values()] == [2, 2]
 
@@ -121,9 +122,9 @@ async def test_a_table_is_as_far_as_the_last_of_its_partitions(tmp_path: Path) -
         newest = world.commit(item("integer", 2, "b"), into=0)
         world.store.open_table(11).advance_resolved_ts(newest)
         async with world.job_source() as source:
-            assert await source.look([9, 77]) == {9: ReadableRange(readable, readable, START)}
+            assert await source.read_progress([9, 77]) == {9: ReadableRange(readable, readable, START)}
             world.known()
-            assert await source.look([9]) == {9: ReadableRange(newest, newest, START)}
+            assert await source.read_progress([9]) == {9: ReadableRange(newest, newest, START)}
             assert early < newest
 
 
@@ -133,11 +134,11 @@ async def test_nothing_can_be_read_beyond_what_is_known_of_schemas(tmp_path: Pat
         async with world.job_source() as source:
             later = world.commit(item("integer", 1, "a"))
             world.resolve()
-            assert (await source.look([1]))[1].readable_ts == known
+            assert (await source.read_progress([1]))[1].readable_ts == known
             with pytest.raises(Unavailable, match="schemas are known up to"):
                 await scan(source, 0, later)
             world.known()
-            assert (await source.look([1]))[1] == ReadableRange(later, later)
+            assert (await source.read_progress([1]))[1] == ReadableRange(later, later)
 
 
 async def test_another_schema_is_a_change_that_targets_follow(tmp_path: Path) -> None:
@@ -147,16 +148,16 @@ async def test_another_schema_is_a_change_that_targets_follow(tmp_path: Path) ->
         world.tick(4)
         world.resolve()
         async with world.job_source() as source:
-            assert (await source.look([1]))[1] == ReadableRange(world.ts, altered)
+            assert (await source.read_progress([1]))[1] == ReadableRange(world.ts, altered)
 
 
 async def test_a_failed_subscription_of_schemas_is_begun_anew(tmp_path: Path) -> None:
     with JobSourceWorld(tmp_path, item_table()) as world:
         world.resolve()
         async with world.job_source() as source:
-            before = await source.look([1])
+            before = await source.read_progress([1])
             world.fed.failure = Invalid("the cluster is another one")
-            assert await source.look([1]) == before
+            assert await source.read_progress([1]) == before
             assert world.fed.begun == 2
         assert world.fed.closed
 
@@ -268,7 +269,7 @@ async def test_history_that_is_gone_needs_a_snapshot(tmp_path: Path) -> None:
         world.flush()
         world.store.state_fact(1, {"kind": BEGUN, "ts": world.ts})
         async with world.job_source() as source:
-            assert (await source.look([1]))[1].oldest_ts == world.ts
+            assert (await source.read_progress([1]))[1].oldest_ts == world.ts
             with pytest.raises(StaleRead):
                 await scan(source, start, world.ts)
             assert (await scan(source, 0, world.ts)).rows
@@ -279,7 +280,7 @@ async def test_a_table_that_nobody_captures_is_named(tmp_path: Path) -> None:
         world.meta.append(described(3, a_table(77, name="u")))
         world.resolve()
         async with world.job_source() as source:
-            assert not await source.look([77])
+            assert not await source.read_progress([77])
             with pytest.raises(Unavailable, match=r"table shop.u is not captured.*capture.tables"):
                 await scan(source, 0, world.ts, table_id=77)
 
@@ -290,7 +291,7 @@ async def test_rows_are_read_from_objects_when_their_capture_is_away(tmp_path: P
         flushed = world.flush()
         world.addrs.clear()
         async with world.job_source() as source:
-            assert (await source.look([1]))[1].readable_ts == flushed
+            assert (await source.read_progress([1]))[1].readable_ts == flushed
             found = await scan(source, 0, flushed)
             assert applied(source, found, {}, tmp_path) == world.versions.at(flushed)
 
@@ -328,7 +329,7 @@ async def test_a_partition_that_goes_takes_its_rows_and_a_snapshot_is_read(tmp_p
         world.tick()
         world.resolve()
         async with world.job_source() as source:
-            assert (await source.look([9]))[9].changed_ts == dropped
+            assert (await source.read_progress([9]))[9].changed_ts == dropped
             for from_ts in (start, dropped - 1):
                 with pytest.raises(StaleRead):
                     await scan(source, from_ts, world.ts, table_id=9)
@@ -346,10 +347,10 @@ async def test_what_became_of_a_table_is_known_at_once(tmp_path: Path) -> None:
     with JobSourceWorld(tmp_path, item_table()) as world:
         world.resolve()
         async with world.job_source() as source:
-            assert source.gone(1) is None
+            assert source.why_gone(1) is None
             world.meta.append(gone(world.tick(), 1))
             world.known()
-            assert "dropped" in source.gone(1)
+            assert "dropped" in source.why_gone(1)
             with pytest.raises(TableGone, match="dropped"):
                 await scan(source, START, world.ts)
 
@@ -361,13 +362,13 @@ async def test_a_table_that_was_never_heard_of_is_gone_when_news_of_it_would_hav
         world.resolve()
         clock = ManualClock(wall_ms=physical_ms(world.ts))
         async with world.job_source(clock=clock) as source:
-            assert source.gone(5) is None
+            assert source.why_gone(5) is None
             world.ts += (UNKNOWN_MS - 1) << 18
             world.known()
-            assert source.gone(5) is None
+            assert source.why_gone(5) is None
             world.ts += 1 << 18
             world.known()
-            assert "table 5 is not there any more" in source.gone(5)
+            assert "table 5 is not there any more" in source.why_gone(5)
 
 
 # Holds.
@@ -380,7 +381,7 @@ async def test_history_is_held_table_by_table_and_let_go(tmp_path: Path) -> None
         held = HistoryHolds(world.storage.open(), world.clock)
 
         def holds(physical_id: int) -> list[int]:
-            return [each.ts for each in held.all_of(physical_id) if HOLDER in each.path]
+            return [each.ts for each in held.all_of(physical_id) if JOBS_HOLDER in each.path]
 
         async with world.job_source() as source:
             await source.hold({9: START + 5, 77: START + 8, 404: 3})
@@ -407,7 +408,7 @@ async def test_a_wall_clock_that_is_behind_does_not_bury_a_table_whose_news_are_
         world.resolve()
         clock = ManualClock(wall_ms=physical_ms(world.ts) - 3_600_000)
         async with world.job_source(clock=clock) as source:
-            assert source.gone(5) is None
+            assert source.why_gone(5) is None
             world.ts += UNKNOWN_MS << 18
             world.known()
-            assert "table 5 is not there any more" in source.gone(5)
+            assert "table 5 is not there any more" in source.why_gone(5)

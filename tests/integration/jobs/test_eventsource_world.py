@@ -4,8 +4,8 @@ from pathlib import Path
 
 from penstock.changes.limits import ReadLimit
 from penstock.eventstore.history_holds import HistoryHolds
-from penstock.follow.follower import HOLDER
-from penstock.jobs.consumer import Consumer, DataRetriever, DataType, gather
+from penstock.follow.follower import JOBS_HOLDER
+from penstock.jobs.consumer import Consumer, DataRetriever, DataType, read_net_changes
 from support.jobworld import JobWorld, job_world
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
@@ -18,7 +18,7 @@ def copying(rows: dict) -> type[Consumer]:
         def consume(self, data: DataRetriever) -> None:
             if data.data_type is DataType.SNAPSHOT:
                 rows.clear()
-            net = gather(data, self.job.scratch)
+            net = read_net_changes(data, self.job.scratch)
             for row in net.deletes.to_pylist():
                 rows.pop(row["id"], None)
             for row in net.upserts.drop_columns(["_commit_ts"]).to_pylist():
@@ -58,17 +58,17 @@ async def test_a_table_that_is_gone_is_told_with_the_remedy(tmp_path: Path) -> N
         truncated = await world.create("shop.a", COLUMNS)
         dropped = await world.create("shop.b", COLUMNS)
         ts = await world.readable("shop.b")
-        assert world.source.gone(truncated) is None
+        assert world.source.why_gone(truncated) is None
         await world.readable("shop.a", ts)
         assert (await world.do(world.source.scan, truncated, 0, ts, ReadLimit())).rows == 0
         new_id = (await world.do(world.db.truncate_table, "shop.a")).id
         await world.do(world.db.drop_table, "shop.b")
-        await world.until(lambda: world.source.gone(dropped) is not None)
-        assert f"shop.a was truncated or replaced: it has the id {new_id}" in world.source.gone(truncated)
-        assert "--rebuild" in world.source.gone(truncated)
-        assert "shop.b was dropped; unregister" in world.source.gone(dropped)
-        assert world.source.gone(new_id) is None
-        looks = await world.source.look([truncated, dropped])
+        await world.until(lambda: world.source.why_gone(dropped) is not None)
+        assert f"shop.a was truncated or replaced: it has the id {new_id}" in world.source.why_gone(truncated)
+        assert "--rebuild" in world.source.why_gone(truncated)
+        assert "shop.b was dropped; unregister" in world.source.why_gone(dropped)
+        assert world.source.why_gone(new_id) is None
+        looks = await world.source.read_progress([truncated, dropped])
         assert not looks
 
 
@@ -78,7 +78,7 @@ async def test_history_is_held_where_jobs_are(tmp_path: Path) -> None:
         ts = await world.readable("shop.items")
         await world.source.hold({table_id: ts})
         held = HistoryHolds(world.capture.store._storage)
-        assert [each.ts for each in held.all_of(table_id) if HOLDER in each.path] == [ts]
+        assert [each.ts for each in held.all_of(table_id) if JOBS_HOLDER in each.path] == [ts]
         await world.source.hold({})
         assert list(held.all_of(table_id)) == []
 

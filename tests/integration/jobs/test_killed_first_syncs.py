@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from penstock.clock import SYSTEM
-from penstock.control.deployment import deployed
-from penstock.control.verify import repair, verify
+from penstock.control.deployment import open_deployment
+from penstock.control.verify import repair_target, verify_target
 from penstock.jobs.job import Job, JobId, JobState
 from support.jobtargets import (
     DeltaTarget,
@@ -55,9 +55,9 @@ def register(world: ShopWorld, servers: ExitStack) -> None:
 def kill_within_first_syncs(world: ShopWorld, mix: random.Random) -> list[str]:
     """Kill the runner while targets are filled, or filled anew when all are full; return of which jobs."""
     if not unfilled(world):
-        with deployed(world.settings) as deployment:
+        with open_deployment(world.settings) as deployment:
             for name in world.targets:
-                repair(deployment, JobId.parse(name), rebuild=True)
+                repair_target(deployment, JobId.parse(name), rebuild=True)
     left = max(0, len(unfilled(world)) - mix.choice([0, 1, 1, 2, 4]))
     world.runners.start()
     world.until(lambda: len(unfilled(world)) <= left and has_files(world.folder))
@@ -97,8 +97,8 @@ def test_targets_are_filled_completely_and_nothing_is_left_of_attempts_that_were
         assert len(scratch) == 1, "directories of runners that were killed are left"
         assert "Traceback" not in world.runners.logs(), f"seed {SEED}: a runner met what it does not know"
         world.check_search(words(world))
-        with deployed(world.settings) as deployment:
+        with open_deployment(world.settings) as deployment:
             for name, target in world.targets.items():
                 if not isinstance(target, Receiver):  # what those have is known to nobody else
-                    report = verify(deployment, JobId.parse(name))
+                    report = verify_target(deployment, JobId.parse(name))
                     assert report.same, f"seed {SEED}: {name}: {report.counts}"

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from penstock.clock import SYSTEM
-from penstock.control.deployment import deployed
-from penstock.control.verify import verify
+from penstock.control.deployment import open_deployment
+from penstock.control.verify import verify_target
 from penstock.jobs.job import JobId, JobState
 from support.jobtargets import (
     DeltaTarget,
@@ -125,8 +125,8 @@ def test_every_target_is_its_source_whoever_was_killed(
         assert all(job.state is not JobState.ERROR for job in world.rows().values()), world.told()
         assert "Traceback" not in world.runners.logs(), f"seed {SEED}: a runner met what it does not know"
         world.check_search(words(world))
-        with deployed(world.settings) as deployment:
+        with open_deployment(world.settings) as deployment:
             for name, target in world.targets.items():
                 if not isinstance(target, Receiver):  # what those have is known to nobody else
-                    report = verify(deployment, JobId.parse(name))
+                    report = verify_target(deployment, JobId.parse(name))
                     assert report.same, f"seed {SEED}: {name}: {report.counts}"

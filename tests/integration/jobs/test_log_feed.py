@@ -14,7 +14,7 @@ from penstock.jobs.job import Job, JobId, JobKey, JobState
 from penstock.jobs.log import log_feed
 from penstock.jobs.log.job_rows import LOG_NAME
 from penstock.jobs.log.log_feed import LatestRows, LogChange, LogFeed
-from penstock.jobs.log.transitions import adopted, completed, flushed, started
+from penstock.jobs.log.transitions import adopt_job, complete_iteration, flush_watermark, start_iteration
 from penstock.jobs.spec import JobSpec
 from penstock.kv import Client
 from penstock.settings import KvSettings, Settings
@@ -111,10 +111,10 @@ async def test_whatever_is_committed_comes(store: WarmStore, jobs: Jobs) -> None
         (job,) = seen.rows.values()
         await do(jobs, jobs.register_job, JobId("shop", "orders", "other"), SPEC)
         await seen.until(lambda seen: len(seen.rows) == 2)
-        (job,) = await asyncio.to_thread(jobs.log.transact, [(job, started(0, 10, runner=1, at=1))])
+        (job,) = await asyncio.to_thread(jobs.log.transact, [(job, start_iteration(0, 10, runner=1, at=1))])
         await seen.until(lambda seen: seen.rows[job.key].state is JobState.RUNNING)
-        (job,) = await asyncio.to_thread(jobs.log.transact, [(job, completed(10, at=1))])
-        await asyncio.to_thread(jobs.log.transact, [(job, flushed(20))])
+        (job,) = await asyncio.to_thread(jobs.log.transact, [(job, complete_iteration(10, at=1))])
+        await asyncio.to_thread(jobs.log.transact, [(job, flush_watermark(20))])
         await seen.until(lambda seen: seen.rows[job.key].watermark == 20)
         await do(jobs, jobs.unregister_job, SEARCH)
         await seen.until(lambda seen: not seen.rows[job.key].live)
@@ -226,7 +226,7 @@ async def test_nothing_is_missed_while_regions_split_and_stores_fail(store: Warm
         async with following(store, jobs) as seen:
             for epoch in range(1, 6):
                 known = list((await log_now(jobs)).values())
-                await asyncio.to_thread(jobs.log.transact, [(job, adopted(epoch)) for job in known])
+                await asyncio.to_thread(jobs.log.transact, [(job, adopt_job(epoch)) for job in known])
                 await admin.split([rows.key(known[epoch].key)])
                 await admin.stop_store(next(iter(store.store_addrs)))
                 await admin.start_store(next(iter(store.store_addrs)))

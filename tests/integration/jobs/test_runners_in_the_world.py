@@ -7,8 +7,9 @@ import pytest
 from penstock.errors import Invalid
 from penstock.jobs.freshness import FreshnessReader
 from penstock.jobs.job import JobId
+from penstock.jobs.log.job_log import RUNNER_LEASE
 from penstock.jobs.spec import JobSpec
-from penstock.kv.lease import holder
+from penstock.kv.lease import read_lease
 from support.jobdoubles import Copy
 from support.jobworld import JobWorld, job_world
 
@@ -64,11 +65,11 @@ async def test_a_runner_that_stands_by_takes_over_when_the_first_one_stops(tmp_p
             await desk_of(world).wait_for(JobId.parse("shop.items/copy"), ts)
             standing_by = world.running(find=lambda _: copy.consumer(), owner="second")
             await standing_by.__aenter__()
-            assert (await holder(world.async_client)).owner == "first"
+            assert (await read_lease(world.async_client, RUNNER_LEASE)).owner == "first"
         try:
             ts = await world.insert("shop.items", {"id": 3, "name": "c"})
             await desk_of(world).wait_for(JobId.parse("shop.items/copy"), ts)
-            found = await holder(world.async_client)
+            found = await read_lease(world.async_client, RUNNER_LEASE)
             assert (found.owner, found.epoch) == ("second", 2)
             assert (await world.job("shop.items/copy")).status.runner == 2
             assert sorted(key for (key,) in copy.rows) == [1, 2, 3]

@@ -8,11 +8,12 @@ import pytest
 
 from penstock.clock import SYSTEM
 from penstock.control import jobs
-from penstock.control.deployment import deployed
+from penstock.control.deployment import open_deployment
 from penstock.control.verify import VerifyOptions, verify_targets
 from penstock.errors import Fenced
 from penstock.jobs.job import JobId
-from penstock.kv.lease import holder
+from penstock.jobs.log.job_log import RUNNER_LEASE
+from penstock.kv.lease import read_lease
 from penstock.verify.results import LastVerification, Outcomes
 from support.jobworld import JobWorld, job_world
 
@@ -60,7 +61,7 @@ async def test_a_damaged_target_is_found_by_the_schedule_and_the_job_goes_on(tmp
             assert shown["state"] != "error"
             assert await world.do(_exit, world) == (False, 3)
             key = (await world.job(JOB)).key
-            epoch = (await holder(world.async_client)).epoch
+            epoch = (await read_lease(world.async_client, RUNNER_LEASE)).epoch
             with pytest.raises(Fenced, match="somebody else"):
                 await world.do(Outcomes(world.jobs.log).note, key, bad, epoch=epoch - 1)
             await world.do(_unregister, world)
@@ -71,16 +72,16 @@ async def test_a_damaged_target_is_found_by_the_schedule_and_the_job_goes_on(tmp
 
 
 def _shown(world: JobWorld) -> dict[str, Any]:
-    with deployed(world.settings) as deployment:
-        (listed,) = jobs.listed(deployment, None)
-        status = jobs.status(deployment, JobId.parse(JOB))
+    with open_deployment(world.settings) as deployment:
+        (listed,) = jobs.list_jobs(deployment, None)
+        status = jobs.read_job_status(deployment, JobId.parse(JOB))
     assert listed["verified"]["same"] == status["verified"]["same"]
     return status
 
 
 def _exit(world: JobWorld) -> tuple[bool | None, int]:
     """What the command finds at once, up to now."""
-    with deployed(world.settings) as deployment:
+    with open_deployment(world.settings) as deployment:
         (report,) = verify_targets(deployment, [JOB], VerifyOptions(at="now"))
     shown = report.shown()
     return report.same, shown["missing"] + shown["different"] + shown["extra"]

@@ -12,6 +12,7 @@ from penstock.eventstore.capture.flight_service import FlightService
 from penstock.eventstore.capture.lease import PREFIX, CaptureLease
 from penstock.eventstore.read.partition import TableView
 from penstock.kv.cluster_ref import ClusterRef
+from penstock.kv.lease import LeaseRecord
 from penstock.settings import Settings
 from penstock.spark import tables
 from penstock.spark.source import PenstockDataSource
@@ -83,7 +84,8 @@ class Announced:
         self._store.kill()
 
     def _announce(self) -> None:
-        lease = CaptureLease("capture-1", "data", self.world.flight.addr, SYSTEM.wall_ms() + 10**7)
+        record = LeaseRecord("data", 1, SYSTEM.wall_ms() + 10**7)
+        lease = CaptureLease("capture-1", self.world.flight.addr, record)
         with self._cluster.client().begin() as txn:
             txn.put(PREFIX + b"capture-1", lease.write())
 

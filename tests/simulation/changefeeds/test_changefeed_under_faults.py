@@ -15,6 +15,7 @@ import contextlib
 import os
 import random  # noqa: TID251 - seeded
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ from penstock import eventloop
 from penstock.changefeeds.changefeed import Changefeed
 from penstock.changefeeds.codecs.decoder import FileOptions
 from penstock.changefeeds.codecs.options import CsvOptions
-from penstock.changefeeds.directory.listing import Survey
+from penstock.changefeeds.directory.listing import DirectoryLayout
 from penstock.changefeeds.directory.reader import Ddl
 from penstock.changefeeds.engines import local
 from penstock.changefeeds.engines.local import LocalEngine, Step
@@ -37,8 +38,9 @@ from penstock.changes.limits import ReadLimit
 from penstock.errors import Unavailable
 from penstock.eventstore.capture.lease import CaptureLease
 from penstock.follow import follower
-from penstock.follow.follower import EventStoreSource
+from penstock.follow.follower import EventStoreAccess, SliceFollower
 from penstock.follow.slices import Position
+from penstock.kv.lease import LeaseRecord
 from penstock.testing.directory import Replica
 from penstock.verify.directory import FeedFacts, FeedVerifier, VerifyScope
 from support.feedworkload import FeedWorkload
@@ -202,15 +204,13 @@ class Simulation:
         options = replace(self.plan.options, target=ShakyRef("memory:///remote", storage=storage))
         progress = ShakyProgress(self.progress, self.weather, process, self.clock)
         files = RemoteFiles(storage, options, split=bool(self.plan.split_rows), clock=self.clock)
-        source = EventStoreSource(
-            "feed",
+        access = EventStoreAccess(
             self.world.storage,
-            now=lambda: self.world.ts,
-            leases=lambda: [CaptureLease("capture", "data", "here", 0)],
-            connect=self.world.connect,
-            history=self.world.history,
-            clock=self.clock,
+            partial(asyncio.to_thread, lambda: self.world.ts),
+            lambda: [CaptureLease("capture", "here", LeaseRecord("data", 1, 0))],
+            self.world.connect,
         )
+        source = SliceFollower("feed", access, self.world.history, clock=self.clock)
 
         async def at(step: Step) -> None:
             if step != "release":
@@ -242,7 +242,7 @@ class Simulation:
         self.feed = feed
         self.running = self.loop.create_task(self._drive(feed, source))
 
-    async def _drive(self, feed: Changefeed, source: EventStoreSource) -> None:
+    async def _drive(self, feed: Changefeed, source: SliceFollower) -> None:
         try:
             await feed.run()
         finally:
@@ -285,7 +285,7 @@ class Simulation:
             self.replica = Replica(
                 self.remote,
                 files=self.plan.file_options,
-                survey=Survey(
+                survey=DirectoryLayout(
                     date_separator=self.plan.options.date_separator,
                     table_id_as_path=self.plan.options.use_table_id_as_path,
                 ),

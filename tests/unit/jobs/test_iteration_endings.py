@@ -7,11 +7,11 @@ import pytest
 from penstock.errors import Aborted, Corrupt, Denied, Fenced, Invalid, KeyExists, StaleRead, Unavailable
 from penstock.follow.cluster_tables import TableGone
 from penstock.jobs.error_codes import CutOff, SchemaRefused, TargetDiffers, failure_of
-from penstock.jobs.iteration.iteration import Ahead, AttemptCount, OutcomeKind, Ready, reconcile
+from penstock.jobs.iteration.iteration import Ahead, OutcomePolicy, OutcomeKind, Ready, reconcile
 from penstock.jobs.iteration.shared_scan import caps_of
 from penstock.jobs.job import ErrorCode, Job, JobState
-from penstock.jobs.log.transitions import started
-from penstock.retry import BackoffPolicy
+from penstock.jobs.log.transitions import start_iteration
+from penstock.jobs.scheduler.scheduler import retry_policy
 from penstock.settings import JobsSettings
 from support.jobdoubles import iteration_of, job_row
 
@@ -21,7 +21,7 @@ C, E, X, P = JobState.COMPLETED, JobState.ERROR, JobState.CANCELED, JobState.PEN
 
 def _running(watermark: int = 100) -> Job:
     job = replace(job_row("j", watermark=watermark), watermark=watermark)
-    return started(watermark, 200, runner=7, at=1)(job)
+    return start_iteration(watermark, 200, runner=7, at=1)(job)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_an_error_decides_how_a_job_goes_on(
 ) -> None:
     job = _running(0 if first else 100)
     iteration = iteration_of(job, from_ts=job.watermark, to_ts=200)
-    ending = AttemptCount(iteration, last).stopped(error, at=9, by_source=by_source)
+    ending = OutcomePolicy(iteration, last).stopped(error, at=9, by_source=by_source)
     assert ending.transition is not None
     row = ending.transition(job)
     assert (ending.how, row.state, row.status.error_code, row.watermark) == (how, state, code, watermark)
@@ -69,7 +69,7 @@ def test_an_error_decides_how_a_job_goes_on(
 def test_success_moves_the_watermark_to_the_end_and_clears_the_error() -> None:
     job = _running()
     job = replace(job, status=replace(job.status, error_code=1, error_msg="before", failures=3))
-    ending = AttemptCount(iteration_of(job, from_ts=100, to_ts=200), last=True).completed(180, at=9)
+    ending = OutcomePolicy(iteration_of(job, from_ts=100, to_ts=200), last=True).completed(180, at=9)
     assert ending.transition is not None
     row = ending.transition(job)
     assert (row.watermark, row.state, row.status.committed_ts) == (180, C, 180)
@@ -78,7 +78,7 @@ def test_success_moves_the_watermark_to_the_end_and_clears_the_error() -> None:
 
 def test_a_retry_keeps_the_error_to_be_seen_while_it_waits() -> None:
     job = _running()
-    ending = AttemptCount(iteration_of(job, from_ts=100, to_ts=200), last=False).stopped(
+    ending = OutcomePolicy(iteration_of(job, from_ts=100, to_ts=200), last=False).stopped(
         Unavailable("the target is away"), at=9, by_source=False
     )
     assert ending.transition is not None
@@ -213,11 +213,11 @@ def test_a_span_never_reaches_beyond_what_is_wanted() -> None:
 
 
 def test_waits_double_up_to_a_minute_and_end_with_the_attempts() -> None:
-    retrying = BackoffPolicy(attempts=4, backoff_s=10)
-    assert [retrying.wait_s(failures, 1.0) for failures in (1, 2, 3, 4, 5000)] == [10, 20, 40, 60, 60]
-    assert [retrying.wait_s(1, chance) for chance in (0.0, 0.5)] == [5, 7.5]
-    assert [retrying.last(failures) for failures in (0, 1, 2, 3)] == [False, False, False, True]
-    assert BackoffPolicy(attempts=1, backoff_s=1).last(0)
+    retrying = retry_policy(JobsSettings(attempts=4, backoff_s=10))
+    assert [retrying.delay_s(failures, 1.0) for failures in (1, 2, 3, 4, 5000)] == [10, 20, 40, 60, 60]
+    assert [retrying.delay_s(1, chance) for chance in (0.0, 0.5)] == [5, 7.5]
+    assert [retrying.is_last(failures) for failures in (0, 1, 2, 3)] == [False, False, False, True]
+    assert retry_policy(JobsSettings(attempts=1)).is_last(0)
 
 
 def test_codes_below_ten_thousand_are_tried_again() -> None:

@@ -15,7 +15,8 @@ from penstock.changefeeds.codecs.decoded_changes import OP_DELETE, DecodedChange
 from penstock.changefeeds.directory.reader import Ddl, Delivery, TableChanges
 from penstock.clock import Clock
 from penstock.errors import Invalid
-from penstock.kv.transact import retried
+from penstock.kv import Transaction
+from penstock.kv.transact import transact
 from penstock.tables import Catalog, Table
 from penstock.tables.columns import ColumnInfo, Tp
 from penstock.tables.ddl_jobs import DdlAction
@@ -32,11 +33,11 @@ class AlterStep:
 
     what: Literal["drop", "add", "modify"]
     column: str
-    definition: str = ""
+    column_definition: str = ""
     after: str | None = None
 
 
-def steps(there: TableInfo, wanted: TableInfo, query: str, *, renames: bool) -> Iterator[AlterStep]:
+def alter_steps(there: TableInfo, wanted: TableInfo, query: str, *, renames: bool) -> Iterator[AlterStep]:
     """Changes that lead from one table to the other; nothing when they have the same columns.
 
     Columns that only `there` has stay, unless the DDL drops some. `renames`: it may give a column another
@@ -55,13 +56,13 @@ def steps(there: TableInfo, wanted: TableInfo, query: str, *, renames: bool) -> 
     before: str | None = None
     for name, column in new.items():
         if name not in old:
-            yield AlterStep("add", column.name, definition(column), after=before)
+            yield AlterStep("add", column.name, column_definition(column), after=before)
         elif _differs(old[name], column):
-            yield AlterStep("modify", column.name, definition(_like(old[name], column)))
+            yield AlterStep("modify", column.name, column_definition(_with_unsaid(old[name], column)))
         before = column.name
 
 
-def definition(column: ColumnInfo) -> str:
+def column_definition(column: ColumnInfo) -> str:
     """A column of a schema file as SQL defines it."""
     if column.type.tp is Tp.BIT and isinstance(column.default, str):  # the bytes of the number
         number = int.from_bytes(column.default.encode("utf-8", "surrogateescape"), "big")
@@ -81,7 +82,7 @@ def _default(column: ColumnInfo) -> str | None:
     return None if column.default is None or column.type.tp is Tp.BIT else str(column.default)
 
 
-def _like(old: ColumnInfo, new: ColumnInfo) -> ColumnInfo:
+def _with_unsaid(old: ColumnInfo, new: ColumnInfo) -> ColumnInfo:
     """The new column with what a schema file does not say of it, as it was."""
     text = new.type.is_string and old.type.is_string and new.type.is_binary == old.type.is_binary
     kind = replace(new.type, charset=old.type.charset, collate=old.type.collate) if text else new.type
@@ -140,7 +141,7 @@ class Replayer:
     def _create(self, ddl: Ddl, table: TableInfo) -> None:
         if not self._has_database(ddl.database):
             self._catalog.create_database(ddl.database)
-        columns = [(column.name, definition(column)) for column in table.stored_columns]
+        columns = [(column.name, column_definition(column)) for column in table.stored_columns]
         keys = [column.name for column in table.primary_key]
         self._catalog.create_table(ddl.name, columns, primary_key=keys)
         _log.info("a table was made as its schema file has it", extra={"table": ddl.name})
@@ -152,7 +153,7 @@ class Replayer:
             raise Invalid(f"{old_name}, which becomes {ddl.name}, is not there; replay from the beginning")
 
     def _alter(self, ddl: Ddl, there: TableInfo, wanted: TableInfo) -> None:
-        for step in steps(there, wanted, ddl.query, renames=ddl.type == DdlAction.MODIFY_COLUMN):
+        for step in alter_steps(there, wanted, ddl.query, renames=ddl.type == DdlAction.MODIFY_COLUMN):
             match step.what:
                 case "drop":
                     self._catalog.drop_column(ddl.name, step.column)
@@ -167,13 +168,8 @@ class Replayer:
             raise Invalid(f"table {delivery.name} is not there; create it, or replay from the beginning")
         _check(delivery, there)
         table = self._catalog.table(delivery.name)
-        for rows, gone in _net(delivery.changes, there):
-            retried(partial(self._write, table, rows, gone), clock=self._clock)
-
-    def _write(self, table: Table, rows: list[dict[str, Any]], gone: list[Any]) -> None:
-        with self._catalog.begin() as txn:
-            table.delete(gone, txn=txn)
-            table.upsert(rows, txn=txn)
+        for rows, gone in _net_changes(delivery.changes, there):
+            transact(self._catalog.begin, partial(_write, table, rows, gone), clock=self._clock)
 
     def _find(self, name: str) -> TableInfo | None:
         schema = self._catalog.schema()
@@ -183,6 +179,11 @@ class Replayer:
 
     def _has_database(self, name: str) -> bool:
         return name.lower() in self._catalog.schema().databases
+
+
+def _write(table: Table, rows: list[dict[str, Any]], gone: list[Any], txn: Transaction) -> None:
+    table.delete(gone, txn=txn)
+    table.upsert(rows, txn=txn)
 
 
 def _check(delivery: TableChanges, there: TableInfo) -> None:
@@ -203,10 +204,10 @@ def _check(delivery: TableChanges, there: TableInfo) -> None:
         )
 
 
-def _net(changes: DecodedChanges, there: TableInfo) -> Iterator[tuple[list[dict[str, Any]], list[Any]]]:
+def _net_changes(changes: DecodedChanges, there: TableInfo) -> Iterator[tuple[list[dict[str, Any]], list[Any]]]:
     """Rows to put and keys to delete, of some changes at a time: only the last change of a key counts."""
-    keyed = _keyed(changes, there)
-    mend = _mending(changes, there)
+    keyed = _key_reader(changes, there)
+    mend = _zero_filler(changes, there)
     for start in range(0, len(changes), _TRANSACTION_CHANGES):
         part = changes.slice(start, min(_TRANSACTION_CHANGES, len(changes) - start))
         last: dict[Key, dict[str, Any] | None] = {}
@@ -220,13 +221,13 @@ def _net(changes: DecodedChanges, there: TableInfo) -> Iterator[tuple[list[dict[
         yield rows, gone
 
 
-def _keyed(changes: DecodedChanges, there: TableInfo) -> Callable[[dict[str, Any]], Key]:
+def _key_reader(changes: DecodedChanges, there: TableInfo) -> Callable[[dict[str, Any]], Key]:
     names = {name.lower(): name for name in changes.rows.schema.names}
     keys = [names[column.name.lower()] for column in there.primary_key]
     return lambda row: tuple(row[name] for name in keys)
 
 
-def _mending(changes: DecodedChanges, there: TableInfo) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def _zero_filler(changes: DecodedChanges, there: TableInfo) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """A null where there can be none was a zero date."""
     names = {name.lower(): name for name in changes.rows.schema.names}
     zeros = {

@@ -7,12 +7,13 @@ import datetime as dt
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
+from functools import partial
 from typing import Any, TypeVar
 
 from penstock.cli.demo.lags import DemoCommit
 from penstock.clock import Clock
 from penstock.kv import Transaction
-from penstock.kv.transact import retried
+from penstock.kv.transact import transact
 from penstock.tables import Catalog
 from penstock.tables.keys import record_key
 
@@ -391,14 +392,11 @@ class Shop:
         pessimistic: bool = False,
         measured: bool = True,
     ) -> None:
-        def attempt() -> DemoCommit:
-            with self._db.begin(pessimistic=pessimistic) as txn:
-                rows = {table: count for table, count in work(txn).items() if count}
-            return DemoCommit(txn.commit_ts, rows, measured)
-
-        commit = retried(attempt, clock=self._clock)
-        if commit.rows:
-            self._committed(commit)
+        begin = partial(self._db.begin, pessimistic=pessimistic)
+        txn, counts = transact(begin, lambda txn: (txn, work(txn)), clock=self._clock)
+        rows = {table: count for table, count in counts.items() if count}
+        if rows:
+            self._committed(DemoCommit(txn.commit_ts, rows, measured))
 
     def _chance(self) -> float:
         return self._clock.random()

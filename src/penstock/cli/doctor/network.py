@@ -26,7 +26,7 @@ from penstock.eventstore.capture.lease import PREFIX, CaptureLease
 from penstock.eventstore.read.flight_client import FlightReader
 from penstock.kv import AsyncClient
 from penstock.settings import ServerTlsSettings, Settings
-from penstock.settings.network import asked_host, joined, parted
+from penstock.settings.network import reachable_host, join_address, split_address
 from penstock.tables.keys import prefix_end
 
 __all__ = [
@@ -93,7 +93,7 @@ async def look(settings: Settings, clock: Clock) -> ClusterLook:
                 skew = skew_ms(physical_ms(now_ts), before_ms, clock.wall_ms())
                 rows = client.snapshot(now_ts).iter(PREFIX, prefix_end(PREFIX))
                 leases = [CaptureLease.read(key, value) async for key, value in rows]
-                live = (each for each in leases if each.expires_ms > physical_ms(now_ts))
+                live = (each for each in leases if each.record.is_held(physical_ms(now_ts)))
                 return ClusterLook(client.cluster_id, skew, tuple(live))
     except TimeoutError:
         raise Unavailable(
@@ -186,7 +186,7 @@ def port(wanted: Listening, settings: Settings) -> Finding:
     """Whether it can be listened on, or is by the part that should."""
     name = f"port {wanted.key}"
     try:
-        host, number = parted(wanted.addr)
+        host, number = split_address(wanted.addr)
     except Invalid:
         return bad(name, f"{wanted.addr} is no address", f"write host:port in {wanted.key}")
     if number == 0:
@@ -197,7 +197,7 @@ def port(wanted: Listening, settings: Settings) -> Finding:
     if trouble.errno != errno.EADDRINUSE:
         what = f"{wanted.addr} cannot be listened on ({trouble.strerror})"
         return bad(name, what, f"give {wanted.key} an address of this machine, with a port from 1024 on")
-    whose = _ours(wanted, joined(asked_host(host), number), settings)
+    whose = _ours(wanted, join_address(reachable_host(host), number), settings)
     if whose is not None:
         return ok(name, f"{wanted.addr} is taken by {whose}")
     what = f"{wanted.addr} is taken by another program"
@@ -248,7 +248,7 @@ async def _cluster_id(addr: str, settings: Settings) -> int:
 
 def _answers(addr: str, tls: ServerTlsSettings | None) -> bool:
     """Whether there is a service that says that it is well, the way ours do."""
-    host, number = parted(addr)
+    host, number = split_address(addr)
     connection: HTTPConnection | None = None
     try:
         connection = (

@@ -7,11 +7,11 @@ import socket
 from penstock import tracing
 from penstock.cli.service import metrics_shown, run_until_signalled, say_ready
 from penstock.clock import SYSTEM
-from penstock.follow.follower import EventStoreJobSource
+from penstock.follow.follower import ScanFollower
 from penstock.follow.source import ScanSource
 from penstock.jobs.iteration.iteration_run import IterationRunner
 from penstock.jobs.iteration.spark_frame import SparkFrames
-from penstock.jobs.log.job_log import JobLog
+from penstock.jobs.log.job_log import RUNNER_LEASE, JobLog
 from penstock.jobs.log.log_feed import LogFeed
 from penstock.jobs.runner.runner import JobRunner
 from penstock.jobs.runner.seams import OnEnd
@@ -46,12 +46,12 @@ async def _run(settings: Settings, session: LateSession, shown: dict[str, str]) 
     async with await AsyncClient.connect(settings.pd_addrs, tls=settings.tls, settings=settings.kv) as client:
         log = JobLog(Client(client))
         await asyncio.to_thread(log.ensure)
-        async with await EventStoreJobSource.connect(
+        async with await ScanFollower.connect(
             settings, client, flight_tls=settings.capture.flight_client_tls
         ) as source:
             runner = JobRunner(
                 settings.jobs,
-                acquire=lambda: Lease.acquire(client, owner, ttl_s=settings.jobs.lease_ttl_s),
+                acquire=lambda: Lease.acquire(client, RUNNER_LEASE, owner, ttl_s=settings.jobs.lease_ttl_s),
                 log=log,
                 feed=LogFeed(log, settings),
                 source=source,

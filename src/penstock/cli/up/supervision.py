@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
+from penstock.retry import BackoffPolicy
 from penstock.settings import UpSettings
 
 __all__ = ["Again", "Rank", "Supervision"]
@@ -54,7 +55,8 @@ class Supervision:
 
     def __init__(self, ranks: Mapping[str, Rank], settings: UpSettings) -> None:
         self._lives = {name: _Life(rank) for name, rank in sorted(ranks.items(), key=lambda item: item[1])}
-        self._settings = settings
+        self._steady_s = settings.steady_s
+        self._backoff = BackoffPolicy(base_s=settings.backoff_s, cap_s=settings.backoff_max_s)
         self.stopping = False
 
     @property
@@ -91,10 +93,10 @@ class Supervision:
         life.alive = False
         if self.stopping:
             return None
-        if life.ready_at is not None and now - life.ready_at >= self._settings.steady_s:
+        if life.ready_at is not None and now - life.ready_at >= self._steady_s:
             life.ends, life.error = 0, ""
         life.ends += 1
-        wait_s = self._wait_s(life.ends)
+        wait_s = self._backoff.delay_s(life.ends)
         life.due_at = now + wait_s
         news = error != life.error
         life.error = error
@@ -118,7 +120,3 @@ class Supervision:
             for other in self._lives.values()
             if other.rank < life.rank
         )
-
-    def _wait_s(self, ends: int) -> float:
-        doublings = min(ends - 1, 64)  # more would overflow a float, and no limit is that high
-        return min(self._settings.backoff_s * 2.0**doublings, self._settings.backoff_max_s)

@@ -24,11 +24,11 @@ from penstock.consumers.options import ConsumerOptions
 from penstock.consumers.schema_evolution import REBUILD, TargetColumn
 from penstock.errors import Fenced, Invalid
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext, every, gather
+from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext, iter_batches, read_net_changes
 from penstock.jobs.log.job_rows import DATABASE
 from penstock.kv import Client, Transaction
 from penstock.kv.cluster_ref import ClusterRef
-from penstock.kv.transact import retried
+from penstock.kv.transact import transact
 from penstock.tables import Catalog, Table
 from penstock.tables.arrow import arrow_field
 from penstock.tables.encoding import encode_batch
@@ -180,7 +180,7 @@ class KvTable(Consumer):
             self._follow(data, wanted)
 
     def _follow(self, data: DataRetriever, wanted: Sequence[TargetColumn]) -> None:
-        net = gather(data, self.job.scratch)
+        net = read_net_changes(data, self.job.scratch)
         schema = self._schema()
         mark, _ = schema.seen()
         if mark is None or mark.ts != data.from_ts:
@@ -203,17 +203,16 @@ class KvTable(Consumer):
         rows = TargetRows(self._catalog, self._name)
 
         def write(work: Callable[[Transaction], None]) -> None:
-            def transaction() -> None:
-                with self._catalog.begin() as txn:
-                    self._marks.claimed(txn, attempt)
-                    rows.begin(txn)
-                    work(txn)
+            def claim_and_work(txn: Transaction) -> None:
+                self._marks.claimed(txn, attempt)
+                rows.begin(txn)
+                work(txn)
 
-            retried(transaction, clock=self.job.clock)
+            transact(self._catalog.begin, claim_and_work, clock=self.job.clock)
 
         for page in rows.pages(self._client):
             write(partial(rows.remove, page=page))
-        for batch in every(data):
+        for batch in iter_batches(data):
             for piece in slices(batch.inserts):
                 write(partial(rows.put, columns=columns, rows=to_target(piece)))
         with self._catalog.begin() as txn:

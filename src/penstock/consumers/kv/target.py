@@ -28,7 +28,7 @@ from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import HANDLE
 from penstock.jobs.consumer import JobContext
 from penstock.kv import Client, Transaction
-from penstock.kv.transact import retried
+from penstock.kv.transact import transact
 from penstock.tables import Catalog, alter, statements
 from penstock.tables.columns import ColumnFlag, ColumnInfo
 from penstock.tables.ddl import SchemaChange
@@ -220,34 +220,35 @@ class TargetSchema:
         more, where its iteration has seen it; None: it has not looked.
         """
         for _ in range(_STEPS_MAX):
-            mark = retried(partial(self._claimed, wanted, seen_ts), clock=self._job.clock)
+            mark = transact(
+                self._client.begin, partial(self._claimed, wanted, seen_ts), clock=self._job.clock
+            )
             seen_ts = None
             if mark.table_id:
                 return mark
         raise Conflict(f"others keep changing table {self._name}; begin the first sync again")
 
-    def _claimed(self, wanted: Sequence[TargetColumn], seen_ts: int | None) -> KvWatermark:
+    def _claimed(self, wanted: Sequence[TargetColumn], seen_ts: int | None, txn: Transaction) -> KvWatermark:
         """One step: the target is made, taken, or dropped because it has to be made anew."""
-        with self._client.begin() as txn:
-            change = SchemaChange(txn)
-            place = _find(change.schema, self._name)
-            held = self._marks.held(txn) or self._marks.fresh
-            self._check_place(place, held)
-            ours = place is not None and (held.owner, held.table_id) == (self._job.owner, place.table.id)
-            if seen_ts not in {None, held.ts if ours else 0}:
-                raise Fenced(f"table {self._name} is not at {seen_ts} any more")
-            mark = replace(self._marks.fresh, attempt=held.attempt + 1)
-            if place is None:
-                made = change.create_table(self._database, definition(self._table, wanted))
-                mark = replace(mark, table_id=made.id, columns=tuple(wanted), seen_id=held.seen_id)
-            elif not self._create:
-                _check_target(self._name, place.table, wanted)
-                mark = replace(mark, table_id=place.table.id, columns=tuple(wanted))
-            elif _possible(held, wanted) is None:
-                change.drop_table(self._name)
-            else:
-                mark = replace(mark, table_id=held.table_id, columns=held.columns, seen_id=held.seen_id)
-            self._marks.put(txn, mark)
+        change = SchemaChange(txn)
+        place = _find(change.schema, self._name)
+        held = self._marks.held(txn) or self._marks.fresh
+        self._check_place(place, held)
+        ours = place is not None and (held.owner, held.table_id) == (self._job.owner, place.table.id)
+        if seen_ts not in {None, held.ts if ours else 0}:
+            raise Fenced(f"table {self._name} is not at {seen_ts} any more")
+        mark = replace(self._marks.fresh, attempt=held.attempt + 1)
+        if place is None:
+            made = change.create_table(self._database, definition(self._table, wanted))
+            mark = replace(mark, table_id=made.id, columns=tuple(wanted), seen_id=held.seen_id)
+        elif not self._create:
+            _check_target(self._name, place.table, wanted)
+            mark = replace(mark, table_id=place.table.id, columns=tuple(wanted))
+        elif _possible(held, wanted) is None:
+            change.drop_table(self._name)
+        else:
+            mark = replace(mark, table_id=held.table_id, columns=held.columns, seen_id=held.seen_id)
+        self._marks.put(txn, mark)
         return mark
 
     def _check_place(self, place: TablePlace | None, held: KvWatermark) -> None:

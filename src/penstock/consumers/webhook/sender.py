@@ -18,6 +18,7 @@ import httpx
 from penstock.clock import Clock
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventloop import run
+from penstock.retry import EQUAL_JITTER, BackoffPolicy
 
 _RETRIED = frozenset({408, 425, 429})
 _CONFLICT = 409
@@ -27,7 +28,7 @@ _HINTS = {
     413: "; lower the option request_bytes",
 }
 
-_FIRST_S, _MOST_S = 0.5, 30.0
+_BACKOFF = BackoffPolicy(base_s=0.5, cap_s=30.0, jitter=EQUAL_JITTER)
 WAIT_MAX_S = 60.0
 """A server that wants more time is left to the next iteration."""
 
@@ -75,7 +76,7 @@ class Answer:
 def wait_s(attempt: int, retry_after: str, *, now_s: float, chance: float) -> float:
     """How long to wait after an attempt (the first is 0): what the server says, else a time that doubles."""
     asked = _asked_s(retry_after.strip(), now_s)
-    return asked if asked is not None else min(_FIRST_S * 2**attempt, _MOST_S) * (0.5 + chance / 2)
+    return asked if asked is not None else _BACKOFF.delay_s(attempt + 1, chance)
 
 
 def _asked_s(retry_after: str, now_s: float) -> float | None:

@@ -1,10 +1,6 @@
-"""Finding out how a deployment does: everybody is asked at once, and nobody is waited for long.
+"""Gathers the facts of a deployment: asks every part at once, and waits only a few seconds for answers.
 
-One call for each capture and one scan for each kind of row, however many tables and jobs there are.
-
-Asking many at once, without waiting for those that do not answer.
-
-Folders of this machine that run out of room.
+It makes one call to each capture and one scan of each kind of row, however many tables and jobs there are.
 """
 
 import shutil
@@ -21,10 +17,9 @@ from penstock import eventloop
 from penstock.changefeeds.model import ChangefeedRecord
 from penstock.clock import SYSTEM, Clock, compose_ts, physical_ms
 from penstock.control.deployment import Deployment
-from penstock.control.overview import part_metrics
 from penstock.control.overview.facts import SLOW_S, CaptureFact, Facts, FeedFact, JobFact, TableFact, behind_s
-from penstock.control.overview.locks import holding_locks
-from penstock.control.overview.part_metrics import Growth, MetricSample, read_page, spools
+from penstock.control.overview.locks import find_holding_locks
+from penstock.control.overview.part_metrics import Growth, MetricSample, parse_page, read_pages, spool_levels
 from penstock.control.part_states import PartKind, PartState, PartStatus, UpStates
 from penstock.errors import PenstockError, Unavailable
 from penstock.eventstore.capture.lease import CaptureLease
@@ -36,67 +31,335 @@ from penstock.follow.captures import live_captures
 from penstock.follow.source import ReadableRange
 from penstock.jobs.freshness import freshness_of
 from penstock.jobs.job import Job
+from penstock.jobs.log.job_log import RUNNER_LEASE
 from penstock.jobs.log.job_rows import DATABASE as BOOKKEEPING
-from penstock.kv.lease import LeaseRecord, holder
+from penstock.kv.lease import LeaseRecord, read_lease
 from penstock.settings import Settings
 from penstock.verify.results import LastVerification, Outcomes
 
-__all__ = ["Probe", "Rates", "gather", "scarce", "unreached"]
+__all__ = ["FactsCache", "Probe", "facts_without_cluster", "find_low_disks", "gather_facts"]
 
 
 T = TypeVar("T")
 
+ANSWER_S = 3.0
+"""Seconds for all answers together. A busy machine needs most of them."""
+CLUSTER_S = 1.8
+"""Seconds for the cluster to return a timestamp; if it does not, it is asked nothing else."""
+PAGES_S = 1.8
+"""Seconds for a capture to return the progress of its tables, and for a part to serve its metrics."""
+LOCKS_S = 0.5
+_EXPLAINED_TABLES_MAX = 16
+_EXPLAINED_PARTITIONS_MAX = 8
+_CACHE_S = 1.0
+FREE_BYTES_MIN = 1 << 30
+"""A folder with fewer free bytes is reported."""
 
-class Probe(Generic[T]):
-    """Work that is done in a thread of its own while somebody waits, and no longer than they like.
+Pages = dict[str, dict[MetricSample, float] | None]
 
-    The thread goes on until the work ends, but keeps no process from ending.
+
+class FactsCache:
+    """The latest facts for a second, and the parts' counters, from which rates come. Thread-safe.
+
+    Many readers within a second cost as much as one.
     """
 
-    def __init__(self, what: str, work: Callable[[], T], *, clock: Clock = SYSTEM) -> None:
-        self.what = what
+    def __init__(self, *, clock: Clock = SYSTEM) -> None:
         self._clock = clock
-        self._answer: Future[T] = Future()
-        threading.Thread(target=self._do, args=(work,), name="penstock-asking", daemon=True).start()
+        self._lock = threading.Lock()
+        self._latest: tuple[float, Facts] | None = None
+        self._growth = Growth()
 
-    def _do(self, work: Callable[[], T]) -> None:
-        try:
-            self._answer.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - told to whoever waits
-            self._answer.set_exception(error)
+    def facts(self, deployment: Deployment) -> Facts:
+        """Return the facts of the deployment, at most a second old."""
+        with self._lock:
+            if self._latest is None or self._clock.monotonic() >= self._latest[0] + _CACHE_S:
+                facts = gather_facts(deployment, self._growth, clock=self._clock)
+                self._latest = self._clock.monotonic(), facts
+            return self._latest[1]
 
-    def answer(self, deadline: float) -> T:
-        """What came of it; raise what the work raised, or Unavailable at the deadline (monotonic)."""
-        try:
-            return self._answer.result(max(0.0, deadline - self._clock.monotonic()))
-        except TimeoutError:
-            if self._answer.done():
-                raise
-            raise Unavailable(f"{self.what} took too long to find out; try again") from None
+    def read_counters(self, settings: Settings) -> None:
+        """Read only the counters, so that the next overview has rates."""
+        with self._lock:
+            pages = _read_pages(_read_parts(settings, {}) or ())
+            self._growth.add(self._clock.monotonic(), _answered_pages(pages))
 
-    def answer_or(self, default: T, deadline: float, unknown: dict[str, str]) -> T:
-        """The same, but for errors of ours: those are noted as what is not known, and `default` is given."""
+
+def gather_facts(deployment: Deployment, growth: Growth, *, clock: Clock = SYSTEM) -> Facts:
+    """Read all facts. Whatever does not answer in time is noted in the facts; it raises no PenstockError."""
+    deadline = clock.monotonic() + ANSWER_S
+    settings, unknown = deployment.settings, dict[str, str]()
+    parts = _read_parts(settings, unknown)
+    pages = Probe("metrics", lambda: _read_pages(parts or ()), clock=clock)
+    try:
+        now_ts = Probe("the time of the cluster", deployment.now_ts, clock=clock).answer(
+            clock.monotonic() + CLUSTER_S
+        )
+    except PenstockError as error:
+        metrics = pages.answer_or({}, deadline, unknown)
+        growth.add(clock.monotonic(), _answered_pages(metrics))
+        facts = facts_without_cluster(settings, str(error), clock=clock)
+        return replace(facts, growth=growth, silent=_silent_parts(metrics))
+    schemas = Probe("schemas", lambda: _read_schemas(deployment), clock=clock)
+    captures = Probe("captures", lambda: _ask_captures(deployment), clock=clock)
+    feeds = Probe("changefeeds", lambda: _read_feeds(deployment), clock=clock)
+    jobs = Probe("jobs", lambda: _read_jobs(deployment), clock=clock)
+    runner = Probe(
+        "the runner of jobs",
+        lambda: eventloop.run(read_lease(deployment.client, RUNNER_LEASE)),
+        clock=clock,
+    )
+
+    metrics = pages.answer_or({}, deadline, unknown)
+    growth.add(clock.monotonic(), _answered_pages(metrics))
+    answers = captures.answer_or([], deadline, unknown)
+    tables = _table_facts(schemas.answer_or([], deadline, unknown), answers, settings)
+    lease = runner.answer_or(LeaseRecord(), deadline, unknown)
+    run_by = lease.owner if lease.is_held(physical_ms(now_ts)) else ""
+    attended = (
+        bool(run_by) or runner.what in unknown
+    )  # an unreadable lease does not mean that no process runs jobs
+    levels = spool_levels(_answered_pages(metrics))
+    return Facts(
+        now_ts=now_ts,
+        tables=tables,
+        captures=tuple(answer.fact for answer in answers),
+        feeds=tuple(
+            FeedFact(feed, owner, levels.get(feed.info.id))
+            for feed, owner in feeds.answer_or([], deadline, unknown)
+        ),
+        jobs=_job_facts(jobs.answer_or([], deadline, unknown), tables, settings, now_ts, attended=attended),
+        runner=run_by,
+        parts=parts,
+        unknown=unknown,
+        silent=_silent_parts(metrics),
+        flush_interval_s=settings.capture.flush_interval_s,
+        low_disks={} if parts is None else find_low_disks(settings),
+        locks=eventloop.run(
+            find_holding_locks(deployment.client, _slow_tables(tables, answers, now_ts), timeout_s=LOCKS_S)
+        ),
+        growth=growth,
+    )
+
+
+def facts_without_cluster(settings: Settings, error: str, *, clock: Clock = SYSTEM) -> Facts:
+    """Return the facts of this machine, for when the cluster does not answer."""
+    unknown: dict[str, str] = {}
+    parts = _read_parts(settings, unknown)
+    return Facts(
+        now_ts=compose_ts(clock.wall_ms()),
+        parts=parts,
+        cluster_error=error,
+        unknown=unknown,
+        low_disks={} if parts is None else find_low_disks(settings),
+    )
+
+
+# The parts.
+
+
+def _read_parts(settings: Settings, unknown: dict[str, str]) -> tuple[PartStatus, ...] | None:
+    try:
+        states = UpStates.read(settings.up.data)
+    except PenstockError as error:
+        unknown["parts"] = str(error)
+        return None
+    return None if states is None else states.parts
+
+
+def _read_pages(parts: Sequence[PartStatus]) -> Pages:
+    """Return the samples of each part by name; None for a part that runs and does not answer."""
+    serving = [
+        part
+        for part in parts
+        if part.kind is not PartKind.API and part.state is PartState.RUNNING and part.metrics_addr
+    ]
+    pages: Pages = {}
+    for name, text in read_pages(serving, timeout_s=PAGES_S).items():
         try:
-            return self.answer(deadline)
+            pages[name] = None if text is None else parse_page(text)
+        except ValueError:
+            pages[name] = None
+    return pages
+
+
+def _silent_parts(pages: Pages) -> frozenset[str]:
+    return frozenset(name for name, page in pages.items() if page is None)
+
+
+def _answered_pages(pages: Pages) -> dict[str, dict[MetricSample, float]]:
+    return {name: page for name, page in pages.items() if page is not None}
+
+
+# Tables.
+
+
+@dataclass(frozen=True, slots=True)
+class _CaptureAnswer:
+    """A capture and the progress of its tables; none when it did not answer."""
+
+    fact: CaptureFact
+    tables: Sequence[CaptureProgress] = ()
+
+
+def _read_schemas(deployment: Deployment) -> list[tuple[SchemaVersion, str]]:
+    """Return every base table but our own, with its account."""
+    schema = deployment.catalog.schema()
+    owned = deployment.catalog.owned_databases()
+    return [
+        (SchemaVersion(table.update_ts, 0, table, database.name), owned[database.name].name)
+        for name, database in schema.databases.items()
+        if name != BOOKKEEPING and database.name in owned  # a database created since has no owner yet
+        for table in schema.tables[database.id].values()
+        if table.is_base_table
+    ]
+
+
+def _ask_captures(deployment: Deployment) -> list[_CaptureAnswer]:
+    leases = live_captures(deployment.blocking_client)
+    token = deployment.settings.capture.read_flight_token()
+    tls = deployment.settings.capture.flight_client_tls
+
+    def ask(lease: CaptureLease) -> list[CaptureProgress]:
+        with FlightReader(lease.flight_addr, tls=tls, token=token) as reader:
+            return reader.tables(timeout_s=PAGES_S)
+
+    deadline = SYSTEM.monotonic() + PAGES_S
+    probes = [(lease, Probe(f"capture {lease.id}", partial(ask, lease))) for lease in leases]
+    answers = []
+    for lease, probe in probes:
+        try:
+            tables = probe.answer(deadline)
         except PenstockError as error:
-            unknown[self.what] = str(error)
-            return default
+            answers.append(_CaptureAnswer(CaptureFact(lease.id, lease.flight_addr, str(error))))
+        else:
+            answers.append(_CaptureAnswer(CaptureFact(lease.id, lease.flight_addr), tables))
+    return answers
 
 
-FREE_MIN = 1 << 30
+def _owners(captures: Iterable[_CaptureAnswer]) -> dict[int, tuple[str, CaptureProgress]]:
+    """Return the capture of each physical table; while a table moves between two, the one further ahead."""
+    owners: dict[int, tuple[str, CaptureProgress]] = {}
+    for capture in captures:
+        for progress in capture.tables:
+            known = owners.get(progress.table_id)
+            if known is None or known[1].readable_ts < progress.readable_ts:
+                owners[progress.table_id] = capture.fact.id, progress
+    return owners
 
 
-def scarce(settings: Settings, *, free_min: int = FREE_MIN) -> dict[str, int]:
-    """Bytes that are free where less than `free_min` are, by the key of the setting that names the folder."""
-    found: dict[str, int] = {}
+def _table_facts(
+    schemas: Iterable[tuple[SchemaVersion, str]], captures: Iterable[_CaptureAnswer], settings: Settings
+) -> tuple[TableFact, ...]:
+    """Return the tables that are captured, or should be."""
+    owners = _owners(captures)
+    facts = []
+    for schema, account in schemas:
+        asked_for = wanted(schema.database, schema.table.name, settings.capture.tables)
+        ids = schema.table.physical_ids
+        parts = [owners[physical_id] for physical_id in ids if physical_id in owners]
+        fact = TableFact(schema=schema, account=account, wanted=asked_for)
+        if parts and len(parts) == len(ids):
+            fact = _with_progress(fact, parts)
+        if asked_for or parts:
+            facts.append(fact)
+    return tuple(facts)
+
+
+def _with_progress(table: TableFact, parts: Sequence[tuple[str, CaptureProgress]]) -> TableFact:
+    """Return the table with the progress of all its partitions.
+
+    A new schema counts as a change, because targets follow it.
+    """
+    progresses = [progress for _, progress in parts]
+    readable_ts = min(progress.readable_ts for progress in progresses)
+    changed_ts = max(table.schema.since_ts, *(progress.changed_ts for progress in progresses))
+    return replace(
+        table,
+        captures=tuple(dict.fromkeys(capture for capture, _ in parts)),
+        readable_ts=readable_ts,
+        changed_ts=min(readable_ts, changed_ts),
+        flushed_ts=min(progress.flushed_ts for progress in progresses),
+        oldest_ts=max(progress.oldest_ts for progress in progresses),
+    )
+
+
+def _slow_tables(
+    tables: Iterable[TableFact], captures: Iterable[_CaptureAnswer], now_ts: int
+) -> Mapping[int, tuple[int, list[int]]]:
+    """Return the slowest tables: up to where each is complete, and its slowest partitions."""
+    slow = sorted(
+        (table for table in tables if table.readable_ts and behind_s(now_ts, table.readable_ts) > SLOW_S),
+        key=lambda table: table.readable_ts,
+    )[:_EXPLAINED_TABLES_MAX]
+    owners = _owners(captures) if slow else {}
+    return {
+        table.id: (
+            table.readable_ts,
+            sorted(
+                table.schema.table.physical_ids, key=lambda physical_id: owners[physical_id][1].readable_ts
+            )[:_EXPLAINED_PARTITIONS_MAX],
+        )
+        for table in slow
+    }
+
+
+# Changefeeds and jobs.
+
+
+def _read_feeds(deployment: Deployment) -> list[tuple[ChangefeedRecord, str]]:
+    async def read() -> list[tuple[ChangefeedRecord, str]]:
+        owners = await deployment.feeds.owners()
+        return [(feed, owners.get(feed.info.id, "")) for feed in await deployment.feeds.list()]
+
+    return eventloop.run(read())
+
+
+def _read_jobs(deployment: Deployment) -> list[tuple[Job, LastVerification | None]]:
+    jobs = deployment.jobs()
+    registered = jobs.get_jobs()
+    verified = Outcomes(jobs.log).read(job.key for job in registered)
+    return [(job, verified.get(job.key)) for job in registered]
+
+
+def _job_facts(
+    jobs: Iterable[tuple[Job, LastVerification | None]],
+    tables: Iterable[TableFact],
+    settings: Settings,
+    now_ts: int,
+    *,
+    attended: bool,
+) -> tuple[JobFact, ...]:
+    ranges = {
+        table.id: ReadableRange(table.readable_ts, table.changed_ts, table.oldest_ts)
+        for table in tables
+        if table.readable_ts
+    }
+    span_s = settings.jobs.span_s
+    return tuple(
+        JobFact(
+            job,
+            freshness_of(job, ranges.get(job.key.table_id), now_ts=now_ts, span_s=span_s, attended=attended),
+            verified,
+        )
+        for job, verified in jobs
+    )
+
+
+# Disks.
+
+
+def find_low_disks(settings: Settings, *, free_bytes_min: int = FREE_BYTES_MIN) -> dict[str, int]:
+    """Return the free bytes of folders that have less than `free_bytes_min`, by their settings key."""
+    low: dict[str, int] = {}
     for key, folder in _folders(settings):
         try:
             free = shutil.disk_usage(folder).free
-        except OSError:  # nothing is written there, or not by us
+        except OSError:  # the folder is not used on this machine
             continue
-        if free < free_min:
-            found[key] = free
-    return found
+        if free < free_bytes_min:
+            low[key] = free
+    return low
 
 
 def _folders(settings: Settings) -> Iterator[tuple[str, Path]]:
@@ -108,293 +371,40 @@ def _folders(settings: Settings) -> Iterator[tuple[str, Path]]:
         yield "capture.storage", Path(unquote(parts.netloc + parts.path))
 
 
-ANSWER_S = 3.0
-"""How long all together have to answer: on a busy machine it takes longer than one would think."""
-CLUSTER_S = 1.8
-"""How long the cluster has to say the time; when it does not, it is asked nothing else."""
-PAGES_S = 1.8
-"""How long a capture has to say how far its tables are, and a part to show its metrics."""
-LOCKS_S = 0.5
-_EXPLAINED_MAX = 16
-_PARTITIONS_MAX = 8
-_SHARED_S = 1.0
-
-Pages = dict[str, dict[MetricSample, float] | None]
+# Waiting.
 
 
-class Rates:
-    """What is remembered from one overview to the next. For any number of threads.
+class Probe(Generic[T]):
+    """Work in a thread of its own, for whose answer a caller waits up to a deadline.
 
-    That is the parts' counters, from which rates come, and for a moment everything that was found out: so
-    many who look cost as much as one.
+    The thread runs until the work ends, but it is a daemon and does not keep the process alive.
     """
 
-    def __init__(self, *, clock: Clock = SYSTEM) -> None:
+    def __init__(self, what: str, work: Callable[[], T], *, clock: Clock = SYSTEM) -> None:
+        self.what = what
         self._clock = clock
-        self._turn = threading.Lock()
-        self._latest: tuple[float, Facts] | None = None
-        self._growth = Growth()
+        self._answer: Future[T] = Future()
+        threading.Thread(target=self._run, args=(work,), name="penstock-asking", daemon=True).start()
 
-    def facts(self, deployment: Deployment) -> Facts:
-        """How the deployment does, as of a second ago at most."""
-        with self._turn:
-            if self._latest is None or self._clock.monotonic() >= self._latest[0] + _SHARED_S:
-                found = gather(deployment, self._growth, clock=self._clock)
-                self._latest = self._clock.monotonic(), found
-            return self._latest[1]
-
-    def read(self, settings: Settings) -> None:
-        """Look at the counters only, so that the next overview has rates."""
-        with self._turn:
-            pages = _pages(_up_parts(settings, {}) or ())
-            self._growth.add(self._clock.monotonic(), _answered(pages))
-
-
-def gather(deployment: Deployment, growth: Growth, *, clock: Clock = SYSTEM) -> Facts:
-    """Ask everybody. Who does not answer in time is part of the answer: it raises only for our mistakes."""
-    deadline = clock.monotonic() + ANSWER_S
-    settings, unknown = deployment.settings, dict[str, str]()
-    parts = _up_parts(settings, unknown)
-    pages = Probe("metrics", lambda: _pages(parts or ()), clock=clock)
-    try:
-        now_ts = Probe("its time", deployment.now_ts, clock=clock).answer(clock.monotonic() + CLUSTER_S)
-    except PenstockError as error:
-        shown = pages.answer_or({}, deadline, unknown)
-        growth.add(clock.monotonic(), _answered(shown))
-        left = unreached(settings, str(error), clock=clock)
-        return replace(left, growth=growth, silent=_silent(shown))
-    schemas = Probe("schemas", lambda: _schemas(deployment), clock=clock)
-    captures = Probe("captures", lambda: _captures(deployment), clock=clock)
-    feeds = Probe("changefeeds", lambda: _feeds(deployment), clock=clock)
-    jobs = Probe("jobs", lambda: _verified_jobs(deployment), clock=clock)
-    runner = Probe("the runner of jobs", lambda: eventloop.run(holder(deployment.client)), clock=clock)
-
-    shown = pages.answer_or({}, deadline, unknown)
-    growth.add(clock.monotonic(), _answered(shown))
-    found = captures.answer_or([], deadline, unknown)
-    tables = _tables(schemas.answer_or([], deadline, unknown), found, settings)
-    lease = runner.answer_or(LeaseRecord(), deadline, unknown)
-    run_by = lease.owner if lease.expires_ms > physical_ms(now_ts) else ""
-    attended = bool(run_by) or runner.what in unknown  # who is not known to be away is not missed
-    levels = spools(_answered(shown))
-    return Facts(
-        now_ts=now_ts,
-        tables=tables,
-        captures=tuple(each.fact for each in found),
-        feeds=tuple(
-            FeedFact(feed, owner, levels.get(feed.info.id))
-            for feed, owner in feeds.answer_or([], deadline, unknown)
-        ),
-        jobs=_jobs(jobs.answer_or([], deadline, unknown), tables, settings, now_ts, attended=attended),
-        runner=run_by,
-        parts=parts,
-        unknown=unknown,
-        silent=_silent(shown),
-        flush_interval_s=settings.capture.flush_interval_s,
-        scarce={} if parts is None else scarce(settings),
-        locks=eventloop.run(
-            holding_locks(deployment.client, _slowest(tables, found, now_ts), timeout_s=LOCKS_S)
-        ),
-        growth=growth,
-    )
-
-
-def unreached(settings: Settings, error: str, *, clock: Clock = SYSTEM) -> Facts:
-    """What is known while the cluster does not answer."""
-    unknown: dict[str, str] = {}
-    parts = _up_parts(settings, unknown)
-    return Facts(
-        now_ts=compose_ts(clock.wall_ms()),
-        parts=parts,
-        cluster_error=error,
-        unknown=unknown,
-        scarce={} if parts is None else scarce(settings),
-    )
-
-
-# The parts.
-
-
-def _up_parts(settings: Settings, unknown: dict[str, str]) -> tuple[PartStatus, ...] | None:
-    try:
-        found = UpStates.read(settings.up.data)
-    except PenstockError as error:
-        unknown["parts"] = str(error)
-        return None
-    return None if found is None else found.parts
-
-
-def _pages(parts: Sequence[PartStatus]) -> Pages:
-    """What the parts count, by their names; None: one runs and does not answer."""
-    asked = [
-        part
-        for part in parts
-        if part.kind is not PartKind.API and part.state is PartState.RUNNING and part.metrics_addr
-    ]
-    found: Pages = {}
-    for name, text in part_metrics.pages(asked, timeout_s=PAGES_S).items():
+    def _run(self, work: Callable[[], T]) -> None:
         try:
-            found[name] = None if text is None else read_page(text)
-        except ValueError:
-            found[name] = None
-    return found
+            self._answer.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller
+            self._answer.set_exception(error)
 
-
-def _silent(pages: Pages) -> frozenset[str]:
-    return frozenset(name for name, page in pages.items() if page is None)
-
-
-def _answered(pages: Pages) -> dict[str, dict[MetricSample, float]]:
-    return {name: page for name, page in pages.items() if page is not None}
-
-
-# Tables.
-
-
-@dataclass(frozen=True, slots=True)
-class _Captured:
-    """A capture, with what it has."""
-
-    fact: CaptureFact
-    tables: Sequence[CaptureProgress] = ()
-
-
-def _schemas(deployment: Deployment) -> list[tuple[SchemaVersion, str]]:
-    """Every table with rows but our own, with the account that it belongs to."""
-    schema = deployment.catalog.schema()
-    owned = deployment.catalog.owned_databases()
-    return [
-        (SchemaVersion(table.update_ts, 0, table, database.name), owned[database.name].name)
-        for name, database in schema.databases.items()
-        if name != BOOKKEEPING and database.name in owned  # else made meanwhile
-        for table in schema.tables[database.id].values()
-        if table.is_base_table
-    ]
-
-
-def _captures(deployment: Deployment) -> list[_Captured]:
-    leases = live_captures(deployment.face)
-    token = deployment.settings.capture.read_flight_token()
-    tls = deployment.settings.capture.flight_client_tls
-
-    def ask(lease: CaptureLease) -> list[CaptureProgress]:
-        with FlightReader(lease.flight_addr, tls=tls, token=token) as reader:
-            return reader.tables(timeout_s=PAGES_S)
-
-    deadline = SYSTEM.monotonic() + PAGES_S
-    asked = [(lease, Probe(f"capture {lease.id}", partial(ask, lease))) for lease in leases]
-    found = []
-    for lease, question in asked:
+    def answer(self, deadline: float) -> T:
+        """Return the result; raise the error of the work, or Unavailable at the deadline (monotonic)."""
         try:
-            tables = question.answer(deadline)
+            return self._answer.result(max(0.0, deadline - self._clock.monotonic()))
+        except TimeoutError:
+            if self._answer.done():
+                raise
+            raise Unavailable(f"reading {self.what} took too long; try again") from None
+
+    def answer_or(self, default: T, deadline: float, unknown: dict[str, str]) -> T:
+        """Return the result; on a PenstockError note it in `unknown` and return `default`."""
+        try:
+            return self.answer(deadline)
         except PenstockError as error:
-            found.append(_Captured(CaptureFact(lease.id, lease.flight_addr, str(error))))
-        else:
-            found.append(_Captured(CaptureFact(lease.id, lease.flight_addr), tables))
-    return found
-
-
-def _owners(captures: Iterable[_Captured]) -> dict[int, tuple[str, CaptureProgress]]:
-    """Who has each physical table; of two, while it moves, the one that has more of it."""
-    found: dict[int, tuple[str, CaptureProgress]] = {}
-    for capture in captures:
-        for each in capture.tables:
-            known = found.get(each.table_id)
-            if known is None or known[1].readable_ts < each.readable_ts:
-                found[each.table_id] = capture.fact.id, each
-    return found
-
-
-def _tables(
-    schemas: Iterable[tuple[SchemaVersion, str]], captures: Iterable[_Captured], settings: Settings
-) -> tuple[TableFact, ...]:
-    """Those that are captured, or should be."""
-    owners = _owners(captures)
-    found = []
-    for schema, account in schemas:
-        asked_for = wanted(schema.database, schema.table.name, settings.capture.tables)
-        ids = schema.table.physical_ids
-        parts = [owners[each] for each in ids if each in owners]
-        fact = TableFact(schema=schema, account=account, wanted=asked_for)
-        if parts and len(parts) == len(ids):
-            fact = _whole(fact, parts)
-        if asked_for or parts:
-            found.append(fact)
-    return tuple(found)
-
-
-def _whole(table: TableFact, parts: Sequence[tuple[str, CaptureProgress]]) -> TableFact:
-    """How far a table of several parts has come. Another schema counts as a change: targets follow it."""
-    each = [progress for _, progress in parts]
-    readable_ts = min(part.readable_ts for part in each)
-    changed_ts = max(table.schema.since_ts, *(part.changed_ts for part in each))
-    return replace(
-        table,
-        captures=tuple(dict.fromkeys(capture for capture, _ in parts)),
-        readable_ts=readable_ts,
-        changed_ts=min(readable_ts, changed_ts),
-        flushed_ts=min(part.flushed_ts for part in each),
-        oldest_ts=max(part.oldest_ts for part in each),
-    )
-
-
-def _slowest(
-    tables: Iterable[TableFact], captures: Iterable[_Captured], now_ts: int
-) -> Mapping[int, tuple[int, list[int]]]:
-    """The tables that are explained first: up to where each is complete, and its slowest partitions."""
-    slow = sorted(
-        (table for table in tables if table.readable_ts and behind_s(now_ts, table.readable_ts) > SLOW_S),
-        key=lambda table: table.readable_ts,
-    )[:_EXPLAINED_MAX]
-    owners = _owners(captures) if slow else {}
-    return {
-        table.id: (
-            table.readable_ts,
-            sorted(table.schema.table.physical_ids, key=lambda each: owners[each][1].readable_ts)[
-                :_PARTITIONS_MAX
-            ],
-        )
-        for table in slow
-    }
-
-
-# Changefeeds and jobs.
-
-
-def _feeds(deployment: Deployment) -> list[tuple[ChangefeedRecord, str]]:
-    async def work() -> list[tuple[ChangefeedRecord, str]]:
-        owners = await deployment.feeds.owners()
-        return [(feed, owners.get(feed.info.id, "")) for feed in await deployment.feeds.list()]
-
-    return eventloop.run(work())
-
-
-def _verified_jobs(deployment: Deployment) -> list[tuple[Job, LastVerification | None]]:
-    jobs = deployment.jobs()
-    found = jobs.get_jobs()
-    verified = Outcomes(jobs.log).read(job.key for job in found)
-    return [(job, verified.get(job.key)) for job in found]
-
-
-def _jobs(
-    jobs: Iterable[tuple[Job, LastVerification | None]],
-    tables: Iterable[TableFact],
-    settings: Settings,
-    now_ts: int,
-    *,
-    attended: bool,
-) -> tuple[JobFact, ...]:
-    looks = {
-        table.id: ReadableRange(table.readable_ts, table.changed_ts, table.oldest_ts)
-        for table in tables
-        if table.readable_ts
-    }
-    span_s = settings.jobs.span_s
-    return tuple(
-        JobFact(
-            job,
-            freshness_of(job, looks.get(job.key.table_id), now_ts=now_ts, span_s=span_s, attended=attended),
-            verified,
-        )
-        for job, verified in jobs
-    )
+            unknown[self.what] = str(error)
+            return default

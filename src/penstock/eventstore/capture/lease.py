@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from penstock.clock import physical_ms
 from penstock.errors import Corrupt, Invalid
 from penstock.kv import AsyncClient
+from penstock.kv.lease import LeaseRecord
 from penstock.tables.keys import prefix_end
 
 PREFIX = b"penstock/capture/"
@@ -18,25 +19,30 @@ PREFIX = b"penstock/capture/"
 
 @dataclass(frozen=True, slots=True)
 class CaptureLease:
-    """One capture. `data_id` tells a capture that was restarted from another with the same name."""
+    """The lease of one capture on its name, and where others reach it.
+
+    The owner in the record is the id of the capture's data: it tells a capture that was restarted from
+    another with the same name. The record's epoch fences nothing; it starts again once the row is deleted.
+    """
 
     id: str
-    data_id: str
     flight_addr: str
-    expires_ms: int
+    record: LeaseRecord
 
     def write(self) -> bytes:
-        """The row's value."""
-        tree = {"data_id": self.data_id, "flight_addr": self.flight_addr, "expires_ms": self.expires_ms}
-        return json.dumps(tree).encode()
+        """Return the row's value; release 0.1.0 reads it too, by the key `data_id`."""
+        more = {"data_id": self.record.owner, "flight_addr": self.flight_addr}
+        return json.dumps({**self.record.to_fields(), **more}).encode()
 
     @classmethod
     def read(cls, key: bytes, value: bytes) -> "CaptureLease":
-        """A lease from its row."""
+        """Read a lease from its row; raise Corrupt when the row is damaged."""
         try:
             tree = json.loads(value)
+            if "owner" not in tree:  # a row of release 0.1.0
+                tree = {**tree, "owner": tree["data_id"], "epoch": 0}
             name = key.removeprefix(PREFIX).decode()
-            return cls(name, tree["data_id"], tree["flight_addr"], int(tree["expires_ms"]))
+            return cls(name, str(tree["flight_addr"]), LeaseRecord.from_fields(tree))
         except (ValueError, KeyError, TypeError) as error:
             raise Corrupt("a capture's lease row is damaged; remove it from the store") from error
 
@@ -49,6 +55,7 @@ class CaptureMembership:
         self._id = capture_id
         self._data_id = data_id
         self._ttl_ms = int(ttl_s * 1000)
+        self._epoch = 0
 
     async def renew(self, flight_addr: str) -> Mapping[str, CaptureLease]:
         """Extend the lease by its ttl and return every live one, by name.
@@ -62,14 +69,19 @@ class CaptureMembership:
                 CaptureLease.read(found, value) async for found, value in txn.scan(PREFIX, prefix_end(PREFIX))
             ]
             mine = next((lease for lease in rows if lease.id == self._id), None)
-            if mine is not None and mine.data_id != self._data_id and mine.expires_ms > now_ms:
+            record = LeaseRecord() if mine is None else mine.record
+            if mine is not None and record.owner != self._data_id and record.is_held(now_ms):
                 raise Invalid(
                     f"capture {self._id!r} already runs with other data, at {mine.flight_addr};"
                     " give each capture its own capture.id"
                 )
-            renewed = CaptureLease(self._id, self._data_id, flight_addr, now_ms + self._ttl_ms)
+            goes_on = (record.owner, record.epoch) == (self._data_id, self._epoch)
+            epoch = record.epoch if goes_on else record.epoch + 1
+            held = LeaseRecord(self._data_id, epoch, now_ms + self._ttl_ms)
+            renewed = CaptureLease(self._id, flight_addr, held)
             await txn.put(key, renewed.write())
-        live = {lease.id: lease for lease in rows if lease.expires_ms > now_ms}
+        self._epoch = epoch
+        live = {lease.id: lease for lease in rows if lease.record.is_held(now_ms)}
         return {**live, self._id: renewed}
 
     async def give_up(self) -> None:

@@ -25,11 +25,11 @@ from penstock.eventstore.objects.build import Build, Built, Schemas
 from penstock.eventstore.objects.primary_key_index import TableIndex
 from penstock.eventstore.objects.row_ids import Moves
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.retry import BackoffPolicy
 
 _log = logging.getLogger(__name__)
 
-_RETRY_FIRST_S = 0.5
-_RETRY_MAX_S = 30.0
+_BACKOFF = BackoffPolicy(base_s=0.5, cap_s=30.0)
 
 
 @dataclass(slots=True)
@@ -147,7 +147,7 @@ class Flusher:
 
     def _postpone(self, table: OwnedTable, error: PenstockError) -> None:
         table.failures += 1
-        pause = min(_RETRY_MAX_S, _RETRY_FIRST_S * 2 ** min(table.failures - 1, 10))
+        pause = _BACKOFF.delay_s(table.failures)
         table.retry_at = self.clock.monotonic() + pause
         _log.warning(
             "flush failed; it will be tried again",
@@ -196,16 +196,16 @@ class Flusher:
             (_, direct), rest = chunk
             build = self.build.direct if direct else self.build.appendable
             rows = (each.rows for each in rest)
-            passage = None if tracing.current is None else tracing.current.passage()
+            passage = None if tracing.current is None else tracing.current.start_recorder()
             if passage is not None:
-                rows = passage.through(rows)
+                rows = passage.pass_through(rows)
             built = build(table.rows.table_id, versions, rows, table.index.find)
             chunk = next(chunks, None)
             self._commit(table, versions, built if chunk else replace(built, last_ts=to_ts), facts)
             facts = ()
             if passage is not None:
                 table_id, name = table.rows.table_id, versions[-1].name
-                passage.arrived(tracing.Stage.FLUSH, key=str(table_id), table_id=table_id, table=name)
+                passage.record_arrival(tracing.Stage.FLUSH, key=str(table_id), table_id=table_id, table=name)
 
     def _commit(
         self,

@@ -21,10 +21,10 @@ from penstock.eventstore.upkeep.merge import MergeOutput, MergePlan, MergeWriter
 from penstock.eventstore.upkeep.merge_commit import commit_merge
 from penstock.eventstore.upkeep.merge_policy import MergePolicy
 from penstock.object_storage import ObjectStorage
+from penstock.retry import BackoffPolicy
 from penstock.settings import UpkeepSettings
 
-_RETRY_FIRST_S = 1.0
-_RETRY_MAX_S = 300.0
+_BACKOFF = BackoffPolicy(base_s=1.0, cap_s=300.0)
 
 
 class UpkeepTask(StrEnum):
@@ -51,8 +51,8 @@ class TableUpkeep:
 
     def failed(self, duty: UpkeepTask, now: float) -> float:
         """Leave a duty alone for a while, and not the others; return for how long."""
-        pause = min(_RETRY_MAX_S, _RETRY_FIRST_S * 2.0 ** min(self.failures[duty], 20))
         self.failures[duty] += 1
+        pause = _BACKOFF.delay_s(self.failures[duty])
         self.retry_at[duty] = now + pause
         return pause
 

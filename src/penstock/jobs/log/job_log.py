@@ -11,18 +11,22 @@ from functools import partial
 from typing import TypeVar
 
 from penstock.clock import SYSTEM, Clock, physical_ms
-from penstock.errors import Aborted, Conflict, Fenced, Invalid, Unavailable, Undetermined
+from penstock.errors import Conflict, Fenced, Invalid, Unavailable
 from penstock.jobs.job import Job, JobKey
 from penstock.jobs.log.job_rows import COLUMNS, DATABASE, LOG_NAME, PRIMARY_KEY, TABLE, JobRows
-from penstock.jobs.log.transitions import Transition, flushed
+from penstock.jobs.log.transitions import Transition, flush_watermark
 from penstock.kv import Client, Transaction
-from penstock.kv.lease import LEASE_KEY, LeaseRecord
-from penstock.kv.transact import retried
+from penstock.kv.lease import LeaseKey
+from penstock.kv.transact import transact
 from penstock.tables.catalog import Catalog
 from penstock.tables.keys import prefix_end
 
 T = TypeVar("T")
 
+RUNNER_LEASE = LeaseKey(
+    b"penstock/jobs/lease", "the job runner", "delete its key penstock/jobs/lease once no runner runs"
+)
+"""The right to be the one process that runs the jobs of a cluster."""
 _CHUNK_ROWS = 256  # changed by one transaction: a conflict repeats no more than these
 _ATTEMPTS = 5
 _COLLECTED = "penstock/jobs/collected"
@@ -103,7 +107,7 @@ class JobLog:
     def named(self, txn: Transaction, account_id: int, table_id: int, name: str) -> list[Job]:
         """The jobs that have or had this name on the table, by their ids."""
         rows = self._rows_in(txn)
-        return [] if rows is None else list(rows.jobs(_named(txn, rows, account_id, table_id, name)))
+        return [] if rows is None else list(rows.jobs(_scan_named(txn, rows, account_id, table_id, name)))
 
     def add(self, txn: Transaction, job: Job) -> Job | None:
         """Write a new job, with an id that no job of its name on its table has had before; return it so.
@@ -113,7 +117,7 @@ class JobLog:
         """
         key = job.key
         rows = self._rows_in(txn) or self.ensure()
-        there = dict(rows.read(_named(txn, rows, key.account_id, key.table_id, key.job_name)))
+        there = dict(rows.read(_scan_named(txn, rows, key.account_id, key.table_id, key.job_name)))
         if any(each is not None and each.live for each in there.values()):
             return None
         collected = int(txn.get(_collected_key(key)) or 0)
@@ -152,7 +156,7 @@ class JobLog:
 
     def flush_watermarks(self, raised: Sequence[tuple[Job, int]]) -> list[Job | None]:
         """Write watermarks that only moved in memory; as `transact`, and nothing else of a row changes."""
-        return self.transact([(job, flushed(watermark)) for job, watermark in raised])
+        return self.transact([(job, flush_watermark(watermark)) for job, watermark in raised])
 
     def collect(self, dropped_ttl_s: float) -> int:
         """Remove jobs that were dropped so many seconds ago, by the database's time; return how many."""
@@ -180,7 +184,9 @@ class JobLog:
 
         def note(txn: Transaction) -> None:
             rows = self._rows_in(txn)
-            if rows is None or LeaseRecord.read(txn.get(LEASE_KEY)).epoch != epoch:
+            # Locked, so that a runner that takes over before the commit makes this transaction conflict.
+            lease = txn.lock_keys([RUNNER_LEASE.key], return_values=True)[RUNNER_LEASE.key]
+            if rows is None or RUNNER_LEASE.decode(lease).epoch != epoch:
                 raise Fenced("jobs are run by somebody else now")
             place = rows.key(key)
             held = txn.lock_keys([place], return_values=True)
@@ -196,7 +202,7 @@ class JobLog:
         rows = self._rows_in(txn)
         if rows is None:
             return False
-        there = rows.read(_named(txn, rows, account_id, table_id, name))
+        there = rows.read(_scan_named(txn, rows, account_id, table_id, name))
         damaged = [key for key, job in there if job is None]
         self._remove(damaged, txn)
         return bool(damaged)
@@ -241,16 +247,8 @@ class JobLog:
             txn.put(place, b"%d" % max(job_id, int(known.get(place, 0))))
 
     def _committed(self, work: Callable[[Transaction], T]) -> T:
-        """Run a transaction until it has committed; raise Conflict when it never does. It may be repeated."""
-
-        def attempt() -> T:
-            try:
-                with self.client.begin() as txn:
-                    return work(txn)
-            except Undetermined as error:
-                raise Aborted("the outcome of a commit is unknown; it is repeated") from error
-
-        return retried(attempt, clock=self._clock)
+        """Run a transaction until it commits; all that this class writes may be repeated."""
+        return transact(self.client.begin, work, repeatable=True, clock=self._clock)
 
 
 def _next(job: Job | None, change: _Change, tried: Job | None) -> Job | None:
@@ -268,7 +266,7 @@ def _next(job: Job | None, change: _Change, tried: Job | None) -> Job | None:
     return change.transition(job)
 
 
-def _named(
+def _scan_named(
     txn: Transaction, rows: JobRows, account_id: int, table_id: int, name: str
 ) -> Iterator[tuple[bytes, bytes]]:
     prefix = rows.prefix(account_id, table_id, name)

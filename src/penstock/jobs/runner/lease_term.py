@@ -19,8 +19,8 @@ from penstock.jobs.runner.board import JobBoard
 from penstock.jobs.runner.board_log import BoardLog
 from penstock.jobs.runner.seams import OpenScheduler, RunnerFeed, RunnerLease, RunnerLog
 from penstock.jobs.runner.table_watch import TableWatch
+from penstock.jobs.scheduler.scheduler import retry_policy
 from penstock.metrics import JOBS_JOBS, JOBS_TICK_SECONDS, JOBS_WATERMARK_LAG_SECONDS
-from penstock.retry import BackoffPolicy
 from penstock.settings import JobsSettings
 
 _STATES = ("paused", *(state.name.lower() for state in JobState))
@@ -90,7 +90,7 @@ class LeaseTerm:
         side_tasks: Iterable[SideTask] = (),
         clock: Clock = SYSTEM,
     ) -> None:
-        retrying = BackoffPolicy(settings.attempts, settings.backoff_s)
+        retrying = retry_policy(settings)
         self._settings = settings
         self._lease = lease
         self._feed = feed
@@ -98,7 +98,7 @@ class LeaseTerm:
         self._clock = clock
         self.board = JobBoard(
             interval_s=settings.interval_s,
-            rest_s=lambda failures: retrying.wait_s(failures, clock.random()),
+            rest_s=lambda failures: retrying.delay_s(failures, clock.random()),
         )
         self._log = BoardLog(self.board, log, epoch=lease.epoch)
         self._loop = asyncio.get_running_loop()

@@ -13,7 +13,7 @@ from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.iteration.iteration_run import IterationRun, IterationRunner
 from penstock.jobs.job import Job, JobKey
 from penstock.jobs.scheduler.fair_queue import FairQueue, Waiting
-from penstock.retry import BackoffPolicy
+from penstock.retry import EQUAL_JITTER, BackoffPolicy
 from penstock.settings import JobsSettings
 
 _log = logging.getLogger(__name__)
@@ -24,9 +24,17 @@ ANNOUNCED_S = 0.25
 """Iterations that have waited so long are `pending` in the log; the others run at once."""
 CLOSE_S = 30.0
 """How long workers may take to end."""
+_RETRY_MAX_S = 60.0
 
 OnEnd = Callable[[str, JobKey, Job | None], None]
 """Told of each job of an iteration, once, when it leaves: the iteration's id, the job, and its row then."""
+
+
+def retry_policy(settings: JobsSettings) -> BackoffPolicy:
+    """Return when a failed iteration is tried again, and how often."""
+    return BackoffPolicy(
+        base_s=settings.backoff_s, cap_s=_RETRY_MAX_S, jitter=EQUAL_JITTER, attempts=settings.attempts
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,7 @@ class Scheduler:
         self._executor = executor
         self._on_end = on_end
         self._clock = clock
-        self._retrying = BackoffPolicy(settings.attempts, settings.backoff_s)
+        self._retrying = retry_policy(settings)
         self._lock = threading.Lock()
         self._ready = threading.Condition(self._lock)  # an iteration waits, or it is time to end
         self._duties = threading.Condition(self._lock)  # something for the clerk
@@ -178,7 +186,7 @@ class Scheduler:
                 taken = self._queue.take()
                 if taken is not None:
                     metrics.JOBS_QUEUE_WAIT_SECONDS.observe(self._clock.monotonic() - taken.since)
-                    last = self._retrying.last(taken.failures)
+                    last = self._retrying.is_last(taken.failures)
                     leave = partial(self._leave, taken.number)
                     running = _Running(
                         taken, self._executor.attempt(taken.iteration, last=last, on_end=leave)
@@ -200,7 +208,7 @@ class Scheduler:
             left = tuple(job for job in again if job.key not in unwanted)
             if left:
                 failures = waiting.failures + 1
-                wait_s = self._retrying.wait_s(failures, self._clock.random())
+                wait_s = self._retrying.delay_s(failures, self._clock.random())
                 self._queue.retry(
                     replace(
                         waiting, iteration=replace(iteration, jobs=left), failures=failures, announced=True

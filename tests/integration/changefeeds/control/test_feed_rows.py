@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.changefeeds.commands import create_feed, pause_feed, resume_feed, update_feed
+from penstock.changefeeds.commands import create_changefeed, pause_changefeed, resume_changefeed, update_changefeed
 from penstock.changefeeds.model import (
     ChangefeedInfo,
     ChangefeedRecord,
@@ -48,7 +48,7 @@ def kept(table_id: int, *, feed: str = "f") -> DispatcherRecord:
 def pending(dispatcher: DispatcherRecord, number: int) -> PendingFile:
     path = f"shop/items/1/CDC{number}.json"
     start, end = Position(100 + number), Position(101 + number, b"\x80")
-    return PendingFile(dispatcher.spec.id, path, "shop/items/1/meta/CDC.index", start, end, 7 * number)
+    return PendingFile(dispatcher.span.id, path, "shop/items/1/meta/CDC.index", start, end, 7 * number)
 
 
 async def test_a_changefeed_is_found_again_as_it_was_created(store: WarmStore) -> None:
@@ -109,12 +109,12 @@ async def test_progress_is_there_for_the_next_run(store: WarmStore) -> None:
         await first.change_dispatchers([one, two], [])
         await first.begin_files([pending(one, 1), pending(two, 1)])
         await first.begin_files([pending(one, 2)])
-        await first.change_dispatchers([three], [two.spec.id], ddl_ts=300)
+        await first.change_dispatchers([three], [two.span.id], ddl_ts=300)
         await first.keep_checkpoint(250)
         await first.keep_checkpoint(240)  # an older one changes nothing
         await first.give_up()
         second = await feeds.acquire("next", "b", ttl_s=LONG_S)
-        assert sorted(await second.dispatchers(), key=lambda each: each.spec.table_id) == [
+        assert sorted(await second.dispatchers(), key=lambda each: each.span.table_id) == [
             replace(one, pending=pending(one, 2)),
             three,
         ]
@@ -126,7 +126,7 @@ async def test_one_process_at_a_time_runs_a_changefeed(store: WarmStore) -> None
     async with feeds_of(store) as feeds:
         await feeds.create(info("one"))
         await feeds.acquire("one", "a", ttl_s=LONG_S)
-        with pytest.raises(Unavailable, match="is run by a; wait"):
+        with pytest.raises(Unavailable, match="lease of changefeed one is held by a; wait"):
             await feeds.acquire("one", "b", ttl_s=LONG_S)
 
 
@@ -136,20 +136,20 @@ async def test_a_process_that_was_taken_over_changes_nothing_more(store: WarmSto
         old = await feeds.acquire("fenced", "a", ttl_s=0)
         await old.change_dispatchers([kept(1)], [])
         new = await feeds.acquire("fenced", "b", ttl_s=LONG_S)
-        before = await new.feed()
+        before = await new.get_record()
         attempts = [
             old.renew(),
             old.keep_checkpoint(999),
             old.keep_state(ChangefeedState.FAILED, "x"),
             old.begin_files([pending(kept(1), 1)]),
-            old.change_dispatchers([kept(2)], [kept(1).spec.id]),
+            old.change_dispatchers([kept(2)], [kept(1).span.id]),
             old.dispatchers(),
         ]
         for attempt in attempts:
-            with pytest.raises(Fenced, match="is run by b; this process stops"):
+            with pytest.raises(Fenced, match="lease of changefeed fenced is held by b; this process stops"):
                 await attempt
         await old.give_up()
-        assert await new.feed() == before
+        assert await new.get_record() == before
         assert await new.dispatchers() == [kept(1)]
         await new.renew()
 
@@ -236,6 +236,21 @@ class Unanswered:
             raise Undetermined("the commit was not answered")
 
 
+class Overtaken:
+    """A client whose first transaction conflicts with what somebody does before it commits."""
+
+    def __init__(self, client: AsyncClient, overtake: Callable[[], Awaitable[object]]) -> None:
+        self._client = client
+        self._overtake = [overtake]
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[AsyncTransaction]:
+        async with self._client.begin() as txn:
+            yield txn
+            while self._overtake:
+                await self._overtake.pop()()
+
+
 async def test_a_removal_that_was_not_answered_is_no_changefeed_that_was_never_there(
     store: WarmStore,
 ) -> None:
@@ -246,6 +261,27 @@ async def test_a_removal_that_was_not_answered_is_no_changefeed_that_was_never_t
             await ChangefeedStore(client).get("forgotten")
         with pytest.raises(NotFound, match="there is no changefeed forgotten"):
             await ChangefeedStore(Unanswered(client)).remove("forgotten")
+
+
+async def test_a_removal_that_was_not_answered_leaves_alone_what_was_created_since(
+    store: WarmStore,
+) -> None:
+    async with await AsyncClient.connect([store.pd_addr]) as client:
+        feeds = ChangefeedStore(client)
+        await feeds.create(info("renewed"))
+        shaky = Unanswered(client)
+        shaky.between = lambda: feeds.create(info("renewed", created_ms=1))
+        await ChangefeedStore(shaky).remove("renewed")
+        assert (await feeds.get("renewed")).info.created_ms == 1
+
+
+async def test_a_changefeed_that_somebody_changes_meanwhile_is_removed(store: WarmStore) -> None:
+    async with await AsyncClient.connect([store.pd_addr]) as client:
+        feeds = ChangefeedStore(client)
+        await feeds.create(info("meddled"))
+        await ChangefeedStore(Overtaken(client, lambda: pause_changefeed(feeds, "meddled"))).remove("meddled")
+        with pytest.raises(NotFound):
+            await feeds.get("meddled")
 
 
 async def test_a_creation_that_was_not_answered_leaves_alone_what_has_begun_since(
@@ -271,12 +307,12 @@ async def test_every_other_command_may_go_unanswered_too(store: WarmStore) -> No
             info("repeated", settings={"sink_uri": "file:///tmp/y?protocol=csv"})
         )
         assert (
-            await pause_feed(ChangefeedStore(Unanswered(client)), "repeated")
+            await pause_changefeed(ChangefeedStore(Unanswered(client)), "repeated")
         ).state is ChangefeedState.STOPPED
-        updated = await update_feed(ChangefeedStore(Unanswered(client)), "repeated", {"target_ts": 900})
+        updated = await update_changefeed(ChangefeedStore(Unanswered(client)), "repeated", {"target_ts": 900})
         assert updated.info.settings["target_ts"] == 900
         assert (
-            await resume_feed(ChangefeedStore(Unanswered(client)), "repeated")
+            await resume_changefeed(ChangefeedStore(Unanswered(client)), "repeated")
         ).state is ChangefeedState.NORMAL
         run = await ChangefeedStore(Unanswered(client)).acquire("repeated", "a", ttl_s=LONG_S)
         await run.renew()
@@ -288,7 +324,7 @@ async def test_of_two_that_choose_one_place_at_the_same_time_one_is_refused(stor
         wanted = parse_changefeed({"sink_uri": "memory:///chosen?protocol=csv"}, origin="a test")
         now_ts = await client.timestamp()
         creating = [
-            create_feed(ChangefeedStore(client), f"race{each}", wanted, now_ts=now_ts) for each in range(4)
+            create_changefeed(ChangefeedStore(client), f"race{each}", wanted, now_ts=now_ts) for each in range(4)
         ]
         outcomes = await asyncio.gather(*creating, return_exceptions=True)
         refused = [each for each in outcomes if isinstance(each, Invalid)]
