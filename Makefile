@@ -1,4 +1,4 @@
-# Two commands do all the set-up: `make demo` and `make test`.
+# Two commands do all the set-up: `make demo` and `make test`. `make check` is the inner loop.
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
@@ -9,7 +9,7 @@ WORKERS := $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')
 # Every process would compile the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types collect setup java chromium proto format docs bench clean
+.PHONY: demo test check soak lint types collect setup java chromium proto format docs bench clean
 
 demo: setup
 	@$(BIN)/penstock demo
@@ -17,6 +17,17 @@ demo: setup
 test: setup chromium
 	@$(MAKE) --no-print-directory --jobs 2 types lint collect
 	@$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+check: setup # what a change needs before every commit, in about two minutes
+	@$(MAKE) --no-print-directory --jobs 2 types lint
+	@$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile tests/unit tests/scenarios
+
+SOAK ?= 1
+soak: setup # campaigns in their whole length: properties, simulations, processes that are killed
+	@PENSTOCK_SOAK=$(SOAK) $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --timeout 3600 \
+		tests/properties tests/simulation tests/integration/changefeeds/endtoend \
+		tests/integration/eventstore/test_killed_at_any_moment.py \
+		tests/integration/jobs/test_killed_runners.py tests/integration/jobs/test_killed_first_syncs.py
 
 setup: java $(STAMP)
 
@@ -65,7 +76,7 @@ docs: setup
 	@echo "build/site/index.html"
 
 bench: setup
-	@for each in bench/*.py; do echo "== $$each"; $(BIN)/python $$each || exit 1; done
+	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 clean:
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

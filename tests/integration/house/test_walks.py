@@ -11,8 +11,9 @@ They may also be items of a tuple or a list, or fields of a dataclass, two level
 gives what it yields. The object of a method is not looked at, nor is a comprehension, which is a call in some
 versions of Python only.
 
-Not of the walk are the ground (tables, kv, metrics, clock, errors) and what it calls, what a compiler made, and
-what comes from a subscription of keys: that is the job log and the descriptions of tables, not the table's rows.
+Not of the walk are the ground (tables, kv, metrics, clock, errors) and what it calls, what a compiler made,
+and what comes from a subscription of keys: that is the job log and the descriptions of tables, not the
+table's rows.
 """
 
 import inspect
@@ -32,7 +33,7 @@ import yaml
 
 import penstock
 from penstock.changefeeds.engines.local import LocalEngine
-from penstock.changefeeds.runner import ChangefeedRunner, create_configured
+from penstock.changefeeds.runner import ChangefeedRunner, create_configured_changefeeds
 from penstock.changefeeds.store import ChangefeedStore
 from penstock.cli.services.jobs import serve
 from penstock.clock import Clock
@@ -154,7 +155,7 @@ async def _run_changefeeds(settings: Settings) -> None:
     """As `penstock changefeed run --until-idle` does, with the engine beside the driver."""
     async with await AsyncClient.connect(settings.pd_addrs, settings=settings.kv) as client:
         feeds = ChangefeedStore(client)
-        await create_configured(feeds, settings, now_ts=await client.timestamp())
+        await create_configured_changefeeds(feeds, settings, now_ts=await client.timestamp())
         runner = ChangefeedRunner(
             settings, feeds, lambda _, options: LocalEngine(options.target), owner="walk"
         )

@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from penstock.api.routes.status import joined
+from penstock.api.routes.status import join_pages
 
 _NAMES = ("a", "a_b", "b", "penstock_rows")
 _LABELS = ("part", "job", "exported")
@@ -74,7 +74,7 @@ def test_pages_joined_have_every_sample_of_each_once_with_its_part(
     pages: dict[str, list[Metric] | None],
 ) -> None:
     texts = {part: None if metrics is None else page(metrics) for part, metrics in pages.items()}
-    text = joined(texts)
+    text = join_pages(texts)
     expected = [
         (
             name,
@@ -98,7 +98,7 @@ def test_pages_joined_have_every_sample_of_each_once_with_its_part(
 def test_pages_joined_describe_each_family_once_and_keep_its_type(
     pages: dict[str, list[Metric] | None],
 ) -> None:
-    text = joined({part: None if metrics is None else page(metrics) for part, metrics in pages.items()})
+    text = join_pages({part: None if metrics is None else page(metrics) for part, metrics in pages.items()})
     described = [line.split(" ", 3)[:3] for line in text.split("\n") if line.startswith("# ")]
     assert len(described) == len({tuple(each) for each in described})
     types = {"a": "histogram", "a_b": "gauge", "b": "counter", "penstock_rows": "gauge"}

@@ -13,6 +13,7 @@ from penstock.changefeeds.sinks.storage.ledger import EncodeJob, Ledger
 from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
 from penstock.follow.slices import Position
 from penstock.testing.clock import ManualClock
+from support.campaign import examples
 from support.sinkparts import SCHEMA, Watched, dispatcher, sink_options, slice_of
 
 FILE, QUOTA, INTERVAL = 1000, 10_000, 5.0
@@ -103,7 +104,7 @@ class SinkModel(RuleBasedStateMachine):
                 chunks[-1].append(Chunk(segment, number, Position(end.ts - 1), end, 1, size))
                 number += 1
         self.segments[segment] = sum(chunk.nbytes for each in chunks for chunk in each)
-        self.ledger.encoded(job, chunks)
+        self.ledger.finish_encode(job, chunks)
 
     @rule()
     def begin_to_write(self) -> None:
@@ -229,5 +230,5 @@ class SinkModel(RuleBasedStateMachine):
                 assert not (rows_before and each.marker is not None and each.marker.ended)
 
 
-SinkModel.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+SinkModel.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)
 TestSinkModel = SinkModel.TestCase

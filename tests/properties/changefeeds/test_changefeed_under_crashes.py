@@ -21,6 +21,7 @@ from penstock.clock import SYSTEM
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent, DdlScope
 from penstock.follow.slices import Position, Slice
+from support.campaign import examples
 from support.ddlevents import (
     alter_table,
     create_table,
@@ -80,7 +81,7 @@ class History:
         for schema in first:
             for handle in mix.sample(HANDLES, 3):
                 self.source.put(schema.table.id, self._ts, handle)
-                if snapshot and CARRIED.takes(schema):
+                if snapshot and CARRIED.matches(schema):
                     self.wanted.append((schema.table.id, BEGIN, handle))
         self._ts = BEGIN
         for step in steps:
@@ -98,7 +99,7 @@ class History:
         if step == "put":
             for handle in mix.sample(HANDLES, mix.randint(1, 3)):
                 self.source.put(schema.table.id, self._ts, handle)
-                if CARRIED.takes(schema):
+                if CARRIED.matches(schema):
                     self.wanted.append((schema.table.id, self._ts, handle))
         elif step == "alter":
             self._ddl(alter_table(self._ts, schema))
@@ -165,19 +166,21 @@ class Checks:
         assert not missing, f"checkpoint {ts} is ahead of {sorted(missing)}"
         done = {event.commit_ts for event in self.remote.ddls}
         for event in self.history.source.events:
-            if CARRIED.part_of(event) is not None and event.commit_ts <= ts:
+            if CARRIED.filter_ddl(event) is not None and event.commit_ts <= ts:
                 assert event.commit_ts in done, f"checkpoint {ts} is ahead of the DDL at {event.commit_ts}"
 
     def _rows(self, piece: Slice) -> list[tuple[int, int, bytes]]:
         return [(piece.dispatcher.table_id, *row) for row in self.history.source.rows_in(piece)]
 
     def _concerns(self, event: DdlEvent, table_id: int) -> bool:
-        part = CARRIED.part_of(event)
+        part = CARRIED.filter_ddl(event)
         if part is None:
             return False
         sides = [side for change in part.tables for side in (change.before, change.after) if side]
         if part.scope is DdlScope.DATABASE:
-            there = [each for each in self.history.source.tables(event.commit_ts - 1) if CARRIED.takes(each)]
+            there = [
+                each for each in self.history.source.tables(event.commit_ts - 1) if CARRIED.matches(each)
+            ]
             sides += [each for each in there if each.database == event.database]
         return any(table_id in side.table.physical_ids for side in sides)
 
@@ -207,7 +210,7 @@ class Run:
                 break
         assert sorted(self.checks.rows()) == sorted(self.history.wanted)
         assert self.progress.checkpoints[-1] == self.remote.checkpoints[-1] == self.history.end_ts
-        there = [each for each in source.tables(self.history.end_ts) if CARRIED.takes(each)]
+        there = [each for each in source.tables(self.history.end_ts) if CARRIED.matches(each)]
         assert {each.spec.table_id for each in self.progress.kept.values()} == {
             each.table.id for each in there
         }
@@ -290,7 +293,7 @@ class Run:
             raise Killed
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     steps=STEPS,
     seed=st.integers(0, 2**32),

@@ -1,7 +1,6 @@
 """Chunks of any history: applied in order they make the table; reading on from the end of one goes on."""
 
 import json
-import os
 import shutil
 import tempfile
 from dataclasses import replace
@@ -15,11 +14,12 @@ from hypothesis import strategies as st
 from penstock.changefeeds.codecs.options import EncoderOptions
 from penstock.changefeeds.engines.encode import EncodedChunk
 from penstock.follow.slices import Position
+from support.campaign import examples
 from support.itemtables import item, item_table
 from support.slices import encoded, slice_of
 from support.tableworld import TableWorld
 
-EXAMPLES = settings(max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "12")), deadline=None)
+EXAMPLES = settings(max_examples=examples(12), deadline=None)
 WORLDS = count()
 KINDS = ("integer", "composite", "not clustered")
 

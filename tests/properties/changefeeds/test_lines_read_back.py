@@ -4,7 +4,6 @@ import base64
 import csv
 import io
 import json
-import os
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from itertools import product
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 
 from penstock.changefeeds.codecs import csv as csvfiles
 from penstock.changefeeds.codecs.decoded_changes import row_dicts
-from penstock.changefeeds.codecs.decoder import FileOptions, decoded
+from penstock.changefeeds.codecs.decoder import FileOptions, decode_stream
 from penstock.changefeeds.codecs.encoder import Encoder, encoder_of, header_of
 from penstock.changefeeds.codecs.options import CsvOptions, EncoderOptions, check_readable
 from penstock.changefeeds.codecs.parquet import parquet_file
@@ -28,6 +27,7 @@ from penstock.changefeeds.sinks.storage.options import SinkOptions, parse_sink_u
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.tables.define import define_table
+from support.campaign import examples
 from support.slices import row_changes
 
 TABLE = define_table(
@@ -49,7 +49,7 @@ TABLE = define_table(
     ],
 )
 SCHEMA = SchemaVersion(0, 1, TABLE, "shop")
-EXAMPLES = settings(max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "25")), deadline=None)
+EXAMPLES = settings(max_examples=examples(25), deadline=None)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 CELLS: dict[str, st.SearchStrategy[Any]] = {
     "small": st.integers(0, 255),
@@ -291,7 +291,7 @@ def test_a_delimiter_may_have_digits_and_signs_behind_its_first_character() -> N
     assert sink_of("|+|", '"', "\\N", "\r\n", False, False, False)
 
 
-@settings(max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "100")), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.text(max_size=3),
     st.sampled_from(["", '"']) | st.text(max_size=1),
@@ -315,7 +315,7 @@ def test_any_csv_options_are_refused_or_what_is_written_reads_back(
 
 
 @given(st.sampled_from(["canal-json", "debezium"]), st.text(" \t\r\n|$a", max_size=3), histories())
-@settings(max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "60")), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_json_terminators_are_refused_or_lines_read_back(
     protocol: Any, terminator: str, history: list[Change]
 ) -> None:
@@ -327,5 +327,5 @@ def test_json_terminators_are_refused_or_lines_read_back(
     encoder = encoder_of(SCHEMA, EncoderOptions(protocol=protocol, terminator=sink.terminator))
     stream = pa.BufferReader(encoder.payload([encoder.encode(row_changes(TABLE, history))]))
     files = FileOptions(protocol=protocol, terminator=sink.terminator)
-    read = [row for each in decoded(stream, protocol, TABLE, files) for row in row_dicts(each.rows)]
+    read = [row for each in decode_stream(stream, protocol, TABLE, files) for row in row_dicts(each.rows)]
     assert [row and row["name"] for row in read] == [(new or old or {})["name"] for _, old, new in history]

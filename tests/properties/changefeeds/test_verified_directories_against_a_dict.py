@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.changefeeds.codecs.encoder import encoder_of, header_of, shown_columns
+from penstock.changefeeds.codecs.encoder import encoder_of, header_of, output_columns
 from penstock.changefeeds.codecs.options import CsvOptions
 from penstock.changefeeds.codecs.parquet import parquet_file
 from penstock.changefeeds.codecs.row_changes import DELETE, INSERT, UPDATE, RowChanges
@@ -29,6 +29,7 @@ from penstock.tables.arrow import arrow_schema
 from penstock.tables.define import define_table
 from penstock.verify.compare import Counts
 from penstock.verify.directory import FeedFacts, FeedVerifier, TableReport, VerifyScope
+from support.campaign import examples
 from support.everytype import EVERY_CELL, EVERY_TYPE
 
 Row = dict[str, Any]
@@ -89,7 +90,7 @@ class Directory:
             target=StorageRef(f"memory:///verified{next(NUMBERS)}"), date_separator="none", **given
         )
         self._encoding = self.options.encoder(self.schema)
-        self._names = [column.name for column in shown_columns(self.schema, self._encoding)]
+        self._names = [column.name for column in output_columns(self.schema, self._encoding)]
         self._storage = self.options.target.open()
         file = SchemaFile.of(self.schema, 7, columns=self._names)
         self._storage.write(file.path(), file.to_json())
@@ -160,7 +161,7 @@ def counted(target: dict[int, Row], source: dict[int, Row]) -> Counts:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(
     history=histories,
     others=st.dictionaries(st.integers(0, 8), values, max_size=5),
@@ -173,14 +174,14 @@ def test_every_row_that_differs_is_found_and_nothing_else(
     target = written(directory, history)
     source = target | {key: {"id": key, **row} for key, row in others.items()}
     source = {key: row for key, row in source.items() if key not in lost}
-    found = directory.compared(list(source.values()))
+    found = directory.compare(list(source.values()))
     assert found.counts == counted(target, source)
     assert (found.source_rows, found.target_rows) == (len(source), len(target))
     assert found.same == (source == target)
-    assert directory.compared(list(target.values())).same
+    assert directory.compare(list(target.values())).same
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(history=histories, others=others_)
 def test_without_a_beginning_only_keys_that_were_seen_count(
     history: list[tuple[int, Row | None]], others: dict[int, Row]
@@ -194,14 +195,14 @@ def test_without_a_beginning_only_keys_that_were_seen_count(
         if row is not None or key in alive:
             seen.add(key)
         (alive.discard if row is None else alive.add)(key)
-    found = directory.compared(list(source.values()), snapshot=False)
+    found = directory.compare(list(source.values()), snapshot=False)
     assert found.scope is VerifyScope.CHANGES
     assert found.keys_seen == len(seen)
     assert found.counts == counted(target, {key: row for key, row in source.items() if key in seen})
 
 
 @pytest.mark.parametrize("form", [each for each in FORMATS if each != "csv without old rows"])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(history=histories, lost=st.sets(st.integers(0, 6)), more=st.lists(values, max_size=2))
 def test_rows_without_a_key_are_counted(
     form: str, history: list[tuple[int, Row | None]], lost: set[int], more: list[Row]
@@ -209,7 +210,7 @@ def test_rows_without_a_key_are_counted(
     directory = Directory(KEYLESS, form)
     target = written(directory, history)
     source = [row for key, row in target.items() if key not in lost] + more
-    found = directory.compared(source)
+    found = directory.compare(source)
     there, wanted = (Counter(_known(row) for row in rows) for rows in (target.values(), source))
     assert found.counts.missing + found.counts.different == (wanted - there).total()
     assert found.counts.extra + found.counts.duplicates + found.counts.different == (there - wanted).total()
@@ -231,8 +232,8 @@ def test_columns_and_rows_that_are_not_sent_do_not_count(form: str) -> None:
     directory.write([(INSERT, each, None) for each in sent])
     hidden = {"id": 9, **PLAIN, "name": "none of it", "price": Decimal(-1)}
     source = [{**each, "choice": "b", "price": Decimal(7)} for each in sent] + [hidden]
-    assert directory.compared(source).same
-    found = directory.compared(
+    assert directory.compare(source).same
+    found = directory.compare(
         [{**source[0], "name": "another"}, *source[1:3], {**hidden, "price": Decimal(1)}]
     )
     assert found.counts == Counts(different=1, missing=1)
@@ -243,9 +244,9 @@ def test_no_type_makes_a_difference_by_its_text(form: str) -> None:
     directory = Directory(EVERY_TYPE, form)
     nothing = dict.fromkeys(EVERY_CELL) | {"id": 7}
     directory.write([(INSERT, EVERY_CELL, None), (INSERT, nothing, None)])
-    assert directory.compared([EVERY_CELL, nothing]).same
+    assert directory.compare([EVERY_CELL, nothing]).same
     for name in EVERY_CELL.keys() - {"id"}:
-        found = directory.compared([{**EVERY_CELL, name: None}, nothing])
+        found = directory.compare([{**EVERY_CELL, name: None}, nothing])
         assert found.counts == Counts(different=1), name
 
 
@@ -263,6 +264,6 @@ def test_a_file_that_is_there_again_is_found(form: str) -> None:
     changes = [(INSERT, {"id": n, **row}, None) for n in range(5)]
     directory.write(changes)
     directory.write(changes)
-    found = directory.compared([row for _, row, _ in changes])
+    found = directory.compare([row for _, row, _ in changes])
     assert found.counts == Counts(duplicates=5)
     assert not found.same

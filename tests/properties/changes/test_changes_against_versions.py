@@ -6,7 +6,6 @@ prints the steps that lead to it. The same run again: `pytest <this file> --hypo
 seed that pytest shows; ids and time are the same in every run. PENSTOCK_EXAMPLES=2000 looks longer.
 """
 
-import os
 import random  # noqa: TID251 - seeded, by Hypothesis or here
 import shutil
 import tempfile
@@ -25,11 +24,12 @@ from penstock.eventstore.read.find import list_tables
 from penstock.settings import UpkeepSettings
 from penstock.tables.alter import add_column, drop_column
 from support.agreement import MODES, NamedReads
+from support.campaign import examples
 from support.chosenmerge import WrittenMerge, begin_merge, current_objects
 from support.itemtables import TABLES, item, item_table
 from support.tableworld import NAME, START, ModelTable, TableWorld
 
-EXAMPLES = int(os.environ.get("PENSTOCK_EXAMPLES", "25"))
+EXAMPLES = examples(12, 25)
 LONG = compose_ts(2000)  # a step in time, after which removed objects may go
 WORLDS = count()
 

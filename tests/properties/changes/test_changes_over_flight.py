@@ -12,6 +12,7 @@ from penstock.eventstore.capture.flight_service import FlightService
 from penstock.eventstore.read.flight_client import FlightReader
 from penstock.tables.alter import add_column
 from support.agreement import MODES, Agreement
+from support.campaign import examples
 from support.chosenmerge import begin_merge
 from support.itemtables import TABLES, item, item_table
 from support.tableworld import START, TableWorld
@@ -43,7 +44,7 @@ def happen(world: TableWorld, kind: str, what: str, numbers: set[int], scratch: 
         world.alter(add_column(world.versions.table, "extra", "varchar(20) default 'none'"))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(
     kind=st.sampled_from(sorted(TABLES)), steps=steps, mix=st.randoms(use_true_random=False), data=st.data()
 )

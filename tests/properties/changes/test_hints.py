@@ -13,6 +13,7 @@ from penstock.changes.tail import Tail
 from penstock.eventstore.paths import Side
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import side_schema
+from support.campaign import examples
 from support.events import a_table
 
 VERSION = SchemaVersion(0, 1, a_table())
@@ -119,7 +120,7 @@ def groups(batches: list[ChangeBatch]) -> Iterator[list[ChangeBatch]]:
 sizes_ = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(histories, modes, sizes_)
 def test_what_is_done_is_complete_and_never_crossed(
     history: History, mode: dict[str, Any], sizes: list[int]
@@ -145,7 +146,7 @@ def test_what_is_done_is_complete_and_never_crossed(
         before = complete
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(histories, modes, sizes_, sizes_)
 def test_slices_change_nothing_and_the_changes_lead_to_the_end(
     history: History, mode: dict[str, Any], sizes: list[int], others: list[int]
@@ -166,7 +167,7 @@ def test_slices_change_nothing_and_the_changes_lead_to_the_end(
         assert steps(found) == sorted(every)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(histories, modes, sizes_, st.data())
 def test_reading_on_from_a_complete_ts_gives_what_is_missing(
     history: History, mode: dict[str, Any], sizes: list[int], choice: st.DataObject

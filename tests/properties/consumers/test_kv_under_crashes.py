@@ -26,6 +26,7 @@ from penstock.settings import Settings
 from penstock.tables import Catalog, alter
 from penstock.tables.define import define_table
 from penstock.testing.consumers import ListRetriever, SourceModel, job_context
+from support.campaign import examples
 from support.warmstore import WarmStore
 
 TABLES = {
@@ -184,5 +185,5 @@ class Target(RuleBasedStateMachine):
 def test_a_target_is_the_source_at_its_watermark(cluster: Settings) -> None:
     machine = type("Target", (Target,), {"cluster": cluster})
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=12, stateful_step_count=12, deadline=None)
+        machine, settings=settings(max_examples=examples(12), stateful_step_count=12, deadline=None)
     )

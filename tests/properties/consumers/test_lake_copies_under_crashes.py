@@ -20,6 +20,7 @@ from penstock.errors import Fenced, Invalid
 from penstock.tables import alter
 from penstock.tables.define import define_table
 from penstock.testing.consumers import ListRetriever, SourceModel, rows_by_key
+from support.campaign import examples
 from support.lakeworld import Killed, LakeWorld, as_copied
 
 TABLES = {
@@ -163,6 +164,6 @@ class ParquetCopies(Copy):
     format = "parquet"
 
 
-_SETTINGS = settings(max_examples=10, stateful_step_count=12, deadline=None)
+_SETTINGS = settings(max_examples=examples(4, 10), stateful_step_count=12, deadline=None)
 TestDelta, TestIceberg, TestParquet = DeltaCopies.TestCase, IcebergCopies.TestCase, ParquetCopies.TestCase
 TestDelta.settings = TestIceberg.settings = TestParquet.settings = _SETTINGS

@@ -31,6 +31,7 @@ from penstock.errors import Fenced
 from penstock.tables import alter
 from penstock.tables.define import define_table
 from penstock.testing.consumers import ListRetriever, SourceModel, job_context, rows_by_key
+from support.campaign import examples
 
 TABLES = {
     "number": define_table(
@@ -291,6 +292,6 @@ class VectorTarget(Target):
 
 
 TestFulltextTarget = FulltextTarget.TestCase
-TestFulltextTarget.settings = settings(max_examples=20, stateful_step_count=12, deadline=None)
+TestFulltextTarget.settings = settings(max_examples=examples(8, 20), stateful_step_count=12, deadline=None)
 TestVectorTarget = VectorTarget.TestCase
-TestVectorTarget.settings = settings(max_examples=15, stateful_step_count=10, deadline=None)
+TestVectorTarget.settings = settings(max_examples=examples(6, 15), stateful_step_count=10, deadline=None)

@@ -24,6 +24,7 @@ from penstock.tables import alter
 from penstock.tables.define import define_table
 from penstock.testing.consumers import ListRetriever, SourceModel, job_context
 from penstock.testing.proxy import CuttingProxy
+from support.campaign import examples
 from support.postgres import shared_server
 
 TABLES = {
@@ -185,4 +186,4 @@ class Target(RuleBasedStateMachine):
 
 
 TestTarget = Target.TestCase
-TestTarget.settings = settings(max_examples=15, stateful_step_count=15, deadline=None)
+TestTarget.settings = settings(max_examples=examples(6, 15), stateful_step_count=15, deadline=None)

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from penstock.control.overview.model import FlowStage
 from penstock.control.overview.part_metrics import Growth, MetricSample
+from support.campaign import examples
 
 ROWS = MetricSample("penstock_sink_rows_total", ("files",))
 
@@ -13,7 +14,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(STEPS)
 def test_restarts_and_silence_never_invent_rows(steps: list[tuple[str, int, bool, bool]]) -> None:
     """A step: a part is started again or not, counts some rows, and answers or not."""

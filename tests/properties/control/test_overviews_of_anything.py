@@ -7,9 +7,10 @@ from penstock.changefeeds.model import ChangefeedState
 from penstock.control.overview.facts import SLOW_S, CaptureFact, Facts
 from penstock.control.overview.locks import HoldingLock
 from penstock.control.overview.model import Overview
-from penstock.control.overview.overview import told
+from penstock.control.overview.overview import build_overview
 from penstock.control.part_states import PartKind, PartState
 from penstock.jobs.job import JobState
+from support.campaign import examples
 from support.overviews import ago, facts, feed, job, part, spool, table
 
 ACCOUNTS = ("zoe", "quinn")
@@ -75,10 +76,10 @@ def deployments(draw: st.DrawFn) -> Facts:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(deployments(), st.integers(1, 3))
 def test_everything_slow_is_explained_and_every_problem_has_a_remedy(found: Facts, limit: int) -> None:
-    shown = told(found, limit=limit)
+    shown = build_overview(found, limit=limit)
     assert shown.healthy == (shown.totals.problems == 0)
     assert all(each.message and each.remedy and each.part for each in shown.problems)
     assert max(map(len, (shown.tables, shown.changefeeds, shown.jobs, shown.problems))) <= limit
@@ -89,10 +90,10 @@ def test_everything_slow_is_explained_and_every_problem_has_a_remedy(found: Fact
     assert Overview.model_validate_json(shown.model_dump_json()) == shown
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(deployments())
 def test_an_account_never_sees_the_name_of_another(found: Facts) -> None:
     for account, other in (ACCOUNTS, ACCOUNTS[::-1]):
-        text = told(found, account=account).model_dump_json()
+        text = build_overview(found, account=account).model_dump_json()
         assert other not in text
         assert "127.0.0.1" not in text

@@ -18,6 +18,7 @@ from penstock.eventstore.log.table_log import TableLog
 from penstock.object_storage import open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
+from support.campaign import examples
 from support.events import FixedSchemas, a_table, change, replayed
 from support.rawbatches import Change, raw
 
@@ -160,7 +161,7 @@ class World:
                 assert {row["id"]: row["name"] for row in found.values()} == expected, f"at {ts - START}"
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @example(periods=CUT_OFF, segment=1024)
 @example(periods=NEVER_LOGGED, segment=1 << 20)
 @example(periods=INDEX_OF_OTHER_ENTRIES, segment=1 << 20)

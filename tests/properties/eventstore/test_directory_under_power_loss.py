@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from penstock.errors import Unavailable
 from penstock.object_storage import ObjectStorage, open_storage
+from support.campaign import examples
 from support.powerloss import Disk
 
 PATHS = st.sampled_from(["a", "f/a", "f/b", "f/g/a"])
@@ -105,4 +106,6 @@ class DirectoryUnderPowerLoss(RuleBasedStateMachine):
 
 
 TestDirectoryUnderPowerLoss = DirectoryUnderPowerLoss.TestCase
-TestDirectoryUnderPowerLoss.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
+TestDirectoryUnderPowerLoss.settings = settings(
+    max_examples=examples(100), stateful_step_count=25, deadline=None
+)

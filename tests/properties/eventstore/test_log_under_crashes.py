@@ -16,6 +16,7 @@ from penstock.eventstore.log import frames
 from penstock.eventstore.log.frames import Frame, FrameKind
 from penstock.eventstore.log.segments import LogLocation
 from penstock.eventstore.log.wal import Wal
+from support.campaign import examples
 from support.powerloss import Disk
 from support.rawbatches import changes, put, raw
 
@@ -207,4 +208,4 @@ class LogUnderCrashes(RuleBasedStateMachine):
 
 
 TestLogUnderCrashes = LogUnderCrashes.TestCase
-TestLogUnderCrashes.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestLogUnderCrashes.settings = settings(max_examples=examples(40), stateful_step_count=25, deadline=None)

@@ -21,6 +21,7 @@ from penstock.eventstore.upkeep.merge import MergeOutput, MergePlan, plan_merge,
 from penstock.eventstore.upkeep.merge_policy import MergeChoice, MergePolicy
 from penstock.tables.alter import add_column
 from penstock.testing.versions import Target
+from support.campaign import examples
 from support.itemtables import TABLES, item, item_table
 from support.tableworld import START, TableWorld
 
@@ -145,7 +146,7 @@ class Merging:
                 assert sorted(target.seen, key=lambda step: step[:3]) == versions.steps(from_ts, world.ts)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, 60), deadline=None)
 @given(
     history=st.lists(steps, min_size=5, max_size=16),
     kind=st.sampled_from(sorted(TABLES)),

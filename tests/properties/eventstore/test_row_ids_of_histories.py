@@ -18,6 +18,7 @@ from penstock.eventstore.objects.row_ids import ASK, UNKNOWN, Events, Places, Ro
 from penstock.object_storage import ObjectStorage, open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
+from support.campaign import examples
 from support.events import FixedSchemas, RowId, a_table, change, live_rows, moved_rows, objects, read_object
 from support.rawbatches import Change, raw
 
@@ -26,7 +27,7 @@ TABLE = a_table()
 HANDLES = st.one_of(st.binary(min_size=8, max_size=8), st.binary(min_size=1, max_size=9))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(60, 200))
 @given(
     handles=st.lists(HANDLES, min_size=1, max_size=4, unique=True),
     steps=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["put", "delete", "update"])), max_size=20),
@@ -137,7 +138,7 @@ AFTER = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(15, 40))
 @given(
     rounds=st.lists(st.tuples(COMMITS, AFTER), min_size=1, max_size=5),
     large=st.sampled_from([300, 1 << 20]),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.columnar.sorted_spill import choose_cuts, position
 from penstock.eventstore.log.rows import between, cut, in_order, ordered
+from support.campaign import examples
 from support.rawbatches import Change, changes, put, raw
 
 KEYS = ("commit_ts", "start_ts", "key")
@@ -33,7 +34,7 @@ def once(batches: list[list[Change]]) -> list[Change]:
     return [first[place] for place in sorted(first)]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(BATCHES)
 def test_rows_come_in_order_and_once(batches: list[list[Change]]) -> None:
     slices = list(in_order([raw(batch) for batch in batches]))
@@ -41,7 +42,7 @@ def test_rows_come_in_order_and_once(batches: list[list[Change]]) -> None:
     assert len(slices) <= 1
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(BATCHES, st.integers(1, 4), st.integers(1, 100))
 def test_slices_are_bounded_in_rows_and_bytes(batches: list[list[Change]], rows: int, nbytes: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
@@ -53,7 +54,7 @@ def test_slices_are_bounded_in_rows_and_bytes(batches: list[list[Change]], rows:
     assert all(sum(weight(change) for change in each[1:]) <= nbytes for each in slices)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(st.integers(0, 50), max_size=60), st.integers(2, 8))
 def test_a_sample_divides_the_rows_however_they_are_batched(sizes: list[int], parts: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
@@ -69,13 +70,13 @@ def test_a_sample_divides_the_rows_however_they_are_batched(sizes: list[int], pa
     assert all(high - low <= total / parts + 2 * (total / 32 + 1) for low, high in itertools.pairwise(bounds))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(CHANGES, max_size=12), st.integers(NOW, NOW + 7), st.integers(NOW, NOW + 7))
 def test_a_range_excludes_its_start_and_includes_its_end(batch: list[Change], low: int, high: int) -> None:
     assert changes(between(raw(batch), low, high)) == [each for each in batch if low < each[0] <= high]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(BATCHES, st.integers(20, 400), st.integers(NOW, NOW + 7))
 def test_a_sort_on_disk_gives_the_same_as_one_in_memory(
     batches: list[list[Change]], memory: int, upto: int
@@ -91,7 +92,7 @@ def test_a_sort_on_disk_gives_the_same_as_one_in_memory(
         assert list(Path(scratch).iterdir()) == []
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(BATCHES, CHANGES)
 def test_a_position_counts_the_rows_before_a_place(batches: list[list[Change]], place: Change) -> None:
     rows = once(batches)
@@ -102,7 +103,7 @@ def weight(change: Change) -> int:
     return 17 + sum(len(part) for part in change[2:] if isinstance(part, bytes))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(BATCHES, st.integers(20, 200), st.integers(20, 400), st.data())
 def test_chunks_hold_whole_commits_and_a_large_one_is_alone(
     batches: list[list[Change]], large: int, enough: int, data: st.DataObject

@@ -15,6 +15,7 @@ from penstock.tables.alter import add_column, drop_column, modify_column
 from penstock.tables.define import define_table
 from penstock.tables.keys import encode_handle
 from penstock.tables.schema import TableInfo
+from support.campaign import examples
 from support.handmade import HandMade, Row
 
 NUMBERS = range(1, 9)
@@ -82,7 +83,7 @@ def rows_of(batches: Any) -> dict[int, Row]:
     return made
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40, 100), deadline=None)
 @given(
     history=st.lists(steps, min_size=4, max_size=20),
     group_rows=st.integers(1, 4),

@@ -15,6 +15,7 @@ from penstock.eventstore.capture.store import EventStore
 from penstock.object_storage import ObjectStorage, open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
+from support.campaign import examples
 from support.events import FixedSchemas, a_table, change, replayed
 from support.powerloss import Disk
 from support.rawbatches import Change, raw
@@ -207,4 +208,6 @@ class StoreAgainstADict(RuleBasedStateMachine):
 
 
 TestStoreAgainstADict = StoreAgainstADict.TestCase
-TestStoreAgainstADict.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestStoreAgainstADict.settings = settings(
+    max_examples=examples(20, 60), stateful_step_count=25, deadline=None
+)

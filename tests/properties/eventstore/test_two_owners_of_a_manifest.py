@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from penstock.errors import Fenced, Unavailable
 from penstock.eventstore.manifest_log import ManifestLog, load
 from penstock.object_storage import ObjectStorage, open_storage
+from support.campaign import examples
 
 WRITERS = st.sampled_from(["one", "two", "three"])
 
@@ -76,4 +77,4 @@ class TwoOwners(RuleBasedStateMachine):
 
 
 TestTwoOwners = TwoOwners.TestCase
-TestTwoOwners.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestTwoOwners.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)

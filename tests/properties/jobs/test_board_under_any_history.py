@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from penstock.jobs.job import ErrorCode, JobState
 from penstock.jobs.runner.tracked_job import TriggerGroup
 from support.boardstage import BoardStage, spec_of, ts_of
+from support.campaign import examples
 
 NAMES = st.sampled_from(["a", "b", "c", "d", "a@2", "b@2"])
 SPECS = st.sampled_from(["", "", "", "own", "greedy", "2s", "30s", "30s+share", "paused"])
@@ -156,4 +157,6 @@ class AnyHistory(RuleBasedStateMachine):
 PAUSES = st.sampled_from([[], [], ["paused"], ["going"]])
 
 TestBoardUnderAnyHistory = AnyHistory.TestCase
-TestBoardUnderAnyHistory.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
+TestBoardUnderAnyHistory.settings = settings(
+    max_examples=examples(120), stateful_step_count=60, deadline=None
+)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.verify import compare as comparing
 from penstock.verify.compare import Comparison, Counts
+from support.campaign import examples
 
 SCHEMA = pa.schema(
     [
@@ -82,7 +83,7 @@ def mended(comparison: Comparison, expected: list[Row], present: list[Row]) -> l
     return there
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(ROWS, ROWS, st.lists(st.tuples(KEY, VALUES), max_size=3), st.sampled_from([1, 400, 1 << 20]))
 def test_every_difference_is_counted_once_and_its_remedy_gives_the_source(
     source: dict[Any, Any], target: dict[Any, Any], more: list[Any], buffer_bytes: int
@@ -101,7 +102,7 @@ def test_every_difference_is_counted_once_and_its_remedy_gives_the_source(
     assert sorted(map(repr, map(frozen, found))) == sorted(map(repr, map(frozen, expected)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(ROWS, st.lists(VALUES, min_size=8, max_size=8), st.sets(st.integers(0, 7)), st.integers(1, 4))
 def test_keys_that_share_a_hash_are_no_difference_and_are_mended_too(
     source: dict[Any, Any], others: list[Any], damaged: set[int], hashes: int

@@ -16,6 +16,7 @@ from penstock.errors import Aborted
 from penstock.jobs.error_codes import CutOff
 from penstock.jobs.iteration.fan_out import FanOut
 from penstock.jobs.iteration.ordering import ConsumerBatch
+from support.campaign import examples
 
 PIECES_MAX = 3
 
@@ -63,7 +64,7 @@ plans = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     plans=st.lists(plans, min_size=1, max_size=4),
     pieces=st.integers(0, 25),

@@ -29,6 +29,7 @@ from penstock.kv import Client, Transaction
 from penstock.settings import StoreSettings
 from penstock.store.cluster import Cluster
 from penstock.tables import Catalog
+from support.campaign import examples
 
 NAMES = ["a", "a.b"]
 names = st.sampled_from(NAMES)
@@ -204,17 +205,19 @@ class Log(RuleBasedStateMachine):
             return made, row.counted(state=state, to_ts=to_ts)
         if kind == "completed":
             after = row.counted(state=C, watermark=to_ts, committed_ts=to_ts, to_ts=to_ts, failures=0)
-            return transitions.completed(to_ts, at=2), after
+            return transitions.complete_iteration(to_ts, at=2), after
         if kind == "failed":
-            return transitions.failed(1, "why", at=2), row.counted(state=C, failures=row.failures + 1)
+            return transitions.fail_iteration(1, "why", at=2), row.counted(state=C, failures=row.failures + 1)
         if kind == "stopped":
-            return transitions.failed(10_000, "why", at=2), row.counted(state=E, failures=row.failures + 1)
+            return transitions.fail_iteration(10_000, "why", at=2), row.counted(
+                state=E, failures=row.failures + 1
+            )
         if kind == "canceled":
-            return transitions.canceled(at=2), row.counted(state=X)
+            return transitions.cancel_iteration(at=2), row.counted(state=X)
         if kind == "adopted":
-            return transitions.adopted(3), row.counted(state=C if row.state in {P, R} else row.state)
+            return transitions.adopt_job(3), row.counted(state=C if row.state in {P, R} else row.state)
         moved = row.watermark and row.state not in {P, R}
-        return transitions.flushed(to_ts), replace(row, watermark=to_ts if moved else row.watermark)
+        return transitions.flush_watermark(to_ts), replace(row, watermark=to_ts if moved else row.watermark)
 
     def decide(self, kind: str, job: Job) -> tuple[Transition, Row | None]:
         row = self.model.get((job.key.job_name, job.key.job_id))
@@ -283,6 +286,9 @@ def test_people_and_stale_runners_cannot_spoil_the_log(world: None) -> None:
     run_state_machine_as_test(
         Log,
         settings=settings(
-            max_examples=20, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=examples(8, 20),
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
         ),
     )

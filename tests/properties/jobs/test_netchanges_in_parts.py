@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from penstock.changes.columns import key_names
 from penstock.jobs.iteration.spark_frame import last_rows, net_schema
 from penstock.testing.consumers import SourceModel
+from support.campaign import examples
 from support.itemtables import TABLES, item_table
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(kind=st.sampled_from(sorted(TABLES)), seed=st.integers(0, 1 << 32), parts=st.integers(1, 5))
 def test_the_last_rows_of_parts_are_those_of_the_whole(tmp_path_factory, kind, seed, parts):
     mix = random.Random(seed)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from penstock.changes import ChangeBatch, Hint
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
-from penstock.jobs.iteration.ordering import ConsumerBatch, PieceProjection, in_order
+from penstock.jobs.iteration.ordering import BatchProjection, ConsumerBatch, iter_in_order
 from penstock.tables.define import define_table
+from support.campaign import examples
 
 NOW = SchemaVersion(
     0, 1, define_table("items", [("id", "bigint primary key"), ("name", "varchar(9)")]), "shop"
@@ -41,7 +42,7 @@ def _steps(piece: ConsumerBatch) -> list[tuple[int, int, int]]:
 times = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 9)), max_size=12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     groups=st.lists(st.lists(st.tuples(times, times), min_size=1, max_size=4), max_size=4),
     piece_rows=st.integers(1, 5),
@@ -62,8 +63,10 @@ def test_any_open_batches_come_out_in_order(
             steps += [(ts, 1, key) for ts, key in begins] + [(ts, 0, key) for ts, key in ends]
         expected += sorted(steps)
     with TemporaryDirectory() as folder:
-        projection = PieceProjection(NOW, ["id", "name"])
-        pieces = list(in_order(batches, projection, Path(folder), piece_rows=piece_rows, memory_bytes=memory))
+        projection = BatchProjection(NOW, ["id", "name"])
+        pieces = list(
+            iter_in_order(batches, projection, Path(folder), piece_rows=piece_rows, memory_bytes=memory)
+        )
     found = [step for piece in pieces for step in _steps(piece)]
     assert [step[:2] for step in found] == [step[:2] for step in sorted(expected)]
     assert sorted(found) == sorted(expected)

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.job import JobKey
 from penstock.jobs.scheduler.fair_queue import FairQueue, Waiting
+from support.campaign import examples
 from support.jobdoubles import iteration_of, job_row
 
 WAITING_MAX = 12
@@ -111,4 +112,4 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestQueueMachine.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)

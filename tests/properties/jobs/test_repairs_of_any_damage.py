@@ -23,6 +23,7 @@ from penstock.tables.define import define_table
 from penstock.testing.consumers import SourceModel, job_context
 from penstock.verify import target
 from penstock.verify.target import Verifier
+from support.campaign import examples
 
 Row = dict[str, Any]
 TABLES = {
@@ -82,7 +83,7 @@ class Bag(Consumer):
         self._check(at_ts)
         yield from pa.Table.from_pylist(self.rows, self.columns).to_batches(max_chunksize=4)
 
-    def mend(self, upserts: pa.Table, deletes: pa.Table, at_ts: int) -> None:
+    def repair(self, upserts: pa.Table, deletes: pa.Table, at_ts: int) -> None:
         self._check(at_ts)
         put = {self.key(row): row for row in upserts.to_pylist()}
         gone = {self.key(row) for row in deletes.to_pylist()}
@@ -159,7 +160,7 @@ def shown(rows: list[Row]) -> list[str]:
     return sorted(repr(sorted(row.items())) for row in rows)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.sampled_from(sorted(TABLES)),
     st.integers(0, 1 << 32),

@@ -22,6 +22,7 @@ from penstock.kv import Client
 from penstock.kv.blocking import Transaction
 from penstock.settings import StoreSettings
 from penstock.store.cluster import Cluster
+from support.campaign import examples
 
 KEYS = [b"%02d" % number for number in range(8)]
 PROTOCOLS = {
@@ -175,6 +176,9 @@ def test_interleaved_transactions_are_snapshot_isolated(world: None) -> None:
     run_state_machine_as_test(
         Transactions,
         settings=settings(
-            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=examples(60),
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
         ),
     )

@@ -16,6 +16,7 @@ from penstock.kv.regions import EpochVerdict, RegionCache, judge_epoch
 from penstock.proto import metapb_pb2 as metapb
 from penstock.proto.codec import encode_bytes
 from penstock.settings import KvSettings
+from support.campaign import examples
 
 KEYS = st.binary(min_size=0, max_size=3)
 
@@ -174,5 +175,7 @@ class CacheAgainstModel(RuleBasedStateMachine):
             assert one.location.end <= following.location.start
 
 
-CacheAgainstModel.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+CacheAgainstModel.TestCase.settings = settings(
+    max_examples=examples(60), stateful_step_count=30, deadline=None
+)
 TestRegionCacheAgainstModel = CacheAgainstModel.TestCase

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock.kv.membuffer import DELETED, PERSISTENT, KeyFlag, MemBuffer
 from penstock.kv.scanning import Page, Union
+from support.campaign import examples
 
 keys = st.binary(min_size=1, max_size=2)
 values = st.binary(min_size=1, max_size=3)
@@ -94,7 +95,7 @@ class Membuffer(RuleBasedStateMachine):
 
 
 TestMembuffer = Membuffer.TestCase
-TestMembuffer.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestMembuffer.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 def cut(rows: Page, sizes: list[int]) -> list[Page]:
@@ -106,7 +107,7 @@ def cut(rows: Page, sizes: list[int]) -> list[Page]:
     return [*pages, rows[at:]] if at < len(rows) else pages
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     snapshot=st.dictionaries(keys, values),
     written=st.dictionaries(keys, values | st.just(DELETED)),

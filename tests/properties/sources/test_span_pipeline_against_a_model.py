@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.sources.pipeline import SpanPipelineManager
 from penstock.sources.quota import Cancelled
+from support.campaign import examples
 
 QUOTA = 30
 SUBS = st.integers(1, 2)
@@ -252,5 +253,8 @@ class SpanPipelineMachine(RuleBasedStateMachine):
 
 TestSpanPipeline = SpanPipelineMachine.TestCase
 TestSpanPipeline.settings = settings(
-    max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(100),
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )

@@ -16,6 +16,7 @@ from penstock.store.engine import Cf, Mutation
 from penstock.store.pd.tso import Ids
 from penstock.store.region import Peer, Region
 from penstock.store.regions import Regions
+from support.campaign import examples
 
 
 class MemoryEngine:
@@ -130,5 +131,5 @@ class RegionMap(RuleBasedStateMachine):
             assert isinstance(self.regions.check(context, leader.store_id), errorpb.Error)
 
 
-RegionMap.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+RegionMap.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=25, deadline=None)
 TestRegionMap = RegionMap.TestCase

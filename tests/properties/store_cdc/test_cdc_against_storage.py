@@ -27,6 +27,7 @@ from penstock.store.pd.tso import Ids, Tso
 from penstock.store.region import Peer, Region
 from penstock.store.regions import Regions
 from penstock.store.storage import TxnStorage
+from support.campaign import examples
 
 KEYS = [b"k%d" % i for i in range(6)]
 CLUSTER_ID = 77
@@ -300,7 +301,7 @@ one_step = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(one_step, min_size=3, max_size=40))
 def test_a_client_gets_exactly_the_committed_changes(steps):
     with tempfile.TemporaryDirectory() as path:

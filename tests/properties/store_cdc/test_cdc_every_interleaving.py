@@ -17,6 +17,7 @@ from penstock.store.cdc.outbox import Outbox, Quota
 from penstock.store.cdc.progress import Frontier, RequestProgress
 from penstock.store.cdc.subscription import OPS, RegionSubscription, SubscriptionPhase
 from penstock.store.observe import Change, ChangeKind, WriteOp
+from support.campaign import examples
 
 KEYS = (b"a", b"b", b"c", b"d")
 
@@ -347,5 +348,5 @@ class Store(RuleBasedStateMachine):
             self.scan_on(self.scans[0])
 
 
-Store.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+Store.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=50, deadline=None)
 TestEveryInterleaving = Store.TestCase

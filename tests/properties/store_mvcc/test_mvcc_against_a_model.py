@@ -23,6 +23,7 @@ from penstock.settings import StoreSettings
 from penstock.store.bounds import EVERYTHING
 from penstock.store.engine import Cf, Engine
 from penstock.store.storage import TxnStorage
+from support.campaign import examples
 
 T = TypeVar("T")
 KEYS = (b"a", b"a\0", b"b", b"b\xff", b"c")
@@ -502,6 +503,6 @@ class Transactions(RuleBasedStateMachine):
 
 
 Transactions.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(60), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestTransactions = Transactions.TestCase

@@ -15,6 +15,7 @@ from penstock.tables.define import define_table
 from penstock.tables.encoding import encode_batch
 from penstock.tables.keys import record_key
 from penstock.tables.records import handle_of, to_record, value_of
+from support.campaign import examples
 
 TABLE = define_table(
     "t",
@@ -74,13 +75,13 @@ def check(rows: list[dict[str, Any]]) -> None:
     assert encoded.values == [value_of(TABLE, record) for record in records]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.lists(ROWS, min_size=1, max_size=8))
 def test_a_batch_has_the_bytes_of_its_rows(rows: list[dict[str, Any]]) -> None:
     check(rows)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(st.lists(ROWS, min_size=1, max_size=4), st.sets(st.sampled_from(["u8", "i16", "d", "v"])))
 def test_missing_columns_take_their_defaults(rows: list[dict[str, Any]], missing: set[str]) -> None:
     check([{name: value for name, value in row.items() if name not in missing} for row in rows])

@@ -18,6 +18,7 @@ from penstock.tables.keys import Handle, index_prefix, record_key
 from penstock.tables.raw import RAW_SCHEMA, Op
 from penstock.tables.records import Record, handle_of, read_record, row_of, to_record, value_of
 from penstock.tables.schema import HandleKind, TableInfo
+from support.campaign import examples
 from support.oldrows import encode_value
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -137,7 +138,7 @@ def canonical(table: TableInfo, row: dict[str, Any]) -> dict[str, Any]:
     return row_of(table, record)
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(300), suppress_health_check=[HealthCheck.too_slow])
 @given(filled_tables())
 def test_a_batch_reads_as_its_rows_do(filled: tuple[TableInfo, list[dict[str, Any]]]) -> None:
     table, given_rows = filled
@@ -148,7 +149,7 @@ def test_a_batch_reads_as_its_rows_do(filled: tuple[TableInfo, list[dict[str, An
     assert batch.to_pylist() == by_row(table, pairs) == [canonical(table, row) for row in given_rows]
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
 @given(filled_tables(), st.data())
 def test_old_large_and_checksummed_rows_read_alike(
     filled: tuple[TableInfo, list[dict[str, Any]]], data: st.DataObject
@@ -175,7 +176,7 @@ def checksummed(value: bytes) -> bytes:
 FORMS = [lambda value: value, large, nulls_spelled_out, checksummed]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(
     st.lists(st.none() | st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=6),
     st.binary(max_size=20),
@@ -194,7 +195,7 @@ def test_old_rows_read_as_new_ones(numbers: list[int | None], text: bytes) -> No
     assert decoded(table, pairs).to_pylist() == expected
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
 @given(filled_tables(), st.data())
 def test_a_raw_batch_gives_new_and_old_rows_and_where_they_were(
     filled: tuple[TableInfo, list[dict[str, Any]]], data: st.DataObject

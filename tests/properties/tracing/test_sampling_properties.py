@@ -22,7 +22,7 @@ def test_transactions_are_picked_alike_however_their_rows_are_cut(
     picks = SampleFilter(Sampling.of(cluster, share))
     for part in np.split(np.array(commits, np.int64), sorted(cuts)):
         picks.add(part)
-    assert picks.picked().pairs() == whole
+    assert picks.transactions().pairs() == whole
     counts = Counter(commits)
     assert all(counts[ts] == rows for ts, rows in whole)
 
@@ -36,11 +36,11 @@ def test_of_too_many_those_are_kept_that_everybody_would_keep_with_all_of_their_
     for part in np.split(np.array(commits, np.uint64), sorted(cuts)):
         picks.add(part)
         picks.add_pairs(())
-    kept = picks.picked()
+    kept = picks.transactions()
     counts = Counter(commits)
     assert all(counts[ts] == rows for ts, rows in kept.pairs())
     whole = sampling.pick(np.array(commits, np.uint64))
-    assert sampling.within(whole, len(kept)).pairs() == kept.pairs()
+    assert sampling.limit(whole, len(kept)).pairs() == kept.pairs()
     assert min(held_max, len(whole)) <= len(kept) <= 2 * held_max
     assert picks.dropped == 0 or len(kept) < len(whole)
 

@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.cli.up.supervision import Rank, Supervision
 from penstock.settings import UpSettings
+from support.campaign import examples
 
 BACKOFF_S, BACKOFF_MAX_S, STEADY_S = 1.0, 10.0, 30.0
 SETTINGS = UpSettings(backoff_s=BACKOFF_S, backoff_max_s=BACKOFF_MAX_S, steady_s=STEADY_S)
@@ -101,5 +102,7 @@ class Parts(RuleBasedStateMachine):
         assert self.core.all_were_ready == (self.were_ready == set(self.ranks))
 
 
-Parts.TestCase.settings = hypothesis_settings(max_examples=60, stateful_step_count=40, deadline=None)
+Parts.TestCase.settings = hypothesis_settings(
+    max_examples=examples(60), stateful_step_count=40, deadline=None
+)
 TestParts = Parts.TestCase

@@ -43,6 +43,7 @@ from penstock.follow.slices import Position
 from penstock.kv.lease import LeaseRecord
 from penstock.testing.directory import Replica
 from penstock.verify.directory import FeedFacts, FeedVerifier, VerifyScope
+from support.campaign import seeds
 from support.feedworkload import FeedWorkload
 from support.feedworld import FeedWorld
 from support.shakyfeed import ShakyProgress, SimClock, WeighingEngine
@@ -55,11 +56,7 @@ T = TypeVar("T")
 
 KINDS = ["integer", "integer", "composite", "not clustered", "no key"]
 ACTS = int(os.environ.get("PENSTOCK_ACTS", "30"))
-SEEDS = (
-    [int(os.environ["PENSTOCK_SEED"])]
-    if os.environ.get("PENSTOCK_SEED")
-    else range(1, 1 + int(os.environ.get("PENSTOCK_SEEDS", "20")))
-)
+SEEDS = seeds(6, 60)
 
 
 @dataclass(frozen=True)

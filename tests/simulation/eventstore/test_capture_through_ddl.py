@@ -35,13 +35,10 @@ from penstock.tables.keys import record_key
 from penstock.tables.meta import MetaWriter
 from penstock.tables.schema import TableInfo
 from penstock.testing.versions import Target, visible
+from support.campaign import seeds
 
 ACTS = int(os.environ.get("PENSTOCK_ACTS", "25"))
-SEEDS = (
-    [int(os.environ["PENSTOCK_SEED"])]
-    if os.environ.get("PENSTOCK_SEED")
-    else range(1, 1 + int(os.environ.get("PENSTOCK_SEEDS", "2")))
-)
+SEEDS = seeds(2, 30)
 KV = KvSettings(safe_point_refresh_ms=20)  # collection waits for twice that
 ROWS = range(1, 7)
 DEADLINE_S = 30.0

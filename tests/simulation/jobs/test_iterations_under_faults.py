@@ -4,7 +4,6 @@ The table, the scheduler and everything below it are real; the log and the targe
 drawn by the seed, their moments by the threads. PENSTOCK_SEED=n runs one seed alone.
 """
 
-import os
 import random  # noqa: TID251 - seeded
 import threading
 from collections.abc import Iterator
@@ -17,17 +16,18 @@ from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
 from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.job import Job, JobKey, JobState
-from penstock.jobs.log.transitions import BUSY, adopted
+from penstock.jobs.log.transitions import BUSY, adopt_job
 from penstock.jobs.scheduler.scheduler import Scheduler
 from penstock.tables.define import define_table
 from penstock.testing.consumers import Fault
 from penstock.testing.versions import Snapshot, in_schema
+from support.campaign import seeds
 from support.itemtables import item, item_table
 from support.iterationbench import Bench
 from support.jobdoubles import Copy, WorldSource, job_row, until
 from support.tableworld import TableWorld
 
-SEEDS = [int(os.environ["PENSTOCK_SEED"])] if "PENSTOCK_SEED" in os.environ else range(8)
+SEEDS = seeds(8, 40, first=0)
 NAMES = ("a", "b", "c", "d", "e")
 ROUNDS = 25
 
@@ -83,14 +83,14 @@ class Shepherd:
             log = self.bench.log
             assert row is None or row.status.lsn <= log.rows[key].status.lsn
             if log.rows[key].state in BUSY:
-                log.touch(key.job_name, adopted(1))
+                log.touch(key.job_name, adopt_job(1))
             self.flying.discard(key)
 
     def adopt(self, *names: str) -> None:
         """Somebody takes jobs over: whatever is under way for them is fenced."""
         with self.lock:
             for name in names:
-                self.bench.log.touch(name, adopted(2))
+                self.bench.log.touch(name, adopt_job(2))
 
     def submit(self, scheduler: Scheduler) -> None:
         with self.lock:

@@ -3,7 +3,6 @@
 PENSTOCK_SEED=n repeats one run.
 """
 
-import os
 import random  # noqa: TID251 - seeded
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -11,10 +10,11 @@ from typing import Any
 import pytest
 
 from penstock.jobs.job import JobState
-from penstock.jobs.log.transitions import resumed, resynced, updated
+from penstock.jobs.log.transitions import resume_job, resync_job, update_spec
 from penstock.jobs.spec import JobSpec, TriggerSpec
 from penstock.settings import JobsSettings
 from support.boardstage import spec_of
+from support.campaign import seeds
 from support.shakyfeed import SimClock
 from support.simjoblog import Chance
 from support.simjobs import SimCluster, SimProcess
@@ -22,7 +22,7 @@ from support.simloop import SimLoop
 
 Body = Callable[[SimCluster, random.Random], Coroutine[Any, Any, None]]
 
-SEEDS = [int(os.environ["PENSTOCK_SEED"])] if "PENSTOCK_SEED" in os.environ else range(8)
+SEEDS = seeds(8, 40, first=0)
 SPECS = ["", "", "", "", "own", "greedy", "2s", "20s+share", "20s"]
 TABLES = (1, 2, 3)
 SETTINGS = JobsSettings(
@@ -56,11 +56,11 @@ class Weather:
             if not any(job.key.table_id == table_id and job.key.job_name == name for job in live):
                 log.register(table_id, name, spec)
         elif event < 0.20:
-            log.change(mix.choice(live).key, updated(spec, interrupt=mix.random() < 0.5, at=1))
+            log.change(mix.choice(live).key, update_spec(spec, interrupt=mix.random() < 0.5, at=1))
         elif event < 0.23:
             log.drop(mix.choice(live).key)
         elif event < 0.26:
-            log.change(mix.choice(live).key, mix.choice([resynced, PAUSE, resumed]))
+            log.change(mix.choice(live).key, mix.choice([resync_job, PAUSE, resume_job]))
         elif event < 0.32:
             await self._a_process_ends()
 
@@ -74,11 +74,11 @@ class Weather:
         self.cluster.chance.calm()
         for job in list(self.cluster.log.rows.values()):
             if job.live:
-                self.cluster.log.change(job.key, resumed)
+                self.cluster.log.change(job.key, resume_job)
         await self.cluster.chance.clock.sleep(240)
 
 
-PAUSE = updated(JobSpec(trigger=TriggerSpec(paused=True)), interrupt=False, at=1)
+PAUSE = update_spec(JobSpec(trigger=TriggerSpec(paused=True)), interrupt=False, at=1)
 
 
 async def checked(chance: Chance, mix: random.Random, body: Body) -> None:

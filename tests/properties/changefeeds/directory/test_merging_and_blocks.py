@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.changefeeds.codecs.decoded_changes import DecodedChanges, no_old
-from penstock.changefeeds.codecs.text_cells import blocks
-from penstock.changefeeds.directory.merge import Delivered, FileRun, merged
+from penstock.changefeeds.codecs.text_cells import read_blocks
+from penstock.changefeeds.directory.merge import FileRun, MergedBatch, merge_streams
 from penstock.changefeeds.directory.progress import FilePosition
 
 Change = tuple[int, str]
@@ -54,7 +54,7 @@ def test_merged_changes_are_in_the_order_of_commits_with_deletes_first(
     marks: dict[str, FilePosition] = {}
     emitted: dict[str, int] = {str(place): 0 for place in range(len(ordered))}
 
-    def take(delivered: Delivered) -> None:
+    def take(delivered: MergedBatch) -> None:
         if delivered.changes is not None:
             each = delivered.changes
             new = list(
@@ -72,7 +72,7 @@ def test_merged_changes_are_in_the_order_of_commits_with_deletes_first(
             assert mark.number or mark.rows <= emitted[name], "a mark came before its changes"
             marks[name] = mark
 
-    for delivered in merged(
+    for delivered in merge_streams(
         [pieces(str(place), changes, cuts, place * 1000) for place, (changes, cuts) in enumerate(ordered)]
     ):
         take(delivered)
@@ -97,7 +97,7 @@ def test_blocks_end_where_lines_end(cells: list[tuple[bool, str]], size: int, en
         bare = "".join(each for each in text if each not in '\n"')
         lines.append('"' + text.replace('"', '""') + '"\n' if is_quoted else f"{bare}\n")
     data = "".join(lines).encode() + (b"" if ends else b"last")
-    found = list(blocks(io.BytesIO(data), b"\n", size, quote=b'"'))
+    found = list(read_blocks(io.BytesIO(data), b"\n", size, quote=b'"'))
     assert b"".join(found) == data
     at, bounds = 0, {0}
     for line in [*lines, "" if ends else "last"]:

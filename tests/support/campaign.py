@@ -1,0 +1,34 @@
+"""How long a campaign runs: short in `make test`, whole in `make soak`.
+
+`PENSTOCK_SOAK=n` runs every campaign n times as long as the whole one. `PENSTOCK_EXAMPLES` sets the
+examples of every property, `PENSTOCK_SEEDS` the number of seeds of every simulation, and `PENSTOCK_SEED` runs
+one seed alone.
+"""
+
+import os
+from collections.abc import Sequence
+
+__all__ = ["examples", "length", "seeds"]
+
+_SOAK = int(os.environ.get("PENSTOCK_SOAK", "0"))
+_SOAK_EXAMPLES = 4  # times the examples of a property that `make test` runs whole
+
+
+def length(short: int, whole: int) -> int:
+    """How often to repeat a step, such as killing a process."""
+    return whole * _SOAK if _SOAK else short
+
+
+def examples(short: int, whole: int | None = None) -> int:
+    """How many examples a property tries."""
+    if "PENSTOCK_EXAMPLES" in os.environ:
+        return int(os.environ["PENSTOCK_EXAMPLES"])
+    return length(short, whole or short * _SOAK_EXAMPLES)
+
+
+def seeds(short: int, whole: int, *, first: int = 1) -> Sequence[int]:
+    """The seeds of a simulation."""
+    if os.environ.get("PENSTOCK_SEED"):
+        return [int(os.environ["PENSTOCK_SEED"])]
+    count = int(os.environ.get("PENSTOCK_SEEDS") or length(short, whole))
+    return range(first, first + count)
