@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.changes import ChangesHandle, collect_changes
 from penstock.changes.collect import open_range
-from penstock.changes.columns import columns_read, key_names
+from penstock.changes.columns import list_read_columns, key_names
 from penstock.changes.limits import ChangeCounts, ReadLimit
 from penstock.clock import SYSTEM
 from penstock.errors import Fenced
@@ -163,11 +163,11 @@ class WorldSource:
         """See ScanSource."""
         return self.world.ts
 
-    async def look(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
+    async def read_progress(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
         """See ScanSource."""
         return {each: ReadableRange(self.world.ts, self.world.ts) for each in table_ids}
 
-    def gone(self, table_id: int) -> str | None:
+    def why_gone(self, table_id: int) -> str | None:
         """See ScanSource."""
         del table_id
         return self.gone_because
@@ -202,7 +202,7 @@ class WorldSource:
         if columns is not None:
             keys = [name for name in key_names(scan.schema.table) if not name.startswith("_")]
             versions = self.world.schemas.versions(self.world.ids[0], scan.from_ts, scan.to_ts)
-            names = sorted(columns_read(versions, scan.schema, [*keys, *columns]))
+            names = sorted(list_read_columns(versions, scan.schema, [*keys, *columns]))
         handle = collect_changes(
             scan.view, scan.from_ts, scan.to_ts, columns=names, batch_rows=self.batch_rows
         )

@@ -7,7 +7,7 @@ from penstock.clock import Clock
 from penstock.errors import PenstockError
 from penstock.follow.cluster_tables import FollowedTables
 from penstock.follow.ddl_history import DdlHistory
-from penstock.follow.follower import EventStoreJobSource
+from penstock.follow.follower import ScanFollower
 from support.rawbatches import Change, raw
 from support.sourceworld import SourceWorld
 
@@ -50,25 +50,14 @@ class JobSourceWorld(SourceWorld):
     fed: HandFed
 
     @asynccontextmanager
-    async def job_source(self, *, clock: Clock | None = None) -> AsyncIterator[EventStoreJobSource]:
+    async def job_source(self, *, clock: Clock | None = None) -> AsyncIterator[ScanFollower]:
         """A source of jobs over the table."""
         self.fed = HandFed(self.meta)
         self.fed.ts = self.ts
         tables = FollowedTables(self.fed.subscribe, clock=clock or self.clock)
         await tables.start()
 
-        async def now() -> int:
-            return self.ts
-
-        source = EventStoreJobSource(
-            self.storage,
-            now=now,
-            leases=self.leases,
-            connect=self.connect,
-            tables=tables,
-            clock=clock or self.clock,
-        )
-        async with source:
+        async with ScanFollower(self.access(), tables, clock=clock or self.clock) as source:
             yield source
 
     def known(self) -> int:

@@ -16,7 +16,14 @@ from penstock.errors import PenstockError, Unavailable
 from penstock.follow.source import ReadableRange, TableScan
 from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.job import ErrorCode, Job, JobKey
-from penstock.jobs.log.transitions import Transition, canceled, completed, failed, resynced, started
+from penstock.jobs.log.transitions import (
+    Transition,
+    cancel_iteration,
+    complete_iteration,
+    fail_iteration,
+    resync_job,
+    start_iteration,
+)
 from penstock.jobs.runner.runner import JobRunner
 from penstock.jobs.runner.seams import OnEnd
 from penstock.settings import JobsSettings
@@ -37,7 +44,7 @@ class SimTables:
         self.uncaptured: set[int] = set()
         self.oldest: dict[int, int] = defaultdict(int)
         self.held: dict[int, int] = {}
-        self.looks = 0
+        self.progress_reads = 0
         self._chance = chance
 
     def commit(self, table_id: int) -> int:
@@ -57,9 +64,9 @@ class SimTables:
         self._shake()
         return self._chance.now_ts()
 
-    async def look(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
+    async def read_progress(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
         """See ScanSource; tables can be read up to a second ago, about."""
-        self.looks += 1
+        self.progress_reads += 1
         await self._chance.clock.sleep(self._chance.delay_s(0.02))
         self._shake(3)
         readable_ts = compose_ts(physical_ms(self._chance.now_ts()) - 1000)
@@ -75,7 +82,7 @@ class SimTables:
             return readable_ts
         return max((ts for ts in self.commits[table_id] if ts <= readable_ts), default=0)
 
-    def gone(self, table_id: int) -> str | None:
+    def why_gone(self, table_id: int) -> str | None:
         """See ScanSource."""
         return self.fates.get(table_id)
 
@@ -157,8 +164,8 @@ class SimScheduler:
             span = iteration.from_ts, iteration.to_ts
             jobs = []
             for job in iteration.jobs:
-                begin = started(*span, runner=job.status.runner, at=1)
-                row = await self._write(job, canceled(at=1) if job.key in self._canceled else begin)
+                begin = start_iteration(*span, runner=job.status.runner, at=1)
+                row = await self._write(job, cancel_iteration(at=1) if job.key in self._canceled else begin)
                 if row is None or job.key in self._canceled:
                     self._leave(iteration, job.key, row)
                 else:
@@ -191,20 +198,20 @@ class SimScheduler:
     ) -> Job | None:
         chance = self._cluster.chance
         if job.key in self._canceled:
-            return await self._write(job, canceled(at=1))
+            return await self._write(job, cancel_iteration(at=1))
         if chance.strikes(2):
             code = ErrorCode.CUT_OFF if chance.strikes(10) else ErrorCode.TEMPORARY
-            return await self._write(job, failed(code, "trouble", at=1))
+            return await self._write(job, fail_iteration(code, "trouble", at=1))
         target = self._cluster.targets[job.key]
         if iteration.from_ts and seen_ts > iteration.from_ts:  # committed by one of whom nobody heard
-            return await self._write(job, completed(seen_ts, at=1))
+            return await self._write(job, complete_iteration(seen_ts, at=1))
         if stale:
             self._cluster.resyncs += 1
-            return await self._write(job, resynced)
+            return await self._write(job, resync_job)
         if self._fenced(job, target, seen_ts):
             return None
         self._commit(iteration, job, target, end_ts)
-        return await self._write(job, completed(end_ts, at=1))
+        return await self._write(job, complete_iteration(end_ts, at=1))
 
     def _fenced(self, job: Job, target: SimTarget, seen_ts: int) -> bool:
         """Some targets are in the same transaction as the log; the others compare what they have."""

@@ -55,7 +55,7 @@ class MemoryProgress:
         self.fault("change_dispatchers")
         for dispatcher_id in removed:
             self.kept.pop(dispatcher_id, None)
-        self.kept.update({each.spec.id: each for each in added})
+        self.kept.update({each.span.id: each for each in added})
         self.done_ddl_ts = max(self.done_ddl_ts, ddl_ts or 0)
         self.fault("changed_dispatchers")
 
@@ -84,7 +84,7 @@ class ScriptedSource:
         self.lagging: dict[int, int | None] = {}
         self.events: list[DdlEvent] = []
         self.held: dict[int, int] = {}
-        self.look_calls = 0
+        self.progress_reads = 0
         self.slice_calls: list[tuple[str, Position, int]] = []
         self._first = {each.table.id: each for each in tables}
         self._commits: dict[int, list[tuple[int, bytes]]] = {}
@@ -128,9 +128,9 @@ class ScriptedSource:
     async def now_ts(self) -> int:
         return self.resolved_ts
 
-    async def look(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
-        self.fault("look")
-        self.look_calls += 1
+    async def read_progress(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
+        self.fault("read_progress")
+        self.progress_reads += 1
         readable = {each: self.lagging.get(each, self.resolved_ts) for each in table_ids}
         return {
             each: ReadableRange(ts, self._changed_ts(each, ts))
@@ -171,7 +171,7 @@ class ScriptedSource:
             dispatcher=dispatcher, schema=schema, start=start, end=end, parts=(), rows=count, nbytes=count
         )
 
-    async def cuts(self, table_id: int, at_ts: int, rows: int) -> list[bytes]:
+    async def split_points(self, table_id: int, at_ts: int, rows: int) -> list[bytes]:
         handles = sorted({handle for ts, handle in self._commits.get(table_id, ()) if ts <= at_ts})
         return handles[rows::rows]
 

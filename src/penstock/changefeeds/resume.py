@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from penstock.changefeeds.ddl_barrier import BlockEvent, ReplicatedTables, blocks
+from penstock.changefeeds.ddl_barrier import BlockEvent, ReplicatedTables, block_events
 from penstock.changefeeds.dispatcher import Dispatcher
 from penstock.changefeeds.filters import TableFilter
 from penstock.changefeeds.model import DispatcherRecord, PendingFile, ProgressStore
@@ -25,11 +25,11 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class ChangefeedOptions:
-    """What a changefeed carries. Tables that are there at `begin` begin with it.
+    """What a changefeed replicates. Tables that exist at `begin` begin there.
 
-    `split_rows` divides such tables into key ranges of about so many rows, each with its own dispatcher. At
-    `target_ts` the changefeed is finished. `slice_limit` is what a dispatcher gives to the sink at once,
-    `reads_max` how many read at the same time.
+    `split_rows` divides such tables into key ranges of about that many rows, each with its own dispatcher.
+    The changefeed is finished at `target_ts`. A dispatcher gives the sink at most `slice_limit` at once, and
+    at most `reads_max` dispatchers read at the same time.
     """
 
     begin: Position
@@ -49,7 +49,7 @@ class ChangefeedOptions:
 
 @dataclass(frozen=True, slots=True)
 class ResumedChangefeed:
-    """A changefeed as it was left, ready to go on. DDLs up to `ddl_ts` are done."""
+    """A changefeed that is ready to go on from its stored progress. DDLs up to `ddl_ts` are done."""
 
     checkpoint_ts: int
     ddl_ts: int
@@ -57,144 +57,166 @@ class ResumedChangefeed:
     dispatchers: tuple[Dispatcher, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Startup:
-    """Reads what was kept and finds out what the remote has."""
+async def resume_changefeed(
+    changefeed_id: str,
+    options: ChangefeedOptions,
+    *,
+    source: SliceSource,
+    progress: ProgressStore,
+    files: SinkFiles,
+    clock: Clock,
+) -> ResumedChangefeed:
+    """Read the stored progress, look at the remote, and return the dispatchers with their positions.
 
-    feed_id: str
+    Replicated tables without a dispatcher get one: all tables at the first start; later those that other
+    patterns have brought in, which begin at the last DDL that is done. Raises what the parts raise, and
+    StaleRead when the history of a table is gone. Repeating it is safe.
+    """
+    return await _Resumption(changefeed_id, options, source, progress, files, clock).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Resumption:
+    changefeed_id: str
+    options: ChangefeedOptions
     source: SliceSource
     progress: ProgressStore
     files: SinkFiles
-    options: ChangefeedOptions
     clock: Clock
 
-    async def resume(self) -> ResumedChangefeed:
-        """The dispatchers and where each goes on. Raises what the parts raise; can be repeated.
-
-        Tables that are carried and have no dispatcher get one: all at the first start, later those that
-        other patterns brought in, which begin where the DDLs are.
-        """
-        await self._settle()
+    async def run(self) -> ResumedChangefeed:
+        await self._settle_location()
         checkpoint_ts = await self.progress.checkpoint_ts()
         # A DDL holds the checkpoint until it is done, so those up to the checkpoint are done.
         ddl_ts = max(await self.progress.ddl_ts(), checkpoint_ts)
-        await self._ddls_known(ddl_ts)
-        there = self.source.tables(ddl_ts)
-        before = await self.progress.dispatchers()
-        self._check_history(before, there, ddl_ts)
-        carried = [each for each in there if self.options.tables.takes(each)]
-        tables = ReplicatedTables(carried)
+        await self._wait_for_ddls(ddl_ts)
+        existing = self.source.tables(ddl_ts)
+        stored = await self.progress.dispatchers()
+        self._check_history(stored, existing, ddl_ts)
+        replicated = [schema for schema in existing if self.options.tables.matches(schema)]
+        tables = ReplicatedTables(replicated)
         await self.source.hold(tuple(tables.ids()), checkpoint_ts)
-        kept = await self._matched(before, carried, tables, ddl_ts)
+        records = await self._match_records(stored, replicated, tables, ddl_ts)
         passed = self._passed_ddls(tables, checkpoint_ts, ddl_ts)
-        positions = await self._positions(kept, checkpoint_ts)
+        positions = await self._find_positions(records, checkpoint_ts)
         dispatchers = tuple(
-            Dispatcher(each.spec, each.begin, max(position, passed.get(each.spec.table_id, each.begin)))
-            for each, position in zip(kept, positions, strict=True)
+            Dispatcher(
+                record.span, record.begin, max(position, passed.get(record.span.table_id, record.begin))
+            )
+            for record, position in zip(records, positions, strict=True)
         )
         return ResumedChangefeed(checkpoint_ts, ddl_ts, tables, dispatchers)
 
-    async def _settle(self) -> None:
-        """See to it that what is kept is true of the place that is written to.
+    async def _settle_location(self) -> None:
+        """Make the stored progress describe the location that is written to.
 
-        Another place than before has nothing after the checkpoint, whatever the former one has, so that the
-        tables of then have to be known: once dispatchers are forgotten, nobody would miss one. It must be
-        unused: a reader could not tell whose files are whose. That is looked at before the place is kept, and
-        nothing is written before that, so that a crash never makes own files look like others'.
+        A new location has nothing after the checkpoint, whatever the former one has. So the tables at the
+        checkpoint must be known before the dispatchers are forgotten: nobody would miss one afterwards. The
+        location must be unused, because a reader could not tell the files of two changefeeds apart. That is
+        checked before the location is stored, and nothing is written before it is stored: a crash never
+        makes our own files look like those of another changefeed.
         """
-        kept = await self.progress.location()
-        if kept == self.files.location:
+        stored = await self.progress.location()
+        if stored == self.files.location:
             return
-        known = kept is not None  # else an earlier release has begun here
-        if known:
+        is_known = stored is not None  # otherwise an earlier release has begun here
+        if is_known:
             from_ts = max(await self.progress.checkpoint_ts(), self.options.begin.ts)
-            await self._ddls_known(from_ts)
-            begun = [each for each in await self.progress.dispatchers() if each.begin.ts <= from_ts]
+            await self._wait_for_ddls(from_ts)
+            begun = [record for record in await self.progress.dispatchers() if record.begin.ts <= from_ts]
             self._check_history(begun, self.source.tables(from_ts), from_ts)
             await asyncio.to_thread(self.files.check_unused)
-        await self.progress.begin_at(self.files.location, anew=known)
+        await self.progress.begin_at(self.files.location, anew=is_known)
 
-    async def _ddls_known(self, ts: int) -> None:
+    async def _wait_for_ddls(self, ts: int) -> None:
         while self.source.ddl_resolved_ts() < ts:
             await self.clock.sleep(_POLL_S)
 
     def _check_history(
-        self, kept: Iterable[DispatcherRecord], there: Iterable[SchemaVersion], ddl_ts: int
+        self, records: Iterable[DispatcherRecord], existing: Iterable[SchemaVersion], ddl_ts: int
     ) -> None:
-        """Every table that was carried at `ddl_ts` is known to have been there; else raise StaleRead.
+        """Raise StaleRead unless every table with a dispatcher is among those that existed at `ddl_ts`.
 
-        The cluster keeps only the newest description of a table once its history is collected, and none of
-        one that was dropped: changes up to that DDL would be left out, and nobody would know.
+        Once its history is collected, the cluster keeps only the newest description of a table, and none of
+        a dropped one. The changes of such a table up to that DDL would be missing without notice.
         """
-        ids = {table_id for schema in there for table_id in schema.table.physical_ids}
-        for each in kept:
-            if each.spec.table_id not in ids:
+        ids = {table_id for schema in existing for table_id in schema.table.physical_ids}
+        for record in records:
+            if record.span.table_id not in ids:
                 raise StaleRead(
-                    f"table {each.spec.table_id}", ddl_ts, oldest_ts=self.source.ddl_resolved_ts()
+                    f"table {record.span.table_id}", ddl_ts, oldest_ts=self.source.ddl_resolved_ts()
                 )
 
-    async def _matched(
+    async def _match_records(
         self,
-        kept: Sequence[DispatcherRecord],
-        carried: Sequence[SchemaVersion],
+        stored: Sequence[DispatcherRecord],
+        replicated: Sequence[SchemaVersion],
         tables: ReplicatedTables,
         ddl_ts: int,
     ) -> list[DispatcherRecord]:
-        """The dispatchers of the tables that are carried, made durable if they are others than were kept."""
-        served = {each.spec.table_id for each in kept}
+        """Return the dispatchers of the replicated tables; store them if they differ from the stored ones."""
+        served = {record.span.table_id for record in stored}
         begin = self.options.begin if ddl_ts == self.options.begin.ts else Position(ddl_ts)
-        new = [schema for schema in carried if not served.issuperset(schema.table.physical_ids)]
-        cut = await self._cuts(new, begin.ts)
+        new = [schema for schema in replicated if not served.issuperset(schema.table.physical_ids)]
+        split_points = await self._split_points(new, begin.ts)
         added = [
-            DispatcherRecord(spec, begin)
+            DispatcherRecord(span, begin)
             for table_id in tables.ids()
             if table_id not in served
-            for spec in self._specs(table_id, cut.get(table_id, ()))
+            for span in self._spans(table_id, split_points.get(table_id, ()))
         ]
-        removed = [each.spec.id for each in kept if each.spec.table_id not in tables]
+        removed = [record.span.id for record in stored if record.span.table_id not in tables]
         if added or removed:
             await self.progress.change_dispatchers(added, removed)
-        return [each for each in kept if each.spec.table_id in tables] + added
+        return [record for record in stored if record.span.table_id in tables] + added
 
-    async def _cuts(self, new: Iterable[SchemaVersion], ts: int) -> dict[int, list[bytes]]:
-        """Where to divide tables; not one whose rows can change their handles, and so their dispatchers."""
+    async def _split_points(self, new: Iterable[SchemaVersion], ts: int) -> dict[int, list[bytes]]:
+        """Return where to divide each table. Tables whose rows can change their handles stay whole.
+
+        Such a row would move from one dispatcher to another.
+        """
         if not self.options.split_rows:
             return {}
-        fixed = [each for each in new if each.table.is_base_table and not _rows_move(each)]
+        fixed = [schema for schema in new if schema.table.is_base_table and not _rows_move(schema)]
         table_ids = [table_id for schema in fixed for table_id in schema.table.physical_ids]
-        while not await self._readable(table_ids, ts):
+        while not await self._is_readable(table_ids, ts):
             await self.clock.sleep(_POLL_S)
-        return {each: await self.source.cuts(each, ts, self.options.split_rows) for each in table_ids}
+        rows = self.options.split_rows
+        return {table_id: await self.source.split_points(table_id, ts, rows) for table_id in table_ids}
 
-    async def _readable(self, table_ids: Sequence[int], ts: int) -> bool:
-        looks = await self.source.look(table_ids) if table_ids else {}
-        return all(each in looks and looks[each].readable_ts >= ts for each in table_ids)
+    async def _is_readable(self, table_ids: Sequence[int], ts: int) -> bool:
+        ranges = await self.source.read_progress(table_ids) if table_ids else {}
+        return all(table_id in ranges and ranges[table_id].readable_ts >= ts for table_id in table_ids)
 
-    def _specs(self, table_id: int, cuts: Iterable[bytes]) -> list[TableSpan]:
-        bounds = [b"", *cuts, b""]
-        return [TableSpan.of(self.feed_id, table_id, low, high) for low, high in pairwise(bounds)]
+    def _spans(self, table_id: int, split_points: Iterable[bytes]) -> list[TableSpan]:
+        bounds = [b"", *split_points, b""]
+        return [TableSpan.of(self.changefeed_id, table_id, low, high) for low, high in pairwise(bounds)]
 
     def _passed_ddls(self, tables: ReplicatedTables, checkpoint_ts: int, ddl_ts: int) -> dict[int, Position]:
-        """Per table the end of what was drained for the last of its DDLs that is done.
+        """Return for each table the end of what was drained for the last of its DDLs that is done.
 
-        Without it a dispatcher could go on before a DDL that it has passed: the changes that it read last
-        may be older.
+        The newest changes that a dispatcher read may be older than a DDL that it has passed. Without these
+        positions it could go on before that DDL.
         """
         passed: dict[int, Position] = {}
         done: Iterable[BlockEvent] = ()
         if checkpoint_ts < ddl_ts:
-            done = blocks(self.source.ddls(checkpoint_ts, ddl_ts), self.options.tables)
+            done = block_events(self.source.ddls(checkpoint_ts, ddl_ts), self.options.tables)
         for block in done:
-            for table_id in tables.blocked_by(block):
+            for table_id in tables.blocked_ids(block):
                 passed[table_id] = Position(block.commit_ts - 1)
         return passed
 
-    async def _positions(self, kept: Sequence[DispatcherRecord], checkpoint_ts: int) -> list[Position]:
-        """Where each goes on: after what is on the remote for certain."""
+    async def _find_positions(
+        self, records: Sequence[DispatcherRecord], checkpoint_ts: int
+    ) -> list[Position]:
+        """Return where each dispatcher goes on: after what is certainly on the remote."""
         done = Position(checkpoint_ts)
-        pending = [each.pending for each in kept if each.pending is not None and each.pending.end > done]
+        pending = [
+            record.pending for record in records if record.pending is not None and record.pending.end > done
+        ]
         repaired = dict(await self._repair(pending))
-        return [max(done, each.begin, repaired.get(each.spec.id, done)) for each in kept]
+        return [max(done, record.begin, repaired.get(record.span.id, done)) for record in records]
 
     async def _repair(self, pending: Sequence[PendingFile]) -> list[tuple[str, Position]]:
         room = asyncio.Semaphore(_REPAIRS_MAX)

@@ -1,11 +1,7 @@
-"""DDLs as dispatchers see them: what changed, when, and whom it blocks. Pure.
+"""A DDL as a value: what it changed, when, and which dispatchers it blocks. Pure.
 
-What a transaction of DDL changed, from the descriptions of tables before and after it. Pure.
-
-Which finished job made a change of a schema. Pure.
-
-A job is recorded when it is finished: with the last of its changes, or in a transaction after it. Jobs of one
-table run one after the other, so a change is made by the first of them that is recorded with or after it.
+A DDL is read from two places. The descriptions of tables before and after a transaction say what changed;
+`DdlJobs` finds the job of the cluster that made the change, which has the statement.
 """
 
 from bisect import bisect_left, insort
@@ -21,7 +17,7 @@ from penstock.tables.schema import TableInfo
 
 
 class DdlScope(Enum):
-    """Whose dispatchers a DDL blocks: its own tables', or every one of the database."""
+    """Which dispatchers a DDL blocks: those of its own tables, or of every table of the database."""
 
     TABLES = "tables"
     DATABASE = "database"
@@ -29,7 +25,7 @@ class DdlScope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """One table before and after a DDL; None: it is not there. `after.since_ts` is the DDL's commit_ts."""
+    """One table before and after a DDL; None where it does not exist. The DDL commits at `after.since_ts`."""
 
     before: SchemaVersion | None
     after: SchemaVersion | None
@@ -37,20 +33,20 @@ class TableChange:
     @property
     def ended_ids(self) -> frozenset[int]:
         """Physical tables that have no changes after the DDL."""
-        return _ids(self.before) - _ids(self.after)
+        return _physical_ids(self.before) - _physical_ids(self.after)
 
     @property
     def begun_ids(self) -> frozenset[int]:
-        """Physical tables that have no changes before it."""
-        return _ids(self.after) - _ids(self.before)
+        """Physical tables that have no changes before the DDL."""
+        return _physical_ids(self.after) - _physical_ids(self.before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DdlEvent:
     """A DDL at `commit_ts`. `type` is TiDB's number of its action.
 
-    `tables` is empty for a new database, and for one that was dropped it has the tables that were in it. Rows
-    that were committed at `commit_ts` or after have the schema after it.
+    `tables` is empty for a new database; for a dropped one it has the tables that were in it. Rows committed
+    at `commit_ts` or later have the schema after it.
     """
 
     commit_ts: int
@@ -61,7 +57,7 @@ class DdlEvent:
     scope: DdlScope = DdlScope.TABLES
 
 
-def _ids(schema: SchemaVersion | None) -> frozenset[int]:
+def _physical_ids(schema: SchemaVersion | None) -> frozenset[int]:
     return frozenset(schema.table.physical_ids) if schema is not None else frozenset()
 
 
@@ -69,7 +65,7 @@ _INDEXED = ColumnFlag.UNIQUE_KEY | ColumnFlag.MULTIPLE_KEY
 
 
 class OtherAction(IntEnum):
-    """Actions that only TiDB does, by its numbers."""
+    """Actions of TiDB that Penstock's own catalog does not have, by TiDB's numbers."""
 
     ADD_PARTITION = 19
     DROP_PARTITION = 20
@@ -80,58 +76,69 @@ class OtherAction(IntEnum):
 
 
 def same_to_readers(one: SchemaVersion, other: SchemaVersion) -> bool:
-    """Whether two versions differ in nothing that a reader of rows sees.
+    """Return whether two versions are the same for a reader of rows.
 
-    An online change goes through versions in which a column or an index is there for writers alone.
+    An online change goes through versions in which only writers see a new column or index.
     """
-    return one.database == other.database and _seen(one.table) == _seen(other.table)
+    return one.database == other.database and _visible_parts(one.table) == _visible_parts(other.table)
 
 
-def _seen(table: TableInfo) -> tuple[Any, ...]:
+def _visible_parts(table: TableInfo) -> tuple[Any, ...]:
     key = tuple(column.id for column in table.primary_key)
-    columns = [_seen_column(column) for column in table.stored_columns]
+    columns = [_visible_column(column) for column in table.stored_columns]
     return table.id, table.name, table.physical_ids, table.handle_kind, key, columns
 
 
-def _seen_column(column: ColumnInfo) -> tuple[Any, ...]:
+def _visible_column(column: ColumnInfo) -> tuple[Any, ...]:
     kind = replace(column.type, flag=column.type.flag & ~_INDEXED)
     return column.id, column.name, kind, column.default, column.default_is_expr
 
 
-def paired(changes: Iterable[TableChange]) -> tuple[TableChange, ...]:
-    """Changes of one transaction, by table id, with those together that give a name to another table id."""
+def pair_changes(changes: Iterable[TableChange]) -> tuple[TableChange, ...]:
+    """Return the changes of one transaction by table id, with a drop and a create of the same name as one
+    change.
+
+    Truncating a table, for example, drops one table id and gives its name to another.
+    """
     ordered = sorted(changes, key=_order)
-    begun = {each.after.name.lower(): each for each in ordered if each.before is None and each.after}
+    begun = {
+        change.after.name.lower(): change for change in ordered if change.before is None and change.after
+    }
     found = []
-    for each in ordered:
-        heir = begun.pop(each.before.name.lower(), None) if each.before and not each.after else None
-        if each.before is not None:
-            found.append(each if heir is None else TableChange(each.before, heir.after))
+    for change in ordered:
+        heir = begun.pop(change.before.name.lower(), None) if change.before and not change.after else None
+        if change.before is not None:
+            found.append(change if heir is None else TableChange(change.before, heir.after))
     found += begun.values()
     return tuple(sorted(found, key=_order))
 
 
 def _order(change: TableChange) -> int:
     known = change.before or change.after
-    assert known is not None, "a change is of something"
+    assert known is not None, "a change has a table before or after it"
     return known.table.id
 
 
-def changed_ids(changes: Iterable[TableChange]) -> set[int]:
-    """The logical tables that are concerned."""
-    return {each.table.id for change in changes for each in (change.before, change.after) if each is not None}
+def ids_in_changes(changes: Iterable[TableChange]) -> set[int]:
+    """Return the logical tables that the changes name."""
+    return {
+        schema.table.id
+        for change in changes
+        for schema in (change.before, change.after)
+        if schema is not None
+    }
 
 
-def kind_of(changes: Sequence[TableChange]) -> int:
-    """TiDB's number of the action that would make these changes; for those of which no job is known."""
-    ended = frozenset().union(*(each.ended_ids for each in changes))
-    begun = frozenset().union(*(each.begun_ids for each in changes))
+def action_of(changes: Sequence[TableChange]) -> int:
+    """Return TiDB's number of an action that makes these changes, for changes without a known job."""
+    ended = frozenset().union(*(change.ended_ids for change in changes))
+    begun = frozenset().union(*(change.begun_ids for change in changes))
     if len(changes) > 1 and ended and ended == begun:
         return OtherAction.EXCHANGE_PARTITION
-    return _kind(changes[0])
+    return _table_action(changes[0])
 
 
-def _kind(change: TableChange) -> int:
+def _table_action(change: TableChange) -> int:
     if change.before is None:
         return DdlAction.CREATE_TABLE
     if change.after is None:
@@ -142,21 +149,21 @@ def _kind(change: TableChange) -> int:
     if change.before.name != change.after.name:
         return DdlAction.RENAME_TABLE
     if change.ended_ids or change.begun_ids:
-        return _partition_kind(change)
-    return _column_kind(old, new)
+        return _partition_action(change)
+    return _column_action(old, new)
 
 
-def _partition_kind(change: TableChange) -> int:
+def _partition_action(change: TableChange) -> int:
     if change.ended_ids and change.begun_ids:
         return OtherAction.TRUNCATE_PARTITION
     return OtherAction.ADD_PARTITION if change.begun_ids else OtherAction.DROP_PARTITION
 
 
-def _column_kind(old: TableInfo, new: TableInfo) -> int:
+def _column_action(old: TableInfo, new: TableInfo) -> int:
     before = {column.id for column in old.stored_columns}
     after = {column.id for column in new.stored_columns}
     if after - before and before - after:
-        return DdlAction.MODIFY_COLUMN  # its rows were rewritten under another id
+        return DdlAction.MODIFY_COLUMN  # another type: the cells are under a new column id
     if after != before:
         return DdlAction.ADD_COLUMN if after - before else DdlAction.DROP_COLUMN
     if bool(old.primary_key) != bool(new.primary_key):
@@ -166,7 +173,7 @@ def _column_kind(old: TableInfo, new: TableInfo) -> int:
 
 @dataclass(order=True, frozen=True, slots=True)
 class RecordedDdl:
-    """What is needed of a job, and the commit-ts of its record."""
+    """A finished job: its action, its statement, and the commit-ts of its record."""
 
     recorded_ts: int
     start_ts: int
@@ -175,44 +182,49 @@ class RecordedDdl:
 
 
 class DdlJobs:
-    """Jobs by the tables that they change; by the database, where they change none."""
+    """Finished jobs by the tables that they changed; by the database, where they changed none.
+
+    A job is recorded when it is finished: with the last of its changes, or in a later transaction. Jobs of
+    one table run one after the other, so the first that is recorded with a change or after it has made the
+    change.
+    """
 
     def __init__(self) -> None:
         self._by_id: dict[int, list[RecordedDdl]] = {}
 
     def add(self, job: DdlJob, recorded_ts: int) -> None:
-        """Take a job; one that was cancelled made no change. Taking it again changes nothing."""
+        """Add a job, unless it was cancelled and changed nothing. Adding it again changes nothing."""
         if not job.succeeded:
             return
-        made = RecordedDdl(recorded_ts, job.start_ts, int(job.type), job.query)
-        for each in _changed_ids(job):
-            known = self._by_id.setdefault(each, [])
-            if made not in known:
-                insort(known, made)
+        recorded = RecordedDdl(recorded_ts, job.start_ts, int(job.type), job.query)
+        for changed_id in _ids_in_job(job):
+            known = self._by_id.setdefault(changed_id, [])
+            if recorded not in known:
+                insort(known, recorded)
 
     def find(self, ids: Iterable[int], commit_ts: int, upto_ts: int) -> RecordedDdl | None:
-        """The job of a change of some tables; None when it was not recorded by `upto_ts`.
+        """Return the job that changed some tables at `commit_ts`; None when none is recorded up to `upto_ts`.
 
-        Every job that was recorded up to `upto_ts` must have been taken.
+        Every job that was recorded up to `upto_ts` must have been added.
         """
         found = [
             job
-            for each in ids
-            for job in self._from(each, commit_ts)
+            for changed_id in ids
+            for job in self._recorded_from(changed_id, commit_ts)
             if job.start_ts < commit_ts and job.recorded_ts <= upto_ts
         ]
         return min(found, default=None)
 
-    def _from(self, changed_id: int, ts: int) -> list[RecordedDdl]:
+    def _recorded_from(self, changed_id: int, ts: int) -> list[RecordedDdl]:
         known = self._by_id.get(changed_id, [])
         return known[bisect_left(known, ts, key=lambda job: job.recorded_ts) :]
 
     def forget(self, upto_ts: int) -> None:
-        """No change up to `upto_ts` will be asked for."""
-        left = {each: self._from(each, upto_ts + 1) for each in self._by_id}
-        self._by_id = {each: jobs for each, jobs in left.items() if jobs}
+        """Drop the jobs recorded up to `upto_ts`: no caller asks for such a change any more."""
+        left = {changed_id: self._recorded_from(changed_id, upto_ts + 1) for changed_id in self._by_id}
+        self._by_id = {changed_id: jobs for changed_id, jobs in left.items() if jobs}
 
 
-def _changed_ids(job: DdlJob) -> set[int]:
-    tables = {job.table_id, *(each.id for each in (job.table, *job.tables) if each is not None)}
+def _ids_in_job(job: DdlJob) -> set[int]:
+    tables = {job.table_id, *(table.id for table in (job.table, *job.tables) if table is not None)}
     return (tables - {0}) or {job.database_id}

@@ -1,10 +1,9 @@
 """The DDLs of a cluster by their commit timestamps, fed by a subscription of its meta keys.
 
-The versions of a table's description say when it changed, exactly as they do for its rows. What the change is
-called, and its statement, are in the job, which is recorded with it or later: the history waits for that for
-a while of the cluster's time, and then goes by what has changed.
-
-Tables as readers see them, version by version: online changes show when they show to readers. Pure.
+The versions of a table's description say when it changed, exactly as they do for its rows. The action and the
+statement of a DDL are in its job, which is recorded with the change or later. `DdlHistory` waits for the job
+for a while of the cluster's time; after that it derives the action from what has changed. `VisibleTables`
+keeps the versions of tables that readers see.
 """
 
 import threading
@@ -17,41 +16,53 @@ import pyarrow as pa
 
 from penstock.clock import physical_ms
 from penstock.errors import StaleRead, Unavailable
-from penstock.eventstore.schema_history import DatabaseDescribed, TableDescribed, read_description, read_job
+from penstock.eventstore.schema_history import (
+    DatabaseDescription,
+    TableDescription,
+    read_description,
+    read_job,
+)
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import (
     DdlEvent,
     DdlJobs,
     DdlScope,
     TableChange,
-    changed_ids,
-    kind_of,
-    paired,
+    action_of,
+    ids_in_changes,
+    pair_changes,
     same_to_readers,
 )
 from penstock.tables.ddl_jobs import DdlAction
 from penstock.tables.schema import DatabaseInfo
 
 
-class _Seen(NamedTuple):
-    """A table from `since_ts` on; None: it is not there."""
+class _VisibleVersion(NamedTuple):
+    """A table from `since_ts` on; None when it does not exist from then on."""
 
     since_ts: int
     schema: SchemaVersion | None
 
 
-class SeenTables:
-    """The versions of every table that has rows, fed in the order of their commits."""
+class VisibleTables:
+    """The versions of every table that has rows, as readers see them, fed in the order of their commits.
+    Pure.
+
+    A version of an online change that only writers see is left out.
+    """
 
     def __init__(self) -> None:
-        self._seen: dict[int, list[_Seen]] = {}
+        self._seen: dict[int, list[_VisibleVersion]] = {}
         self._logical: dict[int, set[int]] = {}  # physical table -> the tables that it was part of
 
     def changes(
-        self, commit_ts: int, said: Iterable[TableDescribed], databases: Mapping[int, str]
+        self, commit_ts: int, described: Iterable[TableDescription], databases: Mapping[int, str]
     ) -> Iterator[TableChange]:
-        """What a transaction after all that was entered changes for readers; views and sequences do not."""
-        for database_id, table_id, table in said:
+        """Yield what a transaction changes for readers; it comes after all that was entered.
+
+        Views and sequences have no rows and do not count.
+        """
+        for database_id, table_id, table in described:
             seen = self._seen.get(table_id)
             before = seen[-1].schema if seen else None
             after = None
@@ -63,76 +74,78 @@ class SeenTables:
                 yield TableChange(before, after)
 
     def enter(self, commit_ts: int, changes: Iterable[TableChange]) -> None:
-        """Changes that `changes` gave have happened."""
-        for before, after in ((each.before, each.after) for each in changes):
+        """Apply what `changes` returned."""
+        for before, after in ((change.before, change.after) for change in changes):
             if before is not None and (after is None or after.table.id != before.table.id):
-                self._seen[before.table.id].append(_Seen(commit_ts, None))
+                self._seen[before.table.id].append(_VisibleVersion(commit_ts, None))
             if after is not None:
-                self._seen.setdefault(after.table.id, []).append(_Seen(commit_ts, after))
-                for each in after.table.physical_ids:
-                    self._logical.setdefault(each, set()).add(after.table.id)
+                self._seen.setdefault(after.table.id, []).append(_VisibleVersion(commit_ts, after))
+                for physical_id in after.table.physical_ids:
+                    self._logical.setdefault(physical_id, set()).add(after.table.id)
 
     def __len__(self) -> int:
-        """Versions that are kept."""
+        """Return how many versions are kept."""
         return sum(map(len, self._seen.values()))
 
     def forget(self, upto_ts: int) -> None:
-        """Nobody asks any more for what was there before `upto_ts`."""
+        """Drop versions that were replaced before `upto_ts`: no caller asks for them any more."""
         left = {table_id: _from(seen, upto_ts) for table_id, seen in self._seen.items()}
         gone = {table_id for table_id, seen in left.items() if not seen}
         self._seen = {table_id: seen for table_id, seen in left.items() if seen}
         if gone:
-            logical = {each: tables - gone for each, tables in self._logical.items()}
-            self._logical = {each: tables for each, tables in logical.items() if tables}
+            logical = {physical_id: tables - gone for physical_id, tables in self._logical.items()}
+            self._logical = {physical_id: tables for physical_id, tables in logical.items() if tables}
 
     def at(self, ts: int) -> list[SchemaVersion]:
-        """The tables that are there, by id."""
-        found = (_at(seen, ts) for _, seen in sorted(self._seen.items()))
-        return [each for each in found if each is not None]
+        """Return the tables that exist at `ts`, by id."""
+        versions = (_at(seen, ts) for _, seen in sorted(self._seen.items()))
+        return [schema for schema in versions if schema is not None]
 
     def of_physical(self, physical_id: int, ts: int) -> SchemaVersion | None:
-        """The table whose part a physical table is; before the first that is known, that one."""
-        known = [self._seen[each] for each in self._logical.get(physical_id, ())]
+        """Return the table that a physical table belongs to at `ts`, else the first it ever belongs to."""
+        known = [self._seen[table_id] for table_id in self._logical.get(physical_id, ())]
         now = [_at(seen, ts) for seen in known]
-        ever = sorted((each for seen in known for each in seen), key=lambda each: each.since_ts)
-        for schema in (*now, *(each.schema for each in ever)):
+        ever = sorted((version for seen in known for version in seen), key=lambda version: version.since_ts)
+        for schema in (*now, *(version.schema for version in ever)):
             if schema is not None and physical_id in schema.table.physical_ids:
                 return schema
         return None
 
 
-def _at(seen: list[_Seen], ts: int) -> SchemaVersion | None:
-    end = bisect_right(seen, ts, key=lambda each: each.since_ts)
+def _at(seen: list[_VisibleVersion], ts: int) -> SchemaVersion | None:
+    end = bisect_right(seen, ts, key=lambda version: version.since_ts)
     return seen[end - 1].schema if end else None
 
 
-def _from(seen: list[_Seen], ts: int) -> list[_Seen]:
-    """The version that is in force at `ts`, and those after it; none of a table that is not there then."""
-    end = bisect_right(seen, ts, key=lambda each: each.since_ts)
+def _from(seen: list[_VisibleVersion], ts: int) -> list[_VisibleVersion]:
+    """Return the version in force at `ts`, unless the table is dropped then, and those after it."""
+    end = bisect_right(seen, ts, key=lambda version: version.since_ts)
     return seen[end if end and seen[end - 1].schema is None else max(end - 1, 0) :]
 
 
 JOB_WAIT_MS = 60_000
+"""How much of the cluster's time passes before a DDL without a job is given out without its statement."""
 
 
 @dataclass(slots=True)
 class _Described:
-    """What one transaction says of tables and databases."""
+    """The descriptions of tables and databases that one transaction wrote."""
 
-    tables: dict[int, TableDescribed] = field(default_factory=dict)
+    tables: dict[int, TableDescription] = field(default_factory=dict)
     databases: dict[int, DatabaseInfo | None] = field(default_factory=dict)
 
-    def add(self, said: TableDescribed | DatabaseDescribed) -> None:
-        if isinstance(said, DatabaseDescribed):
-            self.databases[said.database_id] = said.database
-        elif said.table is not None or said.table_id not in self.tables:
-            # A move to another database removes the description there and writes it here, at once.
-            self.tables[said.table_id] = said
+    def add(self, described: TableDescription | DatabaseDescription) -> None:
+        if isinstance(described, DatabaseDescription):
+            self.databases[described.database_id] = described.database
+        elif described.table is not None or described.table_id not in self.tables:
+            # A move to another database removes the description in one and writes it in the other, in one
+            # transaction: the description wins, whichever comes first.
+            self.tables[described.table_id] = described
 
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """One DDL before its job is known; `ids` lead to that."""
+    """One DDL whose job is not known yet; the job is found by `ids`."""
 
     ids: frozenset[int]
     action: int
@@ -144,25 +157,25 @@ class _Change:
 class DdlHistory:
     """Every DDL, complete up to `resolved_ts`. Thread-safe; implements MetaHistory.
 
-    Feeding it the same change again changes nothing. What is older than the cluster's own history may be
-    missing, or come as the creation of what was there.
+    Feeding it the same change again changes nothing. DDLs that are older than the cluster's own history may
+    be missing, or come as the creation of a table that existed before.
     """
 
     def __init__(self, *, job_wait_ms: int = JOB_WAIT_MS) -> None:
         self._job_wait_ms = job_wait_ms
         self._lock = threading.Lock()
-        self._forgotten_ts = 0  # what was in force before it is not known any more
+        self._forgotten_ts = 0  # versions that were replaced before it are not known any more
         self._fed_ts = 0  # every change up to it was taken
         self._settled_ts = 0  # every DDL up to it is among the events
         self._unsettled: dict[int, _Described] = {}
         self._jobs = DdlJobs()
-        self._tables = SeenTables()
+        self._tables = VisibleTables()
         self._databases: set[int] = set()
         self._names: dict[int, str] = {}
         self._events: list[DdlEvent] = []
 
     def consume_kv_events(self, raw: pa.RecordBatch, finish: Callable[[], None]) -> bool:
-        """Take changes of meta keys. Always False: they are read again from the store at a restart."""
+        """Take changes of meta keys. Returns False: they are done at once, and a restart reads them again."""
         del finish
         columns = (raw.column(name).to_pylist() for name in ("key", "commit_ts", "value"))
         with self._lock:
@@ -172,29 +185,29 @@ class DdlHistory:
         return False
 
     def _take(self, key: bytes, commit_ts: int, value: bytes | None) -> None:
-        said = read_description(key, value)
-        if said is None:
+        described = read_description(key, value)
+        if described is None:
             job = read_job(key, value)
             if job is not None:
                 self._jobs.add(job, commit_ts)
             return
-        self._unsettled.setdefault(commit_ts, _Described()).add(said)
-        if isinstance(said, DatabaseDescribed) and said.database is not None:
-            self._names[said.database_id] = said.database.name
+        self._unsettled.setdefault(commit_ts, _Described()).add(described)
+        if isinstance(described, DatabaseDescription) and described.database is not None:
+            self._names[described.database_id] = described.database.name
 
     def advance_resolved_ts(self, ts: int) -> None:
-        """Every change up to `ts` has been taken."""
+        """Note that every change up to `ts` has been taken."""
         with self._lock:
             if ts > self._fed_ts:
                 self._fed_ts = ts
                 self._settle()
 
     def resolved_ts(self) -> int:
-        """DDLs up to it are known, with their statements."""
+        """Return the timestamp up to which DDLs are known, with their statements."""
         return self._settled_ts
 
     def ddls(self, from_ts: int, to_ts: int) -> list[DdlEvent]:
-        """The DDLs in (from_ts, to_ts], in order; raise Unavailable when they are not all known yet."""
+        """Return the DDLs in (from_ts, to_ts], in order; raise Unavailable when some are not known yet."""
         with self._lock:
             self._check_kept(from_ts)
             self._check(to_ts)
@@ -202,7 +215,7 @@ class DdlHistory:
             return self._events[first:end]
 
     def tables(self, at_ts: int) -> list[SchemaVersion]:
-        """The tables that are there at a timestamp, by id; neither views nor sequences.
+        """Return the tables that exist at `at_ts`, by id; neither views nor sequences.
 
         Raises Unavailable when that is not known yet.
         """
@@ -212,7 +225,7 @@ class DdlHistory:
             return self._tables.at(at_ts)
 
     def schema_of(self, physical_id: int, ts: int) -> SchemaVersion:
-        """The table whose part a physical table is at `ts`; before the first that is known, that one.
+        """Return the table that a physical table is part of at `ts`; else the first that it is ever part of.
 
         Raises Unavailable when that is not known yet, or there is none.
         """
@@ -224,7 +237,7 @@ class DdlHistory:
         return found
 
     def forget(self, upto_ts: int) -> None:
-        """Give back what only those need who ask for what was before `upto_ts`."""
+        """Drop DDLs up to `upto_ts`, and versions of tables that were replaced before it."""
         with self._lock:
             upto_ts = min(upto_ts, self._settled_ts)
             if upto_ts > self._forgotten_ts:
@@ -234,7 +247,7 @@ class DdlHistory:
 
     @property
     def kept_count(self) -> int:
-        """DDLs and versions of tables that are kept."""
+        """How many DDLs and versions of tables are kept. For tests: it shows that the history is bounded."""
         return len(self._events) + len(self._tables)
 
     def _check_kept(self, ts: int) -> None:
@@ -242,19 +255,19 @@ class DdlHistory:
             raise StaleRead("schemas", ts, oldest_ts=self._forgotten_ts)
 
     def gone_ts(self, physical_id: int) -> int | None:
-        """Up to when it is known that a physical table is not there any more; None: it is, or never was."""
+        """Return up to when a physical table is known to be dropped; None when it exists or never did."""
         with self._lock:
             known = self._tables.of_physical(physical_id, self._settled_ts)
-            there = self._tables.at(self._settled_ts)
-            is_there = any(physical_id in each.table.physical_ids for each in there)
-            return None if known is None or is_there else self._settled_ts
+            schemas = self._tables.at(self._settled_ts)
+            exists = any(physical_id in schema.table.physical_ids for schema in schemas)
+            return None if known is None or exists else self._settled_ts
 
     def _check(self, ts: int) -> None:
         if ts > self._settled_ts:
             raise Unavailable(f"DDLs are known up to {self._settled_ts}, not {ts}; wait")
 
     def _settle(self) -> None:
-        """Enter what is complete, in order, up to the first change whose job is still to come."""
+        """Enter changes in order, up to the first whose job is not recorded yet."""
         for commit_ts in sorted(ts for ts in self._unsettled if ts <= self._fed_ts):
             changes = list(self._changes(commit_ts, self._unsettled[commit_ts]))
             events = [self._event(commit_ts, change) for change in changes]
@@ -278,22 +291,24 @@ class DdlHistory:
                 self._databases ^= change.ids
 
     def _changes(self, commit_ts: int, described: _Described) -> Iterator[_Change]:
-        left = paired(self._tables.changes(commit_ts, described.tables.values(), self._names))
+        left = pair_changes(self._tables.changes(commit_ts, described.tables.values(), self._names))
         for database_id, info in sorted(described.databases.items()):
             if (info is not None) == (database_id in self._databases):
-                continue  # its charset may have changed, or it is on its way out
+                continue  # only its charset changed, or it is half dropped: nothing that a reader sees
             name = self._names.get(database_id, "")
             inside: tuple[TableChange, ...] = ()
             if info is None:
-                inside = tuple(each for each in left if each.after is None and _database(each) == name)
-                left = tuple(each for each in left if each not in inside)
+                inside = tuple(
+                    change for change in left if change.after is None and _database(change) == name
+                )
+                left = tuple(change for change in left if change not in inside)
             action = DdlAction.DROP_SCHEMA if info is None else DdlAction.CREATE_SCHEMA
             yield _Change(frozenset({database_id}), action, name, inside, DdlScope.DATABASE)
         if left:
-            yield _Change(frozenset(changed_ids(left)), kind_of(left), _database(left[0]), left)
+            yield _Change(frozenset(ids_in_changes(left)), action_of(left), _database(left[0]), left)
 
     def _event(self, commit_ts: int, change: _Change) -> DdlEvent | None:
-        """The DDL with its job; None when that is not known."""
+        """Return the DDL with the statement of its job; None when the job is not known."""
         job = self._jobs.find(change.ids, commit_ts, self._fed_ts)
         return None if job is None else _as_event(commit_ts, change, job.type, job.query)
 
@@ -315,7 +330,7 @@ def _as_event(commit_ts: int, change: _Change, action: int, query: str) -> DdlEv
 
 def _database(change: TableChange) -> str:
     known = change.after or change.before
-    assert known is not None, "a change is of something"
+    assert known is not None, "a change has a table before or after it"
     return known.database
 
 

@@ -1,13 +1,16 @@
-"""A changefeed's source over the event store: objects on storage, rows of captures, DDLs of the cluster.
+"""Changes of an event store that grows: objects on storage, the newest rows from captures, schemas of the
+cluster.
 
-Where jobs read, over the event store: objects on storage, rows of captures, schemas of the cluster.
+`EventStoreFollower` is what both readers share. It asks the capture that owns a table; when that fails, it
+finds the owners again and tries once more; when that fails too, it says whether the table is captured at all.
+`SliceFollower` adds what changefeeds need, `ScanFollower` what jobs need.
 """
 
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self, TypeVar
 
@@ -26,74 +29,198 @@ from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.ddl_history import DdlHistory
 from penstock.follow.holds import ClusterHold, HoldPolicy
 from penstock.follow.progress import ProgressReader
-from penstock.follow.scans import change_wishes, scan_snapshot, scan_tail
+from penstock.follow.scans import change_options, scan_snapshot, scan_tail
 from penstock.follow.schema_subscription import MetaSubscription
-from penstock.follow.slices import Position, Slice, SliceRange, TableSpan, is_snapshot, plan_slice, table_cuts
+from penstock.follow.slices import (
+    Position,
+    Slice,
+    SliceRange,
+    TableSpan,
+    is_snapshot,
+    plan_slice,
+    table_split_points,
+)
 from penstock.follow.source import ReadableRange, TableScan
-from penstock.follow.source import ReadableRange as PhysicalLook
 from penstock.kv import AsyncClient, Client
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings, TlsSettings
 
 T = TypeVar("T")
+Partitions = tuple[Partition, ...]
 
+JOBS_HOLDER = "jobs"
+"""In whose name the history of jobs is held: that of all runners, of which one works at a time."""
 _PLANNING_THREADS = 16
 _ASKING_THREADS = 16
+_SETTLE_POLL_S = 0.02
 
 
-class EventStoreSource:
-    """Implements SliceSource. Open it with `open`; for one event loop.
+@dataclass(frozen=True, slots=True)
+class EventStoreAccess:
+    """How to reach an event store: its objects, its captures, and the clock of its cluster."""
 
-    Planning and asking have threads of their own: slices that wait for a capture that is away do not keep
-    the other tables from being looked at.
+    storage: StorageRef
+    now: Callable[[], Awaitable[int]]
+    leases: Callable[[], Sequence[CaptureLease]]
+    connect: Callable[[str], CaptureReader]
+
+    @classmethod
+    def of(
+        cls, settings: Settings, client: Client, now: Callable[[], Awaitable[int]], tls: TlsSettings | None
+    ) -> Self:
+        """Return the access to the event store of `settings.capture`. Blocks: it reads the token's file."""
+        token = settings.capture.read_flight_token()
+        storage = StorageRef(settings.capture.storage, settings.capture.storage_options)
+        leases = partial(live_captures, client)
+        return cls(storage, now, leases, partial(FlightReader, tls=tls, token=token))
+
+
+class EventStoreFollower:
+    """Reads physical tables of an event store, and holds their history in the name of `holder`.
+
+    Coroutines are for one event loop. One thread asks all captures, for progress or to find owners; reads
+    have other threads, so that a capture that does not answer them delays neither.
+    """
+
+    def __init__(
+        self,
+        holder: str,
+        access: EventStoreAccess,
+        *,
+        gone_ts: Callable[[int], int | None] = lambda _: None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._holder = holder
+        self._storage = access.storage
+        self._now = access.now
+        self._clock = clock
+        self._asking = ThreadPoolExecutor(_ASKING_THREADS, thread_name_prefix="penstock-captures")
+        self._searching = ThreadPoolExecutor(1, thread_name_prefix="penstock-owners")
+        self._search_lock = threading.Lock()
+        self._next_search: Future[object] | None = None
+        self._captures = Captures(access.leases, access.connect, self._asking, clock=clock)
+        self._progress = ProgressReader(
+            self._captures, self._storage, self._asking, gone_ts=gone_ts, clock=clock
+        )
+        self._policy = HoldPolicy()
+
+    async def now_ts(self) -> int:
+        """Return a timestamp of the database."""
+        return await self._now()
+
+    async def _search(self, work: Callable[[Collection[int]], T], table_ids: Collection[int]) -> T:
+        """Run work that asks all captures, after the search that runs now."""
+        return await asyncio.get_running_loop().run_in_executor(self._searching, work, table_ids)
+
+    # Reading from the owner.
+
+    def _partitions(self, physical_ids: Iterable[int]) -> Partitions:
+        return tuple(
+            Partition(self._storage, table_id, self._captures.owner(table_id)) for table_id in physical_ids
+        )
+
+    def _find_owners(self) -> Future[object]:
+        """Ask all captures again who owns which table; return when that is done.
+
+        Reads that fail together share a search: a call joins the one that has not begun yet. A search that
+        runs already may have begun before the failure, so it does not count. Only failures search. A table
+        without an owner does not, because its objects may be enough.
+        """
+        with self._search_lock:
+            search = self._next_search
+            if search is None or search.running() or search.done():
+                search = self._next_search = self._searching.submit(self._captures.progress)
+            return search
+
+    def _read_again(
+        self, schema: SchemaVersion, physical_ids: Collection[int], work: Callable[[Partitions], T]
+    ) -> T:
+        """Do the work with the owners that were found; say so when it fails because nobody has the table."""
+        try:
+            return work(self._partitions(physical_ids))
+        except Unavailable as error:
+            if all(map(self._is_captured, physical_ids)):
+                raise
+            raise Unavailable(
+                f"table {schema.name} is not captured: no capture has it and {self._storage.url} has nothing"
+                " of it; start a capture whose capture.tables name it"
+            ) from error
+
+    def _is_captured(self, physical_id: int) -> bool:
+        if self._captures.owner(physical_id) is not None:
+            return True
+        return Partition(self._storage, physical_id).state().manifest.seq > 0
+
+    # Holding history on storage.
+
+    async def _write_holds(self, needed: Mapping[int, int], released: Collection[int] = ()) -> None:
+        """Hold physical tables after their timestamps, where the policy says it is due; release others."""
+        now = self._clock.monotonic()
+        holds = HistoryHolds(await asyncio.to_thread(self._storage.open), self._clock)
+
+        def write(physical_id: int) -> None:
+            holds.hold(physical_id, self._holder, needed[physical_id], ttl_s=HOLD_TTL_S)
+            self._policy.record(physical_id, needed[physical_id], now)
+
+        def release(physical_id: int) -> None:
+            holds.release(physical_id, self._holder)
+            self._policy.forget([physical_id])
+
+        await self._for_each(write, self._policy.tables_due(needed, now))
+        await self._for_each(release, released)
+
+    async def _for_each(self, work: Callable[[int], None], physical_ids: Collection[int]) -> None:
+        """Do something for every table; raise the first failure when all are done."""
+        loop = asyncio.get_running_loop()
+        running = [loop.run_in_executor(self._asking, work, table_id) for table_id in physical_ids]
+        for failure in await asyncio.gather(*running, return_exceptions=True):
+            if isinstance(failure, BaseException):
+                raise failure
+
+    async def _close_pools(self, *pools: ThreadPoolExecutor) -> None:
+        """End the threads of these pools and of the follower; end the connections to captures."""
+        pools = (*pools, self._searching, self._asking)
+        for pool in pools:
+            pool.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._captures.close)  # which also ends calls that wait for an answer
+        for pool in pools:
+            await asyncio.to_thread(pool.shutdown)
+
+
+class SliceFollower(EventStoreFollower):
+    """Implements SliceSource for one changefeed. Open it with `connect`.
+
+    The cluster's garbage collection is held back with the changefeed's history: DDLs come from the cluster.
     """
 
     def __init__(
         self,
         feed_id: str,
-        storage: StorageRef,
-        *,
-        now: Callable[[], int],
-        leases: Callable[[], Sequence[CaptureLease]],
-        connect: Callable[[str], CaptureReader],
+        access: EventStoreAccess,
         history: DdlHistory,
+        *,
         subscription: MetaSubscription | None = None,
         cluster: ClusterHold | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
-        self._holder = f"changefeed-{feed_id}"
-        self._storage = storage
-        self._now = now
+        super().__init__(f"changefeed-{feed_id}", access, gone_ts=history.gone_ts, clock=clock)
         self._history = history
         self._subscription = subscription
         self._cluster = cluster
-        self._clock = clock
         self._planning = ThreadPoolExecutor(_PLANNING_THREADS, thread_name_prefix="penstock-slices")
-        self._asking = ThreadPoolExecutor(_ASKING_THREADS, thread_name_prefix="penstock-captures")
-        self._captures = Captures(leases, connect, self._asking, clock=clock)
-        self._looks = ProgressReader(
-            self._captures, storage, self._asking, gone_ts=history.gone_ts, clock=clock
-        )
-        self._looking = asyncio.Lock()
-        self._looked_at: float | None = None
-        self._holds = HoldPolicy()
 
     @classmethod
-    async def open(
-        cls,
-        settings: Settings,
-        feed_id: str,
-        *,
-        flight_tls: TlsSettings | None = None,
-        clock: Clock = SYSTEM,
+    async def connect(
+        cls, settings: Settings, feed_id: str, *, flight_tls: TlsSettings | None = None, clock: Clock = SYSTEM
     ) -> Self:
-        """Connect to the cluster, and begin to follow its DDLs. The event store is `settings.capture`'s.
+        """Connect to the cluster and begin to follow its DDLs. The event store is that of `settings.capture`.
 
-        Raises Unavailable when somebody does not answer, Invalid when a setting cannot work.
+        Raises Unavailable when the cluster does not answer, Invalid when a setting cannot work.
         """
-        token = await asyncio.to_thread(settings.capture.read_flight_token)
         client = await asyncio.to_thread(ClusterRef.of(settings).client)
+        now = partial(asyncio.to_thread, client.timestamp)
+        access = await asyncio.to_thread(EventStoreAccess.of, settings, client, now, flight_tls)
         history = DdlHistory()
         cluster = await ClusterHold.connect(settings, feed_id, clock=clock)
         try:
@@ -101,41 +228,29 @@ class EventStoreSource:
         except BaseException:
             await cluster.close()
             raise
-        return cls(
-            feed_id,
-            StorageRef(settings.capture.storage, settings.capture.storage_options),
-            now=client.timestamp,
-            leases=partial(live_captures, client),
-            connect=partial(FlightReader, tls=flight_tls, token=token),
-            history=history,
-            subscription=subscription,
-            cluster=cluster,
-            clock=clock,
-        )
+        return cls(feed_id, access, history, subscription=subscription, cluster=cluster, clock=clock)
 
     def ddl_resolved_ts(self) -> int:
-        """See SliceSource. Raises what ended the subscription of schemas."""
+        """Return the timestamp up to which every DDL is known; raise what ended the subscription."""
         if self._subscription is not None and self._subscription.failure is not None:
             raise self._subscription.failure
         return self._history.resolved_ts()
 
     def ddls(self, from_ts: int, to_ts: int) -> list[DdlEvent]:
-        """See SliceSource."""
+        """Return the DDLs in (from_ts, to_ts], in order; raise Unavailable when some are not known yet."""
         return self._history.ddls(from_ts, to_ts)
 
     def tables(self, at_ts: int) -> list[SchemaVersion]:
-        """See SliceSource."""
+        """Return the tables that exist at `at_ts`, by id; raise Unavailable when that is not known yet."""
         return self._history.tables(at_ts)
 
-    async def now_ts(self) -> int:
-        """See SliceSource."""
-        return await asyncio.to_thread(self._now)
+    async def read_progress(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
+        """Return how far physical tables can be read. Asks each capture once.
 
-    async def look(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
-        """See SliceSource. Raises Invalid when a capture refuses the token."""
-        async with self._looking:
-            self._looked_at = self._clock.monotonic()
-            return await asyncio.to_thread(self._looks.look, table_ids)
+        A dropped table that nobody has anything of counts as read to its end. Raises Invalid when a capture
+        refuses the token.
+        """
+        return await self._search(self._progress.read_progress, table_ids)
 
     async def next_slice(
         self,
@@ -146,135 +261,77 @@ class EventStoreSource:
         *,
         begin: Position | None = None,
     ) -> Slice | None:
-        """See SliceSource. Unavailable also says when nobody captures the table."""
+        """Return the changes after `start`, within the limit and up to `upto_ts`; None when there are none.
+
+        Raises StaleRead when the history is gone, Unavailable also when nobody captures the table.
+        """
         wanted = SliceRange(dispatcher, start, upto_ts, limit, snapshot=is_snapshot(start, begin))
         if upto_ts < wanted.schema_ts:
             return None
         schema = self._history.schema_of(dispatcher.table_id, wanted.schema_ts)
-        return await self._read(schema, dispatcher.table_id, lambda view: plan_slice(view, schema, wanted))
 
-    async def cuts(self, table_id: int, at_ts: int, rows: int) -> list[bytes]:
-        """See SliceSource."""
+        def plan(partitions: Partitions) -> Slice | None:
+            view = TableView(schema.name, partitions, fixed=True)  # DDLs come as events of their own: ADR 41
+            return plan_slice(view, schema, wanted)
+
+        return await self._plan(schema, dispatcher.table_id, plan)
+
+    async def split_points(self, table_id: int, at_ts: int, rows: int) -> list[bytes]:
+        """Return handles that split a physical table into parts of about `rows` rows; none if it is small."""
         schema = self._history.schema_of(table_id, at_ts)
-        return await self._read(schema, table_id, lambda view: table_cuts(view.partitions[0], at_ts, rows))
+        return await self._plan(
+            schema, table_id, lambda partitions: table_split_points(partitions[0], at_ts, rows)
+        )
 
-    async def _read(self, schema: SchemaVersion, table_id: int, work: Callable[[TableView], T]) -> T:
-        """Do some planning with whoever has the newest rows of a table; again, if that was another one.
+    async def _plan(self, schema: SchemaVersion, table_id: int, work: Callable[[Partitions], T]) -> T:
+        """Do the work on a thread for planning; when it fails, find the owners and do it once more.
 
-        A failure begins a search for the owner. A table without one begins none: its objects may be enough.
+        No thread for planning waits for the search, and a caller that is cancelled does not end it for
+        others.
         """
+        in_pool = partial(asyncio.get_running_loop().run_in_executor, self._planning)
         try:
-            return await self._plan(work, schema, table_id)
+            return await in_pool(lambda: work(self._partitions([table_id])))
         except Unavailable:
-            await self._find_owners(self._clock.monotonic())
-        try:
-            return await self._plan(work, schema, table_id)
-        except Unavailable as error:
-            if await asyncio.to_thread(self._is_captured, table_id):
-                raise
-            raise Unavailable(
-                f"table {schema.name} is not captured: no capture has it and {self._storage.url} has nothing"
-                " of it; start a capture whose capture.tables name it"
-            ) from error
-
-    async def _plan(self, work: Callable[[TableView], T], schema: SchemaVersion, table_id: int) -> T:
-        partition = Partition(self._storage, table_id, self._captures.owner(table_id))
-        view = TableView(schema.name, (partition,), fixed=True)  # DDLs are told as such: see ADR 41
-        return await asyncio.get_running_loop().run_in_executor(self._planning, work, view)
-
-    async def _find_owners(self, since: float) -> None:
-        """See who has which table, unless a search or a look has begun after `since`."""
-        async with self._looking:
-            if self._looked_at is None or self._looked_at <= since:
-                self._looked_at = self._clock.monotonic()
-                await asyncio.to_thread(self._captures.progress)
-
-    def _is_captured(self, table_id: int) -> bool:
-        if self._captures.owner(table_id) is not None:
-            return True
-        return Partition(self._storage, table_id).state().manifest.seq > 0
+            await asyncio.shield(asyncio.wrap_future(self._find_owners()))
+        return await in_pool(lambda: self._read_again(schema, [table_id], work))
 
     async def hold(self, table_ids: Collection[int], ts: int) -> None:
-        """See SliceSource. Holds outlive the changefeed by a day, and are written as seldom as that allows.
+        """Keep the history of tables after `ts`, on storage and in the cluster; forget the DDLs up to `ts`.
 
-        DDLs up to `ts` are not asked for again.
+        Holds outlive the changefeed by a day, and are written as seldom as that allows.
         """
         if self._cluster is not None and ts > 0:
             await self._cluster.hold(ts)
         self._history.forget(ts)
-        now = self._clock.monotonic()
-        due = self._holds.due(dict.fromkeys(table_ids, ts), now) if ts > 0 else []
-        watermarks = HistoryHolds(await asyncio.to_thread(self._storage.open), self._clock)
-
-        def keep(table_id: int) -> None:
-            watermarks.hold(table_id, self._holder, ts, ttl_s=HOLD_TTL_S)
-            self._holds.wrote(table_id, ts, now)
-
-        await self._each(keep, due)
+        await self._write_holds(dict.fromkeys(table_ids, ts) if ts > 0 else {})
 
     async def release(self, table_ids: Collection[int]) -> None:
-        """See SliceSource."""
-        watermarks = HistoryHolds(await asyncio.to_thread(self._storage.open), self._clock)
-        self._holds.forget(table_ids)
-        await self._each(lambda table_id: watermarks.release(table_id, self._holder), table_ids)
-        if self._cluster is not None and self._holds.empty:
+        """Release what the changefeed holds of these tables; with the last one, the cluster's collection."""
+        await self._write_holds({}, released=table_ids)
+        if self._cluster is not None and self._policy.empty:
             await self._cluster.release()
 
-    async def _each(self, work: Callable[[int], None], table_ids: Collection[int]) -> None:
-        """Do something for every table; raise the first failure when all are done."""
-        loop = asyncio.get_running_loop()
-        running = [loop.run_in_executor(self._asking, work, each) for each in table_ids]
-        for failure in await asyncio.gather(*running, return_exceptions=True):
-            if isinstance(failure, BaseException):
-                raise failure
-
     async def close(self) -> None:
-        """See SliceSource. Holds stay, for the next run."""
+        """Close connections and threads; holds stay for the next run."""
         if self._subscription is not None:
             await self._subscription.close()
         if self._cluster is not None:
             await self._cluster.close()
-        for pool in (self._planning, self._asking):
-            pool.shutdown(wait=False, cancel_futures=True)
-        await asyncio.to_thread(self._captures.close)
-        for pool in (self._planning, self._asking):
-            await asyncio.to_thread(pool.shutdown)
+        await self._close_pools(self._planning)
 
 
-HOLDER = "jobs"
-"""In whose name history is held: that of all runners, of which one works at a time."""
-_SETTLE_S = 0.02
+class ScanFollower(EventStoreFollower):
+    """Implements ScanSource for all jobs of a process. A context; open it with `connect`.
 
-
-class EventStoreJobSource:
-    """Implements ScanSource. A context; `look`, `hold` and `close` are for one event loop.
-
-    The cluster's garbage collection is not held back, however far a job is behind: rows and the schemas of
-    their time come from the event store, where holds keep them.
+    Scans run on the threads of their callers. The cluster's garbage collection is not held back, however far
+    a job is behind: rows and the schemas of their time come from the event store, where holds keep them.
     """
 
-    def __init__(
-        self,
-        storage: StorageRef,
-        *,
-        now: Callable[[], Awaitable[int]],
-        leases: Callable[[], Sequence[CaptureLease]],
-        connect: Callable[[str], CaptureReader],
-        tables: FollowedTables,
-        clock: Clock = SYSTEM,
-    ) -> None:
-        self._storage = storage
-        self._now = now
+    def __init__(self, access: EventStoreAccess, tables: FollowedTables, *, clock: Clock = SYSTEM) -> None:
+        super().__init__(JOBS_HOLDER, access, clock=clock)
         self._tables = tables
-        self._clock = clock
-        self._asking = ThreadPoolExecutor(_ASKING_THREADS, thread_name_prefix="penstock-captures")
-        self._captures = Captures(leases, connect, self._asking, clock=clock)
-        self._looks = ProgressReader(self._captures, storage, self._asking, clock=clock)
-        self._looking = asyncio.Lock()
-        self._finding = threading.Lock()
-        self._found_at: float | None = None
         self._holding = asyncio.Lock()
-        self._holds = HoldPolicy()
 
     @classmethod
     async def connect(
@@ -285,21 +342,16 @@ class EventStoreJobSource:
         flight_tls: TlsSettings | None = None,
         clock: Clock = SYSTEM,
     ) -> Self:
-        """Begin to follow the schemas of the client's cluster. The event store is `settings.capture`'s.
+        """Begin to follow the schemas of the client's cluster. The event store is that of `settings.capture`.
 
-        Raises Unavailable when somebody does not answer, Invalid when a setting cannot work.
+        Raises Unavailable when the cluster does not answer, Invalid when a setting cannot work.
         """
-        token = await asyncio.to_thread(settings.capture.read_flight_token)
+        access = await asyncio.to_thread(
+            EventStoreAccess.of, settings, Client(client), client.timestamp, flight_tls
+        )
         tables = FollowedTables(partial(MetaSubscription.begin, settings, clock=clock), clock=clock)
         await tables.start()
-        return cls(
-            StorageRef(settings.capture.storage, settings.capture.storage_options),
-            now=client.timestamp,
-            leases=partial(live_captures, Client(client)),
-            connect=partial(FlightReader, tls=flight_tls, token=token),
-            tables=tables,
-            clock=clock,
-        )
+        return cls(access, tables, clock=clock)
 
     async def __aenter__(self) -> Self:
         return self
@@ -308,151 +360,109 @@ class EventStoreJobSource:
         await self.close()
 
     async def settle(self, timeout_s: float) -> bool:
-        """Wait until the cluster's tables are known, which they are not at once; False: it took too long."""
+        """Wait until the cluster's tables are known; return False when that takes longer than `timeout_s`."""
         deadline = self._clock.monotonic() + timeout_s
         while not self._tables.now(())[0]:
             if self._clock.monotonic() >= deadline:
                 return False
-            await self._clock.sleep(_SETTLE_S)
+            await self._clock.sleep(_SETTLE_POLL_S)
         return True
 
-    async def now_ts(self) -> int:
-        """See ScanSource."""
-        return await self._now()
+    async def read_progress(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
+        """Return how far tables can be read; those not captured yet are left out. Asks each capture once.
 
-    # How far tables have come.
+        A table is as far as the last of its partitions. Raises Invalid when a capture refuses the token.
+        """
+        await self._tables.start()
+        return await self._search(self._read_progress, table_ids)
 
-    async def look(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
-        """See ScanSource. Asks each capture once. Raises Invalid when one refuses the token."""
-        async with self._looking:
-            await self._tables.start()
-            return await asyncio.to_thread(self._look, table_ids)
-
-    def _look(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
-        known_ts, tables = self._tables.now(table_ids)  # first: what is said later is true of these
-        looks = self._looks.look({each for table in tables.values() for each in table.table.physical_ids})
+    def _read_progress(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
+        known_ts, tables = self._tables.now(
+            table_ids
+        )  # before the progress, which is then true of these tables
+        progress = self._progress.read_progress(
+            {physical_id for schema in tables.values() for physical_id in schema.table.physical_ids}
+        )
         found: dict[int, ReadableRange] = {}
         for table_id, schema in tables.items():
-            parts = [looks.get(each) for each in schema.table.physical_ids]
-            if parts and all(parts):
-                found[table_id] = _whole([each for each in parts if each], schema, known_ts)
-        return {table_id: look for table_id, look in found.items() if look.readable_ts}
+            physical_ids = schema.table.physical_ids
+            partitions = [progress[physical_id] for physical_id in physical_ids if physical_id in progress]
+            if partitions and len(partitions) == len(physical_ids):
+                found[table_id] = _table_range(partitions, schema, known_ts)
+        return {table_id: table for table_id, table in found.items() if table.readable_ts}
 
-    def gone(self, table_id: int) -> str | None:
-        """See ScanSource."""
-        return self._tables.gone(table_id)
-
-    # Ranges.
+    def why_gone(self, table_id: int) -> str | None:
+        """Return what became of a table that does not exist any more, and the remedy; None when it exists."""
+        return self._tables.why_gone(table_id)
 
     def scan(
         self, table_id: int, from_ts: int, to_ts: int, limit: ReadLimit, *, named: bool = False
     ) -> TableScan:
-        """See ScanSource. Raises TableGone when the table is."""
+        """Fix the range (from_ts, to_ts] within the limit, or the snapshot at `to_ts` when `from_ts` is 0.
+
+        Raises TableGone when the table does not exist any more.
+        """
         schema = self._tables.at(table_id, to_ts)
 
-        def fixed() -> TableScan:
-            ids = schema.table.physical_ids
-            view = TableView(schema.name, self._partitions(ids), table_id=table_id, named=named)
+        def fix(partitions: Partitions) -> TableScan:
+            view = TableView(schema.name, partitions, table_id=table_id, named=named)
             return scan_tail(view, from_ts, to_ts, limit) if from_ts else scan_snapshot(view, to_ts)
 
-        return self._tried(schema, fixed)
+        return self._read(schema, schema.table.physical_ids, fix)
 
     def open(self, scan: TableScan, columns: Collection[str] | None) -> ChangesHandle:
-        """See ScanSource. Deletes of rows that come back in the same commit are left out.
+        """Open the coalesced changes of a scan, without deletes of rows that come back in the same commit.
 
-        What a batch lacks of the columns was added after it. Some rows may be deleted that were never given:
-        whoever has applied some of a range may be given another one from the same start.
+        A batch that does not have one of the columns is older than the column. A delete may concern a row
+        that was never inserted: a caller that has applied a part of a range may get another range from the
+        same start.
         """
 
-        def opened() -> ChangesHandle:
-            ids = [each.table_id for each in scan.view.partitions]
-            view = replace(scan.view, partitions=self._partitions(ids))
-            wishes = change_wishes(view, scan, columns)
-            return collect_changes(view, scan.from_ts, scan.to_ts, **wishes)
+        def collect(partitions: Partitions) -> ChangesHandle:
+            view = replace(scan.view, partitions=partitions)
+            return collect_changes(view, scan.from_ts, scan.to_ts, **change_options(view, scan, columns))
 
-        return self._tried(scan.schema, opened)
+        return self._read(scan.schema, [part.table_id for part in scan.view.partitions], collect)
 
-    def _partitions(self, physical_ids: Iterable[int]) -> tuple[Partition, ...]:
-        return tuple(Partition(self._storage, each, self._captures.owner(each)) for each in physical_ids)
-
-    def _tried(self, schema: SchemaVersion, work: Callable[[], T]) -> T:
-        """Do something with whoever has the newest rows of a table; again, if that was another one."""
-        began = self._clock.monotonic()
-        if any(self._captures.owner(each) is None for each in schema.table.physical_ids):
-            self._find_owners(began)
+    def _read(
+        self, schema: SchemaVersion, physical_ids: Collection[int], work: Callable[[Partitions], T]
+    ) -> T:
+        """Do the work with the owners of the tables; when it fails, find the owners and do it once more."""
         try:
-            return work()
+            return work(self._partitions(physical_ids))
         except Unavailable:
-            self._find_owners(self._clock.monotonic())
-        try:
-            return work()
-        except Unavailable as error:
-            if all(map(self._is_captured, schema.table.physical_ids)):
-                raise
-            raise Unavailable(
-                f"table {schema.name} is not captured: no capture has it and {self._storage.url} has nothing"
-                " of it; start a capture whose capture.tables name it"
-            ) from error
-
-    def _find_owners(self, since: float) -> None:
-        """See who has which table, unless somebody has after `since`."""
-        with self._finding:
-            if self._found_at is None or self._found_at <= since:
-                self._found_at = self._clock.monotonic()
-                self._captures.progress()
-
-    def _is_captured(self, physical_id: int) -> bool:
-        if self._captures.owner(physical_id) is not None:
-            return True
-        return Partition(self._storage, physical_id).state().manifest.seq > 0
-
-    # History.
+            self._find_owners().result()
+        return self._read_again(schema, physical_ids, work)
 
     async def hold(self, needed: Mapping[int, int]) -> None:
-        """See ScanSource. Holds outlive the runner by a day, and are written as seldom as that allows.
+        """Keep the history of tables after their timestamps, on storage; release what is not named.
 
-        Raises Unavailable also while it is not known where the rows of the tables are.
+        Holds outlive the runner by a day, and are written as seldom as that allows. Raises Unavailable also
+        while the partitions of the tables are not known.
         """
         async with self._holding:
             physical: dict[int, int] = {}
             for table_id, ts in needed.items():
-                for each in self._tables.physical_ids(table_id, ts):
-                    physical[each] = min(ts, physical.get(each, ts))
-            physical = {each: ts for each, ts in physical.items() if ts > 0}
-            now = self._clock.monotonic()
-            watermarks = HistoryHolds(await asyncio.to_thread(self._storage.open), self._clock)
-
-            def keep(physical_id: int) -> None:
-                watermarks.hold(physical_id, HOLDER, physical[physical_id], ttl_s=HOLD_TTL_S)
-                self._holds.wrote(physical_id, physical[physical_id], now)
-
-            def release(physical_id: int) -> None:
-                watermarks.release(physical_id, HOLDER)
-                self._holds.forget([physical_id])
-
-            await self._each(keep, self._holds.due(physical, now))
-            await self._each(release, self._holds.tables - physical.keys())
+                for physical_id in self._tables.physical_ids(table_id, ts):
+                    physical[physical_id] = min(ts, physical.get(physical_id, ts))
+            physical = {physical_id: ts for physical_id, ts in physical.items() if ts > 0}
+            await self._write_holds(physical, released=self._policy.tables - physical.keys())
             if physical:
                 self._tables.forget(min(physical.values()), needed.keys())
 
-    async def _each(self, work: Callable[[int], None], physical_ids: Collection[int]) -> None:
-        """Do something for every table; raise the first failure when all are done."""
-        loop = asyncio.get_running_loop()
-        running = [loop.run_in_executor(self._asking, work, each) for each in physical_ids]
-        for failure in await asyncio.gather(*running, return_exceptions=True):
-            if isinstance(failure, BaseException):
-                raise failure
-
     async def close(self) -> None:
-        """See ScanSource. Holds stay, for the next runner."""
+        """Close connections and threads; holds stay for the next runner."""
         await self._tables.close()
-        self._asking.shutdown(wait=False, cancel_futures=True)
-        await asyncio.to_thread(self._captures.close)
-        await asyncio.to_thread(self._asking.shutdown)
+        await self._close_pools()
 
 
-def _whole(parts: Sequence[PhysicalLook], schema: SchemaVersion, known_ts: int) -> ReadableRange:
-    """How far a table of several parts has come. Another schema counts as a change: targets follow it."""
-    readable_ts = min(known_ts, *(each.readable_ts for each in parts))
-    changed_ts = max(schema.since_ts, *(each.changed_ts for each in parts))
-    return ReadableRange(readable_ts, min(readable_ts, changed_ts), max(each.oldest_ts for each in parts))
+def _table_range(partitions: Sequence[ReadableRange], schema: SchemaVersion, known_ts: int) -> ReadableRange:
+    """Return how far all partitions of a table can be read, up to `known_ts`, the end of what schemas are
+    known.
+
+    A new schema counts as a change, because targets follow it.
+    """
+    readable_ts = min(known_ts, *(partition.readable_ts for partition in partitions))
+    changed_ts = max(schema.since_ts, *(partition.changed_ts for partition in partitions))
+    oldest_ts = max(partition.oldest_ts for partition in partitions)
+    return ReadableRange(readable_ts, min(readable_ts, changed_ts), oldest_ts)

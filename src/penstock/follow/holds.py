@@ -1,15 +1,13 @@
-"""What a reader still needs of its tables' history, kept on storage for as long as it may be away.
+"""Which history of its tables a reader holds: on storage, and at the placement driver.
 
-A hold that is older than need be keeps a little more than is needed. So it is written anew only when it would
-run out, or when it has fallen far behind: ten thousand tables are not ten thousand writes for every step.
-
-Keeping in the cluster what a changefeed reads there at its next start: the DDLs after its checkpoint.
-
-What a stream still needs of its table's history, kept on storage for when it starts again.
+A hold keeps what comes after a timestamp until it expires, a day after it was written last, so that a reader
+finds its history when it starts again. A hold that is older than need be only keeps a little more. So
+`HoldPolicy` writes one again before it expires or when it has fallen far behind: ten thousand tables are not
+ten thousand writes for every step of a reader.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -21,72 +19,113 @@ from penstock.kv.pd import PdClient
 from penstock.object_storage import ObjectStorage
 from penstock.settings import Settings
 
+_log = logging.getLogger(__name__)
+
 BEHIND_MS = 30 * 60 * 1000
-"""How far a hold may fall behind what is needed."""
+"""How far a hold may fall behind the timestamp that its reader needs."""
 RENEWED_MAX = 256
-"""How many holds are written again in one call, so that those that are due together are spread."""
+"""How many holds are written again in one call, so that those that are due together are spread over calls."""
+_STREAM_RENEW_S = 60.0  # a stream has few tables: a write of each once a minute spares one for every batch
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _WrittenHold:
     ts: int
     at: float
 
 
 class HoldPolicy:
-    """Which holds are to be written. Pure."""
+    """Decides which holds a reader writes. Pure."""
 
-    def __init__(self, *, ttl_s: float = HOLD_TTL_S) -> None:
-        self._renew_s = ttl_s / 3
-        self._held: dict[int, _Held] = {}
+    def __init__(self, *, renew_s: float = HOLD_TTL_S / 3) -> None:
+        self._renew_s = renew_s
+        self._written: dict[int, _WrittenHold] = {}
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is held."""
-        return not self._held
+        """Whether the reader holds nothing."""
+        return not self._written
 
     @property
     def tables(self) -> frozenset[int]:
-        """Those for which something is held."""
-        return frozenset(self._held)
+        """The tables whose history the reader holds."""
+        return frozenset(self._written)
 
-    def due(self, needed: Mapping[int, int], now: float) -> list[int]:
-        """The tables whose hold at what is needed is to be written: new and lowered ones, the oldest others.
+    def tables_due(self, needed: Mapping[int, int], now: float) -> list[int]:
+        """Return the tables whose hold is to be written: every new or lowered one, and the oldest of the
+        others.
 
-        `needed` has the timestamp after which history is needed, by table.
+        `needed` has the timestamp after which the reader needs history, by table.
         """
-        new = [each for each, ts in needed.items() if each not in self._held or ts < self._held[each].ts]
+        new = [table_id for table_id, ts in needed.items() if self._is_lower(table_id, ts)]
         old = [
-            each
-            for each, ts in needed.items()
-            if each in self._held and ts >= self._held[each].ts and self._stale(each, ts, now)
+            table_id
+            for table_id, ts in needed.items()
+            if not self._is_lower(table_id, ts) and self._is_stale(table_id, ts, now)
         ]
-        old.sort(key=lambda each: self._held[each].at)
+        old.sort(key=lambda table_id: self._written[table_id].at)
         return new + old[:RENEWED_MAX]
 
-    def _stale(self, table_id: int, ts: int, now: float) -> bool:
-        held = self._held[table_id]
-        behind_ms = physical_ms(ts) - physical_ms(held.ts)
-        return now >= held.at + self._renew_s or behind_ms >= BEHIND_MS
+    def _is_lower(self, table_id: int, ts: int) -> bool:
+        return table_id not in self._written or ts < self._written[table_id].ts
 
-    def wrote(self, table_id: int, ts: int, now: float) -> None:
-        """A hold is on storage."""
-        self._held[table_id] = _Held(ts, now)
+    def _is_stale(self, table_id: int, ts: int, now: float) -> bool:
+        written = self._written[table_id]
+        behind_ms = physical_ms(ts) - physical_ms(written.ts)
+        return now >= written.at + self._renew_s or behind_ms >= BEHIND_MS
+
+    def record(self, table_id: int, ts: int, now: float) -> None:
+        """Note that the hold of a table was written."""
+        self._written[table_id] = _WrittenHold(ts, now)
 
     def forget(self, table_ids: Iterable[int]) -> None:
-        """Nothing is held for these any more."""
-        for each in table_ids:
-            self._held.pop(each, None)
+        """Note that the reader holds nothing of these tables any more."""
+        for table_id in table_ids:
+            self._written.pop(table_id, None)
 
 
-_log = logging.getLogger(__name__)
+class StreamHold:
+    """Holds history on storage for one stream, in its name. Nothing is released: holds expire.
+
+    When storage cannot be written, a warning says so once, and the stream goes on: a restart then finds its
+    history for as long as captures keep it. The next try comes a minute later, so that batches do not wait
+    for storage.
+    """
+
+    def __init__(self, storage: ObjectStorage, holder: str, clock: Clock = SYSTEM) -> None:
+        self._holds = HistoryHolds(storage, clock)
+        self._policy = HoldPolicy(renew_s=_STREAM_RENEW_S)
+        self._holder = holder
+        self._clock = clock
+        self._warned = False
+
+    def hold(self, table_ids: Collection[int], ts: int) -> None:
+        """Keep the snapshot at `ts` and the changes after it, in place of what the stream held before."""
+        if ts <= 0:
+            return
+        now = self._clock.monotonic()
+        due = self._policy.tables_due(dict.fromkeys(table_ids, ts), now)
+        for table_id in due:
+            self._policy.record(table_id, ts, now)  # a try counts: see the class
+        try:
+            for table_id in due:
+                self._holds.hold(table_id, self._holder, ts, ttl_s=HOLD_TTL_S)
+        except PenstockError as error:
+            if not self._warned:
+                self._warned = True
+                _log.warning(
+                    "history is not held for the stream: a restart finds it as long as captures keep it",
+                    extra={"holder": self._holder, "reason": str(error)},
+                )
 
 
 class ClusterHold:
-    """Holds back the cluster's garbage collection at a checkpoint, for a day after the last `hold`.
+    """Holds back the cluster's garbage collection at a changefeed's checkpoint, for a day after the last
+    `hold`.
 
-    Rows come from the event store, whatever the cluster collects. Of its tables' descriptions, collection
-    leaves the newest alone: a changefeed that is behind could not tell what was there before.
+    A changefeed needs the DDLs after its checkpoint when it starts again, and reads them from the cluster.
+    Collection leaves only the newest description of each table, so a changefeed that is behind could not see
+    the earlier ones. Rows come from the event store, whatever the cluster collects.
     """
 
     def __init__(self, pd: PdClient, feed_id: str) -> None:
@@ -102,55 +141,23 @@ class ClusterHold:
         return cls(pd, feed_id)
 
     async def hold(self, ts: int) -> None:
-        """Keep the DDLs after `ts`, as far as they are there. Raises Unavailable."""
-        found = await self._point.hold(lambda: ts)
-        if found is not None and found[1] > ts and not self._warned:
+        """Keep the DDLs after `ts`, as far as the cluster still has them. Raises Unavailable."""
+        published = await self._point.hold(lambda: ts)
+        if published is None or self._warned:
+            return
+        _, collected_ts = published
+        if collected_ts > ts:
             self._warned = True
             _log.warning(
                 "the cluster has collected history that a changefeed needs; of tables that were altered since"
                 " its checkpoint it knows the last DDL only",
-                extra={"changefeed": self._feed_id, "needed_ts": ts, "collected_ts": found[1]},
+                extra={"changefeed": self._feed_id, "needed_ts": ts, "collected_ts": collected_ts},
             )
 
     async def release(self) -> None:
-        """Hold nothing any more. Raises Unavailable."""
+        """Let the cluster collect again. Raises Unavailable."""
         await self._point.release()
 
     async def close(self) -> None:
-        """End the connection; what is held stays so for a day."""
+        """Close the connection; the hold stays for a day."""
         await self._pd.close()
-
-
-"""How long after its last sign of life a stream finds the history that it needs."""
-_RENEW_S = 60.0  # holding less than is possible does no harm, and spares storage a write for every batch
-
-
-class ConsumerHold:
-    """Holds history after a timestamp for one stream, in its name. Nothing is released: holds expire.
-
-    Storage that cannot be written to is told once; the stream then has as much time as history is kept.
-    """
-
-    def __init__(self, storage: ObjectStorage, holder: str, clock: Clock = SYSTEM) -> None:
-        self._watermarks = HistoryHolds(storage, clock)
-        self._holder = holder
-        self._clock = clock
-        self._renew_at: float | None = None
-        self._told = False
-
-    def keep(self, table_ids: Iterable[int], ts: int) -> None:
-        """The stream needs what comes after `ts`, and the snapshot there, instead of what it held before."""
-        now = self._clock.monotonic()
-        if ts <= 0 or (self._renew_at is not None and now < self._renew_at):
-            return
-        self._renew_at = now + _RENEW_S
-        try:
-            for table_id in table_ids:
-                self._watermarks.hold(table_id, self._holder, ts, ttl_s=HOLD_TTL_S)
-        except PenstockError as error:
-            if not self._told:
-                self._told = True
-                _log.warning(
-                    "history is not held for the stream: a restart finds it as long as captures keep it",
-                    extra={"holder": self._holder, "reason": str(error)},
-                )

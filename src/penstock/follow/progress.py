@@ -1,7 +1,7 @@
-"""How far tables can be read: as their captures say, else as their objects do."""
+"""How far physical tables can be read: as their captures say, or else as their objects on storage do."""
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -14,23 +14,26 @@ from penstock.object_storage import StorageRef
 _log = logging.getLogger(__name__)
 
 OBJECTS_S = 10.0
-"""How long is taken for true what objects say of a table that nobody captures."""
+"""Seconds for which an uncaptured table's progress is cached."""
 MISSED_S = 30.0
-"""After which it is told that a table is not captured, and one that was dropped will not be."""
+"""Seconds after which a table counts as not captured: a warning says so, or a dropped one is given up."""
 
 
 @dataclass(slots=True)
-class _Objects:
-    """What the objects of a table said, when; None: there is nothing of it."""
+class _UncapturedTable:
+    """What the objects of a table that no capture has said last; `progress` is None when there are none."""
 
-    look: ReadableRange | None
-    seen_at: float
+    progress: ReadableRange | None
+    read_at: float
     since: float
-    told: bool = False
+    warned: bool = False
+
+    def is_missed(self, now: float) -> bool:
+        return now >= self.since + MISSED_S
 
 
 class ProgressReader:
-    """Looks at many tables in one call of each capture. Blocks; call it from one thread at a time."""
+    """Reads the progress of many tables with one call of each capture. Blocks; for one thread at a time."""
 
     def __init__(
         self,
@@ -41,47 +44,54 @@ class ProgressReader:
         gone_ts: Callable[[int], int | None] = lambda _: None,
         clock: Clock = SYSTEM,
     ) -> None:
-        """`gone_ts` says of a table that is not there any more up to when that is known, else None."""
+        """`gone_ts` returns up to when a table is known to be dropped; None when it is not."""
         self._captures = captures
         self._gone_ts = gone_ts
         self._storage = storage
         self._pool = pool
         self._clock = clock
-        self._objects: dict[int, _Objects] = {}
+        self._uncaptured: dict[int, _UncapturedTable] = {}
 
-    def look(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
-        """See SliceSource."""
+    def read_progress(self, physical_ids: Collection[int]) -> dict[int, ReadableRange]:
+        """Return how far physical tables can be read; those of which nothing is known yet are left out.
+
+        A dropped table that nobody has anything of counts as read up to its `gone_ts`. Raises Invalid when a
+        capture refuses the token, Unavailable when it is not known which captures there are.
+        """
         captured = self._captures.progress()
-        found = {each: _of_capture(captured[each]) for each in table_ids if each in captured}
-        orphans = [each for each in table_ids if each not in captured]
-        self._load(orphans)
-        for each in orphans:
-            known = self._objects[each].look
-            if known is not None:
-                found[each] = known
-            elif self._is_missed(each):
-                gone_ts = self._gone_ts(each) if self._captures.all_answer else None
-                if gone_ts is None:
-                    self._tell(each)
-                else:  # nobody has anything of it, and nobody will
-                    found[each] = ReadableRange(gone_ts, 0)
-        return {each: look for each, look in found.items() if look.readable_ts}
+        found = {
+            table_id: _captured_range(captured[table_id]) for table_id in physical_ids if table_id in captured
+        }
+        self._read_objects([table_id for table_id in physical_ids if table_id not in captured])
+        for table_id, table in self._uncaptured.items():
+            if table.progress is not None:
+                found[table_id] = table.progress
+            elif table.is_missed(self._clock.monotonic()):
+                # A capture that does not answer may have the table's last rows.
+                gone_ts = self._gone_ts(table_id) if self._captures.all_answer else None
+                if gone_ts is not None:
+                    found[table_id] = ReadableRange(gone_ts, 0)
+                else:
+                    _warn_once(table_id, table)
+        return {table_id: progress for table_id, progress in found.items() if progress.readable_ts}
 
-    def _load(self, orphans: Iterable[int]) -> None:
-        """Ask the objects of tables that nobody captures, now and then."""
+    def _read_objects(self, physical_ids: Collection[int]) -> None:
+        """Make these the uncaptured tables; read the objects of those that are new or due again."""
         now = self._clock.monotonic()
-        before, self._objects = self._objects, {}
-        due = []
-        for each in orphans:
-            known = before.get(each)
-            self._objects[each] = known or _Objects(None, now, now)
-            if known is None or now >= known.seen_at + OBJECTS_S:
-                due.append(each)
-        for each, look in zip(due, self._pool.map(self._of_objects, due), strict=True):
-            self._objects[each].look = look
-            self._objects[each].seen_at = now
+        before = self._uncaptured
+        self._uncaptured = {
+            table_id: before.get(table_id) or _UncapturedTable(None, now, now) for table_id in physical_ids
+        }
+        due = [
+            table_id
+            for table_id, table in self._uncaptured.items()
+            if table_id not in before or now >= table.read_at + OBJECTS_S
+        ]
+        for table_id, progress in zip(due, self._pool.map(self._flushed_range, due), strict=True):
+            self._uncaptured[table_id].progress = progress
+            self._uncaptured[table_id].read_at = now
 
-    def _of_objects(self, table_id: int) -> ReadableRange | None:
+    def _flushed_range(self, table_id: int) -> ReadableRange | None:
         manifest = Partition(self._storage, table_id).state().manifest
         if not manifest.flushed_ts:
             return None
@@ -89,19 +99,17 @@ class ProgressReader:
             manifest.flushed_ts, min(manifest.flushed_ts, manifest.changed_ts), manifest.oldest_ts
         )
 
-    def _is_missed(self, table_id: int) -> bool:
-        return self._clock.monotonic() >= self._objects[table_id].since + MISSED_S
 
-    def _tell(self, table_id: int) -> None:
-        if not self._objects[table_id].told:
-            self._objects[table_id].told = True
-            _log.warning(
-                "a table is not captured; start a capture whose capture.tables name it",
-                extra={"table_id": table_id},
-            )
-
-
-def _of_capture(progress: CaptureProgress) -> ReadableRange:
+def _captured_range(progress: CaptureProgress) -> ReadableRange:
     return ReadableRange(
         progress.readable_ts, min(progress.readable_ts, progress.changed_ts), progress.oldest_ts
     )
+
+
+def _warn_once(table_id: int, table: _UncapturedTable) -> None:
+    if not table.warned:
+        table.warned = True
+        _log.warning(
+            "a table is not captured; start a capture whose capture.tables name it",
+            extra={"table_id": table_id},
+        )

@@ -1,9 +1,9 @@
-"""Ranges of a table's changes, with their ends fixed and their sizes known, and how they are read."""
+"""Scans of jobs: ranges of a table's changes with a fixed end and a known size, and how they are read."""
 
 from collections.abc import Collection, Sequence
 
 from penstock.changes.collect import fix_range, open_range, schema_parts
-from penstock.changes.columns import chosen_columns, columns_read
+from penstock.changes.columns import choose_columns, list_read_columns
 from penstock.changes.limits import ChangeCounts, ReadLimit
 from penstock.changes.options import ChangeOptionsArgs
 from penstock.eventstore.read.partition import PartitionState, TableView
@@ -11,7 +11,7 @@ from penstock.follow.source import TableScan
 
 
 def scan_snapshot(view: TableView, ts: int) -> TableScan:
-    """All rows at `ts`. Raises as reading them does."""
+    """Fix the scan of all rows at `ts`. Raises what reading a snapshot raises."""
     view, states, _ = fix_range(view, 0, ts)
     sizes = [_snapshot_size(state, ts) for state in states]
     return TableScan(
@@ -25,9 +25,9 @@ def scan_snapshot(view: TableView, ts: int) -> TableScan:
 
 
 def _snapshot_size(state: PartitionState, ts: int) -> tuple[int, int]:
-    """About how many rows of a partition there are, and bytes: deleted ones count."""
+    """Return about how many rows and bytes a partition has at `ts`; deleted rows count."""
     objects = state.visible("data", min(ts, state.flushed_ts))
-    rows, nbytes = sum(each.rows for each in objects), sum(each.size_bytes for each in objects)
+    rows, nbytes = sum(info.rows for info in objects), sum(info.size_bytes for info in objects)
     if ts > state.flushed_ts:
         more, more_bytes = ChangeCounts([state], state.flushed_ts, ts).weigh(ts)
         rows, nbytes = rows + more, nbytes + more_bytes
@@ -35,9 +35,9 @@ def _snapshot_size(state: PartitionState, ts: int) -> tuple[int, int]:
 
 
 def scan_tail(view: TableView, from_ts: int, to_ts: int, limit: ReadLimit) -> TableScan:
-    """Changes in (from_ts, to_ts], as many as the limit allows: whole commits, and at least one.
+    """Fix the scan of the changes in (from_ts, to_ts] within the limit: whole commits, and at least one.
 
-    The range also ends before a partition is added. Raises as reading changes does.
+    The range also ends before a partition is added. Raises what reading changes raises.
     """
     view, states, to_ts = fix_range(view, from_ts, to_ts, one_set=True)
     counts = ChangeCounts(states, from_ts, to_ts)
@@ -55,22 +55,23 @@ def scan_tail(view: TableView, from_ts: int, to_ts: int, limit: ReadLimit) -> Ta
     )
 
 
-def change_wishes(view: TableView, scan: TableScan, columns: Collection[str] | None) -> ChangeOptionsArgs:
-    """What to ask of a reader of changes, for those who get columns of the table at the end of the range.
+def change_options(view: TableView, scan: TableScan, columns: Collection[str] | None) -> ChangeOptionsArgs:
+    """Return the options to read a scan; `columns` are names of the table at the end of the range.
 
-    A row replaces the one that was there. Who has applied a part of it gets what undoes that.
+    A row replaces the one with its key (`skip_deletes`). A caller that has applied a part of the range before
+    also gets the deletes that undo it (`replay`).
     """
-    found = ChangeOptionsArgs(replay=True, skip_deletes=True)
+    options = ChangeOptionsArgs(replay=True, skip_deletes=True)
     if columns is not None:
-        found["columns"] = _names(view, scan, columns)
-    return found
+        options["columns"] = _names_in_range(view, scan, columns)
+    return options
 
 
-def _names(view: TableView, scan: TableScan, columns: Collection[str]) -> Sequence[str]:
-    """What the columns were called, whenever that was; they may have had other names."""
-    wanted: list[str] = chosen_columns(scan.schema.table, columns).names
+def _names_in_range(view: TableView, scan: TableScan, columns: Collection[str]) -> Sequence[str]:
+    """Return every name that the columns had in the range: they may have been renamed."""
+    wanted: list[str] = choose_columns(scan.schema.table, columns).names
     if scan.snapshot or scan.schema.since_ts <= scan.from_ts + 1:
         return wanted
     states = open_range(view, scan.from_ts, scan.to_ts)
     versions = [schema for _, _, schema in schema_parts(states, scan.from_ts, scan.to_ts)]
-    return sorted(columns_read(versions, scan.schema, wanted))
+    return sorted(list_read_columns(versions, scan.schema, wanted))

@@ -1,4 +1,4 @@
-"""Following a cluster's schemas from outside of a capture: a subscription of its meta keys."""
+"""A subscription of a cluster's meta keys, for readers that follow its schemas without a capture."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -17,20 +17,20 @@ _POLL_S = 0.02
 
 
 class MetaHistory(Protocol):
-    """Whatever is made of the changes of meta keys. Thread-safe; the same change may come again."""
+    """Learns from the changes of meta keys. Thread-safe; the same change may come again."""
 
     def consume_kv_events(self, raw: pa.RecordBatch, finish: Callable[[], None]) -> bool:
-        """Take changes, as the span pipeline's contract has it."""
+        """Take changes; return whether `finish` is called later, as the span pipeline demands."""
 
     def advance_resolved_ts(self, ts: int) -> None:
-        """Every change up to `ts` has been taken."""
+        """Note that every change up to `ts` has been taken."""
 
     def resolved_ts(self) -> int:
-        """It is complete up to here."""
+        """Return the timestamp up to which the history is complete."""
 
 
 class MetaSubscription:
-    """Feeds a history until it is closed, or until `failure` says why that cannot go on."""
+    """Feeds a history until it is closed, or until it fails: `failure` then has the reason."""
 
     def __init__(self, puller: SubscriptionClient, history: MetaHistory, clock: Clock) -> None:
         self._puller = puller
@@ -46,26 +46,26 @@ class MetaSubscription:
         puller = await SubscriptionClient.connect(
             settings.pd_addrs, tls=settings.tls, kv=settings.kv, settings=settings.puller, clock=clock
         )
-        made = cls(puller, history, clock)
+        subscription = cls(puller, history, clock)
         try:
             await puller.subscribe(
                 KeySpan(0, *META_RANGE),
                 _FIRST_TS,
                 history.consume_kv_events,
                 history.advance_resolved_ts,
-                on_failure=made._failed,
+                on_failure=subscription._record_failure,
             )
         except BaseException:
             await puller.close()
             raise
-        return made
+        return subscription
 
-    def _failed(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         if not isinstance(error, PenstockError):
             error = PenstockError(f"the subscription of schemas failed: {error!r}")
         self.failure = error
 
-    async def reached(self, ts: int) -> None:
+    async def wait_until(self, ts: int) -> None:
         """Wait until the history is complete up to `ts`; raise Unavailable when that takes too long."""
         deadline = self._clock.monotonic() + _WAIT_S
         while self._history.resolved_ts() < ts:
@@ -76,20 +76,20 @@ class MetaSubscription:
             await self._clock.sleep(_POLL_S)
 
     async def close(self) -> None:
-        """End; the history stays as it is."""
+        """End the subscription; the history stays as it is."""
         await self._puller.close()
 
 
 async def read_schemas(settings: Settings, upto_ts: int, *, clock: Clock = SYSTEM) -> SchemaHistory:
-    """The history of schemas, complete up to `upto_ts`; raise Unavailable when it does not come.
+    """Return the history of schemas, complete up to `upto_ts`; raise Unavailable when that takes too long.
 
-    Its versions have the numbers that a capture's would have, so that what is written under them reads as
-    if a capture had written it.
+    Its versions have the numbers that a capture gives them, so that readers find objects written under these
+    numbers as if a capture had written them.
     """
     history = SchemaHistory()
     subscription = await MetaSubscription.begin(settings, history, clock=clock)
     try:
-        await subscription.reached(upto_ts)
+        await subscription.wait_until(upto_ts)
     finally:
         await subscription.close()
     return history

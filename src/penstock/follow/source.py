@@ -1,6 +1,8 @@
-"""Where a changefeed reads: the changes of tables, and the DDLs between them.
+"""The two seams to a growing event store: `SliceSource` for changefeeds and `ScanSource` for jobs.
 
-Where jobs read: how far tables have come, what they look like, and their changes.
+Both say how far tables can be read and keep history that is still needed. They differ in what a table is: a
+changefeed follows physical tables and the DDLs between their changes, a job follows a logical table, whatever
+its partitions. `penstock.follow.follower` implements both; simulations and tests have doubles.
 """
 
 from collections.abc import Collection, Mapping
@@ -17,37 +19,40 @@ from penstock.follow.slices import Position, Slice, TableSpan
 
 @dataclass(frozen=True, slots=True)
 class ReadableRange:
-    """How far a physical table can be read, and up to where it certainly has no change that is not older.
-
-    `changed_ts` is at least the newest commit among its changes up to `readable_ts`; changes up to
-    `oldest_ts` may be gone.
-    """
+    """How far a table can be read now."""
 
     readable_ts: int
+    """Every change of the table up to this timestamp can be read."""
     changed_ts: int
+    """At least the newest commit up to `readable_ts`: the table has no change between the two."""
     oldest_ts: int = 0
+    """Changes up to this timestamp may be gone."""
 
 
 class SliceSource(Protocol):
-    """Everything that a changefeed needs to know of what it carries. Raises Unavailable, which passes.
+    """What a changefeed reads: slices of physical tables, and the DDLs between them.
 
     The same start and end give the same changes in the same order, whatever was flushed or merged meanwhile.
+    Every method may raise Unavailable: the caller waits and asks again.
     """
 
     def ddl_resolved_ts(self) -> int:
-        """DDLs up to it are known."""
+        """Return the timestamp up to which every DDL is known."""
 
     def ddls(self, from_ts: int, to_ts: int) -> list[DdlEvent]:
-        """The DDLs in (from_ts, to_ts], in order; to_ts is at most `ddl_resolved_ts`."""
+        """Return the DDLs in (from_ts, to_ts], in order; `to_ts` is at most `ddl_resolved_ts`."""
 
     def tables(self, at_ts: int) -> list[SchemaVersion]:
-        """The tables that are there at a timestamp that is resolved for DDLs, whoever captures them."""
+        """Return the tables that exist at `at_ts`, captured or not; it is at most `ddl_resolved_ts`."""
 
     async def now_ts(self) -> int:
-        """A timestamp of the database."""
+        """Return a timestamp of the database."""
 
-    async def look(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
-        """How far physical tables have come, in few calls for many tables; those unknown yet are left out."""
+    async def read_progress(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
+        """Return how far physical tables can be read, in few calls for many tables.
+
+        Tables of which nothing is known yet are left out.
+        """
 
     async def next_slice(
         self,
@@ -58,30 +63,31 @@ class SliceSource(Protocol):
         *,
         begin: Position | None = None,
     ) -> Slice | None:
-        """The changes after `start`, as many as the limit allows, none after `upto_ts`; None: there are none.
+        """Return the changes after `start`, within the limit and up to `upto_ts`; None when there are none.
 
-        At least one commit, and within a snapshot at least one row, if there is any. There is no DDL of the
-        table in between, and `upto_ts` is readable. `begin` is where the dispatcher began: a start with a
-        handle at the timestamp of a snapshot that it began with is inside that snapshot, any other one inside
-        a commit. Raises StaleRead when history is gone.
+        A slice has at least one commit, or one row of a snapshot, even if the limit is smaller. The caller
+        asks for a range without a DDL of the table and up to a readable `upto_ts`. `begin` is where the
+        dispatcher began: a start with a handle is inside the snapshot when the dispatcher began with a
+        snapshot at the same timestamp, and inside a commit otherwise. Raises StaleRead when the history is
+        gone.
         """
 
-    async def cuts(self, table_id: int, at_ts: int, rows: int) -> list[bytes]:
-        """Handles that divide a physical table into parts of about so many rows; none for a small one."""
+    async def split_points(self, table_id: int, at_ts: int, rows: int) -> list[bytes]:
+        """Return handles that split a physical table into parts of about `rows` rows; none if it is small."""
 
     async def hold(self, table_ids: Collection[int], ts: int) -> None:
-        """Keep history after `ts` of tables for this changefeed, in place of what it held before."""
+        """Keep the history of tables after `ts` for this changefeed, in place of what it held before."""
 
     async def release(self, table_ids: Collection[int]) -> None:
-        """Hold nothing of these tables any more."""
+        """Give up what this changefeed holds of these tables."""
 
     async def close(self) -> None:
-        """End."""
+        """Close connections and threads; holds stay for the next run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableScan:
-    """A range that can be read, with its end fixed. Small, and can be pickled when the view can."""
+    """A range of a table's changes with its end fixed. Small, and can be pickled when the view can."""
 
     view: TableView
     from_ts: int
@@ -89,42 +95,46 @@ class TableScan:
     schema: SchemaVersion
     """The table at `to_ts`."""
     rows: int
-    """About how many changes there are."""
+    """About how many changes the range has."""
     nbytes: int
-    """About how many bytes."""
+    """About how many bytes the changes have."""
     before: SchemaVersion | None = None
-    """The table when the range begins; None: it is all rows."""
+    """The table where the range begins; None for a snapshot."""
 
     @property
     def snapshot(self) -> bool:
-        """Whether it is all rows at `to_ts`."""
+        """Whether the scan has all rows at `to_ts` instead of changes."""
         return self.from_ts == 0
 
 
 class ScanSource(Protocol):
-    """The changes of tables by their (logical) ids. Thread-safe; every method may raise Unavailable."""
+    """What jobs read: ranges of changes of logical tables. Thread-safe; methods may raise Unavailable."""
 
     async def now_ts(self) -> int:
-        """A timestamp of the database."""
+        """Return a timestamp of the database."""
 
-    async def look(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
-        """How far tables have come, in few calls for many; those not captured yet are left out."""
+    async def read_progress(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
+        """Return how far tables can be read, in few calls for many; those not captured yet are left out."""
 
-    def gone(self, table_id: int) -> str | None:
-        """What became of a table that is not there any more, as one sentence with the remedy; None: it is."""
+    def why_gone(self, table_id: int) -> str | None:
+        """Return what became of a table that does not exist any more, and the remedy; None when it exists."""
 
     def scan(self, table_id: int, from_ts: int, to_ts: int, limit: ReadLimit) -> TableScan:
-        """Fix a range: as much of it as the limit allows, at least one commit; from_ts = 0 has no limit.
+        """Fix the range (from_ts, to_ts], or as much of it as the limit allows: at least one commit.
 
-        Blocks. Raises StaleRead when history from `from_ts` on is gone, Unavailable when the range is not
-        complete yet or nobody has the table.
+        With `from_ts` 0 it is the snapshot at `to_ts`, which has no limit. Blocks. Raises StaleRead when the
+        history after `from_ts` is gone, Unavailable when the range is not complete yet or nobody has the
+        table.
         """
 
     def open(self, scan: TableScan, columns: Collection[str] | None) -> ChangesHandle:
-        """Read it, coalesced; `columns` beside those of the primary key, None: all. Blocks."""
+        """Open the coalesced changes of a scan. Blocks.
+
+        `columns` are read beside those of the primary key; None reads all.
+        """
 
     async def hold(self, needed: Mapping[int, int]) -> None:
-        """Keep the history of tables after their timestamps, in place of what was held before."""
+        """Keep the history of tables after their timestamps, in place of everything that was held before."""
 
     async def close(self) -> None:
-        """End."""
+        """Close connections and threads; holds stay for the next runner."""

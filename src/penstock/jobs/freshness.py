@@ -186,7 +186,7 @@ class FreshnessReader:
         job = await asyncio.to_thread(self._read_job, job_id)
         table_id = job.key.table_id
         now_ts = await self._source.now_ts()
-        look = (await self._source.look([table_id])).get(table_id)
+        look = (await self._source.read_progress([table_id])).get(table_id)
         return job, freshness_of(
             job, look, now_ts=now_ts, span_s=self._settings.span_s, attended=await self._attended()
         )

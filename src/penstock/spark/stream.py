@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.changes.limits import ReadLimit as ChangeLimit
     from penstock.eventstore.read.partition import PartitionState, TableView
     from penstock.eventstore.schema_version import SchemaVersion
-    from penstock.follow.holds import ConsumerHold
+    from penstock.follow.holds import StreamHold
     from penstock.spark.change_rows import ChangeRows, DeclaredSchema
     from penstock.spark.options import SourceOptions
     from penstock.spark.tables import TableRead
@@ -102,7 +102,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until_ts = options.to_ts
         self._newest_ts = 0
         self._look_at = 0.0
-        self._hold: ConsumerHold | None = None
+        self._hold: StreamHold | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         """Where the options say; Spark asks again when it replays the first batch."""
@@ -266,12 +266,12 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ChangeLimit(self._options.max_rows_per_trigger, self._options.max_bytes_per_trigger)
 
     def _keep(self, view: "TableView", ts: int) -> None:
-        from penstock.follow.holds import ConsumerHold
+        from penstock.follow.holds import StreamHold
 
         if self._hold is None:
             holder = self._options.consumer_id or SYSTEM.unique_id()
-            self._hold = ConsumerHold(view.partitions[0].storage.open(), f"stream-{holder}")
-        self._hold.keep([partition.table_id for partition in view.partitions], ts)
+            self._hold = StreamHold(view.partitions[0].storage.open(), f"stream-{holder}")
+        self._hold.hold([partition.table_id for partition in view.partitions], ts)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

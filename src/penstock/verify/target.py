@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock import eventloop
-from penstock.changes.columns import chosen_columns, key_names
+from penstock.changes.columns import choose_columns, key_names
 from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM, Clock
 from penstock.columnar.row_hash import Hashes
@@ -180,7 +180,7 @@ class Verifier:
             yield batch
 
     def _columns(self, moment: _Moment) -> pa.Schema:
-        return chosen_columns(moment.scan.schema.table, self._job.spec.detail.consumer.columns)
+        return choose_columns(moment.scan.schema.table, self._job.spec.detail.consumer.columns)
 
     def _report(self, moment: _Moment, comparison: Comparison) -> tuple[TargetVerifyReport, _Remedy]:
         counts, put = Counts(), [np.zeros(0, np.uint64)]
@@ -211,11 +211,11 @@ class Verifier:
         nothing = self._columns(moment).empty_table()
         for start in range(0, remedy.removed.num_rows, _MEND_ROWS):
             leaving = remedy.removed.slice(start, _MEND_ROWS).combine_chunks()
-            self._target.mend(nothing, leaving, moment.at_ts)
+            self._target.repair(nothing, leaving, moment.at_ts)
         brought = 0
         for rows in _in_chunks(self._chosen(remedy.put, comparison, moment)):
             brought += rows.num_rows
-            self._target.mend(rows, comparison.key_schema.empty_table(), moment.at_ts)
+            self._target.repair(rows, comparison.key_schema.empty_table(), moment.at_ts)
         if brought < len(remedy.put):
             raise Invalid(self._rebuild(f"rows of job {self._job.id} cannot be found by their keys"))
 

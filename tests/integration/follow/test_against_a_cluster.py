@@ -13,7 +13,7 @@ from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
 from penstock.eventstore.capture.capture import Capture
 from penstock.follow.ddl_events import DdlEvent, DdlScope
-from penstock.follow.follower import EventStoreSource
+from penstock.follow.follower import SliceFollower
 from penstock.follow.slices import Position, TableSpan
 from penstock.kv import Client
 from penstock.kv.cluster_ref import ClusterRef
@@ -28,7 +28,7 @@ COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
 class Bench:
     """A cluster, its catalog, and one source."""
 
-    def __init__(self, settings: Settings, client: Client, source: EventStoreSource) -> None:
+    def __init__(self, settings: Settings, client: Client, source: SliceFollower) -> None:
         self.settings = settings
         self.client = client
         self.db = Catalog(client)
@@ -50,7 +50,7 @@ class Bench:
 
     async def readable(self, table_id: int, ts: int) -> None:
         for _ in range(600):
-            look = (await self.source.look([table_id])).get(table_id)
+            look = (await self.source.read_progress([table_id])).get(table_id)
             if look is not None and look.readable_ts >= ts:
                 return
             await SYSTEM.sleep(0.05)
@@ -91,7 +91,7 @@ async def bench(folder: Path, **capture: Any) -> AsyncIterator[Bench]:
             **capture,
         },
     )
-    source = await EventStoreSource.open(settings, "feed")
+    source = await SliceFollower.connect(settings, "feed")
     try:
         client = await asyncio.to_thread(ClusterRef.of(settings).client)
         made = Bench(settings, client, source)
@@ -190,7 +190,7 @@ async def test_ddls_are_known_while_the_capture_is_away_and_rows_when_it_comes(t
         await b.insert("shop.t", 2)
         end = await b.known()
         create, add = b.source.ddls(0, end)[-2:]
-        assert await b.source.look([table_id]) == {}
+        assert await b.source.read_progress([table_id]) == {}
         with pytest.raises(Unavailable, match=r"shop\.t is not captured"):
             await b.ids(table_id, create.commit_ts, end)
         async with capturing(b):
@@ -200,7 +200,7 @@ async def test_ddls_are_known_while_the_capture_is_away_and_rows_when_it_comes(t
         later = await b.source.now_ts()
         with pytest.raises(Unavailable):
             await b.ids(table_id, create.commit_ts, later)
-        assert (await b.source.look([table_id]))[table_id].readable_ts < later
+        assert (await b.source.read_progress([table_id]))[table_id].readable_ts < later
 
 
 async def test_a_source_that_starts_later_knows_the_same_ddls(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ async def test_a_source_that_starts_later_knows_the_same_ddls(tmp_path: Path) ->
         await b.do(b.db.create_table, "shop.t", COLUMNS)
         await b.do(b.db.rename_table, "shop.t", "shop.u")
         end = await b.known()
-        other = await EventStoreSource.open(b.settings, "other")
+        other = await SliceFollower.connect(b.settings, "other")
         try:
             await until(lambda: other.ddl_resolved_ts() >= end)
             assert other.ddls(0, end) == b.source.ddls(0, end)

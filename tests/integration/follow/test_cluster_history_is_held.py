@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from penstock.control import changefeeds
-from penstock.control.deployment import Deployment, deployed
-from penstock.follow.follower import EventStoreSource
+from penstock.control.deployment import Deployment, open_deployment
+from penstock.follow.follower import SliceFollower
 from penstock.follow.holds import ClusterHold
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.kv.pd import PdClient
@@ -35,7 +35,7 @@ async def cluster(folder: Path) -> AsyncIterator[tuple[Settings, PdClient]]:
 async def test_collection_waits_for_the_checkpoint_until_the_changefeed_needs_nothing(tmp_path: Path) -> None:
     async with cluster(tmp_path) as (settings, pd):
         now = await pd.timestamp()
-        source = await EventStoreSource.open(settings, "feed")
+        source = await SliceFollower.connect(settings, "feed")
         try:
             await source.hold([7], now - 100)
             assert await pd.update_service_gc_safe_point(COLLECTOR, FOREVER_S, now) == now - 100
@@ -44,7 +44,7 @@ async def test_collection_waits_for_the_checkpoint_until_the_changefeed_needs_no
         finally:
             await source.close()
         assert await pd.update_service_gc_safe_point(COLLECTOR, FOREVER_S, now) == now - 50, "a pause keeps"
-        source = await EventStoreSource.open(settings, "feed")
+        source = await SliceFollower.connect(settings, "feed")
         try:
             await source.hold([7, 8], now - 50)
             await source.release([8])
@@ -58,7 +58,7 @@ async def test_collection_waits_for_the_checkpoint_until_the_changefeed_needs_no
 async def test_a_removed_changefeed_holds_nothing_back(tmp_path: Path) -> None:
     async with cluster(tmp_path) as (settings, pd):
         wanted = {"sink_uri": f"file://{tmp_path}/out?protocol=canal-json"}
-        await _at(settings, lambda deployment: changefeeds.create(deployment, "feed", wanted))
+        await _at(settings, lambda deployment: changefeeds.create_from_options(deployment, "feed", wanted))
         now = await pd.timestamp()
         history = await ClusterHold.connect(settings, "feed")
         try:
@@ -66,13 +66,13 @@ async def test_a_removed_changefeed_holds_nothing_back(tmp_path: Path) -> None:
         finally:
             await history.close()
         assert await pd.update_service_gc_safe_point(COLLECTOR, FOREVER_S, now) == now - 100
-        await _at(settings, lambda deployment: changefeeds.remove(deployment, "feed"))
+        await _at(settings, lambda deployment: changefeeds.remove_changefeed(deployment, "feed"))
         assert await pd.update_service_gc_safe_point(COLLECTOR, FOREVER_S, now) == now
 
 
 async def _at(settings: Settings, work: Callable[[Deployment], object]) -> None:
     def worked() -> None:
-        with deployed(settings) as deployment:
+        with open_deployment(settings) as deployment:
             work(deployment)
 
     await asyncio.to_thread(worked)

@@ -18,7 +18,7 @@ from penstock.eventstore.history_holds import HistoryHolds
 from penstock.eventstore.read.flight_client import FlightReader
 from penstock.eventstore.read.partition import CaptureProgress, RangeReader, ReadRange, SchemaRange
 from penstock.follow.cluster_tables import TableGone
-from penstock.follow.follower import HOLDER, EventStoreJobSource, EventStoreSource
+from penstock.follow.follower import JOBS_HOLDER, ScanFollower, SliceFollower
 from penstock.follow.progress import MISSED_S
 from penstock.follow.slices import Position, Slice, TableSpan
 from penstock.follow.source import ReadableRange, TableScan
@@ -48,11 +48,11 @@ async def until(holds: Callable[[], bool], what: str) -> None:
         await SYSTEM.sleep(0.01)
 
 
-async def next_slice(source: EventStoreSource, upto_ts: int, table_id: int = 1) -> Slice | None:
+async def next_slice(source: SliceFollower, upto_ts: int, table_id: int = 1) -> Slice | None:
     return await source.next_slice(TableSpan.of("feed", table_id), Position(START), upto_ts, ReadLimit())
 
 
-def scan(source: EventStoreJobSource, upto_ts: int, table_id: int = 1) -> TableScan:
+def scan(source: ScanFollower, upto_ts: int, table_id: int = 1) -> TableScan:
     return source.scan(table_id, START, upto_ts, ReadLimit())
 
 
@@ -69,7 +69,7 @@ def slice_ids(piece: Slice | None) -> list[int]:
     return sorted(found)
 
 
-def scan_ids(source: EventStoreJobSource, found: TableScan) -> list[int]:
+def scan_ids(source: ScanFollower, found: TableScan) -> list[int]:
     with source.open(found, None) as handle:
         return sorted(number for batch in handle for number in batch.data.column("id").to_pylist())
 
@@ -93,7 +93,7 @@ def parted_world(folder: Path) -> Iterator[tuple[JobSourceWorld, int, int]]:
 async def test_a_changefeed_looks_at_partitions_and_reads_each_by_itself(tmp_path: Path) -> None:
     with parted_world(tmp_path) as (world, ahead, behind):
         async with world.source() as source:
-            looks = await source.look([9, 11, 12])
+            looks = await source.read_progress([9, 11, 12])
             assert looks.keys() == {11, 12}, "nobody captures the logical table"
             assert (looks[11].readable_ts, looks[12].readable_ts) == (ahead, behind)
             assert slice_ids(await next_slice(source, ahead, table_id=11)) == [1, 3]
@@ -103,7 +103,7 @@ async def test_a_changefeed_looks_at_partitions_and_reads_each_by_itself(tmp_pat
 async def test_a_job_looks_at_the_whole_table_and_reads_its_partitions_together(tmp_path: Path) -> None:
     with parted_world(tmp_path) as (world, _, behind):
         async with world.job_source() as source:
-            looks = await source.look([9, 11, 12])
+            looks = await source.read_progress([9, 11, 12])
             assert looks.keys() == {9}, "a partition is no table"
             assert looks[9].readable_ts == behind
             found = await asyncio.to_thread(scan, source, behind, 9)
@@ -118,14 +118,14 @@ async def test_a_changefeed_holds_the_partitions_that_it_names_and_a_job_all_of_
     with parted_world(tmp_path) as (world, _, behind):
 
         def holders(table_id: int) -> list[str]:
-            return [each for each in (FEED, HOLDER) if held(world.storage, table_id, each)]
+            return [each for each in (FEED, JOBS_HOLDER) if held(world.storage, table_id, each)]
 
         async with world.source() as feed_source:
             await feed_source.hold([11], behind)
         assert [holders(each) for each in (9, 11, 12)] == [[], [FEED], []]
         async with world.job_source() as job_source:
             await job_source.hold({9: behind})
-        assert [holders(each) for each in (9, 11, 12)] == [[], [FEED, HOLDER], [HOLDER]]
+        assert [holders(each) for each in (9, 11, 12)] == [[], [FEED, JOBS_HOLDER], [JOBS_HOLDER]]
 
 
 # 2. Jobs never hold the cluster's garbage collection, changefeeds do.
@@ -163,10 +163,10 @@ async def test_a_job_holds_history_on_storage_and_never_the_clusters_collection(
     async with cluster(tmp_path) as (settings, client, pd):
         table_id = await asyncio.to_thread(create_items, Client(client))
         now = await pd.timestamp()
-        async with await EventStoreJobSource.connect(settings, client) as source:
+        async with await ScanFollower.connect(settings, client) as source:
             assert await source.settle(WAIT_S), "the cluster's tables are not known"
             await source.hold({table_id: now - 200})
-            assert held(StorageRef(settings.capture.storage), table_id, HOLDER) == [now - 200]
+            assert held(StorageRef(settings.capture.storage), table_id, JOBS_HOLDER) == [now - 200]
             assert await collectable_ts(pd, now) == now
         assert await collectable_ts(pd, now + 1) == now + 1, "nor after the source has ended"
 
@@ -175,7 +175,7 @@ async def test_a_changefeed_holds_history_on_storage_and_the_clusters_collection
     async with cluster(tmp_path) as (settings, client, pd):
         table_id = await asyncio.to_thread(create_items, Client(client))
         now = await pd.timestamp()
-        source = await EventStoreSource.open(settings, "feed")
+        source = await SliceFollower.connect(settings, "feed")
         try:
             await source.hold([table_id], now - 200)
             assert held(StorageRef(settings.capture.storage), table_id, FEED) == [now - 200]
@@ -201,9 +201,9 @@ async def test_a_changefeed_counts_a_dropped_table_as_read_to_its_end(tmp_path: 
     clock = ManualClock()
     with world_with_a_dropped_table(tmp_path) as world:
         async with world.source(clock=clock) as source:
-            assert (await source.look([1, 77, 78])).keys() == {1}, "somebody may have it still"
+            assert (await source.read_progress([1, 77, 78])).keys() == {1}, "somebody may have it still"
             clock.advance(MISSED_S)
-            looks = await source.look([1, 77, 78])
+            looks = await source.read_progress([1, 77, 78])
             assert looks.keys() == {1, 77}
             assert looks[77] == ReadableRange(source.ddl_resolved_ts(), 0)
 
@@ -213,11 +213,11 @@ async def test_a_job_gets_a_sentence_about_a_dropped_table_and_no_end_of_it(tmp_
     with world_with_a_dropped_table(tmp_path) as world:
         async with world.job_source(clock=clock) as source:
             for _ in range(2):
-                assert (await source.look([1, 77, 78])).keys() == {1}
-                sentence = source.gone(77)
+                assert (await source.read_progress([1, 77, 78])).keys() == {1}
+                sentence = source.why_gone(77)
                 assert sentence is not None
                 assert "table shop.u was dropped; unregister its jobs" in sentence
-                assert source.gone(78) is None
+                assert source.why_gone(78) is None
                 with pytest.raises(TableGone, match=r"shop\.u was dropped"):
                     await asyncio.to_thread(scan, source, world.ts, 77)
                 clock.advance(MISSED_S)
@@ -272,11 +272,11 @@ def silent_capture(folder: Path) -> Iterator[tuple[JobSourceWorld, SilentRows]]:
 async def test_looks_of_a_changefeed_do_not_wait_for_slices_of_a_silent_capture(tmp_path: Path) -> None:
     with silent_capture(tmp_path) as (world, silent):
         async with world.source() as source:
-            await source.look([1])
+            await source.read_progress([1])
             slices = [asyncio.create_task(next_slice(source, world.ts)) for _ in range(CROWD)]
             try:
                 await until(lambda: silent.waiting > 0, "nobody reads")
-                looks = await asyncio.wait_for(source.look([1]), WAIT_S)
+                looks = await asyncio.wait_for(source.read_progress([1]), WAIT_S)
                 assert looks[1].readable_ts == world.ts
                 assert not any(each.done() for each in slices)
             finally:
@@ -288,12 +288,12 @@ async def test_looks_of_a_changefeed_do_not_wait_for_slices_of_a_silent_capture(
 async def test_looks_of_jobs_do_not_wait_for_scans_of_a_silent_capture(tmp_path: Path) -> None:
     with silent_capture(tmp_path) as (world, silent), ThreadPoolExecutor(CROWD) as runners:
         async with world.job_source(clock=SYSTEM) as source:
-            await source.look([1])
+            await source.read_progress([1])
             loop = asyncio.get_running_loop()
             scans = [loop.run_in_executor(runners, scan, source, world.ts) for _ in range(CROWD)]
             try:
                 await until(lambda: silent.waiting > 0, "nobody reads")
-                looks = await asyncio.wait_for(source.look([1]), WAIT_S)
+                looks = await asyncio.wait_for(source.read_progress([1]), WAIT_S)
                 assert looks[1].readable_ts == world.ts
                 assert not any(each.done() for each in scans)
             finally:
@@ -314,8 +314,8 @@ def healthy_capture(folder: Path) -> Iterator[JobSourceWorld]:
 async def test_slices_of_a_table_do_not_wait_for_a_silent_capture_of_another(tmp_path: Path) -> None:
     with silent_capture(tmp_path / "a") as (world, silent), healthy_capture(tmp_path / "b") as healthy:
         async with world.source() as source, healthy.source() as other:
-            await source.look([1])
-            await other.look([2])
+            await source.read_progress([1])
+            await other.read_progress([2])
             silent.silent = frozenset({"read"})  # so changes cannot be counted
             waits = asyncio.create_task(next_slice(source, world.ts))
             try:
@@ -331,8 +331,8 @@ async def test_slices_of_a_table_do_not_wait_for_a_silent_capture_of_another(tmp
 async def test_scans_of_a_table_do_not_wait_for_a_silent_capture_of_another(tmp_path: Path) -> None:
     with silent_capture(tmp_path / "a") as (world, silent), healthy_capture(tmp_path / "b") as healthy:
         async with world.job_source(clock=SYSTEM) as source, healthy.job_source(clock=SYSTEM) as other:
-            await source.look([1])
-            await other.look([2])
+            await source.read_progress([1])
+            await other.read_progress([2])
             silent.silent = frozenset({"read"})  # so changes cannot be counted
             waits = asyncio.create_task(asyncio.to_thread(scan, source, world.ts))
             try:
@@ -371,7 +371,7 @@ async def test_a_changefeed_looks_for_the_owner_again_at_once_and_once_for_each_
 ) -> None:
     with three_captures(tmp_path) as (world, services):
         async with world.source(clock=ManualClock()) as source:  # no time passes between the failures
-            await source.look([1])
+            await source.read_progress([1])
             assert searches(world) == 1
             for failures, service in enumerate(services[:2], start=1):
                 service.close()
@@ -383,7 +383,7 @@ async def test_a_changefeed_looks_for_the_owner_again_at_once_and_once_for_each_
 async def test_a_job_looks_for_the_owner_again_at_once_and_once_for_each_failure(tmp_path: Path) -> None:
     with three_captures(tmp_path) as (world, services):
         async with world.job_source(clock=ManualClock()) as source:  # no time passes between the failures
-            await source.look([1])
+            await source.read_progress([1])
             assert searches(world) == 1
             for failures, service in enumerate(services[:2], start=1):
                 service.close()
@@ -450,7 +450,7 @@ async def test_slices_of_a_changefeed_that_fail_together_share_their_search(tmp_
         owner = LeavingOwner(services[0].addr)
         world.connect = owner.connect  # type: ignore[method-assign]
         async with world.source() as source:
-            await source.look([1])
+            await source.read_progress([1])
             slices = [asyncio.create_task(next_slice(source, world.ts)) for _ in range(CROWD)]
             await fail_together(owner)
             assert [slice_ids(each) for each in await asyncio.gather(*slices)] == [[1]] * CROWD
@@ -462,7 +462,7 @@ async def test_scans_of_jobs_that_fail_together_share_their_search(tmp_path: Pat
         owner = LeavingOwner(services[0].addr)
         world.connect = owner.connect  # type: ignore[method-assign]
         async with world.job_source(clock=SYSTEM) as source:
-            await source.look([1])
+            await source.read_progress([1])
             loop = asyncio.get_running_loop()
             scans = [loop.run_in_executor(runners, scan, source, world.ts) for _ in range(CROWD)]
             await fail_together(owner)
@@ -492,7 +492,7 @@ async def test_a_changefeed_that_reads_objects_of_a_table_without_owner_does_not
         flushed = world.flush()
         world.addrs = other.addrs  # a capture of another table
         async with world.source() as source:
-            assert (await source.look([1]))[1].readable_ts == flushed
+            assert (await source.read_progress([1]))[1].readable_ts == flushed
             for _ in range(20):
                 assert slice_ids(await next_slice(source, flushed)) == [1]
             assert searches(world) == 1

@@ -25,14 +25,14 @@ async def test_a_thousand_tables_are_looked_at_in_one_call(tmp_path: Path) -> No
         world.tick(10)
         world.resolve()
         async with world.source() as source:
-            looks = await source.look(ids)
+            looks = await source.read_progress(ids)
             assert world.asked == ["progress"]
             assert looks.keys() == set(ids)
             assert looks[4] == ReadableRange(world.ts, first)
             assert looks[1000] == ReadableRange(world.ts, last)
             assert looks[7] == ReadableRange(world.ts, 0)
             started = SYSTEM.monotonic()
-            await source.look(ids)
+            await source.read_progress(ids)
             assert SYSTEM.monotonic() - started < 1
 
 
@@ -44,12 +44,12 @@ async def test_a_table_that_was_dropped_before_anybody_captured_it_is_not_waited
         world.resolve()
         world.meta += [described(3, a_table(77, name="u")), described(3, a_table(78, name="v")), gone(4, 77)]
         async with world.source() as source:
-            found = await source.look([1, 77, 78])
+            found = await source.read_progress([1, 77, 78])
             assert found.keys() == {1, 77}
             assert found[77] == ReadableRange(source.ddl_resolved_ts(), 0)
         world.addrs = ["127.0.0.1:1"]  # somebody who does not answer may have it
         async with world.source() as source:
-            assert 77 not in await source.look([77])
+            assert 77 not in await source.read_progress([77])
 
 
 async def test_the_newest_change_is_known_whatever_happens_to_the_rows(tmp_path: Path) -> None:
@@ -59,11 +59,11 @@ async def test_the_newest_change_is_known_whatever_happens_to_the_rows(tmp_path:
             world.tick(4)
             world.flush()
         async with world.source() as source:
-            assert await source.look([1]) == {1: ReadableRange(world.ts, changed)}
+            assert await source.read_progress([1]) == {1: ReadableRange(world.ts, changed)}
             world.tick(4)
             world.flush()
             world.store.merge(1)
-            assert await source.look([1]) == {1: ReadableRange(world.ts, changed)}
+            assert await source.read_progress([1]) == {1: ReadableRange(world.ts, changed)}
         world.flight.close()
         world.crash()
         world.resolve()
@@ -71,13 +71,13 @@ async def test_the_newest_change_is_known_whatever_happens_to_the_rows(tmp_path:
         world.addrs = [world.flight.addr]
         changed = world.commit(item("integer", 2, "x"), deliver=False)
         async with world.source() as source:
-            before = (await source.look([1]))[1]
+            before = (await source.read_progress([1]))[1]
             assert before.readable_ts < changed
             assert changed > before.changed_ts >= changed - 20 * 6
             world.deliver()
             world.tick()
             world.resolve()
-            assert await source.look([1]) == {1: ReadableRange(world.ts, changed)}
+            assert await source.read_progress([1]) == {1: ReadableRange(world.ts, changed)}
 
 
 async def test_history_that_was_never_captured_counts_as_changed(tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ async def test_history_that_was_never_captured_counts_as_changed(tmp_path: Path)
         begun = world.tick(10)
         world.resolve()
         async with world.source() as source:
-            assert (await source.look([1]))[1].changed_ts == changed
+            assert (await source.read_progress([1]))[1].changed_ts == changed
             world.store.state_fact(1, {"kind": BEGUN, "ts": begun})
-            assert (await source.look([1]))[1].changed_ts == begun
+            assert (await source.read_progress([1]))[1].changed_ts == begun
         world.flush()
         assert world.manifest().changed_ts == begun
 
@@ -101,11 +101,11 @@ async def test_what_a_capture_that_is_away_left_is_told_by_its_objects(tmp_path:
         world.commit(item("integer", 2, "a"))
         world.resolve()
         async with world.source() as source:
-            assert (await source.look([1, 99]))[1].readable_ts == world.ts
+            assert (await source.read_progress([1, 99]))[1].readable_ts == world.ts
             world.flight.close()
-            assert await source.look([1, 99]) == {1: ReadableRange(flushed, changed)}
+            assert await source.read_progress([1, 99]) == {1: ReadableRange(flushed, changed)}
             world.flush()
-            assert await source.look([1, 99]) == {1: ReadableRange(flushed, changed)}, (
+            assert await source.read_progress([1, 99]) == {1: ReadableRange(flushed, changed)}, (
                 f"asked again within {OBJECTS_S}"
             )
 
@@ -134,7 +134,7 @@ async def test_a_table_is_divided_by_its_handles(tmp_path: Path, rows: int) -> N
             world.commit(*(item("integer", first + each, "a") for each in range(250)))
             world.flush()
         async with world.source() as source:
-            cuts = await source.cuts(1, world.ts, rows)
+            cuts = await source.split_points(1, world.ts, rows)
             assert await source.now_ts() == world.ts
     assert cuts == sorted(set(cuts))
     assert len(cuts) == (9 if rows == 100 else 0)

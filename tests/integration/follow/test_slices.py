@@ -19,7 +19,7 @@ from penstock.eventstore.capture.flight_service import FlightService
 from penstock.eventstore.read.flight_client import FlightAccess
 from penstock.eventstore.read.snapshot import read_snapshot
 from penstock.follow import slices as slicing
-from penstock.follow.follower import EventStoreSource
+from penstock.follow.follower import SliceFollower
 from penstock.follow.slices import Position, Slice, TableSpan
 from penstock.tables.alter import add_column
 from penstock.tables.keys import encode_handle
@@ -96,7 +96,7 @@ def read(piece: Slice) -> list[Row]:
 
 
 async def slices(
-    source: EventStoreSource,
+    source: SliceFollower,
     spec: TableSpan,
     start: Position,
     upto_ts: int,
@@ -319,7 +319,7 @@ async def test_slices_have_the_schema_that_readers_see(world: SourceWorld) -> No
 async def test_a_capture_that_moved_is_found_again(world: SourceWorld) -> None:
     spec = TableSpan.of("feed", 1)
     async with world.source() as source:
-        assert await source.look([1])
+        assert await source.read_progress([1])
         world.flight.close()
         world.flight = FlightService("127.0.0.1:0", world.store, world.reader)
         world.addrs = []
@@ -348,7 +348,7 @@ async def test_a_table_that_nobody_captures_is_told(tmp_path: Path) -> None:
             spec = TableSpan.of("feed", 77)
             with pytest.raises(Unavailable, match=r"shop\.ghost is not captured.*capture\.tables"):
                 await source.next_slice(spec, Position(ts), ts + 1, ReadLimit())
-            assert await source.look([77]) == {}
+            assert await source.read_progress([77]) == {}
 
 
 async def test_history_that_is_gone_is_told(tmp_path: Path) -> None:
@@ -374,6 +374,6 @@ async def test_a_refused_token_is_told(tmp_path: Path) -> None:
             world.addrs = [service.addr]
             async with world.source() as source:
                 with pytest.raises(Invalid, match="token"):
-                    await source.look([1])
+                    await source.read_progress([1])
         finally:
             service.close()

@@ -8,7 +8,7 @@ from time import process_time  # noqa: TID251 - what is measured is work, not ti
 
 import pytest
 
-from penstock.changes.columns import chosen_columns, key_names
+from penstock.changes.columns import choose_columns, key_names
 from penstock.changes.limits import ReadLimit
 from penstock.changes.net_change import coalesce_by_key
 from penstock.clock import physical_ms
@@ -50,7 +50,7 @@ def applied(
 ) -> Snapshot:
     """What a target has after a range."""
     table = found.schema.table
-    wanted = chosen_columns(table, columns)
+    wanted = choose_columns(table, columns)
     projection = BatchProjection(found.schema, wanted.names)
     with source.open(found, columns) as handle:
         pieces = [projection.piece(batch) for batch in handle]
@@ -368,7 +368,7 @@ async def test_a_table_that_was_never_heard_of_is_gone_when_news_of_it_would_hav
             assert source.why_gone(5) is None
             world.ts += 1 << 18
             world.known()
-            assert "table 5 is not there any more" in source.why_gone(5)
+            assert "table 5 does not exist any more" in source.why_gone(5)
 
 
 # Holds.
@@ -411,4 +411,4 @@ async def test_a_wall_clock_that_is_behind_does_not_bury_a_table_whose_news_are_
             assert source.why_gone(5) is None
             world.ts += UNKNOWN_MS << 18
             world.known()
-            assert "table 5 is not there any more" in source.why_gone(5)
+            assert "table 5 does not exist any more" in source.why_gone(5)

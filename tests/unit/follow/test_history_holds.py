@@ -9,9 +9,9 @@ FAR = compose_ts(BEHIND_MS)
 
 
 def written(plan: HoldPolicy, table_ids: range, ts: int, now: float) -> list[int]:
-    due = plan.due(dict.fromkeys(table_ids, ts), now)
+    due = plan.tables_due(dict.fromkeys(table_ids, ts), now)
     for each in due:
-        plan.wrote(each, ts, now)
+        plan.record(each, ts, now)
     return due
 
 
@@ -55,4 +55,4 @@ def test_what_was_released_is_new_again() -> None:
     plan = HoldPolicy()
     written(plan, range(2), NOW, 0.0)
     plan.forget([1, 7])
-    assert plan.due(dict.fromkeys(range(2), NOW), 1.0) == [1]
+    assert plan.tables_due(dict.fromkeys(range(2), NOW), 1.0) == [1]

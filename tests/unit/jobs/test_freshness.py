@@ -11,7 +11,13 @@ from penstock.errors import Invalid, Unavailable
 from penstock.follow.source import ReadableRange
 from penstock.jobs.freshness import FreshnessReader, LagReason, freshness_of
 from penstock.jobs.job import ErrorCode, Job, JobId, JobState
-from penstock.jobs.log.transitions import completed, dropped, failed, pending, started
+from penstock.jobs.log.transitions import (
+    complete_iteration,
+    drop_job,
+    fail_iteration,
+    queue_iteration,
+    start_iteration,
+)
 from penstock.jobs.spec import JobSpec
 from penstock.settings import JobsSettings
 from penstock.testing.clock import ManualClock
@@ -36,17 +42,17 @@ PAUSED = JobSpec.parse({"trigger": {"paused": True}})
         (JOB, ReadableRange(ts(200), ts(90), ts(150)), LagReason.WAITING),
         (JOB, ReadableRange(ts(5000), ts(101)), LagReason.CATCHING_UP),
         (JOB, None, LagReason.NOT_CAPTURED),
-        (pending(JOB.watermark, ts(200), runner=1)(JOB), ReadableRange(ts(200), ts(150)), LagReason.QUEUED),
+        (queue_iteration(JOB.watermark, ts(200), runner=1)(JOB), ReadableRange(ts(200), ts(150)), LagReason.QUEUED),
         (
-            started(JOB.watermark, ts(200), runner=1, at=1)(JOB),
+            start_iteration(JOB.watermark, ts(200), runner=1, at=1)(JOB),
             ReadableRange(ts(200), ts(150)),
             LagReason.RUNNING,
         ),
-        (failed(ErrorCode.TEMPORARY, "no", at=1)(JOB), ReadableRange(ts(200), ts(150)), LagReason.RETRYING),
-        (failed(ErrorCode.REFUSED, "never", at=1)(JOB), ReadableRange(ts(200), ts(150)), LagReason.ERROR),
-        (failed(ErrorCode.REFUSED, "never", at=1)(JOB), ReadableRange(ts(200), ts(50)), None),
+        (fail_iteration(ErrorCode.TEMPORARY, "no", at=1)(JOB), ReadableRange(ts(200), ts(150)), LagReason.RETRYING),
+        (fail_iteration(ErrorCode.REFUSED, "never", at=1)(JOB), ReadableRange(ts(200), ts(150)), LagReason.ERROR),
+        (fail_iteration(ErrorCode.REFUSED, "never", at=1)(JOB), ReadableRange(ts(200), ts(50)), None),
         (replace(JOB, spec=PAUSED), ReadableRange(ts(200), ts(150)), LagReason.PAUSED),
-        (dropped(at=1)(JOB), ReadableRange(ts(200), ts(50)), LagReason.DROPPED),
+        (drop_job(at=1)(JOB), ReadableRange(ts(200), ts(50)), LagReason.DROPPED),
         (job_row("new"), ReadableRange(ts(200), 0), LagReason.NEVER_SYNCED),
     ],
 )
@@ -66,7 +72,7 @@ def test_a_quiet_table_keeps_its_target_fresh_though_the_watermark_in_the_log_is
 
 
 def test_a_target_that_lacks_changes_is_as_old_as_its_watermark_and_says_why() -> None:
-    job = failed(ErrorCode.REFUSED, "the disk is full", at=1)(JOB)
+    job = fail_iteration(ErrorCode.REFUSED, "the disk is full", at=1)(JOB)
     found = freshness_of(job, ReadableRange(ts(200), ts(150)), now_ts=ts(201), span_s=1800)
     assert not found.covers(ts(101))
     assert str(found) == "lacks changes of the last 101.0 s: error (the disk is full)"
@@ -88,7 +94,7 @@ class ExactSource(WorldSource):
 
     changed_ts = 0
 
-    async def look(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
+    async def read_progress(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
         return {each: ReadableRange(self.world.ts, self.changed_ts) for each in table_ids}
 
 
@@ -147,7 +153,7 @@ async def test_waiting_ends_when_the_watermark_is_there(bench: Bench) -> None:
 
     def read(_: JobId) -> Job:
         asked.reads += 1
-        return before if asked.reads < 3 else completed(wanted_ts, at=1)(before)
+        return before if asked.reads < 3 else complete_iteration(wanted_ts, at=1)(before)
 
     desk = FreshnessReader(read, asked.source, JobsSettings(), clock=SwiftClock())
     assert (await desk.wait_for(asked.job.id, wanted_ts)).covers(wanted_ts)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.cluster_tables import JobTables
+from penstock.follow.cluster_tables import KnownTables
 from penstock.follow.ddl_events import DdlEvent, TableChange
 from support.ddlevents import (
     alter_table,
@@ -15,8 +15,8 @@ from support.ddlevents import (
 )
 
 
-def learned(*events: DdlEvent) -> JobTables:
-    tables = JobTables()
+def learned(*events: DdlEvent) -> KnownTables:
+    tables = KnownTables()
     for event in events:
         tables.learn(event)
     return tables

@@ -11,7 +11,7 @@ from penstock.changes.limits import HandleGroup, ReadLimit, cut_groups
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.history_holds import HOLD_TTL_S, HistoryHolds
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.holds import ConsumerHold
+from penstock.follow.holds import StreamHold
 from penstock.object_storage import open_storage
 from penstock.spark.change_rows import DeclaredSchema
 from penstock.spark.stream import Offset, RefusedStreamReader
@@ -77,14 +77,14 @@ def test_only_wanted_columns_stop_a_stream() -> None:
 
 def test_history_is_held_at_once_then_once_a_minute_and_expires() -> None:
     clock, storage = ManualClock(wall_ms=1000), open_storage("memory:///holds", {})
-    hold, watermarks = ConsumerHold(storage, "stream-a", clock), HistoryHolds(storage, clock)
-    hold.keep([7], 0)
+    hold, watermarks = StreamHold(storage, "stream-a", clock), HistoryHolds(storage, clock)
+    hold.hold([7], 0)
     assert watermarks.lowest(7) is None
-    hold.keep([7, 8], 100)
-    hold.keep([7, 8], 200)
+    hold.hold([7, 8], 100)
+    hold.hold([7, 8], 200)
     assert (watermarks.lowest(7), watermarks.lowest(8)) == (100, 100)
     clock.advance(61)
-    hold.keep([7, 8], 300)
+    hold.hold([7, 8], 300)
     assert watermarks.lowest(7) == 300
     clock.advance(HOLD_TTL_S + 1)
     assert watermarks.lowest(7) is None
@@ -97,11 +97,11 @@ def test_storage_that_cannot_be_written_is_told_once(caplog: pytest.LogCaptureFi
         raise Unavailable("storage is read-only")
 
     storage.write = refuse
-    hold = ConsumerHold(storage, "stream-a", clock)
+    hold = StreamHold(storage, "stream-a", clock)
     with caplog.at_level(logging.WARNING):
-        hold.keep([7], 100)
+        hold.hold([7], 100)
         clock.advance(100)
-        hold.keep([7], 200)
+        hold.hold([7], 200)
     assert [each.getMessage() for each in caplog.records] == [
         "history is not held for the stream: a restart finds it as long as captures keep it"
     ]

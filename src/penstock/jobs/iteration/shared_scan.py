@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from penstock import eventloop, metrics
-from penstock.changes.columns import chosen_columns, key_names
+from penstock.changes.columns import choose_columns, key_names
 from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM, Clock, compose_ts, physical_ms
 from penstock.columnar.spill_queue import SpillQueue
@@ -23,7 +23,7 @@ from penstock.follow.source import ScanSource, TableScan
 from penstock.jobs.error_codes import failure_of
 from penstock.jobs.iteration.fan_out import FanOut
 from penstock.jobs.iteration.iteration import Iteration
-from penstock.jobs.iteration.ordering import ConsumerBatch, PieceProjection, closed, in_order
+from penstock.jobs.iteration.ordering import ConsumerBatch, BatchProjection, mark_last, iter_in_order
 from penstock.jobs.iteration.spark_frame import Frames, SharedFrame
 from penstock.jobs.job import Job, JobKey
 from penstock.settings import JobsSettings
@@ -188,7 +188,7 @@ class SharedScan:
 
     def _readable_ts(self) -> int:
         table_id = self._iteration.table_id
-        look = eventloop.run(self._reading.source.look([table_id])).get(table_id)
+        look = eventloop.run(self._reading.source.read_progress([table_id])).get(table_id)
         if look is None:
             raise Unavailable(
                 f"table {table_id} is not captured; start a capture whose capture.tables name it"
@@ -203,7 +203,7 @@ class SharedScan:
             return None
         names = {name for each in chosen for name in each or ()}
         keys = key_names(table)
-        return [name for name in chosen_columns(table, names).names if name not in keys]
+        return [name for name in choose_columns(table, names).names if name not in keys]
 
     def _open_frame(self) -> SharedFrame:
         if self._reading.frames is None:
@@ -227,15 +227,15 @@ class SharedScan:
 
     def _give_all(self) -> None:
         scan, columns = self.scan(), self._columns()
-        projection = PieceProjection(scan.schema, chosen_columns(scan.schema.table, columns).names)
+        projection = BatchProjection(scan.schema, choose_columns(scan.schema.table, columns).names)
         metrics.JOBS_SCANS_TOTAL.labels("batches").inc()
         kept = self._scratch / "reader"
         try:
             with (
                 self._reading.source.open(scan, columns) as handle,
-                closing(in_order(handle, projection, kept)) as ordered,
+                closing(iter_in_order(handle, projection, kept)) as ordered,
             ):
-                for piece in closed(ordered, projection.nothing):
+                for piece in mark_last(ordered, projection.nothing):
                     if not self._fanout.give(piece):
                         return
             self._fanout.end()

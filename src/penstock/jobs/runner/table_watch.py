@@ -9,7 +9,7 @@ from penstock.errors import PenstockError
 from penstock.follow.source import ReadableRange, ScanSource
 from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.job import ErrorCode, Job, JobState
-from penstock.jobs.log.transitions import Transition, failed
+from penstock.jobs.log.transitions import Transition, fail_iteration
 from penstock.jobs.runner.board import JobBoard
 from penstock.jobs.runner.board_log import BoardLog
 from penstock.jobs.runner.custom_triggers import (
@@ -17,10 +17,10 @@ from penstock.jobs.runner.custom_triggers import (
     TriggerContext,
     TriggerRequest,
     TriggerRunner,
-    recovered,
+    clear_trigger_error,
 )
 from penstock.jobs.runner.seams import RunnerLease, RunnerScheduler
-from penstock.jobs.runner.tracked_job import TrackedJob, Wanted
+from penstock.jobs.runner.tracked_job import TrackedJob, PlannedIteration
 from penstock.metrics import (
     JOBS_LOOK_FAILURES_TOTAL,
     JOBS_RAISED_WATERMARKS_TOTAL,
@@ -91,9 +91,9 @@ class TableWatch:
         changes: list[tuple[Job, Transition]] = []
         at = self._clock.wall_ms()
         for table_id in tables:
-            fate = self._source.gone(table_id)
+            fate = self._source.why_gone(table_id)
             if fate is not None:
-                stop = failed(ErrorCode.TABLE_GONE, fate, at=at)
+                stop = fail_iteration(ErrorCode.TABLE_GONE, fate, at=at)
                 changes += [
                     (each.job, stop)
                     for each in self._board.tables.get(table_id, ())
@@ -109,7 +109,7 @@ class TableWatch:
         there = self._board.tables
         asked = [each for each in tables if each in there and there[each].idle]
         self.now_ts = await self._time()
-        looks = await self._source.look(asked) if asked else {}
+        looks = await self._source.read_progress(asked) if asked else {}
         self.missed.update(each for each in asked if each not in looks)
         return looks
 
@@ -149,17 +149,17 @@ class TableWatch:
         changes: list[tuple[Job, Transition]] = []
         for each, fault in faults:
             JOBS_TRIGGER_FAULTS_TOTAL.inc()
-            changes.append((each.job, failed(fault.code, fault.message, at=at)))
+            changes.append((each.job, fail_iteration(fault.code, fault.message, at=at)))
             self._board.rest(each.job.key, now=now)
         changes += [
-            (each.job, recovered) for each in answered if each.job.status.error_code == ErrorCode.TRIGGER
+            (each.job, clear_trigger_error) for each in answered if each.job.status.error_code == ErrorCode.TRIGGER
         ]
         if changes:
             await self._log.write(changes)
 
     # Iterations.
 
-    def _wanted(self, tables: Mapping[int, bool], looks: Mapping[int, ReadableRange]) -> list[Wanted]:
+    def _wanted(self, tables: Mapping[int, bool], looks: Mapping[int, ReadableRange]) -> list[PlannedIteration]:
         now = self._clock.monotonic()
         found = []
         for table_id, look in looks.items():
@@ -171,7 +171,7 @@ class TableWatch:
         found.sort(key=lambda each: -max(job.job.spec.priority for job in each.candidate.jobs))
         return found
 
-    def _begin(self, wanted: Iterable[Wanted]) -> bool:
+    def _begin(self, wanted: Iterable[PlannedIteration]) -> bool:
         """Submit as many as there is room for, the most urgent first; whether a first one was among them."""
         room, first = True, False
         for each in wanted:

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.changefeeds import runner
 from penstock.changefeeds.model import ChangefeedInfo, ChangefeedRecord, ChangefeedState, ChangefeedStatus
-from penstock.changefeeds.runner import ChangefeedRunner, create_configured
+from penstock.changefeeds.runner import ChangefeedRunner, create_configured_changefeeds
 from penstock.clock import SYSTEM
 from penstock.errors import Denied, Invalid, Unavailable
 from penstock.settings import Settings
@@ -84,7 +84,7 @@ class Source:
     def __init__(self) -> None:
         self.problems: dict[str, Exception] = {}
 
-    async def open(self, _settings: Settings, feed_id: str, **_rest: object) -> "Source":
+    async def connect(self, _settings: Settings, feed_id: str, **_rest: object) -> "Source":
         if feed_id in self.problems:
             raise self.problems[feed_id]
         return self
@@ -108,7 +108,7 @@ class Healthy:
 @pytest.fixture
 def source(monkeypatch: pytest.MonkeyPatch) -> Source:
     made = Source()
-    monkeypatch.setattr(runner, "EventStoreSource", made)
+    monkeypatch.setattr(runner, "SliceFollower", made)
     monkeypatch.setattr(runner, "Changefeed", Healthy)
     return made
 
@@ -179,6 +179,6 @@ async def test_only_settings_that_differ_are_told(
     feeds = Kept("feed")
     feeds.all["feed"] = feed_of("feed", **kept)
     settings = Settings.model_validate({"changefeeds": {"feed": {"sink_uri": SINK}}})
-    await create_configured(feeds, settings, now_ts=1)
+    await create_configured_changefeeds(feeds, settings, now_ts=1)
     told = [each for each in caplog.records if "other settings than the file" in each.getMessage()]
     assert len(told) == warned
