@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock import process as arrowmemory
+from penstock import process
 from penstock.changes import collect_changes
 from penstock.eventstore import paths
 from penstock.eventstore.capture.reader import Reader
@@ -32,7 +32,7 @@ from penstock.eventstore.objects.object_file import ObjectWriter
 from penstock.eventstore.paths import Side
 from penstock.eventstore.read.partition import Partition, TableView
 from penstock.eventstore.read.snapshot import read_snapshot
-from penstock.eventstore.read.streams import ChangeStream, merged, streams_of
+from penstock.eventstore.read.streams import ChangeStream, merge_streams, open_streams
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import side_schema
 from penstock.eventstore.upkeep.merge import plan_merge, write_merge
@@ -315,7 +315,7 @@ def scan(folder: Path, table_id: int, infos: list[ObjectInfo], columns: dict[Sid
 
 
 def merge_slices(streams: list[ChangeStream]) -> int:
-    return sum(batch.num_rows for batch in merged(streams, SLICE_ROWS))
+    return sum(batch.num_rows for batch in merge_streams(streams, SLICE_ROWS))
 
 
 def merge_rows(streams: list[ChangeStream], rows_max: int) -> int:
@@ -343,7 +343,7 @@ def data_streams(view: TableView, to_ts: int) -> list[ChangeStream]:
     return [
         stream
         for partition in view.partitions
-        for stream in streams_of(partition.state(from_ts=START), "data", START, to_ts)
+        for stream in open_streams(partition.state(from_ts=START), "data", START, to_ts)
     ]
 
 
@@ -455,7 +455,7 @@ def measure_memory(folder: Path, to_ts: int) -> None:
 
 
 def main() -> None:
-    arrowmemory.prepare()  # for the processes whose memory is measured, as in every process of ours
+    process.prepare_arrow_memory()  # for the processes whose memory is measured, as in every process of ours
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("changes", nargs="?", type=int, default=5_000_000)
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)

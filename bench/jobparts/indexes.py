@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changes import Ints, show
-from penstock.changes.columns import chosen_columns, with_commit_ts
+from penstock.changes.columns import choose_columns, with_commit_ts
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import DataType
 from penstock.tables.define import define_table
@@ -95,7 +95,7 @@ class Kept:
         self.changed: list[int] = []
         self._rows = rows
         self._schema = SchemaVersion(0, 1, table, "shop")
-        self._columns = chosen_columns(table, None)
+        self._columns = choose_columns(table, None)
         self._ts = START + 1
 
     def build(self) -> float:

@@ -87,7 +87,7 @@ def read_object(storage: ObjectStorage, table_id: int, info: ObjectInfo) -> pa.T
 
 def objects(storage: ObjectStorage, table_id: int, side: paths.Side) -> list[ObjectInfo]:
     """The objects of a side that report changes, by time; also those that merges replaced."""
-    return load(storage, paths.table_root(table_id)).changes(side, 0, TS_MAX)
+    return load(storage, paths.table_root(table_id)).change_objects(side, 0, TS_MAX)
 
 
 def events(storage: ObjectStorage, table_id: int, side: paths.Side) -> list[dict[str, Any]]:
@@ -133,7 +133,7 @@ def live_rows(storage: ObjectStorage, table_id: int, ts: int) -> dict[bytes, tup
     steps = [
         (row[COMMIT_TS], order, row[HANDLE], located, row)
         for order, side in enumerate(_SIDES)
-        for located, row in _located(storage, table_id, table.changes(side, 0, TS_MAX))
+        for located, row in _located(storage, table_id, table.change_objects(side, 0, TS_MAX))
         if row[COMMIT_TS] <= ts
     ]
     places = [step[:3] for step in steps]

@@ -19,7 +19,7 @@ from penstock.eventstore.capture.reader import Reader
 from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.read.find import NameMarks, find_table
 from penstock.eventstore.read.partition import CaptureProgress, ReadRange, SchemaRange, TableView
-from penstock.eventstore.schema_version import SchemaVersion, in_force
+from penstock.eventstore.schema_version import SchemaVersion, versions_in_force
 from penstock.follow.ddl_events import OtherAction
 from penstock.follow.ddl_history import DdlHistory
 from penstock.object_storage import StorageRef
@@ -134,7 +134,7 @@ class FeedWorld:
 
     def versions(self, table_id: int, from_ts: int, to_ts: int) -> list[SchemaVersion]:
         """See Schemas."""
-        return in_force(self._versions[table_id], from_ts, to_ts)
+        return versions_in_force(self._versions[table_id], from_ts, to_ts)
 
     def ended_ts(self, table_id: int) -> int:
         """See Schemas."""

@@ -29,7 +29,7 @@ from penstock.eventstore.manifest import (
 from penstock.eventstore.manifest_log import ManifestLog
 from penstock.eventstore.paths import Side
 from penstock.eventstore.read.partition import CaptureProgress, Partition, ReadRange, SchemaRange, TableView
-from penstock.eventstore.schema_version import SchemaVersion, cut_at_changes, in_force
+from penstock.eventstore.schema_version import SchemaVersion, cut_at_changes, versions_in_force
 from penstock.eventstore.sides import side_schema
 from penstock.object_storage import StorageRef
 from penstock.tables.columns import ColumnInfo
@@ -114,7 +114,7 @@ class HeldRows:
         self.asked += 1
         if wanted.to_ts > self.readable_ts:
             raise Unavailable("not complete yet")
-        versions = in_force(self.versions, wanted.from_ts, wanted.to_ts)
+        versions = versions_in_force(self.versions, wanted.from_ts, wanted.to_ts)
         cuts = cut_at_changes(versions, wanted.from_ts, wanted.to_ts)
         return [SchemaRange(replace(wanted, from_ts=low, to_ts=high), version) for low, high, version in cuts]
 
@@ -214,7 +214,7 @@ class HandMade:
 
     def table_at(self, ts: int) -> TableInfo:
         """The schema in force at a timestamp."""
-        return in_force(self.versions, ts - 1, ts)[-1].table
+        return versions_in_force(self.versions, ts - 1, ts)[-1].table
 
     def at(self, ts: int) -> dict[int, Row]:
         """The table as of a timestamp, in the schema of then, with `_commit_ts`."""
@@ -251,7 +251,7 @@ class HandMade:
     def begin_merge(self, chosen: Callable[[ObjectInfo], bool]) -> Merge:
         """See the table as it is flushed now, to merge those of its objects that are chosen."""
         ts = self.state.flushed_ts
-        data, tombstones = self.state.visible("data", ts), self.state.visible("tombstone", ts)
+        data, tombstones = self.state.visible_objects("data", ts), self.state.visible_objects("tombstone", ts)
         gone = {each.row_id for info in tombstones for each in self._ended[info.id]}
         inputs = {info.id for info in data if chosen(info)}
         outside = {info.id for info in data} - inputs
@@ -284,7 +284,7 @@ class HandMade:
             for each in self._ended.get(info.id, ())
             if each.row_id is not None and each.row_id[0] in inputs
         ]
-        version = in_force(self.versions, merge.ts - 1, merge.ts)[-1]
+        version = versions_in_force(self.versions, merge.ts - 1, merge.ts)[-1]
         live = sorted(merge.live, key=lambda each: each.handle)
         made: list[ObjectInfo] = []
         for part in range(outputs):

@@ -179,7 +179,7 @@ class WorldSource:
         view = self.world.view()
         states = open_range(view, from_ts, to_ts)
         counts = ChangeCounts(states, from_ts, to_ts, HandleRange())
-        end_ts = counts.admitted_ts(limit) if from_ts else to_ts
+        end_ts = counts.last_admitted_ts(limit) if from_ts else to_ts
         rows, nbytes = counts.weigh(end_ts)
         versions = states[0].schemas(from_ts, end_ts)
         scan = TableScan(

@@ -75,7 +75,7 @@ class _Counting(FlightReader):
         super().__init__(addr)
         self._asked = asked
 
-    def act(self, name: str, body: bytes, **rest: Any) -> bytes:
+    def run_action(self, name: str, body: bytes, **rest: Any) -> bytes:
         """See FlightReader."""
         self._asked.append(name)
-        return super().act(name, body, **rest)
+        return super().run_action(name, body, **rest)

@@ -239,7 +239,7 @@ class TableWorld:
         known = {each.physical_id: each for each in self.schemas.tables_ever()}
         for table_id in self.store.recovered_tables().difference(known):
             self.store.close_table(table_id, flush=False)
-        for table_id in self.store.ending():
+        for table_id in self.store.ended_tables():
             self.store.flush(table_id)
         for table_id, table in known.items():
             rows = self.store.tables().get(table_id)
@@ -261,7 +261,7 @@ class TableWorld:
         self._names.mark([table.physical_id])
         first = self.schemas.versions(table.physical_id, 0, self.schemas.resolved_ts())[0].since_ts
         if not rows.resolved_ts and first <= self.cluster.safe_ts:
-            self.store.state_fact(table.physical_id, {"kind": BEGUN, "ts": self.cluster.safe_ts})
+            self.store.record_fact(table.physical_id, {"kind": BEGUN, "ts": self.cluster.safe_ts})
         return rows
 
     def collect_source(self) -> None:

@@ -17,20 +17,20 @@ from penstock.changes.options import ChangeOptions, ChangeOptionsArgs, ReadColum
 from penstock.changes.tail import Tail
 from penstock.errors import Unavailable
 from penstock.eventstore.paths import Side
-from penstock.eventstore.read.find import find_lives, known_ends
+from penstock.eventstore.read.find import find_lives, list_known_ends
 from penstock.eventstore.read.partition import Partition, PartitionState, TableView, require_range
 from penstock.eventstore.read.partition_sets import (
     AskedTable,
     Life,
     PartitionSet,
     first_set,
-    joined,
+    merge_lives,
     life_at,
     lives_of,
     partition_sets,
 )
 from penstock.eventstore.read.snapshot import read_snapshot
-from penstock.eventstore.read.streams import ChangeStream, merged, streams_of
+from penstock.eventstore.read.streams import ChangeStream, merge_streams, open_streams
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import UPDATE
 from penstock.tables.schema import HandleKind
@@ -40,7 +40,7 @@ def snapshot_batches(table: TableView, schema: SchemaVersion, ts: int, options: 
     """The rows of a table at `ts`, where it has a schema; all of them begin there for the reader."""
     names = snapshot_columns(schema, options)
     rows = read_snapshot(table, ts, columns=names, batch_rows=2 * options.batch_rows)
-    return as_batches(rows, schema, options, complete_ts=ts)
+    return to_batches(rows, schema, options, complete_ts=ts)
 
 
 def snapshot_columns(schema: SchemaVersion, options: ChangeOptions) -> list[str]:
@@ -49,7 +49,7 @@ def snapshot_columns(schema: SchemaVersion, options: ChangeOptions) -> list[str]
     return list(ReadColumns.of(schema.table, options).data.shown.names)
 
 
-def as_batches(
+def to_batches(
     rows: Iterable[pa.RecordBatch], schema: SchemaVersion, options: ChangeOptions, *, complete_ts: int
 ) -> Batches:
     """Rows as batches without tombstones. The last one is complete up to `complete_ts`, and may be empty."""
@@ -147,14 +147,16 @@ def fix_range(table: TableView, from_ts: int, to_ts: int, *, one_set: bool = Fal
     """
     require_range(from_ts, to_ts)
     start = from_ts or to_ts
-    states = {each.table_id: each.state(from_ts=start) for each in table.partitions}
+    states = {partition.table_id: partition.state(from_ts=start) for partition in table.partitions}
     failures: dict[int, Unavailable] = {}
     if not table.fixed:
-        sets = _sets(table, list(states.values()), start, to_ts, failures)
+        sets = _find_sets(table, list(states.values()), start, to_ts, failures)
         if sets:
             to_ts, ids = first_set(sets, to_ts) if one_set else (to_ts, sets[-1].ids)
             table = _fixed_view(table, ids)
-    found = [states.get(each.table_id) or each.state(from_ts=start) for each in table.partitions]
+    found = [
+        states.get(partition.table_id) or partition.state(from_ts=start) for partition in table.partitions
+    ]
     for state in found:
         state.check_range(from_ts, to_ts)
         if state.table_id in failures:
@@ -164,13 +166,17 @@ def fix_range(table: TableView, from_ts: int, to_ts: int, *, one_set: bool = Fal
 
 def _fixed_view(table: TableView, ids: Sequence[int]) -> TableView:
     """The view of some physical tables; what those have that it did not know is with the capture it knows."""
-    known = {each.table_id: each for each in table.partitions}
-    near = next((each for each in table.partitions if each.rows is not None), table.partitions[0])
-    members = (known.get(each) or Partition(near.storage, each, near.rows) for each in ids)
+    known = {partition.table_id: partition for partition in table.partitions}
+    near = next(
+        (partition for partition in table.partitions if partition.rows is not None), table.partitions[0]
+    )
+    members = (
+        known.get(physical_id) or Partition(near.storage, physical_id, near.rows) for physical_id in ids
+    )
     return replace(table, partitions=tuple(members))
 
 
-def _sets(
+def _find_sets(
     table: TableView,
     states: Sequence[PartitionState],
     from_ts: int,
@@ -188,34 +194,43 @@ def _sets(
         except Unavailable as error:  # it may be that it has ended, which its capture knows
             failures[state.table_id] = error
             versions = state.known_schemas
-        known += lives_of(state.table_id, versions, known_ends(state))
-    lives = joined(known)
+        known += lives_of(state.table_id, versions, list_known_ends(state))
+    lives = merge_lives(known)
     table_id = table.table_id or _table_id(lives, states[0].table_id, to_ts)
     asked = AskedTable(table.name, table_id, table.named)
     start = life_at(lives, table_id, from_ts)
     there = start is not None and life_at(lives, table_id, to_ts) is not None
     if table.named and not (there and start is not None and start.is_called(table.name)):
-        lives = _with_others(table, lives, asked)
+        lives = _add_others(table, lives, asked)
     return partition_sets(asked, lives, from_ts, to_ts)
 
 
 def _table_id(lives: Sequence[Life], physical_id: int, ts: int) -> int:
     """The table that a physical table belongs to at `ts`, or next."""
-    mine = [each for each in lives if physical_id in each.ids]
-    begun = [each for each in mine if each.since_ts <= ts]
+    mine = [life for life in lives if physical_id in life.ids]
+    begun = [life for life in mine if life.since_ts <= ts]
     return (begun[-1] if begun else mine[0]).schema.table.id if mine else 0
 
 
-def _with_others(table: TableView, lives: Sequence[Life], asked: AskedTable) -> list[Life]:
+def _add_others(table: TableView, lives: Sequence[Life], asked: AskedTable) -> list[Life]:
     """With what is known of other tables that had the name, and of partitions that the table had.
 
     Raises Unavailable when there may be one of which nothing is known yet.
     """
-    near = next((each for each in table.partitions if each.rows is not None), table.partitions[0])
+    near = next(
+        (partition for partition in table.partitions if partition.rows is not None), table.partitions[0]
+    )
     found = find_lives(near.storage, table.name, near.rows)
-    everything = joined([*lives, *(life for known in found.values() for life in known)])
-    mine = {each for life in everything if life.schema.table.id == asked.table_id for each in life.ids}
-    unknown = sorted(each for each, known in found.items() if not known and each not in mine)
+    everything = merge_lives([*lives, *(life for known in found.values() for life in known)])
+    mine = {
+        physical_id
+        for life in everything
+        if life.schema.table.id == asked.table_id
+        for physical_id in life.ids
+    }
+    unknown = sorted(
+        physical_id for physical_id, known in found.items() if not known and physical_id not in mine
+    )
     if unknown:
         raise Unavailable(
             f"table {unknown[0]} may have been {table.name} before and has no schema on"
@@ -231,14 +246,14 @@ def schema_parts(
 
     What is before the first version, where the table was not there yet, belongs to that one.
     """
-    known = {each.since_ts: each for state in states for each in state.schemas(from_ts, to_ts)}
+    known = {version.since_ts: version for state in states for version in state.schemas(from_ts, to_ts)}
     by_time = [known[since_ts] for since_ts in sorted(known)]
     # One of a partition that is added after the range is no version of it.
-    versions = [each for each in by_time if each.since_ts <= to_ts] or by_time[:1]
-    starts = [from_ts, *(each.since_ts - 1 for each in versions[1:] if each.since_ts > from_ts + 1)]
+    versions = [version for version in by_time if version.since_ts <= to_ts] or by_time[:1]
+    starts = [from_ts, *(version.since_ts - 1 for version in versions[1:] if version.since_ts > from_ts + 1)]
     parts = []
     for start, end in pairwise([*starts, to_ts]):
-        begun = [each for each in versions if each.since_ts <= start + 1]
+        begun = [version for version in versions if version.since_ts <= start + 1]
         parts.append((start, end, (begun or versions)[-1 if begun else 0]))
     return parts
 
@@ -254,10 +269,10 @@ def _tail_batches(
         columns = ReadColumns.of(schema.table, options)
         part = replace(wanted, from_ts=from_ts, to_ts=to_ts)
         with ExitStack() as stack:
-            data, tombstones = (_opened(stack, states, side, part, schema, columns) for side in SIDES)
+            data, tombstones = (_open_side(stack, states, side, part, schema, columns) for side in SIDES)
             tail = Tail(
-                merged(data, 2 * options.batch_rows),
-                merged(tombstones, 2 * options.batch_rows),
+                merge_streams(data, 2 * options.batch_rows),
+                merge_streams(tombstones, 2 * options.batch_rows),
                 schema=schema,
                 columns=columns,
                 options=options,
@@ -270,7 +285,7 @@ def _tail_batches(
         yield tail.end()
 
 
-def _opened(
+def _open_side(
     stack: ExitStack,
     states: Sequence[PartitionState],
     side: Side,
@@ -283,7 +298,7 @@ def _opened(
     for state in states:
         if state.schemas(part.from_ts, part.to_ts)[0].since_ts > part.to_ts:
             continue  # it was added later, when columns may have been others
-        found = streams_of(
+        found = open_streams(
             state,
             side,
             part.from_ts,

@@ -19,7 +19,7 @@ def key_names(table: TableInfo) -> tuple[str, ...]:
     return tuple(column.name for column in table.primary_key if column.name in stored) or (HANDLE,)
 
 
-def chosen_columns(table: TableInfo, chosen: Collection[str] | None) -> pa.Schema:
+def choose_columns(table: TableInfo, chosen: Collection[str] | None) -> pa.Schema:
     """The key's columns, then those chosen in the table's order, whatever their case; None: all.
 
     One that the table does not have (any more) is left out.
@@ -40,7 +40,9 @@ def with_commit_ts(columns: pa.Schema) -> pa.Schema:
     return columns.append(pa.field(COMMIT_TS, pa.int64(), nullable=False))
 
 
-def columns_read(versions: Iterable[SchemaVersion], now: SchemaVersion, columns: Iterable[str]) -> set[str]:
+def list_read_columns(
+    versions: Iterable[SchemaVersion], now: SchemaVersion, columns: Iterable[str]
+) -> set[str]:
     """What columns of a table now were called in its versions: the names to read them by."""
     wanted = list(columns)
     return {name for version in versions for name in Projection(version.table, now.table, wanted).reads}

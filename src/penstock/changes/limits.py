@@ -16,8 +16,8 @@ import numpy.typing as npt
 from penstock.changes.collect import SIDES
 from penstock.errors import Invalid
 from penstock.eventstore.manifest import ObjectInfo
-from penstock.eventstore.objects.object_file import ColumnBounds, column_bounds, opened
-from penstock.eventstore.read.blocks import within_handles
+from penstock.eventstore.objects.object_file import ColumnBounds, column_bounds, open_object
+from penstock.eventstore.read.blocks import select_handles
 from penstock.eventstore.read.object_scan import HandleRange
 from penstock.eventstore.read.partition import PartitionState, RangeReader, ReadRange
 from penstock.eventstore.sides import COMMIT_TS, HANDLE
@@ -51,30 +51,32 @@ class CountedChanges:
     times: Callable[[], Ints]
 
     @classmethod
-    def counted(cls, times: Ints, row_bytes: float) -> "CountedChanges":
+    def from_times(cls, times: Ints, row_bytes: float) -> "CountedChanges":
         """Changes of which the times are known already; there is at least one."""
         nbytes = round(len(times) * row_bytes)
         return cls(len(times), nbytes, int(times.min()), int(times.max()), lambda: times)
 
 
-def admitted_ts(held: Iterable[CountedChanges], from_ts: int, to_ts: int, limit: ReadLimit) -> int:
+def last_admitted_ts(held: Iterable[CountedChanges], from_ts: int, to_ts: int, limit: ReadLimit) -> int:
     """The end of the longest range (from_ts, end] within `to_ts` and the limit.
 
     It has every change of each commit in it, and at least one commit if there is any: then it may be more
     than the limit allows. Only times that the decision depends on are asked for.
     """
-    inside = sorted((each for each in held if _meets(each, from_ts, to_ts)), key=lambda each: each.min_ts)
+    inside = sorted(
+        (counted for counted in held if _meets(counted, from_ts, to_ts)), key=lambda counted: counted.min_ts
+    )
     sure = _prefix(inside, limit)
     if sure == len(inside):
         return to_ts
     safe_ts = max(from_ts, inside[sure].min_ts - 1)  # up to here it is enough even if every change counts
-    whole = [each for each in inside[:sure] if each.min_ts > from_ts and each.max_ts <= safe_ts]
-    tally = _Tally(limit, sum(each.rows for each in whole), sum(each.nbytes for each in whole))
-    for each in inside[:sure]:
-        if each.min_ts <= from_ts or each.max_ts > safe_ts:
-            tally.add(each, from_ts)
-    for number, each in enumerate(inside[sure:], sure + 1):
-        tally.add(each, from_ts)
+    whole = [counted for counted in inside[:sure] if counted.min_ts > from_ts and counted.max_ts <= safe_ts]
+    tally = _Tally(limit, sum(counted.rows for counted in whole), sum(counted.nbytes for counted in whole))
+    for counted in inside[:sure]:
+        if counted.min_ts <= from_ts or counted.max_ts > safe_ts:
+            tally.add(counted, from_ts)
+    for number, counted in enumerate(inside[sure:], sure + 1):
+        tally.add(counted, from_ts)
         known_ts = to_ts if number == len(inside) else min(to_ts, inside[number].min_ts - 1)
         end = tally.end(known_ts)
         if end is not None:
@@ -88,8 +90,8 @@ def _meets(held: CountedChanges, from_ts: int, to_ts: int) -> bool:
 
 def _prefix(held: Sequence[CountedChanges], limit: ReadLimit) -> int:
     """How many of them, one after the other, are allowed together."""
-    rows = accumulate(each.rows for each in held)
-    nbytes = accumulate(each.nbytes for each in held)
+    rows = accumulate(counted.rows for counted in held)
+    nbytes = accumulate(counted.nbytes for counted in held)
     fits = [limit.allows(*so_far) for so_far in zip(rows, nbytes, strict=True)]
     return fits.index(False) if False in fits else len(fits)
 
@@ -147,41 +149,43 @@ class ChangeCounts:
     _read: dict[str, Ints] = field(default_factory=dict, repr=False)  # the times in objects, by their ids
     _asked: list[list[Ints]] = field(default_factory=list, init=False, repr=False)  # see _unflushed_times
 
-    def any(self) -> bool:
+    def has_changes(self) -> bool:
         """Whether there is a change at all."""
         if any(True for _ in self._flushed(self.to_ts)):
             return True
         return any(len(times) for times in self._unflushed_times)
 
-    def admitted_ts(self, limit: ReadLimit) -> int:
+    def last_admitted_ts(self, limit: ReadLimit) -> int:
         """The end of the longest range from `from_ts` on that the limit allows; see `admission`."""
         if not limit:
             return self.to_ts
         flushed_ts = min(self.to_ts, *(state.flushed_ts for state in self.states))
         if flushed_ts > self.from_ts:
-            end = admitted_ts(self._flushed(flushed_ts), self.from_ts, flushed_ts, limit)
+            end = last_admitted_ts(self._flushed(flushed_ts), self.from_ts, flushed_ts, limit)
             if end < flushed_ts:
                 return end
         held = [*self._flushed(self.to_ts)]
         row_bytes = self._row_bytes()
-        held += [CountedChanges.counted(times, row_bytes) for times in self._unflushed_times if len(times)]
-        return admitted_ts(held, self.from_ts, self.to_ts, limit)
+        held += [CountedChanges.from_times(times, row_bytes) for times in self._unflushed_times if len(times)]
+        return last_admitted_ts(held, self.from_ts, self.to_ts, limit)
 
     def weigh(self, upto_ts: int) -> tuple[int, int]:
         """About how many changes there are up to a timestamp of the range, and how many bytes.
 
         Objects count as a whole, whatever handles are wanted, but for those that go beyond the range.
         """
-        shares = [(each, _share(each, self.from_ts, upto_ts)) for each in self._flushed(upto_ts)]
+        shares = [
+            (counted, _share_within(counted, self.from_ts, upto_ts)) for counted in self._flushed(upto_ts)
+        ]
         unflushed = sum(int(np.count_nonzero(times <= upto_ts)) for times in self._unflushed_times)
-        rows = sum(each.rows * share for each, share in shares)
-        nbytes = sum(each.nbytes * share for each, share in shares)
+        rows = sum(counted.rows * share for counted, share in shares)
+        nbytes = sum(counted.nbytes * share for counted, share in shares)
         return round(rows) + unflushed, round(nbytes + unflushed * self._row_bytes())
 
     def _flushed(self, upto_ts: int) -> Iterator[CountedChanges]:
         for state in self.states:
             for side in SIDES:
-                for info in state.changes(side, self.from_ts, min(upto_ts, state.flushed_ts)):
+                for info in state.change_objects(side, self.from_ts, min(upto_ts, state.flushed_ts)):
                     if self.handles.meets(_bounds(info)):
                         yield CountedChanges(
                             info.rows, info.size_bytes, info.min_ts, info.max_ts, self._times_of(state, info)
@@ -233,7 +237,7 @@ def _bounds(info: ObjectInfo) -> ColumnBounds:
     return ColumnBounds(info.key_min, info.key_max)
 
 
-def _share(held: CountedChanges, from_ts: int, to_ts: int) -> float:
+def _share_within(held: CountedChanges, from_ts: int, to_ts: int) -> float:
     """How much of some changes is in (from_ts, to_ts]: commits may be of any size, so their times count."""
     if from_ts < held.min_ts and held.max_ts <= to_ts:
         return 1.0
@@ -243,13 +247,13 @@ def _share(held: CountedChanges, from_ts: int, to_ts: int) -> float:
 
 def _read_times(state: PartitionState, info: ObjectInfo, from_ts: int, handles: HandleRange | None) -> Ints:
     """When the changes in an object were committed; of the handles that are wanted, if not all are."""
-    with state.reading(from_ts), opened(state.storage, state.table_id, info) as file:
+    with state.reading(from_ts), open_object(state.storage, state.table_id, info) as file:
         if handles is None:
             times: Ints = file.read(columns=[COMMIT_TS]).column(0).to_numpy()
             return times
         batches = file.iter_batches(columns=[COMMIT_TS, HANDLE])
-        kept = [within_handles(each, handles.low, handles.high).column(COMMIT_TS) for each in batches]
-        return np.concatenate([np.empty(0, np.int64), *(each.to_numpy() for each in kept)])
+        kept = [select_handles(batch, handles.low, handles.high).column(COMMIT_TS) for batch in batches]
+        return np.concatenate([np.empty(0, np.int64), *(times.to_numpy() for times in kept)])
 
 
 def _ask_times(reader: RangeReader, wanted: ReadRange) -> list[Ints]:
@@ -294,37 +298,37 @@ def admitted_handle(states: Sequence[PartitionState], ts: int, low: bytes, limit
         (
             _Found(state, info)
             for state in states
-            for info in state.visible("data", min(ts, state.flushed_ts))
+            for info in state.visible_objects("data", min(ts, state.flushed_ts))
             if info.key_max >= low
         ),
-        key=lambda each: each.info.key_min,
+        key=lambda found: found.info.key_min,
     )
     groups: list[HandleGroup] = []
-    for each in objects:
+    for found in objects:
         cut = cut_groups(groups, limit)
-        if cut is not None and cut <= each.info.key_min:
+        if cut is not None and cut <= found.info.key_min:
             return cut
-        groups.extend(_groups(each, ts, low))
+        groups.extend(_groups(found, ts, low))
     return cut_groups(groups, limit)
 
 
 def cut_groups(groups: Iterable[HandleGroup], limit: ReadLimit) -> bytes | None:
     """Where the first group begins that would be too much and is not among the lowest. Pure."""
     rows, nbytes, lowest = 0, 0.0, None
-    for each in sorted(groups):
-        rows, nbytes = rows + each.rows, nbytes + each.nbytes
-        if lowest is not None and each.low > lowest and not limit.allows(rows, nbytes):
-            return each.low
-        lowest = each.low if lowest is None else lowest
+    for group in sorted(groups):
+        rows, nbytes = rows + group.rows, nbytes + group.nbytes
+        if lowest is not None and group.low > lowest and not limit.allows(rows, nbytes):
+            return group.low
+        lowest = group.low if lowest is None else lowest
     return None
 
 
 def _groups(found: _Found, ts: int, low: bytes) -> Iterator[HandleGroup]:
     state, info = found.state, found.info
     row_bytes = info.size_bytes / max(1, info.rows)
-    with state.reading(ts), opened(state.storage, state.table_id, info) as file:
+    with state.reading(ts), open_object(state.storage, state.table_id, info) as file:
         bounds = column_bounds(file.metadata, HANDLE, missing=ColumnBounds(info.key_min, info.key_max))
-        for number, each in enumerate(bounds):
-            if each is not None and each.high >= low:
+        for number, handles in enumerate(bounds):
+            if handles is not None and handles.high >= low:
                 rows = file.metadata.row_group(number).num_rows
-                yield HandleGroup(max(each.low, low), rows, rows * row_bytes)
+                yield HandleGroup(max(handles.low, low), rows, rows * row_bytes)

@@ -100,7 +100,7 @@ class ReadColumns:
         """The columns of `_old`; None when it is not read."""
         if OLD not in self.tombstone.read.names:
             return None
-        return [each.name for each in self.tombstone.read.field(OLD).type]
+        return [field.name for field in self.tombstone.read.field(OLD).type]
 
     def of_side(self, side: Side) -> SideColumns:
         """Those of one side."""

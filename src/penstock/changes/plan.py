@@ -16,7 +16,7 @@ from penstock.changes.batches import ChangesHandle
 from penstock.changes.collect import (
     SIDES,
     ChangesRange,
-    as_batches,
+    to_batches,
     collect,
     fix_range,
     schema_parts,
@@ -25,7 +25,7 @@ from penstock.changes.collect import (
 from penstock.changes.options import ChangeOptions, ChangeOptionsArgs, ReadColumns, check_columns
 from penstock.errors import Invalid
 from penstock.eventstore.manifest import ObjectInfo
-from penstock.eventstore.objects.object_file import ColumnBounds, column_bounds, opened
+from penstock.eventstore.objects.object_file import ColumnBounds, column_bounds, open_object
 from penstock.eventstore.read.object_scan import HandleRange
 from penstock.eventstore.read.partition import PartitionState, TableView
 from penstock.eventstore.read.snapshot import SnapshotPartition, plan_snapshot
@@ -55,7 +55,7 @@ class Split:
     large_ts: int | None = None
 
 
-def share_times(weights: Iterable[Weight], from_ts: int, to_ts: int, rows_max: int) -> list[Split]:
+def split_by_time(weights: Iterable[Weight], from_ts: int, to_ts: int, rows_max: int) -> list[Split]:
     """Divide (from_ts, to_ts] into as few even shares of at most about `rows_max` rows as may be.
 
     Together they are all of it. Only a single timestamp may have more, as a share of its own. Shares end
@@ -65,7 +65,7 @@ def share_times(weights: Iterable[Weight], from_ts: int, to_ts: int, rows_max: i
     filling = _Filling(from_ts, rows_max, left=sum(held for _, _, held in pieces))
     for piece in pieces:
         filling.add(*piece)
-    return filling.shares(to_ts)
+    return filling.splits(to_ts)
 
 
 class _Filling:
@@ -99,7 +99,7 @@ class _Filling:
             self._finish(start)
         self._rows += held
 
-    def shares(self, to_ts: int) -> list[Split]:
+    def splits(self, to_ts: int) -> list[Split]:
         """All of them; the last has what is left."""
         if self._rows or not self._done:
             self._finish(to_ts)
@@ -124,8 +124,8 @@ class _Filling:
 
 def _pieces(weights: Iterable[Weight], from_ts: int, to_ts: int) -> Iterator[tuple[int, int, float]]:
     """The parts of a range that have rows, with how many: from where an object begins or ends to the next."""
-    inside = [each for each in weights if each.max_ts > from_ts and each.min_ts <= to_ts]
-    ends = {end for each in inside for end in (each.min_ts - 1, each.max_ts) if from_ts < end < to_ts}
+    inside = [weight for weight in weights if weight.max_ts > from_ts and weight.min_ts <= to_ts]
+    ends = {end for weight in inside for end in (weight.min_ts - 1, weight.max_ts) if from_ts < end < to_ts}
     points = sorted({from_ts, to_ts, *ends})
     for (start, end), held in zip(pairwise(points), _rows(inside, np.array(points, np.int64)), strict=True):
         if held:
@@ -136,14 +136,14 @@ def _rows(weights: Iterable[Weight], points: npt.NDArray[np.int64]) -> npt.NDArr
     """How many rows there are between each point and the next."""
     lengths = np.diff(points)
     rows = np.zeros(len(lengths))
-    for each in weights:
-        low, high = np.searchsorted(points, np.array([each.min_ts - 1, each.max_ts], np.int64))
+    for weight in weights:
+        low, high = np.searchsorted(points, np.array([weight.min_ts - 1, weight.max_ts], np.int64))
         covered = slice(low, high)
-        rows[covered] += each.rows * (lengths[covered] / (each.max_ts - each.min_ts + 1))
+        rows[covered] += weight.rows * (lengths[covered] / (weight.max_ts - weight.min_ts + 1))
     return rows
 
 
-def share_handles(groups: Iterable[tuple[bytes, int]], rows_max: int) -> list[bytes]:
+def split_by_handle(groups: Iterable[tuple[bytes, int]], rows_max: int) -> list[bytes]:
     """Handles that divide groups of rows, each given by its lowest handle, into about `rows_max` rows."""
     cuts: list[bytes] = []
     begin: bytes | None = None
@@ -158,7 +158,7 @@ def share_handles(groups: Iterable[tuple[bytes, int]], rows_max: int) -> list[by
     return cuts
 
 
-def ranges(cuts: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+def handle_ranges(cuts: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
     """The handle ranges between cuts, which together are all handles."""
     return list(zip([b"", *cuts], [*cuts, b""], strict=True))
 
@@ -189,7 +189,7 @@ class ChangesPartition:
         """Read it. Raises as `collect_changes` does."""
         if self.snapshot is not None and self.schema is not None:
             rows = self.snapshot.read()
-            return ChangesHandle(as_batches(rows, self.schema, self.options, complete_ts=self.to_ts))
+            return ChangesHandle(to_batches(rows, self.schema, self.options, complete_ts=self.to_ts))
         wanted = ChangesRange(self.from_ts, self.to_ts, self.handle_from, self.handle_to)
         return ChangesHandle(collect(self.table, wanted, self.options, checked=True))  # by the plan
 
@@ -198,14 +198,14 @@ class ChangesPartition:
         if not low and not high:
             return self
         first = max(self.handle_from, low)
-        end = min((each for each in (self.handle_to, high) if each), default=b"")
+        end = min((bound for bound in (self.handle_to, high) if bound), default=b"")
         if end and end <= first:
             return None
         inside = replace(self, handle_from=first, handle_to=end)
         if self.snapshot is None:
             return inside
         handles = HandleRange(low=first, high=end)
-        pieces = tuple(each for each in self.snapshot.pieces if handles.meets(each.handles))
+        pieces = tuple(piece for piece in self.snapshot.pieces if handles.meets(piece.handles))
         if not pieces and not self.snapshot.adds_unflushed:
             return None
         return replace(inside, snapshot=replace(self.snapshot, handles=handles, pieces=pieces))
@@ -237,7 +237,9 @@ def _plan_snapshot(
     table: TableView, states: Sequence[PartitionState], ts: int, partition_rows: int, options: ChangeOptions
 ) -> list[ChangesPartition]:
     schema = states[0].schema_at(ts)
-    rows = sum(info.rows for state in states for info in state.visible("data", min(ts, state.flushed_ts)))
+    rows = sum(
+        info.rows for state in states for info in state.visible_objects("data", min(ts, state.flushed_ts))
+    )
     parts = plan_snapshot(
         table,
         ts,
@@ -273,22 +275,22 @@ class _TailPlan:
         check_columns(tables, self.options)
         # A key that moves from one row to another needs both in the same part.
         by_handle = not any(ReadColumns.of(table, self.options).keys_move for table in tables)
-        return [part for share in self._shares() for part in self._divided(share, by_handle=by_handle)]
+        return [part for share in self._splits() for part in self._divide(share, by_handle=by_handle)]
 
-    def _shares(self) -> list[Split]:
+    def _splits(self) -> list[Split]:
         """Flushed changes, then the others: of those nobody has counted the rows."""
         flushed_ts = min(self.to_ts, *(state.flushed_ts for state in self.states))
-        weights = [each for state in self.states for each in self._weights(state)]
+        weights = [weight for state in self.states for weight in self._weights(state)]
         bounds = dict.fromkeys((self.from_ts, max(self.from_ts, flushed_ts), self.to_ts))
         return [
             share
             for from_ts, to_ts in pairwise(bounds)
-            for share in share_times(weights, from_ts, to_ts, self.partition_rows)
+            for share in split_by_time(weights, from_ts, to_ts, self.partition_rows)
         ]
 
     def _weights(self, state: PartitionState) -> Iterator[Weight]:
         for side in SIDES:
-            for info in state.changes(side, self.from_ts, min(self.to_ts, state.flushed_ts)):
+            for info in state.change_objects(side, self.from_ts, min(self.to_ts, state.flushed_ts)):
                 if info.rows > self.partition_rows and info.min_ts < info.max_ts:
                     for group in self._row_groups(state, info):
                         yield Weight(group.rows, group.min_ts, group.max_ts)
@@ -296,7 +298,7 @@ class _TailPlan:
                     yield Weight(info.rows, info.min_ts, info.max_ts)
 
     def _row_groups(self, state: PartitionState, info: ObjectInfo) -> list["_RowGroup"]:
-        with state.reading(self.from_ts), opened(state.storage, state.table_id, info) as file:
+        with state.reading(self.from_ts), open_object(state.storage, state.table_id, info) as file:
             whole = ColumnBounds(info.key_min, info.key_max)
             handles = column_bounds(file.metadata, HANDLE, missing=whole)
             bounds = zip(column_bounds(file.metadata, COMMIT_TS), handles, strict=True)
@@ -306,9 +308,9 @@ class _TailPlan:
                 if commit is not None and handle is not None
             ]
 
-    def _divided(self, share: Split, *, by_handle: bool) -> list[ChangesPartition]:
-        cuts = self._handle_cuts(share.large_ts) if share.large_ts is not None and by_handle else []
-        parts = ranges(cuts)
+    def _divide(self, share: Split, *, by_handle: bool) -> list[ChangesPartition]:
+        cuts = self._split_points(share.large_ts) if share.large_ts is not None and by_handle else []
+        parts = handle_ranges(cuts)
         return [
             ChangesPartition(
                 table=self.table,
@@ -322,18 +324,18 @@ class _TailPlan:
             for low, high in parts
         ]
 
-    def _handle_cuts(self, ts: int) -> list[bytes]:
+    def _split_points(self, ts: int) -> list[bytes]:
         """Where a timestamp is divided: by its data, which is in the order of handles, if there is any."""
         for side in SIDES:
             groups = [
                 group
                 for state in self.states
-                for info in state.changes(side, ts - 1, ts)
+                for info in state.change_objects(side, ts - 1, ts)
                 for group in self._row_groups(state, info)
                 if group.min_ts <= ts <= group.max_ts
             ]
             if groups:
-                return share_handles(((group.low, group.rows) for group in groups), self.partition_rows)
+                return split_by_handle(((group.low, group.rows) for group in groups), self.partition_rows)
         return []
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from penstock import metrics
 from penstock.changes.batches import ChangeBatch, Hint
-from penstock.changes.net_change import coalesce, without_updates
+from penstock.changes.net_change import coalesce_by_handle, without_updates
 from penstock.changes.options import ChangeOptions, ReadColumns
 from penstock.eventstore.paths import Side
 from penstock.eventstore.schema_version import SchemaVersion
@@ -40,7 +40,7 @@ class Cut:
     large_ts: int | None = None
 
 
-def cut(data: Extent, tombstones: Extent, to_ts: int) -> Cut:
+def find_cut(data: Extent, tombstones: Extent, to_ts: int) -> Cut:
     """Where both caches, filled, can be cut; `to_ts` where no more rows come.
 
     There is a `large_ts` only if nothing is cached up to `upto_ts`: it is the lowest there is then.
@@ -111,24 +111,24 @@ class SideCache:
 
     def _commit_ts(self, row: int) -> int | None:
         """When a cached row was committed; None when it is past them all."""
-        for each in self._slices:
-            if row < each.num_rows:
-                return int(each.column(COMMIT_TS)[row].as_py())
-            row -= each.num_rows
+        for rows in self._slices:
+            if row < rows.num_rows:
+                return int(rows.column(COMMIT_TS)[row].as_py())
+            row -= rows.num_rows
         return None
 
-    def upto(self, ts: int) -> list[pa.RecordBatch]:
+    def take_upto(self, ts: int) -> list[pa.RecordBatch]:
         """Take the cached rows up to a commit-ts out, at most as many as may be on view."""
         found: list[pa.RecordBatch] = []
         room = self._rows_max
         whole = bisect_right(self._slices, ts, key=_last_ts)
-        for at, each in enumerate(self._slices):
-            count = min(room, each.num_rows if at < whole else _rows_upto(each, ts))
+        for at, rows in enumerate(self._slices):
+            count = min(room, rows.num_rows if at < whole else _rows_upto(rows, ts))
             room -= count
             if count:
-                found.append(each if count == each.num_rows else each.slice(0, count))
-            if count < each.num_rows:
-                self._slices = [each.slice(count), *self._slices[at + 1 :]]
+                found.append(rows if count == rows.num_rows else rows.slice(0, count))
+            if count < rows.num_rows:
+                self._slices = [rows.slice(count), *self._slices[at + 1 :]]
                 break
         else:
             self._slices = []
@@ -190,7 +190,7 @@ class Tail:
         # A reader that goes back has rows under keys that only the single changes name.
         self._coalesces = options.coalesce and not (options.replay and columns.keys_move)
         self._skips = options.skip_deletes and not columns.keys_vary
-        self._nothing = _Net(self._joined("data", []), self._joined("tombstone", []))
+        self._nothing = _Net(self._join_slices("data", []), self._join_slices("tombstone", []))
 
     def batches(self) -> Iterator[ChangeBatch]:
         """Every batch, the last one a TAIL_DONE; none when there is no change."""
@@ -200,9 +200,9 @@ class Tail:
             tombstones = self._tombstones.fill(waiting.tombstones.num_rows)
             if data.first_ts is None and tombstones.first_ts is None:
                 break
-            found = cut(data, tombstones, self._to_ts)
+            found = find_cut(data, tombstones, self._to_ts)
             if found.large_ts is not None and waiting is self._nothing:
-                yield from self._large(found.large_ts)
+                yield from self._send_large(found.large_ts)
                 continue
             if found.large_ts is None:
                 waiting = self._add(waiting, found.upto_ts)
@@ -213,15 +213,17 @@ class Tail:
 
     def end(self) -> ChangeBatch:
         """A batch that says only that the range is complete."""
-        return self._batch(self._nothing, Hint.TAIL_DONE, self._to_ts)
+        return self._make_batch(self._nothing, Hint.TAIL_DONE, self._to_ts)
 
     def _add(self, waiting: _Net, ts: int) -> _Net:
         """Changes that wait, and those cached up to a timestamp: their net effect."""
-        data = self._joined("data", [waiting.data, *self._data.upto(ts)])
-        tombstones = self._joined("tombstone", [waiting.tombstones, *self._tombstones.upto(ts)])
+        data = self._join_slices("data", [waiting.data, *self._data.take_upto(ts)])
+        tombstones = self._join_slices("tombstone", [waiting.tombstones, *self._tombstones.take_upto(ts)])
         if not self._coalesces:
             return _Net(data, tombstones)
-        net = _Net(*coalesce(data, tombstones, replay=self._replay, keys_move=self._columns.keys_vary))
+        net = _Net(
+            *coalesce_by_handle(data, tombstones, replay=self._replay, keys_move=self._columns.keys_vary)
+        )
         gone = data.num_rows + tombstones.num_rows - net.data.num_rows - net.tombstones.num_rows
         metrics.CHANGES_COALESCED_ROWS_TOTAL.inc(gone)
         return net
@@ -232,31 +234,31 @@ class Tail:
 
     def _send(self, waiting: _Net) -> Iterator[ChangeBatch]:
         if waiting.data.num_rows or waiting.tombstones.num_rows:
-            yield self._batch(waiting, Hint.TAIL_DONE, self._complete_ts())
+            yield self._make_batch(waiting, Hint.TAIL_DONE, self._complete_ts())
 
-    def _large(self, ts: int) -> Iterator[ChangeBatch]:
+    def _send_large(self, ts: int) -> Iterator[ChangeBatch]:
         """The pieces of one commit-ts. A row is in it once on each side, so that nothing coalesces."""
         sides: tuple[tuple[Side, SideCache], ...] = (("tombstone", self._tombstones), ("data", self._data))
         for side, cache in sides:
             while cache.fill().first_ts == ts:
-                rows = self._joined(side, cache.upto(ts))
+                rows = self._join_slices(side, cache.take_upto(ts))
                 piece = replace(self._nothing, **{_FIELD[side]: rows})
                 complete = self._complete_ts()
-                batch = self._batch(piece, Hint.TAIL_DONE if complete >= ts else Hint.TAIL_WIP, complete)
+                batch = self._make_batch(piece, Hint.TAIL_DONE if complete >= ts else Hint.TAIL_WIP, complete)
                 if batch.hint is Hint.TAIL_DONE or batch.data.num_rows or batch.tombstones.num_rows:
                     yield batch
 
     def _complete_ts(self) -> int:
         return complete_ts(self._data.fill(), self._tombstones.fill(), self._to_ts)
 
-    def _joined(self, side: Side, slices: list[pa.RecordBatch]) -> pa.RecordBatch:
+    def _join_slices(self, side: Side, slices: list[pa.RecordBatch]) -> pa.RecordBatch:
         """One batch of slices, which costs nothing where one has all the rows."""
-        filled = [each for each in slices if each.num_rows]
+        filled = [rows for rows in slices if rows.num_rows]
         if not filled:
             return pa.RecordBatch.from_pylist([], self._columns.of_side(side).read)
         return filled[0] if len(filled) == 1 else pa.concat_batches(filled)
 
-    def _batch(self, net: _Net, hint: Hint, complete: int) -> ChangeBatch:
+    def _make_batch(self, net: _Net, hint: Hint, complete: int) -> ChangeBatch:
         tombstones = without_updates(net.tombstones) if self._skips else net.tombstones
         columns = self._columns
         return ChangeBatch(

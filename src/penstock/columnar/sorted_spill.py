@@ -1,8 +1,7 @@
-"""Arrow rows in order, in bounded memory: sorted at once where they fit, else divided into files first.
+"""Sorts and groups Arrow rows in bounded memory: in memory if they fit, else through scratch files.
 
-Vectorised; no I/O but scratch files.
-
-Many rows divided by the hashes of their keys, in memory while they are few and else on disk.
+`sort_rows` and `SortedSpill` give rows in the order of their keys. `HashedSpill` divides rows into parts by
+the hashes of their keys. Vectorised; the only I/O is on scratch files.
 """
 
 from bisect import bisect_left, bisect_right
@@ -23,7 +22,8 @@ from penstock.columnar.row_hash import Hashes
 __all__ = ["PARTS", "SLICE_BYTES", "SLICE_ROWS", "HashedSpill", "SortOrder", "SortedSpill", "order_by"]
 
 
-Place = tuple[Any, ...]  # the values of a row's keys
+Place = tuple[Any, ...]
+"""The values of a row's keys."""
 
 SLICE_BYTES = 8 * 1024 * 1024
 SLICE_ROWS = 32 * 1024
@@ -32,9 +32,9 @@ _SAMPLES_MAX = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class SortOrder:
-    """Rows of a schema by their `keys`, ascending; none of them is null.
+    """The ascending order of a schema's rows by their `keys`, none of which is null.
 
-    `in_order` sorts what fits in memory. It lets the batches go before its first slice.
+    `in_order` sorts rows that fit in memory. It releases the batches before it yields its first slice.
     """
 
     schema: pa.Schema
@@ -43,7 +43,7 @@ class SortOrder:
 
 
 def order_by(schema: pa.Schema, *keys: str) -> SortOrder:
-    """The order of all rows by some columns."""
+    """Return the order of a schema's rows by some of its columns."""
 
     def in_order(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         table = pa.Table.from_batches(list(batches), schema).combine_chunks()
@@ -60,7 +60,7 @@ def order_by(schema: pa.Schema, *keys: str) -> SortOrder:
     return SortOrder(schema, keys, in_order)
 
 
-def ordered(
+def sort_rows(
     load: Callable[[], Iterable[pa.RecordBatch]],
     nbytes: int,
     order: SortOrder,
@@ -68,11 +68,11 @@ def ordered(
     memory_bytes: int,
     scratch: Path,
 ) -> Generator[pa.RecordBatch, None, None]:
-    """The rows of all batches in order, in slices; takes about `memory_bytes` of memory.
+    """Yield the rows of all batches in order, in slices, with about `memory_bytes` of memory.
 
-    `load` is called once when `nbytes` fits in memory, else twice: to choose where to divide the rows, and to
-    divide them into scratch files, which are sorted one by one. It is let go before the first slice. Close
-    the result when it is not read to its end: that removes the files.
+    `load` is called once when `nbytes` fits in memory. Else it is called twice: to choose where to divide the
+    rows, and to divide them into scratch files, which are then sorted one by one. It is released before the
+    first slice. Close the generator when you do not read it to its end: that removes the files.
     """
     if nbytes <= memory_bytes:
         rows = order.in_order(load())
@@ -83,7 +83,7 @@ def ordered(
     scratch.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=scratch) as folder:
         files = [Path(folder) / f"{index}.arrow" for index in range(len(cuts) + 1)]
-        _divide(_chunks(load(), order, memory_bytes // 2), order, cuts, files)
+        _divide(_sort_chunks(load(), order, memory_bytes // 2), order, cuts, files)
         del load
         for file in files:
             with pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as part:
@@ -92,22 +92,26 @@ def ordered(
 
 
 def choose_cuts(batches: Iterable[pa.RecordBatch], keys: Sequence[str], *, parts: int) -> list[Place]:
-    """Places that divide a sample of the rows evenly; none when there are no rows."""
+    """Return places that divide a sample of the rows evenly; none when there are no rows."""
     sample: list[Place] = []
-    apart, skipped = 1, 0  # every so many rows one is sampled; the fewer, the more rows there are
+    # One row of every `step` is sampled. When the sample is full, every other row leaves it and the step
+    # doubles.
+    step, seen = 1, 0
     for batch in batches:
-        rows = batch.select(keys).take(pa.array(np.arange(-skipped % apart, batch.num_rows, apart)))
-        skipped += batch.num_rows
+        rows = batch.select(keys).take(pa.array(np.arange(-seen % step, batch.num_rows, step)))
+        seen += batch.num_rows
         sample.extend(zip(*(rows.column(name).to_pylist() for name in keys), strict=True))
         while len(sample) > _SAMPLES_MAX:
             del sample[1::2]
-            apart *= 2
+            step *= 2
     sample.sort()
     return sorted({sample[len(sample) * part // parts] for part in range(1, parts)}) if sample else []
 
 
-def _chunks(batches: Iterable[pa.RecordBatch], order: SortOrder, nbytes: int) -> Iterator[pa.RecordBatch]:
-    """Slices that are in order each, of chunks of about `nbytes`."""
+def _sort_chunks(
+    batches: Iterable[pa.RecordBatch], order: SortOrder, nbytes: int
+) -> Iterator[pa.RecordBatch]:
+    """Sort chunks of about `nbytes`; yield slices, each in order."""
     pending: list[pa.RecordBatch] = []
     weight = 0
     for batch in batches:
@@ -132,7 +136,7 @@ def _divide(
 
 
 def position(batch: pa.RecordBatch, keys: Sequence[str], place: Place) -> int:
-    """How many rows of an ordered batch come before a place."""
+    """Return how many rows of an ordered batch come before a place."""
     low, high = 0, batch.num_rows
     for name, value in zip(keys, place, strict=True):
         low, high = _equal(batch.column(name), value, low, high)
@@ -140,12 +144,12 @@ def position(batch: pa.RecordBatch, keys: Sequence[str], place: Place) -> int:
 
 
 def _equal(column: pa.Array, value: Any, low: int, high: int) -> tuple[int, int]:
-    """Where, within [low, high) of a column that is in order there, a value is or would be."""
+    """Return the range within [low, high), where the column is in order, that has or would have a value."""
     if pa.types.is_integer(column.type):
         part = column.to_numpy()[low:high]
         # A plain int would make numpy compare floats, which cannot tell neighbouring timestamps apart.
-        wanted = part.dtype.type(value)
-        return low + int(np.searchsorted(part, wanted)), low + int(np.searchsorted(part, wanted, "right"))
+        number = part.dtype.type(value)
+        return low + int(np.searchsorted(part, number)), low + int(np.searchsorted(part, number, "right"))
     rows = range(low, high)
 
     def cell(row: int) -> Any:
@@ -155,9 +159,9 @@ def _equal(column: pa.Array, value: Any, low: int, high: int) -> tuple[int, int]
 
 
 class SortedSpill:
-    """Rows on their way to a sort, whose size is not known before: kept in memory until they are too many.
+    """Collects rows of unknown size for a sort: in memory until they are too many, then in a file.
 
-    A context: leaving it removes the file. Write everything, then take `ordered`.
+    Write all rows, then read `sort`. It is a context: its end removes the file.
     """
 
     def __init__(self, order: SortOrder, *, memory_bytes: int, scratch: Path) -> None:
@@ -178,7 +182,7 @@ class SortedSpill:
         self._stack.close()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take rows, in any order."""
+        """Add rows, in any order."""
         if not batch.num_rows:
             return
         self.nbytes += batch.nbytes
@@ -196,11 +200,11 @@ class SortedSpill:
             self._writer.write_batch(batch)
         self._held = []
 
-    def ordered(self) -> Generator[pa.RecordBatch, None, None]:
-        """Everything that was written, in order, once; nothing is kept for a second time."""
+    def sort(self) -> Generator[pa.RecordBatch, None, None]:
+        """Yield everything that was written, in order. It can be read once."""
         if self._writer is not None:
             self._writer.close()
-        return ordered(
+        return sort_rows(
             self._load,
             self.nbytes,
             self._order,
@@ -218,14 +222,16 @@ class SortedSpill:
 
 
 PARTS = 64
-_SHIFT = np.uint64(64 - PARTS.bit_length() + 1)
+"""Parts of a `HashedSpill`, a power of two."""
+
+_SHIFT = np.uint64(64 - PARTS.bit_length() + 1)  # leaves the high bits of a hash, the number of its part
 _BUFFER_BYTES = 64 << 20
 
 
 class HashedSpill:
-    """Rows go in in any order, and come out part by part: rows whose hashes are equal are in one part.
+    """Takes rows in any order and gives them part by part. Rows with equal hashes are in the same part.
 
-    A context: leaving it closes and removes the file.
+    It is a context: its end closes and removes the file.
     """
 
     def __init__(self, schema: pa.Schema, path: Path, *, buffer_bytes: int = _BUFFER_BYTES) -> None:
@@ -242,25 +248,26 @@ class HashedSpill:
         self._file: pa.MemoryMappedFile | None = None
 
     def add(self, batch: pa.RecordBatch, hashes: Hashes) -> None:
-        """Rows with the hashes of their keys."""
+        """Add rows with the hashes of their keys."""
         if not batch.num_rows:
             return
         self._waiting.append((batch, hashes))
         self._waiting_bytes += batch.nbytes + hashes.nbytes
         self.rows += batch.num_rows
         if self._waiting_bytes >= self._buffer_bytes:
-            for number, part in self._divided():
+            for number, part in self._divide_waiting():
                 self._write(number, part)
 
     def parts(self) -> Iterator[Sequence[pa.RecordBatch]]:
-        """All rows, part by part, always in the same order of parts; after the last was added."""
-        for number, part in self._divided():
+        """Yield all rows, part by part, always in the same order of parts. Call it after the last `add`."""
+        for number, part in self._divide_waiting():
             self._in_memory[number].append(part)
         reader = self._reader()
         for in_file, in_memory in zip(self._in_file, self._in_memory, strict=True):
             yield [*(reader.get_batch(at) for at in in_file if reader is not None), *in_memory]
 
-    def _divided(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def _divide_waiting(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield the waiting rows by part, with the part's number; none wait afterwards."""
         if not self._waiting:
             return
         table = pa.Table.from_batches([batch for batch, _ in self._waiting], self.schema)
@@ -291,7 +298,7 @@ class HashedSpill:
         return pa.ipc.open_file(self._file)
 
     def close(self) -> None:
-        """Remove the file."""
+        """Close and remove the file."""
         if self._writer is not None:
             self._writer.close()
         if self._file is not None:

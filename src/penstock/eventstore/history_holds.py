@@ -22,7 +22,7 @@ class HistoryHold:
     ts: int
     expires_at_ms: int | None
 
-    def expired(self, now_ms: int) -> bool:
+    def is_expired(self, now_ms: int) -> bool:
         """Whether it holds nothing back any more."""
         return self.expires_at_ms is not None and self.expires_at_ms <= now_ms
 
@@ -53,23 +53,23 @@ class HistoryHolds:
         """Hold nothing for a holder any more. Raises Unavailable."""
         self._storage.delete(self._path(table_id, holder))
 
-    def lowest(self, table_id: int) -> int | None:
+    def lowest_ts(self, table_id: int) -> int | None:
         """The lowest timestamp that is held; None when nobody holds one.
 
         Raises Corrupt when a watermark is damaged: nobody knows then what it holds.
         """
         now_ms = self._clock.wall_ms()
-        return min((each.ts for each in self.all_of(table_id) if not each.expired(now_ms)), default=None)
+        return min((hold.ts for hold in self.list_holds(table_id) if not hold.is_expired(now_ms)), default=None)
 
-    def all_of(self, table_id: int) -> Iterator[HistoryHold]:
+    def list_holds(self, table_id: int) -> Iterator[HistoryHold]:
         """Every watermark of a table, expired ones among them."""
-        for path in self._storage.names(paths.watermark_folder(paths.table_root(table_id))):
+        for path in self._storage.names(paths.history_hold_folder(paths.table_root(table_id))):
             data = self._storage.read(path)
             if data is not None:  # else released meanwhile
                 yield _read(data, path)
 
     def _path(self, table_id: int, holder: str) -> str:
-        return paths.watermark(paths.table_root(table_id), holder)
+        return paths.history_hold(paths.table_root(table_id), holder)
 
 
 def _read(data: bytes, path: str) -> HistoryHold:

@@ -49,7 +49,7 @@ class ObjectInfo:
     seq: int = 0  # of the entry that added it, known once that is folded
     targets: Targets | None = ()  # of a tombstone object: what its rows delete; None: in any objects
 
-    def visible(self, ts: int) -> bool:
+    def is_visible(self, ts: int) -> bool:
         """Whether the object is part of the table as of `ts`."""
         return self.create_ts <= ts and (self.delete_ts == 0 or ts < self.delete_ts)
 
@@ -93,7 +93,7 @@ class ManifestEntry:
     collect: tuple[str, ...] = ()
 
     @property
-    def opens(self) -> bool:
+    def is_opening(self) -> bool:
         """Whether it says nothing but who writes from here on.
 
         Such an entry is never deleted: it has the number that a former owner's next commit would take.
@@ -183,10 +183,10 @@ class ManifestState:
         }
         if entry.archive is None and not entry.collect and not begun:
             return kept
-        known = {each.id: each for each in self.archives}
+        known = {archive.id: archive for archive in self.archives}
         if not known.keys() >= set(entry.collect):
             raise Corrupt(f"manifest entry {entry.seq} collects an archive that is not there")
-        gone = [known.pop(each).upto_ts for each in entry.collect]
+        gone = [known.pop(archive_id).upto_ts for archive_id in entry.collect]
         kept["archives"] = tuple(known.values())
         kept["oldest_ts"] = max([self.oldest_ts, *begun, *gone])
         if entry.archive is not None:
@@ -201,21 +201,21 @@ class ManifestState:
 
         What is older than `oldest_ts` may have changed without leaving one.
         """
-        return max([self.history_ts, self.oldest_ts, *(each.max_ts for each in self.objects.values())])
+        return max([self.history_ts, self.oldest_ts, *(info.max_ts for info in self.objects.values())])
 
-    def visible(self, side: Side, ts: int) -> list[ObjectInfo]:
+    def visible_objects(self, side: Side, ts: int) -> list[ObjectInfo]:
         """The objects of a side that make up the table as of `ts`, by time."""
-        chosen = [each for each in self.objects.values() if each.side == side and each.visible(ts)]
-        return sorted(chosen, key=lambda each: (each.create_ts, each.min_ts, each.id))
+        chosen = [info for info in self.objects.values() if info.side == side and info.is_visible(ts)]
+        return sorted(chosen, key=lambda info: (info.create_ts, info.min_ts, info.id))
 
-    def changes(self, side: Side, from_ts: int, to_ts: int) -> list[ObjectInfo]:
+    def change_objects(self, side: Side, from_ts: int, to_ts: int) -> list[ObjectInfo]:
         """The objects of a side that report changes in (from_ts, to_ts], by time, removed ones among them."""
         chosen = [
-            each
-            for each in self.objects.values()
-            if each.side == side and each.kind != "merged" and each.min_ts <= to_ts and each.max_ts > from_ts
+            info
+            for info in self.objects.values()
+            if info.side == side and info.kind != "merged" and info.min_ts <= to_ts and info.max_ts > from_ts
         ]
-        return sorted(chosen, key=lambda each: (each.min_ts, each.max_ts, each.seq, each.id))
+        return sorted(chosen, key=lambda info: (info.min_ts, info.max_ts, info.seq, info.id))
 
 
 def write_entry(entry: ManifestEntry) -> bytes:
@@ -228,9 +228,9 @@ def write_entry(entry: ManifestEntry) -> bytes:
         "id": entry.id,
     }
     if entry.add:
-        tree["add"] = [object_tree(each) for each in entry.add]
+        tree["add"] = [object_tree(info) for info in entry.add]
     if entry.remove:
-        tree["remove"] = [{"id": each.id, "delete_ts": each.delete_ts} for each in entry.remove]
+        tree["remove"] = [{"id": removal.id, "delete_ts": removal.delete_ts} for removal in entry.remove]
     if entry.flushed_ts:
         tree["flushed_ts"] = entry.flushed_ts
     if entry.facts:
@@ -276,10 +276,10 @@ def write_state(state: ManifestState) -> bytes:
             "epoch": state.epoch,
             "writer": state.writer,
             "flushed_ts": state.flushed_ts,
-            "objects": [object_tree(each) for each in state.objects.values()],
+            "objects": [object_tree(info) for info in state.objects.values()],
             "facts": [dict(fact) for fact in state.facts],
             "origin": state.origin,
-            "archives": [asdict(each) for each in state.archives],
+            "archives": [asdict(archive) for archive in state.archives],
             "archived_seq": state.archived_seq,
             "history_ts": state.history_ts,
             "oldest_ts": state.oldest_ts,
@@ -291,16 +291,16 @@ def read_state(data: bytes, *, path: str) -> ManifestState:
     """Decode a checkpoint; raise Corrupt naming the file when it is not one of this format."""
     tree = _load(data, path)
     try:
-        objects = [read_object(each) for each in tree["objects"]]
+        objects = [read_object(item) for item in tree["objects"]]
         return ManifestState(
             seq=int(tree["seq"]),
             epoch=int(tree["epoch"]),
             writer=str(tree["writer"]),
             flushed_ts=int(tree["flushed_ts"]),
-            objects={each.id: each for each in objects},
+            objects={info.id: info for info in objects},
             facts=tuple(tree["facts"]),
             origin=str(tree["origin"]),
-            archives=tuple(Archive(**each) for each in tree["archives"]),
+            archives=tuple(Archive(**item) for item in tree["archives"]),
             archived_seq=int(tree["archived_seq"]),
             history_ts=int(tree["history_ts"]),
             oldest_ts=int(tree["oldest_ts"]),
@@ -313,14 +313,14 @@ def read_state(data: bytes, *, path: str) -> ManifestState:
 
 def write_archive(objects: Iterable[ObjectInfo]) -> bytes:
     """Encode the list of an archive."""
-    return _dump({"format": FORMAT, "objects": [object_tree(each) for each in objects]})
+    return _dump({"format": FORMAT, "objects": [object_tree(info) for info in objects]})
 
 
 def read_archive(data: bytes, *, path: str) -> list[ObjectInfo]:
     """Decode the list of an archive; raise Corrupt naming the file when it is not one of this format."""
     tree = _load(data, path)
     try:
-        return [read_object(each) for each in tree["objects"]]
+        return [read_object(item) for item in tree["objects"]]
     except (KeyError, TypeError, ValueError) as error:
         raise Corrupt(f"archive {path} lacks a field or has a wrong one; keep it for inspection") from error
 
@@ -343,7 +343,9 @@ def read_object(tree: Mapping[str, Any]) -> ObjectInfo:
     for name in ("key_min", "key_max"):
         fields[name] = base64.b64decode(fields[name], validate=True)
     if fields.get("targets") is not None:
-        fields["targets"] = tuple(sorted((str(each), int(rows)) for each, rows in fields["targets"].items()))
+        fields["targets"] = tuple(
+            sorted((str(target), int(rows)) for target, rows in fields["targets"].items())
+        )
     return ObjectInfo(**fields)
 
 
@@ -374,13 +376,13 @@ def dropped_fact(ts: int) -> dict[str, Any]:
     return {"kind": _DROPPED_FACT, "ts": ts}
 
 
-def drops(facts: Iterable[Mapping[str, Any]]) -> list[int]:
+def drop_times(facts: Iterable[Mapping[str, Any]]) -> list[int]:
     """When a table was dropped, each time."""
     return [int(fact["ts"]) for fact in facts if fact["kind"] == _DROPPED_FACT]
 
 
 def dropped_ts(facts: Sequence[Mapping[str, Any]], at_ts: int) -> int:
     """When a table that is not there at `at_ts` was dropped; 0 when it is there, also when it came back."""
-    last = max((ts for ts in drops(facts) if ts <= at_ts), default=0)
+    last = max((ts for ts in drop_times(facts) if ts <= at_ts), default=0)
     returned = any(fact["kind"] == SCHEMA_FACT and last < fact["since_ts"] <= at_ts for fact in facts)
     return 0 if returned else last

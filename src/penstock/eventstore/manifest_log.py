@@ -111,7 +111,7 @@ class ManifestLog:
         for _ in range(_OPEN_ATTEMPTS):
             state = load(storage, root)
             if after_epoch is not None and state.epoch > after_epoch and state.writer != writer:
-                raise Fenced(_taken(root, state.writer, state.epoch))
+                raise Fenced(_describe_owner(root, state.writer, state.epoch))
             entry = ManifestEntry(
                 seq=state.seq + 1, epoch=state.epoch + 1, writer=writer, id=clock.unique_id()
             )
@@ -131,7 +131,7 @@ class ManifestLog:
         """Raise Fenced when a newer owner has opened the log; only this and a commit find that out."""
         found = load(self._storage, self._root)
         if found.epoch > self._epoch:
-            raise Fenced(_taken(self._root, found.writer, found.epoch))
+            raise Fenced(_describe_owner(self._root, found.writer, found.epoch))
 
     def commit(
         self,
@@ -165,7 +165,7 @@ class ManifestLog:
         rival = _create(self._storage, self._root, entry)
         if rival is not None:
             if rival.epoch > self._epoch:
-                raise Fenced(_taken(self._root, rival.writer, rival.epoch))
+                raise Fenced(_describe_owner(self._root, rival.writer, rival.epoch))
             raise Corrupt(f"{self._root}: entry {entry.seq} of epoch {rival.epoch} is not by its only owner")
         self.state = after
         self._checkpoint()
@@ -196,7 +196,7 @@ def _create(storage: ObjectStorage, root: str, entry: ManifestEntry) -> Manifest
     return None if rival.id == entry.id else rival
 
 
-def _taken(root: str, writer: str, epoch: int) -> str:
+def _describe_owner(root: str, writer: str, epoch: int) -> str:
     return f"{root} is owned by {writer} since epoch {epoch}; stop writing it"
 
 
@@ -256,7 +256,7 @@ class Ownership:
         """
         assert not self._doubtful, "settle first"
         known = {fact["version"] for fact in self.state.facts if fact["kind"] == SCHEMA_FACT}
-        learnt = [each.as_fact() for each in schemas if each.version not in known]
+        learnt = [version.as_fact() for version in schemas if version.version not in known]
         try:
             state = self._log.commit(
                 add=add,

@@ -73,12 +73,12 @@ def object_id(path: str) -> str:
     return PurePosixPath(path).stem
 
 
-def watermark_folder(root: str) -> str:
+def history_hold_folder(root: str) -> str:
     """The folder of the watermarks that hold back collection."""
     return f"{root}/watermarks/"
 
 
-def watermark(root: str, holder: str) -> str:
+def history_hold(root: str, holder: str) -> str:
     """How far one holder has read a table."""
     return f"{root}/watermarks/{quote(holder, safe='')}.json"
 
@@ -122,7 +122,7 @@ def name_mark(database: str, table: str, table_id: int) -> str:
     return f"{name_folder(database, table)}{table_id}"
 
 
-def marked_name(path: str) -> tuple[str, str, int] | None:
+def parse_name_mark(path: str) -> tuple[str, str, int] | None:
     """Database, table and physical id in a mark's path, or None when the path is no mark's."""
     parts = path.removeprefix(NAMES).split("/")
     table_id = _number(parts[-1])

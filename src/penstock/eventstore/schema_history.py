@@ -28,9 +28,9 @@ from penstock.tables.schema import DatabaseInfo, TableInfo
 __all__ = [
     "META_RANGE",
     "CapturedTable",
-    "DatabaseDescribed",
+    "DatabaseDescription",
     "SchemaHistory",
-    "TableDescribed",
+    "TableDescription",
     "read_description",
     "read_job",
 ]
@@ -46,7 +46,7 @@ _DATABASE_FIELD = database_field(0)[:-1]
 _TABLE_FIELD = b"Table:"
 
 
-class TableDescribed(NamedTuple):
+class TableDescription(NamedTuple):
     """A table of a database; None: it is not there any more, or has gone to another database."""
 
     database_id: int
@@ -54,26 +54,26 @@ class TableDescribed(NamedTuple):
     table: TableInfo | None
 
 
-class DatabaseDescribed(NamedTuple):
+class DatabaseDescription(NamedTuple):
     """A database; None: it is gone."""
 
     database_id: int
     database: DatabaseInfo | None
 
 
-def read_description(key: bytes, value: bytes | None) -> TableDescribed | DatabaseDescribed | None:
+def read_description(key: bytes, value: bytes | None) -> TableDescription | DatabaseDescription | None:
     """What a key's new value says of a table or a database; None when it is about something else."""
     if key.startswith(_DATABASE_HASHES):
         name, kind, field, _ = decode_meta_key(key)
         if kind != META_HASH or field is None or not field.startswith(_TABLE_FIELD):
             return None
         table = None if value is None else TableInfo.from_json(parse_json(value))
-        return TableDescribed(_number(name, _DATABASE_FIELD), _number(field, _TABLE_FIELD), table)
+        return TableDescription(_number(name, _DATABASE_FIELD), _number(field, _TABLE_FIELD), table)
     if key.startswith(_DATABASE_LIST):
         field = decode_meta_key(key).field
         assert field is not None, "a field of a hash has a name"
         database = None if value is None else DatabaseInfo.from_json(parse_json(value))
-        return DatabaseDescribed(_number(field, _DATABASE_FIELD), database)
+        return DatabaseDescription(_number(field, _DATABASE_FIELD), database)
     return None
 
 
@@ -132,7 +132,7 @@ class SchemaHistory:
         with self._lock:
             for key, commit_ts, value in zip(*columns, strict=True):
                 said = read_description(key, value)
-                if isinstance(said, TableDescribed):
+                if isinstance(said, TableDescription):
                     self._table_changed(commit_ts, said)
                 elif said is not None and said.database is not None:
                     self._databases[said.database_id] = said.database.name
@@ -154,7 +154,9 @@ class SchemaHistory:
         with self._lock:
             upto = self._resolved_ts
             if table_id in self._refused:
-                for version in reversed([each for each in self._of(table_id) if each.since_ts <= upto]):
+                for version in reversed(
+                    [version for version in self._versions_of(table_id) if version.since_ts <= upto]
+                ):
                     if not version.refused:
                         break
                     upto = version.since_ts - 1
@@ -168,19 +170,19 @@ class SchemaHistory:
         with self._lock:
             if to_ts > self._resolved_ts:
                 raise Unavailable(f"schemas are known up to {self._resolved_ts}, not {to_ts}; wait")
-            known = [each for each in self._of(table_id) if each.since_ts <= self._resolved_ts]
-            found = [each for each in known if each.since_ts <= to_ts]
+            known = [version for version in self._versions_of(table_id) if version.since_ts <= self._resolved_ts]
+            found = [version for version in known if version.since_ts <= to_ts]
             if not found:
                 raise Unavailable(f"table {table_id} has no schema up to {to_ts}; wait for it")
-            first = max(0, bisect_right(found, from_ts + 1, key=lambda each: each.since_ts) - 1)
-            return self._shown(known[first:])[: len(found) - first]
+            first = max(0, bisect_right(found, from_ts + 1, key=lambda version: version.since_ts) - 1)
+            return self._to_schema_versions(known[first:])[: len(found) - first]
 
     def ended_ts(self, table_id: int) -> int:
         """See Schemas. What went from one table to another is there while either has it."""
         ends = self.ends(table_id, 0, self._resolved_ts)
         with self._lock:
-            known = [self._versions[each] for each in self._logical.get(table_id, ())]
-            there = any(_has_at(each, self._resolved_ts, table_id) for each in known)
+            known = [self._versions[logical_id] for logical_id in self._logical.get(table_id, ())]
+            there = any(_has_at(versions, self._resolved_ts, table_id) for versions in known)
         return 0 if there or not ends else ends[-1]
 
     def ends(self, table_id: int, from_ts: int, to_ts: int) -> list[int]:
@@ -189,7 +191,7 @@ class SchemaHistory:
             return []
         with self._lock:
             upto = min(to_ts, self._resolved_ts)
-            known = [self._versions[each] for each in self._logical.get(table_id, ())]
+            known = [self._versions[logical_id] for logical_id in self._logical.get(table_id, ())]
             left = {
                 after.since_ts
                 for versions in known
@@ -199,13 +201,15 @@ class SchemaHistory:
             return sorted(
                 ts
                 for ts in left
-                if from_ts < ts <= upto and not any(_has_at(each, ts, table_id) for each in known)
+                if from_ts < ts <= upto and not any(_has_at(versions, ts, table_id) for versions in known)
             )
 
     def names(self, physical_id: int) -> set[tuple[str, str]]:
         """Every (database, table) that an id is known to be, or to have been, a part of."""
         with self._lock:
-            found = [(self._databases.get(each.database_id), each.table) for each in self._of(physical_id)]
+            found = [
+                (self._databases.get(version.database_id), version.table) for version in self._versions_of(physical_id)
+            ]
         return {(database, table.name) for database, table in found if database and table is not None}
 
     def tables_ever(self) -> Iterable[CapturedTable]:
@@ -225,7 +229,7 @@ class SchemaHistory:
                     found[table.physical_id] = table
         return found.values()
 
-    def _of(self, physical_id: int) -> list[_Version]:
+    def _versions_of(self, physical_id: int) -> list[_Version]:
         """The versions that had the id, by time: of one table, or of those that exchanged it."""
         return sorted(
             version
@@ -234,7 +238,7 @@ class SchemaHistory:
             if version.table is not None and physical_id in version.table.physical_ids
         )
 
-    def _shown(self, versions: list[_Version]) -> list[SchemaVersion]:
+    def _to_schema_versions(self, versions: list[_Version]) -> list[SchemaVersion]:
         """Versions as rows are kept under them: by what follows, where one cannot be kept as it is."""
         shown: list[SchemaVersion] = []
         stored: TableInfo | None = None
@@ -249,7 +253,7 @@ class SchemaHistory:
             shown.append(SchemaVersion(version.since_ts, version.since_ts, table, database))
         return shown[::-1]
 
-    def _table_changed(self, commit_ts: int, said: TableDescribed) -> None:
+    def _table_changed(self, commit_ts: int, said: TableDescription) -> None:
         database_id, table_id, table = said
         refused = refusal(table) if table is not None and table.is_base_table else ""
         for physical_id in table.physical_ids if table else ():
@@ -257,9 +261,11 @@ class SchemaHistory:
             if refused:
                 self._refused.add(physical_id)
         versions = self._versions.setdefault(table_id, [])
-        had = {each for version in versions if version.table for each in version.table.physical_ids}
+        had = {
+            physical_id for version in versions if version.table for physical_id in version.table.physical_ids
+        }
         self._parted |= had.symmetric_difference(table.physical_ids if table else ())
-        same = next((each for each in versions if each.since_ts == commit_ts), None)
+        same = next((version for version in versions if version.since_ts == commit_ts), None)
         if same is None:
             insort(versions, _Version(commit_ts, database_id, table, refused))
         elif table is not None:
@@ -269,7 +275,7 @@ class SchemaHistory:
 
 def _has_at(versions: list[_Version], ts: int, physical_id: int) -> bool:
     """Whether a table's rows are under an id at a timestamp."""
-    begun = [each for each in versions if each.since_ts <= ts]
+    begun = [version for version in versions if version.since_ts <= ts]
     return bool(begun) and begun[-1].has(physical_id)
 
 
@@ -277,9 +283,9 @@ def _latest(versions: list[_Version], names: Mapping[int, str], upto: int) -> It
     """Each id that a table's keys ever had, with the last version that had it and when that ended."""
     seen: set[int] = set()
     ended_ts = 0
-    for version in reversed([each for each in versions if each.since_ts <= upto]):
+    for version in reversed([version for version in versions if version.since_ts <= upto]):
         if version.table is not None and version.table.is_base_table:
-            fresh = [each for each in version.table.physical_ids if each not in seen]
+            fresh = [physical_id for physical_id in version.table.physical_ids if physical_id not in seen]
             name = names.get(version.database_id, "")
             for physical_id in fresh:
                 yield CapturedTable(physical_id, name, version.table, ended_ts, version.refused)

@@ -65,16 +65,16 @@ class SchemaVersion:
 def schemas_in(facts: Iterable[Mapping[str, Any]]) -> list[SchemaVersion]:
     """The schema versions among a manifest's facts, by time."""
     found = [SchemaVersion.from_fact(fact) for fact in facts if fact["kind"] == SCHEMA_FACT]
-    return sorted(found, key=lambda each: each.since_ts)
+    return sorted(found, key=lambda version: version.since_ts)
 
 
-def in_force(versions: Sequence[SchemaVersion], from_ts: int, to_ts: int) -> list[SchemaVersion]:
+def versions_in_force(versions: Sequence[SchemaVersion], from_ts: int, to_ts: int) -> list[SchemaVersion]:
     """Those of a table's versions, by time, that changes in (from_ts, to_ts] were committed under.
 
     Changes before the first version that is known read with that one.
     """
-    known = [each for each in versions if each.since_ts <= to_ts] or list(versions[:1])
-    first = max((index for index, each in enumerate(known) if each.since_ts <= from_ts + 1), default=0)
+    known = [version for version in versions if version.since_ts <= to_ts] or list(versions[:1])
+    first = max((index for index, version in enumerate(known) if version.since_ts <= from_ts + 1), default=0)
     return known[first:]
 
 
@@ -82,7 +82,7 @@ def cut_at_changes(
     versions: Sequence[SchemaVersion], from_ts: int, to_ts: int
 ) -> list[tuple[int, int, SchemaVersion]]:
     """Divide a range among the versions in force in it: (from_ts, to_ts, version) of each part, in order."""
-    starts = [from_ts, *(each.since_ts - 1 for each in versions[1:])]
+    starts = [from_ts, *(version.since_ts - 1 for version in versions[1:])]
     return list(zip(starts, [*starts[1:], to_ts], versions, strict=True))
 
 
@@ -103,7 +103,9 @@ class Projection:
         self.schema = pa.schema(
             [system.field(name) if name in RESERVED else arrow_field(after[name]) for name in names]
         )
-        self.reads = tuple(dict.fromkeys(each.name for each in self._sources if isinstance(each, _Stored)))
+        self.reads = tuple(
+            dict.fromkeys(source.name for source in self._sources if isinstance(source, _Stored))
+        )
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The columns of the new version; nothing is copied where nothing changed.
@@ -139,7 +141,9 @@ def _values(batch: pa.RecordBatch, source: _Stored | pa.Scalar, field: pa.Field)
         return pa.repeat(source, batch.num_rows)
     array = batch.column(source.name)
     if source.digits is not None:
-        texts = (None if each is None else f"{Decimal(each):.{source.digits}f}" for each in array.to_pylist())
+        texts = (
+            None if value is None else f"{Decimal(value):.{source.digits}f}" for value in array.to_pylist()
+        )
         return pa.array(texts, pa.string(), size=len(array))
     try:
         return array if array.type == field.type else array.cast(field.type)

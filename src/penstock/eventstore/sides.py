@@ -88,7 +88,7 @@ def decode_side(
 
     Columns that nobody asked for are not decoded: of wide rows that is most of the work.
     """
-    columns = [each for each in table.stored_columns if OLD in names or each.name in names]
+    columns = [column for column in table.stored_columns if OLD in names or column.name in names]
     if side == "data":
         rows, places = decoder.decode_new(raw, table, columns)
         decoded = _data(raw, rows, places, _system(raw))
@@ -130,7 +130,7 @@ def _tombstones(
         *(old.column(name) for name in keys),
         *(_at(column, places) for column in system),
         _at(raw.column("value").is_valid(), places),
-        *(pa.nulls(len(places), each.type) for each in _ROW_ID),
+        *(pa.nulls(len(places), field.type) for field in _ROW_ID),
     ]
     fields = [*(old.schema.field(name) for name in keys), *_SYSTEM, *_ROW_ID]
     if old.num_columns:

@@ -26,7 +26,7 @@ def scan_snapshot(view: TableView, ts: int) -> TableScan:
 
 def _snapshot_size(state: PartitionState, ts: int) -> tuple[int, int]:
     """Return about how many rows and bytes a partition has at `ts`; deleted rows count."""
-    objects = state.visible("data", min(ts, state.flushed_ts))
+    objects = state.visible_objects("data", min(ts, state.flushed_ts))
     rows, nbytes = sum(info.rows for info in objects), sum(info.size_bytes for info in objects)
     if ts > state.flushed_ts:
         more, more_bytes = ChangeCounts([state], state.flushed_ts, ts).weigh(ts)
@@ -41,7 +41,7 @@ def scan_tail(view: TableView, from_ts: int, to_ts: int, limit: ReadLimit) -> Ta
     """
     view, states, to_ts = fix_range(view, from_ts, to_ts, one_set=True)
     counts = ChangeCounts(states, from_ts, to_ts)
-    end_ts = counts.admitted_ts(limit) if counts.any() else to_ts
+    end_ts = counts.last_admitted_ts(limit) if counts.has_changes() else to_ts
     rows, nbytes = counts.weigh(end_ts)
     before, *_ = versions = states[0].schemas(from_ts, end_ts)
     return TableScan(

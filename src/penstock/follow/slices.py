@@ -197,9 +197,9 @@ class _SlicePlan:
         states = open_range(self.view, from_ts, upto_ts)
         handles = HandleRange(low=dispatcher.handle_from, high=dispatcher.handle_to)
         counts = ChangeCounts(states, from_ts, upto_ts, handles)
-        if not counts.any():
+        if not counts.has_changes():
             return None
-        end_ts = counts.admitted_ts(self.wanted.limit)
+        end_ts = counts.last_admitted_ts(self.wanted.limit)
         rows, nbytes = counts.weigh(end_ts)
         parts: list[ChangesPartition] = []
         if start.handle is not None:
@@ -290,7 +290,7 @@ def table_split_points(partition: Partition, ts: int, rows: int) -> list[bytes]:
     """
     state = partition.state(from_ts=ts)
     state.check_range(0, ts)
-    objects = [info for info in state.visible("data", min(ts, state.flushed_ts)) if info.rows]
+    objects = [info for info in state.visible_objects("data", min(ts, state.flushed_ts)) if info.rows]
     if sum(info.rows for info in objects) <= rows:
         return []
     stride = -(-len(objects) // _GROUPS_MAX)  # rounded up: at most _GROUPS_MAX objects are read

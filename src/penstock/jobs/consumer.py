@@ -1,6 +1,6 @@
-"""The seam between iterations and those who consume changes: what a consumer is, and what it is given.
+"""The contract of consumers: what a consumer implements, what it is given, and how a job's spec names it.
 
-A consumer is a class that anybody may write, named in a job's spec by a short name or as `module:Class`:
+A consumer is a class that anybody may write. A job's spec names it by a short name or as `module:Class`:
 
     class Printer(Consumer):
         def consume(self, data: DataRetriever) -> None:
@@ -10,7 +10,7 @@ A consumer is a class that anybody may write, named in a job's spec by a short n
                 if no_more_data:
                     return
 
-Finding a consumer by its name: ours, one that an installed package offers, or `module:Class`.
+A short name belongs to a consumer of Penstock, or to an entry point of an installed package.
 """
 
 from abc import ABC, abstractmethod
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
 
 
 class DataType(IntEnum):
-    """What the changes of an iteration are."""
+    """What the changes of an iteration are relative to."""
 
     SNAPSHOT = 0
-    """All rows of the table: they take the place of whatever the target has. There are no deletes."""
+    """All rows of the table. They replace whatever the target has; there are no deletes."""
     TAIL = 1
-    """What changed since the last iteration."""
+    """The changes since the last iteration."""
 
 
 class Retrieved(NamedTuple):
-    """Some changes, each side by `_commit_ts`; smaller ones come first, and of equal ones the deletes.
+    """Some changes. Each side is ordered by `_commit_ts`; at equal timestamps the deletes come first.
 
-    `inserts` has the columns and `_commit_ts`, also for rows that were there before. `deletes` has the
-    primary key (`_handle`, where there is none) and `_commit_ts`. Either may have no rows.
+    `inserts` has the columns and `_commit_ts`, for new rows and for changed ones. `deletes` has the primary
+    key (`_handle` if the table has none) and `_commit_ts`. Either may have no rows.
     """
 
     inserts: pa.RecordBatch
@@ -63,24 +63,24 @@ class Retrieved(NamedTuple):
 
 
 class DataRetriever(Protocol):
-    """The changes of one iteration for one consumer; used from its thread.
+    """The changes of one iteration for one consumer; used from the consumer's thread.
 
-    The same changes come again, in the same order, when the iteration has to be repeated: until the
-    watermark is `to_ts`, nothing of it counts. All batches have the schema of the table at `to_ts`: what was
-    added later reads as its default in older rows, what was dropped is left out.
+    The same changes come again, in the same order, when the iteration has to be repeated: nothing of it
+    counts until the watermark is `to_ts`. All batches have the schema of the table at `to_ts`: a column that
+    was added later has its default in older rows, and a dropped column is left out.
     """
 
     @property
     def data_type(self) -> DataType:
-        """What the changes are."""
+        """Whether the changes are a SNAPSHOT or a TAIL."""
 
     @property
     def from_ts(self) -> int:
-        """They begin after it."""
+        """The timestamp after which the changes begin."""
 
     @property
     def to_ts(self) -> int:
-        """They end with it; the watermark of a target that has them all."""
+        """The timestamp of the last change; the watermark of a target that has them all."""
 
     @property
     def schema(self) -> SchemaVersion:
@@ -88,7 +88,7 @@ class DataRetriever(Protocol):
 
     @property
     def columns(self) -> pa.Schema:
-        """Those of `inserts`, without `_commit_ts`; the primary key's come first."""
+        """The columns of `inserts` without `_commit_ts`; the primary key's come first."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -96,23 +96,26 @@ class DataRetriever(Protocol):
 
     @property
     def large(self) -> bool:
-        """Whether there are so many changes that executors should have them: see `dataframe`."""
+        """Whether there are so many changes that executors should process them: use `dataframe` then."""
 
     def next(self) -> Retrieved:
-        """The next changes; raise what keeps them from being read, and Aborted once the job is canceled."""
+        """Return the next changes.
+
+        Raises Aborted once the job is canceled, and whatever keeps the changes from being read.
+        """
 
     def dataframe(self) -> "DataFrame":
-        """All changes as one DataFrame instead, shared with those who ask for it too; it is persisted.
+        """Return all changes as one persisted DataFrame instead; all consumers of the iteration share it.
 
-        One row for each key that changed: its columns as they are at `to_ts`, `_commit_ts`, and `_deleted`,
-        true where only the key's columns count.
+        It has one row for each key that changed: the columns as they are at `to_ts`, `_commit_ts`, and
+        `_deleted`. Where `_deleted` is true, only the key's columns have a meaning.
         """
 
     def update_watermark(self, txn: "Transaction") -> None:
-        """Write the watermark into the log, as part of a transaction with the consumer's own rows.
+        """Write the job's watermark into the log, in a transaction that also has the consumer's own rows.
 
-        Raises Fenced when the job is not this iteration's any more: roll back. Once it was called, the
-        iteration writes nothing more for this job; a consumer that does not call it need not.
+        Raises Fenced when the iteration does not own the job any more: roll back. After this call the
+        iteration itself writes nothing more for the job. The call is optional.
         """
 
 
@@ -126,120 +129,121 @@ class JobContext:
     info: ConsumerInfo
     settings: Settings
     scratch: Path
-    """A directory of its own for the time of an iteration, made when it is first used."""
+    """A directory for the consumer's files during one iteration; it is created when it is first used."""
     spark: "Callable[[], SparkSession]" = field(repr=False)
-    """The session, for consumers that work on executors; raises Invalid where there is none."""
+    """Return the session, for consumers that work on executors; raise Invalid where there is none."""
     clock: Clock = SYSTEM
 
     @property
     def owner(self) -> str:
-        """What the target keeps beside the watermark, so that it knows whose it is."""
+        """The text that the target keeps beside the watermark to tell which job owns it."""
         return self.key.owner
 
     def check_takeover(self, owner: str, job: str, place: str) -> None:
         """Check that a first sync of this job may replace what the job `owner` left at a target.
 
-        `job` is that job's name as the target keeps it; empty where the target does not. A job that was
-        registered anew takes over from its predecessor. Raises Invalid when the target belongs to a job of
-        another name, and TargetDiffers when it belongs to a later registration of this one: then this job
-        was unregistered, or the log that it is in was restored from a backup.
+        `job` is that job's name as the target keeps it, empty if the target does not keep it. A job that was
+        registered again takes over from its predecessor. Raises Invalid when the target belongs to a job of
+        another name. Raises TargetDiffers when it belongs to a later registration of this job: then this job
+        was unregistered, or its log was restored from a backup.
         """
         if owner == self.owner:
             return
-        there = JobKey.of_owner(owner)
-        same = (there.account_id, there.job_name) == (self.key.account_id, self.key.job_name)
-        if not same or (there.table_id != self.key.table_id and job not in {"", str(self.id)}):
+        found = JobKey.of_owner(owner)
+        same = (found.account_id, found.job_name) == (self.key.account_id, self.key.job_name)
+        if not same or (found.table_id != self.key.table_id and job not in {"", str(self.id)}):
             raise Invalid(
-                f"{place} is kept by job {job or there.job_name}; give {self.id} a target of its own, or"
+                f"{place} is kept by job {job or found.job_name}; give {self.id} a target of its own, or"
                 " unregister that job and remove what it left"
             )
-        if (there.table_id, there.job_id) > (self.key.table_id, self.key.job_id):
-            # A recovered table has a lower id than the one between: no new registration outdoes that.
-            cure = "register this one anew, or " if there.table_id == self.key.table_id else ""
+        if (found.table_id, found.job_id) > (self.key.table_id, self.key.job_id):
+            # A recovered table has a lower id than the table that replaced it: registering again cannot help.
+            remedy = "register this one again, or " if found.table_id == self.key.table_id else ""
             raise TargetDiffers(
                 f"{place} is kept by a newer job {self.id}, registered after this one or for a later table of"
-                f" that name; {cure}give it another target"
+                f" that name; {remedy}give it another target"
             )
 
 
 class Consumer(ABC):
-    """Carries the changes of one job into its target. Made for each iteration, used by one thread.
+    """Writes the changes of one job into its target. One instance serves one iteration, in one thread.
 
     Exactly once: `consume` returns when every change is durable in the target. A target with transactions
     keeps the watermark itself, in the same transaction as the rows, and compares before it sets: a commit
-    whose `from_ts` is not what the target has raises Fenced and changes nothing (an iteration that was given
-    up may still be writing). Before each iteration `committed_ts` is asked, and the log follows it.
+    whose `from_ts` is not what the target has raises Fenced and changes nothing, because an abandoned
+    iteration may still be writing. `committed_ts` is asked before each iteration, and the log follows it.
 
-    Invalid says that somebody has to repair the job: the iteration is not tried again. Whatever else is
-    raised is tried again with all of its changes.
+    Invalid means that somebody has to repair the job: the iteration is not retried. After any other exception
+    the iteration is retried with all of its changes.
     """
 
     options_type: ClassVar[type[BaseModel] | None] = None
-    """What the options are read into: values of its fields are shown to people, unless they are SecretStr.
-    Without it no value of an option is shown."""
+    """The model of the options. Values of its fields are shown to people, unless they are SecretStr. Without
+    it no value of an option is shown."""
 
     @classmethod
-    def placed(cls, options: Mapping[str, str]) -> dict[str, str]:
-        """The options of a job as they are kept: paths among them are absolute.
+    def absolute_options(cls, options: Mapping[str, str]) -> dict[str, str]:
+        """Return a job's options as they are stored: with absolute paths.
 
-        Called where the job is registered; its folder is what relative paths are relative to. The job runs
-        in processes that have other folders.
+        Called where the job is registered, whose working directory the relative paths refer to. The job runs
+        in processes that have other working directories.
         """
-        made = getattr(cls.options_type, "placed", dict)
-        return dict(made(options))
+        make_absolute = getattr(cls.options_type, "absolute_options", dict)
+        return dict(make_absolute(options))
 
     def __init__(self, job: JobContext) -> None:
-        """Check the options; raise Invalid for one that is missing, unknown or wrong. No I/O."""
+        """Check the options without I/O; raise Invalid for one that is missing, unknown or wrong."""
         self.job = job
 
     @abstractmethod
     def consume(self, data: DataRetriever) -> None:
-        """Apply all changes. A SNAPSHOT replaces whatever the target has, also of an attempt that failed."""
+        """Apply all changes. A SNAPSHOT replaces all that the target has, also rows of a failed attempt."""
 
     def committed_ts(self) -> int | None:
-        """The watermark that the target has of this very job; 0: none of it. None: the log alone knows."""
+        """Return the watermark that the target has of this very job, 0 for none; None: ask the log."""
         return None
 
     def check(self, schema: SchemaVersion) -> None:
-        """Raise Invalid when a table like this cannot be carried: said when the job is registered."""
+        """Raise Invalid when the consumer does not support such a table; called at registration."""
         del schema
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Close what is open."""
         return
 
 
 class Comparable(Protocol):
-    """What a consumer has whose target can be compared with its source, and mended, also while it is written.
+    """The methods of a consumer whose target can be compared and repaired, even while it is being written.
 
-    `at_ts` is the watermark at which both are compared: what `committed_ts` said, or the log where that says
-    nothing. Whoever finds that the target has another one by now raises Fenced, and has changed nothing.
+    `at_ts` is the watermark at which target and source are compared: what `committed_ts` returned, or the
+    log's watermark when that is None. A method that finds another watermark in the target raises Fenced and
+    changes nothing.
     """
 
     def expected(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """What the target should have of these rows of the source: the key's columns, then others.
+        """Return what the target should have of these rows of the source: the key's columns, then others.
 
-        Keys have the names and values of the source, and perhaps a type that these are cast to. A target that
-        cannot have a value has another one, here too.
+        Keys have the names and values of the source; the source's keys are cast to their types. Where the
+        target cannot hold a value and holds another one instead, the result has that one too.
         """
 
     def present(self, at_ts: int) -> Iterator[pa.RecordBatch]:
-        """What the target has, in the same columns, all of it as of one moment at which it is at `at_ts`."""
+        """Yield what the target has, in the same columns, as of one moment at which it is at `at_ts`."""
 
-    def mend(self, upserts: pa.Table, deletes: pa.Table, at_ts: int) -> None:
-        """Put rows of the source in (all columns), and take keys out, in one commit; the watermark stays.
+    def repair(self, upserts: pa.Table, deletes: pa.Table, at_ts: int) -> None:
+        """Put rows of the source in (all columns) and delete keys, in one commit; the watermark stays.
 
-        No key is in both. A key that is taken out goes with every row that the target has of it.
+        No key is in both. All rows that the target has of a deleted key are deleted.
         """
 
 
 def is_comparable(consumer: Consumer | type[Consumer]) -> bool:
-    """Whether a consumer has what Comparable has."""
-    return all(hasattr(consumer, name) for name in ("expected", "present", "mend"))
+    """Return whether a consumer has the methods of Comparable."""
+    return all(hasattr(consumer, name) for name in ("expected", "present", "repair"))
 
 
-def every(data: DataRetriever) -> Iterator[Retrieved]:
-    """All batches, one by one; raises what `next` raises."""
+def iter_batches(data: DataRetriever) -> Iterator[Retrieved]:
+    """Iterate over all batches of a retriever; raises what `next` raises."""
     done = False
     while not done:
         batch = data.next()
@@ -247,16 +251,16 @@ def every(data: DataRetriever) -> Iterator[Retrieved]:
         yield batch
 
 
-def gather(data: DataRetriever, scratch: Path, *, memory_bytes: int = SPOOL_BYTES) -> "NetChanges":
-    """Take all changes of a retriever. Files are made in `scratch`; none is left there.
+def read_net_changes(data: DataRetriever, scratch: Path, *, memory_bytes: int = SPOOL_BYTES) -> "NetChanges":
+    """Read all changes of a retriever and return the last one of each key. Leaves no file in `scratch`.
 
-    A SNAPSHOT has each key once: its rows are only collected, and a consumer that can take them batch by
-    batch (`every`) needs no disk for them. Raises what `next` raises.
+    A SNAPSHOT has each key once, so its rows are only collected; a consumer that can process them batch by
+    batch (`iter_batches`) needs no disk for them. Raises what `next` raises.
     """
-    from penstock.changes.net_change import net_of  # which takes a while
+    from penstock.changes.net_change import coalesce_by_key  # here: it takes long to import
 
-    return net_of(
-        ((inserts, deletes) for inserts, deletes, _ in every(data)),
+    return coalesce_by_key(
+        ((inserts, deletes) for inserts, deletes, _ in iter_batches(data)),
         data.columns,
         data.keys,
         scratch,
@@ -279,31 +283,31 @@ _OURS = {
     "webhook": "penstock.consumers.webhook:Webhook",
 }
 BUILT_IN = frozenset(_OURS)
-"""The short names of those that come with Penstock."""
+"""The short names of the consumers that come with Penstock."""
 
 
 def consumer_names() -> list[str]:
-    """The short names that there are."""
-    return sorted({*_OURS, *(each.name for each in entry_points(group=GROUP))})
+    """Return the short names of all consumers that are installed."""
+    return sorted({*_OURS, *(point.name for point in entry_points(group=GROUP))})
 
 
 def find_consumer(name: str) -> type[Consumer]:
-    """The class of a consumer; raise Invalid when there is none of that name, or it is something else.
+    """Return the class of a consumer; raise Invalid when there is none of that name, or it is no consumer.
 
-    Runs the code of its module: who may register jobs may run code in the process of the runner.
+    Runs the code of its module: whoever may register jobs may run code in the process of the runner.
     """
-    found = _load(_place(name), name)
+    found = _load(_find_location(name), name)
     if not (isinstance(found, type) and issubclass(found, Consumer)):
         raise Invalid(f"{name!r} is no consumer; a consumer is a subclass of penstock.jobs.Consumer")
     return found
 
 
-def _place(name: str) -> str:
+def _find_location(name: str) -> str:
     if ":" in name:
         return name
     if name in _OURS:
         return _OURS[name]
-    offered = [each.value for each in entry_points(group=GROUP, name=name)]
+    offered = [point.value for point in entry_points(group=GROUP, name=name)]
     if not offered:
         raise Invalid(
             f"there is no consumer {name!r}; there are {', '.join(consumer_names())}, or module:Class"
@@ -311,13 +315,13 @@ def _place(name: str) -> str:
     return offered[0]
 
 
-def _load(place: str, name: str) -> object:
-    module_name, _, path = place.partition(":")
+def _load(location: str, name: str) -> object:
+    module_name, _, path = location.partition(":")
     try:
         found: object = import_module(module_name)
         for part in path.split("."):
             found = getattr(found, part)
-    except Exception as error:  # its module is code of somebody else's, and may raise anything
+    except Exception as error:  # the module is foreign code and may raise anything
         why = str(error) if isinstance(error, ImportError | AttributeError) else type(error).__name__
         raise Invalid(
             f"consumer {name!r} cannot be loaded ({why}); check its module and class, and that the runner's"

@@ -19,7 +19,7 @@ from penstock import eventloop
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Corrupt, Invalid, Unavailable
 from penstock.eventstore import manifest_log, paths
-from penstock.eventstore.capture.safe_point import history_held
+from penstock.eventstore.capture.safe_point import hold_history
 from penstock.eventstore.read.find import find_table
 from penstock.eventstore.read.flight_client import FlightReader
 from penstock.eventstore.sides import side_schema
@@ -79,13 +79,13 @@ def load_table(
     load_id = plan.id if plan is not None else clock.unique_id()
     with ExitStack() as stack:
         try:
-            stack.enter_context(history_held(settings, f"load-{load_id}", ts, kept_after=True, clock=clock))
+            stack.enter_context(hold_history(settings, f"load-{load_id}", ts, kept_after=True, clock=clock))
         except Invalid as error:
             if plan is None:
                 raise
             raise Invalid(f"the interrupted load of {name} cannot go on ({error}); restart it") from error
         loads = _begin(settings, storage, cluster, name, ts, load_id, clock)
-        run([task for load in loads if not load.committed() for task in load.tasks(cluster)])
+        run([task for load in loads if not load.is_committed() for task in load.tasks(cluster)])
         states = [load.commit(writer=f"load/{load_id[:12]}", clock=clock) for load in loads]
         clear(loads)
     made = [
@@ -146,7 +146,7 @@ def _begin(
                 ranges=tuple((part.lower, part.upper) for part in parts if part.physical_id == table_id),
             )
             state = manifest_log.load(storage.open(), paths.table_root(table_id))
-            if plan.committed_in(state):
+            if plan.is_committed_in(state):
                 continue  # and cleared: the driver before this one was interrupted while it cleared
             check_fresh(name, state)
             load = SnapshotLoad.begin(storage, plan)
@@ -245,7 +245,7 @@ def merge(
 
 
 def _planned(owner: FlightReader, storage: StorageRef, table_id: int) -> list[MergeTask]:
-    answer = owner.act("plan_merge", json.dumps({"table_id": table_id}).encode())
+    answer = owner.run_action("plan_merge", json.dumps({"table_id": table_id}).encode())
     try:
         found: Any = json.loads(answer)
         return [MergeTask(storage, str(each["plan_id"]), read_plan(each["plan"])) for each in found]
@@ -254,7 +254,7 @@ def _planned(owner: FlightReader, storage: StorageRef, table_id: int) -> list[Me
 
 
 def _commit(owner: FlightReader, plan_id: str, output: MergeOutput) -> bool:
-    answer = owner.act("commit_merge", write_output(plan_id, output), timeout_s=_COMMIT_TIMEOUT_S)
+    answer = owner.run_action("commit_merge", write_output(plan_id, output), timeout_s=_COMMIT_TIMEOUT_S)
     return bool(json.loads(answer)["committed"])
 
 

@@ -241,9 +241,9 @@ def _part_rows(
         for state in states
         for side in ("data", "tombstone")
         for info in (
-            state.changes(side, from_ts, to_ts)
+            state.change_objects(side, from_ts, to_ts)
             if from_ts
-            else state.visible(side, min(to_ts, state.flushed_ts))
+            else state.visible_objects(side, min(to_ts, state.flushed_ts))
         )
     ]
     rows, nbytes = sum(info.rows for info in infos), sum(info.size_bytes for info in infos)

@@ -215,8 +215,8 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if change is not None:
             end_ts = max(begin.ts, change.since_ts - 1)
         counts = ChangeCounts(states, begin.ts, end_ts)
-        if end_ts > begin.ts and counts.any():
-            return Offset(counts.admitted_ts(limit), ids=ids)
+        if end_ts > begin.ts and counts.has_changes():
+            return Offset(counts.last_admitted_ts(limit), ids=ids)
         if change is not None and self._declared is not None:
             raise self._declared.stopped_by(change)
         is_late = physical_ms(end_ts) - physical_ms(begin.ts) >= _IDLE_MS

@@ -102,7 +102,7 @@ class SnapshotReader(DataSourceReader):
         ts = self._moment.ts
         states = [partition.state(from_ts=ts) for partition in view.partitions]
         whole = sum(
-            info.size_bytes for each in states for info in each.visible("data", min(ts, each.flushed_ts))
+            info.size_bytes for each in states for info in each.visible_objects("data", min(ts, each.flushed_ts))
         )
         share = max(_PART_BYTES_MIN, -(-whole // (_SHARES * self.parallelism)))
         return min(self.options.partition_bytes, share)

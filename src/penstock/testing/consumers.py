@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from penstock.changes.columns import DELETED, chosen_columns, key_names, with_commit_ts
+from penstock.changes.columns import DELETED, choose_columns, key_names, with_commit_ts
 from penstock.clock import compose_ts
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
@@ -205,7 +205,7 @@ class SourceModel:
         `ends_of_updates` also gives the deletes of rows that come back in the same commit.
         """
         schema = next(each for each in reversed(self._schemas) if each.since_ts <= to_ts)
-        chosen = chosen_columns(schema.table, columns)
+        chosen = choose_columns(schema.table, columns)
         steps = self._rows_at(to_ts) if from_ts == 0 else self._changes(from_ts, to_ts, ends_of_updates)
         made = [_sides(part, schema.table, chosen) for part in _batched(steps, batch_rows)]
         kind = DataType.SNAPSHOT if from_ts == 0 else DataType.TAIL

@@ -97,7 +97,7 @@ def test_a_large_delete_beside_a_merge_is_told_once(make_world: MakeWorld, tmp_p
     world.flush()
     world.commit(*rows(range(60, 90)))
     world.flush()
-    first = min(world.manifest().visible("data", world.ts), key=lambda each: each.min_ts)
+    first = min(world.manifest().visible_objects("data", world.ts), key=lambda each: each.min_ts)
     merge = begin_merge(world, tmp_path, [first.id])
     from_ts = world.ts
     to_ts = world.commit(delete=[(number,) for number in range(0, 90, 2)])  # of both objects

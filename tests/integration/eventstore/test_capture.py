@@ -245,7 +245,7 @@ async def test_a_table_lost_while_it_was_being_subscribed_is_taken_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[int] = []
-    history_lost = Capture._history_lost
+    history_lost = Capture._check_history
 
     async def slowly(capture: Capture, table: CapturedTable, resolved_ts: int) -> bool:
         if not taken:
@@ -259,7 +259,7 @@ async def test_a_table_lost_while_it_was_being_subscribed_is_taken_back(
             assert rows.disowned
         return await history_lost(capture, table, resolved_ts)
 
-    monkeypatch.setattr(Capture, "_history_lost", slowly)
+    monkeypatch.setattr(Capture, "_check_history", slowly)
     async with bench(tmp_path) as b:
         table_id = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
         await b.capture()

@@ -8,11 +8,12 @@ from pathlib import Path
 from types import ModuleType
 
 from penstock.clock import SYSTEM
+from support.campaign import length
 from support.events import replayed
 from support.rawbatches import changes
 
 SCRIPT = Path(__file__).with_name("killed_writer.py")
-ROUNDS = 4
+ROUNDS = length(2, 4)
 
 
 def _load() -> ModuleType:
@@ -55,7 +56,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_there_twice(tmp_path: Path)
         try:
             table = store.open_table(writer.TABLE.id)
             flushed = (table.flushed_ts - writer.START) // 2 if table.flushed_ts else 0
-            held = table.load(table.held(table.flushed_ts, 1 << 62), table.flushed_ts, 1 << 62)
+            held = table.load(table.list_held(table.flushed_ts, 1 << 62), table.flushed_ts, 1 << 62)
             in_log = {change[0] for batch in held for change in changes(batch)}
             assert in_log >= {writer.commit_ts(number) for number in range(flushed + 1, acknowledged + 1)}
             assert store.flush(writer.TABLE.id)

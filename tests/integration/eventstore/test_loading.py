@@ -15,7 +15,7 @@ from penstock.errors import Corrupt, Invalid, StaleRead
 from penstock.eventstore import manifest_log, paths
 from penstock.eventstore.capture.capture import Capture
 from penstock.eventstore.read.partition import Partition
-from penstock.eventstore.upkeep.load import RangeTask, SnapshotLoad, in_progress, read_plan, write_plan
+from penstock.eventstore.upkeep.load import RangeTask, SnapshotLoad, is_load_in_progress, read_plan, write_plan
 from penstock.kv import Client
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.object_storage import StorageRef
@@ -167,7 +167,7 @@ def test_a_capture_leaves_a_table_alone_while_it_is_loaded(bench: Bench) -> None
         other = bench.db.create_table("shop.other", COLUMNS).id
         until(lambda: other in capture.tables)
         assert bench.table_id not in capture.tables
-        assert in_progress(bench.storage, bench.table_id)
+        assert is_load_in_progress(bench.storage, bench.table_id)
         run_all(tasks)
 
     report = load_table(bench.settings, "shop.orders", with_a_capture)
@@ -233,7 +233,7 @@ def test_a_driver_that_ends_between_commit_and_clearing_is_followed_by_one_that_
         patched.setattr(SnapshotLoad, "clear", crash)
         with pytest.raises(Crash):
             bench.load()
-    assert not in_progress(bench.storage, bench.table_id), "a capture need not wait for what is committed"
+    assert not is_load_in_progress(bench.storage, bench.table_id), "a capture need not wait for what is committed"
     state = manifest_log.load(bench.storage, paths.table_root(bench.table_id))
     report = bench.load()
     assert (report.resumed, report.rows) == (True, 600)

@@ -99,16 +99,16 @@ def check_merging(settings: Settings, capture: Capture, orders: Any, table_id: i
     assert parallel[0] >= 3, "several merges are written at once"
     assert report.merges >= 3
     assert report.overtaken == 0
-    assert len(after.visible("data", after.flushed_ts)) < len(before.visible("data", before.flushed_ts)) / 2
+    assert len(after.visible_objects("data", after.flushed_ts)) < len(before.visible_objects("data", before.flushed_ts)) / 2
     now = verify(settings, "shop.orders", run)
     assert (now.same, now.rows, now.ts >= after.flushed_ts) == (True, 400 - 9 - len(parallel), True)
     reader = FlightReader(capture.flight_addr)
-    forgotten = reader.act("commit_merge", b'{"plan_id": "x", "data": [], "tombstones": []}')
+    forgotten = reader.run_action("commit_merge", b'{"plan_id": "x", "data": [], "tombstones": []}')
     assert forgotten == b'{"committed": false}'
     with pytest.raises(Invalid, match="needs plan_id"):
-        reader.act("commit_merge", b"{}")
+        reader.run_action("commit_merge", b"{}")
     with pytest.raises(Invalid, match="there are resolved_ts, progress, plan_merge, commit_merge"):
-        reader.act("nothing", b"")
+        reader.run_action("nothing", b"")
     reader.close()
     plans = plan_merges(table_id, before, MergePolicy(), now_ms=1, plans_max=8)
     assert [read_plan(plan_tree(plan)) for plan in plans] == plans

@@ -58,7 +58,7 @@ def scan(source: ScanFollower, upto_ts: int, table_id: int = 1) -> TableScan:
 
 def held(storage: StorageRef, table_id: int, holder: str) -> list[int]:
     """The timestamps after which a holder needs the history of a physical table."""
-    return [each.ts for each in HistoryHolds(storage.open()).all_of(table_id) if holder in each.path]
+    return [each.ts for each in HistoryHolds(storage.open()).list_holds(table_id) if holder in each.path]
 
 
 def slice_ids(piece: Slice | None) -> list[int]:

@@ -87,7 +87,7 @@ async def test_history_that_was_never_captured_counts_as_changed(tmp_path: Path)
         world.resolve()
         async with world.source() as source:
             assert (await source.read_progress([1]))[1].changed_ts == changed
-            world.store.state_fact(1, {"kind": BEGUN, "ts": begun})
+            world.store.record_fact(1, {"kind": BEGUN, "ts": begun})
             assert (await source.read_progress([1]))[1].changed_ts == begun
         world.flush()
         assert world.manifest().changed_ts == begun
@@ -115,16 +115,16 @@ async def test_history_is_held_for_the_changefeed_and_released(tmp_path: Path) -
         marks = HistoryHolds(world.storage.open())
         async with world.source() as source:
             await source.hold([1, 2], world.ts)
-            assert [marks.lowest(each) for each in (1, 2, 3)] == [world.ts, world.ts, None]
-            (held,) = marks.all_of(1)
+            assert [marks.lowest_ts(each) for each in (1, 2, 3)] == [world.ts, world.ts, None]
+            (held,) = marks.list_holds(1)
             assert "changefeed-feed" in held.path
             assert held.expires_at_ms is not None
             await source.hold([1, 2, 3], world.ts + 1)
-            assert [marks.lowest(each) for each in (1, 2, 3)] == [world.ts, world.ts, world.ts + 1]
+            assert [marks.lowest_ts(each) for each in (1, 2, 3)] == [world.ts, world.ts, world.ts + 1]
             await source.release([1, 3])
-            assert [marks.lowest(each) for each in (1, 2, 3)] == [None, world.ts, None]
+            assert [marks.lowest_ts(each) for each in (1, 2, 3)] == [None, world.ts, None]
             await source.hold([1], 0)
-            assert marks.lowest(1) is None
+            assert marks.lowest_ts(1) is None
 
 
 @pytest.mark.parametrize("rows", [100, 2000])

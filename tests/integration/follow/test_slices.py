@@ -295,7 +295,7 @@ async def test_a_slice_weighs_what_its_commits_do_however_short_its_time(tmp_pat
         assert piece is not None
         assert large_ts <= piece.end.ts < ts
         assert piece.rows == 98
-        assert piece.nbytes >= world.manifest().changes("data", 0, ts)[0].size_bytes // 2
+        assert piece.nbytes >= world.manifest().change_objects("data", 0, ts)[0].size_bytes // 2
 
 
 async def test_slices_have_the_schema_that_readers_see(world: SourceWorld) -> None:

@@ -53,7 +53,7 @@ def applied(
     wanted = choose_columns(table, columns)
     projection = BatchProjection(found.schema, wanted.names)
     with source.open(found, columns) as handle:
-        pieces = [projection.piece(batch) for batch in handle]
+        pieces = [projection.project(batch) for batch in handle]
     pairs = [(piece.inserts, piece.deletes) for piece in pieces]
     net = coalesce_by_key(pairs, wanted, key_names(table), scratch)
     assert not found.snapshot or not net.deletes.num_rows
@@ -117,7 +117,7 @@ async def test_a_table_is_as_far_as_the_last_of_its_partitions(tmp_path: Path) -
     table = item_table(table_id=9, partitions=(11, 12))
     with JobSourceWorld(tmp_path, table, partitions=(11, 12)) as world:
         early = world.commit(item("integer", 1, "a"), into=1)
-        world.store.state_fact(12, {"kind": BEGUN, "ts": START})
+        world.store.record_fact(12, {"kind": BEGUN, "ts": START})
         readable = world.resolve()
         newest = world.commit(item("integer", 2, "b"), into=0)
         world.store.open_table(11).advance_resolved_ts(newest)
@@ -267,7 +267,7 @@ async def test_history_that_is_gone_needs_a_snapshot(tmp_path: Path) -> None:
         start = world.commit(item("integer", 1, "a"))
         world.commit(item("integer", 1, "b"))
         world.flush()
-        world.store.state_fact(1, {"kind": BEGUN, "ts": world.ts})
+        world.store.record_fact(1, {"kind": BEGUN, "ts": world.ts})
         async with world.job_source() as source:
             assert (await source.read_progress([1]))[1].oldest_ts == world.ts
             with pytest.raises(StaleRead):
@@ -309,7 +309,7 @@ async def test_a_range_ends_before_a_partition_is_added_and_the_next_one_has_it(
         before = world.commit(item("integer", 2, "b"), into=0)
         added = world.add_partition(world.table)
         world.share()
-        world.store.state_fact(world.ids[1], {"kind": BEGUN, "ts": added - 1})  # nobody knows what was before
+        world.store.record_fact(world.ids[1], {"kind": BEGUN, "ts": added - 1})  # nobody knows what was before
         world.commit(item("integer", 3, "c"), into=1)
         world.resolve()
         async with world.job_source() as source:
@@ -381,7 +381,7 @@ async def test_history_is_held_table_by_table_and_let_go(tmp_path: Path) -> None
         held = HistoryHolds(world.storage.open(), world.clock)
 
         def holds(physical_id: int) -> list[int]:
-            return [each.ts for each in held.all_of(physical_id) if JOBS_HOLDER in each.path]
+            return [each.ts for each in held.list_holds(physical_id) if JOBS_HOLDER in each.path]
 
         async with world.job_source() as source:
             await source.hold({9: START + 5, 77: START + 8, 404: 3})

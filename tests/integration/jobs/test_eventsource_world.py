@@ -78,9 +78,9 @@ async def test_history_is_held_where_jobs_are(tmp_path: Path) -> None:
         ts = await world.readable("shop.items")
         await world.source.hold({table_id: ts})
         held = HistoryHolds(world.capture.store._storage)
-        assert [each.ts for each in held.all_of(table_id) if JOBS_HOLDER in each.path] == [ts]
+        assert [each.ts for each in held.list_holds(table_id) if JOBS_HOLDER in each.path] == [ts]
         await world.source.hold({})
-        assert list(held.all_of(table_id)) == []
+        assert list(held.list_holds(table_id)) == []
 
 
 async def test_a_job_on_a_truncated_table_stops_with_its_reason_and_is_rebuilt_with_one_call(

@@ -25,7 +25,7 @@ from penstock.clock import SYSTEM
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.capture import tables
 from penstock.eventstore.capture.capture import Capture
-from penstock.follow.follower import EventStoreSource
+from penstock.follow.follower import SliceFollower
 from penstock.follow.scans import scan_tail
 from penstock.follow.slices import Position, TableSpan
 from penstock.jobs.iteration import spark_frame
@@ -291,7 +291,7 @@ def test_a_merge_is_committed_once_when_the_executor_that_writes_it_dies(
     made = after.objects.keys() - before.objects.keys()
     assert len(made) == report.objects_written
     assert len(world.stored(world.table_id)) > len(after.objects), "what was written first is nobody's"
-    assert len(after.visible("data", 1 << 62)) < len(before.visible("data", 1 << 62))
+    assert len(after.visible_objects("data", 1 << 62)) < len(before.visible_objects("data", 1 << 62))
     assert in_order(world.frame()) == world.rows()
     assert in_order(world.feed()) == changes
 
@@ -308,13 +308,13 @@ class SinkJobs:
 
     async def _slices(self, ts: int) -> list[EncodeWork]:
         """A snapshot of the table, and what changed since."""
-        source = await EventStoreSource.open(self.world.settings, "feed")
+        source = await SliceFollower.connect(self.world.settings, "feed")
         whole, options = TableSpan.of("feed", self.world.table_id), EncoderOptions(chunk_bytes=2_000)
         starts = [Position(self.world.load.ts, b""), Position(self.world.load.ts)]
         try:
             while source.ddl_resolved_ts() < ts:
                 await SYSTEM.sleep(0.05)
-            await source.look([whole.table_id])
+            await source.read_progress([whole.table_id])
             found = [
                 await source.next_slice(whole, start, ts, ReadLimit(), begin=starts[0]) for start in starts
             ]
@@ -448,7 +448,7 @@ def test_a_stream_gives_every_change_once_while_captures_move(
     cluster: SparkCluster, world: LoadedWorld, gate: Gate, tmp_path: Path
 ):
     names = (f"capture-1-{number}" for number in count())
-    stronger = next(name for name in names if tables.owner(world.table_id, ["capture-2", name]) == name)
+    stronger = next(name for name in names if tables.owner_of(world.table_id, ["capture-2", name]) == name)
     with Moving(world, Sink(tmp_path / "checkpoint")) as moving:
         first = moving.capture("capture-2")
         moving.start()

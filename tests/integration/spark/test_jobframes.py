@@ -101,7 +101,7 @@ def test_a_row_that_changes_in_many_parts_is_there_once_as_it_was_last(
         world.flush()
         end = churn(world, kind, mix)
         scan = scan_of(world, start, end)
-        assert len(spark_frame._planned(spark, scan, None, _wanted(scan)).parts) > 2
+        assert len(spark_frame._plan_parts(spark, scan, None, _wanted(scan)).parts) > 2
         with opened(spark, scan) as frame:
             check(world, frame, start, end)
             assert "Exchange" in _plan(frame)
@@ -112,9 +112,9 @@ def test_a_row_that_changes_in_many_parts_is_there_once_as_it_was_last(
 
 
 def _wanted(scan: TableScan) -> Any:
-    from penstock.changes.columns import chosen_columns
+    from penstock.changes.columns import choose_columns
 
-    return spark_frame._Wanted(scan.schema, chosen_columns(scan.schema.table, None))
+    return spark_frame._Wanted(scan.schema, choose_columns(scan.schema.table, None))
 
 
 def _plan(frame: DataFrame) -> str:
@@ -265,6 +265,6 @@ def test_history_that_is_gone_keeps_its_name(spark: SparkSession, tmp_path: Path
         world.commit(item("integer", 1, "b"))
         world.flush()
         scan = scan_of(world, start, world.ts)
-        world.store.state_fact(1, {"kind": "begun", "ts": world.ts})
+        world.store.record_fact(1, {"kind": "begun", "ts": world.ts})
         with pytest.raises(StaleRead):
             SparkFrames(lambda: spark).open(scan, None)

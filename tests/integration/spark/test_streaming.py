@@ -122,7 +122,7 @@ def test_a_stream_begins_with_the_rows_and_goes_on_with_exactly_the_changes_it_m
         (ts, "update_preimage", 1, "a1"),
         (late, "insert", 7, "b7"),
     ]
-    (held,) = HistoryHolds(world.storage.open()).all_of(world.ids[0])
+    (held,) = HistoryHolds(world.storage.open()).list_holds(world.ids[0])
     assert held.path.endswith("/stream-billing.json")
     assert held.ts == max(each[0] for each in first), "what a restart of the last run needs"
     assert held.expires_at_ms is not None

@@ -38,7 +38,7 @@ def happen(world: TableWorld, kind: str, what: str, numbers: set[int], scratch: 
         world.commit(delete=[key for key in map(world.key, rows) if world.versions.last(key) is not None])
     elif what == "flush":
         world.flush()
-    elif what == "merge" and world.manifest().visible("data", world.ts):
+    elif what == "merge" and world.manifest().visible_objects("data", world.ts):
         assert begin_merge(world, scratch).commit(world)
     elif what == "alter" and len(world.table.schemas) == 1:
         world.alter(add_column(world.versions.table, "extra", "varchar(20) default 'none'"))

@@ -43,7 +43,7 @@ class LogUnderCrashes(RuleBasedStateMachine):
         self.replayed: list[tuple[int, int]] = []
         self.wal.start(self.replay)
         for table, ts in self.flushed.items():
-            self.wal.flushed(table, ts)
+            self.wal.mark_flushed(table, ts)
 
     def failed(self, error: Exception) -> None:
         assert self.disk.dead, error
@@ -141,7 +141,7 @@ class LogUnderCrashes(RuleBasedStateMachine):
         uncertain = [row for row in sent if row not in self.acknowledged]
         self.acknowledged += uncertain[: max(0, len(self.replayed) - len(self.needed()))]
         assert self.replayed == self.needed()
-        found = self.wal.resolved()
+        found = self.wal.resolved_by_table()
         assert all(ts <= self.resolved.get(table, 0) for table, ts in found.items())
         self.resolved = found
         for table, ts in self.acknowledged:
@@ -151,7 +151,7 @@ class LogUnderCrashes(RuleBasedStateMachine):
     @rule(table=TABLES, back=st.integers(0, 5))
     def flush(self, table: int, back: int) -> None:
         self.flushed[table] = max(self.flushed.get(table, 0), self.ts - back)
-        self.wal.flushed(table, self.flushed[table])
+        self.wal.mark_flushed(table, self.flushed[table])
 
     @rule(tail=st.binary(max_size=400), torn_frame=st.booleans())
     def crash_with_garbage_after_the_last_group(self, tail: bytes, torn_frame: bool) -> None:
@@ -167,7 +167,7 @@ class LogUnderCrashes(RuleBasedStateMachine):
             file.write(tail)
         self.open()
         assert self.replayed == self.needed()
-        assert self.wal.resolved() == self.resolved
+        assert self.wal.resolved_by_table() == self.resolved
 
     @rule(cut=st.integers(1, 60))
     def crash_with_a_group_half_written(self, cut: int) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.errors import Unavailable
 from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.objects.primary_key_index import PrimaryKeyIndex
-from penstock.eventstore.objects.row_ids import ASK, UNKNOWN, Events, Places, RowIds, match, sortable
+from penstock.eventstore.objects.row_ids import ASK, UNKNOWN, Events, Places, RowIds, match_tombstones, as_sort_keys
 from penstock.object_storage import ObjectStorage, open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
@@ -55,7 +55,7 @@ def test_every_tombstone_ends_the_row_written_last_before_it(
         if what != "delete":
             last[handle] = "data", len(written)
             written.append((handle, ts))
-    found = match(_events(written), _events(ended))
+    found = match_tombstones(_events(written), _events(ended))
     assert found.ends.tolist() == expected
     left = sorted(last.items())
     assert found.live.tolist() == [at for _, (side, at) in left if side == "data"]
@@ -72,7 +72,7 @@ def _events(rows: list[tuple[bytes, int]]) -> Events:
 @settings(deadline=None)
 @given(st.lists(HANDLES, max_size=20), st.integers(0, 5))
 def test_numbers_compare_as_the_handles_do(handles: list[bytes], skipped: int) -> None:
-    numbers = sortable(pa.array(handles, pa.binary())[skipped:]).tolist()
+    numbers = as_sort_keys(pa.array(handles, pa.binary())[skipped:]).tolist()
     kept = handles[skipped:]
     assert [[a < b for b in numbers] for a in numbers] == [[a < b for b in kept] for a in kept]
 
@@ -215,7 +215,7 @@ class _History:
             self.storage.lose = True
             assert not self.store.flush(1)
         elif after in {"index behind", "index unmarked"}:  # a crash while the index learns of a commit
-            index = self.store._owned(1).index
+            index = self.store._find_owned(1).index
             index._mark = _stop
             if after == "index behind":
                 index._put = _stop
@@ -239,14 +239,14 @@ class _History:
         state = self.store.ownership(1).state
         live = live_rows(self.storage, 1, state.flushed_ts)  # fails when a row id is wrong
         assert {row["id"]: row["name"] for _, row in live.values()} == self.rows
-        self.store._owned(1).index.catch_up(state)
+        self.store._find_owned(1).index.catch_up(state)
         found = index_contents(self.store._index)
         assert found.keys() == live.keys()
         moved = moved_rows(self.storage, 1)
         for handle, (located, row) in live.items():
             version = (handle, row["_commit_ts"])
             assert found[handle] == located or moved[found[handle]] == version
-            assert state.objects[found[handle][0]].visible(state.flushed_ts)
+            assert state.objects[found[handle][0]].is_visible(state.flushed_ts)
         for info in objects(self.storage, 1, "tombstone"):
             rows = read_object(self.storage, 1, info).to_pylist()
             keys = [(row["_object"], row["_offset"], row["_commit_ts"]) for row in rows]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.columnar.sorted_spill import choose_cuts, position
-from penstock.eventstore.log.rows import between, cut, in_order, ordered
+from penstock.eventstore.log.rows import select_between, cut_chunks, sort_in_memory, sort_changes
 from support.campaign import examples
 from support.rawbatches import Change, changes, put, raw
 
@@ -37,7 +37,7 @@ def once(batches: list[list[Change]]) -> list[Change]:
 @settings(deadline=None, max_examples=examples(60))
 @given(BATCHES)
 def test_rows_come_in_order_and_once(batches: list[list[Change]]) -> None:
-    slices = list(in_order([raw(batch) for batch in batches]))
+    slices = list(sort_in_memory([raw(batch) for batch in batches]))
     assert [change for each in slices for change in changes(each)] == once(batches)
     assert len(slices) <= 1
 
@@ -48,7 +48,7 @@ def test_slices_are_bounded_in_rows_and_bytes(batches: list[list[Change]], rows:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("penstock.eventstore.log.rows.SLICE_ROWS", rows)
         patched.setattr("penstock.eventstore.log.rows.SLICE_BYTES", nbytes)
-        slices = [changes(each) for each in in_order([raw(batch) for batch in batches])]
+        slices = [changes(each) for each in sort_in_memory([raw(batch) for batch in batches])]
     assert [change for each in slices for change in each] == once(batches)
     assert all(len(each) <= rows for each in slices)
     assert all(sum(weight(change) for change in each[1:]) <= nbytes for each in slices)
@@ -73,7 +73,7 @@ def test_a_sample_divides_the_rows_however_they_are_batched(sizes: list[int], pa
 @settings(deadline=None, max_examples=examples(60))
 @given(st.lists(CHANGES, max_size=12), st.integers(NOW, NOW + 7), st.integers(NOW, NOW + 7))
 def test_a_range_excludes_its_start_and_includes_its_end(batch: list[Change], low: int, high: int) -> None:
-    assert changes(between(raw(batch), low, high)) == [each for each in batch if low < each[0] <= high]
+    assert changes(select_between(raw(batch), low, high)) == [each for each in batch if low < each[0] <= high]
 
 
 @settings(deadline=None, max_examples=examples(60))
@@ -85,7 +85,7 @@ def test_a_sort_on_disk_gives_the_same_as_one_in_memory(
     nbytes = sum(raw(batch).nbytes for batch in batches)
     complete = [[change for change in batch if change[0] <= upto] for batch in batches]
     with tempfile.TemporaryDirectory() as scratch:
-        stream = ordered(
+        stream = sort_changes(
             lambda: [raw(batch) for batch in complete], nbytes, memory_bytes=memory, scratch=Path(scratch)
         )
         assert [change for batch in stream for change in changes(batch)] == once(complete)
@@ -111,7 +111,7 @@ def test_chunks_hold_whole_commits_and_a_large_one_is_alone(
     rows = once(batches)
     marks = sorted(data.draw(st.sets(st.integers(0, len(rows)))))
     stream = [raw(rows[start:end]) for start, end in itertools.pairwise([0, *marks, len(rows)])]
-    pieces = list(cut(stream, large_bytes=large, chunk_bytes=enough))
+    pieces = list(cut_chunks(stream, large_bytes=large, chunk_bytes=enough))
     assert [change for piece in pieces for change in changes(piece.rows)] == rows
     assert [each.chunk for each in pieces] == sorted(each.chunk for each in pieces)
     chunks = [

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.changes.batches import ChangeBatch, ChangesHandle, Hint
-from penstock.changes.columns import chosen_columns, key_names
+from penstock.changes.columns import choose_columns, key_names
 from penstock.changes.limits import ReadLimit
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
@@ -62,7 +62,7 @@ class Bag(Consumer):
 
     def __init__(self, job: JobContext, schema: SchemaVersion, ts: int, moves: int = 0) -> None:
         super().__init__(job)
-        self.columns = chosen_columns(schema.table, job.info.columns)
+        self.columns = choose_columns(schema.table, job.info.columns)
         self.keys = key_names(schema.table)
         self.rows: list[Row] = []
         self.ts = ts

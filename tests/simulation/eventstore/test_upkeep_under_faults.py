@@ -102,7 +102,7 @@ def test_killed_at_any_step_leaves_the_old_state_or_the_new_one(
             check(world)
             world.store.collect(1)
             check(world)
-            assert len(world.manifest().visible("data", world.ts)) <= 1
+            assert len(world.manifest().visible_objects("data", world.ts)) <= 1
             if not power.out:
                 return
     raise AssertionError("it never came to its end")

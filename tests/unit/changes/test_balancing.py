@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.changes.plan import Split, Weight, ranges, share_handles, share_times
+from penstock.changes.plan import Split, Weight, handle_ranges, split_by_handle, split_by_time
 
 TS = 1 << 58
 
 
 def shares(weights: list[Weight], rows_max: int, from_ts: int = 0, to_ts: int = 1000) -> list[Split]:
-    found = share_times(weights, from_ts, to_ts, rows_max)
+    found = split_by_time(weights, from_ts, to_ts, rows_max)
     assert [found[0].from_ts, found[-1].to_ts] == [from_ts, to_ts]
     assert all(one.to_ts == other.from_ts for one, other in pairwise(found))
     return found
@@ -126,11 +126,11 @@ def test_fractions_of_a_row_after_a_large_commit_are_not_divided() -> None:
 
 def test_handles_divide_the_row_groups_of_a_transaction() -> None:
     groups = [(b"%02d" % number, 100) for number in range(10)]
-    cuts = share_handles(reversed(groups), 250)
+    cuts = split_by_handle(reversed(groups), 250)
     assert cuts == [b"02", b"04", b"06", b"08"]
-    assert ranges(cuts) == [(b"", b"02"), (b"02", b"04"), (b"04", b"06"), (b"06", b"08"), (b"08", b"")]
-    assert ranges([]) == [(b"", b"")]
+    assert handle_ranges(cuts) == [(b"", b"02"), (b"02", b"04"), (b"04", b"06"), (b"06", b"08"), (b"08", b"")]
+    assert handle_ranges([]) == [(b"", b"")]
 
 
 def test_groups_that_begin_with_the_same_handle_stay_together() -> None:
-    assert share_handles([(b"a", 100)] * 3 + [(b"b", 100)], 100) == [b"b"]
+    assert split_by_handle([(b"a", 100)] * 3 + [(b"b", 100)], 100) == [b"b"]

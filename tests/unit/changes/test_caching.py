@@ -30,14 +30,14 @@ def taken(found: Iterable[pa.RecordBatch]) -> list[int]:
 def test_what_is_on_view_depends_on_the_rows_alone(size: int) -> None:
     cache = SideCache(in_slices(TIMES, size), rows_max=4)
     assert cache.fill() == Extent(1, 3)
-    assert taken(cache.upto(2)) == [1, 1, 2]
+    assert taken(cache.take_upto(2)) == [1, 1, 2]
     assert cache.fill() == Extent(3, 3)
-    assert taken(cache.upto(2)) == []
-    assert taken(cache.upto(3)) == [3, 3, 3, 3]  # no more than may be on view
+    assert taken(cache.take_upto(2)) == []
+    assert taken(cache.take_upto(3)) == [3, 3, 3, 3]  # no more than may be on view
     assert cache.fill() == Extent(3, 7)
-    assert taken(cache.upto(6)) == [3, 4, 6]
+    assert taken(cache.take_upto(6)) == [3, 4, 6]
     assert cache.fill() == Extent(7, None)
-    assert taken(cache.upto(100)) == [7, 7]
+    assert taken(cache.take_upto(100)) == [7, 7]
     assert cache.fill() == Extent(None, None)
 
 
@@ -55,7 +55,7 @@ def test_rows_larger_than_all_memory_still_come() -> None:
     cache = SideCache(slices, rows_max=1000, bytes_max=10)
     found = []
     while (extent := cache.fill()).first_ts is not None:
-        found.append(taken(cache.upto(100 if extent.next_ts is None else extent.next_ts - 1)))
+        found.append(taken(cache.take_upto(100 if extent.next_ts is None else extent.next_ts - 1)))
     assert found == [[1], [2], [3], [4]]
 
 
@@ -63,4 +63,4 @@ def test_a_slice_that_is_taken_whole_is_not_copied() -> None:
     slices = list(in_slices(range(100), 10))
     cache = SideCache(iter(slices), rows_max=50)
     cache.fill()
-    assert all(found is given for found, given in zip(cache.upto(49), slices, strict=False))
+    assert all(found is given for found, given in zip(cache.take_upto(49), slices, strict=False))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from penstock.changes.net_change import coalesce, without_updates
+from penstock.changes.net_change import coalesce_by_handle, without_updates
 from penstock.eventstore.sides import PARTITION
 
 DATA = pa.schema(
@@ -45,7 +45,7 @@ def sides(ops: Sequence[tuple[bytes, str, int]]) -> tuple[pa.RecordBatch, pa.Rec
 def kept(ops: Sequence[Op], handle: bytes = b"h", **rules: bool) -> list[Op]:
     """What is left of the changes to one row, among others that change once."""
     others = [(b"other %d" % ts, "I", ts) for _, ts in ops]
-    data, ends = coalesce(*sides([*((handle, op, ts) for op, ts in ops), *others]), **rules)
+    data, ends = coalesce_by_handle(*sides([*((handle, op, ts) for op, ts in ops), *others]), **rules)
     found = [
         *(("D", row["_commit_ts"]) for row in ends.to_pylist() if row["_handle"] == handle),
         *(("I", row["_commit_ts"]) for row in data.to_pylist() if row["_handle"] == handle),
@@ -92,16 +92,18 @@ def test_coalescing_in_two_steps_comes_to_the_same(changes: str, expected: str) 
     for at in range(len(ops) + 1):
         if 0 < at < len(ops) and ops[at - 1][1] == ops[at][1]:
             continue  # a transaction is not divided
-        data, ends = coalesce(*sides([(b"h", *op) for op in ops[:at]]))
+        data, ends = coalesce_by_handle(*sides([(b"h", *op) for op in ops[:at]]))
         later_data, later_ends = sides([(b"h", *op) for op in ops[at:]])
-        found = coalesce(pa.concat_batches([data, later_data]), pa.concat_batches([ends, later_ends]))
+        found = coalesce_by_handle(
+            pa.concat_batches([data, later_data]), pa.concat_batches([ends, later_ends])
+        )
         left = [*(("D", row["_commit_ts"]) for row in found[1].to_pylist())]
         left += [("I", row["_commit_ts"]) for row in found[0].to_pylist()]
         assert left == read(expected)
 
 
 def test_what_is_left_says_whether_the_row_was_there_before() -> None:
-    data, ends = coalesce(
+    data, ends = coalesce_by_handle(
         *sides(
             [
                 (b"came", "I", 1),
@@ -126,7 +128,7 @@ def test_what_is_left_says_whether_the_row_was_there_before() -> None:
 
 
 def test_a_tombstone_has_the_old_row_that_a_reader_has() -> None:
-    _, ends = coalesce(*sides([(b"h", op, ts) for op, ts in read("D1 I1 D2 I2 D3")]))
+    _, ends = coalesce_by_handle(*sides([(b"h", op, ts) for op, ts in read("D1 I1 D2 I2 D3")]))
     assert ends.to_pylist() == [
         {"_handle": b"h", "_commit_ts": 3, "_update": False, "_old": {"name": "before 1"}}
     ]
@@ -134,7 +136,7 @@ def test_a_tombstone_has_the_old_row_that_a_reader_has() -> None:
 
 def test_what_stays_keeps_its_order() -> None:
     ops = [(b"%d" % (ts % 7), op, ts) for ts in range(1, 50) for op in ("D", "I")]
-    data, ends = coalesce(*sides(ops))
+    data, ends = coalesce_by_handle(*sides(ops))
     for side in (data, ends):
         times = side.column("_commit_ts").to_pylist()
         assert times == sorted(times)
@@ -145,17 +147,17 @@ def test_what_stays_keeps_its_order() -> None:
 
 def test_changes_of_different_rows_pass_as_they_are() -> None:
     data, ends = sides([(b"%08d" % ts, "DI"[ts % 2], ts) for ts in range(20)])
-    assert coalesce(data, ends)[0] is data
-    assert coalesce(data, ends)[1] is ends
+    assert coalesce_by_handle(data, ends)[0] is data
+    assert coalesce_by_handle(data, ends)[1] is ends
 
 
 def test_sides_without_rows_and_slices_are_fine() -> None:
     data, ends = sides([(b"%08d" % (ts % 3), op, ts) for ts in range(1, 10) for op in "DI"])
     nothing = data.slice(0, 0), ends.slice(0, 0)
-    assert [len(side) for side in coalesce(*nothing)] == [0, 0]
-    assert len(coalesce(data, nothing[1])[0]) == 3
-    assert len(coalesce(nothing[0], ends)[1]) == 3
-    found = coalesce(data.slice(3), ends.slice(3))
+    assert [len(side) for side in coalesce_by_handle(*nothing)] == [0, 0]
+    assert len(coalesce_by_handle(data, nothing[1])[0]) == 3
+    assert len(coalesce_by_handle(nothing[0], ends)[1]) == 3
+    found = coalesce_by_handle(data.slice(3), ends.slice(3))
     assert found[1].column("_commit_ts").to_pylist() == [4, 5, 6]
     assert found[0].column("name").to_pylist() == ["at 7", "at 8", "at 9"]
 
@@ -165,8 +167,8 @@ def test_a_handle_in_another_partition_is_another_row(handle: bytes) -> None:
     data, ends = sides([(handle, "I", 1), (handle, "I", 2), (handle, "D", 3), (handle, "I", 4)])
     tagged = data.append_column(PARTITION, pa.array([11, 12, 11]))
     for of, left in ((11, [2, 4]), (12, [4])):
-        net, gone = coalesce(tagged, ends.append_column(PARTITION, pa.array([of])))
+        net, gone = coalesce_by_handle(tagged, ends.append_column(PARTITION, pa.array([of])))
         assert net.column("_commit_ts").to_pylist() == left
         assert gone.num_rows == 0
-    net, gone = coalesce(tagged, ends.slice(0, 0))
+    net, gone = coalesce_by_handle(tagged, ends.slice(0, 0))
     assert net.column("_commit_ts").to_pylist() == [2, 4]

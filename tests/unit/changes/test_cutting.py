@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.changes.tail import Cut, Extent, complete_ts, cut
+from penstock.changes.tail import Cut, Extent, complete_ts, find_cut
 
 END = 100
 NOTHING = Extent(None, None)
@@ -25,8 +25,8 @@ NOTHING = Extent(None, None)
     ],
 )
 def test_the_side_that_has_come_less_far_decides(data: Extent, tombstones: Extent, expected: Cut) -> None:
-    assert cut(data, tombstones, END) == expected
-    assert cut(tombstones, data, END) == expected
+    assert find_cut(data, tombstones, END) == expected
+    assert find_cut(tombstones, data, END) == expected
 
 
 @pytest.mark.parametrize(

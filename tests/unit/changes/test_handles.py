@@ -9,7 +9,7 @@ import pytest
 from penstock.changes import ChangeBatch, ChangesHandle, Hint, collect, collect_changes
 from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore.read.partition import PartitionState
-from penstock.eventstore.read.streams import ChangeStream, streams_of
+from penstock.eventstore.read.streams import ChangeStream, open_streams
 from support.itemtables import item, item_table
 from support.tableworld import START, TableWorld
 
@@ -32,12 +32,12 @@ class Watched:
         self.opened: list[ChangeStream] = []
         self.closed: list[ChangeStream] = []
         self.fails_at = 0
-        monkeypatch.setattr(collect, "streams_of", self.streams_of)
+        monkeypatch.setattr(collect, "open_streams", self.open_streams)
 
-    def streams_of(self, *arguments: Any, **rest: Any) -> list[ChangeStream]:
+    def open_streams(self, *arguments: Any, **rest: Any) -> list[ChangeStream]:
         if self.fails_at and len(self.opened) >= self.fails_at:
             raise Unavailable("nobody answers")
-        made = streams_of(*arguments, **rest)
+        made = open_streams(*arguments, **rest)
         for stream in made:
             self._watch(stream)
         self.opened += made

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from penstock.columnar.key_order import KeySet, OrderedRows
 from penstock.consumers.lake.files import DataFile, FileWriter, read_rows, with_bounds
 from penstock.consumers.lake.merge import RewriteGroup, merge, plan
+from support.campaign import examples
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 KEY = pa.schema([("k", pa.int64())])
@@ -145,7 +146,7 @@ def tiny_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.consumers.lake.files.GROUP_BYTES", 32)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(CHANGES, st.sampled_from([32, 100, 1 << 20]), st.sampled_from([0, 1 << 20]))
 def test_files_hold_what_the_changes_come_to(
     changes: list[tuple[set[int], set[int]]], file_bytes: int, small_bytes: int

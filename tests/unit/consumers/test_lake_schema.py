@@ -6,7 +6,7 @@ from datetime import timedelta
 import pyarrow as pa
 import pytest
 
-from penstock.changes.columns import chosen_columns, key_names
+from penstock.changes.columns import choose_columns, key_names
 from penstock.consumers.lake.iceberg_metadata import promotes, stored_type
 from penstock.consumers.schema_evolution import (
     Dialect,
@@ -29,7 +29,7 @@ TABLE = define_table("items", [("id", "bigint primary key"), ("small", "tinyint"
 
 
 def columns(table: TableInfo, dialect: Dialect = PLAIN, chosen: list[str] | None = None) -> TargetColumns:
-    return TargetColumns(chosen_columns(table, chosen), key_names(table), table, dialect)
+    return TargetColumns(choose_columns(table, chosen), key_names(table), table, dialect)
 
 
 def evolution(after: TableInfo, dialect: Dialect = PLAIN, before: TableInfo = TABLE) -> LakeEvolution:
@@ -81,7 +81,7 @@ def test_a_dropped_column_stays_and_is_null_in_rows_that_come() -> None:
     how = evolution(after)
     assert same(how)
     assert not how.rewrites
-    coming = pa.RecordBatch.from_pylist([{"id": 5, "name": "new"}], chosen_columns(after, None))
+    coming = pa.RecordBatch.from_pylist([{"id": 5, "name": "new"}], choose_columns(after, None))
     assert shaped(coming, how.schema).to_pylist() == [{"id": 5, "small": None, "name": "new"}]
 
 
@@ -152,7 +152,7 @@ def test_times_are_microseconds_and_keys_are_known_by_their_places() -> None:
     assert key_columns(wanted.schema) == ("t", "a")
     assert [column_id(each) for each in wanted.schema] == [2, 1, 3]
     row = {"t": timedelta(hours=-2), "a": 1, "v": 3}
-    rows = pa.RecordBatch.from_pylist([row], chosen_columns(table, None))
+    rows = pa.RecordBatch.from_pylist([row], choose_columns(table, None))
     assert shaped(rows, wanted.schema).to_pylist() == [{"t": -7_200_000_000, "a": 1, "v": 3}]
 
 

@@ -19,7 +19,7 @@ from penstock.eventstore.manifest_log import ManifestLog, Ownership, load
 from penstock.eventstore.read.snapshot import plan_snapshot
 from penstock.eventstore.upkeep import merge_policy
 from penstock.eventstore.upkeep.gc import CollectPolicy
-from penstock.object_storage import STAGING, ObjectStorage, Stored, open_storage
+from penstock.object_storage import STAGING, ObjectStorage, StoredObject, open_storage
 from penstock.testing.clock import ManualClock
 from penstock.testing.versions import Target
 from support.itemtables import item, item_table
@@ -96,7 +96,7 @@ def test_history_that_a_watermark_needs_is_read_from_archives(world: TableWorld)
         assert world.snapshot(moment) == world.versions.at(moment)
     watermarks.hold(1, "another", ts)
     watermarks.release(1, "job/7")
-    assert watermarks.lowest(1) == ts
+    assert watermarks.lowest_ts(1) == ts
     assert world.store.collect(1) > 0
     assert world.snapshot(ts) == world.versions.at(ts)
     with pytest.raises(StaleRead):
@@ -146,7 +146,7 @@ def test_a_watermark_that_expired_holds_nothing_and_goes_after_a_day(world: Tabl
     merged(world)
     assert world.store.collect(1) == 0
     world.clock.advance(60)
-    assert watermarks.lowest(1) is None
+    assert watermarks.lowest_ts(1) is None
     assert world.store.collect(1) > 0
     assert len(files(world, "watermarks/")) == 1
     world.clock.advance(DAY_S)
@@ -155,7 +155,7 @@ def test_a_watermark_that_expired_holds_nothing_and_goes_after_a_day(world: Tabl
 
 
 def test_a_damaged_watermark_stops_collection(world: TableWorld) -> None:
-    world.storage.open().write(paths.watermark(ROOT, "job"), b'{"format": 1}')
+    world.storage.open().write(paths.history_hold(ROOT, "job"), b'{"format": 1}')
     merged(world)
     with pytest.raises(Corrupt, match="watermarks/job"):
         world.store.collect(1)
@@ -188,7 +188,7 @@ def test_archives_are_kept_for_the_time_to_live_after_they_were_written() -> Non
     written = {"old": 50, "new": 100}
 
     def chosen(lowest_ts: int | None, now_ms: int) -> list[str]:
-        return [each.id for each in policy.unneeded([new, old], lowest_ts, written, now_ms)]
+        return [each.id for each in policy.archives_to_collect([new, old], lowest_ts, written, now_ms)]
 
     assert chosen(None, 149) == []
     assert chosen(None, 150) == ["old"]
@@ -201,7 +201,7 @@ def test_archives_are_kept_for_the_time_to_live_after_they_were_written() -> Non
 def test_an_archive_that_was_not_there_when_archives_were_listed_is_young() -> None:
     policy = CollectPolicy(ttl_ms=100, orphan_ms=0)
     written_since = Archive(id="since", upto_ts=5, objects=1)
-    assert policy.unneeded([written_since], None, {}, 10**9) == []
+    assert policy.archives_to_collect([written_since], None, {}, 10**9) == []
 
 
 class _Aged(ObjectStorage):
@@ -209,9 +209,9 @@ class _Aged(ObjectStorage):
 
     age_ms = 0
 
-    def listed(self, folder: str) -> list[Stored]:
+    def list_objects(self, folder: str) -> list[StoredObject]:
         now_ms = SYSTEM.wall_ms()
-        return [Stored(each.path, each.size_bytes, now_ms - self.age_ms) for each in super().listed(folder)]
+        return [StoredObject(each.path, each.size_bytes, now_ms - self.age_ms) for each in super().list_objects(folder)]
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def aged(world: TableWorld, monkeypatch: pytest.MonkeyPatch) -> _Aged:
     """The world's storage, whose files grow old on demand."""
     storage = world.storage.open()
     made = _Aged(storage.url, storage._store)
-    monkeypatch.setattr(storage, "listed", made.listed)
+    monkeypatch.setattr(storage, "list_objects", made.list_objects)
     monkeypatch.setattr(world.clock, "wall_ms", SYSTEM.wall_ms)
     return made
 
@@ -319,8 +319,8 @@ def test_folded_manifest_files_go_and_the_manifest_is_read_as_before(
 
 
 def test_young_manifest_files_stay() -> None:
-    files_ = [Stored(paths.manifest_entry(ROOT, seq), 1, seq) for seq in range(1, 13)]
-    files_ += [Stored(paths.manifest_checkpoint(ROOT, seq), 1, seq) for seq in (4, 8, 12)]
+    files_ = [StoredObject(paths.manifest_entry(ROOT, seq), 1, seq) for seq in range(1, 13)]
+    files_ += [StoredObject(paths.manifest_checkpoint(ROOT, seq), 1, seq) for seq in (4, 8, 12)]
     policy = CollectPolicy(ttl_ms=10, orphan_ms=1000)
     old = policy.old_manifest(files_, 13)
     assert old is not None
@@ -390,7 +390,7 @@ def test_an_archive_is_bounded_and_the_oldest_go_first(monkeypatch: pytest.Monke
         for ts in (0, 9, 7, 8, 30)
     ]  # fmt: skip
     state = ManifestState(flushed_ts=20, objects={each.id: each for each in objects})
-    assert [each.id for each in CollectPolicy(ttl_ms=0, orphan_ms=0).removed(state)] == ["7", "8"]
+    assert [each.id for each in CollectPolicy(ttl_ms=0, orphan_ms=0).objects_to_archive(state)] == ["7", "8"]
 
 
 def test_watermarks_of_one_table_do_not_hold_another() -> None:
@@ -399,12 +399,12 @@ def test_watermarks_of_one_table_do_not_hold_another() -> None:
     watermarks.hold(1, "job", 10)
     watermarks.hold(11, "job", 5)
     watermarks.hold(1, "a/b c", 7, ttl_s=1)
-    assert (watermarks.lowest(1), watermarks.lowest(11), watermarks.lowest(2)) == (7, 5, None)
+    assert (watermarks.lowest_ts(1), watermarks.lowest_ts(11), watermarks.lowest_ts(2)) == (7, 5, None)
     clock.advance(1)
-    assert watermarks.lowest(1) == 10
+    assert watermarks.lowest_ts(1) == 10
     watermarks.release(1, "job")
     watermarks.release(1, "job")
-    assert watermarks.lowest(1) is None
+    assert watermarks.lowest_ts(1) is None
 
 
 def test_load_and_trim_do_not_disagree_on_an_empty_log() -> None:

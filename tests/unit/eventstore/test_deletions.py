@@ -88,7 +88,7 @@ def test_an_object_whose_targets_leave_the_data_object_out_is_not_opened(storage
     info = tombstones(storage, "t1", [("a", 1, 10)], targets=(("a", 1),))
     storage.delete(paths.object_path(paths.table_root(TABLE_ID), "tombstone", "t1"))
     assert Deletions(storage, TABLE_ID, [info], 20).of("b").tolist() == []
-    with pytest.raises(Unavailable, match="is not at memory://"):
+    with pytest.raises(Unavailable, match="does not exist at memory://"):
         Deletions(storage, TABLE_ID, [info], 20).of("a")
 
 

@@ -189,7 +189,7 @@ def test_any_name_can_be_marked(shop: Shop, name: str) -> None:
     shop.flushed(2, 100, (10, table("other", 2)))
     assert shop.find(f"shop.{name}") == [1]
     path = paths.name_mark("shop", name, 1)
-    assert paths.marked_name(path) == ("shop", name, 1)
+    assert paths.parse_name_mark(path) == ("shop", name, 1)
 
 
 def test_a_mark_is_written_once(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

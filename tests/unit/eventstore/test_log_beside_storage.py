@@ -11,7 +11,7 @@ from penstock.eventstore import paths
 from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.log import frames
 from penstock.eventstore.log.frames import FrameKind
-from penstock.eventstore.log.rows import commit_ends
+from penstock.eventstore.log.rows import commit_bounds
 from penstock.eventstore.log.segments import Fit, LogCover, Retention, read_segment
 from penstock.eventstore.log.wal import Wal
 from penstock.object_storage import ObjectStorage, open_storage
@@ -41,7 +41,7 @@ TABLE = a_table()
 def test_a_log_goes_on_from_a_manifest_only_without_a_gap(
     cut_ts: int, resolved_ts: int, flushed_ts: int, fit: Fit
 ) -> None:
-    assert LogCover(cut_ts, resolved_ts).beside(flushed_ts) is fit
+    assert LogCover(cut_ts, resolved_ts).fit_to(flushed_ts) is fit
 
 
 def test_what_goes_with_a_segment_is_cut_and_nothing_else() -> None:
@@ -49,11 +49,11 @@ def test_what_goes_with_a_segment_is_cut_and_nothing_else() -> None:
     kept.begin(1)
     kept.add(1, 7, 10)
     kept.add(1, 8, 20)
-    assert kept.flushed(7, 15) == []  # it is the segment that is written
+    assert kept.mark_flushed(7, 15) == []  # it is the segment that is written
     assert kept.begin(2) == []
     kept.add(2, 7, 30)
     assert kept.cut == {}
-    assert kept.flushed(8, 25) == [1]
+    assert kept.mark_flushed(8, 25) == [1]
     assert kept.cut == {7: 10, 8: 20}
     assert kept.forget(8) == []
     assert kept.cut == {7: 10}
@@ -96,7 +96,7 @@ def test_the_disk_says_what_is_cut_off_before_it_goes(
         for ts in range(2, 8):
             append(wal, 1, ts)
             wal.mark_resolved(1, ts)
-            wal.flushed(1, ts - 1)
+            wal.mark_flushed(1, ts - 1)
         wal.close()
     newest = [0]
     for segments, copy in removals:
@@ -104,7 +104,7 @@ def test_the_disk_says_what_is_cut_off_before_it_goes(
             found = read_segment(path, int(path.stem), last=False)
             assert found is not None
             rows = [frames.decode_rows(each) for each in found[0] if each.kind is FrameKind.ROWS]
-            newest += [commit_ends(each)[1] for each in rows]
+            newest += [commit_bounds(each)[1] for each in rows]
             path.unlink()
         assert max(newest) <= cover(copy)[0]
     assert max(newest) == 6

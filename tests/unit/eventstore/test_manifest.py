@@ -83,10 +83,10 @@ def test_an_entry_that_cannot_follow_is_corrupt(entry: ManifestEntry, why: str) 
 def test_objects_are_visible_from_their_creation_until_their_removal() -> None:
     state = ManifestState().apply(an_entry(add=(an_object("b", 20), an_object("a", 10))))
     state = state.apply(an_entry(seq=2, remove=(Removal(id="a", delete_ts=30),)))
-    assert [each.id for each in state.visible("data", 9)] == []
-    assert [each.id for each in state.visible("data", 29)] == ["a", "b"]
-    assert [each.id for each in state.visible("data", 30)] == ["b"]
-    assert state.visible("tombstone", 30) == []
+    assert [each.id for each in state.visible_objects("data", 9)] == []
+    assert [each.id for each in state.visible_objects("data", 29)] == ["a", "b"]
+    assert [each.id for each in state.visible_objects("data", 30)] == ["b"]
+    assert state.visible_objects("tombstone", 30) == []
 
 
 def test_the_log_reads_back_what_was_committed(storage: ObjectStorage) -> None:

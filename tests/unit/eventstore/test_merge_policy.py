@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from penstock.eventstore.manifest import Kind, ManifestState, ObjectInfo, Targets
 from penstock.eventstore.paths import Side
 from penstock.eventstore.upkeep.merge_policy import MergeChoice, MergePolicy
+from support.campaign import examples
 
 MIB = 1024 * 1024
 POLICY = MergePolicy(128 * MIB)
@@ -118,7 +119,7 @@ def test_tombstones_that_do_not_say_what_they_delete_are_spread_over_older_objec
     assert choice(old, replace(new, seq=4), scattered) == ({"new"}, set(), set())
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(st.integers(MIB // 16, 40 * MIB), st.integers(100, 600), st.floats(0, 0.9))
 def test_what_merges_write_is_logarithmic_in_what_flushes_write(size: int, flushes: int, dead: float) -> None:
     """Every flush deletes a share of its rows from the newest object before it."""

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.eventstore import paths
 from penstock.eventstore.manifest import ObjectInfo
-from penstock.eventstore.objects.build import bounded, by_row_id
+from penstock.eventstore.objects.build import divide_tombstones, sort_by_row_id
 from penstock.eventstore.objects.object_file import ObjectWriter
 from penstock.eventstore.objects.row_ids import RowIds
 from penstock.eventstore.sides import side_schema
@@ -142,13 +142,13 @@ def batches_of(*commits: list[int]) -> list[pa.RecordBatch]:
 
 def test_tombstone_objects_never_share_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.eventstore.objects.build.OBJECT_ROWS", 3)
-    cut = bounded(batches_of([1, 1, 2], [2, 2, 3], [], [3, 4], [5], [5], [5, 6]), within_commit=False)
+    cut = divide_tombstones(batches_of([1, 1, 2], [2, 2, 3], [], [3, 4], [5], [5], [5, 6]), within_commit=False)
     assert times(list(cut)) == [[1, 1, 2, 2, 2], [3, 3, 4], [5, 5, 5, 6]]
 
 
 def test_tombstones_of_one_transaction_are_cut_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.eventstore.objects.build.OBJECT_ROWS", 2)
-    assert times(list(bounded(batches_of([1, 1], [1], [1], [1]), within_commit=True))) == [
+    assert times(list(divide_tombstones(batches_of([1, 1], [1], [1], [1]), within_commit=True))) == [
         [1, 1],
         [1, 1],
         [1],
@@ -157,7 +157,7 @@ def test_tombstones_of_one_transaction_are_cut_anywhere(monkeypatch: pytest.Monk
 
 def test_tombstones_are_cut_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.eventstore.objects.build.OBJECT_BYTES", 1)
-    assert times(list(bounded(batches_of([1], [2], [3]), within_commit=False))) == [[1], [2], [3]]
+    assert times(list(divide_tombstones(batches_of([1], [2], [3]), within_commit=False))) == [[1], [2], [3]]
 
 
 def test_tombstones_are_ordered_by_row_id(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def test_tombstones_are_ordered_by_row_id(monkeypatch: pytest.MonkeyPatch) -> No
         tombstones((3, 3, None, None), (4, 4, None, None)),
     ]
     ids = RowIds(["bb", "aa"], np.array([0, -1, 1, 0], np.int32), np.array([5, -1, 9, 2], np.int64))
-    found = [batch.select(["id", "_object", "_offset"]).to_pylist() for batch in by_row_id(group, ids)]
+    found = [batch.select(["id", "_object", "_offset"]).to_pylist() for batch in sort_by_row_id(group, ids)]
     assert [[tuple(row.values()) for row in batch] for batch in found] == [
         [(3, "aa", 9), (4, "bb", 2)],
         [(1, "bb", 5), (2, None, None)],

@@ -24,7 +24,7 @@ from penstock.eventstore.read.partition import (
     SchemaRange,
     TableView,
 )
-from penstock.eventstore.schema_version import SchemaVersion, cut_at_changes, in_force
+from penstock.eventstore.schema_version import SchemaVersion, cut_at_changes, versions_in_force
 from penstock.object_storage import ObjectStorage, StorageRef
 from support.events import a_table
 
@@ -65,7 +65,7 @@ class Newest:
 
     def parts(self, wanted: ReadRange) -> list[SchemaRange]:
         self.asked.append(wanted)
-        found = in_force(self.versions, wanted.from_ts, wanted.to_ts)
+        found = versions_in_force(self.versions, wanted.from_ts, wanted.to_ts)
         cuts = cut_at_changes(found, wanted.from_ts, wanted.to_ts) if found else []
         return [
             SchemaRange(replace(wanted, from_ts=start, to_ts=end), version) for start, end, version in cuts
@@ -145,10 +145,10 @@ def test_a_partition_travels_with_its_flight_reader(ref: StorageRef, log: Manife
 def test_the_state_is_what_the_manifest_says(ref: StorageRef, log: ManifestLog) -> None:
     state = Partition(ref, 1).state()
     assert (state.flushed_ts, state.readable_ts, state.oldest_ts) == (60, 60, 0)
-    assert ids(state.visible("data", 60)) == "cd"
-    assert ids(state.visible("data", 59)) == "abc"
-    assert ids(state.changes("data", 20, 60)) == "bc"
-    assert ids(state.changes("tombstone", 0, 60)) == ""
+    assert ids(state.visible_objects("data", 60)) == "cd"
+    assert ids(state.visible_objects("data", 59)) == "abc"
+    assert ids(state.change_objects("data", 20, 60)) == "bc"
+    assert ids(state.change_objects("tombstone", 0, 60)) == ""
 
 
 def test_history_comes_from_the_archive_when_it_is_asked_for(
@@ -156,17 +156,17 @@ def test_history_comes_from_the_archive_when_it_is_asked_for(
 ) -> None:
     archived(storage, log)
     newest, old = Partition(ref, 1).state(), Partition(ref, 1).state(from_ts=15)
-    assert ids(newest.visible("data", 60)) == "cd"
+    assert ids(newest.visible_objects("data", 60)) == "cd"
     with pytest.raises(AssertionError, match="without the history"):
-        newest.changes("data", 15, 60)
+        newest.change_objects("data", 15, 60)
     with pytest.raises(AssertionError, match="without the history"):
-        newest.visible("data", 59)
-    assert ids(old.changes("data", 15, 60)) == "abc"
-    assert ids(old.visible("data", 40)) == "abc"
-    assert ids(old.visible("data", 60)) == "cd"
+        newest.visible_objects("data", 59)
+    assert ids(old.change_objects("data", 15, 60)) == "abc"
+    assert ids(old.visible_objects("data", 40)) == "abc"
+    assert ids(old.visible_objects("data", 60)) == "cd"
     assert old.manifest.objects["a" * 32].delete_ts == 60
     with pytest.raises(AssertionError, match="without the history"):
-        old.changes("data", 14, 60)
+        old.change_objects("data", 14, 60)
 
 
 def test_archives_that_a_range_does_not_need_are_not_read(
@@ -174,7 +174,7 @@ def test_archives_that_a_range_does_not_need_are_not_read(
 ) -> None:
     archive = archived(storage, log)
     storage.write(paths.archive("tables/1", archive.id), b"damaged")
-    assert ids(Partition(ref, 1).state(from_ts=60).changes("data", 60, 61)) == ""
+    assert ids(Partition(ref, 1).state(from_ts=60).change_objects("data", 60, 61)) == ""
     with pytest.raises(Corrupt, match="archive"):
         Partition(ref, 1).state(from_ts=59)
 

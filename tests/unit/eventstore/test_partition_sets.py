@@ -10,7 +10,7 @@ from penstock.eventstore.read.partition_sets import (
     AskedTable,
     Life,
     first_set,
-    joined,
+    merge_lives,
     life_at,
     lives_of,
     partition_sets,
@@ -42,7 +42,7 @@ def lives(*versions: SchemaVersion, dropped: dict[int, list[int]] | None = None)
         lives_of(each, [v for v in versions if each in v.table.physical_ids], (dropped or {}).get(each, []))
         for each in ids
     )
-    return joined(life for mine in known for life in mine)
+    return merge_lives(life for mine in known for life in mine)
 
 
 @pytest.mark.parametrize("asked", [BY_ID, BY_NAME])

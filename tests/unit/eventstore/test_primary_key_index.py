@@ -184,7 +184,7 @@ def test_a_state_older_than_the_index_makes_it_start_again(open_store: Open, sto
     older = store.ownership(1).state
     inserted(store, first=2, count=1)
     newer = store.ownership(1).state
-    index = store._owned(1).index
+    index = store._find_owned(1).index
     before = builds()
     index.catch_up(older)
     assert builds() == before + 1
@@ -205,10 +205,10 @@ def test_an_archive_of_entries_that_the_index_lacks_makes_it_start_again(
     index.catch_up(store.ownership(1).state)
     before = builds()
     assert flush(store, delete(2, 50))
-    state = store._owned(1).commit(archive=Archive(id="a", upto_ts=NOW, objects=0))
+    state = store._find_owned(1).commit(archive=Archive(id="a", upto_ts=NOW, objects=0))
     index.catch_up(state)
     assert builds() == before + 1
-    store._owned(1).commit(archive=Archive(id="b", upto_ts=NOW, objects=0))
+    store._find_owned(1).commit(archive=Archive(id="b", upto_ts=NOW, objects=0))
     index.catch_up(store.ownership(1).state)  # only the archive is new: it lacks nothing
     assert builds() == before + 1
     behind.close()
@@ -217,7 +217,7 @@ def test_an_archive_of_entries_that_the_index_lacks_makes_it_start_again(
 def test_a_row_of_an_object_that_is_not_visible_is_not_found(open_store: Open) -> None:
     store = open_store()
     inserted(store, count=1)
-    index, state = store._owned(1).index, store.ownership(1).state
+    index, state = store._find_owned(1).index, store.ownership(1).state
     handle = pa.array([(1 << 63 | 1).to_bytes(8, "big")], pa.binary())
     assert index.find(handle).offsets.tolist() == [0]
     hidden = {name: replace(each, delete_ts=NOW + 1) for name, each in state.objects.items()}
@@ -238,7 +238,7 @@ def test_a_table_that_is_given_up_leaves_nothing_in_the_index(open_store: Open) 
 def test_nothing_is_flushed_of_a_table_that_was_given_up(open_store: Open) -> None:
     store = open_store()
     rows = store.open_table(1)
-    table = store._owned(1)
+    table = store._find_owned(1)
     done = threading.Event()
     rows.consume_kv_events(raw([change(TABLE, NOW + 1, row(1))]), done.set)
     assert done.wait(10)

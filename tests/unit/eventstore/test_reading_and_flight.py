@@ -65,7 +65,7 @@ class Held:
         changes += [change(WIDER, NOW + 120, {**row(500), "more": 1})]
         self.rows.consume_kv_events(raw(changes[::-1]), lambda: None)
         self.store._wal.mark_resolved(99, 1)
-        _until(lambda: len(self.rows.held(0, NOW + 500)) == 1)
+        _until(lambda: len(self.rows.list_held(0, NOW + 500)) == 1)
         self.rows.advance_resolved_ts(NOW + 200)
 
     @property

@@ -2,24 +2,24 @@
 
 import pytest
 
-from penstock.eventstore.capture.tables import owner, wanted
+from penstock.eventstore.capture.tables import owner_of, matches_patterns
 
 
 def test_everybody_agrees_and_all_get_a_share() -> None:
     captures = ["a", "b", "c"]
-    owners = [owner(table_id, captures) for table_id in range(300)]
-    assert owners == [owner(table_id, reversed(captures)) for table_id in range(300)]
+    owners = [owner_of(table_id, captures) for table_id in range(300)]
+    assert owners == [owner_of(table_id, reversed(captures)) for table_id in range(300)]
     assert all(50 < owners.count(capture) < 150 for capture in captures)
 
 
 def test_when_one_leaves_only_its_tables_move() -> None:
-    before = {table_id: owner(table_id, ["a", "b", "c"]) for table_id in range(300)}
-    after = {table_id: owner(table_id, ["a", "b"]) for table_id in range(300)}
+    before = {table_id: owner_of(table_id, ["a", "b", "c"]) for table_id in range(300)}
+    after = {table_id: owner_of(table_id, ["a", "b"]) for table_id in range(300)}
     assert all(after[table_id] == before[table_id] for table_id in before if before[table_id] != "c")
 
 
 def test_nobody_owns_a_table_of_nobody() -> None:
-    assert owner(1, []) is None
+    assert owner_of(1, []) is None
 
 
 @pytest.mark.parametrize(
@@ -38,4 +38,4 @@ def test_nobody_owns_a_table_of_nobody() -> None:
 def test_tables_are_chosen_by_patterns(
     database: str, table: str, patterns: tuple[str, ...], is_wanted: bool
 ) -> None:
-    assert wanted(database, table, patterns) is is_wanted
+    assert matches_patterns(database, table, patterns) is is_wanted

@@ -194,7 +194,7 @@ def test_a_plan_cuts_large_objects_and_packs_small_ones(made: HandMade) -> None:
         made.flush()
     made.commit({}, deletes=[101, 3])
     made.flush()
-    sizes = sorted(info.size_bytes for info in made.state.visible("data", made.ts))
+    sizes = sorted(info.size_bytes for info in made.state.visible_objects("data", made.ts))
     parts = plan_snapshot(made.view(), made.ts, partition_bytes=sizes[-1] // 3)
     assert len(parts) > 4
     assert sum(part.rows for part in parts) == 35
@@ -279,7 +279,7 @@ def test_what_cannot_be_read_is_refused_before_anything_is_read(made: HandMade) 
 def test_a_damaged_object_is_corrupt(made: HandMade) -> None:
     made.commit(some([1]))
     made.flush()
-    (info,) = made.state.visible("data", made.ts)
+    (info,) = made.state.visible_objects("data", made.ts)
     path = paths.object_path(paths.table_root(TABLE_ID), "data", info.id)
     made.storage.open().write(path, b"no Parquet")
     with pytest.raises(Corrupt, match=info.id):

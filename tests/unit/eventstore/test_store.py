@@ -240,7 +240,7 @@ def test_rows_beyond_memory_are_read_from_the_log(open_store: Open, storage: Obj
     table = store.open_table(1)
     give(table, change(TABLE, NOW + 1, row(1)))
     table.advance_resolved_ts(NOW + 2)
-    assert all(held.batch is None for held in table.held(0, NOW + 2))
+    assert all(held.batch is None for held in table.list_held(0, NOW + 2))
     store.flush(1)
     assert len(replayed(storage, 1, NOW + 2)) == 1
 
@@ -250,7 +250,7 @@ def test_small_batches_count_by_what_they_really_take(open_store: Open) -> None:
     table = store.open_table(1)
     for ts in range(1, 21):  # far below 4096 bytes each, as Arrow counts
         give(table, change(TABLE, NOW + ts, row(ts)))
-    assert [each.batch is not None for each in table.held(0, NOW + 20)] == [True] * 10 + [False] * 10
+    assert [each.batch is not None for each in table.list_held(0, NOW + 20)] == [True] * 10 + [False] * 10
     table.advance_resolved_ts(NOW + 20)
     assert store.flush(1)
     assert store._memory.used_bytes == 0
@@ -492,7 +492,7 @@ def test_rows_of_a_first_scan_that_did_not_end_are_pulled_again(open_store: Open
     give(store.open_table(1), change(TABLE, NOW + 1, row(1)))
     store.close(flush=False)
     again = open_store()
-    assert again.open_table(1).held(0, NOW + 9) == []  # row 1 may be deleted, and the delete collected
+    assert again.open_table(1).list_held(0, NOW + 9) == []  # row 1 may be deleted, and the delete collected
     again.close(flush=False)
     assert open_store().recovered_tables() == set()
 
@@ -512,7 +512,7 @@ def test_recovered_rows_need_the_schema_that_they_were_committed_under(
     store = open_store()
     table = store.open_table(1)
     if begun:
-        store.state_fact(1, {"kind": BEGUN, "ts": NOW + begun})
+        store.record_fact(1, {"kind": BEGUN, "ts": NOW + begun})
     give(table, change(TABLE, NOW + 3, row(1)), change(TABLE, NOW + 5, row(2)))
     table.advance_resolved_ts(NOW + 6)
     store.close(flush=False)
@@ -520,7 +520,7 @@ def test_recovered_rows_need_the_schema_that_they_were_committed_under(
     again = open_store(schemas=FixedSchemas(version))
     table = again.open_table(1)
     assert table.resolved_ts == (NOW + 6 if known else 0)  # else all of them are pulled again
-    assert len(table.held(0, NOW + 9)) == known
+    assert len(table.list_held(0, NOW + 9)) == known
 
 
 def _until(holds: Callable[[], bool]) -> None:

@@ -20,10 +20,11 @@ from penstock.eventstore.paths import Side
 from penstock.eventstore.read import streams as readahead
 from penstock.eventstore.read.blocks import change_order
 from penstock.eventstore.read.partition import CaptureProgress, PartitionState, ReadRange, SchemaRange
-from penstock.eventstore.read.streams import Place, ReadAhead, merged, streams_of
+from penstock.eventstore.read.streams import Place, ReadAhead, merge_streams, open_streams
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import side_schema
 from penstock.object_storage import ObjectStorage, open_storage
+from support.campaign import examples
 from support.events import a_table
 
 TABLE = a_table()
@@ -181,17 +182,17 @@ def _cases(draw: st.DrawFn) -> Case:
     return Case(world, state, side, rows)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(_cases(), st.data())
 def test_the_merge_of_all_streams_is_a_sort(case: Case, data: st.DataObject) -> None:
     low, high = sorted(data.draw(st.lists(st.integers(0, 8), min_size=2, max_size=2, unique=True)))
     handle_from = data.draw(st.one_of(st.just(b""), st.integers(0, 40).map(handle)))
     handle_to = data.draw(st.one_of(st.just(b""), st.integers(0, 41).map(handle)))
-    streams = streams_of(
+    streams = open_streams(
         case.state, case.side, BASE + low, BASE + high, handle_from=handle_from, handle_to=handle_to
     )
     rows_max = data.draw(st.integers(1, 50))
-    batches = list(merged(streams, rows_max))
+    batches = list(merge_streams(streams, rows_max))
     assert [row for batch in batches for row in shown(batch)] == [
         row
         for row in case.rows
@@ -203,11 +204,11 @@ def test_the_merge_of_all_streams_is_a_sort(case: Case, data: st.DataObject) -> 
     assert all(batch.schema == side_schema(TABLE, case.side) for batch in batches)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(_cases(), st.data())
 def test_a_stream_gives_what_is_before_a_place_and_no_more(case: Case, data: st.DataObject) -> None:
     places = st.tuples(st.integers(BASE, BASE + 7), st.integers(BASE - 6, BASE + 1))
-    for stream in streams_of(case.state, case.side, BASE, BASE + 9):
+    for stream in open_streams(case.state, case.side, BASE, BASE + 9):
         taken: list[Row] = []
         while (place := stream.peek()) is not None:
             before = data.draw(st.one_of(st.none(), places))
@@ -234,7 +235,7 @@ def test_a_range_begins_after_its_from_and_ends_with_its_to(side: Side, kind: Ki
     state = world.state()
     for start in range(-1, 5):
         for end in range(start + 1, 5):
-            found = merged(streams_of(state, side, BASE + start, BASE + end), 100)
+            found = merge_streams(open_streams(state, side, BASE + start, BASE + end), 100)
             assert [row for batch in found for row in shown(batch)] == rows[start + 1 : end + 1]
 
 
@@ -246,9 +247,9 @@ def test_two_streams_of_one_transaction_come_one_after_the_other() -> None:
     streams = [
         stream
         for world in (first, second)
-        for stream in streams_of(world.state(flushed_ts=BASE + 2), "data", 0, BASE + 2)
+        for stream in open_streams(world.state(flushed_ts=BASE + 2), "data", 0, BASE + 2)
     ]
-    found = [shown(batch) for batch in merged(streams, 100)]
+    found = [shown(batch) for batch in merge_streams(streams, 100)]
     assert found == [
         [(BASE, 1, 5), (BASE, 1, 7)],
         [(BASE, 1, 1), (BASE, 1, 6), (BASE + 1, 1, 4)],
@@ -262,7 +263,7 @@ def test_batches_have_the_columns_that_were_asked_for_in_their_order() -> None:
     rows = HeldRows([(BASE + 9, 1, 3)])
     state = world.state(rows=rows)
     columns = ["_commit_ts", "id"]
-    found = list(merged(streams_of(state, "tombstone", 0, BASE + 9, columns=columns), 100))
+    found = list(merge_streams(open_streams(state, "tombstone", 0, BASE + 9, columns=columns), 100))
     assert [batch.schema.names for batch in found] == [columns, columns]
     assert [row for batch in found for row in batch.to_pylist()] == [
         {"_commit_ts": BASE, "id": 5},
@@ -283,8 +284,8 @@ def test_only_row_groups_that_can_have_rows_are_read(monkeypatch: pytest.MonkeyP
         return whole(file, group, **rest)
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
-    streams = streams_of(world.state(), "data", BASE + 1, BASE + 7, handle_to=handle(97))
-    assert [row[2] for batch in merged(streams, 100) for row in shown(batch)] == [96, 95, 94, 93]
+    streams = open_streams(world.state(), "data", BASE + 1, BASE + 7, handle_to=handle(97))
+    assert [row[2] for batch in merge_streams(streams, 100) for row in shown(batch)] == [96, 95, 94, 93]
     assert read == [2, 3]
 
 
@@ -293,7 +294,7 @@ def test_a_large_row_group_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
     world = World()
     rows = [(BASE + at, 1, at) for at in range(100)]
     world.add("data", "appendable", rows)
-    found = [shown(batch) for batch in merged(streams_of(world.state(), "data", 0, BASE + 99), 1000)]
+    found = [shown(batch) for batch in merge_streams(open_streams(world.state(), "data", 0, BASE + 99), 1000)]
     assert [len(each) for each in found] == [25, 25, 25, 25]
     assert [row for each in found for row in each] == rows
 
@@ -307,7 +308,7 @@ def test_handles_too_long_for_statistics_are_read() -> None:
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_batches([batch]), sink)
     world.storage.write(paths.object_path("tables/1", "data", info.id), sink.getvalue().to_pybytes())
-    (stream,) = streams_of(world.state(), "data", 0, BASE)
+    (stream,) = open_streams(world.state(), "data", 0, BASE)
     assert stream.take(None, 1).column("_handle").to_pylist() == [long]
     stream.close()
 
@@ -319,11 +320,11 @@ def test_a_range_with_two_schemas_is_refused() -> None:
     facts = (VERSION.as_fact(), SchemaVersion(BASE, 2, TABLE).as_fact())
     manifest = ManifestState(flushed_ts=BASE, objects=state.manifest.objects, facts=facts)
     with pytest.raises(Invalid, match=f"changes after {BASE - 1}; read the parts"):
-        streams_of(PartitionState(1, world.storage, manifest), "data", BASE - 5, BASE)
+        open_streams(PartitionState(1, world.storage, manifest), "data", BASE - 5, BASE)
     with pytest.raises(Invalid, match="no column 'zz'"):
-        streams_of(state, "data", 0, BASE, columns=["zz"])
+        open_streams(state, "data", 0, BASE, columns=["zz"])
     with pytest.raises(Unavailable, match="without its capture"):
-        streams_of(state, "data", 0, BASE + 1, schema=VERSION)
+        open_streams(state, "data", 0, BASE + 1, schema=VERSION)
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -334,7 +335,7 @@ def test_an_object_that_was_collected_while_it_was_to_be_read_is_a_stale_read(si
     state = world.state()
     world.storage.delete(paths.object_path("tables/1", side, info.id))
     with pytest.raises(Unavailable, match="plan the read again"):  # a manifest still has it
-        list(merged(streams_of(state, side, BASE - 1, BASE + 7), 10))
+        list(merge_streams(open_streams(state, side, BASE - 1, BASE + 7), 10))
     archive = Archive(id="a" * 32, upto_ts=BASE + 3, objects=1)
     entries = [
         ManifestEntry(seq=1, epoch=1, writer="w", id="1" * 32, archive=archive),
@@ -342,7 +343,7 @@ def test_an_object_that_was_collected_while_it_was_to_be_read_is_a_stale_read(si
     ]
     for entry in entries:
         world.storage.write(paths.manifest_entry("tables/1", entry.seq), write_entry(entry))
-    streams = streams_of(state, side, BASE - 1, BASE + 7)
+    streams = open_streams(state, side, BASE - 1, BASE + 7)
     for _ in range(2):  # a stream that failed has not ended
         with pytest.raises(StaleRead) as caught:
             streams[0].peek()
@@ -356,7 +357,7 @@ def test_a_damaged_object_is_named() -> None:
     info = world.add("data", "appendable", [(BASE, 1, 1)])
     world.storage.write(paths.object_path("tables/1", "data", info.id), b"PAR1 damaged PAR1")
     with pytest.raises(Corrupt, match=info.id):
-        list(merged(streams_of(world.state(), "data", 0, BASE), 10))
+        list(merge_streams(open_streams(world.state(), "data", 0, BASE), 10))
 
 
 @given(

@@ -61,18 +61,18 @@ def test_a_new_table_is_swept_soon_after_its_first_collection() -> None:
 
 def test_a_duty_that_fails_is_left_alone_for_longer_and_longer() -> None:
     care = TableUpkeep(0, 0, 0)
-    assert [care.failed(UpkeepTask.MERGE, 7) for _ in range(4)] == [1, 2, 4, 8]
+    assert [care.record_failure(UpkeepTask.MERGE, 7) for _ in range(4)] == [1, 2, 4, 8]
     assert care.retry_at == {UpkeepTask.MERGE: 15}
-    assert [care.failed(UpkeepTask.MERGE, 0) for _ in range(10)][-1] == 300
-    care.succeeded(UpkeepTask.MERGE)
-    assert care.failed(UpkeepTask.MERGE, 0) == 1
+    assert [care.record_failure(UpkeepTask.MERGE, 0) for _ in range(10)][-1] == 300
+    care.record_success(UpkeepTask.MERGE)
+    assert care.record_failure(UpkeepTask.MERGE, 0) == 1
 
 
 def test_a_duty_that_fails_for_ever_keeps_no_other_from_being_done() -> None:
     care = TableUpkeep(0, -990, 0)
     for now in (10, 400, 1000):
         assert POLICY.choose({1: (care, 5)}, now) == (1, UpkeepTask.COLLECT)
-        care.failed(UpkeepTask.COLLECT, now)
+        care.record_failure(UpkeepTask.COLLECT, now)
         assert POLICY.choose({1: (care, 5)}, now) == (1, UpkeepTask.MERGE)
 
 
@@ -157,7 +157,7 @@ def test_a_table_is_not_let_go_while_it_is_flushed(
     world: TableWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a flush of it could go on beside those of whoever takes it next, with the same index."""
-    table = world.store._owned(1)
+    table = world.store._find_owned(1)
     failed, told = threading.Event(), threading.Event()
     world.store._on_fenced = lambda _: told.set()
 

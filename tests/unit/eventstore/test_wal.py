@@ -101,10 +101,10 @@ def test_resolved_timestamps_survive_and_are_carried_into_new_segments(
     wal.mark_resolved(2, 20)
     for ts in range(1, 31):
         append(wal, 3, ts)
-    wal.flushed(3, 100)
+    wal.mark_flushed(3, 100)
     assert len(paths.wal_segments(tmp_path)) == 1
     wal, _ = open_wal()
-    assert wal.resolved() == {1: 10, 2: 20}
+    assert wal.resolved_by_table() == {1: 10, 2: 20}
 
 
 def test_segments_roll_and_go_when_every_table_in_them_is_flushed(open_wal: Open, tmp_path: Path) -> None:
@@ -113,11 +113,11 @@ def test_segments_roll_and_go_when_every_table_in_them_is_flushed(open_wal: Open
         append(wal, 1 + ts % 2, ts)
     before = len(paths.wal_segments(tmp_path))
     assert before > 3
-    wal.flushed(1, 20)
+    wal.mark_flushed(1, 20)
     assert len(paths.wal_segments(tmp_path)) == before
-    wal.flushed(2, 9)
+    wal.mark_flushed(2, 9)
     assert 1 < len(paths.wal_segments(tmp_path)) < before
-    wal.flushed(2, 20)
+    wal.mark_flushed(2, 20)
     assert len(paths.wal_segments(tmp_path)) == 1
     assert wal.disk_bytes == sum(path.stat().st_size for _, path in paths.wal_segments(tmp_path))
 
@@ -127,8 +127,8 @@ def test_rows_of_a_segment_that_has_gone_ask_for_a_new_plan(open_wal: Open) -> N
     place = append(wal, 1, 1)
     append(wal, 2, 2)
     append(wal, 2, 3)
-    wal.flushed(1, 1)
-    wal.flushed(2, 2)
+    wal.mark_flushed(1, 1)
+    wal.mark_flushed(2, 2)
     with pytest.raises(Unavailable, match="flushed meanwhile"):
         wal.load(place)
 
@@ -149,7 +149,7 @@ def test_a_read_during_the_removal_of_its_segment_leaves_no_map_of_it(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "unlink", read_first)
-        wal.flushed(1, 1)
+        wal.mark_flushed(1, 1)
     assert reads
     assert place.segment not in wal._maps
 
@@ -171,9 +171,9 @@ def test_a_forgotten_table_stays_forgotten_whatever_segments_remain(open_wal: Op
     wal.forget(1)
     append(wal, 3, 99)
     append(wal, 3, 100)
-    wal.flushed(3, 99)
+    wal.mark_flushed(3, 99)
     wal, _ = open_wal()
-    assert 1 not in wal.resolved()
+    assert 1 not in wal.resolved_by_table()
 
 
 def test_the_log_outlives_a_table_forgotten_just_before_its_mark_is_written(
@@ -311,13 +311,13 @@ def test_a_segment_goes_only_after_the_disk_says_what_goes_with_it(open_wal: Ope
         places = [append(wal, 1, ts) for ts in (1, 2)]
         assert places[0].segment < places[1].segment
         disk.kill_at(0)
-        wal.flushed(1, 1)
+        wal.mark_flushed(1, 1)
         assert paths.wal_segment(tmp_path, places[0].segment).exists()
         wal.close()
         disk.restart()
         wal, _ = open_wal(segment_bytes=300)
         place = append(wal, 1, 3)
-        wal.flushed(1, 3)
+        wal.mark_flushed(1, 3)
         disk.kill_at(1)  # the name of the next segment is synced, what it says is not
         wal.append(1, raw([put(4, "k")]), 4, lambda _: None)
         wal.close()

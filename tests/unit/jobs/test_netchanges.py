@@ -7,18 +7,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.changes.columns import chosen_columns, key_names, with_commit_ts
+from penstock.changes.columns import choose_columns, key_names, with_commit_ts
 from penstock.changes.net_change import last_changes
 from penstock.columnar.spill_queue import SpillTable
 from penstock.errors import Unavailable
-from penstock.jobs.consumer import every, gather
+from penstock.jobs.consumer import iter_batches, read_net_changes
 from penstock.tables.define import define_table
 from penstock.testing.consumers import SourceModel
 from support.itemtables import item_table
 
 
 def net_of(model, from_ts, scratch, **options):
-    return gather(model.retriever(from_ts, model.ts, **options), scratch)
+    return read_net_changes(model.retriever(from_ts, model.ts, **options), scratch)
 
 
 def test_the_last_change_of_a_key_wins_across_batches(tmp_path):
@@ -73,8 +73,8 @@ def test_many_rows_go_to_a_file_that_nobody_has_to_remove(tmp_path):
     start = model.churn(random.Random(1))
     model.churn(random.Random(2), commits=50)
     data = model.retriever(start, model.ts, batch_rows=7)
-    mapped = gather(data.again(), tmp_path / "new", memory_bytes=64)
-    plain = gather(data, tmp_path)
+    mapped = read_net_changes(data.again(), tmp_path / "new", memory_bytes=64)
+    plain = read_net_changes(data, tmp_path)
     assert mapped.upserts.equals(plain.upserts)
     assert mapped.deletes.equals(plain.deletes)
     assert not list((tmp_path / "new").iterdir())
@@ -91,7 +91,7 @@ def test_a_failure_leaves_no_file_behind(tmp_path):
 
     data.fault = fault
     with pytest.raises(Unavailable):
-        gather(data, tmp_path, memory_bytes=1)
+        read_net_changes(data, tmp_path, memory_bytes=1)
     assert not list(tmp_path.iterdir())
 
 
@@ -113,7 +113,7 @@ def test_a_failure_leaves_no_file_behind(tmp_path):
 @pytest.mark.parametrize("memory_bytes", [1, 1 << 30])
 def test_keys_of_every_type_are_told_apart(kind, cells, memory_bytes):
     table = define_table("items", [("key", f"{kind} not null"), ("name", "text")], primary_key=["key"])
-    schema = with_commit_ts(chosen_columns(table, []))
+    schema = with_commit_ts(choose_columns(table, []))
     kinds = pa.array(cells, schema.field("key").type)
     changes = pa.table([kinds.take([0, 1, 0, 1]), pa.array([1, 1, 2, 3])], schema=schema)
     _, kept = last_changes((changes.slice(0, 0), changes), key_names(table), memory_bytes=memory_bytes)
@@ -145,7 +145,7 @@ def test_every_ends_with_the_batch_that_says_so():
     model = SourceModel(item_table())
     model.churn(random.Random(1))
     data = model.retriever(0, model.ts, batch_rows=4)
-    batches = list(every(data))
+    batches = list(iter_batches(data))
     assert [batch.no_more_data for batch in batches] == [False] * (len(data.batches) - 1) + [True]
 
 

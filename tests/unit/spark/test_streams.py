@@ -79,15 +79,15 @@ def test_history_is_held_at_once_then_once_a_minute_and_expires() -> None:
     clock, storage = ManualClock(wall_ms=1000), open_storage("memory:///holds", {})
     hold, watermarks = StreamHold(storage, "stream-a", clock), HistoryHolds(storage, clock)
     hold.hold([7], 0)
-    assert watermarks.lowest(7) is None
+    assert watermarks.lowest_ts(7) is None
     hold.hold([7, 8], 100)
     hold.hold([7, 8], 200)
-    assert (watermarks.lowest(7), watermarks.lowest(8)) == (100, 100)
+    assert (watermarks.lowest_ts(7), watermarks.lowest_ts(8)) == (100, 100)
     clock.advance(61)
     hold.hold([7, 8], 300)
-    assert watermarks.lowest(7) == 300
+    assert watermarks.lowest_ts(7) == 300
     clock.advance(HOLD_TTL_S + 1)
-    assert watermarks.lowest(7) is None
+    assert watermarks.lowest_ts(7) is None
 
 
 def test_storage_that_cannot_be_written_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,11 +1,8 @@
-"""csv: a line for each change, with the bytes that TiCDC writes.
+"""csv: a line for each change, first the kind of change, then the columns. Encoder and decoder.
 
-csv files: a line for each change; what kind of change it is comes first, then the columns.
-
-Which of the optional cells there are (commit-ts, is-update), and whether there is a header, is found out from
-the file; only the dialect has to be told.
-
-csv dialects that Arrow does not read: no quotes, delimiters of several characters, odd line ends.
+The encoder writes the bytes that TiCDC writes. The decoder finds out from the file which optional cells it
+has (commit-ts, is-update) and whether it has a header; it only needs the dialect. Arrow parses plain dialects;
+a parser of our own reads the others: no quotes, delimiters of several characters, odd line ends.
 """
 
 import codecs
@@ -17,7 +14,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pv
 
-from penstock.changefeeds.codecs.decoded_changes import DecodedChanges, Halves, no_old, paired, unknown_ts
+from penstock.changefeeds.codecs.decoded_changes import (
+    OP_DELETE,
+    OP_INSERT,
+    OP_UPDATE,
+    DecodedChanges,
+    Halves,
+    no_old,
+    pair_halves,
+    unknown_ts,
+)
 from penstock.changefeeds.codecs.options import CsvOptions, EncoderOptions
 from penstock.changefeeds.codecs.row_changes import DELETE, INSERT, Kinds, RowChanges
 from penstock.changefeeds.codecs.text_cells import (
@@ -25,7 +31,7 @@ from penstock.changefeeds.codecs.text_cells import (
     Readable,
     TextForm,
     base64_bytes,
-    blocks,
+    read_blocks,
     from_text,
 )
 from penstock.columnar.text_lines import (
@@ -44,13 +50,18 @@ from penstock.tables.columns import INTEGER_BITS, ColumnInfo, Tp
 from penstock.tables.schema import TableInfo
 from penstock.tables.text_values import general_floats, texts
 
-_KINDS = ("I", "U", "D")
+_OPS = (OP_INSERT, OP_UPDATE, OP_DELETE)  # in the order of RowChanges.kinds
 _BARE = frozenset({*INTEGER_BITS, Tp.YEAR, Tp.BIT, Tp.FLOAT, Tp.DOUBLE})
-_META = ("operation", "table", "schema")
+_OPERATION, _COMMIT_TS, _IS_UPDATE = "ticdc-meta$operation", "ticdc-meta$commit-ts", "ticdc-meta$is-update"
+_META = (_OPERATION, "ticdc-meta$table", "ticdc-meta$schema")
+_OPTIONAL_CELLS_MAX = 2  # commit-ts and is-update
+_BATCH_ROWS = 8_192
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_ESCAPED = {"n": "\n", "r": "\r"}
 
 
-class Separated:
-    """Lines of a table's changes. An update is one line, or with `output_old_value` two."""
+class CsvLines:
+    """Encodes a table's changes as lines. An update is one line, or two with `output_old_value`."""
 
     def __init__(self, schema: SchemaVersion, columns: Sequence[ColumnInfo], options: EncoderOptions) -> None:
         self._columns = columns
@@ -60,7 +71,7 @@ class Separated:
         self._quote = options.csv.quote.encode()
         self._null = options.csv.null.encode()
         self._protected = _protection(options.csv.quote, options.csv.delimiter)
-        self._kinds = [self._string(each) for each in _KINDS]
+        self._ops = [self._string(op) for op in _OPS]
         self._names = b"%s%s%s%s" % (
             self._delimiter,
             self._string(schema.table.name),
@@ -69,19 +80,14 @@ class Separated:
         )
 
     def header(self) -> bytes:
-        """The names of what lines have, if they are wanted."""
+        """Return the line with the names of the cells; empty unless the options ask for it."""
         if not self._csv.output_field_header:
             return b""
-        meta = [
-            *_META,
-            *["commit-ts"] * self._csv.include_commit_ts,
-            *["is-update"] * self._csv.output_old_value,
-        ]
-        names = [*(f"ticdc-meta${name}" for name in meta), *(column.name for column in self._columns)]
+        names = [*_META, *_optional_cells(self._csv), *(column.name for column in self._columns)]
         return self._delimiter.join(map(self._header_cell, names)) + self._terminator
 
     def lines(self, changes: RowChanges) -> pa.Array:
-        """A line, with its terminator, for each change, or two."""
+        """Return a line, or two, with its terminator, for each change."""
         updates = changes.updates
         if not self._csv.output_old_value or not updates.any():
             return self._lines(changes, changes.kinds, changes.rows)
@@ -96,7 +102,7 @@ class Separated:
 
     def _lines(self, changes: RowChanges, kinds: Kinds, rows: pa.RecordBatch) -> pa.Array:
         lines = Lines(len(changes))
-        lines.choice(self._kinds, kinds)
+        lines.choice(self._ops, kinds)
         lines.text(self._names)
         if self._csv.include_commit_ts:
             lines.text(self._delimiter)
@@ -122,7 +128,7 @@ class Separated:
         return self._protected.apply(texts(kind, values))
 
     def _header_cell(self, name: str) -> bytes:
-        """A name: bare, as TiCDC writes it, unless a reader would take it for something else."""
+        """Return a name: bare, as TiCDC writes it, unless a reader would take it for something else."""
         marks = {*self._csv.delimiter, *self._csv.quote, *self._terminator.decode(), "\r", "\n"}
         if self._quote and name != self._csv.null and not marks.intersection(name):
             return name.encode()
@@ -134,26 +140,171 @@ class Separated:
 
 
 def _protection(quote: str, delimiter: str) -> Substitution:
-    """In quotes, quotes are doubled; without them a backslash stands before what would end a cell or line."""
+    """Return how texts are escaped: quotes are doubled, or without quotes a backslash escapes cell and line ends."""
     if quote:
         return Substitution({quote.encode(): quote.encode() * 2})
     escaped = {b"\r": b"\\r", b"\n": b"\\n", b"\\": b"\\\\"}
     if any(delimiter.startswith(delimiter[at:]) for at in range(1, len(delimiter))):
-        # Behind "a|" a delimiter "||" would be found one place too early, so that each "|" is escaped.
+        # After a cell that ends with "|", the delimiter "||" would be found one place too early: escape each "|".
         escaped[delimiter[0].encode()] = b"\\" + delimiter[0].encode()
-    escaped[delimiter.encode()] = "".join(f"\\{each}" for each in delimiter).encode()
+    escaped[delimiter.encode()] = "".join(f"\\{char}" for char in delimiter).encode()
     return Substitution(escaped)
 
 
-_BATCH_ROWS = 8_192
-_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
-_ESCAPED = {"n": "\n", "r": "\r"}
+def _optional_cells(csv: CsvOptions) -> list[str]:
+    return [*[_COMMIT_TS] * csv.include_commit_ts, *[_IS_UPDATE] * csv.output_old_value]
+
+
+def decode(
+    stream: Readable,
+    table: TableInfo,
+    dialect: CsvOptions,
+    *,
+    terminator: str,
+    time_zone: str,
+    block_bytes: int = BLOCK_BYTES,
+) -> Iterator[DecodedChanges]:
+    """Yield the changes of a file, in bounded memory.
+
+    An update that is written as a delete and an insert (`output-old-value`) is one change again. Raises
+    Corrupt when the file is no such csv, Invalid when the columns are not those of the schema file.
+    """
+    if _is_plain(dialect.delimiter) and _is_plain(dialect.quote) and terminator in {"\r\n", "\n"}:
+        texts = read_blocks(stream, b"\n", block_bytes, quote=dialect.quote.encode())
+        cells_max = len(table.stored_columns) + len(_META) + _OPTIONAL_CELLS_MAX
+        lines: Iterator[pa.RecordBatch] = (
+            _parse_block(block, cells_max, dialect) for block in texts if block.strip()
+        )
+    else:
+        lines = parse_lines(stream, dialect, terminator, block_bytes)
+    to_bytes = bytes.fromhex if dialect.binary_encoding_method == "hex" else base64_bytes
+    form = TextForm(to_bytes, numbered_elements=False, time_zone=time_zone)
+    return pair_halves(_halves(lines, table, form, dialect))
+
+
+def _is_plain(mark: str) -> bool:
+    """Return whether Arrow accepts a text as delimiter or quote."""
+    return len(mark) == 1 and "\0" < mark < "\x80"
+
+
+def _halves(
+    lines: Iterator[pa.RecordBatch], table: TableInfo, form: TextForm, dialect: CsvOptions
+) -> Iterator[Halves]:
+    layout: _Layout | None = None
+    for batch in lines:
+        rows = batch
+        if layout is None:
+            layout, rows = _find_layout(batch, table, dialect)
+        if batch.num_columns != layout.cells:
+            raise Corrupt("csv lines have different numbers of cells; check delimiter and quote")
+        yield layout.read(rows, table, form)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Which cells of a line have what."""
+
+    cells: int
+    columns: tuple[int, ...]  # the cells of the table's columns, in its order
+    commit_ts: int | None
+    is_update: int | None
+
+    def read(self, lines: pa.RecordBatch, table: TableInfo, form: TextForm) -> Halves:
+        """Return changes, and which of them are halves of updates."""
+        if lines.num_rows and not pc.all(pc.is_in(lines.column(0), pa.array(_OPS))).as_py():
+            raise Corrupt("a csv line begins with none of I, U and D; check delimiter and quote")
+        cells = [lines.column(place) for place in self.columns]
+        values = [
+            from_text(column, text, form) for column, text in zip(table.stored_columns, cells, strict=True)
+        ]
+        rows = pa.RecordBatch.from_arrays(values, schema=arrow_schema(table))
+        if self.commit_ts is None:
+            commit_ts = unknown_ts(lines.num_rows)
+        else:
+            commit_ts = _parse_timestamps(lines.column(self.commit_ts))
+        if self.is_update is None:
+            halves = pa.nulls(lines.num_rows, pa.bool_()).fill_null(fill_value=False)
+        else:
+            halves = pc.equal(lines.column(self.is_update), "true")
+        return DecodedChanges(lines.column(0), commit_ts, rows, no_old(rows)), halves
+
+
+def _parse_timestamps(text: pa.Array) -> pa.Array:
+    try:
+        return pc.cast(text, pa.uint64())
+    except pa.ArrowInvalid as error:
+        raise Corrupt("a commit-ts in a csv line is no number; keep the file") from error
+
+
+def _find_layout(
+    batch: pa.RecordBatch, table: TableInfo, dialect: CsvOptions
+) -> tuple[_Layout, pa.RecordBatch]:
+    """Return the layout by the first line, and the batch without the header."""
+    first = [column[0].as_py() for column in batch.columns]
+    names = [column.name for column in table.stored_columns]
+    if first[0] == _OPERATION:
+        missing = [name for name in names if name not in first]
+        if missing:
+            raise Invalid(_mismatch(table, f"its header has no column {missing[0]}"))
+        # The last cell of a name: a column may be called like a cell before the columns.
+        columns = tuple(len(first) - 1 - first[::-1].index(name) for name in names)
+        places = {name: first.index(name) for name in (_COMMIT_TS, _IS_UPDATE) if name in first}
+        return _Layout(len(first), columns, places.get(_COMMIT_TS), places.get(_IS_UPDATE)), batch.slice(1)
+    optional = _find_optional_cells(first, len(names), dialect)
+    if optional is None:
+        raise Invalid(_mismatch(table, f"its lines have {len(first)} cells for {len(names)} columns"))
+    begin = len(_META) + len(optional)
+    places = {name: len(_META) + place for place, name in enumerate(optional)}
+    columns = tuple(range(begin, begin + len(names)))
+    return _Layout(len(first), columns, places.get(_COMMIT_TS), places.get(_IS_UPDATE)), batch
+
+
+def _find_optional_cells(first: list[str | None], columns: int, dialect: CsvOptions) -> list[str] | None:
+    """Return the optional cells: those of the options, or, if they do not fit, those that the line shows."""
+    expected = _optional_cells(dialect)
+    count = len(first) - len(_META) - columns
+    if count == len(expected):
+        return expected
+    one = _IS_UPDATE if first[len(_META)] in {"true", "false"} else _COMMIT_TS
+    return {0: [], 1: [one], 2: [_COMMIT_TS, _IS_UPDATE]}.get(count)
+
+
+def _mismatch(table: TableInfo, difference: str) -> str:
+    return (
+        f"a csv file of table {table.name} does not fit its schema file: {difference};"
+        " give the csv options that it was written with"
+    )
+
+
+def _parse_block(block: bytes, cells_max: int, dialect: CsvOptions) -> pa.RecordBatch:
+    try:
+        parsed = pv.read_csv(
+            pa.BufferReader(block),
+            read_options=pv.ReadOptions(
+                use_threads=False, block_size=len(block) + 1, autogenerate_column_names=True
+            ),
+            parse_options=pv.ParseOptions(
+                delimiter=dialect.delimiter, quote_char=dialect.quote, newlines_in_values=True
+            ),
+            convert_options=pv.ConvertOptions(
+                column_types={f"f{place}": pa.string() for place in range(cells_max)},
+                null_values=[dialect.null],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        raise Corrupt("a csv file cannot be parsed; check delimiter and quote, or keep the file") from error
+    return parsed.combine_chunks().to_batches()[0]
 
 
 def parse_lines(
     stream: Readable, dialect: CsvOptions, terminator: str, block_bytes: int
 ) -> Iterator[pa.RecordBatch]:
-    """The cells of each line, as batches of text columns; raise Corrupt when lines differ in length."""
+    """Yield the cells of each line as batches of text columns; raise Corrupt when lines differ in length.
+
+    This is the parser for dialects that Arrow does not read.
+    """
     page: list[list[str | None]] = []
     for cells in _records(stream, _Cells(dialect, terminator), block_bytes):
         page.append(cells)
@@ -172,14 +323,14 @@ def _batch(page: list[list[str | None]]) -> pa.RecordBatch:
 
 
 class _Cells:
-    """Reads one cell at a time."""
+    """Reads the cells of a dialect, one at a time."""
 
     def __init__(self, dialect: CsvOptions, terminator: str) -> None:
         self._dialect = dialect
         delimiter, line_end, quote = map(re.escape, (dialect.delimiter, terminator, dialect.quote))
         ends = f"(?P<end>{delimiter}|{line_end})"
         first = re.escape(dialect.delimiter[0] + terminator[0])
-        # Possessive: a cell that is cut off by the end of the text must not match as a shorter one.
+        # The repetitions are possessive: a cell that the end of the text cuts off must not match as a shorter one.
         if quote:
             bare = rf"(?P<bare>(?!{quote})(?:[^{first}]++|(?!{delimiter}|{line_end})[{first}])*+)"
             cell = rf"(?:{quote}(?P<quoted>(?:[^{quote}]++|{quote}{quote})*+){quote}|{bare})"
@@ -189,7 +340,7 @@ class _Cells:
         self._line_end = terminator
 
     def read(self, text: str, at: int) -> tuple[str | None, int, bool] | None:
-        """The cell at a place, the place after it, and whether it ends its line; None: text is missing."""
+        """Return the cell at a place, the place after it, and whether it ends its line; None: text is missing."""
         found = self._whole.match(text, at)
         if found is None:
             return None
@@ -202,10 +353,10 @@ class _Cells:
         bare = found["bare"]
         if bare == self._dialect.null:
             return None
-        return bare if quote or "\\" not in bare else _ESCAPE.sub(_unescaped, bare)
+        return bare if quote or "\\" not in bare else _ESCAPE.sub(_unescape, bare)
 
 
-def _unescaped(found: re.Match[str]) -> str:
+def _unescape(found: re.Match[str]) -> str:
     return _ESCAPED.get(found[1], found[1])
 
 
@@ -213,14 +364,14 @@ def _records(stream: Readable, cells: _Cells, block_bytes: int) -> Iterator[list
     decoder = codecs.getincrementaldecoder("utf-8")()
     text = ""
     while data := stream.read(block_bytes):
-        text += _decoded(decoder, data)
+        text += _decode_text(decoder, data)
         text = yield from _whole_records(text, cells)
     if text:
         raise Corrupt("the last csv line does not end; check quote and terminator, or keep the file")
 
 
 def _whole_records(text: str, cells: _Cells) -> Generator[list[str | None], None, str]:
-    """The records that are whole; what is left of the text is returned."""
+    """Yield the records that are whole; return the rest of the text."""
     at = done = 0
     record: list[str | None] = []
     while at < len(text) and (found := cells.read(text, at)) is not None:
@@ -232,158 +383,8 @@ def _whole_records(text: str, cells: _Cells) -> Generator[list[str | None], None
     return text[done:]
 
 
-def _decoded(decoder: codecs.IncrementalDecoder, data: bytes) -> str:
+def _decode_text(decoder: codecs.IncrementalDecoder, data: bytes) -> str:
     try:
         return decoder.decode(data)
     except UnicodeDecodeError as error:
         raise Corrupt("a csv file is not UTF-8; keep the file") from error
-
-
-_OPERATION, _COMMIT_TS, _IS_UPDATE = (
-    "ticdc-meta$operation",
-    "ticdc-meta$commit-ts",
-    "ticdc-meta$is-update",
-)
-_DECODED_META = (_OPERATION, "ticdc-meta$table", "ticdc-meta$schema")
-_EXTRAS_MAX = 2
-
-
-def decode(
-    stream: Readable,
-    table: TableInfo,
-    dialect: CsvOptions,
-    *,
-    terminator: str,
-    time_zone: str,
-    block_bytes: int = BLOCK_BYTES,
-) -> Iterator[DecodedChanges]:
-    """The changes of a file, in bounded memory.
-
-    An update that was written as a delete and an insert (`output-old-value`) is one change again. Raises
-    Corrupt for what is no such csv, Invalid when the columns are not those of the schema file.
-    """
-    if _is_plain(dialect.delimiter) and _is_plain(dialect.quote) and terminator in {"\r\n", "\n"}:
-        texts = blocks(stream, b"\n", block_bytes, quote=dialect.quote.encode())
-        cells_max = len(table.stored_columns) + len(_DECODED_META) + _EXTRAS_MAX
-        lines: Iterator[pa.RecordBatch] = (
-            _parsed(block, cells_max, dialect) for block in texts if block.strip()
-        )
-    else:
-        lines = parse_lines(stream, dialect, terminator, block_bytes)
-    to_bytes = bytes.fromhex if dialect.binary_encoding_method == "hex" else base64_bytes
-    form = TextForm(to_bytes, numbered_elements=False, time_zone=time_zone)
-    return paired(_halves(lines, table, form, dialect))
-
-
-def _is_plain(mark: str) -> bool:
-    """Whether Arrow takes it for a delimiter or a quote."""
-    return len(mark) == 1 and "\0" < mark < "\x80"
-
-
-def _halves(
-    lines: Iterator[pa.RecordBatch], table: TableInfo, form: TextForm, dialect: CsvOptions
-) -> Iterator[Halves]:
-    layout: _Layout | None = None
-    for batch in lines:
-        found = batch
-        if layout is None:
-            layout, found = _layout(batch, table, dialect)
-        if batch.num_columns != layout.cells:
-            raise Corrupt("csv lines have different numbers of cells; check delimiter and quote")
-        yield layout.read(found, table, form)
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Which cell holds what."""
-
-    cells: int
-    columns: tuple[int, ...]  # of the table, in its order
-    commit_ts: int | None
-    is_update: int | None
-
-    def read(self, lines: pa.RecordBatch, table: TableInfo, form: TextForm) -> Halves:
-        """Changes, and which of them are halves of updates."""
-        if lines.num_rows and not pc.all(pc.is_in(lines.column(0), pa.array(["I", "U", "D"]))).as_py():
-            raise Corrupt("a csv line begins with none of I, U and D; check delimiter and quote")
-        cells = [lines.column(place) for place in self.columns]
-        values = [
-            from_text(column, text, form) for column, text in zip(table.stored_columns, cells, strict=True)
-        ]
-        rows = pa.RecordBatch.from_arrays(values, schema=arrow_schema(table))
-        if self.commit_ts is None:
-            commit_ts = unknown_ts(lines.num_rows)
-        else:
-            commit_ts = _numbers(lines.column(self.commit_ts))
-        if self.is_update is None:
-            halves = pa.nulls(lines.num_rows, pa.bool_()).fill_null(fill_value=False)
-        else:
-            halves = pc.equal(lines.column(self.is_update), "true")
-        return DecodedChanges(lines.column(0), commit_ts, rows, no_old(rows)), halves
-
-
-def _numbers(text: pa.Array) -> pa.Array:
-    try:
-        return pc.cast(text, pa.uint64())
-    except pa.ArrowInvalid as error:
-        raise Corrupt("a commit-ts in a csv line is no number; keep the file") from error
-
-
-def _layout(batch: pa.RecordBatch, table: TableInfo, dialect: CsvOptions) -> tuple[_Layout, pa.RecordBatch]:
-    first = [column[0].as_py() for column in batch.columns]
-    names = [column.name for column in table.stored_columns]
-    if first[0] == _OPERATION:
-        missing = [name for name in names if name not in first]
-        if missing:
-            raise Invalid(_mismatch(table, f"its header lacks {missing[0]}"))
-        columns = tuple(len(first) - 1 - first[::-1].index(name) for name in names)
-        places = {name: first.index(name) for name in (_COMMIT_TS, _IS_UPDATE) if name in first}
-        return _Layout(len(first), columns, places.get(_COMMIT_TS), places.get(_IS_UPDATE)), batch.slice(1)
-    extras = _extras(first, len(names), dialect)
-    if extras is None:
-        raise Invalid(_mismatch(table, f"its lines have {len(first)} cells for {len(names)} columns"))
-    begin = len(_DECODED_META) + len(extras)
-    places = {name: len(_DECODED_META) + place for place, name in enumerate(extras)}
-    columns = tuple(range(begin, begin + len(names)))
-    return _Layout(len(first), columns, places.get(_COMMIT_TS), places.get(_IS_UPDATE)), batch
-
-
-def _extras(first: list[str | None], columns: int, dialect: CsvOptions) -> tuple[str, ...] | None:
-    """The optional cells: those that the options tell, or, if they do not fit, those that the file shows."""
-    told = ((_COMMIT_TS,) if dialect.include_commit_ts else ()) + (
-        (_IS_UPDATE,) if dialect.output_old_value else ()
-    )
-    count = len(first) - len(_DECODED_META) - columns
-    if count == len(told):
-        return told
-    one = _IS_UPDATE if first[len(_DECODED_META)] in {"true", "false"} else _COMMIT_TS
-    return {0: (), 1: (one,), 2: (_COMMIT_TS, _IS_UPDATE)}.get(count)
-
-
-def _mismatch(table: TableInfo, what: str) -> str:
-    return (
-        f"a csv file of table {table.name} does not fit its schema file: {what};"
-        " give the csv options that it was written with"
-    )
-
-
-def _parsed(block: bytes, cells_max: int, dialect: CsvOptions) -> pa.RecordBatch:
-    try:
-        found = pv.read_csv(
-            pa.BufferReader(block),
-            read_options=pv.ReadOptions(
-                use_threads=False, block_size=len(block) + 1, autogenerate_column_names=True
-            ),
-            parse_options=pv.ParseOptions(
-                delimiter=dialect.delimiter, quote_char=dialect.quote, newlines_in_values=True
-            ),
-            convert_options=pv.ConvertOptions(
-                column_types={f"f{place}": pa.string() for place in range(cells_max)},
-                null_values=[dialect.null],
-                strings_can_be_null=True,
-                quoted_strings_can_be_null=False,
-            ),
-        )
-    except pa.ArrowInvalid as error:
-        raise Corrupt("a csv file cannot be parsed; check delimiter and quote, or keep the file") from error
-    return found.combine_chunks().to_batches()[0]

@@ -1,9 +1,7 @@
-"""Columns that a file holds as text, as the Arrow type of the column. Pure, a column at a time.
+"""Text files for decoders: blocks of whole lines, and columns of text as the Arrow types of their columns.
 
 Zero dates (`0000-00-00`, and dates without a month or a day) have no Arrow value and become null, as
 everywhere in Penstock.
-
-A stream of bytes in blocks that end where a line ends, so that each can be read by itself.
 """
 
 import base64
@@ -21,37 +19,38 @@ from penstock.errors import Corrupt
 from penstock.tables.arrow import arrow_type
 from penstock.tables.columns import PACKED_TIMES, ColumnInfo, FieldType, Tp
 
-_SPAN = r"^(?P<sign>-?)(?P<hours>\d+):(?P<minutes>\d+):(?P<seconds>\d+)(?:\.(?P<fraction>\d{1,6}))?$"
+BLOCK_BYTES = 8 * 1024 * 1024
+_DURATION = r"^(?P<sign>-?)(?P<hours>\d+):(?P<minutes>\d+):(?P<seconds>\d+)(?:\.(?P<fraction>\d{1,6}))?$"
 _ZERO_DATE = r"^\d+-(00-|\d+-00)"
 
 
 @dataclass(frozen=True, slots=True)
 class TextForm:
-    """How a format writes what has several forms as text."""
+    """How a format writes values that can be text in several ways."""
 
     to_bytes: Callable[[str], bytes]
     numbered_elements: bool  # enums and sets by number, not by name
-    time_zone: str = "UTC"  # one that there is
+    time_zone: str = "UTC"  # a name that the time zone database has
 
 
-def latin1(text: str) -> bytes:
-    """Bytes that were written as the characters of the same numbers."""
+def latin1_bytes(text: str) -> bytes:
+    """Return bytes that are written as the characters of the same numbers."""
     return text.encode("latin-1")
 
 
 def base64_bytes(text: str) -> bytes:
-    """Bytes in base64."""
+    """Return bytes that are written in base64."""
     return base64.b64decode(text, validate=True)
 
 
 def from_text(column: ColumnInfo, text: pa.Array, form: TextForm) -> pa.Array:
-    """Texts as the column's type; raise Corrupt when one is no value of it."""
+    """Return texts as the column's type; raise Corrupt when one is no value of it."""
     kind = column.type
     try:
-        if kind.tp in _READERS:
-            return _READERS[kind.tp](kind, text, form)
+        if kind.tp in _PARSERS:
+            return _PARSERS[kind.tp](kind, text, form)
         if kind.is_binary:
-            return _each(text, form.to_bytes, pa.binary())
+            return _parse_distinct(text, form.to_bytes, pa.binary())
         return pc.cast(text, arrow_type(kind))
     except (pa.ArrowInvalid, ValueError, IndexError, binascii.Error) as error:
         raise Corrupt(
@@ -60,7 +59,7 @@ def from_text(column: ColumnInfo, text: pa.Array, form: TextForm) -> pa.Array:
         ) from error
 
 
-def _packed_time(kind: FieldType, text: pa.Array, form: TextForm) -> pa.Array:
+def _parse_time(kind: FieldType, text: pa.Array, form: TextForm) -> pa.Array:
     zero = pc.match_substring_regex(text, _ZERO_DATE).fill_null(fill_value=False)
     real = pc.if_else(zero, pa.scalar(None, pa.string()), text)
     if kind.tp is not Tp.TIMESTAMP:
@@ -70,82 +69,82 @@ def _packed_time(kind: FieldType, text: pa.Array, form: TextForm) -> pa.Array:
     return zoned.cast(arrow_type(kind))
 
 
-def _span(kind: FieldType, text: pa.Array, _: TextForm) -> pa.Array:
-    parts = pc.extract_regex(text, _SPAN)
+def _parse_duration(kind: FieldType, text: pa.Array, _: TextForm) -> pa.Array:
+    parts = pc.extract_regex(text, _DURATION)
     if parts.null_count != text.null_count:
-        raise ValueError("a time that is none")
-    number = {name: _number(parts.field(name)) for name in ("hours", "minutes", "seconds")}
+        raise ValueError("not a time")
+    number = {name: _parse_number(parts.field(name)) for name in ("hours", "minutes", "seconds")}
     seconds = pc.add(
         pc.multiply(number["hours"], 3600), pc.add(pc.multiply(number["minutes"], 60), number["seconds"])
     )
-    fraction = _number(pc.utf8_rpad(parts.field("fraction"), 6, "0"))
+    fraction = _parse_number(pc.utf8_rpad(parts.field("fraction"), 6, "0"))
     micros = pc.add(pc.multiply(seconds, 1_000_000), fraction)
     signed = pc.if_else(pc.equal(parts.field("sign"), "-"), pc.negate(micros), micros)
     return pc.if_else(pc.is_valid(text), signed, pa.scalar(None, pa.int64())).cast(arrow_type(kind))
 
 
-def _number(text: pa.Array) -> pa.Array:
+def _parse_number(text: pa.Array) -> pa.Array:
     filled = pc.if_else(pc.equal(text, ""), "0", text)
     return pc.cast(pc.fill_null(filled, "0"), pa.int64())
 
 
-def _enum(kind: FieldType, text: pa.Array, form: TextForm) -> pa.Array:
+def _parse_enum(kind: FieldType, text: pa.Array, form: TextForm) -> pa.Array:
     if not form.numbered_elements:
         return text
-    return _each(text, lambda number: kind.elems[int(number) - 1] if int(number) else "", pa.string())
+    return _parse_distinct(
+        text, lambda number: kind.elems[int(number) - 1] if int(number) else "", pa.string()
+    )
 
 
-def _set(kind: FieldType, text: pa.Array, form: TextForm) -> pa.Array:
+def _parse_set(kind: FieldType, text: pa.Array, form: TextForm) -> pa.Array:
     if not form.numbered_elements:
         return text
-    return _each(text, lambda bits: _chosen(kind.elems, int(bits)), pa.string())
+    return _parse_distinct(text, lambda bits: _set_members(kind.elems, int(bits)), pa.string())
 
 
-def _chosen(elems: tuple[str, ...], bits: int) -> str:
+def _set_members(elems: tuple[str, ...], bits: int) -> str:
     if bits >> len(elems):
-        raise ValueError("an element that the set does not have")
+        raise ValueError("not an element of the set")
     return ",".join(element for place, element in enumerate(elems) if bits >> place & 1)
 
 
-def _vector(kind: FieldType, text: pa.Array, _: TextForm) -> pa.Array:
-    return _each(text, json.loads, arrow_type(kind))
+def _parse_vector(kind: FieldType, text: pa.Array, _: TextForm) -> pa.Array:
+    return _parse_distinct(text, json.loads, arrow_type(kind))
 
 
-def _each(text: pa.Array, read: Callable[[str], Any], to: pa.DataType) -> pa.Array:
-    """Read each distinct text once."""
-    known = text.dictionary_encode()
-    values = pa.array([None if each is None else read(each) for each in known.dictionary.to_pylist()], to)
-    return values.take(known.indices)
+def _parse_distinct(text: pa.Array, read: Callable[[str], Any], to: pa.DataType) -> pa.Array:
+    """Parse each distinct text once."""
+    encoded = text.dictionary_encode()
+    distinct = encoded.dictionary.to_pylist()
+    values = pa.array([None if value is None else read(value) for value in distinct], to)
+    return values.take(encoded.indices)
 
 
-_READERS: dict[Tp, Callable[[FieldType, pa.Array, TextForm], pa.Array]] = {
-    **dict.fromkeys(PACKED_TIMES, _packed_time),
-    Tp.DURATION: _span,
-    Tp.ENUM: _enum,
-    Tp.SET: _set,
-    Tp.VECTOR_FLOAT32: _vector,
+_PARSERS: dict[Tp, Callable[[FieldType, pa.Array, TextForm], pa.Array]] = {
+    **dict.fromkeys(PACKED_TIMES, _parse_time),
+    Tp.DURATION: _parse_duration,
+    Tp.ENUM: _parse_enum,
+    Tp.SET: _parse_set,
+    Tp.VECTOR_FLOAT32: _parse_vector,
 }
-
-
-BLOCK_BYTES = 8 * 1024 * 1024
 
 
 class Readable(Protocol):
     """What a decoder needs of a file."""
 
     def read(self, nbytes: int, /) -> bytes:
-        """The next bytes, at most so many; none at the end."""
+        """Return the next bytes, at most so many; none at the end."""
 
 
-def blocks(
+def read_blocks(
     stream: Readable, line_end: bytes, block_bytes: int = BLOCK_BYTES, *, quote: bytes = b""
 ) -> Iterator[bytes]:
-    """Whole lines, about `block_bytes` of them at a time; one longer line comes alone.
+    """Yield whole lines, about `block_bytes` at a time; a longer line comes alone.
 
     A line end between quotes ends no line; a quote within quotes is doubled.
     """
     held: list[bytes] = []
-    inside = False  # whether what is held ends between quotes
+    inside = False  # whether the held bytes end between quotes
     while data := stream.read(block_bytes):
         cut = _last_end(data, line_end, quote, inside=inside)
         if not cut:
@@ -160,7 +159,7 @@ def blocks(
 
 
 def _last_end(data: bytes, line_end: bytes, quote: bytes, *, inside: bool) -> int:
-    """The place after the last line end that is not between quotes; 0 when there is none."""
+    """Return the place after the last line end that is not between quotes; 0 when there is none."""
     at = data.rfind(line_end)
     odd = inside ^ _is_odd(data[:at], quote) if at >= 0 else False
     while at >= 0 and odd:
@@ -175,10 +174,10 @@ def _is_odd(data: bytes, quote: bytes) -> bool:
     return bool(quote) and data.count(quote) % 2 == 1
 
 
-def parse_json(block: bytes, schema: pa.Schema) -> pa.RecordBatch:
-    """Lines of JSON as a batch of this schema, other members left out; raise Corrupt when a line is none.
+def parse_json_lines(block: bytes, schema: pa.Schema) -> pa.RecordBatch:
+    """Return lines of JSON as a batch of this schema; raise Corrupt when a line is no JSON.
 
-    Members that are missing are null.
+    Members that the schema does not have are left out; members that a line does not have are null.
     """
     reading = pj.ReadOptions(use_threads=False, block_size=len(block) + 1)
     parsing = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")

@@ -22,14 +22,14 @@ class FileRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
+class MergedBatch:
     """Changes to deliver, and where stretches are then."""
 
     changes: DecodedChanges | None
     marks: tuple[tuple[str, FilePosition], ...]
 
 
-def merged(streams: Sequence[Iterator[FileRun]]) -> Iterator[Delivered]:
+def merge_streams(streams: Sequence[Iterator[FileRun]]) -> Iterator[MergedBatch]:
     """All changes of streams of which each is in the order of its commits, in the order of all commits.
 
     The deletes of a commit come first, so that a key that goes from one row to another is free when it is
@@ -38,13 +38,13 @@ def merged(streams: Sequence[Iterator[FileRun]]) -> Iterator[Delivered]:
     """
     if len(streams) == 1:
         for piece in streams[0]:
-            yield Delivered(piece.changes, ((piece.index_path, piece.mark),))
+            yield MergedBatch(piece.changes, ((piece.index_path, piece.mark),))
         return
     heads = [_Head(stream) for stream in streams]
     while True:
         marks = tuple(mark for head in heads for mark in head.take_marks())
         if marks:
-            yield Delivered(None, marks)
+            yield MergedBatch(None, marks)
         waiting = [head for head in heads if head.changes is not None]
         if not waiting:
             return
@@ -54,7 +54,7 @@ def merged(streams: Sequence[Iterator[FileRun]]) -> Iterator[Delivered]:
             parts = [waiting[last.index(None)].take_all()]
         else:
             parts = [part for head in waiting if (part := head.take_upto(min(known))) is not None]
-        yield Delivered(_in_order(parts), ())
+        yield MergedBatch(_in_order(parts), ())
 
 
 def _in_order(parts: list[DecodedChanges]) -> DecodedChanges:

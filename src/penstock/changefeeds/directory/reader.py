@@ -23,17 +23,17 @@ from penstock.changefeeds.directory.listing import (
     Listing,
     Name,
     Root,
-    SchemaFound,
-    Stretch,
-    Survey,
+    SchemaEntry,
+    FileSequence,
+    DirectoryLayout,
     name_root,
     old_name,
 )
-from penstock.changefeeds.directory.merge import FileRun, merged
+from penstock.changefeeds.directory.merge import FileRun, merge_streams
 from penstock.changefeeds.directory.progress import DirectoryProgress, FilePosition
 from penstock.changefeeds.sinks.storage import layout
 from penstock.changefeeds.sinks.storage.layout import decode_checkpoint
-from penstock.changefeeds.sinks.storage.schema_file import SchemaFile, check_named
+from penstock.changefeeds.sinks.storage.schema_file import SchemaFile, check_path
 from penstock.errors import Corrupt, Invalid
 from penstock.object_storage import ObjectStorage
 from penstock.tables.ddl_jobs import DdlAction
@@ -46,21 +46,21 @@ __all__ = ["Contents", "Damage", "Ddl", "Delivery", "DirectoryReader", "TableCha
 class SchemaStep:
     """A schema file to deliver: a DDL, or only the columns of the files that follow."""
 
-    schema: SchemaFound
+    schema: SchemaEntry
 
 
 @dataclass(frozen=True, slots=True)
 class DataStep:
     """Files of one version of a physical table: the stretches of each dispatcher, in order."""
 
-    schema: SchemaFound
-    dispatchers: tuple[tuple[Stretch, ...], ...]
+    schema: SchemaEntry
+    dispatchers: tuple[tuple[FileSequence, ...], ...]
 
 
 Step = SchemaStep | DataStep
 
 
-def plan(listing: Listing, checkpoint_ts: int, progress: DirectoryProgress) -> list[Step]:
+def plan_round(listing: Listing, checkpoint_ts: int, progress: DirectoryProgress) -> list[Step]:
     """The steps of a round; raise Corrupt when data has no schema file.
 
     Stretches are as listed; those without new files should be left out before.
@@ -71,7 +71,7 @@ def plan(listing: Listing, checkpoint_ts: int, progress: DirectoryProgress) -> l
         if progress.seen.get(schema.root, -1) < schema.version <= checkpoint_ts
     ]
     schemas = {(schema.root, schema.version): schema for schema in listing.schemas}
-    for (root, version, partition), stretches in _grouped(listing.stretches).items():
+    for (root, version, partition), stretches in _group_by_version(listing.stretches).items():
         if version > checkpoint_ts or progress.is_late(root, version):
             continue
         schema = schemas.get((root, version))
@@ -84,15 +84,15 @@ def plan(listing: Listing, checkpoint_ts: int, progress: DirectoryProgress) -> l
     return [step for _, step in sorted(steps, key=lambda each: each[0])]
 
 
-def _grouped(stretches: Iterable[Stretch]) -> dict[tuple[Root, int, int], list[Stretch]]:
-    found: dict[tuple[Root, int, int], list[Stretch]] = defaultdict(list)
+def _group_by_version(stretches: Iterable[FileSequence]) -> dict[tuple[Root, int, int], list[FileSequence]]:
+    found: dict[tuple[Root, int, int], list[FileSequence]] = defaultdict(list)
     for each in stretches:
         found[each.root, each.folder.version, each.folder.partition].append(each)
     return found
 
 
-def _by_dispatcher(stretches: Iterable[Stretch]) -> tuple[tuple[Stretch, ...], ...]:
-    found: dict[str, list[Stretch]] = defaultdict(list)
+def _by_dispatcher(stretches: Iterable[FileSequence]) -> tuple[tuple[FileSequence, ...], ...]:
+    found: dict[str, list[FileSequence]] = defaultdict(list)
     for each in sorted(stretches, key=lambda each: (each.dispatcher_id, each.folder.date)):
         found[each.dispatcher_id].append(each)
     return tuple(map(tuple, found.values()))
@@ -101,7 +101,7 @@ def _by_dispatcher(stretches: Iterable[Stretch]) -> tuple[tuple[Stretch, ...], .
 _KEYS_MAX = 100_000
 
 
-class Repetition:
+class RepeatFilter:
     """Knows what was delivered of one dispatcher's changes, whose files are in the order of their commits.
 
     A change is a repetition when its commit is at most `resolved_ts`, or before the newest one delivered, or
@@ -230,7 +230,7 @@ class DirectoryReader:
         self,
         storage: ObjectStorage,
         files: FileOptions,
-        survey: Survey,
+        survey: DirectoryLayout,
         progress: DirectoryProgress | None = None,
         *,
         damage: Damage | None = None,
@@ -250,7 +250,7 @@ class DirectoryReader:
 
     def outline(self, contents: Contents) -> Iterator[Ddl]:
         """The schema files that a round would deliver, in order; `progress` does not move."""
-        for step in plan(contents.listing, contents.checkpoint_ts, self.progress):
+        for step in plan_round(contents.listing, contents.checkpoint_ts, self.progress):
             if isinstance(step, SchemaStep):
                 yield self._ddl(step.schema)
 
@@ -263,7 +263,7 @@ class DirectoryReader:
         held = contents or self.contents()
         checkpoint_ts, listing = held.checkpoint_ts, held.listing
         new = tuple(stretch for stretch in listing.stretches if self._has_new(stretch))
-        for step in plan(Listing(listing.schemas, new), checkpoint_ts, self.progress):
+        for step in plan_round(Listing(listing.schemas, new), checkpoint_ts, self.progress):
             if isinstance(step, SchemaStep):
                 yield from self._deliver_schema(step.schema, listing)
             else:
@@ -286,11 +286,11 @@ class DirectoryReader:
             )
         return checkpoint_ts
 
-    def _has_new(self, stretch: Stretch) -> bool:
+    def _has_new(self, stretch: FileSequence) -> bool:
         newest = max(stretch.files, default=0)
         return self._damage is not None or newest > self.progress.mark(stretch.index_path).number
 
-    def _deliver_schema(self, found: SchemaFound, listing: Listing) -> Iterator[Delivery]:
+    def _deliver_schema(self, found: SchemaEntry, listing: Listing) -> Iterator[Delivery]:
         file, ddl = self._schema(found), self._ddl(found)
         renamed = ddl.renamed_from
         yield ddl
@@ -304,7 +304,7 @@ class DirectoryReader:
             roots = {schema.root for schema in listing.schemas}
             self.progress.end_database(found.root, found.version, roots)
 
-    def _ddl(self, found: SchemaFound) -> Ddl:
+    def _ddl(self, found: SchemaEntry) -> Ddl:
         file = self._schema(found)
         renamed = old_name(file.query, file.schema, file.table) if file.type in _RENAMES else None
         table = self._table(found) if file.table else None
@@ -313,18 +313,18 @@ class DirectoryReader:
     def _deliver_data(self, step: DataStep, checkpoint_ts: int) -> Iterator[Delivery]:
         file, table = self._schema(step.schema), self._table(step.schema)
         streams = [self._pieces(each, step, table, checkpoint_ts) for each in step.dispatchers]
-        for delivered in merged(streams):
+        for delivered in merge_streams(streams):
             if delivered.changes is not None and len(delivered.changes):
                 yield TableChanges(file.schema, table, file.version, delivered.changes)
             self.progress.marks.update(delivered.marks)
 
     def _pieces(
-        self, stretches: tuple[Stretch, ...], step: DataStep, table: TableInfo, checkpoint_ts: int
+        self, stretches: tuple[FileSequence, ...], step: DataStep, table: TableInfo, checkpoint_ts: int
     ) -> Iterator[FileRun]:
         """One dispatcher's changes up to the checkpoint; what is after it stays for a later round."""
         file = self._schema(step.schema)
         of = TableVersion(f"{file.schema}.{table.name}", file.version)
-        repetition = Repetition(table, self.progress.resolved_ts)
+        repetition = RepeatFilter(table, self.progress.resolved_ts)
         for stretch in stretches:
             mark = self.progress.mark(stretch.index_path)
             for number, path in self._numbered(stretch, mark.number, of):
@@ -351,7 +351,7 @@ class DirectoryReader:
         except (Corrupt, Invalid) as error:
             self._refuse(of, error)
 
-    def _numbered(self, stretch: Stretch, after: int, of: TableVersion) -> Iterator[tuple[int, str]]:
+    def _numbered(self, stretch: FileSequence, after: int, of: TableVersion) -> Iterator[tuple[int, str]]:
         """The files after a number up to the newest that the index names: so far they are there as a whole.
 
         The index may be newer than the listing, and name files that came after it.
@@ -383,24 +383,24 @@ class DirectoryReader:
             raise error
         self._damage.unreadable(of, str(error))
 
-    def _schema(self, found: SchemaFound) -> SchemaFile:
+    def _schema(self, found: SchemaEntry) -> SchemaFile:
         known = self._schemas.get(found.path)
         if known is None:
             data = self._storage.read(found.path)
             if data is None:
                 raise Corrupt(f"schema file {found.path} was removed while it was needed; keep the directory")
-            known = _parsed(found.path, data)
-            check_named(found.path, known, table_id_as_path=self._survey.table_id_as_path)
+            known = _parse_schema(found.path, data)
+            check_path(found.path, known, table_id_as_path=self._survey.table_id_as_path)
             self._schemas[found.path] = known
         return known
 
-    def _table(self, found: SchemaFound) -> TableInfo:
+    def _table(self, found: SchemaEntry) -> TableInfo:
         if found.path not in self._tables:
             self._tables[found.path] = self._schema(found).table_info()
         return self._tables[found.path]
 
 
-def _parsed(path: str, data: bytes) -> SchemaFile:
+def _parse_schema(path: str, data: bytes) -> SchemaFile:
     try:
         return SchemaFile.from_json(data)
     except Corrupt as error:

@@ -26,7 +26,7 @@ from penstock.eventstore.capture.lease import PREFIX, CaptureLease
 from penstock.eventstore.read.flight_client import FlightReader
 from penstock.kv import AsyncClient
 from penstock.settings import ServerTlsSettings, Settings
-from penstock.settings.network import reachable_host, join_address, split_address
+from penstock.settings.network import join_address, reachable_host, split_address
 from penstock.tables.keys import prefix_end
 
 __all__ = [
@@ -153,7 +153,7 @@ def captured_tables(addr: str, settings: Settings) -> int:
     capture = settings.capture
     token = capture.read_flight_token()
     with FlightReader(addr, tls=capture.flight_client_tls, token=token) as reader:
-        columns = json.loads(reader.act("progress", b"", timeout_s=_FLIGHT_S))
+        columns = json.loads(reader.run_action("progress", b"", timeout_s=_FLIGHT_S))
     return len(next(iter(columns.values()), []))
 
 

@@ -10,7 +10,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from penstock.changes.columns import chosen_columns, key_names
+from penstock.changes.columns import choose_columns, key_names
 from penstock.consumers.kv.target import (
     KvWatermark,
     KvWatermarks,
@@ -168,7 +168,7 @@ class KvTable(Consumer):
 
     def check(self, schema: SchemaVersion) -> None:
         """See Consumer."""
-        columns = chosen_columns(schema.table, self.job.info.columns)
+        columns = choose_columns(schema.table, self.job.info.columns)
         definition(self._table, target_columns(schema, columns, key_names(schema.table)))
 
     def consume(self, data: DataRetriever) -> None:
@@ -244,7 +244,7 @@ class KvTable(Consumer):
         for batch in TargetRows(self._catalog, self._name).scan(_names(mark.columns), ts):
             yield to_source(batch)
 
-    def mend(self, upserts: pa.Table, deletes: pa.Table, at_ts: int) -> None:
+    def repair(self, upserts: pa.Table, deletes: pa.Table, at_ts: int) -> None:
         """See Comparable."""
         rows = TargetRows(self._catalog, self._name)
         with self._catalog.begin() as txn:

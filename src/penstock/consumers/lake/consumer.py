@@ -25,7 +25,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from penstock.changes.columns import chosen_columns, key_names
+from penstock.changes.columns import choose_columns, key_names
 from penstock.clock import physical_ms
 from penstock.columnar.key_order import KeySet, OrderedRows
 from penstock.consumers.lake.files import DataFile, FileWriter, WrittenFile, with_bounds
@@ -36,7 +36,7 @@ from penstock.consumers.schema_evolution import LakeEvolution, TargetColumns, ev
 from penstock.errors import Fenced, PenstockError, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import HANDLE, RESERVED
-from penstock.jobs.consumer import Consumer, DataRetriever, DataType, gather
+from penstock.jobs.consumer import Consumer, DataRetriever, DataType, read_net_changes
 
 __all__ = ["LakeConsumer", "StagedCommit"]
 
@@ -171,7 +171,7 @@ class LakeConsumer(Consumer):
 
     def check(self, schema: SchemaVersion) -> None:
         """See Consumer."""
-        columns = chosen_columns(schema.table, self.job.info.columns)
+        columns = choose_columns(schema.table, self.job.info.columns)
         TargetColumns(columns, key_names(schema.table), schema.table, self.table.dialect)
 
     def committed_ts(self) -> int:
@@ -210,7 +210,7 @@ class LakeConsumer(Consumer):
         for file in self.table.files(version):
             yield from self.table.read(version, file)
 
-    def mend(self, upserts: pa.Table, deletes: pa.Table, at_ts: int) -> None:
+    def repair(self, upserts: pa.Table, deletes: pa.Table, at_ts: int) -> None:
         """See Comparable."""
         version = self._mine(self.table.look(), at_ts)
         as_it_is = LakeEvolution(version.schema, tuple(version.schema.names), rewrites=False)
@@ -235,8 +235,8 @@ class LakeConsumer(Consumer):
         self._maintain()
 
     def _write_first(self, data: DataRetriever, columns: TargetColumns, writer: FileWriter) -> None:
-        rows = gather(data, self.job.scratch).upserts
-        for batch in OrderedRows(rows, _key_rows(rows, columns.schema)).rest():
+        rows = read_net_changes(data, self.job.scratch).upserts
+        for batch in OrderedRows(rows, _key_rows(rows, columns.schema)).take_rest():
             writer.write([shaped(batch, columns.schema)])
         writer.cut()
 
@@ -252,7 +252,7 @@ class LakeConsumer(Consumer):
         self, base: Version, data: DataRetriever, columns: TargetColumns, marks: LakeWatermark
     ) -> None:
         evolution = evolve(base.schema, base.marks.column_id, columns)
-        changes = gather(data, self.job.scratch)
+        changes = read_net_changes(data, self.job.scratch)
         self._change(base, evolution, changes.upserts, changes.deletes, marks)
         if base.crowded or _stretch(base.marks.watermark) != _stretch(marks.watermark):
             self._maintain()

@@ -65,7 +65,7 @@ def plan(
 
 
 def _may_hold(file: DataFile, changed: KeySet) -> bool:
-    return (file.nulls and changed.has_nulls) or changed.within(file.lowest, file.highest)
+    return (file.nulls and changed.has_nulls) or changed.overlaps(file.lowest, file.highest)
 
 
 def _choose_small(
@@ -77,7 +77,7 @@ def _choose_small(
         below = ordered[gap - 1].highest if gap else None
         above = ordered[gap].lowest if gap < len(ordered) else None
         small = [place for place in beside if ordered[place].nbytes < small_bytes]
-        if small and not any(chosen[place] for place in beside) and upserts.between(below, above):
+        if small and not any(chosen[place] for place in beside) and upserts.has_between(below, above):
             chosen[small[0]] = True
 
 
@@ -98,17 +98,17 @@ def merge(
     """
     for group in groups:
         if group.floor is not None:
-            _write_all(upserts.up_to(group.floor), arriving, writer)
+            _write_all(upserts.take_up_to(group.floor), arriving, writer)
             writer.cut()
         for file in group.files:
             for rows in read(file):
                 highest = pc.max(rows.column(keys[0])).as_py()
-                beside = upserts.up_to(highest) if highest is not None else iter(())
-                _write_merged(changed.without(rows), beside, arriving, writer, keys)
+                beside = upserts.take_up_to(highest) if highest is not None else iter(())
+                _write_merged(changed.remove_from(rows), beside, arriving, writer, keys)
         if group.ceiling is not None:
-            _write_all(upserts.below(group.ceiling), arriving, writer)
+            _write_all(upserts.take_below(group.ceiling), arriving, writer)
             writer.cut()
-    _write_all(upserts.rest(), arriving, writer)
+    _write_all(upserts.take_rest(), arriving, writer)
     writer.cut()
 
 

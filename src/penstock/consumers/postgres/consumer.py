@@ -16,7 +16,7 @@ import pyarrow as pa
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import Field, SecretStr
 
-from penstock.changes.columns import chosen_columns, key_names
+from penstock.changes.columns import choose_columns, key_names
 from penstock.consumers.options import ConsumerOptions
 from penstock.consumers.postgres import compare
 from penstock.consumers.postgres.columns import (
@@ -31,7 +31,7 @@ from penstock.consumers.postgres.target_table import TargetTable
 from penstock.consumers.schema_evolution import ColumnChange, SchemaEvolution, TargetColumn, evolved
 from penstock.errors import Fenced, Invalid, PenstockError, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext, every, gather
+from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext, iter_batches, read_net_changes
 from penstock.tables.arrow import arrow_type
 from penstock.tables.records import origin_cell
 from penstock.tables.values import from_cell
@@ -141,7 +141,7 @@ class Postgres(Consumer):
 
     def check(self, schema: SchemaVersion) -> None:
         """See Consumer."""
-        columns = chosen_columns(schema.table, self.job.info.columns)
+        columns = choose_columns(schema.table, self.job.info.columns)
         target_columns(schema, columns, key_names(schema.table))
 
     def consume(self, data: DataRetriever) -> None:
@@ -157,7 +157,7 @@ class Postgres(Consumer):
         with self._transaction() as cursor:
             mark = self._marks.claim(cursor, self._seen_ts)
         fits = mark.columns and _possible(mark, wanted) is not None
-        rows = (batch.inserts for batch in every(data))
+        rows = (batch.inserts for batch in iter_batches(data))
         with self._transaction() as cursor:
             if fits:
                 self._merge(cursor, mark, data, wanted, rows)
@@ -221,7 +221,7 @@ class Postgres(Consumer):
         raise Unavailable(f"table {self._name} is always in use; its columns could not be changed")
 
     def _follow(self, data: DataRetriever, wanted: Sequence[TargetColumn]) -> None:
-        net = gather(data, self.job.scratch)
+        net = read_net_changes(data, self.job.scratch)
         seen_id = data.schema.table.max_column_id
         with self._transaction() as cursor:
             self._stage(cursor, wanted, net.upserts, net.deletes)
@@ -271,7 +271,7 @@ class Postgres(Consumer):
             columns = self._compared = self._marks.columns(cursor)
             yield from compare.of_target(cursor, self._schema, self._target, columns)
 
-    def mend(self, upserts: pa.Table, deletes: pa.Table, at_ts: int) -> None:
+    def repair(self, upserts: pa.Table, deletes: pa.Table, at_ts: int) -> None:
         """See Comparable."""
         with self._transaction() as cursor:
             columns = self._marks.advance(cursor, at_ts, at_ts).columns

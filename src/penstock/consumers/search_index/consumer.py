@@ -12,7 +12,7 @@ from lance.dataset import LanceDataset
 from lance.fragment import FragmentMetadata
 from pydantic import Field
 
-from penstock.changes.columns import chosen_columns, key_names
+from penstock.changes.columns import choose_columns, key_names
 from penstock.consumers.options import ConsumerOptions, Properties, Seconds, revealed
 from penstock.consumers.schema_evolution import shaped
 from penstock.consumers.search_index.columns import Layout, follow_schema, key_names_of, keys_of
@@ -30,7 +30,7 @@ from penstock.consumers.search_index.query import SearchQuery
 from penstock.consumers.search_index.upkeep import IndexKeeper, IndexKind, Limits
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext, every, gather
+from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext, iter_batches, read_net_changes
 from penstock.spark.errors import spark_errors
 from penstock.tables.schema import TableInfo
 
@@ -99,7 +99,7 @@ class IndexConsumer(Consumer):
 
     def check(self, schema: SchemaVersion) -> None:
         """See Consumer."""
-        columns = chosen_columns(schema.table, self.job.info.columns)
+        columns = choose_columns(schema.table, self.job.info.columns)
         Layout.of(schema.table, columns, key_names(schema.table), self.maker(schema.table, columns))
 
     def consume(self, data: DataRetriever) -> None:
@@ -135,7 +135,7 @@ class IndexConsumer(Consumer):
             if data.large:
                 fragments = write_on_executors(data.dataframe(), task)
             else:
-                fragments = task.write(batch.inserts for batch in every(data))
+                fragments = task.write(batch.inserts for batch in iter_batches(data))
         except LANCE_FAILURES as error:
             self.table.check_absent(before, error)
             raise
@@ -164,7 +164,7 @@ class IndexConsumer(Consumer):
     def _written(self, data: DataRetriever, task: FragmentTask) -> tuple[list[FragmentMetadata], pa.Table]:
         """The fragments of rows that changed, and all keys that did."""
         if not data.large:
-            net = gather(data, self._scratch())
+            net = read_net_changes(data, self._scratch())
             return task.write(net.upserts.to_batches()), net.changed_keys
         frame = data.dataframe()
         fragments = write_on_executors(frame.where(f"NOT {_DELETED}"), task)
@@ -233,7 +233,7 @@ class IndexConsumer(Consumer):
         self._compared = self.table.at(at_ts)
         yield from self._compared.dataset.to_batches(filter=ROWS_ONLY)
 
-    def mend(self, upserts: pa.Table, deletes: pa.Table, at_ts: int) -> None:
+    def repair(self, upserts: pa.Table, deletes: pa.Table, at_ts: int) -> None:
         """See Comparable."""
         before = self._at(at_ts)
         maker = self.known_maker(before.marker.recipe)

@@ -389,7 +389,7 @@ def _deleted_by_address(
     gone = 0
     for fragment in dataset.get_fragments():
         rows = fragment.to_batches(columns=keys.column_names, filter=ROWS_ONLY, with_row_address=True)
-        places = [place for batch in rows for place in changed.among(batch).column(_ADDRESS).to_pylist()]
+        places = [place for batch in rows for place in changed.select_from(batch).column(_ADDRESS).to_pylist()]
         if not places:
             continue
         gone += len(places)

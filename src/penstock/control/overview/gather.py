@@ -23,7 +23,7 @@ from penstock.control.overview.part_metrics import Growth, MetricSample, parse_p
 from penstock.control.part_states import PartKind, PartState, PartStatus, UpStates
 from penstock.errors import PenstockError, Unavailable
 from penstock.eventstore.capture.lease import CaptureLease
-from penstock.eventstore.capture.tables import wanted
+from penstock.eventstore.capture.tables import matches_patterns
 from penstock.eventstore.read.flight_client import FlightReader
 from penstock.eventstore.read.partition import CaptureProgress
 from penstock.eventstore.schema_version import SchemaVersion
@@ -35,7 +35,7 @@ from penstock.jobs.log.job_log import RUNNER_LEASE
 from penstock.jobs.log.job_rows import DATABASE as BOOKKEEPING
 from penstock.kv.lease import LeaseRecord, read_lease
 from penstock.settings import Settings
-from penstock.verify.results import LastVerification, Outcomes
+from penstock.verify.results import LastVerification, VerificationResults
 
 __all__ = ["FactsCache", "Probe", "facts_without_cluster", "find_low_disks", "gather_facts"]
 
@@ -255,7 +255,7 @@ def _table_facts(
     owners = _owners(captures)
     facts = []
     for schema, account in schemas:
-        asked_for = wanted(schema.database, schema.table.name, settings.capture.tables)
+        asked_for = matches_patterns(schema.database, schema.table.name, settings.capture.tables)
         ids = schema.table.physical_ids
         parts = [owners[physical_id] for physical_id in ids if physical_id in owners]
         fact = TableFact(schema=schema, account=account, wanted=asked_for)
@@ -318,7 +318,7 @@ def _read_feeds(deployment: Deployment) -> list[tuple[ChangefeedRecord, str]]:
 def _read_jobs(deployment: Deployment) -> list[tuple[Job, LastVerification | None]]:
     jobs = deployment.jobs()
     registered = jobs.get_jobs()
-    verified = Outcomes(jobs.log).read(job.key for job in registered)
+    verified = VerificationResults(jobs.log).read(job.key for job in registered)
     return [(job, verified.get(job.key)) for job in registered]
 
 

@@ -25,7 +25,7 @@ from penstock.eventstore.log.table_log import TableLog
 from penstock.eventstore.manifest import BEGUN
 from penstock.eventstore.read.flight_client import FlightAccess
 from penstock.eventstore.schema_history import META_RANGE, CapturedTable, SchemaHistory
-from penstock.eventstore.upkeep.load import in_progress
+from penstock.eventstore.upkeep.load import is_load_in_progress
 from penstock.kv import AsyncClient
 from penstock.kv.pd import PdClient
 from penstock.object_storage import ObjectStorage, StorageRef
@@ -114,9 +114,9 @@ class Capture:
             decoder=decoder,
             schemas=self.schemas,
             clock=clock,
-            on_fenced=lambda table_id: self._soon(self._lost, table_id),
-            on_refused=lambda table_id, error: self._soon(self._refuse, table_id, error),
-            on_failure=lambda error: self._soon(self._fail, error),
+            on_fenced=lambda table_id: self._call_soon(self._drop_lost, table_id),
+            on_refused=lambda table_id, error: self._call_soon(self._refuse, table_id, error),
+            on_failure=lambda error: self._call_soon(self._fail, error),
         )
         self._reader = Reader(self.store, storage, decoder)
         self._leases = CaptureMembership(
@@ -182,13 +182,13 @@ class Capture:
 
     async def stop(self, *, flush: bool = True) -> None:
         """Stop pulling, flush what is complete, let go of the tables. Safe to call twice."""
-        self.store.hold_nothing_back()  # else a subscription that waits for storage could not end
+        self.store.stop_holding_back()  # else a subscription that waits for storage could not end
         for task in self._rounds:
             task.cancel()
         await asyncio.gather(*self._rounds, *self._forgetting.values(), return_exceptions=True)
         self._rounds = []
         await asyncio.gather(
-            *(self._clients.puller.unsubscribe(each) for each in self._subscriptions.values())
+            *(self._clients.puller.unsubscribe(subscription) for subscription in self._subscriptions.values())
         )
         self._subscriptions = {}
         if self._flight is not None:
@@ -214,25 +214,25 @@ class Capture:
             self.schemas.advance_resolved_ts,
             on_failure=self._subscription_failed,
         )
-        await self._schemas_known()
+        await self._wait_for_schemas()
         await asyncio.to_thread(self._names.start)
         self._flight = await asyncio.to_thread(
             FlightService, self._settings.flight_addr, self.store, self._reader, self._access
         )
         self._live = await self._leases.renew(self.advertised_addr)
-        await self._share()
+        await self._share_tables()
         await self._hold_back_gc()
         every = self._settings.lease_ttl_s / _RENEWALS_PER_TTL
         self._rounds = [
-            asyncio.create_task(self._again(_ROUND_S, self._share), name="penstock-capture-share"),
-            asyncio.create_task(self._again(every, self._renew), name="penstock-capture-lease"),
+            asyncio.create_task(self._repeat(_ROUND_S, self._share_tables), name="penstock-capture-share"),
+            asyncio.create_task(self._repeat(every, self._renew), name="penstock-capture-lease"),
             asyncio.create_task(
-                self._again(_SAFE_POINT_EVERY_S, self._hold_back_gc), name="penstock-capture-gc"
+                self._repeat(_SAFE_POINT_EVERY_S, self._hold_back_gc), name="penstock-capture-gc"
             ),
-            asyncio.create_task(self._again(_LOOK_EVERY_S, self._look_around), name="penstock-capture-look"),
+            asyncio.create_task(self._repeat(_LOOK_EVERY_S, self._revisit_tables), name="penstock-capture-look"),
         ]
 
-    async def _schemas_known(self) -> None:
+    async def _wait_for_schemas(self) -> None:
         """Wait until every schema of now is known, so that no table is missed."""
         now = await self._clients.kv.timestamp()
         deadline = self._clock.monotonic() + _SCHEMA_WAIT_S
@@ -243,7 +243,7 @@ class Capture:
                 raise Unavailable("the cluster's schemas did not arrive within a minute; check its stores")
             await self._clock.sleep(0.02)
 
-    async def _again(self, every_s: float, work: Callable[[], Awaitable[object]]) -> None:
+    async def _repeat(self, every_s: float, work: Callable[[], Awaitable[object]]) -> None:
         """Repeat a duty for ever; what may pass is logged, the rest ends the capture."""
         while True:
             await self._clock.sleep(every_s)
@@ -258,35 +258,39 @@ class Capture:
     async def _renew(self) -> None:
         self._live = await self._leases.renew(self.advertised_addr)
 
-    async def _share(self) -> None:
+    async def _share_tables(self) -> None:
         """Take the tables that are ours, let go of those that are not."""
-        known = {table.physical_id: table for table in self._candidates()}
+        known = {table.physical_id: table for table in self._list_candidates()}
         for table in known.values():
             if table.refused and table.physical_id in self._subscriptions:
                 await self._leave_out(table, table.refused)
         self._left_out = {
-            table_id: each for table_id, each in self._left_out.items() if known.get(table_id) == each.table
+            table_id: left_out
+            for table_id, left_out in self._left_out.items()
+            if known.get(table_id) == left_out.table
         }
         mine = {table_id for table_id in known if self._is_mine(table_id) and table_id not in self._left_out}
         for table_id in set(self._subscriptions) - mine:
-            await self._let_go(table_id)
+            await self._close_table(table_id)
         await asyncio.to_thread(self._names.mark, list(self._subscriptions))
-        for table_id in self.store.ending():
+        for table_id in self.store.ended_tables():
             await asyncio.to_thread(self.store.flush, table_id)
         kept = self.store.recovered_tables().union(self.store.tables())  # some never came to be subscribed
         for table_id in kept.difference(mine, self._subscriptions, self._forgetting):
             await asyncio.to_thread(self.store.close_table, table_id, flush=False)
         missing = sorted(mine.difference(self._subscriptions, self._forgetting))
         for start in range(0, len(missing), _OPENED_AT_ONCE):
-            taking = (self._take(known[table_id]) for table_id in missing[start : start + _OPENED_AT_ONCE])
-            failures = [each for each in await asyncio.gather(*taking, return_exceptions=True) if each]
+            taking = (self._take_table(known[table_id]) for table_id in missing[start : start + _OPENED_AT_ONCE])
+            failures = [
+                failure for failure in await asyncio.gather(*taking, return_exceptions=True) if failure
+            ]
             if failures:
                 raise failures[0]
 
     def _is_mine(self, table_id: int) -> bool:
-        return sharing.owner(table_id, self._live) == self._settings.id
+        return sharing.owner_of(table_id, self._live) == self._settings.id
 
-    def _candidates(self) -> list[CapturedTable]:
+    def _list_candidates(self) -> list[CapturedTable]:
         """Tables to capture: those that are there, and those dropped whose rows may not all be flushed."""
         recent = compose_ts(max(0, physical_ms(self.schemas.resolved_ts()) - _DROPPED_KEPT_MS))
         recovered = self.store.recovered_tables()
@@ -295,19 +299,19 @@ class Capture:
         for table in self.schemas.tables_ever():
             rows = held.get(table.physical_id)
             finished = rows is not None and rows.flushed_ts >= table.dropped_ts
-            left = table.physical_id in recovered or self._names.unended(table.physical_id)
+            left = table.physical_id in recovered or self._names.is_unended(table.physical_id)
             long_gone = table.dropped_ts <= recent and rows is None and not left
             if table.dropped_ts and (finished or long_gone):
                 continue
-            if sharing.wanted(table.database, table.table.name, self._settings.tables):
+            if sharing.matches_patterns(table.database, table.table.name, self._settings.tables):
                 chosen.append(table)
         return chosen
 
-    async def _take(self, table: CapturedTable) -> None:
-        if table.refused and not await asyncio.to_thread(self._names.marked, table.physical_id):
-            self._set_aside(table, table.refused)  # and it needs no manifest
+    async def _take_table(self, table: CapturedTable) -> None:
+        if table.refused and not await asyncio.to_thread(self._names.is_marked, table.physical_id):
+            self._record_left_out(table, table.refused)  # and it needs no manifest
             return
-        if await asyncio.to_thread(in_progress, self._storage, table.physical_id):
+        if await asyncio.to_thread(is_load_in_progress, self._storage, table.physical_id):
             self._wait_for_load(table)
             return
         self._loading.discard(table.physical_id)
@@ -325,7 +329,7 @@ class Capture:
         if table.refused:  # the log may have changes of the time before that
             await self._leave_out(table, table.refused)
             return
-        if await self._history_lost(table, rows.resolved_ts):
+        if await self._check_history(table, rows.resolved_ts):
             return
         self._subscriptions[table.physical_id] = await self._clients.puller.subscribe(
             KeySpan(table.physical_id, *record_range(table.physical_id)),
@@ -335,7 +339,7 @@ class Capture:
             on_failure=self._subscription_failed,
         )
         if rows.disowned:  # before there was a subscription to end
-            self._lost(table.physical_id)
+            self._drop_lost(table.physical_id)
             return
         _log.info(
             "capturing",
@@ -352,22 +356,22 @@ class Capture:
                 extra={"table": f"{table.database}.{table.table.name}", "table_id": table.physical_id},
             )
 
-    async def _history_lost(self, table: CapturedTable, resolved_ts: int) -> bool:
+    async def _check_history(self, table: CapturedTable, resolved_ts: int) -> bool:
         """Hold back collection for a table; leave it out when changes after its `resolved_ts` may be gone.
 
         Deletions among them would never be known. A table captured for the first time has no such gap; its
         history begins where the cluster's does, or where it was made.
         """
         collected_ts = await self._hold_back_gc()
-        if not resolved_ts and self._made_ts(table.physical_id) <= collected_ts:
+        if not resolved_ts and self._creation_ts(table.physical_id) <= collected_ts:
             begun = {"kind": BEGUN, "ts": collected_ts}  # what is left of earlier times is not all there was
-            await asyncio.to_thread(self.store.state_fact, table.physical_id, begun)
+            await asyncio.to_thread(self.store.record_fact, table.physical_id, begun)
         if not 0 < resolved_ts < collected_ts:
             return False
-        await self._leave_out(table, _collected(resolved_ts, collected_ts), lost=True)
+        await self._leave_out(table, _describe_gap(resolved_ts, collected_ts), lost=True)
         return True
 
-    def _made_ts(self, table_id: int) -> int:
+    def _creation_ts(self, table_id: int) -> int:
         """When a table, or partition, was made, or later where the cluster has collected that.
 
         Of one that was made after a collection nothing is missing.
@@ -396,9 +400,9 @@ class Capture:
         if table_id in self.store.tables():
             await asyncio.to_thread(self._names.end, table)
         await asyncio.to_thread(self.store.close_table, table_id, flush=flush)
-        self._set_aside(table, reason, lost=lost)
+        self._record_left_out(table, reason, lost=lost)
 
-    def _set_aside(self, table: CapturedTable, reason: str, *, lost: bool = False) -> None:
+    def _record_left_out(self, table: CapturedTable, reason: str, *, lost: bool = False) -> None:
         """Remember that a table is left out, and say so once."""
         self._left_out[table.physical_id] = _LeftOut(table, lost)
         _log.error(
@@ -412,23 +416,23 @@ class Capture:
 
     def _refuse(self, table_id: int, error: PenstockError) -> None:
         """Rows of a table cannot be kept: it was given up."""
-        table = self._known(table_id)
+        table = self._find_table(table_id)
         if table is not None:
-            self._set_aside(table, str(error))
-        self._lost(table_id)
+            self._record_left_out(table, str(error))
+        self._drop_lost(table_id)
 
-    def _known(self, table_id: int) -> CapturedTable | None:
-        return next((each for each in self.schemas.tables_ever() if each.physical_id == table_id), None)
+    def _find_table(self, table_id: int) -> CapturedTable | None:
+        return next((table for table in self.schemas.tables_ever() if table.physical_id == table_id), None)
 
-    async def _look_around(self) -> None:
+    async def _revisit_tables(self) -> None:
         """Find lost tables whose folder was removed, and end tables that the cluster has forgotten."""
-        for table_id in [table_id for table_id, each in self._left_out.items() if each.lost]:
+        for table_id in [table_id for table_id, left_out in self._left_out.items() if left_out.lost]:
             if await asyncio.to_thread(self._is_removed, table_id):
                 self._left_out.pop(table_id, None)
         forgotten = [
             table_id
             for table_id, names in self._names.forgotten.items()
-            if self._is_mine(table_id) and any(sharing.wanted(*name, self._settings.tables) for name in names)
+            if self._is_mine(table_id) and any(sharing.matches_patterns(*name, self._settings.tables) for name in names)
         ]
         for table_id in forgotten:
             await asyncio.to_thread(self._names.end_forgotten, table_id)
@@ -441,10 +445,10 @@ class Capture:
         root = paths.table_root(table_id)
         if self._storage.names(paths.manifest_folder(root)):
             return False
-        return all(name.startswith(paths.watermark_folder(root)) for name in self._storage.names(root))
+        return all(name.startswith(paths.history_hold_folder(root)) for name in self._storage.names(root))
 
-    async def _let_go(self, table_id: int) -> None:
-        table = self._known(table_id)
+    async def _close_table(self, table_id: int) -> None:
+        table = self._find_table(table_id)
         rows = self.store.tables().get(table_id)
         if table is not None and rows is not None and rows.flushed_ts >= table.dropped_ts:
             await asyncio.to_thread(self._names.end, table)
@@ -463,7 +467,7 @@ class Capture:
             self._clock.wall_ms() + HOLD_TTL_S * 1000,
         )
         found = await self._safe_point.hold(self._needed_ts)
-        collected_ts = await self._safe_point.published_ts()
+        collected_ts = await self._safe_point.read_published_ts()
         if found is None:
             return collected_ts
         needed, held = found
@@ -475,12 +479,12 @@ class Capture:
                 extra={"needed_ts": needed, "safe_point": held},
             )
         if collected_ts > needed:
-            for table_id, resolved_ts in self._incomplete(collected_ts).items():
+            for table_id, resolved_ts in self._incomplete_tables(collected_ts).items():
                 await self._give_up(table_id, resolved_ts, collected_ts)
         self._held_until = until
         return collected_ts
 
-    def _incomplete(self, ts: int) -> dict[int, int]:
+    def _incomplete_tables(self, ts: int) -> dict[int, int]:
         """The captured tables that are complete up to less than `ts`, and up to where.
 
         One that was never complete counts from where it was begun, or made.
@@ -489,33 +493,33 @@ class Capture:
         for table_id, rows in self.store.tables().items():
             if table_id in self._subscriptions:
                 oldest_ts = self.store.ownership(table_id).state.oldest_ts
-                complete_ts = rows.resolved_ts or max(oldest_ts, self._made_ts(table_id))
+                complete_ts = rows.resolved_ts or max(oldest_ts, self._creation_ts(table_id))
                 if complete_ts < ts:
                     found[table_id] = rows.resolved_ts
         return found
 
     async def _give_up(self, table_id: int, resolved_ts: int, collected_ts: int) -> None:
         """End the subscription of a table that may miss something, unless somebody does so already."""
-        table = self._known(table_id)
+        table = self._find_table(table_id)
         if table_id not in self._subscriptions:
             return
         if table is None or not resolved_ts:  # its first scan did not end: the next round begins it anew
-            self._lost(table_id)
+            self._drop_lost(table_id)
             return
-        reason = _collected(resolved_ts, collected_ts)
-        await self._apart(table_id, self._leave_out(table, reason, lost=True))
+        reason = _describe_gap(resolved_ts, collected_ts)
+        await self._run_apart(table_id, self._leave_out(table, reason, lost=True))
 
     def _needed_ts(self) -> int | None:
         flushed = [max(_FIRST_TS, rows.flushed_ts) for rows in self.store.tables().values()]
         return min(flushed, default=None)
 
-    def _lost(self, table_id: int) -> None:
+    def _drop_lost(self, table_id: int) -> None:
         """A newer owner has the table; the next round takes it back if it is ours after all."""
         subscription = self._subscriptions.pop(table_id, None)
         if subscription is not None:
-            self._apart(table_id, self._forget(table_id, subscription))
+            self._run_apart(table_id, self._forget(table_id, subscription))
 
-    def _apart(self, table_id: int, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def _run_apart(self, table_id: int, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Give a table up beside the rounds, which leave it alone until that is done."""
         task = asyncio.create_task(work, name="penstock-capture-forget")
         self._forgetting[table_id] = task
@@ -531,7 +535,7 @@ class Capture:
             error if isinstance(error, PenstockError) else PenstockError(f"a subscription failed: {error!r}")
         )
 
-    def _soon(self, work: Callable[..., None], *given: object) -> None:
+    def _call_soon(self, work: Callable[..., None], *given: object) -> None:
         self._loop.call_soon_threadsafe(work, *given)
 
     def _fail(self, error: PenstockError) -> None:
@@ -539,7 +543,7 @@ class Capture:
             self.failed.set_exception(error)
 
 
-def _collected(from_ts: int, to_ts: int) -> str:
+def _describe_gap(from_ts: int, to_ts: int) -> str:
     return f"changes from {from_ts} to {to_ts} are collected"
 
 

@@ -214,7 +214,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow sh
         for table_id in sorted(self._store.tables()):
             with suppress(Unavailable):  # it was given up meanwhile
                 found.append(self._reader.progress(table_id))
-        return {each.name: [getattr(of, each.name) for of in found] for each in fields(CaptureProgress)}
+        return {column.name: [getattr(of, column.name) for of in found] for column in fields(CaptureProgress)}
 
     def _describe(self, table_id: int) -> Mapping[str, Any]:
         return asdict(self._reader.progress(table_id))

@@ -13,16 +13,16 @@ import pyarrow as pa
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.paths import Side
-from penstock.eventstore.read.blocks import within_handles
+from penstock.eventstore.read.blocks import select_handles
 from penstock.eventstore.read.partition import (
     CaptureProgress,
     PartitionState,
     ReadRange,
     SchemaRange,
-    known_state,
+    state_of_manifest,
 )
-from penstock.eventstore.read.streams import merged, shown_schema, streams_of
-from penstock.eventstore.schema_version import SchemaVersion, cut_at_changes, in_force, schemas_in
+from penstock.eventstore.read.streams import merge_streams, select_schema, open_streams
+from penstock.eventstore.schema_version import SchemaVersion, cut_at_changes, versions_in_force, schemas_in
 from penstock.eventstore.sides import HANDLE, decode_side
 from penstock.object_storage import ObjectStorage
 from penstock.tables.decoding.decoder import RowDecoder
@@ -52,7 +52,7 @@ class Reader:
 
     def parts(self, wanted: ReadRange) -> list[SchemaRange]:
         """See RangeReader."""
-        self._check(wanted.table_id, wanted.from_ts, wanted.to_ts)
+        self._check_range(wanted.table_id, wanted.from_ts, wanted.to_ts)
         versions = self._versions(wanted)
         cuts = cut_at_changes(versions, wanted.from_ts, wanted.to_ts)
         return [
@@ -73,7 +73,7 @@ class Reader:
         try:
             return schemas.versions(table_id, from_ts, to_ts)
         except Unavailable:
-            recorded = in_force(schemas_in(manifest.facts), from_ts, to_ts)
+            recorded = versions_in_force(schemas_in(manifest.facts), from_ts, to_ts)
             return recorded or schemas.versions(table_id, from_ts, schemas.resolved_ts())[:1]
 
     def read(self, wanted: ReadRange) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
@@ -85,10 +85,10 @@ class Reader:
         state = self._state(wanted.table_id, wanted.from_ts)
         if wanted.from_ts or state.flushed_ts:  # else it is everything since the first scan of the table
             state.check_history(wanted.from_ts)
-        shown = shown_schema(parts[0].schema, wanted.side, wanted.columns or None)
+        shown = select_schema(parts[0].schema, wanted.side, wanted.columns or None)
         return shown, self._batches(wanted, parts[0].schema, shown)
 
-    def _check(self, table_id: int, from_ts: int, to_ts: int) -> None:
+    def _check_range(self, table_id: int, from_ts: int, to_ts: int) -> None:
         if not 0 <= from_ts < to_ts:
             raise Invalid(f"({from_ts}, {to_ts}] is no range; from_ts must be below to_ts")
         readable = self._store.readable_ts(table_id)
@@ -101,17 +101,17 @@ class Reader:
         at = wanted.from_ts
         while at < wanted.to_ts:
             # Rows before objects: had a flush moved any of these rows, the objects would say so.
-            held = self._store.unflushed(wanted.table_id, at, wanted.to_ts)
+            held = self._store.read_unflushed(wanted.table_id, at, wanted.to_ts)
             state = self._state(wanted.table_id, at)
             upto = min(wanted.to_ts, state.flushed_ts)
             if upto > at:
                 held.close()
-                yield from self._flushed(state, replace(wanted, from_ts=at, to_ts=upto), version, shown)
+                yield from self._read_flushed(state, replace(wanted, from_ts=at, to_ts=upto), version, shown)
             else:
                 upto = wanted.to_ts
-                with closing(self._decoded(held, version, wanted.side, shown)) as batches:
+                with closing(self._decode_held(held, version, wanted.side, shown)) as batches:
                     for batch in batches:
-                        inside = within_handles(batch, wanted.handle_from, wanted.handle_to)
+                        inside = select_handles(batch, wanted.handle_from, wanted.handle_to)
                         if inside.num_rows:
                             yield inside.select(shown.names).cast(shown)
             at = upto
@@ -121,16 +121,16 @@ class Reader:
         ownership = self._store.ownership(table_id)
         while True:
             manifest = ownership.state
-            state = known_state(self._storage, table_id, manifest, from_ts)
+            state = state_of_manifest(self._storage, table_id, manifest, from_ts)
             if state is not None:
                 return state
             if ownership.state is manifest:
                 raise Unavailable(f"an archive of table {table_id} is not at {self._storage.url}; try again")
 
-    def _flushed(
+    def _read_flushed(
         self, state: PartitionState, wanted: ReadRange, version: SchemaVersion, shown: pa.Schema
     ) -> Iterator[pa.RecordBatch]:
-        streams = streams_of(
+        streams = open_streams(
             state,
             wanted.side,
             wanted.from_ts,
@@ -140,9 +140,9 @@ class Reader:
             handle_to=wanted.handle_to,
             schema=version,
         )
-        return merged(streams, _BATCH_ROWS)
+        return merge_streams(streams, _BATCH_ROWS)
 
-    def _decoded(
+    def _decode_held(
         self,
         held: Generator[pa.RecordBatch, None, None],
         version: SchemaVersion,

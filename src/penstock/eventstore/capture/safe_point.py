@@ -48,7 +48,7 @@ class ServiceSafePoint:
         """Hold nothing back any more."""
         await self._pd.update_service_gc_safe_point(self._service, 0, 0)
 
-    async def published_ts(self) -> int:
+    async def read_published_ts(self) -> int:
         """The timestamp below which old versions may be gone, as collection has published it.
 
         It publishes late: only `hold` tells what it is about to collect.
@@ -62,7 +62,7 @@ _RENEW_S = 600.0
 
 
 @contextmanager
-def history_held(
+def hold_history(
     settings: Settings, service: str, ts: int, *, kept_after: bool, clock: Clock = SYSTEM
 ) -> Iterator[None]:
     """Hold back garbage collection at `ts`; for blocking code.

@@ -14,7 +14,7 @@ from penstock import metrics
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import PenstockError, Unavailable
 from penstock.eventstore.log.frames import Frame, FrameKind, decode_rows
-from penstock.eventstore.log.rows import between, commit_ends
+from penstock.eventstore.log.rows import select_between, commit_bounds
 from penstock.eventstore.log.segments import Fit, LogLocation
 from penstock.eventstore.log.table_log import LoggedBatch, MemoryBudget, TableBacklog, TableLog
 from penstock.eventstore.log.wal import Wal
@@ -70,8 +70,8 @@ class EventStore:
             settings.sort_bytes,
             settings.large_txn_bytes,
             clock,
-            fenced=self._fenced,
-            refused=self._refuse,
+            fenced=self._drop_fenced,
+            refused=self._drop_refused,
             failed=self._fail,
         )
         self._wal = Wal(
@@ -96,7 +96,7 @@ class EventStore:
             scratch=scratch,
             sort_bytes=settings.sort_bytes,
             tables=self._all_owned,
-            fenced=self._fenced,
+            fenced=self._drop_fenced,
             clock=clock,
         )
         self._tables: dict[int, OwnedTable] = {}
@@ -125,14 +125,14 @@ class EventStore:
             self._recovered.pop(frame.table_id, None)
             return
         batch = decode_rows(frame)
-        held = LoggedBatch.of(place, batch, commit_ends(batch), self._clock.monotonic(), in_memory=False)
+        held = LoggedBatch.of(place, batch, commit_bounds(batch), self._clock.monotonic(), in_memory=False)
         self._recovered.setdefault(frame.table_id, []).append(held)
         self._wal.keep(place, frame.table_id, held.max_ts)
 
     def recovered_tables(self) -> set[int]:
         """The tables of which the log still holds something, not opened since the start."""
         with self._lock:
-            return (set(self._recovered) | set(self._wal.resolved())) - set(self._tables)
+            return (set(self._recovered) | set(self._wal.resolved_by_table())) - set(self._tables)
 
     def open_table(self, table_id: int) -> TableLog:
         """Become a table's owner; every other owner is fenced. Blocks on storage.
@@ -159,17 +159,17 @@ class EventStore:
                 recovered=self._recovered.pop(table_id, ()),
                 admit=self._admit,
                 advanced=self._wake_if_due,
-                named=partial(self._named, table_id),
+                named=partial(self._name_of, table_id),
             )
             self._tables[table_id] = OwnedTable(table, ownership, index)
-        self._wal.flushed(table_id, flushed_ts)
+        self._wal.mark_flushed(table_id, flushed_ts)
         return table
 
     def _join_log(self, table_id: int, state: ManifestState) -> None:
         """Have the log say of a table nothing but what follows on its objects, and can be read."""
         flushed_ts = state.flushed_ts
         cover = self._wal.cover(table_id)
-        fit = cover.beside(flushed_ts)
+        fit = cover.fit_to(flushed_ts)
         if fit is Fit.GAP:
             _log.warning(
                 "storage is older than the log; changes are pulled again",
@@ -180,7 +180,7 @@ class EventStore:
             # Rows of a first scan that did not end. It is repeated, and by now deletes may be collected that
             # would have ended some of them.
             self._void(table_id)
-        elif self._outlived_schemas(table_id, state):
+        elif self._has_outlived_schemas(table_id, state):
             _log.warning(
                 "the log is older than the schemas that are known; changes are pulled again",
                 extra={"table_id": table_id, "from_ts": flushed_ts, "to_ts": cover.resolved_ts},
@@ -193,11 +193,11 @@ class EventStore:
     def _void(self, table_id: int) -> None:
         """Take back what the log says of a table that is not owned."""
         with self._lock:
-            known = self._recovered.pop(table_id, None) is not None or table_id in self._wal.resolved()
+            known = self._recovered.pop(table_id, None) is not None or table_id in self._wal.resolved_by_table()
         if known:
             self._wal.forget(table_id)
 
-    def _outlived_schemas(self, table_id: int, state: ManifestState) -> bool:
+    def _has_outlived_schemas(self, table_id: int, state: ManifestState) -> bool:
         """Whether the log has changes that are older than every schema that is known of their table.
 
         The cluster has collected their own. Read with a later one they would lose columns, or gain some.
@@ -213,7 +213,7 @@ class EventStore:
         if oldest.since_ts <= max(state.flushed_ts, state.oldest_ts) + 1:  # nobody reads what is older
             return False
         batches = (self._wal.load(held.place) for held in recovered)
-        return any(between(each, state.flushed_ts, oldest.since_ts - 1).num_rows for each in batches)
+        return any(select_between(batch, state.flushed_ts, oldest.since_ts - 1).num_rows for batch in batches)
 
     def close_table(self, table_id: int, *, flush: bool = True) -> None:
         """Give a table up: flush what is resolved, then forget the rest; its next owner pulls it again."""
@@ -238,11 +238,11 @@ class EventStore:
 
     def rows(self, table_id: int) -> TableLog:
         """The rows of an owned table; raise Unavailable when it is not owned here."""
-        return self._owned(table_id).rows
+        return self._find_owned(table_id).rows
 
     def ownership(self, table_id: int) -> Ownership:
         """The manifest of an owned table; raise Unavailable when it is not owned here."""
-        return self._owned(table_id).ownership
+        return self._find_owned(table_id).ownership
 
     def readable_ts(self, table_id: int) -> int:
         """How far a table can be read: its own resolved-ts, and no further than its schemas allow.
@@ -250,12 +250,12 @@ class EventStore:
         Where the table ended it can be read on once its manifest says so: until then readers, who look there,
         would take it for the table that has the name.
         """
-        rows = self._owned(table_id).rows
+        rows = self._find_owned(table_id).rows
         flushed_ts, complete_ts = rows.flushed_ts, self._complete_ts(rows)
         ends = self.schemas.ends(table_id, flushed_ts, complete_ts)
         return max(flushed_ts, ends[0] - 1 if ends else complete_ts)
 
-    def ending(self) -> list[int]:
+    def ended_tables(self) -> list[int]:
         """The tables that ended, are complete up to then, and whose manifests do not say so: flush them."""
         return [
             table_id
@@ -267,39 +267,39 @@ class EventStore:
         """How far a flush would come."""
         return min(rows.resolved_ts, self.schemas.storable_ts(rows.table_id))
 
-    def unflushed(self, table_id: int, from_ts: int, to_ts: int) -> Generator[pa.RecordBatch, None, None]:
+    def read_unflushed(self, table_id: int, from_ts: int, to_ts: int) -> Generator[pa.RecordBatch, None, None]:
         """The raw changes in (from_ts, to_ts] that are held, in order and once; close it after use."""
-        return self._flusher.changes(self._owned(table_id).rows, from_ts, to_ts)
+        return self._flusher.changes(self._find_owned(table_id).rows, from_ts, to_ts)
 
     def flush(self, table_id: int) -> bool:
         """Flush a table now; return whether its manifest holds everything that is readable."""
-        return self._flush(self._owned(table_id))
+        return self._flush(self._find_owned(table_id))
 
     def _flush(self, table: OwnedTable) -> bool:
         with table.flushing:
             return self._flusher.flush(table)
 
-    def state_fact(self, table_id: int, fact: Mapping[str, Any]) -> None:
+    def record_fact(self, table_id: int, fact: Mapping[str, Any]) -> None:
         """Have the manifest of an owned table say something for ever; saying it twice changes nothing.
 
         Raises Unavailable when storage does not answer, Fenced when the table has a newer owner.
         """
-        table = self._owned(table_id)
+        table = self._find_owned(table_id)
         with table.flushing:
             if fact not in table.ownership.settle().facts:
                 state = table.ownership.commit(facts=[fact])
-                table.rows.changed(state.changed_ts)
+                table.rows.raise_changed_ts(state.changed_ts)
 
     def merge(self, table_id: int) -> int:
         """Merge a table's objects until none are left to merge; return how many merges that took.
 
         Raises Unavailable, Fenced and Corrupt as `Upkeep.merge` does.
         """
-        return self._upkeep.merge(self._owned(table_id))
+        return self._upkeep.merge(self._find_owned(table_id))
 
     def plan_merges(self, table_id: int, plans_max: int) -> list[MergePlan]:
         """Merges of a table for others to write; `commit_merge` takes what they wrote, in any order."""
-        return self._upkeep.plans(self._owned(table_id), plans_max)
+        return self._upkeep.plan_merges(self._find_owned(table_id), plans_max)
 
     def commit_merge(self, table_id: int, plan: MergePlan, output: MergeOutput) -> bool:
         """Commit a merge that was written elsewhere; False when an input is no longer part of the table.
@@ -307,9 +307,9 @@ class EventStore:
         What was written for a merge that is not committed is deleted later. After Unavailable it may have
         happened: ask again. Raises Fenced when the table has a newer owner, Invalid when rows are missing.
         """
-        table = self._owned(table_id)
+        table = self._find_owned(table_id)
         known = table.ownership.state.objects
-        if all(each.id in known for each in (*plan.data, *plan.deleting)):  # else they may be collected
+        if all(info.id in known for info in (*plan.data, *plan.deleting)):  # else they may be collected
             check_output(plan, output, self._storage)
         return self._upkeep.commit(table, plan, output)
 
@@ -318,9 +318,9 @@ class EventStore:
 
         Raises Unavailable, Fenced, and Corrupt when what says what is needed is damaged.
         """
-        return self._upkeep.collect(self._owned(table_id))
+        return self._upkeep.collect(self._find_owned(table_id))
 
-    def hold_nothing_back(self) -> None:
+    def stop_holding_back(self) -> None:
         """Take rows however full the disk is, from now on: who delivers them is to stop, and must not wait.
 
         Call it before the subscriptions end, and `close` after.
@@ -336,7 +336,7 @@ class EventStore:
         """
         self._stopping = True
         self._wake.set()
-        self.hold_nothing_back()
+        self.stop_holding_back()
         self._upkeep.stop()
         if self._scheduler.is_alive():
             self._scheduler.join()
@@ -350,7 +350,7 @@ class EventStore:
                 self._index.close()
             self._wal.close()
 
-    def _owned(self, table_id: int) -> OwnedTable:
+    def _find_owned(self, table_id: int) -> OwnedTable:
         with self._lock:
             table = self._tables.get(table_id)
         if table is None:
@@ -361,7 +361,7 @@ class EventStore:
         with self._lock:
             return dict(self._tables)
 
-    def _named(self, table_id: int) -> str:
+    def _name_of(self, table_id: int) -> str:
         """What a table is called, for people; empty while that is not known."""
         ts = self.schemas.resolved_ts()
         try:
@@ -387,13 +387,13 @@ class EventStore:
             while not self._stopping and self._failure is None:
                 self._wake.wait(_TICK_S)
                 self._wake.clear()
-                self._flush_what_is_due()
+                self._flush_due()
         except Exception as error:
             self._fail(PenstockError(f"flushes cannot be planned ({type(error).__name__})"))
             raise
 
-    def _flush_what_is_due(self) -> None:
-        loads = self._loads()
+    def _flush_due(self) -> None:
+        loads = self._backlogs()
         wal_bytes = self._wal.disk_bytes
         with self._relief:
             self._crowded = self._policy.must_wait(loads, wal_bytes=wal_bytes)
@@ -402,11 +402,11 @@ class EventStore:
         for table_id in self._policy.choose(loads, now=now, wal_bytes=wal_bytes):
             self._submit(table_id, now)
 
-    def _loads(self) -> list[TableBacklog]:
+    def _backlogs(self) -> list[TableBacklog]:
         with self._lock:
             tables = list(self._tables.values())
         self._measure_lag(tables)
-        return [table.rows.load_of(self.schemas.storable_ts(table.rows.table_id)) for table in tables]
+        return [table.rows.measure_backlog(self.schemas.storable_ts(table.rows.table_id)) for table in tables]
 
     def _measure_lag(self, tables: Iterable[OwnedTable]) -> None:
         slowest = min((table.rows.resolved_ts for table in tables), default=None)
@@ -429,11 +429,11 @@ class EventStore:
 
         self._pool.submit(work)
 
-    def _fenced(self, table: OwnedTable) -> None:
+    def _drop_fenced(self, table: OwnedTable) -> None:
         if self._drop(table):
             self._on_fenced(table.rows.table_id)
 
-    def _refuse(self, table: OwnedTable, error: PenstockError) -> None:
+    def _drop_refused(self, table: OwnedTable, error: PenstockError) -> None:
         if self._drop(table):
             self._on_refused(table.rows.table_id, error)
 

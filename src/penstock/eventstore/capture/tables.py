@@ -37,7 +37,7 @@ class TableNames:
         ends = {table.physical_id: table.dropped_ts for table in self._schemas.tables_ever()}
         marked = self._marks.names()
         dropped = [table_id for table_id in marked if ends.get(table_id)]
-        self._unended = {each for each in dropped if self._lacks_end(each)}
+        self._unended = {table_id for table_id in dropped if self._lacks_end(table_id)}
         self.forgotten = {table_id: names for table_id, names in marked.items() if table_id not in ends}
 
     def mark(self, table_ids: Iterable[int]) -> None:
@@ -45,11 +45,11 @@ class TableNames:
         for table_id in table_ids:
             self._marks.mark(self._schemas.names(table_id), table_id)
 
-    def marked(self, table_id: int) -> bool:
+    def is_marked(self, table_id: int) -> bool:
         """Whether a table was ever captured, or loaded."""
         return table_id in self._marks.names()
 
-    def unended(self, table_id: int) -> bool:
+    def is_unended(self, table_id: int) -> bool:
         """Whether a table was dropped before the start and its manifest does not say so."""
         return table_id in self._unended
 
@@ -59,7 +59,7 @@ class TableNames:
             return
         self.mark([table.physical_id])  # it may have had its last name for a moment only
         try:
-            self._store.state_fact(table.physical_id, dropped_fact(table.dropped_ts))
+            self._store.record_fact(table.physical_id, dropped_fact(table.dropped_ts))
         except Fenced as error:
             _log.info("a newer owner ends the table", extra={"reason": str(error)})
         self._unended.discard(table.physical_id)
@@ -94,7 +94,7 @@ class TableNames:
 _BOOKKEEPING = frozenset({"information_schema", "metrics_schema", "mysql", "performance_schema", "sys"})
 
 
-def owner(table_id: int, captures: Iterable[str]) -> str | None:
+def owner_of(table_id: int, captures: Iterable[str]) -> str | None:
     """The capture with the highest hash for a table; when one leaves, only its own tables move."""
     return max(captures, key=lambda capture: (_weight(capture, table_id), capture), default=None)
 
@@ -103,7 +103,7 @@ def _weight(capture: str, table_id: int) -> bytes:
     return hashlib.blake2b(f"{capture}/{table_id}".encode(), digest_size=8).digest()
 
 
-def wanted(database: str, table: str, patterns: Sequence[str]) -> bool:
+def matches_patterns(database: str, table: str, patterns: Sequence[str]) -> bool:
     """Whether `database.table` fits one of the patterns; names are compared without case.
 
     The database's own bookkeeping is left out, unless a pattern names it without a wildcard.

@@ -1,7 +1,7 @@
 """Raw rows in order, each once. Vectorised; no I/O but what a sort that memory cannot hold needs.
 
 The order of changes is (commit_ts, start_ts, key); two rows with the same three are the same change,
-delivered twice. Everybody who takes rows out of the event store takes them through `in_order`.
+delivered twice. Everybody who takes rows out of the event store takes them through `sort_in_memory`.
 
 Ordered rows, cut into the chunks that a flush commits one by one. A pure decision.
 """
@@ -33,20 +33,20 @@ def times(batch: pa.RecordBatch, column: str = "commit_ts") -> Times:
     return found
 
 
-def commit_ends(batch: pa.RecordBatch) -> tuple[int, int]:
+def commit_bounds(batch: pa.RecordBatch) -> tuple[int, int]:
     """The lowest and the highest commit-ts of some rows."""
     commit = times(batch)
     return int(commit.min()), int(commit.max())
 
 
-def between(batch: pa.RecordBatch, from_ts: int, to_ts: int) -> pa.RecordBatch:
+def select_between(batch: pa.RecordBatch, from_ts: int, to_ts: int) -> pa.RecordBatch:
     """The rows with from_ts < commit_ts <= to_ts; the batch itself when those are all."""
     commit = times(batch)
     wanted = (commit > from_ts) & (commit <= to_ts)
     return batch if wanted.all() else batch.filter(pa.array(wanted))
 
 
-def in_order(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def sort_in_memory(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Every change in order and once, in slices; of a change delivered twice the first copy is kept.
 
     Takes one copy of all rows, and a slice, of memory. The batches are let go before the first slice.
@@ -91,20 +91,20 @@ def row_bytes(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
     return sizes
 
 
-def ordered(
+def sort_changes(
     load: Callable[[], Iterable[pa.RecordBatch]], nbytes: int, *, memory_bytes: int, scratch: Path
 ) -> Generator[pa.RecordBatch, None, None]:
     """The changes of all batches, in order and once, as `sorting.ordered` gives them."""
-    return sorted_spill.ordered(load, nbytes, _ORDER, memory_bytes=memory_bytes, scratch=scratch)
+    return sorted_spill.sort_rows(load, nbytes, _ORDER, memory_bytes=memory_bytes, scratch=scratch)
 
 
-def before(ordered_times: Times, ts: int) -> int:
+def count_before(ordered_times: Times, ts: int) -> int:
     """How many of some ordered timestamps are below `ts`."""
     # A plain int would make numpy compare floats, which cannot tell neighbouring timestamps apart.
     return int(np.searchsorted(ordered_times, np.uint64(ts)))
 
 
-_ORDER = sorted_spill.SortOrder(RAW_SCHEMA, _KEYS, in_order)
+_ORDER = sorted_spill.SortOrder(RAW_SCHEMA, _KEYS, sort_in_memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class _Last:
         yield from ((rows, direct) for rows in held)
 
 
-def cut(ordered: Iterable[pa.RecordBatch], *, large_bytes: int, chunk_bytes: int) -> Iterator[FlushChunk]:
+def cut_chunks(ordered: Iterable[pa.RecordBatch], *, large_bytes: int, chunk_bytes: int) -> Iterator[FlushChunk]:
     """Divide ordered rows into chunks; none begins within a commit-ts.
 
     Everything with one commit-ts is a direct chunk of its own when it is above `large_bytes`. Other chunks

@@ -159,7 +159,7 @@ class Retention:
         tables[table_id] = max(max_ts, tables.get(table_id, 0))
         self._needed[segment].add(table_id)
 
-    def flushed(self, table_id: int, flushed_ts: int) -> list[int]:
+    def mark_flushed(self, table_id: int, flushed_ts: int) -> list[int]:
         """A table's changes up to `flushed_ts` are in objects; return the segments that are free now."""
         for segment, needed in self._needed.items():
             if table_id in needed and self._newest[segment][table_id] <= flushed_ts:
@@ -198,7 +198,7 @@ class LogCover:
     cut_ts: int = 0
     resolved_ts: int = 0
 
-    def beside(self, flushed_ts: int) -> Fit:
+    def fit_to(self, flushed_ts: int) -> Fit:
         """How it fits to objects that hold every change up to `flushed_ts`."""
         if self.resolved_ts <= flushed_ts:
             return Fit.ENDS

@@ -13,7 +13,7 @@ import pyarrow as pa
 from penstock import metrics, tracing
 from penstock.clock import TS_MAX, Clock, physical_ms
 from penstock.errors import Unavailable
-from penstock.eventstore.log.rows import between, commit_ends
+from penstock.eventstore.log.rows import select_between, commit_bounds
 from penstock.eventstore.log.segments import LogLocation
 from penstock.eventstore.log.wal import Wal
 
@@ -165,7 +165,7 @@ class TableLog:
         """No change up to a `resolved_ts` that was seen before was committed after it."""
         return self._changed_ts
 
-    def changed(self, ts: int) -> None:
+    def raise_changed_ts(self, ts: int) -> None:
         """There may be changes up to `ts` that were never held here."""
         with self._lock:
             self._changed_ts = max(self._changed_ts, ts)
@@ -189,17 +189,17 @@ class TableLog:
             return False
         if not raw.num_rows:
             return False
-        fresh, ends = raw, commit_ends(raw)
+        fresh, ends = raw, commit_bounds(raw)
         if ends[0] <= self._resolved_ts:
-            fresh = between(raw, self._resolved_ts, TS_MAX)
+            fresh = select_between(raw, self._resolved_ts, TS_MAX)
             metrics.EVENTSTORE_ROWS_TOTAL.labels("late").inc(raw.num_rows - fresh.num_rows)
             if not fresh.num_rows:
                 return False
-            ends = commit_ends(fresh)
-        self._wal.append(self.table_id, fresh, ends[1], partial(self._stored, fresh, ends, finish))
+            ends = commit_bounds(fresh)
+        self._wal.append(self.table_id, fresh, ends[1], partial(self._on_stored, fresh, ends, finish))
         return True
 
-    def _stored(
+    def _on_stored(
         self, batch: pa.RecordBatch, ends: tuple[int, int], finish: Callable[[], None], place: LogLocation
     ) -> None:
         in_memory = self._memory.take(batch.get_total_buffer_size() + _BATCH_BYTES)
@@ -213,7 +213,7 @@ class TableLog:
         metrics.EVENTSTORE_ROWS_TOTAL.labels("stored").inc(held.rows)
         if tracing.current is not None:
             at = f"{place.segment}/{place.offset}"
-            tracing.current.captured(batch, self._named, table_id=self.table_id, place=at)
+            tracing.current.record_capture(batch, self._named, table_id=self.table_id, place=at)
         finish()
 
     def advance_resolved_ts(self, ts: int) -> None:
@@ -226,7 +226,7 @@ class TableLog:
             self._wal.mark_resolved(self.table_id, ts)
         self._advanced()
 
-    def held(self, from_ts: int, to_ts: int) -> list[LoggedBatch]:
+    def list_held(self, from_ts: int, to_ts: int) -> list[LoggedBatch]:
         """The batches that may have changes in (from_ts, to_ts], in the order of their arrival.
 
         Raises Unavailable when the table was given up: what it held is not known any more.
@@ -234,24 +234,24 @@ class TableLog:
         with self._lock:
             if self._disowned:
                 raise Unavailable(f"table {self.table_id} is not captured here any more; ask its owner")
-            return [each for each in self._held if each.max_ts > from_ts and each.min_ts <= to_ts]
+            return [held for held in self._held if held.max_ts > from_ts and held.min_ts <= to_ts]
 
     def load(self, chosen: Iterable[LoggedBatch], from_ts: int, to_ts: int) -> Iterable[pa.RecordBatch]:
         """The rows of batches in (from_ts, to_ts]; raise Unavailable when they were flushed meanwhile."""
         for held in chosen:
             batch = held.batch if held.batch is not None else self._wal.load(held.place)
-            yield between(batch, from_ts, to_ts)
+            yield select_between(batch, from_ts, to_ts)
 
     def release(self, flushed_ts: int) -> None:
         """Changes up to `flushed_ts` are in objects: let them go."""
         with self._lock:
             before = self._drop_all()
             self._flushed_ts = max(self._flushed_ts, flushed_ts)
-            self._keep(each for each in before if each.max_ts > flushed_ts)
+            self._keep(held for held in before if held.max_ts > flushed_ts)
             self._resolved_ts = max(self._resolved_ts, flushed_ts)
             self._settle()
-        self._give_back(each for each in before if each.max_ts <= flushed_ts)
-        self._wal.flushed(self.table_id, flushed_ts)
+        self._give_back(held for held in before if held.max_ts <= flushed_ts)
+        self._wal.mark_flushed(self.table_id, flushed_ts)
 
     def disown(self) -> None:
         """Another owner has the table: drop its rows, take no more."""
@@ -260,7 +260,7 @@ class TableLog:
             self._disowned = True
         self._give_back(gone)
 
-    def load_of(self, schema_resolved_ts: int) -> TableBacklog:
+    def measure_backlog(self, schema_resolved_ts: int) -> TableBacklog:
         """What flushing this table would move."""
         with self._lock:
             upto = min(self._resolved_ts, schema_resolved_ts)
@@ -285,7 +285,7 @@ class TableLog:
         for first_ts, last_ts in self._unsettled:
             if first_ts <= self._resolved_ts:
                 self._changed_ts = max(self._changed_ts, min(last_ts, self._resolved_ts))
-        self._unsettled = [each for each in self._unsettled if each[1] > self._resolved_ts]
+        self._unsettled = [ends for ends in self._unsettled if ends[1] > self._resolved_ts]
 
     def _drop_all(self) -> list[LoggedBatch]:
         gone, self._held = self._held, []
@@ -294,4 +294,4 @@ class TableLog:
         return gone
 
     def _give_back(self, gone: Iterable[LoggedBatch]) -> None:
-        self._memory.give_back(sum(each.weight for each in gone if each.batch is not None))
+        self._memory.give_back(sum(held.weight for held in gone if held.batch is not None))

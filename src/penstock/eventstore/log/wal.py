@@ -164,7 +164,7 @@ class Wal:
         with self._lock:
             self._retention.add(location.segment, table_id, max_ts)
 
-    def resolved(self) -> dict[int, int]:
+    def resolved_by_table(self) -> dict[int, int]:
         """The newest resolved timestamp recorded for each table."""
         with self._lock:
             return dict(self._resolved)
@@ -209,15 +209,15 @@ class Wal:
         record = Record(FrameKind.FORGET, table_id, b"", zlib.crc32(b""))
         self._enqueue(_Waiting(record, 0, lambda _: done.set()))
         while not done.wait(timeout=0.1):
-            self._check()
+            self._check_open()
         with self._lock:
             free = self._retention.forget(table_id)
         self._give_up(free)
 
-    def flushed(self, table_id: int, flushed_ts: int) -> None:
+    def mark_flushed(self, table_id: int, flushed_ts: int) -> None:
         """Changes of a table up to `flushed_ts` are not needed any more: segments may go."""
         with self._lock:
-            free = self._retention.flushed(table_id, flushed_ts)
+            free = self._retention.mark_flushed(table_id, flushed_ts)
         self._give_up(free)
 
     def _give_up(self, free: list[int]) -> None:
@@ -268,7 +268,7 @@ class Wal:
         if self._owner is not None:
             self._owner.close()
 
-    def _check(self) -> None:
+    def _check_open(self) -> None:
         if self._failure is not None:
             raise Unavailable(f"the log has failed ({self._failure}); restart the capture") from self._failure
         if self._closing and not self._thread.is_alive():
@@ -281,7 +281,7 @@ class Wal:
                 self._queued_bytes and self._queued_bytes + weight > self._queue_bytes and not self._failure
             ):
                 self._lock.wait()
-            self._check()
+            self._check_open()
             if self._closing:
                 raise Unavailable("the log is closed")
             self._queue.append(item)
@@ -349,7 +349,11 @@ class Wal:
         if segment.size > self._empty_bytes and segment.size + weight > self._segment_bytes:
             segment = self._begin_segment(segment.number + 1)
         with self._lock:  # now, so that it is not older than what a segment that has just begun states
-            cut = {each: self._retention.cut[each] for each in self._uncut if each in self._retention.cut}
+            cut = {
+                table_id: self._retention.cut[table_id]
+                for table_id in self._uncut
+                if table_id in self._retention.cut
+            }
             self._uncut.clear()
         marks = [*_marks(FrameKind.CUT, cut), *_marks(FrameKind.RESOLVED, group.resolved)]
         self._group += 1

@@ -16,12 +16,12 @@ import pyarrow as pa
 from penstock import metrics
 from penstock.clock import SYSTEM, Clock
 from penstock.eventstore import paths
-from penstock.eventstore.log.rows import before, times
+from penstock.eventstore.log.rows import count_before, times
 from penstock.eventstore.manifest import Kind, ObjectInfo
 from penstock.eventstore.objects.object_file import TOMBSTONE_GROUP_ROWS, ObjectWriter
-from penstock.eventstore.objects.row_ids import ASK, Events, Moves, Places, RowIds, filled, match
+from penstock.eventstore.objects.row_ids import ASK, Events, Moves, Places, RowIds, fill_row_ids, match_tombstones
 from penstock.eventstore.paths import Side
-from penstock.eventstore.schema_version import SchemaVersion, in_force
+from penstock.eventstore.schema_version import SchemaVersion, versions_in_force
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OBJECT, OFFSET, decode_sides, side_schema
 from penstock.object_storage import ObjectStorage
 from penstock.tables.decoding.decoder import RowDecoder
@@ -31,7 +31,7 @@ OBJECT_BYTES = 16 * 1024 * 1024
 """Of Arrow. Whoever reads an object for its changes sorts all of it by time, in memory."""
 
 
-def bounded(ordered: Iterable[pa.RecordBatch], *, within_commit: bool) -> Iterator[list[pa.RecordBatch]]:
+def divide_tombstones(ordered: Iterable[pa.RecordBatch], *, within_commit: bool) -> Iterator[list[pa.RecordBatch]]:
     """Divide ordered tombstones into what goes into one object each.
 
     An object ends at the first commit after it is full, so that no two overlap in time; `within_commit`
@@ -58,7 +58,7 @@ def bounded(ordered: Iterable[pa.RecordBatch], *, within_commit: bool) -> Iterat
         yield group
 
 
-def by_row_id(group: list[pa.RecordBatch], ids: RowIds) -> Iterator[pa.RecordBatch]:
+def sort_by_row_id(group: list[pa.RecordBatch], ids: RowIds) -> Iterator[pa.RecordBatch]:
     """The tombstones of one object with their row ids, in the order of those, a row group at a time.
 
     Empties the group: its rows would be in memory twice.
@@ -137,7 +137,7 @@ class Build:
     scratch: Path
     clock: Clock = SYSTEM
 
-    def appendable(
+    def build_appendable(
         self, table_id: int, versions: list[SchemaVersion], ordered: Iterable[pa.RecordBatch], find: Find
     ) -> Built:
         """Write the objects of many commits. Their tombstones, and all handles, are held in memory."""
@@ -148,7 +148,7 @@ class Build:
         with ExitStack() as stack:
             for batch in ordered:
                 last_ts = int(times(batch)[-1])
-                for schema, rows in by_version(batch, versions):
+                for schema, rows in divide_by_version(batch, versions):
                     if not parts or parts[-1].schema is not schema:
                         writer = stack.enter_context(self._writer(table_id, schema, "data", "appendable"))
                         parts.append(_Part(schema, writer))
@@ -158,16 +158,18 @@ class Build:
                     written.append(sides.data.select([HANDLE, COMMIT_TS]))
             made += [part.data.finish() for part in parts]
         places = Places([part.data.id for part in parts], [part.data.rows for part in parts])
-        ids, moves = _row_ids(written, [each for part in parts for each in part.tombstones], places, find)
+        ids, moves = _row_ids(
+            written, [tombstone for part in parts for tombstone in part.tombstones], places, find
+        )
         at = 0
         for part in parts:
-            for group in bounded(part.tombstones, within_commit=False):
-                rows = sum(each.num_rows for each in group)
-                made.append(self._tombstones(table_id, part.schema, "appendable", group, ids.part(at, rows)))
+            for group in divide_tombstones(part.tombstones, within_commit=False):
+                rows = sum(batch.num_rows for batch in group)
+                made.append(self._write_tombstones(table_id, part.schema, "appendable", group, ids.part(at, rows)))
                 at += rows
-        return Built([each for each in made if each is not None], last_ts, moves)
+        return Built([info for info in made if info is not None], last_ts, moves)
 
-    def direct(
+    def build_direct(
         self, table_id: int, versions: list[SchemaVersion], ordered: Iterable[pa.RecordBatch], find: Find
     ) -> Built:
         """Write the objects of everything with one commit-ts: for each transaction its own.
@@ -178,17 +180,17 @@ class Build:
         made: list[ObjectInfo | None] = []
         commit_ts = 0
         for (commit_ts, _), batches in groupby(_by_transaction(ordered), key=_transaction):
-            schema = in_force(versions, commit_ts - 1, commit_ts)[-1]
+            schema = versions_in_force(versions, commit_ts - 1, commit_ts)[-1]
             with self._writer(table_id, schema, "data", "direct") as data:
-                ended = self._through(data, schema, batches)
-                for group in bounded(ended, within_commit=True):
+                ended = self._write_data(data, schema, batches)
+                for group in divide_tombstones(ended, within_commit=True):
                     data.end_group()  # else both sides would be in memory together
-                    ids = find(pa.concat_arrays([each.column(HANDLE) for each in group]))
-                    made.append(self._tombstones(table_id, schema, "direct", group, ids))
+                    ids = find(pa.concat_arrays([batch.column(HANDLE) for batch in group]))
+                    made.append(self._write_tombstones(table_id, schema, "direct", group, ids))
                 made.append(data.finish())
-        return Built([each for each in made if each is not None], commit_ts, None)
+        return Built([info for info in made if info is not None], commit_ts, None)
 
-    def _through(
+    def _write_data(
         self, data: ObjectWriter, schema: SchemaVersion, batches: Iterable[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
         """Write the data side of some rows; give the tombstones."""
@@ -197,12 +199,12 @@ class Build:
             data.write(sides.data)
             yield sides.tombstone
 
-    def _tombstones(
+    def _write_tombstones(
         self, table_id: int, schema: SchemaVersion, kind: Kind, group: list[pa.RecordBatch], ids: RowIds
     ) -> ObjectInfo | None:
         metrics.EVENTSTORE_UNKNOWN_ROWS_TOTAL.inc(int(np.count_nonzero(ids.objects < 0)))
         with self._writer(table_id, schema, "tombstone", kind) as writer:
-            for batch in by_row_id(group, ids):
+            for batch in sort_by_row_id(group, ids):
                 writer.write(batch)
             return writer.finish()
 
@@ -224,11 +226,11 @@ def _row_ids(
 ) -> tuple[RowIds, Moves]:
     """The row id of every tombstone of a chunk, and what the chunk leaves."""
     rows, tombstones = _events(written), _events(ended)
-    matches = match(rows, tombstones)
+    matches = match_tombstones(rows, tombstones)
     ids = places.of(matches.ends)
     asked = matches.ends == ASK
     if asked.any():
-        ids = filled(ids, asked, find(tombstones.handles.filter(pa.array(asked))))
+        ids = fill_row_ids(ids, asked, find(tombstones.handles.filter(pa.array(asked))))
     moves = Moves(
         gone=tombstones.handles.take(pa.array(matches.gone)),
         live=rows.handles.take(pa.array(matches.live)),
@@ -238,7 +240,9 @@ def _row_ids(
 
 
 def _events(batches: list[pa.RecordBatch]) -> Events:
-    return Events.of([each.column(HANDLE) for each in batches], [each.column(COMMIT_TS) for each in batches])
+    return Events.of(
+        [batch.column(HANDLE) for batch in batches], [batch.column(COMMIT_TS) for batch in batches]
+    )
 
 
 def _by_transaction(ordered: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -254,12 +258,12 @@ def _transaction(rows: pa.RecordBatch) -> tuple[int, int]:
     return int(times(rows)[0]), int(times(rows, "start_ts")[0])
 
 
-def by_version(
+def divide_by_version(
     rows: pa.RecordBatch, versions: list[SchemaVersion]
 ) -> Iterator[tuple[SchemaVersion, pa.RecordBatch]]:
     """Divide ordered rows by the schema they were committed under."""
     commit = times(rows)
-    starts = [0, *(before(commit, each.since_ts) for each in versions[1:])]
+    starts = [0, *(count_before(commit, version.since_ts) for version in versions[1:])]
     ends = [*starts[1:], rows.num_rows]
     for version, start, end in zip(versions, starts, ends, strict=True):
         if end > start:

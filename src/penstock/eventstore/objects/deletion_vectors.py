@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.eventstore.manifest import ObjectInfo
-from penstock.eventstore.objects.object_file import ColumnBounds, column_bounds, opened
+from penstock.eventstore.objects.object_file import ColumnBounds, column_bounds, open_object
 from penstock.eventstore.sides import COMMIT_TS, OBJECT, OFFSET
 from penstock.object_storage import ObjectStorage
 
@@ -32,12 +32,12 @@ class Deletions:
     def __init__(
         self, storage: ObjectStorage, table_id: int, tombstones: Sequence[ObjectInfo], ts: int
     ) -> None:
-        chosen = [each for each in tombstones if each.min_ts <= ts]
-        self._objects = [_Tombstones(storage, table_id, each, ts) for each in chosen]
+        chosen = [info for info in tombstones if info.min_ts <= ts]
+        self._objects = [_Tombstones(storage, table_id, info, ts) for info in chosen]
 
     def of(self, object_id: str) -> Offsets:
         """The offsets of the deleted rows of a data object, in order, each once."""
-        return union([offsets for each in self._objects for offsets in each.of(object_id)])
+        return union([offsets for tombstones in self._objects for offsets in tombstones.of(object_id)])
 
 
 def union(found: Sequence[Offsets]) -> Offsets:
@@ -91,7 +91,7 @@ class _Tombstones:
         if self._targets is not None and object_id not in self._targets:
             return
         if self._footer is None:
-            with opened(self._storage, self._table_id, self._info) as file:
+            with open_object(self._storage, self._table_id, self._info) as file:
                 self._footer = file.metadata
                 self._bounds = column_bounds(file.metadata, OBJECT)
         for number, bounds in enumerate(self._bounds):
@@ -109,7 +109,7 @@ class _Tombstones:
     def _read(self, number: int) -> _Group:
         timed = self._info.max_ts > self._ts
         names = [OBJECT, OFFSET, *([COMMIT_TS] if timed else [])]
-        with opened(
+        with open_object(
             self._storage, self._table_id, self._info, footer=self._footer, dictionaries=[OBJECT]
         ) as file:
             rows = file.read_row_group(number, columns=names)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from penstock import metrics, tracing
 from penstock.clock import Clock
 from penstock.errors import Denied, Fenced, Invalid, PenstockError, Unavailable
-from penstock.eventstore.log.rows import cut, ordered
+from penstock.eventstore.log.rows import cut_chunks, sort_changes
 from penstock.eventstore.log.table_log import TableBacklog, TableLog
 from penstock.eventstore.manifest import Archive, ManifestState, ObjectInfo, Removal, dropped_fact
 from penstock.eventstore.manifest_log import Ownership
@@ -105,10 +105,10 @@ class Flusher:
         Raises Unavailable when they were flushed meanwhile. Nothing else refers to the rows, so that they
         go as soon as they are sorted.
         """
-        held = rows.held(from_ts, to_ts)
-        return ordered(
+        held = rows.list_held(from_ts, to_ts)
+        return sort_changes(
             partial(rows.load, held, from_ts, to_ts),
-            sum(each.weight for each in held),
+            sum(batch.weight for batch in held),
             memory_bytes=self.sort_bytes,
             scratch=self.build.scratch,
         )
@@ -185,7 +185,7 @@ class Flusher:
 
         The first one says what else is true of the range, so that no manifest is complete without it.
         """
-        pieces = cut(changes, large_bytes=self.large_txn_bytes, chunk_bytes=self.sort_bytes // 2)
+        pieces = cut_chunks(changes, large_bytes=self.large_txn_bytes, chunk_bytes=self.sort_bytes // 2)
         chunks = groupby(pieces, key=lambda piece: (piece.chunk, piece.direct))
         chunk = next(chunks, None)
         if chunk is None:
@@ -194,8 +194,8 @@ class Flusher:
         table.index.catch_up(table.ownership.state)
         while chunk is not None:
             (_, direct), rest = chunk
-            build = self.build.direct if direct else self.build.appendable
-            rows = (each.rows for each in rest)
+            build = self.build.build_direct if direct else self.build.build_appendable
+            rows = (piece.rows for piece in rest)
             passage = None if tracing.current is None else tracing.current.start_recorder()
             if passage is not None:
                 rows = passage.pass_through(rows)
@@ -219,7 +219,7 @@ class Flusher:
             add=built.objects,
             flushed_ts=built.last_ts,
             schemas=versions,
-            facts=[each for each in facts if each not in table.ownership.state.facts],
+            facts=[fact for fact in facts if fact not in table.ownership.state.facts],
             moves=built.moves,
         )
         table.rows.release(built.last_ts)
@@ -251,7 +251,7 @@ class FlushPolicy:
         chosen: dict[int, None] = {}
         chosen |= dict.fromkeys(self._for_disk(ready, wal_bytes))
         chosen |= dict.fromkeys(self._for_memory(ready, sum(load.memory_bytes for load in loads)))
-        chosen |= dict.fromkeys(load.table_id for load in ready if self._due(load, now))
+        chosen |= dict.fromkeys(load.table_id for load in ready if self._is_due(load, now))
         chosen |= dict.fromkeys(
             load.table_id
             for load in loads
@@ -266,7 +266,7 @@ class FlushPolicy:
         """
         return wal_bytes > self.wal_bytes and any(load.flushable for load in tables)
 
-    def _due(self, load: TableBacklog, now: float) -> bool:
+    def _is_due(self, load: TableBacklog, now: float) -> bool:
         return load.held_bytes >= self.flush_bytes or now - load.oldest_at >= self.flush_interval_s
 
     def _for_memory(self, ready: list[TableBacklog], used: int) -> list[int]:

@@ -91,8 +91,8 @@ class ObjectWriter:
         self._pending_rows += batch.num_rows
         self._pending_bytes += batch.nbytes
         self.rows += batch.num_rows
-        self._times = _widened(self._times, batch.column(COMMIT_TS))
-        self._keys = _widened(self._keys, batch.column(HANDLE))
+        self._times = _widen(self._times, batch.column(COMMIT_TS))
+        self._keys = _widen(self._keys, batch.column(HANDLE))
         if self._side == "tombstone" and self._targets is not None:
             self._count_targets(self._targets, batch.column(OBJECT))
         if self._pending_rows >= self._group_rows or self._pending_bytes >= ROW_GROUP_BYTES:
@@ -141,7 +141,7 @@ class ObjectWriter:
         )
 
 
-def _widened(ends: tuple[Any, Any] | None, values: pa.Array) -> tuple[Any, Any]:
+def _widen(ends: tuple[Any, Any] | None, values: pa.Array) -> tuple[Any, Any]:
     """The lowest and highest of what was seen and of some more values."""
     found = pc.min_max(values).as_py()
     low, high = ends or (found["min"], found["max"])
@@ -149,7 +149,7 @@ def _widened(ends: tuple[Any, Any] | None, values: pa.Array) -> tuple[Any, Any]:
 
 
 @contextmanager
-def opened(
+def open_object(
     storage: ObjectStorage,
     table_id: int,
     info: ObjectInfo,
@@ -190,7 +190,7 @@ def column_bounds(
 
     Parquet keeps none of very long values: `missing` stands for them. Without it, pa.ArrowInvalid is raised.
     """
-    leaves = [footer.schema.column(each).path for each in range(footer.num_columns)]
+    leaves = [footer.schema.column(number).path for number in range(footer.num_columns)]
     at = leaves.index(column)
     return [_bounds(footer.row_group(group).column(at), missing) for group in range(footer.num_row_groups)]
 

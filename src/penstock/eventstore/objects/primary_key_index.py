@@ -35,8 +35,8 @@ from penstock.clock import SYSTEM, Clock
 from penstock.errors import Unavailable
 from penstock.eventstore.manifest import ManifestState, ObjectInfo
 from penstock.eventstore.objects.deletion_vectors import Deletions, live_mask
-from penstock.eventstore.objects.object_file import opened
-from penstock.eventstore.objects.row_ids import Moves, RowIds, sortable
+from penstock.eventstore.objects.object_file import open_object
+from penstock.eventstore.objects.row_ids import Moves, RowIds, as_sort_keys
 from penstock.eventstore.sides import HANDLE
 from penstock.object_storage import ObjectStorage
 
@@ -175,7 +175,7 @@ class _Applied:
 
 def _newest(state: ManifestState, upto_seq: int) -> str:
     """The object that was added last, by an entry up to `upto_seq`; empty when there is none."""
-    added = ((each.seq, each.id) for each in state.objects.values() if each.seq <= upto_seq)
+    added = ((info.seq, info.id) for info in state.objects.values() if info.seq <= upto_seq)
     return max(added, default=(0, ""))[1]
 
 
@@ -203,7 +203,7 @@ class TableIndex:
         """
         started = self._clock.monotonic()
         self._applied, self._db = None, self._index.current()
-        applied = self._stored()
+        applied = self._read_applied()
         if applied is None or not applied.reaches(state):
             if state.objects:
                 metrics.EVENTSTORE_INDEX_BUILDS_TOTAL.inc()
@@ -211,22 +211,22 @@ class TableIndex:
             self._index.clear(self._db, self._table_id)
             applied = _Applied(state.origin, 0)
         if applied.seq < state.seq:
-            self._take_over(state, applied.seq)
+            self._apply_objects(state, applied.seq)
             self._mark(state)
             metrics.EVENTSTORE_INDEX_SECONDS.observe(self._clock.monotonic() - started)
         self._remember(state)
 
-    def _take_over(self, state: ManifestState, seq: int) -> None:
+    def _apply_objects(self, state: ManifestState, seq: int) -> None:
         """Apply what the objects of later entries than `seq` say: first what they end, then what lives."""
-        fresh = sorted((each for each in state.objects.values() if each.seq > seq), key=lambda each: each.id)
+        fresh = sorted((info for info in state.objects.values() if info.seq > seq), key=lambda info: info.id)
         for info in fresh:
             if seq and info.side == "tombstone" and info.kind != "merged":
                 for handles in self._handles(info):
                     self._remove(handles)
         ts = state.flushed_ts
-        deletions = Deletions(self._storage, self._table_id, state.visible("tombstone", ts), ts)
+        deletions = Deletions(self._storage, self._table_id, state.visible_objects("tombstone", ts), ts)
         for info in fresh:
-            if info.side == "data" and info.visible(ts):
+            if info.side == "data" and info.is_visible(ts):
                 mask = live_mask(info.rows, deletions.of(info.id))
                 at = 0
                 for handles in self._handles(info):
@@ -235,7 +235,7 @@ class TableIndex:
                     at += len(handles)
 
     def _handles(self, info: ObjectInfo) -> Iterator[pa.Array]:
-        with opened(self._storage, self._table_id, info) as file:
+        with open_object(self._storage, self._table_id, info) as file:
             for batch in file.iter_batches(_READ_ROWS, columns=[HANDLE]):
                 yield batch.column(0)
 
@@ -256,7 +256,7 @@ class TableIndex:
     def find(self, handles: pa.Array) -> RowIds:
         """Where the rows of some handles are; nowhere when no live row has the handle."""
         assert self._applied is not None, "catch up first"
-        order = np.argsort(sortable(handles))  # neighbours lie in one block
+        order = np.argsort(as_sort_keys(handles))  # neighbours lie in one block
         found: list[bytes] = []
         for start in range(0, len(order), _BATCH_ROWS):
             keys = self._keys(handles.take(pa.array(order[start : start + _BATCH_ROWS])))
@@ -283,7 +283,7 @@ class TableIndex:
     def _keys(self, handles: pa.Array) -> list[bytes]:
         return [self._prefix + handle for handle in handles.to_pylist()]
 
-    def _stored(self) -> _Applied | None:
+    def _read_applied(self) -> _Applied | None:
         data: Any = self._index.call(self._db, self._db.get, self._prefix)
         return None if data is None else _Applied(**json.loads(data))
 
@@ -294,7 +294,7 @@ class TableIndex:
 
     def _remember(self, state: ManifestState) -> None:
         self._applied = _Applied.of(state)
-        self._visible = frozenset(each.id for each in state.visible("data", state.flushed_ts))
+        self._visible = frozenset(info.id for info in state.visible_objects("data", state.flushed_ts))
 
 
 def _pack(places: RowIds) -> list[bytes]:
@@ -313,7 +313,7 @@ def _unpack(packed: npt.NDArray[np.uint8], visible: Collection[str]) -> RowIds:
     offsets = np.ascontiguousarray(packed[:, _ID_BYTES:]).view(">u4").ravel().astype(np.int64)
     encoded = pa.Array.from_buffers(pa.binary(_ID_BYTES), len(packed), [None, pa.py_buffer(ids)])
     encoded = encoded.dictionary_encode()
-    names = [each.hex() for each in encoded.dictionary.to_pylist()]
+    names = [object_id.hex() for object_id in encoded.dictionary.to_pylist()]
     objects = encoded.indices.to_numpy()
     known = np.array([name in visible for name in names], np.bool_)[objects]
     return RowIds(names, np.where(known, objects, -1).astype(np.int32), np.where(known, offsets, -1))

@@ -28,7 +28,7 @@ class Events:
     @classmethod
     def of(cls, handles: Iterable[pa.Array], commit_ts: Iterable[pa.Array]) -> "Events":
         """Events that come in parts."""
-        times = [each.to_numpy() for each in commit_ts]
+        times = [part.to_numpy() for part in commit_ts]
         return cls(
             pa.concat_arrays([pa.array([], pa.binary()), *handles]),
             np.concatenate(times) if times else np.empty(0, np.int64),
@@ -49,13 +49,13 @@ class Matches:
     gone: Ints
 
 
-def match(written: Events, ended: Events) -> Matches:
+def match_tombstones(written: Events, ended: Events) -> Matches:
     """Follow every handle through time."""
     count = len(ended.commit_ts)
     if not count + len(written.commit_ts):
         return Matches(*(np.empty(0, np.int64) for _ in range(3)))
     by_time = _in_time(written.commit_ts, ended.commit_ts)
-    keys = sortable(pa.concat_arrays([ended.handles, written.handles]))[by_time]
+    keys = as_sort_keys(pa.concat_arrays([ended.handles, written.handles]))[by_time]
     order = np.argsort(keys, kind="stable")
     events, keys = by_time[order], keys[order]  # by handle, then time; tombstones have the low numbers
     same = np.concatenate(([False], keys[1:] == keys[:-1]))  # as the one before
@@ -78,7 +78,7 @@ def _in_time(written: Ints, ended: Ints) -> Ints:
     return events
 
 
-def sortable(handles: pa.Array) -> npt.NDArray[np.uint64]:
+def as_sort_keys(handles: pa.Array) -> npt.NDArray[np.uint64]:
     """Numbers that compare as the handles do."""
     if not len(handles):
         return np.empty(0, np.uint64)
@@ -151,7 +151,7 @@ class Places:
         return RowIds(self.names, np.where(known, objects, -1).astype(np.int32), np.where(known, offsets, -1))
 
 
-def filled(known: RowIds, asked: npt.NDArray[np.bool_], answers: RowIds) -> RowIds:
+def fill_row_ids(known: RowIds, asked: npt.NDArray[np.bool_], answers: RowIds) -> RowIds:
     """Row ids with the answers for those that were `asked` for."""
     objects, offsets = known.objects.copy(), known.offsets.copy()
     objects[asked] = np.where(answers.objects < 0, -1, answers.objects + len(known.names))

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.eventstore.manifest import ObjectInfo
-from penstock.eventstore.objects.object_file import ColumnBounds, column_bounds, opened
+from penstock.eventstore.objects.object_file import ColumnBounds, column_bounds, open_object
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, START_TS
 from penstock.object_storage import ObjectStorage
 
@@ -104,7 +104,7 @@ class Block(NamedTuple):
         return cls(batch.select(shown.names).cast(shown), commit, start)
 
 
-def below(ordered: Times, ts: int) -> int:
+def count_below(ordered: Times, ts: int) -> int:
     """How many of some ordered timestamps are below `ts`, which may be any integer."""
     return int(np.searchsorted(ordered, np.int64(min(ts, _TS_MAX))))
 
@@ -127,8 +127,8 @@ class BlockReader:
         Takes the memory of a part of a row group, or of one tombstone object. Raises Unavailable when an
         object is not there or storage does not answer, Corrupt when an object is damaged.
         """
-        for info in self._in_order(each for each in objects if self._may_have(each)):
-            with opened(self.storage, self.table_id, info) as file:
+        for info in self._in_order(info for info in objects if self._may_have(info)):
+            with open_object(self.storage, self.table_id, info) as file:
                 blocks = self._data(file) if info.side == "data" else self._tombstones(file)
                 yield from (block for block in blocks if len(block.commit))
 
@@ -151,9 +151,9 @@ class BlockReader:
             yield from found
 
     def _within_commit(self, info: ObjectInfo) -> tuple[int, int, bytes]:
-        with opened(self.storage, self.table_id, info) as file:
-            bounds = [each for each in column_bounds(file.metadata, START_TS) if each is not None]
-        return min(each.low for each in bounds), max(each.high for each in bounds), info.key_min
+        with open_object(self.storage, self.table_id, info) as file:
+            bounds = [starts for starts in column_bounds(file.metadata, START_TS) if starts is not None]
+        return min(starts.low for starts in bounds), max(starts.high for starts in bounds), info.key_min
 
     def _groups(self, footer: pq.FileMetaData) -> list[int]:
         """The row groups that may have rows of the range, by their statistics."""
@@ -176,7 +176,7 @@ class BlockReader:
             name
             for field in self.shown
             for name in (
-                [f"{field.name}.{each.name}" for each in field.type]
+                [f"{field.name}.{child.name}" for child in field.type]
                 if pa.types.is_struct(field.type)
                 else [field.name]
             )
@@ -188,8 +188,8 @@ class BlockReader:
         for group in self._groups(file.metadata):
             for batch in _batches(file, group, columns):
                 commit = batch.column(COMMIT_TS).to_numpy()
-                start, end = below(commit, self.from_ts + 1), below(commit, self.to_ts + 1)
-                rows = within_handles(batch.slice(start, end - start), self.handle_from, self.handle_to)
+                start, end = count_below(commit, self.from_ts + 1), count_below(commit, self.to_ts + 1)
+                rows = select_handles(batch.slice(start, end - start), self.handle_from, self.handle_to)
                 yield Block.of(rows, self.shown)
 
     def _tombstones(self, file: pq.ParquetFile) -> Blocks:
@@ -201,11 +201,11 @@ class BlockReader:
         wanted = (commit > self.from_ts) & (commit <= self.to_ts)
         if not wanted.all():
             table = table.filter(pa.array(wanted))
-        table = within_handles(table, self.handle_from, self.handle_to).combine_chunks()
+        table = select_handles(table, self.handle_from, self.handle_to).combine_chunks()
         for whole in table.to_batches():
-            yield from self._sorted(whole)
+            yield from self._sort(whole)
 
-    def _sorted(self, rows: pa.RecordBatch) -> Blocks:
+    def _sort(self, rows: pa.RecordBatch) -> Blocks:
         """Rows of an object in the order of changes; only what is shown of them is moved."""
         commit, start = rows.column(COMMIT_TS).to_numpy(), rows.column(START_TS).to_numpy()
         order = change_order(commit, start, rows.column(HANDLE))
@@ -215,7 +215,7 @@ class BlockReader:
             return
         for begin in range(0, len(order), _SORTED_ROWS):
             part = order[begin : begin + _SORTED_ROWS]
-            yield Block(_taken(shown, pa.array(part)), commit[part], start[part])
+            yield Block(_take_rows(shown, pa.array(part)), commit[part], start[part])
 
 
 def _batches(file: pq.ParquetFile, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -228,7 +228,7 @@ def _batches(file: pq.ParquetFile, group: int, columns: list[str]) -> Iterator[p
         yield from file.iter_batches(rows, row_groups=[group], columns=columns)
 
 
-def _taken(rows: pa.RecordBatch, places: pa.Array) -> pa.RecordBatch:
+def _take_rows(rows: pa.RecordBatch, places: pa.Array) -> pa.RecordBatch:
     """Some rows; one column after the other, because Arrow takes twice as long for a batch."""
     columns = [pc.take(column, places, boundscheck=False) for column in rows.columns]
     return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
@@ -238,7 +238,7 @@ def _times(info: ObjectInfo) -> tuple[int, int]:
     return info.min_ts, info.max_ts
 
 
-def within_handles(rows: pa.RecordBatch, handle_from: bytes, handle_to: bytes) -> pa.RecordBatch:
+def select_handles(rows: pa.RecordBatch, handle_from: bytes, handle_to: bytes) -> pa.RecordBatch:
     """The rows (a batch or a table) whose handles are in [handle_from, handle_to); b"" is no bound."""
     if handle_to:
         rows = rows.filter(pc.less(rows.column(HANDLE), pa.scalar(handle_to, pa.binary())))

@@ -15,13 +15,13 @@ from difflib import get_close_matches
 from penstock.clock import TS_MAX
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import paths
-from penstock.eventstore.manifest import drops
+from penstock.eventstore.manifest import drop_times
 from penstock.eventstore.read.partition import Partition, PartitionState, RangeReader, TableView
 from penstock.eventstore.read.partition_sets import Life, lives_of
-from penstock.eventstore.schema_version import SchemaVersion, in_force
+from penstock.eventstore.schema_version import SchemaVersion, versions_in_force
 from penstock.object_storage import ObjectStorage, StorageRef
 
-__all__ = ["NameMarks", "RowsOf", "find_lives", "find_table", "known_ends", "list_tables"]
+__all__ = ["NameMarks", "RowsOf", "find_lives", "find_table", "list_known_ends", "list_tables"]
 
 
 RowsOf = Callable[[int], RangeReader | None]
@@ -56,14 +56,16 @@ def find_table(
     """
     wanted = _parse(name)
     rows_of = _resolver(rows)
-    looked_at = _look(_marked(storage, wanted, rows_of), at_ts)
-    fitting = [each for each in looked_at.values() if each is not None and each.name == wanted]
+    looked_at = _read_at(_list_marked(storage, wanted, rows_of), at_ts)
+    fitting = [found for found in looked_at.values() if found is not None and found.name == wanted]
     if not fitting:
         if None in looked_at.values():
             raise Unavailable(f"table {name} has no schema on {storage.url} yet; wait for its first flush")
-        raise Invalid(_unknown(storage, name, wanted))
-    newest = max(fitting, key=lambda each: (each.begun, each.schema.since_ts)).schema
-    members = tuple(Partition(storage, each, rows_of(each)) for each in newest.table.physical_ids)
+        raise Invalid(_describe_unknown(storage, name, wanted))
+    newest = max(fitting, key=lambda found: (found.begun, found.schema.since_ts)).schema
+    members = tuple(
+        Partition(storage, physical_id, rows_of(physical_id)) for physical_id in newest.table.physical_ids
+    )
     return TableView(newest.name, members, table_id=newest.table.id)
 
 
@@ -72,7 +74,7 @@ def find_lives(storage: StorageRef, name: str, rows: RangeReader | None = None) 
 
     Raises Unavailable when storage does not answer.
     """
-    partitions = _marked(storage, _parse(name), _resolver(rows))
+    partitions = _list_marked(storage, _parse(name), _resolver(rows))
     with ThreadPoolExecutor(_LOADED_AT_ONCE, thread_name_prefix="penstock-find") as pool:
         states = list(pool.map(Partition.state, partitions))
         known = list(pool.map(_lives, states))
@@ -80,10 +82,10 @@ def find_lives(storage: StorageRef, name: str, rows: RangeReader | None = None) 
 
 
 def _lives(state: PartitionState) -> list[Life]:
-    return lives_of(state.table_id, _schemas(state, None), known_ends(state))
+    return lives_of(state.table_id, _schemas(state, None), list_known_ends(state))
 
 
-def known_ends(state: PartitionState) -> list[int]:
+def list_known_ends(state: PartitionState) -> list[int]:
     """When a physical table was dropped or replaced, as far as its capture knows, or objects without it."""
     try:
         return state.ends(TS_MAX)
@@ -91,31 +93,31 @@ def known_ends(state: PartitionState) -> list[int]:
         return state.ends(state.flushed_ts)
 
 
-def _marked(storage: StorageRef, name: _Name, rows_of: RowsOf) -> list[Partition]:
-    marks = filter(None, map(paths.marked_name, storage.open().names(paths.name_folder(*name))))
-    return [Partition(storage, each[2], rows_of(each[2])) for each in marks]
+def _list_marked(storage: StorageRef, name: _Name, rows_of: RowsOf) -> list[Partition]:
+    marks = filter(None, map(paths.parse_name_mark, storage.open().names(paths.name_folder(*name))))
+    return [Partition(storage, mark[2], rows_of(mark[2])) for mark in marks]
 
 
 def list_tables(storage: StorageRef) -> list[str]:
     """The names of all tables that are there, in order, as far as their objects know."""
-    return sorted({each.schema.name for each in _present(storage, _all_names(storage))})
+    return sorted({found.schema.name for found in _list_present(storage, _all_names(storage))})
 
 
 def _all_names(storage: StorageRef) -> dict[_Name, set[int]]:
     """Every name that is marked, with the physical tables that have or had it."""
     found: dict[_Name, set[int]] = {}
     for path in storage.open().names(paths.NAMES):
-        mark = paths.marked_name(path)
+        mark = paths.parse_name_mark(path)
         if mark is not None:
             found.setdefault(mark[:2], set()).add(mark[2])
     return found
 
 
-def _present(storage: StorageRef, names: dict[_Name, set[int]]) -> Iterable[_Found]:
+def _list_present(storage: StorageRef, names: dict[_Name, set[int]]) -> Iterable[_Found]:
     """Those of some names' tables that are there now under one of the names."""
     ids = sorted(set().union(*names.values()))
-    looked_at = _look([Partition(storage, each) for each in ids], None)
-    return [each for each in looked_at.values() if each is not None and each.name in names]
+    looked_at = _read_at([Partition(storage, physical_id) for physical_id in ids], None)
+    return [found for found in looked_at.values() if found is not None and found.name in names]
 
 
 def _parse(name: str) -> _Name:
@@ -131,33 +133,33 @@ def _resolver(rows: RowsOf | RangeReader | None) -> RowsOf:
     return lambda _: rows
 
 
-def _look(partitions: list[Partition], at_ts: int | None) -> dict[int, _Found | None]:
+def _read_at(partitions: list[Partition], at_ts: int | None) -> dict[int, _Found | None]:
     """The physical tables that are there at a time; None for those of which nothing is known yet."""
     with ThreadPoolExecutor(_LOADED_AT_ONCE, thread_name_prefix="penstock-find") as pool:
         states = list(pool.map(Partition.state, partitions))
         schemas = list(pool.map(lambda state: _schemas(state, at_ts), states))
     found = zip(states, schemas, strict=True)
     return {
-        state.table_id: _found(known, at_ts) for state, known in found if not _is_gone(state, known, at_ts)
+        state.table_id: _find_at(known, at_ts) for state, known in found if not _is_gone(state, known, at_ts)
     }
 
 
 def _is_gone(state: PartitionState, known: Sequence[SchemaVersion], at_ts: int | None) -> bool:
     """Whether a table was dropped and did not come back; its capture may be the first to know that it did."""
     ts = _moment(at_ts)
-    ended_ts = max((each for each in drops(state.manifest.facts) if each <= ts), default=0)
-    return bool(ended_ts) and not any(ended_ts < each.since_ts <= ts for each in known)
+    ended_ts = max((drop_ts for drop_ts in drop_times(state.manifest.facts) if drop_ts <= ts), default=0)
+    return bool(ended_ts) and not any(ended_ts < version.since_ts <= ts for version in known)
 
 
 def _moment(at_ts: int | None) -> int:
     return TS_MAX if at_ts is None else at_ts
 
 
-def _found(known: Sequence[SchemaVersion], at_ts: int | None) -> _Found | None:
+def _find_at(known: Sequence[SchemaVersion], at_ts: int | None) -> _Found | None:
     if not known:
         return None
     moment = _moment(at_ts)
-    schema = in_force(known, moment - 1, moment)[-1]
+    schema = versions_in_force(known, moment - 1, moment)[-1]
     return _Found(schema, begun=schema.since_ts <= moment)
 
 
@@ -173,13 +175,13 @@ def _schemas(state: PartitionState, at_ts: int | None) -> list[SchemaVersion]:
     return state.known_schemas
 
 
-def _unknown(storage: StorageRef, name: str, wanted: _Name) -> str:
+def _describe_unknown(storage: StorageRef, name: str, wanted: _Name) -> str:
     """One line that says so, and what is there of a similar name."""
     names = _all_names(storage)
     shown = {f"{database}.{table}": (database, table) for database, table in names}
     close = get_close_matches(".".join(wanted), shown, n=_SUGGESTED_MAX)
     there = {
-        each.schema.name for each in _present(storage, {shown[each]: names[shown[each]] for each in close})
+        found.schema.name for found in _list_present(storage, {shown[name]: names[shown[name]] for name in close})
     }
     hint = f"there is {', '.join(sorted(there))}" if there else "list_tables names those that are"
     return f"there is no table {name} on {storage.url}; {hint}"
@@ -199,7 +201,7 @@ class NameMarks:
     def mark(self, names: Iterable[tuple[str, str]], table_id: int) -> None:
         """Make a physical table known by the (database, table) names that it has or had."""
         wanted = {paths.name_mark(database.lower(), table.lower(), table_id) for database, table in names}
-        missing = wanted - self._known()
+        missing = wanted - self._load_known()
         for path in sorted(missing):
             self._storage.write(path, b"")
         if missing:
@@ -209,13 +211,13 @@ class NameMarks:
     def names(self) -> dict[int, set[tuple[str, str]]]:
         """The physical tables that are known by any name: those that may have a manifest. With the names."""
         found: dict[int, set[tuple[str, str]]] = {}
-        for path in self._known():
-            mark = paths.marked_name(path)
+        for path in self._load_known():
+            mark = paths.parse_name_mark(path)
             if mark is not None:
                 found.setdefault(mark[2], set()).add(mark[:2])
         return found
 
-    def _known(self) -> frozenset[str]:
+    def _load_known(self) -> frozenset[str]:
         with self._lock:
             if self._written is None:
                 self._written = frozenset(self._storage.names(paths.NAMES))

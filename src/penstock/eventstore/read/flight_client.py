@@ -120,20 +120,20 @@ class FlightReader:
 
     def tables(self, *, timeout_s: float = _ANSWER_TIMEOUT_S) -> list[CaptureProgress]:
         """Every table that the capture owns, by id, in one call however many there are."""
-        columns = json.loads(self.act("progress", b"", timeout_s=timeout_s))
+        columns = json.loads(self.run_action("progress", b"", timeout_s=timeout_s))
         return [
-            CaptureProgress(**dict(zip(columns, each, strict=True)))
-            for each in zip(*columns.values(), strict=True)
+            CaptureProgress(**dict(zip(columns, values, strict=True)))
+            for values in zip(*columns.values(), strict=True)
         ]
 
     def progress(self, table_id: int) -> CaptureProgress:
         """How far a table can be read."""
-        return _progress(self.act("resolved_ts", json.dumps({"table_id": table_id}).encode()))
+        return _progress(self.run_action("resolved_ts", json.dumps({"table_id": table_id}).encode()))
 
-    def act(self, name: str, body: bytes, *, timeout_s: float = _ANSWER_TIMEOUT_S) -> bytes:
+    def run_action(self, name: str, body: bytes, *, timeout_s: float = _ANSWER_TIMEOUT_S) -> bytes:
         """Have the capture run one of its actions; return the answer."""
         with self._errors():
-            (answer,) = self._connected().do_action(flight.Action(name, body), self._options(timeout_s))
+            (answer,) = self._connection().do_action(flight.Action(name, body), self._options(timeout_s))
             found: bytes = answer.body.to_pybytes()
             return found
 
@@ -141,13 +141,13 @@ class FlightReader:
         """See RangeReader."""
         descriptor = flight.FlightDescriptor.for_command(write_ticket(wanted))
         with self._errors():
-            info = self._connected().get_flight_info(descriptor, self._options(_ANSWER_TIMEOUT_S))
+            info = self._connection().get_flight_info(descriptor, self._options(_ANSWER_TIMEOUT_S))
             return [_part(endpoint) for endpoint in info.endpoints]
 
     def read(self, wanted: ReadRange) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """See RangeReader. The rows come as they are taken."""
         with self._errors():
-            stream = self._connected().do_get(flight.Ticket(write_ticket(wanted)), self._options())
+            stream = self._connection().do_get(flight.Ticket(write_ticket(wanted)), self._options())
             return stream.schema, self._batches(stream)
 
     def _batches(self, stream: flight.FlightStreamReader) -> Iterator[pa.RecordBatch]:
@@ -176,7 +176,7 @@ class FlightReader:
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(FlightReader, tls=self._tls, token=self._token), (self._addr,)
 
-    def _connected(self) -> flight.FlightClient:
+    def _connection(self) -> flight.FlightClient:
         with self._connecting:
             if self._client is None:
                 self._client = self._connect()
@@ -199,10 +199,10 @@ class FlightReader:
         try:
             yield
         except (flight.FlightError, pa.ArrowException) as error:
-            raise _translated(error, f"capture at {self._addr}") from error
+            raise _translate(error, f"capture at {self._addr}") from error
 
 
-def _translated(error: Exception, service: str) -> PenstockError:
+def _translate(error: Exception, service: str) -> PenstockError:
     extra = getattr(error, "extra_info", b"")
     if extra.startswith(STALE):
         gone = json.loads(extra.removeprefix(STALE))

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.objects.deletion_vectors import Deletions, Offsets, live_mask, union
-from penstock.eventstore.objects.object_file import ColumnBounds, column_bounds, opened
+from penstock.eventstore.objects.object_file import ColumnBounds, column_bounds, open_object
 from penstock.eventstore.read.streams import ReadAhead
 from penstock.eventstore.schema_version import Projection
 from penstock.eventstore.sides import COMMIT_TS, HANDLE
@@ -47,14 +47,14 @@ class GroupHandles(NamedTuple):
     bounds: ColumnBounds
 
 
-def touched_offsets(file: pq.ParquetFile, groups: Sequence[GroupHandles], touched: pa.Array) -> Offsets:
+def overwritten_offsets(file: pq.ParquetFile, groups: Sequence[GroupHandles], touched: pa.Array) -> Offsets:
     """The offsets, in order, of rows in some row groups whose handles are among the ordered `touched`."""
     found = [np.empty(0, np.int64)]
-    for window in _windows([each for each in groups if len(_within(touched, each.bounds))]):
-        low, high = min(each.bounds.low for each in window), max(each.bounds.high for each in window)
-        handles = file.read_row_groups([each.number for each in window], columns=[HANDLE]).column(HANDLE)
-        hits = pc.is_in(handles, value_set=_within(touched, ColumnBounds(low, high))).to_numpy()
-        offsets = np.concatenate([np.arange(each.start, each.start + each.rows) for each in window])
+    for window in _windows([group for group in groups if len(_select_within(touched, group.bounds))]):
+        low, high = min(member.bounds.low for member in window), max(member.bounds.high for member in window)
+        handles = file.read_row_groups([member.number for member in window], columns=[HANDLE]).column(HANDLE)
+        hits = pc.is_in(handles, value_set=_select_within(touched, ColumnBounds(low, high))).to_numpy()
+        offsets = np.concatenate([np.arange(member.start, member.start + member.rows) for member in window])
         found.append(offsets[hits])
     return np.concatenate(found)
 
@@ -62,7 +62,7 @@ def touched_offsets(file: pq.ParquetFile, groups: Sequence[GroupHandles], touche
 def _windows(groups: Sequence[GroupHandles]) -> Iterator[list[GroupHandles]]:
     window: list[GroupHandles] = []
     for group in groups:
-        if window and sum(each.rows for each in window) + group.rows > _WINDOW_ROWS:
+        if window and sum(member.rows for member in window) + group.rows > _WINDOW_ROWS:
             yield window
             window = []
         window.append(group)
@@ -70,7 +70,7 @@ def _windows(groups: Sequence[GroupHandles]) -> Iterator[list[GroupHandles]]:
         yield window
 
 
-def _within(ordered: pa.Array, bounds: ColumnBounds) -> pa.Array:
+def _select_within(ordered: pa.Array, bounds: ColumnBounds) -> pa.Array:
     """Those of some ordered handles that are within the bounds."""
     low = bisect_left(ordered, bounds.low, key=_VALUE)
     return ordered[low : bisect_right(ordered, bounds.high, key=_VALUE)]
@@ -127,7 +127,7 @@ class ObjectScan:
     deletions: Deletions
     batch_rows: int
     handles: HandleRange = HandleRange()
-    touched: pa.Array = field(default_factory=lambda: NO_HANDLES)
+    changed_handles: pa.Array = field(default_factory=lambda: NO_HANDLES)
 
     def batches(self, pieces: Sequence[ObjectScanTask]) -> Generator[pa.RecordBatch, None, None]:
         """The rows, in parts of row groups; the next part is read meanwhile. No batch is empty.
@@ -136,16 +136,16 @@ class ObjectScan:
         """
         with closing(ReadAhead(self._read(pieces))) as ahead:
             while (found := ahead.next()) is not None:
-                batch = found.left()
+                batch = found.select_live()
                 del found  # what is not left of it is not kept while the batch is used
                 if batch.num_rows:
                     yield batch
 
     def _read(self, pieces: Sequence[ObjectScanTask]) -> "Generator[_Block, None, None]":
-        for piece in sorted(pieces, key=lambda each: each.info.id):  # as Deletions wants to be asked
+        for piece in sorted(pieces, key=lambda piece: piece.info.id):  # as Deletions wants to be asked
             projection = Projection(piece.table, self.table, self.names)
             deleted = self.deletions.of(piece.info.id)
-            with opened(self.storage, self.table_id, piece.info) as file:
+            with open_object(self.storage, self.table_id, piece.info) as file:
                 for group in self._groups(piece, file, deleted):
                     start = 0
                     for rows in group.read(file, projection.reads, self.batch_rows):
@@ -166,8 +166,8 @@ class ObjectScan:
             if commit is not None and commit.low <= self.ts
             if keys is not None and self.handles.meets(keys)
         ]
-        if len(self.touched):
-            touched = touched_offsets(file, [keys for _, keys in chosen], self.touched)
+        if len(self.changed_handles):
+            touched = overwritten_offsets(file, [keys for _, keys in chosen], self.changed_handles)
             deleted = union([deleted, touched])
         made = []
         for commit, group in chosen:
@@ -218,7 +218,7 @@ class _Block(NamedTuple):
     start: int
     rows: pa.RecordBatch
 
-    def left(self) -> pa.RecordBatch:
+    def select_live(self) -> pa.RecordBatch:
         """Those that nothing rules out, projected; nothing is copied when those are all."""
         mask = self.group.mask(self.rows, self.start)
         return self.projection.apply(self.rows if mask is None else self.rows.filter(mask))

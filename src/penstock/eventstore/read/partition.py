@@ -18,12 +18,12 @@ import pyarrow as pa
 from penstock.clock import TS_MAX
 from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
 from penstock.eventstore import manifest_log, paths
-from penstock.eventstore.manifest import ManifestState, ObjectInfo, dropped_ts, drops, read_archive
+from penstock.eventstore.manifest import ManifestState, ObjectInfo, dropped_ts, drop_times, read_archive
 from penstock.eventstore.paths import Side
 from penstock.eventstore.schema_version import (
     SchemaVersion,
     cut_at_changes,
-    in_force,
+    versions_in_force,
     schemas_in,
 )
 from penstock.object_storage import ObjectStorage, StorageRef
@@ -141,7 +141,7 @@ class PartitionState:
     manifest: ManifestState  # with the objects of the archives that were asked for
     rows: RangeReader | None = None
     history_from: int = 0  # what was removed before it may be missing from `manifest`
-    _told: dict[int, list[SchemaVersion]] = field(default_factory=dict, repr=False, compare=False)
+    _known_upto: dict[int, list[SchemaVersion]] = field(default_factory=dict, repr=False, compare=False)
     _answers: list[CaptureProgress] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
@@ -184,7 +184,7 @@ class PartitionState:
 
         Raises Unavailable when whoever has the newest rows does not answer.
         """
-        known = drops(self.manifest.facts)
+        known = drop_times(self.manifest.facts)
         if upto_ts > self.flushed_ts and self._progress is not None and self._progress.ended_ts:
             return [*known, self._progress.ended_ts]
         return known
@@ -216,7 +216,7 @@ class PartitionState:
 
         Raises Unavailable when the range is not complete yet, or the table has no schema.
         """
-        found = in_force(self.schemas_upto(to_ts), from_ts, to_ts)
+        found = versions_in_force(self.schemas_upto(to_ts), from_ts, to_ts)
         if not found:
             raise Unavailable(f"table {self.table_id} has no schema up to {to_ts}; wait for it")
         return found
@@ -230,13 +230,13 @@ class PartitionState:
             return self.known_schemas
         if self.rows is None:
             raise Unavailable(f"table {self.table_id} can be read up to {self.flushed_ts}, not {to_ts}; wait")
-        asked_ts = min((ts for ts in self._told if ts >= to_ts), default=0)
+        asked_ts = min((ts for ts in self._known_upto if ts >= to_ts), default=0)
         if not asked_ts:
             newer = ReadRange(table_id=self.table_id, from_ts=self.flushed_ts, to_ts=to_ts)
-            known = {each.version: each for each in self.known_schemas}
+            known = {version.version: version for version in self.known_schemas}
             known |= {part.schema.version: part.schema for part in self.rows.parts(newer)}
-            asked_ts, self._told[to_ts] = to_ts, sorted(known.values(), key=lambda each: each.since_ts)
-        return self._told[asked_ts]
+            asked_ts, self._known_upto[to_ts] = to_ts, sorted(known.values(), key=lambda version: version.since_ts)
+        return self._known_upto[asked_ts]
 
     def schema_at(self, ts: int) -> SchemaVersion:
         """The version in force at `ts`; raise Unavailable as `schemas` does."""
@@ -246,15 +246,15 @@ class PartitionState:
         """Divide a range where the schema changes: (from_ts, to_ts, version) of each part, in order."""
         return cut_at_changes(self.schemas(from_ts, to_ts), from_ts, to_ts)
 
-    def visible(self, side: Side, ts: int) -> list[ObjectInfo]:
+    def visible_objects(self, side: Side, ts: int) -> list[ObjectInfo]:
         """The objects of a side that make up the table as of `ts`, by time."""
         assert ts >= self.history_from, "the state was loaded without the history of that time"
-        return self.manifest.visible(side, ts)
+        return self.manifest.visible_objects(side, ts)
 
-    def changes(self, side: Side, from_ts: int, to_ts: int) -> list[ObjectInfo]:
+    def change_objects(self, side: Side, from_ts: int, to_ts: int) -> list[ObjectInfo]:
         """The objects of a side that report changes in (from_ts, to_ts], by time."""
         assert from_ts >= self.history_from, "the state was loaded without the history of that time"
-        return self.manifest.changes(side, from_ts, to_ts)
+        return self.manifest.change_objects(side, from_ts, to_ts)
 
     def reading(self, ts: int) -> AbstractContextManager[None]:
         """See `reading_history`."""
@@ -267,7 +267,7 @@ def require_range(from_ts: int, to_ts: int) -> None:
         raise Invalid(f"({from_ts}, {to_ts}] is no range; from_ts must be below to_ts")
 
 
-def known_state(
+def state_of_manifest(
     storage: ObjectStorage,
     table_id: int,
     manifest: ManifestState,
@@ -326,5 +326,5 @@ def _with_archives(
             data = storage.read(path)
             if data is None:
                 return None
-            archived |= {each.id: each for each in read_archive(data, path=path)}
+            archived |= {info.id: info for info in read_archive(data, path=path)}
     return replace(manifest, objects={**archived, **manifest.objects}) if archived else manifest

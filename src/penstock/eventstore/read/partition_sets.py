@@ -59,7 +59,7 @@ def lives_of(physical_id: int, versions: Iterable[SchemaVersion], ended: Collect
 
     It may have been part of one table and then of another. `ended` has the times at which it was dropped.
     """
-    by_time = sorted(versions, key=lambda each: each.since_ts)
+    by_time = sorted(versions, key=lambda version: version.since_ts)
     found: list[Life] = []
     for version, follower in zip_longest(by_time, by_time[1:]):
         ends = [*ended, *([] if follower is None else [follower.since_ts])]
@@ -69,7 +69,7 @@ def lives_of(physical_id: int, versions: Iterable[SchemaVersion], ended: Collect
     return found
 
 
-def joined(lives: Iterable[Life]) -> list[Life]:
+def merge_lives(lives: Iterable[Life]) -> list[Life]:
     """What several physical tables know, by time. A version ends where it ends for one of them."""
     found: dict[tuple[int, int], Life] = {}
     for life in lives:
@@ -81,9 +81,9 @@ def joined(lives: Iterable[Life]) -> list[Life]:
 
 def life_at(lives: Iterable[Life], table_id: int, ts: int) -> Life | None:
     """The version of a table at `ts`; None when it is not there, or not known."""
-    mine = (each for each in lives if each.schema.table.id == table_id)
-    there = (each for each in mine if each.since_ts <= ts < each.until_ts)
-    return max(there, key=lambda each: each.since_ts, default=None)
+    mine = (life for life in lives if life.schema.table.id == table_id)
+    there = (life for life in mine if life.since_ts <= ts < life.until_ts)
+    return max(there, key=lambda life: life.since_ts, default=None)
 
 
 def partition_sets(asked: AskedTable, lives: Sequence[Life], from_ts: int, to_ts: int) -> list[PartitionSet]:
@@ -109,22 +109,22 @@ def partition_sets(asked: AskedTable, lives: Sequence[Life], from_ts: int, to_ts
 
 def _unbroken_sets(asked: AskedTable, lives: Sequence[Life], from_ts: int, to_ts: int) -> list[PartitionSet]:
     """See `partition_sets`; of several reasons for StaleRead it tells one."""
-    mine = [each for each in lives if each.schema.table.id == asked.table_id]
+    mine = [life for life in lives if life.schema.table.id == asked.table_id]
     if not mine:
         return []
     start = life_at(lives, asked.table_id, from_ts)
     if asked.named and (start is None or not start.is_called(asked.name)):
-        others = (each for each in lives if each.schema.table.id != asked.table_id)
-        if any(each.is_called(asked.name) and each.since_ts <= from_ts < each.until_ts for each in others):
-            inside = [each for each in mine if each.since_ts <= to_ts]
-            named_ts = _named_since(inside or mine, asked.name)
+        others = (life for life in lives if life.schema.table.id != asked.table_id)
+        if any(life.is_called(asked.name) and life.since_ts <= from_ts < life.until_ts for life in others):
+            inside = [life for life in mine if life.since_ts <= to_ts]
+            named_ts = _naming_ts(inside or mine, asked.name)
             raise StaleRead(asked.name, from_ts, oldest_ts=named_ts, replaced=True)
-    known = [each for each in mine if each.since_ts <= to_ts]
+    known = [life for life in mine if life.since_ts <= to_ts]
     if not known:
         return []
     if from_ts < known[-1].until_ts <= to_ts:  # it is gone
         raise StaleRead(asked.name, from_ts, oldest_ts=known[-1].until_ts, replaced=True)
-    after = [each for each in known if each.since_ts > from_ts]
+    after = [life for life in known if life.since_ts > from_ts]
     if start is None and not asked.named and after and after[0].ids != (asked.table_id,):
         # Whoever follows a table by its id was given it before: these are other partitions than it had.
         raise StaleRead(asked.name, from_ts, oldest_ts=after[-1].since_ts, replaced=True)
@@ -132,7 +132,7 @@ def _unbroken_sets(asked: AskedTable, lives: Sequence[Life], from_ts: int, to_ts
     if start is None and not after:
         return []  # it was gone before the range
     first = start or after[0]
-    return [PartitionSet(from_ts, first.ids), *(PartitionSet(each.since_ts, each.ids) for each in after)]
+    return [PartitionSet(from_ts, first.ids), *(PartitionSet(life.since_ts, life.ids) for life in after)]
 
 
 def _require_unbroken(
@@ -144,7 +144,7 @@ def _require_unbroken(
     for life in after:
         now = set(life.ids)
         brought = any(
-            each.since_ts < life.since_ts and not now.isdisjoint(set(each.ids) - before) for each in lives
+            other.since_ts < life.since_ts and not now.isdisjoint(set(other.ids) - before) for other in lives
         )
         if brought or not before <= now:
             last_ts = life.since_ts
@@ -154,7 +154,7 @@ def _require_unbroken(
         raise StaleRead(name, from_ts, oldest_ts=last_ts, replaced=True)
 
 
-def _named_since(mine: Sequence[Life], name: str) -> int:
+def _naming_ts(mine: Sequence[Life], name: str) -> int:
     """When a table got its name, for the last time."""
     since_ts = 0
     for before, life in zip([None, *mine], mine, strict=False):

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from penstock.errors import Corrupt, Invalid, StaleRead, Unavailable
 from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.objects.deletion_vectors import Deletions
-from penstock.eventstore.objects.object_file import opened
+from penstock.eventstore.objects.object_file import open_object
 from penstock.eventstore.paths import Side
 from penstock.eventstore.read.object_scan import NO_HANDLES, HandleRange, ObjectScan, ObjectScanTask
 from penstock.eventstore.read.partition import (
@@ -53,7 +53,7 @@ class Unflushed:
 
     reader: RangeReader
     parts: tuple[SchemaRange, ...]
-    touched: pa.Array
+    changed_handles: pa.Array
     live: Ints
     rows: int
 
@@ -157,7 +157,7 @@ class SnapshotPartition:
     @property
     def rows(self) -> int:
         """About how many rows there are: deleted ones count, those that are not flushed do not."""
-        return sum(each.rows for each in self.pieces)
+        return sum(piece.rows for piece in self.pieces)
 
     def read(self) -> Batches:
         """The rows, in no particular order; close it when it is not read to its end.
@@ -168,7 +168,7 @@ class SnapshotPartition:
         storage, table_id = self.partition.storage.open(), self.partition.table_id
         base_ts = min(self.ts, self.flushed_ts)
         with reading_history(storage, table_id, self.ts):
-            newer = self._unflushed()
+            newer = self._load_unflushed()
             scan = ObjectScan(
                 storage=storage,
                 table_id=table_id,
@@ -178,7 +178,7 @@ class SnapshotPartition:
                 deletions=Deletions(storage, table_id, self.tombstones, base_ts),
                 batch_rows=self.batch_rows,
                 handles=self.handles,
-                touched=NO_HANDLES if newer is None else newer.touched,
+                changed_handles=NO_HANDLES if newer is None else newer.changed_handles,
             )
             yield from scan.batches(self.pieces)
             if newer is not None and self.adds_unflushed:
@@ -186,15 +186,15 @@ class SnapshotPartition:
                     for start in range(0, batch.num_rows, self.batch_rows):
                         yield batch.slice(start, self.batch_rows)
 
-    def _unflushed(self) -> Unflushed | None:
+    def _load_unflushed(self) -> Unflushed | None:
         """The changes above the flushed-ts that concern these rows."""
         if self.ts <= self.flushed_ts:
             return None
         assert self.partition.rows is not None, "such a plan is not made"
         low, high = self.handles.low, self.handles.high
         if not self.adds_unflushed:
-            low = max(low, min(each.info.key_min for each in self.pieces))
-            above = max(each.info.key_max for each in self.pieces) + b"\0"
+            low = max(low, min(piece.info.key_min for piece in self.pieces))
+            above = max(piece.info.key_max for piece in self.pieces) + b"\0"
             high = min(high, above) if high else above
         wanted = ReadRange(
             table_id=self.partition.table_id,
@@ -234,7 +234,7 @@ def read_snapshot(
     does not answer, Invalid when the table has no such column then, Corrupt when an object is damaged.
     """
     wanted = HandleRange(low=handle_from, high=handle_to)
-    return _one_by_one(_whole(table, ts, columns, wanted, batch_rows))
+    return _read_all(_plan_whole(table, ts, columns, wanted, batch_rows))
 
 
 def plan_snapshot(
@@ -255,19 +255,19 @@ def plan_snapshot(
     if partition_bytes < 1 or (partitions is not None and partitions < 1):
         raise Invalid("partition_bytes and partitions must be at least 1")
     wanted = HandleRange(low=handle_from, high=handle_to)
-    whole = _whole(table, ts, columns, wanted, batch_rows)
+    whole = _plan_whole(table, ts, columns, wanted, batch_rows)
     if partitions is not None:
         partition_bytes = max(1, -(-sum(map(_bytes, whole)) // partitions))
-    return list(chain.from_iterable(_divided(part, partition_bytes) for part in whole))
+    return list(chain.from_iterable(_divide(part, partition_bytes) for part in whole))
 
 
-def _one_by_one(parts: Iterable[SnapshotPartition]) -> Batches:
+def _read_all(parts: Iterable[SnapshotPartition]) -> Batches:
     for part in parts:
         yield from part.read()
 
 
 def _states(table: TableView, ts: int) -> list[PartitionState]:
-    states = [each.state(from_ts=ts) for each in table.partitions]
+    states = [partition.state(from_ts=ts) for partition in table.partitions]
     for state in states:
         state.check_range(0, ts)
     return states
@@ -280,7 +280,7 @@ def _names(table: TableInfo, columns: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(name if name in _SYSTEM else table.column(name).name for name in columns)
 
 
-def _whole(
+def _plan_whole(
     table: TableView, ts: int, columns: Sequence[str] | None, handles: HandleRange, batch_rows: int
 ) -> list[SnapshotPartition]:
     """Each partition's snapshot as one part."""
@@ -297,7 +297,7 @@ def _whole(
             handles=handles,
             batch_rows=batch_rows,
             pieces=(pieces := _pieces(state, min(ts, state.flushed_ts), handles)),
-            tombstones=_about(state.visible("tombstone", min(ts, state.flushed_ts)), pieces),
+            tombstones=_select_tombstones(state.visible_objects("tombstone", min(ts, state.flushed_ts)), pieces),
             adds_unflushed=ts > state.flushed_ts,
         )
         for partition, state in zip(table.partitions, states, strict=True)
@@ -306,9 +306,9 @@ def _whole(
 
 def _pieces(state: PartitionState, ts: int, handles: HandleRange) -> tuple[ObjectScanTask, ...]:
     """The visible data objects that may have wanted rows, each as a whole."""
-    tables = {each.version: each.table for each in schemas_in(state.manifest.facts)}
+    tables = {version.version: version.table for version in schemas_in(state.manifest.facts)}
     made = []
-    for info in state.visible("data", ts):
+    for info in state.visible_objects("data", ts):
         if info.schema_version not in tables:
             raise Corrupt(f"the manifest of table {state.table_id} lacks the schema of object {info.id}")
         piece = ObjectScanTask(info, tables[info.schema_version], info.rows, info.size_bytes)
@@ -317,25 +317,25 @@ def _pieces(state: PartitionState, ts: int, handles: HandleRange) -> tuple[Objec
     return tuple(made)
 
 
-def _about(tombstones: Iterable[ObjectInfo], pieces: Iterable[ObjectScanTask]) -> tuple[ObjectInfo, ...]:
+def _select_tombstones(tombstones: Iterable[ObjectInfo], pieces: Iterable[ObjectScanTask]) -> tuple[ObjectInfo, ...]:
     """The tombstone objects that may delete rows of the pieces, with no other targets."""
-    wanted = {each.info.id for each in pieces}
+    wanted = {piece.info.id for piece in pieces}
     trimmed = (
-        each
-        if each.targets is None
-        else replace(each, targets=tuple(t for t in each.targets if t[0] in wanted))
-        for each in tombstones
+        tombstone
+        if tombstone.targets is None
+        else replace(tombstone, targets=tuple(t for t in tombstone.targets if t[0] in wanted))
+        for tombstone in tombstones
     )
-    return tuple(each for each in trimmed if each.targets is None or each.targets)
+    return tuple(tombstone for tombstone in trimmed if tombstone.targets is None or tombstone.targets)
 
 
-def _divided(whole: SnapshotPartition, limit: int) -> list[SnapshotPartition]:
+def _divide(whole: SnapshotPartition, limit: int) -> list[SnapshotPartition]:
     """A partition's snapshot in parts of about `limit` bytes, neighbours by handle together."""
     storage = whole.partition.storage.open()
     packs: list[list[ObjectScanTask]] = []
     packed = limit
-    for each in sorted(whole.pieces, key=lambda piece: (piece.info.key_min, piece.info.id)):
-        for piece in _cut(storage, whole.partition.table_id, each, limit):
+    for whole_piece in sorted(whole.pieces, key=lambda piece: (piece.info.key_min, piece.info.id)):
+        for piece in _cut(storage, whole.partition.table_id, whole_piece, limit):
             if packed + piece.size_bytes - limit >= limit - packed:  # nearer to the limit without it
                 packs.append([])
                 packed = 0
@@ -344,7 +344,7 @@ def _divided(whole: SnapshotPartition, limit: int) -> list[SnapshotPartition]:
     if len(packs) <= 1:
         return [whole] if packs or whole.adds_unflushed else []
     parts = [
-        replace(whole, pieces=tuple(pack), tombstones=_about(whole.tombstones, pack), adds_unflushed=False)
+        replace(whole, pieces=tuple(pack), tombstones=_select_tombstones(whole.tombstones, pack), adds_unflushed=False)
         for pack in packs
     ]
     on_top = [replace(whole, pieces=(), tombstones=())] if whole.adds_unflushed else []
@@ -355,7 +355,7 @@ def _cut(storage: ObjectStorage, table_id: int, piece: ObjectScanTask, limit: in
     """A piece by its row groups, when it is too large by more than a part of its own would be worth."""
     if piece.size_bytes <= limit + limit // 4:
         return [piece]
-    with opened(storage, table_id, piece.info) as file:
+    with open_object(storage, table_id, piece.info) as file:
         sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
     rows_max = max(1, piece.rows * limit // piece.size_bytes)
     made: list[ObjectScanTask] = []
@@ -370,4 +370,4 @@ def _cut(storage: ObjectStorage, table_id: int, piece: ObjectScanTask, limit: in
 
 
 def _bytes(part: SnapshotPartition) -> int:
-    return sum(each.size_bytes for each in part.pieces)
+    return sum(piece.size_bytes for piece in part.pieces)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.manifest import Kind, ObjectInfo
 from penstock.eventstore.paths import Side
-from penstock.eventstore.read.blocks import Block, BlockReader, Blocks, below
+from penstock.eventstore.read.blocks import Block, BlockReader, Blocks, count_below
 from penstock.eventstore.read.partition import PartitionState, RangeReader, ReadRange
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, OLD, PARTITION, START_TS, side_schema
@@ -28,11 +28,11 @@ __all__ = [
     "Place",
     "ReadAhead",
     "memory_stream",
-    "merged",
+    "merge_streams",
     "narrow_old",
     "object_stream",
-    "shown_schema",
-    "streams_of",
+    "select_schema",
+    "open_streams",
 ]
 
 
@@ -136,7 +136,7 @@ class BlockStream:
             if self._block is None:
                 return None
             if self._partition is not None:
-                self._block = self._block._replace(rows=_named(self._block.rows, self._partition))
+                self._block = self._block._replace(rows=_add_partition(self._block.rows, self._partition))
         return int(self._block.commit[self._at]), int(self._block.start[self._at])
 
     def take(self, before: Place | None, rows_max: int) -> pa.RecordBatch:
@@ -159,7 +159,7 @@ class BlockStream:
         self._ahead.close()
 
 
-def _named(rows: pa.RecordBatch, partition: int) -> pa.RecordBatch:
+def _add_partition(rows: pa.RecordBatch, partition: int) -> pa.RecordBatch:
     return rows.append_column(PARTITION, pa.repeat(pa.scalar(partition, pa.int64()), rows.num_rows))
 
 
@@ -168,9 +168,9 @@ def _rows_before(block: Block, begin: int, place: Place) -> int:
     if (block.commit[-1], block.start[-1]) < place:
         return len(block.commit)
     commit_ts, start_ts = place
-    low = begin + below(block.commit[begin:], commit_ts)
-    high = low + below(block.commit[low:], commit_ts + 1)
-    return low + below(block.start[low:high], start_ts)
+    low = begin + count_below(block.commit[begin:], commit_ts)
+    high = low + count_below(block.commit[low:], commit_ts + 1)
+    return low + count_below(block.start[low:high], start_ts)
 
 
 def object_stream(
@@ -199,7 +199,7 @@ def memory_stream(
     return BlockStream(blocks(), partition)
 
 
-def streams_of(
+def open_streams(
     state: PartitionState,
     side: Side,
     from_ts: int,
@@ -220,7 +220,7 @@ def streams_of(
     when nobody has the newest rows. The range must have passed `check_range`.
     """
     version = schema or _only_schema(state, from_ts, to_ts)
-    shown = narrow_old(shown_schema(version, side, columns), old_columns)
+    shown = narrow_old(select_schema(version, side, columns), old_columns)
     reader = BlockReader(
         storage=state.storage,
         table_id=state.table_id,
@@ -230,9 +230,9 @@ def streams_of(
         handle_from=handle_from,
         handle_to=handle_to,
     )
-    found = state.changes(side, from_ts, min(to_ts, state.flushed_ts))
+    found = state.change_objects(side, from_ts, min(to_ts, state.flushed_ts))
     kinds: tuple[Kind, ...] = ("appendable", "direct")
-    by_kind = ([each for each in found if each.kind == kind] for kind in kinds)
+    by_kind = ([info for info in found if info.kind == kind] for kind in kinds)
     partition = state.table_id if with_partition else None
     streams = [object_stream(state, reader, objects, partition) for objects in by_kind if objects]
     if to_ts > state.flushed_ts:
@@ -253,7 +253,7 @@ def streams_of(
     return streams
 
 
-def shown_schema(version: SchemaVersion, side: Side, columns: Sequence[str] | None) -> pa.Schema:
+def select_schema(version: SchemaVersion, side: Side, columns: Sequence[str] | None) -> pa.Schema:
     """Some columns of a side (None: all), in their order; raise Invalid when one is not there."""
     schema = side_schema(version.table, side)
     if columns is None:
@@ -273,26 +273,28 @@ def narrow_old(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
     if at < 0 or columns is None:
         return schema
     old = schema.field(at)
-    chosen = [each for each in old.type if each.name in columns] or [old.type.field(0)]
+    chosen = [field for field in old.type if field.name in columns] or [old.type.field(0)]
     return schema.set(at, old.with_type(pa.struct(chosen)))
 
 
 def _only_schema(state: PartitionState, from_ts: int, to_ts: int) -> SchemaVersion:
     first, *others = state.schemas(from_ts, to_ts)
     if others:
-        cuts = ", ".join(str(each.since_ts - 1) for each in others)
+        cuts = ", ".join(str(version.since_ts - 1) for version in others)
         raise Invalid(f"the schema of table {state.table_id} changes after {cuts}; read the parts")
     return first
 
 
-def merged(streams: Sequence[ChangeStream], rows_max: int) -> Iterator[pa.RecordBatch]:
+def merge_streams(streams: Sequence[ChangeStream], rows_max: int) -> Iterator[pa.RecordBatch]:
     """The rows of all streams in order, in slices of at most `rows_max`; closes the streams at its end.
 
     Of the stream that has the next row everything before the next row of any other is taken at once. Rows
     of the same transaction in several streams come in the order of the streams.
     """
     try:
-        waiting = [(place, index) for index, each in enumerate(streams) if (place := each.peek()) is not None]
+        waiting = [
+            (place, index) for index, stream in enumerate(streams) if (place := stream.peek()) is not None
+        ]
         heapify(waiting)
         while waiting:
             place, index = waiting[0]
@@ -307,8 +309,8 @@ def merged(streams: Sequence[ChangeStream], rows_max: int) -> Iterator[pa.Record
             else:
                 heapreplace(waiting, (next_place, index))
     finally:
-        for each in streams:
-            each.close()
+        for opened in streams:
+            opened.close()
 
 
 def _limit(waiting: Sequence[tuple[Place, int]]) -> Place | None:

@@ -26,7 +26,7 @@ from penstock.eventstore.manifest import (
 )
 from penstock.eventstore.objects.flush import OwnedTable
 from penstock.eventstore.paths import Side
-from penstock.object_storage import STAGING, ObjectStorage, Stored
+from penstock.object_storage import STAGING, ObjectStorage, StoredObject
 
 _ARCHIVED_MAX = 10_000  # objects in one archive
 _SIDES: tuple[Side, ...] = ("data", "tombstone")
@@ -40,13 +40,13 @@ class CollectPolicy:
     ttl_ms: int
     orphan_ms: int
 
-    def removed(self, state: ManifestState) -> list[ObjectInfo]:
+    def objects_to_archive(self, state: ManifestState) -> list[ObjectInfo]:
         """The objects to archive: removed longer ago than the time to live, oldest first."""
         upto_ts = state.flushed_ts - compose_ts(self.ttl_ms)
-        found = [each for each in state.objects.values() if 0 < each.delete_ts <= upto_ts]
-        return sorted(found, key=lambda each: (each.delete_ts, each.id))[:_ARCHIVED_MAX]
+        found = [info for info in state.objects.values() if 0 < info.delete_ts <= upto_ts]
+        return sorted(found, key=lambda info: (info.delete_ts, info.id))[:_ARCHIVED_MAX]
 
-    def unneeded(
+    def archives_to_collect(
         self, archives: Iterable[Archive], lowest_ts: int | None, written_ms: Mapping[str, int], now_ms: int
     ) -> list[Archive]:
         """The archives to collect, oldest first: no watermark needs them, and nobody can be reading them.
@@ -55,27 +55,29 @@ class CollectPolicy:
         the time to live itself, however old its objects are by the table's own time.
         """
         found: list[Archive] = []
-        for each in sorted(archives, key=lambda each: each.upto_ts):
-            age_ms = max(0, now_ms - written_ms.get(each.id, now_ms))  # clocks differ
+        for archive in sorted(archives, key=lambda archive: archive.upto_ts):
+            age_ms = max(0, now_ms - written_ms.get(archive.id, now_ms))  # clocks differ
             young = age_ms < self.ttl_ms
-            if young or (lowest_ts is not None and each.upto_ts > lowest_ts):
+            if young or (lowest_ts is not None and archive.upto_ts > lowest_ts):
                 break
-            found.append(each)
+            found.append(archive)
         return found
 
-    def old_manifest(self, files: Sequence[Stored], now_ms: int) -> "OldManifest | None":
+    def old_manifest(self, files: Sequence[StoredObject], now_ms: int) -> "OldManifest | None":
         """The files of a manifest that nobody needs to read it: all before the second newest checkpoint."""
         checkpoints = sorted(
-            (seq, each) for each in files if (seq := paths.checkpoint_seq(each.path)) is not None
+            (seq, stored) for stored in files if (seq := paths.checkpoint_seq(stored.path)) is not None
         )
         if len(checkpoints) < 2:
             return None
         base_seq, base = checkpoints[-2]
-        old = [each for each in files if now_ms - each.modified_ms >= self.ttl_ms]
+        old = [stored for stored in files if now_ms - stored.modified_ms >= self.ttl_ms]
         return OldManifest(
             base=base.path,
-            checkpoints=[each.path for seq, each in checkpoints if seq < base_seq and each in old],
-            entries=[each.path for each in old if (paths.entry_seq(each.path) or base_seq + 1) <= base_seq],
+            checkpoints=[stored.path for seq, stored in checkpoints if seq < base_seq and stored in old],
+            entries=[
+                stored.path for stored in old if (paths.entry_seq(stored.path) or base_seq + 1) <= base_seq
+            ],
         )
 
 
@@ -111,21 +113,21 @@ class Collector:
         deleted += self._release_watermarks(table_id)
         return deleted
 
-    def _settled(self, table: OwnedTable) -> ManifestState:
+    def _settle(self, table: OwnedTable) -> ManifestState:
         if table.rows.disowned:
             raise Unavailable(f"table {table.rows.table_id} is not captured here any more; ask its owner")
         return table.ownership.settle()
 
     def _archive(self, table: OwnedTable) -> None:
         with table.flushing:
-            state = self._settled(table)
-            removed = self.policy.removed(state)
+            state = self._settle(table)
+            removed = self.policy.objects_to_archive(state)
             if not removed:
                 return
             archive = Archive(id=self.clock.unique_id(), upto_ts=removed[-1].delete_ts, objects=len(removed))
             path = paths.archive(paths.table_root(table.rows.table_id), archive.id)
             self.storage.write(path, write_archive(removed))
-            table.commit(archive=archive, forget=[each.id for each in removed])
+            table.commit(archive=archive, forget=[info.id for info in removed])
         metrics.EVENTSTORE_ARCHIVED_OBJECTS_TOTAL.inc(len(removed))
 
     def _collect(self, table: OwnedTable) -> int:
@@ -133,22 +135,22 @@ class Collector:
         table_id = table.rows.table_id
         root = paths.table_root(table_id)
         written_ms = {
-            paths.object_id(each.path): each.modified_ms
-            for each in self.storage.listed(paths.archive_folder(root))
+            paths.object_id(stored.path): stored.modified_ms
+            for stored in self.storage.list_objects(paths.archive_folder(root))
         }
         with table.flushing:
-            state = self._settled(table)
-            lowest_ts = HistoryHolds(self.storage, self.clock).lowest(table_id)  # not before a flush is over
-            chosen = self.policy.unneeded(state.archives, lowest_ts, written_ms, self.clock.wall_ms())
+            state = self._settle(table)
+            lowest_ts = HistoryHolds(self.storage, self.clock).lowest_ts(table_id)  # not before a flush is over
+            chosen = self.policy.archives_to_collect(state.archives, lowest_ts, written_ms, self.clock.wall_ms())
             if not chosen:
                 return 0
-            lists = [self._archived(root, each) for each in chosen]
-            table.ownership.commit(collect=[each.id for each in chosen])
-        doomed = [paths.object_path(root, each.side, each.id) for listed in lists for each in listed]
-        doomed += [paths.archive(root, each.id) for each in chosen]  # last: they say what else there is
+            lists = [self._read_archive(root, archive) for archive in chosen]
+            table.ownership.commit(collect=[archive.id for archive in chosen])
+        doomed = [paths.object_path(root, info.side, info.id) for listed in lists for info in listed]
+        doomed += [paths.archive(root, archive.id) for archive in chosen]  # last: they say what else there is
         return self._delete("history", doomed)
 
-    def _archived(self, root: str, archive: Archive) -> list[ObjectInfo]:
+    def _read_archive(self, root: str, archive: Archive) -> list[ObjectInfo]:
         path = paths.archive(root, archive.id)
         data = self.storage.read(path)
         if data is None:
@@ -158,10 +160,10 @@ class Collector:
     def _trim(self, table_id: int) -> int:
         """Delete the manifest files that were folded long ago."""
         folder = paths.manifest_folder(paths.table_root(table_id))
-        old = self.policy.old_manifest(self.storage.listed(folder), self.clock.wall_ms())
+        old = self.policy.old_manifest(self.storage.list_objects(folder), self.clock.wall_ms())
         if old is None:
             return 0
-        doomed = [each for each in old.entries if each not in self.opening and not self._opens(each)]
+        doomed = [path for path in old.entries if path not in self.opening and not self._opens(path)]
         doomed += old.checkpoints
         if doomed:
             read_state(self.storage.read(old.base) or b"", path=old.base)  # it replaces what goes
@@ -169,7 +171,7 @@ class Collector:
 
     def _opens(self, path: str) -> bool:
         data = self.storage.read(path)
-        if data is None or not read_entry(data, path=path).opens:
+        if data is None or not read_entry(data, path=path).is_opening:
             return False
         self.opening.add(path)
         return True
@@ -177,8 +179,8 @@ class Collector:
     def _release_watermarks(self, table_id: int) -> int:
         """Delete watermarks that expired so long ago that their holder will not set them again just now."""
         before_ms = self.clock.wall_ms() - self.policy.orphan_ms
-        watermarks = HistoryHolds(self.storage, self.clock).all_of(table_id)
-        return self._delete("watermark", [each.path for each in watermarks if each.expired(before_ms)])
+        watermarks = HistoryHolds(self.storage, self.clock).list_holds(table_id)
+        return self._delete("watermark", [hold.path for hold in watermarks if hold.is_expired(before_ms)])
 
     def sweep(self, table: OwnedTable) -> int:
         """Delete the old files that nothing names, left by crashes; return how many.
@@ -192,25 +194,25 @@ class Collector:
             paths.archive_folder(root),
             STAGING,
         ]
-        listed = [each for folder in folders for each in self.storage.listed(folder)]
-        old = [each.path for each in listed if each.modified_ms <= before_ms]
+        listed = [stored for folder in folders for stored in self.storage.list_objects(folder)]
+        old = [stored.path for stored in listed if stored.modified_ms <= before_ms]
         named = self._being_loaded(root)
         # The state is newer than all that: what was committed meanwhile is named by it, if it is still ours.
         with table.flushing:
-            state = self._settled(table)
+            state = self._settle(table)
             table.ownership.confirm()
-        named.update(state.objects, (each.id for each in state.archives))
+        named.update(state.objects, (archive.id for archive in state.archives))
         unnamed = [path for path in old if paths.object_id(path) not in named]
         if not unnamed:
             return 0
         for archive in state.archives:
-            named.update(each.id for each in self._archived(root, archive))
+            named.update(info.id for info in self._read_archive(root, archive))
         return self._delete("orphan", [path for path in unnamed if paths.object_id(path) not in named])
 
     def _being_loaded(self, root: str) -> set[str]:
         """The objects of a load in progress: whatever looks like an id in its files."""
         found = (self.storage.read(path) for path in self.storage.names(paths.load_folder(root)))
-        return {each.decode() for data in found if data for each in _OBJECT_ID.findall(data)}
+        return {object_id.decode() for data in found if data for object_id in _OBJECT_ID.findall(data)}
 
     def _delete(self, what: str, doomed: Sequence[str]) -> int:
         for path in doomed:

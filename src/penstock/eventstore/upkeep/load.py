@@ -52,7 +52,7 @@ class LoadPlan:
         """What the manifest says once the load is committed, so that a second driver sees that it is."""
         return {"kind": LOADED, "id": self.id, "ts": self.ts}
 
-    def committed_in(self, state: ManifestState) -> bool:
+    def is_committed_in(self, state: ManifestState) -> bool:
         """Whether a manifest has this load."""
         return any(fact["kind"] == LOADED and fact["id"] == self.id for fact in state.facts)
 
@@ -138,12 +138,12 @@ class RangeTask:
                 made = list(self._write(storage, Path(scratch)))
             mine = write_archive(made)
             if storage.create(path, mine):
-                return sum(each.rows for each in made)
+                return sum(info.rows for info in made)
             done = storage.read(path) or mine
             if done != mine:  # another attempt was first
-                for each in made:
-                    storage.delete(paths.object_path(root, each.side, each.id))
-        return sum(each.rows for each in read_archive(done, path=path))
+                for info in made:
+                    storage.delete(paths.object_path(root, info.side, info.id))
+        return sum(info.rows for info in read_archive(done, path=path))
 
     def _write(self, storage: ObjectStorage, scratch: Path) -> Iterator[ObjectInfo]:
         table = self.schema.table
@@ -181,7 +181,7 @@ def write_objects(
         ) as writer:
             written = 0
             while batch is not None and written < object_bytes:
-                writer.write(_committed_at(batch, ts, shown))
+                writer.write(_add_commit_ts(batch, ts, shown))
                 written += batch.nbytes
                 batch = next(source, None)
             info = writer.finish()
@@ -189,7 +189,7 @@ def write_objects(
             yield info
 
 
-def _committed_at(batch: pa.RecordBatch, ts: int, shown: pa.Schema) -> pa.RecordBatch:
+def _add_commit_ts(batch: pa.RecordBatch, ts: int, shown: pa.Schema) -> pa.RecordBatch:
     times = pa.array(np.full(batch.num_rows, ts, np.int64))
     inserted = pa.array(np.zeros(batch.num_rows, np.bool_))
     return pa.RecordBatch.from_arrays([*batch.columns, times, times, inserted], schema=shown)
@@ -226,14 +226,14 @@ class SnapshotLoad:
         """The table's manifest."""
         return manifest_log.load(self.storage.open(), self._root)
 
-    def committed(self) -> bool:
+    def is_committed(self) -> bool:
         """Whether the manifest has the load, so that nothing but `clear` is left to do."""
-        return self.plan.committed_in(self.state())
+        return self.plan.is_committed_in(self.state())
 
     def tasks(self, cluster: ClusterRef) -> list[RangeTask]:
         """The ranges that are not loaded yet."""
         plan = self.plan
-        done = self._done()
+        done = self._list_loaded()
         return [
             RangeTask(
                 self.storage, cluster, plan.id, plan.ts, plan.schema, plan.table_id, number, lower, upper
@@ -242,7 +242,7 @@ class SnapshotLoad:
             if number not in done
         ]
 
-    def _done(self) -> set[int]:
+    def _list_loaded(self) -> set[int]:
         names = self.storage.open().names(paths.load_ranges(self._root, self.plan.id))
         return {number for name in names if (number := paths.load_range_number(name)) is not None}
 
@@ -271,7 +271,7 @@ class SnapshotLoad:
         NameMarks(storage).mark([(plan.schema.database, plan.schema.table.name)], plan.table_id)
         for _ in range(_COMMIT_ATTEMPTS):
             state = self.state()
-            if plan.committed_in(state):
+            if plan.is_committed_in(state):
                 return state
             check_fresh(plan.schema.name, state)
             objects = self.objects()
@@ -304,7 +304,7 @@ def find_plan(storage: ObjectStorage, table_id: int) -> LoadPlan | None:
     return None if data is None else read_plan(data, path=path)
 
 
-def in_progress(storage: ObjectStorage, table_id: int) -> bool:
+def is_load_in_progress(storage: ObjectStorage, table_id: int) -> bool:
     """Whether a table must be left alone because its first snapshot is being loaded."""
     plan = find_plan(storage, table_id)
-    return plan is not None and not plan.committed_in(manifest_log.load(storage, paths.table_root(table_id)))
+    return plan is not None and not plan.is_committed_in(manifest_log.load(storage, paths.table_root(table_id)))

@@ -23,10 +23,10 @@ from penstock.errors import Corrupt, Invalid
 from penstock.eventstore import paths
 from penstock.eventstore.manifest import ManifestState, ObjectInfo, object_tree, read_object
 from penstock.eventstore.objects.deletion_vectors import Deletions
-from penstock.eventstore.objects.object_file import ObjectWriter, opened
+from penstock.eventstore.objects.object_file import ObjectWriter, open_object
 from penstock.eventstore.paths import Side
 from penstock.eventstore.read.object_scan import ObjectScan, ObjectScanTask
-from penstock.eventstore.schema_version import SchemaVersion, in_force, schemas_in
+from penstock.eventstore.schema_version import SchemaVersion, versions_in_force, schemas_in
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, MERGED_TOMBSTONES, OBJECT, OFFSET, side_schema
 from penstock.eventstore.upkeep.merge_policy import MergeChoice, MergePolicy
 from penstock.object_storage import ObjectStorage
@@ -92,8 +92,8 @@ def plan_merges(
     left = state
     while choice is not None and len(found) < plans_max:
         found.append(_plan(table_id, state, choice, policy.target_bytes, now_ms))
-        taken = {each.id for each in choice.data}
-        left = replace(left, objects={key: each for key, each in left.objects.items() if key not in taken})
+        taken = {info.id for info in choice.data}
+        left = replace(left, objects={key: info for key, info in left.objects.items() if key not in taken})
         following = policy.choose(left) if taken else None
         choice = MergeChoice(following.data, (), ()) if following is not None and following.data else None
     return found
@@ -102,11 +102,11 @@ def plan_merges(
 def _plan(
     table_id: int, state: ManifestState, choice: MergeChoice, target_bytes: int, now_ms: int
 ) -> MergePlan:
-    current = [each for each in state.objects.values() if not each.delete_ts]
-    taken = {each.id for each in choice.data}
+    current = [info for info in state.objects.values() if not info.delete_ts]
+    taken = {info.id for info in choice.data}
     schemas = schemas_in(state.facts)
-    tables = {each.version: each.table for each in schemas}
-    if not schemas or not {each.schema_version for each in choice.data}.issubset(tables):
+    tables = {version.version: version.table for version in schemas}
+    if not schemas or not {info.schema_version for info in choice.data}.issubset(tables):
         raise Corrupt(
             f"the manifest of table {table_id} lacks a schema of its objects; keep it for inspection"
         )
@@ -116,12 +116,12 @@ def _plan(
         ts=state.flushed_ts,
         made_ms=now_ms,
         target_bytes=target_bytes,
-        schema=in_force(schemas, state.flushed_ts - 1, state.flushed_ts)[-1],
+        schema=versions_in_force(schemas, state.flushed_ts - 1, state.flushed_ts)[-1],
         data=choice.data,
-        tables=tuple(tables[each.schema_version] for each in choice.data),
-        deleting=tuple(each for each in current if each.side == "tombstone" and deletes_from(each, taken)),
+        tables=tuple(tables[info.schema_version] for info in choice.data),
+        deleting=tuple(info for info in current if info.side == "tombstone" and deletes_from(info, taken)),
         tombstones=choice.tombstones,
-        kept=_kept(choice.tombstones, {each.id for each in current if each.side == "data"} - taken),
+        kept=_select_targets(choice.tombstones, {info.id for info in current if info.side == "data"} - taken),
         gone=choice.gone,
     )
 
@@ -131,11 +131,11 @@ def deletes_from(tombstones: ObjectInfo, objects: set[str]) -> bool:
     return tombstones.targets is None or any(target in objects for target, _ in tombstones.targets)
 
 
-def _kept(tombstones: tuple[ObjectInfo, ...], objects: set[str]) -> frozenset[str]:
+def _select_targets(tombstones: tuple[ObjectInfo, ...], objects: set[str]) -> frozenset[str]:
     """Those of some data objects that tombstone objects may delete from."""
-    if any(each.targets is None for each in tombstones):
+    if any(tombstone.targets is None for tombstone in tombstones):
         return frozenset(objects)
-    named = {target for each in tombstones for target, _ in each.targets or ()}
+    named = {target for tombstone in tombstones for target, _ in tombstone.targets or ()}
     return frozenset(named & objects)
 
 
@@ -145,14 +145,14 @@ def check_output(plan: MergePlan, output: MergeOutput, storage: ObjectStorage) -
     For what others wrote: once a merge is committed, rows that it left out are gone from snapshots.
     """
     deleted = Deletions(storage, plan.table_id, plan.deleting, plan.ts)
-    live = sum(each.rows - len(deleted.of(each.id)) for each in sorted(plan.data, key=lambda each: each.id))
+    live = sum(info.rows - len(deleted.of(info.id)) for info in sorted(plan.data, key=lambda info: info.id))
     expected = ("merged", plan.ts, plan.schema.version)
     described = all(
         info.side == side and (info.kind, info.create_ts, info.schema_version) == expected
         for side, objects in (("data", output.data), ("tombstone", output.tombstones))
         for info in objects
     )
-    if not described or sum(each.rows for each in output.data) != live:
+    if not described or sum(info.rows for info in output.data) != live:
         raise Invalid(
             f"what was written for a merge of table {plan.table_id} does not have the rows of its inputs;"
             " run the same version of Penstock everywhere, and merge again"
@@ -189,9 +189,9 @@ class MergeWriter:
 
     def write(self) -> MergeOutput:
         """All of them; see `write_merge`."""
-        return MergeOutput(self._data(), self.tombstones(self._kept_tombstones()))
+        return MergeOutput(self._write_data(), self.write_tombstones(self._read_kept_tombstones()))
 
-    def _data(self) -> tuple[ObjectInfo, ...]:
+    def _write_data(self) -> tuple[ObjectInfo, ...]:
         """The rows that live at the merge's timestamp, by handle."""
         plan, table = self.plan, self.plan.schema.table
         schema = side_schema(table, "data")
@@ -208,37 +208,37 @@ class MergeWriter:
             ObjectScanTask(info, of, info.rows, info.size_bytes)
             for info, of in zip(plan.data, plan.tables, strict=True)
         ]
-        with self.spool(order_by(schema, HANDLE)) as spool, closing(scan.batches(pieces)) as found:
+        with self.open_spill(order_by(schema, HANDLE)) as spool, closing(scan.batches(pieces)) as found:
             for batch in found:
                 self.proceed()
                 spool.write(batch)
-            return self._objects("data", schema, spool)
+            return self._write_objects("data", schema, spool)
 
-    def _kept_tombstones(self) -> Iterator[pa.RecordBatch]:
+    def _read_kept_tombstones(self) -> Iterator[pa.RecordBatch]:
         """The rows of the tombstone inputs that delete something that stays."""
         kept = pa.array(sorted(self.plan.kept), pa.string())
         for info in self.plan.tombstones:
-            with opened(self.storage, self.plan.table_id, info) as file:
+            with open_object(self.storage, self.plan.table_id, info) as file:
                 for batch in file.iter_batches(columns=MERGED_TOMBSTONES.names):
                     self.proceed()
                     rows = batch.select(MERGED_TOMBSTONES.names).cast(MERGED_TOMBSTONES)
                     yield rows.filter(pc.is_in(rows.column(OBJECT), value_set=kept))
 
-    def tombstones(self, rows: Iterator[pa.RecordBatch]) -> tuple[ObjectInfo, ...]:
+    def write_tombstones(self, rows: Iterator[pa.RecordBatch]) -> tuple[ObjectInfo, ...]:
         """Objects of tombstones that come in any order."""
-        with self.spool(BY_ROW_ID) as spool:
+        with self.open_spill(BY_ROW_ID) as spool:
             for batch in rows:
                 spool.write(batch)
-            return self._objects("tombstone", MERGED_TOMBSTONES, spool)
+            return self._write_objects("tombstone", MERGED_TOMBSTONES, spool)
 
-    def spool(self, order: SortOrder) -> SortedSpill:
+    def open_spill(self, order: SortOrder) -> SortedSpill:
         """Where rows wait to be sorted."""
         return SortedSpill(order, memory_bytes=self.sort_bytes, scratch=self.scratch)
 
-    def _objects(self, side: Side, schema: pa.Schema, spool: SortedSpill) -> tuple[ObjectInfo, ...]:
+    def _write_objects(self, side: Side, schema: pa.Schema, spool: SortedSpill) -> tuple[ObjectInfo, ...]:
         made: list[ObjectInfo] = []
         size_max = self.plan.target_bytes * _PAST_TARGET
-        with closing(spool.ordered()) as ordered:
+        with closing(spool.sort()) as ordered:
             batch = next(ordered, None)
             while batch is not None:
                 with self._writer(side, schema) as writer:
@@ -274,7 +274,7 @@ def plan_tree(plan: MergePlan) -> dict[str, Any]:
     versions = {info.schema_version: table for info, table in zip(plan.data, plan.tables, strict=True)}
     return {
         **{name: getattr(plan, name) for name in _NUMBERS},
-        **{name: [object_tree(each) for each in getattr(plan, name)] for name in _OBJECTS},
+        **{name: [object_tree(info) for info in getattr(plan, name)] for name in _OBJECTS},
         "schema": plan.schema.as_fact(),
         "tables": {str(version): table.to_json() for version, table in versions.items()},
         "kept": sorted(plan.kept),
@@ -293,7 +293,7 @@ def read_plan(tree: Mapping[str, Any]) -> MergePlan:
         target_bytes=int(tree["target_bytes"]),
         schema=SchemaVersion.from_fact(tree["schema"]),
         data=data,
-        tables=tuple(versions[each.schema_version] for each in data),
+        tables=tuple(versions[info.schema_version] for info in data),
         deleting=_objects(tree["deleting"]),
         tombstones=_objects(tree["tombstones"]),
         kept=frozenset(tree["kept"]),
@@ -304,7 +304,7 @@ def read_plan(tree: Mapping[str, Any]) -> MergePlan:
 def write_output(plan_id: str, output: MergeOutput) -> bytes:
     """What was written for a plan, as the body of an action."""
     sides = {"data": output.data, "tombstones": output.tombstones}
-    tree = {name: [object_tree(each) for each in objects] for name, objects in sides.items()}
+    tree = {name: [object_tree(info) for info in objects] for name, objects in sides.items()}
     return json.dumps({"plan_id": plan_id, **tree}, separators=(",", ":")).encode()
 
 
@@ -318,4 +318,4 @@ def read_output(body: bytes) -> tuple[str, MergeOutput]:
 
 
 def _objects(trees: Any) -> tuple[ObjectInfo, ...]:
-    return tuple(read_object(each) for each in trees)
+    return tuple(read_object(tree) for tree in trees)

@@ -17,7 +17,7 @@ from penstock import metrics
 from penstock.columnar.sorted_spill import order_by
 from penstock.eventstore.manifest import ManifestState, ObjectInfo, Removal
 from penstock.eventstore.objects.flush import OwnedTable
-from penstock.eventstore.objects.object_file import ColumnBounds, column_bounds, opened
+from penstock.eventstore.objects.object_file import ColumnBounds, column_bounds, open_object
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, MERGED_TOMBSTONES, OBJECT, OFFSET
 from penstock.eventstore.upkeep.merge import MergeOutput, MergeWriter, deletes_from
 from penstock.object_storage import ObjectStorage
@@ -25,30 +25,30 @@ from penstock.object_storage import ObjectStorage
 _BY_HANDLE = order_by(MERGED_TOMBSTONES, HANDLE)
 
 
-def transfer(writing: MergeWriter, output: MergeOutput, state: ManifestState) -> tuple[ObjectInfo, ...]:
+def transfer_tombstones(writing: MergeWriter, output: MergeOutput, state: ManifestState) -> tuple[ObjectInfo, ...]:
     """Write the tombstones after the merge's timestamp that delete rows of its inputs, for its outputs.
 
     No flush may run meanwhile. What a user committed at that very timestamp is flushed, hence merged.
     """
     plan = writing.plan
-    inputs = {each.id for each in plan.data}
+    inputs = {info.id for info in plan.data}
     newer = [
-        each
-        for each in state.objects.values()
-        if each.side == "tombstone"
-        and not each.delete_ts
-        and each.max_ts > plan.ts
-        and deletes_from(each, inputs)
+        info
+        for info in state.objects.values()
+        if info.side == "tombstone"
+        and not info.delete_ts
+        and info.max_ts > plan.ts
+        and deletes_from(info, inputs)
     ]
     if not newer or not output.data:
         return ()
-    with writing.spool(_BY_HANDLE) as spool:
+    with writing.open_spill(_BY_HANDLE) as spool:
         for info in newer:
-            for batch in _deleting(writing, info, inputs):
+            for batch in _read_deleting(writing, info, inputs):
                 spool.write(batch)
         places = _Places(writing.storage, plan.table_id, output.data)
-        with closing(spool.ordered()) as ordered:
-            return writing.tombstones(places.moved(batch) for batch in ordered)
+        with closing(spool.sort()) as ordered:
+            return writing.write_tombstones(places.move(batch) for batch in ordered)
 
 
 def commit_merge(table: OwnedTable, output: MergeOutput, writing: MergeWriter) -> bool:
@@ -62,38 +62,38 @@ def commit_merge(table: OwnedTable, output: MergeOutput, writing: MergeWriter) -
         return False
     plan = writing.plan
     state = table.ownership.settle()
-    made = {each.id for each in output.objects}
+    made = {info.id for info in output.objects}
     if made and made <= state.objects.keys():
         table.index.catch_up(state)
         return True  # an earlier try, whose answer was lost
-    if not all(_current(state, each) for each in (*plan.data, *plan.tombstones)):
+    if not all(_is_current(state, info) for info in (*plan.data, *plan.tombstones)):
         return False
-    moved = transfer(writing, output, state)
-    removed = [each for each in (*plan.data, *plan.tombstones, *plan.gone) if _current(state, each)]
+    moved = transfer_tombstones(writing, output, state)
+    removed = [info for info in (*plan.data, *plan.tombstones, *plan.gone) if _is_current(state, info)]
     if not removed:
         return False
     state = table.ownership.commit(
         add=[*output.objects, *moved],
-        remove=[Removal(id=each.id, delete_ts=plan.ts) for each in removed],
+        remove=[Removal(id=info.id, delete_ts=plan.ts) for info in removed],
     )
     table.index.catch_up(state)
-    metrics.EVENTSTORE_TRANSFERRED_ROWS_TOTAL.inc(sum(each.rows for each in moved))
+    metrics.EVENTSTORE_TRANSFERRED_ROWS_TOTAL.inc(sum(info.rows for info in moved))
     return True
 
 
-def _current(state: ManifestState, info: ObjectInfo) -> bool:
+def _is_current(state: ManifestState, info: ObjectInfo) -> bool:
     found = state.objects.get(info.id)
     return found is not None and not found.delete_ts
 
 
-def _deleting(writing: MergeWriter, info: ObjectInfo, inputs: set[str]) -> Iterator[pa.RecordBatch]:
+def _read_deleting(writing: MergeWriter, info: ObjectInfo, inputs: set[str]) -> Iterator[pa.RecordBatch]:
     """The newer tombstones of an object that delete rows of the inputs."""
     wanted = pa.array(sorted(inputs), pa.string())
-    with opened(writing.storage, writing.plan.table_id, info) as file:
+    with open_object(writing.storage, writing.plan.table_id, info) as file:
         groups = [
             number
             for number, bounds in enumerate(column_bounds(file.metadata, OBJECT))
-            if bounds is not None and any(bounds.low <= each <= bounds.high for each in inputs)
+            if bounds is not None and any(bounds.low <= object_id <= bounds.high for object_id in inputs)
         ]
         for batch in file.iter_batches(row_groups=groups, columns=MERGED_TOMBSTONES.names) if groups else ():
             rows = batch.select(MERGED_TOMBSTONES.names).cast(MERGED_TOMBSTONES)
@@ -128,13 +128,13 @@ class _Places:
         self._groups = []
         for info in self.objects:
             start = 0
-            with opened(self.storage, self.table_id, info) as file:
+            with open_object(self.storage, self.table_id, info) as file:
                 whole = ColumnBounds(info.key_min, info.key_max)
                 for number, bounds in enumerate(column_bounds(file.metadata, HANDLE, missing=whole)):
                     self._groups.append(_Group(info, number, bounds or whole, start))
                     start += file.metadata.row_group(number).num_rows
 
-    def moved(self, tombstones: pa.RecordBatch) -> pa.RecordBatch:
+    def move(self, tombstones: pa.RecordBatch) -> pa.RecordBatch:
         """Tombstones, in the order of their handles, with the row ids of the merged objects.
 
         Those whose row is in none are left out: it was dead when the merge began.
@@ -150,7 +150,7 @@ class _Places:
                 objects[here] = at
                 offsets[here] = group.start + found.drop_null().to_numpy()
         known = pa.array(objects >= 0)
-        names = pa.array([each.info.id for each in self._groups], pa.string())
+        names = pa.array([group.info.id for group in self._groups], pa.string())
         moved = tombstones.filter(known)
         moved = moved.set_column(
             moved.schema.get_field_index(OBJECT),
@@ -165,7 +165,7 @@ class _Places:
 
     def _handles(self, group: _Group) -> pa.Array:
         if self._last is None or self._last[0] != group:
-            with opened(self.storage, self.table_id, group.info) as file:
+            with open_object(self.storage, self.table_id, group.info) as file:
                 column = file.read_row_group(group.number, columns=[HANDLE]).column(HANDLE)
             self._last = group, column.combine_chunks()
         return self._last[1]

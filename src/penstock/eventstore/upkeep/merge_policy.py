@@ -51,44 +51,46 @@ class MergePolicy:
 
     def choose(self, state: ManifestState) -> MergeChoice | None:
         """The next merge of a table; None when it is in good shape."""
-        current = [each for each in state.objects.values() if not each.delete_ts]
-        data = [each for each in current if each.side == "data"]
-        tombstones = [each for each in current if each.side == "tombstone"]
+        current = [info for info in state.objects.values() if not info.delete_ts]
+        data = [info for info in current if info.side == "data"]
+        tombstones = [info for info in current if info.side == "tombstone"]
         merged = self._pick(_dead_data(data, tombstones))
-        taken = {each.id for each in merged}
-        candidates = _dead_tombstones([each for each in data if each.id not in taken], tombstones)
-        gone = tuple(each.info for each in candidates if each.dead_share == 1)
-        rewritten = self._pick([each for each in candidates if each.dead_share < 1])
+        taken = {info.id for info in merged}
+        candidates = _dead_tombstones([info for info in data if info.id not in taken], tombstones)
+        gone = tuple(candidate.info for candidate in candidates if candidate.dead_share == 1)
+        rewritten = self._pick([candidate for candidate in candidates if candidate.dead_share < 1])
         if merged or rewritten or len(gone) >= _FANOUT:
             return MergeChoice(merged, rewritten, gone)
         return None
 
     def _pick(self, candidates: Sequence[_Candidate]) -> tuple[ObjectInfo, ...]:
         """Objects of one side to be made into one; empty when none are worth it."""
-        heavy = self._fill(each for each in candidates if each.dead_share >= _HEAVILY_DEAD)
+        heavy = self._fill(candidate for candidate in candidates if candidate.dead_share >= _HEAVILY_DEAD)
         if heavy:
-            return tuple(each.info for each in heavy)
+            return tuple(candidate.info for candidate in heavy)
         qualified = self.target_bytes * _QUALIFIED
         sizes: dict[int, list[_Candidate]] = {}
-        for each in candidates:
-            if each.live_bytes < qualified:
-                sizes.setdefault(_size_step(each.live_bytes), []).append(each)
+        for candidate in candidates:
+            if candidate.live_bytes < qualified:
+                sizes.setdefault(_size_step(candidate.live_bytes), []).append(candidate)
         for step in sorted(sizes):
             chosen = self._fill(sizes[step])
-            total = sum(each.live_bytes for each in chosen)
+            total = sum(candidate.live_bytes for candidate in chosen)
             if len(chosen) >= _FANOUT or (len(chosen) > 1 and total >= qualified):
-                return tuple(each.info for each in chosen)
+                return tuple(candidate.info for candidate in chosen)
         return ()
 
     def _fill(self, candidates: Iterable[_Candidate]) -> list[_Candidate]:
         """As many as one object has room for, smallest first; one at least, if there is one."""
         chosen: list[_Candidate] = []
         room = self.target_bytes
-        for each in sorted(candidates, key=lambda each: (each.live_bytes, each.info.seq, each.info.id)):
-            room -= each.live_bytes
+        for candidate in sorted(
+            candidates, key=lambda candidate: (candidate.live_bytes, candidate.info.seq, candidate.info.id)
+        ):
+            room -= candidate.live_bytes
             if chosen and (room < 0 or len(chosen) == _INPUTS_MAX):
                 break
-            chosen.append(each)
+            chosen.append(candidate)
         return chosen
 
 
@@ -108,15 +110,15 @@ def _dead_data(data: Sequence[ObjectInfo], tombstones: Iterable[ObjectInfo]) -> 
     """
     known: Counter[str] = Counter()
     scattered: list[ObjectInfo] = []
-    for each in tombstones:
-        if each.targets is None:
-            scattered.append(each)
+    for info in tombstones:
+        if info.targets is None:
+            scattered.append(info)
         else:
-            known.update(dict(each.targets))
+            known.update(dict(info.targets))
     even = _even_shares(data, scattered)
     return [
-        _Candidate(each, min(1.0, known[each.id] / each.rows + share))
-        for each, share in zip(data, even, strict=True)
+        _Candidate(info, min(1.0, known[info.id] / info.rows + share))
+        for info, share in zip(data, even, strict=True)
     ]
 
 
@@ -124,26 +126,26 @@ def _even_shares(data: Sequence[ObjectInfo], scattered: Sequence[ObjectInfo]) ->
     """The share of each data object's rows that scattered tombstones delete, were they spread evenly."""
     if not scattered:
         return [0.0] * len(data)
-    by_age = sorted(data, key=lambda each: each.seq)
-    data_seqs = [each.seq for each in by_age]
-    rows_upto = [0, *accumulate(each.rows for each in by_age)]
-    newest_first = sorted(scattered, key=lambda each: -each.seq)
-    known_rows = (rows_upto[bisect_right(data_seqs, each.seq)] for each in newest_first)
-    shares = (each.rows / rows if rows else 0.0 for each, rows in zip(newest_first, known_rows, strict=True))
+    by_age = sorted(data, key=lambda info: info.seq)
+    data_seqs = [info.seq for info in by_age]
+    rows_upto = [0, *accumulate(info.rows for info in by_age)]
+    newest_first = sorted(scattered, key=lambda info: -info.seq)
+    known_rows = (rows_upto[bisect_right(data_seqs, info.seq)] for info in newest_first)
+    shares = (info.rows / rows if rows else 0.0 for info, rows in zip(newest_first, known_rows, strict=True))
     total_from = [0.0, *accumulate(shares)]
-    ages = [-each.seq for each in newest_first]
-    return [total_from[bisect_right(ages, -each.seq)] for each in data]
+    ages = [-info.seq for info in newest_first]
+    return [total_from[bisect_right(ages, -info.seq)] for info in data]
 
 
 def _dead_tombstones(kept: Sequence[ObjectInfo], tombstones: Iterable[ObjectInfo]) -> list[_Candidate]:
     """How much of each tombstone object deletes nothing of the data objects that are kept."""
-    ids = {each.id for each in kept}
-    oldest_seq = min((each.seq for each in kept), default=None)
+    ids = {info.id for info in kept}
+    oldest_seq = min((info.seq for info in kept), default=None)
     found = []
-    for each in tombstones:
-        if each.targets is None:
-            live = each.rows if oldest_seq is not None and oldest_seq <= each.seq else 0
+    for info in tombstones:
+        if info.targets is None:
+            live = info.rows if oldest_seq is not None and oldest_seq <= info.seq else 0
         else:
-            live = sum(rows for target, rows in each.targets if target in ids)
-        found.append(_Candidate(each, 1 - min(1.0, live / each.rows)))
+            live = sum(rows for target, rows in info.targets if target in ids)
+        found.append(_Candidate(info, 1 - min(1.0, live / info.rows)))
     return found

@@ -49,14 +49,14 @@ class TableUpkeep:
     retry_at: dict[UpkeepTask, float] = field(default_factory=dict)
     failures: Counter[UpkeepTask] = field(default_factory=Counter)
 
-    def failed(self, duty: UpkeepTask, now: float) -> float:
+    def record_failure(self, duty: UpkeepTask, now: float) -> float:
         """Leave a duty alone for a while, and not the others; return for how long."""
         self.failures[duty] += 1
         pause = _BACKOFF.delay_s(self.failures[duty])
         self.retry_at[duty] = now + pause
         return pause
 
-    def succeeded(self, duty: UpkeepTask) -> None:
+    def record_success(self, duty: UpkeepTask) -> None:
         """The next failure is the first one again."""
         del self.failures[duty]
 
@@ -140,7 +140,7 @@ class Upkeep:
         )
         self._opening: set[str] = set()
         self._lock = threading.Lock()
-        self._cares: dict[int, tuple[OwnedTable, TableUpkeep]] = {}
+        self._upkeeps: dict[int, tuple[OwnedTable, TableUpkeep]] = {}
         self._busy: set[int] = set()
         self._stopping = threading.Event()
         self._threads = [
@@ -175,7 +175,7 @@ class Upkeep:
             overtaken += not committed
         return done
 
-    def plans(self, table: OwnedTable, plans_max: int) -> list[MergePlan]:
+    def plan_merges(self, table: OwnedTable, plans_max: int) -> list[MergePlan]:
         """What there is to merge now, for others to write; see `plan_merges`."""
         state, table_id = table.ownership.state, table.rows.table_id
         return plan_merges(table_id, state, self._merging, now_ms=self._clock.wall_ms(), plans_max=plans_max)
@@ -209,7 +209,7 @@ class Upkeep:
         output = self._writer(plan, proceed).write()
         committed = self.commit(table, plan, output)
         for direction, objects in (("read", (*plan.data, *plan.tombstones)), ("written", output.objects)):
-            nbytes = sum(each.size_bytes for each in objects)
+            nbytes = sum(info.size_bytes for info in objects)
             metrics.EVENTSTORE_MERGED_BYTES_TOTAL.labels(direction).inc(nbytes)
         metrics.EVENTSTORE_MERGE_SECONDS.observe(self._clock.monotonic() - started)
         return committed
@@ -236,7 +236,7 @@ class Upkeep:
                 continue
             table, care, duty = taken
             try:
-                self._do(table, care, duty)
+                self._try_task(table, care, duty)
             finally:
                 with self._lock:
                     self._busy.discard(table.rows.table_id)
@@ -246,15 +246,15 @@ class Upkeep:
         now = self._clock.monotonic()
         owned = self._tables()
         with self._lock:
-            self._cares = {
+            self._upkeeps = {
                 table_id: known
-                if (known := self._cares.get(table_id)) is not None and known[0] is table
+                if (known := self._upkeeps.get(table_id)) is not None and known[0] is table
                 else (table, self._policy.begin(now))
                 for table_id, table in owned.items()
             }
             free = {
                 table_id: (care, table.ownership.state.seq)
-                for table_id, (table, care) in self._cares.items()
+                for table_id, (table, care) in self._upkeeps.items()
                 if table_id not in self._busy
             }
             chosen = self._policy.choose(free, now)
@@ -262,12 +262,12 @@ class Upkeep:
                 return None
             table_id, duty = chosen
             self._busy.add(table_id)
-            return *self._cares[table_id], duty
+            return *self._upkeeps[table_id], duty
 
-    def _do(self, table: OwnedTable, care: TableUpkeep, duty: UpkeepTask) -> None:
+    def _try_task(self, table: OwnedTable, care: TableUpkeep, duty: UpkeepTask) -> None:
         table_id = table.rows.table_id
         try:
-            self._duty(table, care, duty)
+            self._run_task(table, care, duty)
         except _Stopped:
             return
         except Fenced as error:
@@ -281,25 +281,25 @@ class Upkeep:
             if table.rows.disowned:  # given up meanwhile
                 return
             reason = "unavailable" if isinstance(error, Unavailable) else "failed"
-            self._failed(table_id, care, duty, reason, error)
+            self._postpone(table_id, care, duty, reason, error)
             return
         except Exception as error:  # noqa: BLE001 - whatever it is, the other tables are looked after
             _log.exception("upkeep failed unexpectedly", extra={"table_id": table_id, "duty": duty})
-            self._failed(table_id, care, duty, "failed", error)
+            self._postpone(table_id, care, duty, "failed", error)
             return
-        care.succeeded(duty)
+        care.record_success(duty)
 
-    def _failed(
+    def _postpone(
         self, table_id: int, care: TableUpkeep, duty: UpkeepTask, reason: str, error: Exception
     ) -> None:
         metrics.EVENTSTORE_UPKEEP_FAILURES_TOTAL.labels(duty, reason).inc()
-        pause_s = care.failed(duty, self._clock.monotonic())
+        pause_s = care.record_failure(duty, self._clock.monotonic())
         _log.warning(
             "upkeep failed; it will be tried again",
             extra={"table_id": table_id, "duty": duty, "reason": str(error), "pause_s": pause_s},
         )
 
-    def _duty(self, table: OwnedTable, care: TableUpkeep, duty: UpkeepTask) -> None:
+    def _run_task(self, table: OwnedTable, care: TableUpkeep, duty: UpkeepTask) -> None:
         proceed = partial(self._proceed, table)
         now = self._clock.monotonic()
         if duty is UpkeepTask.MERGE:

@@ -1,7 +1,4 @@
-"""One consumer at work on its share of an iteration, in a thread of its own.
-
-What a consumer is given: the changes of its iteration, in its own columns.
-"""
+"""One consumer of an iteration: it runs in a thread of its own, and retrieves the changes in its columns."""
 
 import logging
 import threading
@@ -13,18 +10,18 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 
 from penstock import metrics, tracing
-from penstock.changes.columns import DELETED, chosen_columns, key_names, with_commit_ts
+from penstock.changes.columns import DELETED, choose_columns, key_names, with_commit_ts
 from penstock.clock import Clock
 from penstock.errors import Aborted, Fenced, Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.jobs.consumer import Consumer, DataType, JobContext, Retrieved
 from penstock.jobs.error_codes import SchemaRefused, failure_of
-from penstock.jobs.iteration.iteration import Ahead, AttemptCount, OutcomeKind, RunOutcome, reconcile
+from penstock.jobs.iteration.iteration import Ahead, OutcomeKind, OutcomePolicy, RunOutcome, reconcile
 from penstock.jobs.iteration.shared_scan import SharedScan
-from penstock.jobs.iteration.spark_frame import quoted
+from penstock.jobs.iteration.spark_frame import quote_name
 from penstock.jobs.job import Job, JobKey
-from penstock.jobs.log.transitions import Transition, completed
+from penstock.jobs.log.transitions import Transition, complete_iteration
 from penstock.jobs.schema_changes import check_names
 from penstock.jobs.usage import Usage
 from penstock.kv import Transaction
@@ -33,171 +30,20 @@ from penstock.settings import Settings
 if TYPE_CHECKING:
     from penstock.jobs.iteration.spark_frame import DataFrame, SparkSession
 
-
-class WatermarkLog(Protocol):
-    """What writes a watermark in a consumer's own transaction."""
-
-    def change(self, txn: Transaction, key: JobKey, lsn: int | None, transition: Transition) -> Job:
-        """Apply a transition in the transaction; Fenced when the row has another lsn."""
-
-
-class JobRetriever:
-    """Implements DataRetriever for one try of a job; `job` is its row as it was begun."""
-
-    def __init__(
-        self,
-        job: Job,
-        from_ts: int,
-        shared: SharedScan,
-        log: WatermarkLog,
-        clock: Clock,
-        *,
-        enter_pool: Callable[[], object],
-    ) -> None:
-        self._job = job
-        self._from_ts = from_ts
-        self._shared = shared
-        self._log = log
-        self._clock = clock
-        self._enter_pool = enter_pool
-        self._scan = shared.scan()
-        self._columns = chosen_columns(self._scan.schema.table, job.spec.detail.consumer.columns)
-        self._keys = key_names(self._scan.schema.table)
-        self._names = with_commit_ts(self._columns).names
-        self._nothing: Retrieved | None = None
-        self._frame: DataFrame | None = None
-        self._ended: str = ""
-        self._passage: tracing.StageRecorder | None = None
-        if (
-            tracing.current is not None and not self._scan.snapshot
-        ):  # a snapshot's rows were committed long ago
-            self._passage = tracing.current.passage()
-        self.rows = 0
-        self.nbytes = 0
-        self.waited_s = 0.0
-        """How long the consumer has waited for changes: that is no work of its own."""
-        self.failure: Exception | None = None
-        """What kept changes from being read: it counts, whatever the consumer makes of it."""
-        self.written: Job | None = None
-        """The row as the consumer has written it, in a transaction that it says it has committed."""
-
-    @property
-    def data_type(self) -> DataType:
-        """See DataRetriever."""
-        return DataType.SNAPSHOT if self._scan.snapshot else DataType.TAIL
-
-    @property
-    def from_ts(self) -> int:
-        """See DataRetriever: what the target has, where nothing has changed since up to the iteration's."""
-        return self._from_ts
-
-    @property
-    def to_ts(self) -> int:
-        """See DataRetriever."""
-        return self._scan.to_ts
-
-    @property
-    def schema(self) -> SchemaVersion:
-        """See DataRetriever."""
-        return self._scan.schema
-
-    @property
-    def columns(self) -> pa.Schema:
-        """See DataRetriever."""
-        return self._columns
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """See DataRetriever."""
-        return self._keys
-
-    @property
-    def large(self) -> bool:
-        """See DataRetriever."""
-        return self._shared.on_executors
-
-    def next(self) -> Retrieved:
-        """See DataRetriever. Once there is no more data, it says so again."""
-        if self._nothing is not None:
-            return self._nothing
-        asked_at = self._clock.monotonic()
-        try:
-            piece = self._shared.take(self._job.key)
-        except Exception as error:
-            self.failure = error
-            raise
-        finally:
-            self.waited_s += self._clock.monotonic() - asked_at
-        assert piece is not None, "the last piece says that it is"
-        self.rows += piece.rows
-        if self._passage is not None:
-            self._passage.add(piece.inserts.column(COMMIT_TS).to_numpy())
-            self._passage.add(piece.deletes.column(COMMIT_TS).to_numpy())
-        inserts = piece.inserts.select(self._names)
-        self.nbytes += inserts.nbytes + piece.deletes.nbytes
-        if piece.last:
-            self.failure = None  # of a DataFrame that there was none: it has everything all the same
-            self._nothing = Retrieved(inserts.slice(0, 0), piece.deletes.slice(0, 0), no_more_data=True)
-        return Retrieved(inserts, piece.deletes, piece.last)
-
-    def dataframe(self) -> "DataFrame":
-        """See DataRetriever."""
-        if self._frame is None:
-            self._frame = self._taken()
-        return self._frame
-
-    def _taken(self) -> "DataFrame":
-        try:
-            self._enter_pool()
-            shared = self._shared.frame(self._job.key)
-        except Exception as error:
-            self.failure = error
-            raise
-        self._shared.leave(self._job.key, Invalid("the changes were taken as a DataFrame already"))
-        self.rows, self.nbytes = self._scan.rows, self._scan.nbytes
-        if self._passage is not None:
-            self._passage.add_pairs(shared.traced)
-        return shared.dataframe.select(*map(quoted, (*self._columns.names, COMMIT_TS, DELETED)))
-
-    def update_watermark(self, txn: Transaction) -> None:
-        """See DataRetriever."""
-        if self._ended:
-            raise Fenced(self._ended)
-        at = self._clock.wall_ms()
-        self.written = self._log.change(
-            txn, self._job.key, self._job.status.lsn, completed(self.to_ts, at=at)
-        )
-
-    def arrived(self) -> None:
-        """The target has what was retrieved: tell of it where that is traced."""
-        if self._passage is None:
-            return
-        self._passage.arrived(
-            tracing.Stage.JOB,
-            key=self._job.key.owner,
-            table_id=self._job.key.table_id,
-            table=self._scan.schema.name,
-            job=str(self._job.id),
-            consumer=self._job.spec.consumer,
-        )
-
-    def end(self, why: str) -> None:
-        """Nothing that the consumer does from now on counts."""
-        self._ended = why
-        self._shared.leave(self._job.key)
-
-
 _log = logging.getLogger(__name__)
 
 GRACE_S = 10.0
-"""How long a consumer that was canceled may take to end, before its job goes on without it."""
+"""How long a canceled consumer may take to end before its job continues without it."""
 
 
-class IterationLog(WatermarkLog, Protocol):
-    """Where the rows of jobs are. Blocks; thread-safe."""
+class IterationLog(Protocol):
+    """The rows of jobs, as iterations change them. Blocks; thread-safe."""
 
     def transact(self, changes: Sequence[tuple[Job, Transition]]) -> list[Job | None]:
-        """Apply transitions to rows as they were seen; None where one was stale. Raises Unavailable."""
+        """Apply transitions to rows as they were seen; return None for stale ones. Raises Unavailable."""
+
+    def change(self, txn: Transaction, key: JobKey, lsn: int | None, transition: Transition) -> Job:
+        """Apply a transition in a consumer's own transaction; raise Fenced when the row has another lsn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,17 +59,17 @@ class ConsumerServices:
 
 
 class ConsumerRun:
-    """A job's try. `ended` is called once: by its thread, or by whoever gives up waiting for that.
+    """One run of a job's consumer. `ended` is called once: by its thread, or by whoever abandons the thread.
 
-    `job` is the row as it was begun: whoever has changed it since fences this try.
+    `job` is the row as it was begun: any change of it since then fences this run.
     """
 
     def __init__(
         self,
         job: Job,
-        attempt: AttemptCount,
+        outcomes: OutcomePolicy,
         shared: SharedScan,
-        workshop: ConsumerServices,
+        services: ConsumerServices,
         scratch: Path,
         *,
         ended: "Callable[[ConsumerRun, RunOutcome], None]",
@@ -231,48 +77,48 @@ class ConsumerRun:
         self.job = job
         self.scratch = scratch
         self.give_up_at: float | None = None
-        """When to wait no longer; None while nobody has canceled it."""
-        self._attempt = attempt
+        """When to stop waiting for the thread; None while the run is not canceled."""
+        self._outcomes = outcomes
         self._shared = shared
-        self._workshop = workshop
+        self._services = services
         self._ended = ended
-        self._began = workshop.clock.monotonic()
+        self._began = services.clock.monotonic()
         self._retriever: JobRetriever | None = None
         self._state = threading.Lock()
         self._canceled = False
         self._over = False
         self.abandoned = False
-        """Somebody has given up waiting for its thread."""
+        """Whether the job continues without its thread."""
         self._thread = threading.Thread(
             target=self._run, name=f"penstock-job-{job.key.job_name}", daemon=True
         )
 
     @property
     def usage(self) -> Usage:
-        """What it has used so far."""
-        seconds = self._workshop.clock.monotonic() - self._began
+        """What the run has used so far."""
+        seconds = self._services.clock.monotonic() - self._began
         found = self._retriever
         if found is None:
             return Usage(task_seconds=seconds)
         return Usage(found.rows, found.nbytes, seconds - found.waited_s)
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the thread."""
         self._thread.start()
 
     def cancel(self) -> None:
-        """Let it end soon: its next look for changes raises Aborted."""
+        """Let the run end soon: the consumer's next call for changes raises Aborted."""
         with self._state:
             if self._canceled:
                 return
             self._canceled = True
-        self.give_up_at = self._workshop.clock.monotonic() + self._workshop.grace_s
+        self.give_up_at = self._services.clock.monotonic() + self._services.grace_s
         self._shared.leave(self.job.key)
 
     def abandon(self) -> None:
-        """Wait no longer for a consumer that goes on although it was canceled: what it does does not count.
+        """Stop waiting for a consumer that continues although it was canceled; what it does does not count.
 
-        Its target may take its commit all the same; the next iteration finds that there.
+        Its target may accept its commit all the same; the next iteration finds that in the target.
         """
         with self._state:
             if self._over:
@@ -280,43 +126,43 @@ class ConsumerRun:
             self._over = self.abandoned = True
         metrics.JOBS_ABANDONED_CONSUMERS.inc()
         _log.warning(
-            "a consumer does not end although its job was canceled; the job goes on without it",
+            "a canceled consumer does not end; its job continues without it",
             extra={"job": str(self.job.id), "consumer": self.job.spec.consumer},
         )
         if self._retriever is not None:
-            self._retriever.end("the job was canceled, and its consumer given up")
-        self._ended(self, self._attempt.canceled(at=self._workshop.clock.wall_ms()))
+            self._retriever.end("the job was canceled, and its consumer was abandoned")
+        self._ended(self, self._outcomes.cancel(at=self._services.clock.wall_ms()))
 
     def _run(self) -> None:
-        ending = self._carry()
+        outcome = self._run_consumer()
         with self._state:
             over, self._over = self._over, True
         if not over:
-            self._ended(self, ending)
+            self._ended(self, outcome)
         elif self.abandoned:
             metrics.JOBS_ABANDONED_CONSUMERS.dec()
-            _log.info("a consumer that was given up has ended", extra={"job": str(self.job.id)})
+            _log.info("an abandoned consumer has ended", extra={"job": str(self.job.id)})
 
-    def _carry(self) -> RunOutcome:
+    def _run_consumer(self) -> RunOutcome:
         """Bring the target to the end of the iteration."""
         try:
             try:
-                ending = self._consume()
+                outcome = self._consume()
             finally:
                 self._shared.leave(self.job.key)
         except BaseException as error:  # noqa: BLE001 - whatever a consumer raises is its job's error alone
-            return self._failed(error)
-        return ending
+            return self._decide_failure(error)
+        return outcome
 
     def _consume(self) -> RunOutcome:
         context = self._context()
-        consumer = self._workshop.find(context.info.consumer or "")(context)
+        consumer = self._services.find(context.info.consumer or "")(context)
         try:
-            iteration = self._attempt.iteration
+            iteration = self._outcomes.iteration
             found = reconcile(self.job, iteration.from_ts, consumer.committed_ts())
             if isinstance(found, Ahead):
                 _log.info("the log follows the target", extra={"job": str(self.job.id), "ts": found.ts})
-                return self._attempt.followed(found.ts, at=self._workshop.clock.wall_ms())
+                return self._outcomes.follow_target(found.ts, at=self._services.clock.wall_ms())
             if found.doubtful:
                 self._check_row()
             self._check_canceled()
@@ -331,34 +177,34 @@ class ConsumerRun:
                 self.job,
                 found.from_ts,
                 self._shared,
-                self._workshop.log,
-                self._workshop.clock,
+                self._services.log,
+                self._services.clock,
                 enter_pool=self._spark,
             )
             self._check_canceled()
             consumer.consume(data)
             if data.failure is not None:
                 raise data.failure
-            data.arrived()
-            done = self._attempt.completed(data.to_ts, at=self._workshop.clock.wall_ms())
+            data.record_arrival()
+            done = self._outcomes.complete(data.to_ts, at=self._services.clock.wall_ms())
             return done if data.written is None else RunOutcome(OutcomeKind.COMPLETED, None)
         finally:
             self._close(consumer)
 
-    def _failed(self, error: BaseException) -> RunOutcome:
-        at = self._workshop.clock.wall_ms()
+    def _decide_failure(self, error: BaseException) -> RunOutcome:
+        at = self._services.clock.wall_ms()
         if self._canceled:
-            return self._attempt.canceled(at=at)
+            return self._outcomes.cancel(at=at)
         cause = (self._retriever.failure if self._retriever is not None else None) or error
-        return self._attempt.stopped(cause, at=at, by_source=self._shared.failed_by_source(cause))
+        return self._outcomes.fail(cause, at=at, by_source=self._shared.is_source_error(cause))
 
     def _check_row(self) -> None:
-        """Raise Fenced when another try has the job by now.
+        """Raise Fenced when another run has the job by now.
 
-        While the row is this try's, no newer one has begun, and none has written what the target has.
+        While this run owns the row, no newer run has begun, and none has written what the target has.
         """
-        if self._workshop.log.transact([(self.job, lambda job: job)]) == [None]:
-            raise Fenced(f"job {self.job.id} was taken over by somebody else")
+        if self._services.log.transact([(self.job, lambda job: job)]) == [None]:
+            raise Fenced(f"job {self.job.id} was taken over by another process")
 
     def _check_canceled(self) -> None:
         if self._canceled:
@@ -379,19 +225,167 @@ class ConsumerRun:
         return None if self._retriever is None else self._retriever.written
 
     def _context(self) -> JobContext:
-        job, workshop = self.job, self._workshop
+        job, services = self.job, self._services
         return JobContext(
             id=job.id,
             key=job.key,
             account=job.account,
             info=job.spec.detail.consumer,
-            settings=workshop.settings,
+            settings=services.settings,
             scratch=self.scratch,
             spark=self._spark,
-            clock=workshop.clock,
+            clock=services.clock,
         )
 
     def _spark(self) -> "SparkSession":
-        if self._workshop.spark is None:
-            raise Invalid("there is no Spark here for this consumer; run jobs with a Spark session")
-        return self._workshop.spark(self.job.account)
+        if self._services.spark is None:
+            raise Invalid(
+                "this consumer needs Spark, and this process has no session; run jobs with a Spark session"
+            )
+        return self._services.spark(self.job.account)
+
+
+class JobRetriever:
+    """The DataRetriever of one run of a job; `job` is its row as it was begun."""
+
+    def __init__(
+        self,
+        job: Job,
+        from_ts: int,
+        shared: SharedScan,
+        log: IterationLog,
+        clock: Clock,
+        *,
+        enter_pool: Callable[[], object],
+    ) -> None:
+        self._job = job
+        self._from_ts = from_ts
+        self._shared = shared
+        self._log = log
+        self._clock = clock
+        self._enter_pool = enter_pool
+        self._scan = shared.scan()
+        self._columns = choose_columns(self._scan.schema.table, job.spec.detail.consumer.columns)
+        self._keys = key_names(self._scan.schema.table)
+        self._names = with_commit_ts(self._columns).names
+        self._end_of_data: Retrieved | None = None
+        self._frame: DataFrame | None = None
+        self._ended: str = ""
+        self._recorder: tracing.StageRecorder | None = None
+        # The rows of a snapshot were committed long ago: there is nothing to trace.
+        if tracing.current is not None and not self._scan.snapshot:
+            self._recorder = tracing.current.start_recorder()
+        self.rows = 0
+        self.nbytes = 0
+        self.waited_s = 0.0
+        """How long the consumer has waited for changes; that is not its own work."""
+        self.failure: Exception | None = None
+        """What kept changes from being read. It is the error of the run, whatever the consumer does with it.
+        """
+        self.written: Job | None = None
+        """The row as the consumer wrote it, in a transaction that the consumer says it has committed."""
+
+    @property
+    def data_type(self) -> DataType:
+        """SNAPSHOT if the scan reads all rows, else TAIL."""
+        return DataType.SNAPSHOT if self._scan.snapshot else DataType.TAIL
+
+    @property
+    def from_ts(self) -> int:
+        """The watermark of the target; nothing has changed between it and the start of the iteration."""
+        return self._from_ts
+
+    @property
+    def to_ts(self) -> int:
+        """The end of the scan."""
+        return self._scan.to_ts
+
+    @property
+    def schema(self) -> SchemaVersion:
+        """The table at the end of the scan, with all its columns."""
+        return self._scan.schema
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns that the job selects; the primary key's come first."""
+        return self._columns
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns that identify a row: the primary key, or `_handle`."""
+        return self._keys
+
+    @property
+    def large(self) -> bool:
+        """Whether there are enough changes for executors, and Spark is there."""
+        return self._shared.on_executors
+
+    def next(self) -> Retrieved:
+        """Return the next changes in the job's columns; after the last ones, the empty end every time."""
+        if self._end_of_data is not None:
+            return self._end_of_data
+        asked_at = self._clock.monotonic()
+        try:
+            batch = self._shared.take(self._job.key)
+        except Exception as error:
+            self.failure = error
+            raise
+        finally:
+            self.waited_s += self._clock.monotonic() - asked_at
+        assert batch is not None, "the last batch says that it is the last"
+        self.rows += batch.rows
+        if self._recorder is not None:
+            self._recorder.add(batch.inserts.column(COMMIT_TS).to_numpy())
+            self._recorder.add(batch.deletes.column(COMMIT_TS).to_numpy())
+        inserts = batch.inserts.select(self._names)
+        self.nbytes += inserts.nbytes + batch.deletes.nbytes
+        if batch.last:
+            self.failure = None  # of a DataFrame that could not be made: the batches brought everything
+            self._end_of_data = Retrieved(inserts.slice(0, 0), batch.deletes.slice(0, 0), no_more_data=True)
+        return Retrieved(inserts, batch.deletes, batch.last)
+
+    def dataframe(self) -> "DataFrame":
+        """Return all changes, in the job's columns, out of the DataFrame that the iteration shares."""
+        if self._frame is None:
+            self._frame = self._take_frame()
+        return self._frame
+
+    def _take_frame(self) -> "DataFrame":
+        try:
+            self._enter_pool()
+            shared = self._shared.frame(self._job.key)
+        except Exception as error:
+            self.failure = error
+            raise
+        self._shared.leave(self._job.key, Invalid("the changes were taken as a DataFrame already"))
+        self.rows, self.nbytes = self._scan.rows, self._scan.nbytes
+        if self._recorder is not None:
+            self._recorder.add_pairs(shared.traced)
+        return shared.dataframe.select(*map(quote_name, (*self._columns.names, COMMIT_TS, DELETED)))
+
+    def update_watermark(self, txn: Transaction) -> None:
+        """Write the job's row in the consumer's transaction; raise Fenced when the run has lost the job."""
+        if self._ended:
+            raise Fenced(self._ended)
+        at = self._clock.wall_ms()
+        self.written = self._log.change(
+            txn, self._job.key, self._job.status.lsn, complete_iteration(self.to_ts, at=at)
+        )
+
+    def record_arrival(self) -> None:
+        """Record for traced transactions that the target has what was retrieved."""
+        if self._recorder is None:
+            return
+        self._recorder.record_arrival(
+            tracing.Stage.JOB,
+            key=self._job.key.owner,
+            table_id=self._job.key.table_id,
+            table=self._scan.schema.name,
+            job=str(self._job.id),
+            consumer=self._job.spec.consumer,
+        )
+
+    def end(self, why: str) -> None:
+        """Ignore whatever the consumer does from now on; `why` is the message of the Fenced that it gets."""
+        self._ended = why
+        self._shared.leave(self._job.key)

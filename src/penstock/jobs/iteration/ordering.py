@@ -1,11 +1,8 @@
-"""Changes in the order in which they take effect, out of batches that may cross each other.
+"""Changes on their way to consumers: in one schema, in the order in which they take effect, the same for all.
 
-A batch that is a TAIL_WIP may have to be applied after what follows it. It is kept, on disk when there is
-much of it, until a TAIL_DONE closes it.
-
-Changes of any of a table's versions as pieces in the version that an iteration ends with. Pure.
-
-Changes on their way to consumers: in one schema, in order, and the same for all of them.
+`BatchProjection` turns changes of any version of a table into batches of the version that an iteration ends
+with. `iter_in_order` orders batches that overlap: a TAIL_WIP batch may have to be applied after what follows
+it, so it is kept, on disk if it is large, until a TAIL_DONE closes it.
 """
 
 from collections.abc import Generator, Iterable, Iterator
@@ -27,7 +24,7 @@ from penstock.tables.schema import TableInfo
 
 
 class ConsumerBatch(NamedTuple):
-    """What one `next` of a consumer gives, with the columns of all of them. `last`: nothing follows."""
+    """What one `next` of a consumer returns, with the columns of all consumers. `last`: nothing follows."""
 
     inserts: pa.RecordBatch
     deletes: pa.RecordBatch
@@ -35,22 +32,22 @@ class ConsumerBatch(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Of both sides."""
+        """The rows of both sides."""
         return int(self.inserts.num_rows + self.deletes.num_rows)
 
     @property
     def nbytes(self) -> int:
-        """About as much memory."""
+        """The approximate memory of both sides."""
         return int(self.inserts.nbytes + self.deletes.nbytes)
 
 
-def closed(pieces: Iterable[ConsumerBatch], nothing: ConsumerBatch) -> Iterator[ConsumerBatch]:
-    """The pieces, of which the last says that it is; `nothing`, if there are none."""
+def mark_last(batches: Iterable[ConsumerBatch], nothing: ConsumerBatch) -> Iterator[ConsumerBatch]:
+    """Yield the batches with `last` set on the last one; if there are none, yield `nothing` as the last."""
     held: ConsumerBatch | None = None
-    for piece in pieces:
+    for batch in batches:
         if held is not None:
             yield held
-        held = piece
+        held = batch
     yield (held or nothing)._replace(last=True)
 
 
@@ -59,10 +56,10 @@ class _Sides(NamedTuple):
     deletes: Projection
 
 
-class PieceProjection:
-    """Makes pieces with `columns`, the key's among them.
+class BatchProjection:
+    """Makes batches with `columns`, which include the key's.
 
-    A column that was added since reads as its default in older rows, one that was dropped is left out.
+    A column that was added later has its default in older rows; a dropped column is left out.
     """
 
     def __init__(self, schema: SchemaVersion, columns: Iterable[str]) -> None:
@@ -74,23 +71,25 @@ class PieceProjection:
 
     @property
     def inserts(self) -> pa.Schema:
-        """The schema of one side of all pieces."""
+        """The schema of the inserts of all batches."""
         return self._now.inserts.schema
 
     @property
     def deletes(self) -> pa.Schema:
-        """The schema of the other."""
+        """The schema of the deletes of all batches."""
         return self._now.deletes.schema
 
     @property
     def nothing(self) -> ConsumerBatch:
-        """A piece without rows."""
+        """A batch without rows."""
         return ConsumerBatch(
             pa.RecordBatch.from_pylist([], self.inserts), pa.RecordBatch.from_pylist([], self.deletes)
         )
 
-    def piece(self, batch: ChangeBatch) -> ConsumerBatch:
-        """The changes of a batch; raise SchemaRefused when its rows have another key than those now."""
+    def project(self, batch: ChangeBatch) -> ConsumerBatch:
+        """Return the changes of a batch; raise SchemaRefused when its rows have another key than the table
+        now.
+        """
         sides = self._known.get(batch.schema.version)
         if sides is None:
             check_keys(batch.schema.table, self._table)
@@ -103,55 +102,55 @@ class PieceProjection:
         )
 
 
-PIECE_ROWS = 16 * 1024
+BATCH_ROWS = 16 * 1024
 
 Ints = npt.NDArray[np.int64]
 
 
-def in_order(
+def iter_in_order(
     batches: Iterable[ChangeBatch],
-    projection: PieceProjection,
+    projection: BatchProjection,
     scratch: Path,
     *,
     memory_bytes: int = SPOOL_BYTES,
-    piece_rows: int = PIECE_ROWS,
+    batch_rows: int = BATCH_ROWS,
 ) -> Generator[ConsumerBatch, None, None]:
-    """Pieces of all batches: no change of one comes before a change of an earlier one.
+    """Yield all changes in batches: no change comes before one of an earlier batch.
 
-    Within a piece too, smaller `_commit_ts` come first, and of equal ones the deletes. Raises OSError when
-    the disk does not take what has to be kept.
+    Within a batch too, smaller `_commit_ts` come first, and at equal ones the deletes. Raises OSError when
+    the disk does not accept what has to be kept.
     """
-    kept: _Kept | None = None
+    open_batches: _OpenBatches | None = None
     try:
         for batch in batches:
-            piece = projection.piece(batch)
-            if batch.hint is not Hint.TAIL_WIP and kept is None:
-                yield piece
+            projected = projection.project(batch)
+            if batch.hint is not Hint.TAIL_WIP and open_batches is None:
+                yield projected
                 continue
-            if kept is None:
-                kept = _Kept(projection, scratch, memory_bytes)
-            kept.add(piece)
+            if open_batches is None:
+                open_batches = _OpenBatches(projection, scratch, memory_bytes)
+            open_batches.add(projected)
             if batch.hint is Hint.TAIL_DONE:
-                inserts, deletes = kept.finish()
-                kept = None
-                yield from merged(inserts, deletes, piece_rows)
-        assert kept is None, "a handle ends with a batch that closes those before"
+                inserts, deletes = open_batches.finish()
+                open_batches = None
+                yield from merge_sides(inserts, deletes, batch_rows)
+        assert open_batches is None, "a handle ends with a batch that closes those before it"
     finally:
-        if kept is not None:
-            kept.discard()
+        if open_batches is not None:
+            open_batches.discard()
 
 
-class _Kept:
-    """Pieces that wait to be closed."""
+class _OpenBatches:
+    """Batches that wait for the TAIL_DONE that closes them."""
 
-    def __init__(self, projection: PieceProjection, scratch: Path, memory_bytes: int) -> None:
+    def __init__(self, projection: BatchProjection, scratch: Path, memory_bytes: int) -> None:
         half = memory_bytes // 2
         self._inserts = SpillTable(projection.inserts, scratch / "kept-inserts.arrow", memory_bytes=half)
         self._deletes = SpillTable(projection.deletes, scratch / "kept-deletes.arrow", memory_bytes=half)
 
-    def add(self, piece: ConsumerBatch) -> None:
-        self._inserts.add(piece.inserts)
-        self._deletes.add(piece.deletes)
+    def add(self, batch: ConsumerBatch) -> None:
+        self._inserts.add(batch.inserts)
+        self._deletes.add(batch.deletes)
 
     def finish(self) -> tuple[pa.Table, pa.Table]:
         return self._inserts.finish(), self._deletes.finish()
@@ -161,29 +160,31 @@ class _Kept:
         self._deletes.discard()
 
 
-def merged(inserts: pa.Table, deletes: pa.Table, piece_rows: int) -> Iterator[ConsumerBatch]:
-    """Pieces of both sides, whatever their order is."""
+def merge_sides(inserts: pa.Table, deletes: pa.Table, batch_rows: int) -> Iterator[ConsumerBatch]:
+    """Yield batches of both sides in order of time, whatever order the sides have."""
+    # `begun` and `ended` are the times of inserts and of deletes: a row begins with one and ends with the other.
     begun, ended = _times(inserts), _times(deletes)
     if not len(begun) or not len(ended) or ended.max() <= begun.min():
         bounds = [(0, 0), (0, len(ended)), (len(begun), len(ended))]
     else:
-        bounds = _crossing(begun, ended, piece_rows)
+        bounds = _find_bounds(begun, ended, batch_rows)
     sides = _Ordered(inserts, begun), _Ordered(deletes, ended)
     for (low_begun, low_ended), (high_begun, high_ended) in pairwise(bounds):
-        yield from _pieces(sides, (low_begun, high_begun), (low_ended, high_ended), piece_rows)
+        yield from _cut_batches(sides, (low_begun, high_begun), (low_ended, high_ended), batch_rows)
 
 
-def _crossing(begun: Ints, ended: Ints, piece_rows: int) -> list[tuple[int, int]]:
-    """How many rows of each side come before the end of each piece."""
+def _find_bounds(begun: Ints, ended: Ints, batch_rows: int) -> list[tuple[int, int]]:
+    """Return how many rows of each side come before the end of each batch."""
     times = np.concatenate((np.sort(ended), np.sort(begun)))
+    # The order is by time, and at equal times deletes (False) come before inserts (True).
     is_insert = np.repeat(np.array([False, True]), [len(ended), len(begun)])
     inserts = np.concatenate(([0], np.cumsum(is_insert[np.lexsort((is_insert, times))])))
-    cuts = [*range(0, len(times), piece_rows), len(times)]
+    cuts = [*range(0, len(times), batch_rows), len(times)]
     return [(int(inserts[cut]), cut - int(inserts[cut])) for cut in cuts]
 
 
 class _Ordered:
-    """The rows of a side by time."""
+    """The rows of a side, ordered by time."""
 
     def __init__(self, rows: pa.Table, times: Ints) -> None:
         self.rows = rows
@@ -196,21 +197,21 @@ class _Ordered:
             if self._order is None
             else self.rows.take(pa.array(self._order[low:high]))
         )
-        found = part.combine_chunks().to_batches()
-        return found[0] if found else pa.RecordBatch.from_pylist([], self.rows.schema)
+        batches = part.combine_chunks().to_batches()
+        return batches[0] if batches else pa.RecordBatch.from_pylist([], self.rows.schema)
 
 
-def _pieces(
-    sides: tuple[_Ordered, _Ordered], begun: tuple[int, int], ended: tuple[int, int], piece_rows: int
+def _cut_batches(
+    sides: tuple[_Ordered, _Ordered], begun: tuple[int, int], ended: tuple[int, int], batch_rows: int
 ) -> Iterator[ConsumerBatch]:
-    """Rows of both sides, divided where only one has some."""
+    """Yield rows of both sides; divide them where only one side has some."""
     inserts, deletes = sides
     longest = max(begun[1] - begun[0], ended[1] - ended[0])
-    assert longest <= piece_rows or begun[0] == begun[1] or ended[0] == ended[1], "one side is cut at a time"
-    for start in range(0, longest, piece_rows):
+    assert longest <= batch_rows or begun[0] == begun[1] or ended[0] == ended[1], "one side is cut at a time"
+    for start in range(0, longest, batch_rows):
         yield ConsumerBatch(
-            inserts.between(*_part(begun, start, piece_rows)),
-            deletes.between(*_part(ended, start, piece_rows)),
+            inserts.between(*_part(begun, start, batch_rows)),
+            deletes.between(*_part(ended, start, batch_rows)),
         )
 
 

@@ -1,6 +1,7 @@
 """The changes of an iteration, read once for all of its jobs, when the first of them asks.
 
-How much one iteration takes, so that a job that lags never becomes one endless transaction. Pure.
+`caps_of` limits how much one iteration reads, so that a job that lags never becomes one endless transaction;
+it is pure.
 """
 
 import logging
@@ -23,7 +24,7 @@ from penstock.follow.source import ScanSource, TableScan
 from penstock.jobs.error_codes import failure_of
 from penstock.jobs.iteration.fan_out import FanOut
 from penstock.jobs.iteration.iteration import Iteration
-from penstock.jobs.iteration.ordering import ConsumerBatch, BatchProjection, mark_last, iter_in_order
+from penstock.jobs.iteration.ordering import BatchProjection, ConsumerBatch, iter_in_order, mark_last
 from penstock.jobs.iteration.spark_frame import Frames, SharedFrame
 from penstock.jobs.job import Job, JobKey
 from penstock.settings import JobsSettings
@@ -31,27 +32,27 @@ from penstock.settings import JobsSettings
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """The end of an iteration at the latest, and how many changes it takes until then."""
+    """The latest end of an iteration, and how many changes it reads until then."""
 
     to_ts: int
     limit: ReadLimit
 
 
 def caps_of(iteration: Iteration, settings: JobsSettings) -> Caps:
-    """The narrowest of what its jobs want, each by its spec or else by the settings.
+    """Return the narrowest caps of the iteration's jobs, each from its spec or else from the settings.
 
     A first sync is all rows at one timestamp: it is not divided.
     """
     if iteration.first:
         return Caps(iteration.to_ts, ReadLimit())
     details = [job.spec.detail for job in iteration.jobs]
-    spans = [settings.span_s if each.span is None else parse_duration(each.span) for each in details]
+    spans = [settings.span_s if detail.span is None else parse_duration(detail.span) for detail in details]
     span_ms = max(1, round(min(spans) * 1000))
     return Caps(
         to_ts=min(iteration.to_ts, compose_ts(physical_ms(iteration.from_ts) + span_ms)),
         limit=ReadLimit(
-            rows=min(each.rows_max or settings.rows_max for each in details),
-            nbytes=min(each.bytes_max or settings.bytes_max for each in details),
+            rows=min(detail.rows_max or settings.rows_max for detail in details),
+            nbytes=min(detail.bytes_max or settings.bytes_max for detail in details),
         ),
     )
 
@@ -62,7 +63,7 @@ T = TypeVar("T")
 
 
 class _Once(Generic[T]):
-    """Makes a value when it is first asked for; others wait, and all get the same, or the same error."""
+    """Makes a value when it is first needed; other callers wait, and all get the same value or error."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
@@ -84,7 +85,7 @@ class _Once(Generic[T]):
 
     @property
     def made(self) -> T | None:
-        """What was made so far."""
+        """The value, or None before it was made."""
         return self._made[0] if self._made else None
 
 
@@ -99,41 +100,45 @@ class ScanConfig:
 
 
 class SharedScan:
-    """One range for many jobs. Thread-safe, and nothing is read before somebody asks.
+    """One range for many jobs. Thread-safe; nothing is read before a consumer asks.
 
-    What the source raises is raised to everyone; `failed_by_source` tells it from what concerns one job.
+    An error of the source is raised to every job; `is_source_error` tells it from an error of one job.
     """
 
-    def __init__(self, reading: ScanConfig, iteration: Iteration, jobs: Iterable[Job], scratch: Path) -> None:
-        self._reading = reading
+    def __init__(self, config: ScanConfig, iteration: Iteration, jobs: Iterable[Job], scratch: Path) -> None:
+        self._config = config
         self._iteration = iteration
         self._jobs = tuple(jobs)
         self._scratch = scratch
-        self._scan = _Once(self._fix)
+        self._scan = _Once(self._open_scan)
         self._frame = _Once(self._open_frame)
         self._failure: Exception | None = None
         self._finished = False
         self._reader: threading.Thread | None = None
         self._starting = threading.Lock()
         self.read_seconds = 0.0
-        settings = reading.settings
+        settings = config.settings
         self._fanout: FanOut[ConsumerBatch] = FanOut(
             [job.key for job in self._jobs],
-            pieces_max=settings.consumer_batches,
+            batches_max=settings.consumer_batches,
             patience_s=settings.consumer_patience_s,
             spool_bytes=settings.spool_bytes,
             open_spool=lambda number: SpillQueue(
                 scratch / f"spool-{self._number(number)}", ConsumerBatch._make
             ),
-            clock=reading.clock,
+            clock=config.clock,
         )
 
     def scan(self) -> TableScan:
-        """The range with its end fixed. Raises what the source raises, to all who ask."""
+        """Return the range with its end fixed; raise the source's error to every caller."""
         return self._scan.get()
 
     def take(self, key: JobKey) -> ConsumerBatch | None:
-        """The next piece for a job; see FanOut. The first who asks starts the reader."""
+        """Return the next batch for a job, None after the last; the first call starts the reader.
+
+        Raises the error of the source, CutOff when the consumer was too slow, Aborted when it was canceled,
+        and Unavailable when its spool failed.
+        """
         with self._starting:
             if self._reader is None:
                 self._reader = threading.Thread(
@@ -143,104 +148,111 @@ class SharedScan:
         return self._fanout.take(key)
 
     def frame(self, key: JobKey) -> SharedFrame:
-        """The changes on executors, for a job that has not left. Raises Invalid where there is no Spark."""
+        """Return the changes on executors, for a job that has not left; raise Invalid where there is no
+        Spark.
+        """
         self._fanout.check(key)
         return self._frame.get()
 
     @property
     def on_executors(self) -> bool:
-        """Whether there are so many changes that executors should have them."""
-        return self._reading.frames is not None and self.scan().rows >= self._reading.settings.spark_rows
+        """Whether there are enough changes for executors, and Spark is there."""
+        return self._config.frames is not None and self.scan().rows >= self._config.settings.spark_rows
 
     def leave(self, key: JobKey, reason: Exception | None = None) -> None:
-        """A job wants no more pieces; who still asks for it is told the reason, or that it was canceled."""
+        """Give a job no more batches; its next call gets `reason` as its error, by default that it was
+        canceled.
+        """
         self._fanout.close(key, reason)
 
-    def failed_by_source(self, error: BaseException) -> bool:
-        """Whether it is what the source failed with."""
+    def is_source_error(self, error: BaseException) -> bool:
+        """Return whether this is the error of the source."""
         return error in {self._failure, self._scan.failure, self._frame.failure}
 
     def finish(self, wait_s: float) -> bool:
-        """Let go of everything; False when the reader does not end in time."""
+        """Release everything; return False when the reader does not end in time."""
         for job in self._jobs:
             self._fanout.close(job.key)
         self._finished = True
         if self._frame.made is not None:
             try:
                 self._frame.made.release()
-            except Exception as error:  # noqa: BLE001 - Spark lets go of it by itself when it ends
+            except Exception as error:  # noqa: BLE001 - Spark releases it when the session ends
                 _log.warning("a DataFrame could not be released", extra={"error": failure_of(error).message})
         if self._reader is None:
             return True
         self._reader.join(wait_s)
         return not self._reader.is_alive()
 
-    def _fix(self) -> TableScan:
-        iteration, source = self._iteration, self._reading.source
-        caps = caps_of(iteration, self._reading.settings)
+    def _open_scan(self) -> TableScan:
+        iteration, source = self._iteration, self._config.source
+        caps = caps_of(iteration, self._config.settings)
         try:
             return source.scan(iteration.table_id, iteration.from_ts, caps.to_ts, caps.limit)
         except StaleRead:
             if not iteration.first:
                 raise
-        # The others' watermark is older than what is kept: this one begins with now, and they meet later.
+        # History does not reach back to the watermark of the other jobs, where this first sync should end.
+        # So it ends now instead, and the jobs meet later.
         return source.scan(iteration.table_id, 0, self._readable_ts(), caps.limit)
 
     def _readable_ts(self) -> int:
         table_id = self._iteration.table_id
-        look = eventloop.run(self._reading.source.read_progress([table_id])).get(table_id)
-        if look is None:
+        progress = eventloop.run(self._config.source.read_progress([table_id])).get(table_id)
+        if progress is None:
             raise Unavailable(
                 f"table {table_id} is not captured; start a capture whose capture.tables name it"
             )
-        return look.readable_ts
+        return progress.readable_ts
 
     def _columns(self) -> list[str] | None:
-        """The columns that any of the jobs wants, beside the key's; None: all."""
+        """Return the columns that any of the jobs selects, beside the key's; None: all."""
         table = self.scan().schema.table
-        chosen = [job.spec.detail.consumer.columns for job in self._jobs]
-        if any(each is None for each in chosen):
+        selections = [job.spec.detail.consumer.columns for job in self._jobs]
+        if any(selection is None for selection in selections):
             return None
-        names = {name for each in chosen for name in each or ()}
+        names = {name for selection in selections for name in selection or ()}
         keys = key_names(table)
         return [name for name in choose_columns(table, names).names if name not in keys]
 
     def _open_frame(self) -> SharedFrame:
-        if self._reading.frames is None:
-            raise Invalid("there is no Spark here for this consumer; run jobs with a Spark session")
+        if self._config.frames is None:
+            raise Invalid(
+                "this consumer needs Spark, and this process has no session; run jobs with a Spark session"
+            )
         metrics.JOBS_SCANS_TOTAL.labels("frame").inc()
-        frame = self._reading.frames.open(self.scan(), self._columns())
-        if self._finished:  # whoever asked was given up meanwhile, and nobody else would let go of it
+        frame = self._config.frames.open(self.scan(), self._columns())
+        if self._finished:  # the consumer that asked was abandoned meanwhile, and nothing else would release it
             frame.release()
             raise Aborted("the job was canceled")
         return frame
 
     def _read(self) -> None:
-        began = self._reading.clock.monotonic()
+        began = self._config.clock.monotonic()
         try:
-            self._give_all()
-        except Exception as error:  # noqa: BLE001 - whoever asks for the next piece raises it
+            self._give_batches()
+        except Exception as error:  # noqa: BLE001 - it is raised to every consumer that asks for the next batch
             self._failure = error
             self._fanout.fail(error)
         finally:
-            self.read_seconds = self._reading.clock.monotonic() - began
+            self.read_seconds = self._config.clock.monotonic() - began
 
-    def _give_all(self) -> None:
+    def _give_batches(self) -> None:
         scan, columns = self.scan(), self._columns()
         projection = BatchProjection(scan.schema, choose_columns(scan.schema.table, columns).names)
         metrics.JOBS_SCANS_TOTAL.labels("batches").inc()
-        kept = self._scratch / "reader"
+        scratch = self._scratch / "reader"
         try:
             with (
-                self._reading.source.open(scan, columns) as handle,
-                closing(iter_in_order(handle, projection, kept)) as ordered,
+                self._config.source.open(scan, columns) as handle,
+                closing(iter_in_order(handle, projection, scratch)) as ordered,
             ):
-                for piece in mark_last(ordered, projection.nothing):
-                    if not self._fanout.give(piece):
+                for batch in mark_last(ordered, projection.nothing):
+                    if not self._fanout.give(batch):
                         return
             self._fanout.end()
         finally:
-            shutil.rmtree(kept, ignore_errors=True)
+            shutil.rmtree(scratch, ignore_errors=True)
 
     def _number(self, key: object) -> int:
         return next(number for number, job in enumerate(self._jobs) if job.key == key)

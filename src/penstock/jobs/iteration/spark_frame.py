@@ -22,12 +22,12 @@ import pyarrow.compute as pc
 from penstock import tracing
 from penstock.changes.batches import ChangeBatch
 from penstock.changes.columns import DELETED, key_names, with_commit_ts
-from penstock.changes.net_change import NetChanges, net_of
+from penstock.changes.net_change import NetChanges, coalesce_by_key
 from penstock.errors import Invalid, PenstockError, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.follow.source import TableScan
-from penstock.jobs.iteration.ordering import PieceProjection
+from penstock.jobs.iteration.ordering import BatchProjection
 from penstock.spark.errors import first_line, one_line, spark_errors
 from penstock.spark.tasks import map_in_arrow, task_begins
 
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
     from penstock.changes import ChangesPartition
 
-__all__ = ["Frames", "SharedFrame", "SparkFrame", "SparkFrames", "quoted"]
+__all__ = ["Frames", "SharedFrame", "SparkFrame", "SparkFrames", "quote_name"]
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """A column's name as Spark takes it, whatever is in it."""
     return "`" + name.replace("`", "``") + "`"
 
@@ -104,21 +104,21 @@ class SparkFrames:
         """
         from pyspark import StorageLevel  # here: most processes that run jobs never need Spark
 
-        from penstock.changes.columns import chosen_columns
+        from penstock.changes.columns import choose_columns
         from penstock.spark.tables import spark_schema
 
         spark = self._session()
-        wanted = _Wanted(scan.schema, chosen_columns(scan.schema.table, columns))
+        wanted = _Wanted(scan.schema, choose_columns(scan.schema.table, columns))
         declared = spark_schema(net_schema(wanted.columns))
         with _spark_fails():
-            frame = _frame(spark, _planned(spark, scan, columns, wanted), wanted, declared)
+            frame = _open_frame(spark, _plan_parts(spark, scan, columns, wanted), wanted, declared)
             frame = frame.persist(StorageLevel.MEMORY_AND_DISK)
             try:
                 if tracing.current is None or scan.snapshot:
                     frame.count()
                     traced: tuple[tuple[int, int], ...] = ()
                 else:
-                    traced = _traced(frame, tracing.current.sampling)
+                    traced = _count_traced(frame, tracing.current.sampling)
             except BaseException:
                 frame.unpersist()
                 raise
@@ -142,12 +142,12 @@ class _Plan:
     local: bool
 
 
-def _planned(
+def _plan_parts(
     spark: "SparkSession", scan: "TableScan", columns: Collection[str] | None, wanted: _Wanted
 ) -> _Plan:
     from penstock.changes import plan_changes
     from penstock.changes.collect import open_range, schema_parts
-    from penstock.follow.scans import change_wishes
+    from penstock.follow.scans import change_options
     from penstock.jobs.schema_changes import check_keys
     from penstock.spark.jvm import driver_context
 
@@ -162,19 +162,19 @@ def _planned(
         scan.from_ts,
         scan.to_ts,
         partition_rows=min(_PART_ROWS_MAX, max(_PART_ROWS_MIN, share)),
-        **change_wishes(scan.view, scan, columns),
+        **change_options(scan.view, scan, columns),
     )
     return _Plan(tuple(parts), distinct=scan.snapshot, local=scan.rows <= LOCAL_ROWS)
 
 
-def _frame(spark: "SparkSession", plan: _Plan, wanted: _Wanted, declared: "StructType") -> "DataFrame":
+def _open_frame(spark: "SparkSession", plan: _Plan, wanted: _Wanted, declared: "StructType") -> "DataFrame":
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     from penstock.changes.columns import key_names
 
     keys = key_names(wanted.schema.table)
     if plan.local or not plan.parts:
-        return _local(spark, plan, wanted, declared, keys)
+        return _open_local_frame(spark, plan, wanted, declared, keys)
     shipped, distinct = plan.parts, plan.distinct
 
     def read(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
@@ -195,11 +195,11 @@ def _frame(spark: "SparkSession", plan: _Plan, wanted: _Wanted, declared: "Struc
     frame = spark.range(0, len(shipped), 1, len(shipped)).mapInArrow(read, declared)
     if distinct or len(shipped) == 1:
         return frame
-    by_key = frame.repartition(len(shipped), *(F.col(quoted(name)) for name in keys))
+    by_key = frame.repartition(len(shipped), *(F.col(quote_name(name)) for name in keys))
     return map_in_arrow(by_key, last, declared)
 
 
-def _traced(frame: "DataFrame", sampling: tracing.Sampling) -> tuple[tuple[int, int], ...]:
+def _count_traced(frame: "DataFrame", sampling: tracing.Sampling) -> tuple[tuple[int, int], ...]:
     """Compute a frame, and pick the transactions that are traced among its rows."""
     from penstock.eventstore.sides import COMMIT_TS
 
@@ -216,7 +216,7 @@ def _traced(frame: "DataFrame", sampling: tracing.Sampling) -> tuple[tuple[int, 
     return tuple(zip(*(column.to_pylist() for column in found.columns), strict=True))
 
 
-def _local(
+def _open_local_frame(
     spark: "SparkSession", plan: _Plan, wanted: _Wanted, declared: "StructType", keys: Sequence[str]
 ) -> "DataFrame":
     """A frame of few rows, which are read here."""
@@ -286,12 +286,12 @@ def net_rows(
     distinct: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """One row for each key that changed in some batches; `columns` are those of `schema`, the key's first."""
-    projection = PieceProjection(schema, columns.names)
+    projection = BatchProjection(schema, columns.names)
     pieces = (projection.piece(batch) for batch in batches)
     if distinct:
-        return (_marked(piece.inserts, deleted=False) for piece in pieces if piece.rows)
+        return (_mark_rows(piece.inserts, deleted=False) for piece in pieces if piece.rows)
     pairs = ((piece.inserts, piece.deletes) for piece in pieces)
-    return _rows(net_of(pairs, columns, key_names(schema.table), scratch), columns)
+    return _rows(coalesce_by_key(pairs, columns, key_names(schema.table), scratch), columns)
 
 
 def last_rows(
@@ -304,7 +304,7 @@ def last_rows(
         return iter(())
     columns = pa.schema([each for each in first.schema if each.name not in {COMMIT_TS, DELETED}])
     pairs = (_sides(batch, columns, keys) for batch in _with(first, source))
-    return _rows(net_of(pairs, columns, keys, scratch), columns)
+    return _rows(coalesce_by_key(pairs, columns, keys, scratch), columns)
 
 
 def _with(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -325,7 +325,7 @@ def _sides(
 
 def _rows(net: NetChanges, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
     for batch in net.upserts.to_batches():
-        yield _marked(batch, deleted=False)
+        yield _mark_rows(batch, deleted=False)
     begun = with_commit_ts(columns)
     for batch in net.deletes.to_batches():
         known = set(batch.schema.names)
@@ -333,9 +333,9 @@ def _rows(net: NetChanges, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
             batch.column(field.name) if field.name in known else pa.nulls(len(batch), field.type)
             for field in begun
         ]
-        yield _marked(pa.RecordBatch.from_arrays(arrays, schema=begun), deleted=True)
+        yield _mark_rows(pa.RecordBatch.from_arrays(arrays, schema=begun), deleted=True)
 
 
-def _marked(batch: pa.RecordBatch, *, deleted: bool) -> pa.RecordBatch:
+def _mark_rows(batch: pa.RecordBatch, *, deleted: bool) -> pa.RecordBatch:
     field = pa.field(DELETED, pa.bool_(), nullable=False)
     return batch.append_column(field, pa.repeat(deleted, len(batch)))

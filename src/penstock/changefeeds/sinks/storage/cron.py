@@ -1,4 +1,4 @@
-"""When a cron spec of six fields (second minute hour day month weekday) comes round. Pure; UTC."""
+"""Cron specs of six fields (second minute hour day month weekday) and their next times, in UTC. Pure."""
 
 import re
 from dataclasses import dataclass, field
@@ -16,16 +16,16 @@ _RANGES = {
     "month": (1, 12),
     "weekday": (0, 6),
 }
-# What cronsim has beyond this (L, W, #) is none of these specs.
-_PIECE = re.compile(r"([*?]|(\d+|[a-z]{3})(-(\d+|[a-z]{3}))?)(/0*[1-9]\d*)?", re.ASCII | re.IGNORECASE)
+# cronsim understands more (L, W, #), which these specs do not have.
+_ITEM = re.compile(r"([*?]|(\d+|[a-z]{3})(-(\d+|[a-z]{3}))?)(/0*[1-9]\d*)?", re.ASCII | re.IGNORECASE)
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class CronSpec:
-    """A checked spec: *, ?, lists, ranges, steps and names; Invalid when it is wrong or never comes round.
+    """A valid spec: *, ?, lists, ranges, steps and names. Raises Invalid when it is wrong or has no next time.
 
-    With both a day and a weekday given, either of them makes a day fit.
+    If both a day and a weekday are given, a date matches when either does.
     """
 
     text: str
@@ -38,57 +38,55 @@ class CronSpec:
                 f"cron spec {self.text!r} has {len(parts)} fields; write six: second minute hour day month"
                 " weekday, such as 0 0 2 * * *"
             )
-        expression = " ".join(_field(part, name) for part, name in zip(parts, _RANGES, strict=True))
+        expression = " ".join(_parse_field(part, name) for part, name in zip(parts, _RANGES, strict=True))
         object.__setattr__(self, "_expression", expression)
         self.next_ms(0)
 
     def next_ms(self, after_ms: int) -> int:
-        """The first time after `after_ms` (milliseconds since the epoch) that fits."""
+        """Return the first matching time after `after_ms`, in milliseconds since the epoch."""
         after = datetime.fromtimestamp(after_ms // 1000, UTC)
         try:
             found = next(CronSim(self._expression, after))
-        except (CronSimError, StopIteration):  # each field is right by itself
+        except (CronSimError, StopIteration):  # each field is valid by itself, so no date matches
             raise Invalid(f"cron spec {self.text!r} never comes round; there is no such day") from None
         return int(found.timestamp()) * 1000
 
 
-def _field(part: str, name: str) -> str:
-    """A field as cronsim takes it; raise Invalid for the first piece of its list that is wrong."""
-    pieces = [_piece(piece, name) for piece in part.split(",")]
-    return "*" if "*" in pieces else ",".join(pieces)
+def _parse_field(part: str, name: str) -> str:
+    """Return a field in cronsim's language; raise Invalid for the first item of its list that is wrong."""
+    items = [_parse_item(item, name) for item in part.split(",")]
+    return "*" if "*" in items else ",".join(items)
 
 
-def _piece(piece: str, name: str) -> str:
-    written = _written(piece.lower().replace("?", "*"), name)
-    if not _PIECE.fullmatch(piece) or not _is_in_range(written, name):
+def _parse_item(item: str, name: str) -> str:
+    translated = _translate(item.lower().replace("?", "*"), name)
+    if not _ITEM.fullmatch(item) or not _is_in_range(translated, name):
         low, high = _RANGES[name]
-        raise Invalid(
-            f"{name} {piece!r} of a cron spec is refused; write {low} to {high}, or a step like */5"
-        )
-    return written
+        raise Invalid(f"{name} {item!r} of a cron spec is refused; write {low} to {high}, or a step like */5")
+    return translated
 
 
-def _is_in_range(written: str, name: str) -> bool:
-    if name == "weekday" and "7" in written.partition("/")[0]:  # to cronsim, another Sunday
+def _is_in_range(item: str, name: str) -> bool:
+    if name == "weekday" and "7" in item.partition("/")[0]:  # cronsim takes 7 for Sunday
         return False
     try:
-        CronSim(" ".join(written if each == name else "*" for each in _RANGES), _EPOCH)
+        CronSim(" ".join(item if field_name == name else "*" for field_name in _RANGES), _EPOCH)
     except CronSimError:
         return False
     return True
 
 
-def _written(piece: str, name: str) -> str:
-    """The piece in words that mean the same to cronsim, which reads some steps as Debian's cron does."""
-    bounds, slash, step = piece.partition("/")
+def _translate(item: str, name: str) -> str:
+    """Return an item that means the same to cronsim, which reads some steps as Debian's cron does."""
+    bounds, slash, step = item.partition("/")
     first, dash, last = bounds.partition("-")
     if not slash:
-        return piece
+        return item
     if first == last:  # 5-5/2 would be 5/2
         return first
-    if first == "*" and name in {"day", "weekday"}:  # a star would ask for both the day and the weekday
+    if first == "*" and name in {"day", "weekday"}:  # with a star both day and weekday would have to match
         low, high = _RANGES[name]
         return f"{low}-{high}/{step}"
     if name == "weekday" and not dash:  # the step would go on to 7, which is Sunday
         return first if first in {"6", "sat"} else f"{first}-6/{step}"
-    return piece
+    return item
