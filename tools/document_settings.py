@@ -28,7 +28,7 @@ from penstock.settings import (
     UpkeepSettings,
     UpSettings,
 )
-from penstock.settings.frozen import meanings
+from penstock.settings.frozen import field_texts
 
 DOCS = Path(__file__).parent.parent / "docs"
 SETTINGS: dict[str, type[BaseModel]] = {
@@ -62,7 +62,7 @@ def option_types() -> dict[str, type[BaseModel]]:
 def table(model: type[BaseModel], key: str) -> str:
     """The rows of one section: key, default, meaning."""
     rows = [f"| {key} | default | meaning |", "|---|---|---|"]
-    said = meanings(model)
+    said = field_texts(model)
     for name, field in model.model_fields.items():
         shown = field.alias or name
         if key == "option" and get_origin(field.annotation) is dict:

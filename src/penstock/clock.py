@@ -1,4 +1,4 @@
-"""Time and randomness. Nothing else in Penstock may ask the machine for either.
+"""Time and randomness. No other module of Penstock may ask the machine for either.
 
 A timestamp (`_ts`) is a logical time: physical milliseconds << 18 | logical counter. Wall time
 is `_at` or `_ms`.
@@ -18,7 +18,7 @@ TS_MAX = (1 << 64) - 1
 
 
 def compose_ts(physical_ms: int, logical: int = 0) -> int:
-    """Build a timestamp of its two parts."""
+    """Build a timestamp from milliseconds and a counter."""
     return (physical_ms << LOGICAL_BITS) + logical
 
 
@@ -33,29 +33,29 @@ def logical(ts: int) -> int:
 
 
 class Clock(Protocol):
-    """Where a component takes time and randomness from, so that a test can decide both."""
+    """The source of time and randomness of a component. A test passes its own and so decides both."""
 
     def wall_ms(self) -> int:
-        """Milliseconds since the epoch; may jump."""
+        """Return the milliseconds since the epoch. They may jump in either direction."""
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Return seconds since an arbitrary moment. They never go back."""
 
     async def sleep(self, seconds: float) -> None:
-        """Suspend the task."""
+        """Suspend the task for so many seconds."""
 
     def pause(self, seconds: float) -> None:
-        """Block the thread."""
+        """Block the thread for so many seconds."""
 
     def random(self) -> float:
-        """A number in [0, 1)."""
+        """Return a random number in [0, 1)."""
 
     def unique_id(self) -> str:
-        """32 hex digits that nobody else will draw."""
+        """Return 32 random hex digits, an id that no other call returns."""
 
 
 class SystemClock:
-    """The machine's own time; randomness is seeded by PENSTOCK_SEED when it is set."""
+    """The machine's own time. The environment variable PENSTOCK_SEED, when set, seeds the randomness."""
 
     def __init__(self) -> None:
         seed = os.environ.get("PENSTOCK_SEED")

@@ -1,7 +1,8 @@
-"""Files that outlive a loss of power.
+"""Files that survive a loss of power.
 
-The bytes of a file and its name in a folder reach the disk separately, each when it is synced. What a killed
-process left behind can be read by the next one, and is not on the disk yet: who builds on it syncs it first.
+The bytes of a file and its name in a folder reach the disk separately, each when it is synced. A process can
+read what a killed process left behind although it is not on the disk yet; it must sync it before it relies
+on it.
 """
 
 import errno
@@ -13,14 +14,14 @@ __all__ = ["make_folder", "replace_file", "sync_data", "sync_folder"]
 
 
 def sync_data(handle: int) -> None:
-    """Force the bytes of an open file to the disk, and its length with them."""
+    """Force the bytes and the length of an open file to the disk."""
     os.fdatasync(handle)
 
 
 def sync_folder(folder: Path) -> None:
-    """Force the names in a folder to the disk: those that came, changed and went.
+    """Force the names in a folder to the disk, also renames and removals.
 
-    A file system that knows no such call (some mounts, /proc) has nothing to force.
+    Do nothing on a file system that does not support the call (some mounts, /proc).
     """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -33,17 +34,17 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it. On return their names are on the disk, whoever made them."""
+    """Make a folder and its parents. On return their names are on the disk, also those that existed."""
     folder.mkdir(parents=True, exist_ok=True)
     for above in folder.absolute().parents:
-        with suppress(PermissionError):  # in a folder that we may not even list we have made nothing
+        with suppress(PermissionError):  # we cannot have made anything in a folder that we may not list
             sync_folder(above)
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Put a file in place of what is there, at once or not at all; on return it is on the disk.
+    """Replace a file atomically. On return the new content is on the disk.
 
-    One writer at a time: what is not complete yet is beside it, under the same name with `.new`.
+    Only one writer at a time: the incomplete file lies beside the old one, under the same name with `.new`.
     """
     fresh = path.with_name(f"{path.name}.new")
     with fresh.open("wb") as file:

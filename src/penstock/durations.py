@@ -20,11 +20,11 @@ _DAYS_MAX = 36_500
 
 
 def parse_duration(text: str) -> float:
-    """Seconds; raise Invalid when it is no duration."""
+    """Return the seconds of a duration; raise Invalid when the text is none or longer than 100 years."""
     parts = list(_PART.finditer(text))
     if not parts or "".join(part[0] for part in parts) != text:
-        raise Invalid(f"{text!r} is no duration; write a number with its unit: 500ms, 10s, 5m, 1h30m")
+        raise Invalid(f"{text!r} is not a duration; write a number with its unit: 500ms, 10s, 5m, 1h30m")
     seconds = sum(Decimal(part["number"]) * _SECONDS[part["unit"]] for part in parts)
     if seconds > _DAYS_MAX * _SECONDS["d"]:
-        raise Invalid(f"a duration is longer than {_DAYS_MAX} days; write a shorter one")
+        raise Invalid(f"duration {text!r} is longer than {_DAYS_MAX} days; write a shorter one")
     return float(seconds)

@@ -11,11 +11,11 @@
   - Fenced           stop; a newer owner holds this work
   - Invalid          fix the argument, the option or the settings
     - KeyExists      an insert met a row that is already there
-    - AssertionFailed  what the caller said of a key's existence does not hold
-    - Denied         credentials are refused: replace them; storage may accept them again by itself
-    - NotFound       there is nothing of that name
-    - AlreadyExists  there is something of that name
-  - StaleRead        read a snapshot, and go on from it: older history is gone
+    - AssertionFailed  the caller asserted that a key exists, or does not, and was wrong
+    - Denied         the credentials are refused; replace them (storage may also accept them again later)
+    - NotFound       nothing has that name
+    - AlreadyExists  the name is taken
+  - StaleRead        read a snapshot and continue from it: older history is gone
   - Corrupt          stop; keep the objects for inspection
 """
 
@@ -131,7 +131,7 @@ class KeyExists(Invalid):
 
 
 class AssertionFailed(Invalid):
-    """What the caller asserted of a key's existence does not hold."""
+    """The caller asserted that a key exists, or that it does not, and was wrong."""
 
     def __init__(self, key: bytes, *, start_ts: int) -> None:
         super().__init__(f"assertion on {show_key(key)} failed in transaction {start_ts}; read the key again")
@@ -140,22 +140,23 @@ class AssertionFailed(Invalid):
 
 
 class Denied(Invalid):
-    """Credentials are refused. They may be replaced, or accepted again, while the caller tries again."""
+    """The credentials are refused. A retry may succeed once they are replaced or accepted again."""
 
 
 class NotFound(Invalid):
-    """There is nothing of that name, or nothing that the caller may see."""
+    """Nothing has that name, or the caller may not see it."""
 
 
 class AlreadyExists(Invalid):
-    """There is something of that name; take another one."""
+    """The name is taken; choose another one."""
 
 
 class StaleRead(PenstockError):
-    """Read a snapshot and go on from it: what was before `oldest_ts` cannot be read from `ts` on.
+    """Read a snapshot and continue from it: changes can be read after `oldest_ts`, not already after `ts`.
 
-    Its history is gone; or it is there, and with `replaced` a DDL at `oldest_ts` took or brought rows without
-    a change of any (TRUNCATE, DROP or EXCHANGE PARTITION, another table under the name).
+    Either the history before `oldest_ts` is gone. Or, when `replaced` is set, a DDL at `oldest_ts` removed or
+    added rows without a change for each of them: TRUNCATE, DROP or EXCHANGE PARTITION, or another table
+    under the same name.
     """
 
     def __init__(
@@ -178,8 +179,9 @@ class StaleRead(PenstockError):
         self.remedy = remedy
 
     def __reduce__(self) -> tuple[Any, ...]:
-        made = partial(StaleRead, oldest_ts=self.oldest_ts, replaced=self.replaced, remedy=self.remedy)
-        return made, (self.table, self.ts)
+        # Pickle passes positional arguments only; executors send this error to the driver.
+        build = partial(StaleRead, oldest_ts=self.oldest_ts, replaced=self.replaced, remedy=self.remedy)
+        return build, (self.table, self.ts)
 
 
 class Corrupt(PenstockError):

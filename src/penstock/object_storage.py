@@ -1,8 +1,8 @@
 """Object storage behind one narrow seam: file://, s3://, gs://, az:// and memory:// through obstore.
 
-Every call blocks (and releases the GIL), so it belongs on a worker thread. A call that fails for a
-reason that may pass raises Unavailable; what it was to write may or may not be there. Credentials that
-storage refuses raise Denied, settings Invalid.
+Every call blocks (and releases the GIL), so it belongs on a worker thread. A call raises Unavailable when a
+retry may help; a write that raised it may or may not have happened. A call raises Denied when storage refuses
+the credentials. `open_storage` raises Invalid for a wrong URL or option.
 """
 
 import errno
@@ -31,14 +31,11 @@ from penstock.errors import Denied, Invalid, Unavailable
 if TYPE_CHECKING:
     from obstore import UpdateVersion
 
-
 STAGING = "staging/"
-"""Where a local directory keeps files that are being written; object storage needs no such place."""
-
+"""Folder of a local directory for files that are being written. Object storage needs no such folder."""
 
 STAGING_LOCK = f"{STAGING}lock"
-"""Who holds it replaces an object there; it is never removed."""
-
+"""File that a process locks while it replaces an object of a local directory. It is never removed."""
 
 _SCHEMES = ("file", "s3", "gs", "az", "memory")
 _RETRIES: dict[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds=10)}
@@ -49,8 +46,8 @@ _SYNCED_FOLDERS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """An object as a listing shows it; `modified_ms` is wall time by the clock of storage."""
+class StoredObject:
+    """An object in a listing. `modified_ms` is wall time by the clock of the storage."""
 
     path: str
     size_bytes: int
@@ -58,7 +55,7 @@ class Stored:
 
 
 class ObjectStorage:
-    """Objects under one URL. A written object is durable, whole and visible to everybody on return."""
+    """Objects under one URL. When a write returns, its object is durable, complete and visible to all."""
 
     def __init__(self, url: str, store: ObjectStore, clock: Clock = SYSTEM) -> None:
         self.url = url
@@ -74,11 +71,11 @@ class ObjectStorage:
                 return None
 
     def exists(self, path: str) -> bool:
-        """Whether there is an object."""
+        """Return whether the object exists."""
         return self.size(path) is not None
 
     def size(self, path: str) -> int | None:
-        """How many bytes an object has, or None when there is none."""
+        """Return the bytes that an object has, or None when there is none."""
         with self._failures("look for", path):
             try:
                 return int(obstore.head(self._store, path)["size"])
@@ -95,14 +92,14 @@ class ObjectStorage:
         return pa.PythonFile(_ObjectFile(self, path, size), mode="r")
 
     def read_range(self, path: str, start: int, end: int) -> bytes:
-        """Return the bytes [start, end) of an object that is there."""
+        """Return the bytes [start, end) of an object that exists."""
         with self._failures("read", path):
             return obstore.get_range(self._store, path, start=start, end=end).to_bytes()
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write an object unless one is there; return whether this call made it.
+        """Write an object unless it exists; return whether this call made it.
 
-        False may also mean that the first try of this very call arrived and its answer was lost:
+        False may also mean that the first try of this very call succeeded and its answer was lost:
         compare the content.
         """
         with self._failures("create", path):
@@ -123,10 +120,10 @@ class ObjectStorage:
             obstore.put(self._store, path, data, chunk_size=_UPLOAD_PART_BYTES, max_concurrency=4)
 
     def swap(self, path: str, data: bytes, *, seen: bytes | None) -> bool:
-        """Write an object if its content is still what was seen (None: if there is none).
+        """Write an object if its content is still `seen` (None: if it does not exist).
 
-        Return whether the object has the new content by this call. Contents that differ in every version
-        make that certain, also when the answer to a first try was lost.
+        Return whether this call gave the object its new content. The answer is certain, also after a lost
+        answer to the first try, when no two versions of the object have the same content.
         """
         if seen is None:
             return self.create(path, data) or self.read(path) == data
@@ -134,18 +131,17 @@ class ObjectStorage:
             tried = 0
             while True:
                 try:
-                    there = obstore.get(self._store, path)
+                    current = obstore.get(self._store, path)
                 except FileNotFoundError:
                     return False
-                content = there.bytes().to_bytes()
+                content = current.bytes().to_bytes()
                 if content != seen:
                     return tried > 0 and content == data
-                known = {
-                    name: there.meta[name] for name in ("e_tag", "version") if there.meta[name] is not None
-                }
+                meta = current.meta
+                version = {name: meta[name] for name in ("e_tag", "version") if meta[name] is not None}
                 try:
                     obstore.put(
-                        self._store, path, data, mode=cast("UpdateVersion", known), use_multipart=False
+                        self._store, path, data, mode=cast("UpdateVersion", version), use_multipart=False
                     )
                 except (exceptions.PreconditionError, exceptions.NotFoundError):
                     return self.read(path) == data
@@ -155,9 +151,9 @@ class ObjectStorage:
                     return True
 
     def _retry(self, tried: int, error: exceptions.AlreadyExistsError) -> int:
-        """Pause before a put is tried again that met another request for its object; return the tries so far.
+        """Pause before the retry of a put that met another request for its object; return the tries so far.
 
-        S3 answers 409 then, and does nothing; obstore takes that for an object that is there.
+        S3 answers such a put with 409 and does nothing; obstore reports it as an object that exists.
         """
         if tried == _CONFLICT_RETRIES:
             raise error
@@ -165,38 +161,38 @@ class ObjectStorage:
         return tried + 1
 
     def names(self, folder: str, *, after: str = "") -> list[str]:
-        """List the objects in a folder whose paths are above `after`, in order of their paths."""
+        """Return the paths of the objects in a folder that sort after `after`, in order."""
         with self._failures("list", folder):
             offset = after or None
-            found = [
+            paths = [
                 meta["path"] for page in obstore.list(self._store, folder, offset=offset) for meta in page
             ]
-        return sorted(path for path in found if path > after)
+        return sorted(path for path in paths if path > after)
 
-    def find(self, wanted: Callable[[str], bool]) -> str | None:
-        """An object whose path is wanted; None when there is none. Ends with the first; keeps no listing."""
+    def find(self, matches: Callable[[str], bool]) -> str | None:
+        """Return the path of the first object that matches, or None; keep no listing in memory."""
         with self._failures("list", ""):
-            found = (meta["path"] for page in obstore.list(self._store) for meta in page)
-            return next(filter(wanted, found), None)
+            paths = (meta["path"] for page in obstore.list(self._store) for meta in page)
+            return next(filter(matches, paths), None)
 
     def folders(self, folder: str) -> list[str]:
-        """List the names of the folders right below a folder, in order; what is deeper costs nothing."""
+        """Return the names of the folders directly below a folder, in order. Deeper objects cost nothing."""
         with self._failures("list", folder):
-            found = obstore.list_with_delimiter(self._store, folder)["common_prefixes"]
-        return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
+            prefixes = obstore.list_with_delimiter(self._store, folder)["common_prefixes"]
+        return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in prefixes)
 
-    def listed(self, folder: str) -> list[Stored]:
-        """List the objects in a folder, in order of their paths, with what storage knows of them."""
+    def list_objects(self, folder: str) -> list[StoredObject]:
+        """Return the objects in a folder with their sizes and times, in order of their paths."""
         with self._failures("list", folder):
-            found = [
-                Stored(meta["path"], meta["size"], int(meta["last_modified"].timestamp() * 1000))
+            objects = [
+                StoredObject(meta["path"], meta["size"], int(meta["last_modified"].timestamp() * 1000))
                 for page in obstore.list(self._store, folder)
                 for meta in page
             ]
-        return sorted(found, key=lambda each: each.path)
+        return sorted(objects, key=lambda stored: stored.path)
 
     def delete(self, path: str) -> None:
-        """Remove an object; one that is not there is removed already."""
+        """Remove an object. Do nothing when it does not exist."""
         with self._failures("delete", path):
             try:
                 obstore.delete(self._store, path)
@@ -208,7 +204,7 @@ class ObjectStorage:
 
 
 class _Failures:
-    """Turns what storage raises into our errors; on every call's way, hence no generator."""
+    """Turns what storage raises into our errors. A class, because a generator would slow every call."""
 
     __slots__ = ("_path", "_url", "_what")
 
@@ -231,7 +227,7 @@ class _Failures:
 
 
 class _ObjectFile(io.RawIOBase):
-    """An object as a file that Arrow can read by range."""
+    """An object as a file. Arrow reads ranges of it."""
 
     def __init__(self, storage: ObjectStorage, path: str, size: int) -> None:
         super().__init__()
@@ -264,12 +260,13 @@ class _ObjectFile(io.RawIOBase):
 
 
 class LocalStorage(ObjectStorage):
-    """A directory. Unlike the general case, changes are forced to the disk before they are answered."""
+    """A local directory. A change is on the disk before its call returns."""
 
     def __init__(self, url: str, folder: Path, clock: Clock) -> None:
         super().__init__(url, LocalStore(folder, mkdir=True), clock)
         self._folder = folder
-        self._synced: set[Path] = set()  # folders whose names are on the disk
+        self._synced: set[Path] = set()
+        """Folders whose names are on the disk."""
 
     def open(self, path: str) -> pa.NativeFile:
         with self._failures("open", path):
@@ -278,24 +275,27 @@ class LocalStorage(ObjectStorage):
             except FileNotFoundError as error:
                 raise Unavailable(_not_there(path, self.url)) from error
 
-    def find(self, wanted: Callable[[str], bool]) -> str | None:
-        """See Storage. Folders that this process may not list are passed over, and links to others."""
+    def find(self, matches: Callable[[str], bool]) -> str | None:
+        """Return the path of the first file that matches, or None.
+
+        Skip links to folders, and folders that this process may not list.
+        """
         paths = (Path(folder, name) for folder, _, names in os.walk(self._folder) for name in names)
-        return next(filter(wanted, (path.relative_to(self._folder).as_posix() for path in paths)), None)
+        return next(filter(matches, (path.relative_to(self._folder).as_posix() for path in paths)), None)
 
     def create(self, path: str, data: bytes) -> bool:
-        with self._failures("create", path), self._staged(data) as staged:
+        with self._failures("create", path), self._stage(data) as staged:
             target = self._prepare(path)
-            made = True
+            created = True
             try:
                 os.link(staged, target)
             except FileExistsError:
-                made = False
-            sync_folder(target.parent)  # also of what somebody made who was killed before doing so
-            return made
+                created = False
+            sync_folder(target.parent)  # the process that made the file may have been killed before its sync
+            return created
 
     def write(self, path: str, data: bytes | Path) -> None:
-        with self._failures("write", path), self._staged(data) as staged:
+        with self._failures("write", path), self._stage(data) as staged:
             target = self._prepare(path)
             staged.replace(target)
             sync_folder(target.parent)
@@ -303,37 +303,37 @@ class LocalStorage(ObjectStorage):
     def delete(self, path: str) -> None:
         with self._failures("delete", path):
             target = self._folder / path
-            with suppress(FileNotFoundError):  # of the object, or of its folder
+            with suppress(FileNotFoundError):  # the folder of the object may not exist either
                 target.unlink(missing_ok=True)
                 sync_folder(target.parent)
 
     def swap(self, path: str, data: bytes, *, seen: bytes | None) -> bool:
         if seen is None:
             return super().swap(path, data, seen=None)
-        with self._failures("replace", path), self._locked():
+        with self._failures("replace", path), self._hold_lock():
             if self.read(path) != seen:
                 return False
             self.write(path, data)
             return True
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """One at a time, of all processes that have the directory.
+    def _hold_lock(self) -> Iterator[None]:
+        """Hold the directory's lock, which only one process has at a time.
 
-        Raises BlockingIOError when somebody has it for long: a process that stands still.
+        Raise BlockingIOError when another process holds it for 10 seconds, because it hangs.
         """
         self._make_folder(self._folder / STAGING)
         deadline = self._clock.monotonic() + _LOCK_WAIT_S
         with (self._folder / STAGING_LOCK).open("ab") as file:
-            while not _flocked(file):
+            while not _try_flock(file):
                 if self._clock.monotonic() > deadline:
                     raise BlockingIOError(errno.EAGAIN, "another process holds its lock")
                 self._clock.pause(_LOCK_LOOK_S)
             yield
 
     @contextmanager
-    def _staged(self, data: bytes | Path) -> Iterator[Path]:
-        """A synced copy on the same file system, outside of every folder that is ever listed."""
+    def _stage(self, data: bytes | Path) -> Iterator[Path]:
+        """Yield a synced copy of the data, on the same file system and outside of every listed folder."""
         self._make_folder(self._folder / STAGING)
         staged = self._folder / STAGING / self._clock.unique_id()
         try:
@@ -355,7 +355,7 @@ class LocalStorage(ObjectStorage):
         return target
 
     def _make_folder(self, folder: Path) -> None:
-        """Have a folder whose name is on the disk: another who made it may not have synced it."""
+        """Make a folder and sync its name. An existing one is synced too: its maker may not have done so."""
         if folder in self._synced and folder.is_dir():
             return
         if folder == self._folder:
@@ -369,7 +369,7 @@ class LocalStorage(ObjectStorage):
         self._synced.add(folder)
 
 
-def _flocked(file: IO[bytes]) -> bool:
+def _try_flock(file: IO[bytes]) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -380,19 +380,19 @@ def _flocked(file: IO[bytes]) -> bool:
 def open_storage(
     url: str, options: Mapping[str, str] | None = None, *, clock: Clock = SYSTEM
 ) -> ObjectStorage:
-    """Open a storage URL; raise Invalid when the URL or an option is not understood.
+    """Open a storage URL; raise Invalid when the URL or an option is wrong.
 
-    Options are obstore's configuration keys (endpoint, region, access_key_id, ...); the usual environment
-    variables of each cloud are read as well.
+    Options are obstore's configuration keys (endpoint, region, access_key_id, ...). The usual environment
+    variables of each cloud apply as well.
     """
     parts = urlsplit(url)
     if parts.scheme not in _SCHEMES:
         raise Invalid(f"storage URL {url!r} has an unknown scheme; use one of {', '.join(_SCHEMES)}://")
     if parts.scheme == "file":
         return _open_folder(url, unquote(parts.netloc + parts.path), clock)
-    given = dict(options or {})
-    settings: dict[str, Any] = {"config": given, "retry_config": _RETRIES}
-    if given.pop("allow_http", "") == "true":  # even empty options would hide AWS_ALLOW_HTTP
+    config = dict(options or {})
+    settings: dict[str, Any] = {"config": config, "retry_config": _RETRIES}
+    if config.pop("allow_http", "") == "true":  # even empty client_options would hide AWS_ALLOW_HTTP
         settings["client_options"] = {"allow_http": True}
     try:
         store = from_url(url) if parts.scheme == "memory" else from_url(url, **settings)
@@ -409,7 +409,7 @@ def _open_folder(url: str, path: str, clock: Clock) -> ObjectStorage:
 
 
 def _not_there(path: str, url: str) -> str:
-    return f"object {path} is not at {url}; plan the read again"
+    return f"object {path} does not exist at {url}; plan the read again"
 
 
 def _reason(error: BaseException) -> str:
@@ -417,24 +417,22 @@ def _reason(error: BaseException) -> str:
     return lines[0][:200] if lines else type(error).__name__
 
 
+_open_storages: dict[tuple[str, tuple[tuple[str, str], ...]], ObjectStorage] = {}
+_opening = threading.Lock()
+
+
 @dataclass(frozen=True)
 class StorageRef:
-    """Where tables are kept, in a form that travels to other processes."""
+    """The URL and options of a storage: a value that can be sent to other processes."""
 
     url: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
 
     def open(self) -> ObjectStorage:
-        """The storage; the same object every time within a process, also for memory://."""
+        """Return the storage. Equal references share one within a process, also for memory://."""
         key = self.url, tuple(sorted(self.options.items()))
         with _opening:
-            found = _opened.get(key)
-            if found is None:
-                found = _opened[key] = open_storage(self.url, self.options)
-            return found
-
-
-_opened: dict[tuple[str, tuple[tuple[str, str], ...]], ObjectStorage] = {}
-
-
-_opening = threading.Lock()
+            storage = _open_storages.get(key)
+            if storage is None:
+                storage = _open_storages[key] = open_storage(self.url, self.options)
+            return storage

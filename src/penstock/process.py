@@ -1,13 +1,7 @@
-"""Structured logs: one line an event, as text for a terminal or as JSON for a machine.
+"""What every process of ours sets up first: its logs, and the memory of Arrow.
 
-Log calls pass facts as `extra={...}`; a message never contains a row's values or a secret.
-
-How Arrow gets its memory in our processes.
-
-Its usual allocator keeps what one thread frees of another's for that thread: a process that reads ahead holds
-half as much again, the more the longer it reads. jemalloc gives unused pages back after a while, without
-being asked. Buffers that come out of messages are not aligned as its joins and groups want them: those are
-copied, and nobody is warned.
+A log has one line per event: text for a terminal, JSON for a machine. Log calls pass facts as `extra={...}`;
+a message never contains a row's values or a secret.
 """
 
 import json
@@ -17,15 +11,37 @@ import sys
 from datetime import UTC, datetime
 from typing import TextIO
 
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+ARROW_ENVIRONMENT = {
+    "ARROW_DEFAULT_MEMORY_POOL": "jemalloc",
+    "JE_ARROW_MALLOC_CONF": "dirty_decay_ms:5000,muzzy_decay_ms:5000",
+    "ACERO_ALIGNMENT_HANDLING": "reallocate",
+}
+"""Environment variables that Arrow reads when it is first used.
+
+Arrow's default allocator keeps memory that one thread frees for another thread's use: a process that reads
+ahead holds half as much again, and more the longer it reads. jemalloc returns unused pages by itself after a
+while. Buffers that come out of messages are not aligned as Arrow's joins and groups want them: `reallocate`
+copies those without a warning.
+"""
+
+_STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-def configure(
+def prepare_arrow_memory() -> None:
+    """Choose Arrow's allocator for this process and its children. Call it before Arrow is imported.
+
+    Variables that are already set stay as they are.
+    """
+    for name, value in ARROW_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+def configure_logs(
     *, style: str = "text", level: str = "INFO", part: str = "", stream: TextIO | None = None
 ) -> None:
     """Send Penstock's logs to a stream (standard error by default).
 
-    `part` is what lines of JSON say they are of: a machine gathers those of many processes.
+    Lines of JSON name the `part` that wrote them, because a machine gathers the lines of many processes.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(part) if style == "json" else TextFormatter())
@@ -35,16 +51,8 @@ def configure(
     root.propagate = False
 
 
-def _facts(record: logging.LogRecord) -> dict[str, object]:
-    return {key: value for key, value in vars(record).items() if key not in _STANDARD}
-
-
-def _time(record: logging.LogRecord) -> str:
-    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-
-
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, part, logger, message, then the facts."""
+    """One JSON object per line: time, level, part, logger, message, then the facts."""
 
     def __init__(self, part: str = "") -> None:
         super().__init__()
@@ -65,7 +73,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """time level logger: message key=value ..."""
+    """One line of text: time level logger: message key=value ..."""
 
     def format(self, record: logging.LogRecord) -> str:
         facts = "".join(f" {key}={value}" for key, value in _facts(record).items())
@@ -73,15 +81,9 @@ class TextFormatter(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-ENVIRONMENT = {
-    "ARROW_DEFAULT_MEMORY_POOL": "jemalloc",
-    "JE_ARROW_MALLOC_CONF": "dirty_decay_ms:5000,muzzy_decay_ms:5000",
-    "ACERO_ALIGNMENT_HANDLING": "reallocate",
-}
-"""What Arrow reads when it is first used."""
+def _facts(record: logging.LogRecord) -> dict[str, object]:
+    return {key: value for key, value in vars(record).items() if key not in _STANDARD_FIELDS}
 
 
-def prepare() -> None:
-    """Choose it for this process and its children, unless somebody has; before Arrow is imported."""
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")

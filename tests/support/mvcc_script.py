@@ -65,7 +65,7 @@ class Script:
         self._told: list[str] = []
         self._running: dict[str, asyncio.Task[list[str]]] = {}
 
-    def applied(self, changes: Sequence[Change]) -> None:
+    def observe(self, changes: Sequence[Change]) -> None:
         """Note what the storage tells its observer."""
         for change in changes:
             at = f"@{change.commit_ts}" if change.commit_ts else ""

@@ -7,25 +7,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 Bytes = npt.NDArray[np.uint8]
-
-
 Ints = npt.NDArray[np.int64]
-
-
 Uints = npt.NDArray[np.uint64]
-
-
 Floats = npt.NDArray[np.float64]
-
-
 Mask = npt.NDArray[np.bool_]
 
+PADDING = 64
+"""Bytes after the last cell of a padded buffer: a gather may read past the cell, never past the buffer."""
 
-PADDING = 64  # a gather may read past the last cell, never past the buffer
 
-
-def padded(data: npt.NDArray[Any]) -> Bytes:
-    """A copy of a buffer with room for gathers past its end."""
+def pad(data: npt.NDArray[Any]) -> Bytes:
+    """Return a copy of a buffer with room for gathers past its end."""
     roomy = np.empty(len(data) + PADDING, dtype=np.uint8)
     roomy[: len(data)] = data
     roomy[len(data) :] = 0
@@ -33,17 +25,18 @@ def padded(data: npt.NDArray[Any]) -> Bytes:
 
 
 def words(data: Bytes, at: Ints, word: str) -> npt.NDArray[Any]:
-    """The little- or big-endian word at each offset, aligned or not."""
+    """Return the little- or big-endian word at each offset, aligned or not."""
     kind = np.dtype(word)
-    everywhere = np.ndarray((len(data) - kind.itemsize + 1,), dtype=kind, buffer=data.data, strides=(1,))
-    return everywhere[at]
+    # With a stride of one byte, element i of this view is the word that begins at byte i.
+    by_offset = np.ndarray((len(data) - kind.itemsize + 1,), dtype=kind, buffer=data.data, strides=(1,))
+    return by_offset[at]
 
 
 def gather(data: Bytes, start: Ints, end: Ints, valid: Mask) -> pa.Array:
-    """Pieces of a buffer as a binary array.
+    """Return pieces of a buffer as a binary array.
 
-    The pieces follow each other in the buffer, so with the gaps between them they are a binary
-    array already; taking every other element copies the pieces together in one native call.
+    The pieces follow each other in the buffer, so pieces and gaps together already form a binary array.
+    Taking every other element copies the pieces in one native call.
     """
     rows = len(start)
     if not rows:
@@ -59,5 +52,5 @@ def gather(data: Bytes, start: Ints, end: Ints, valid: Mask) -> pa.Array:
 
 
 def validity(valid: Mask) -> pa.Buffer | None:
-    """Arrow's bitmap of a mask; None when every row is valid."""
+    """Return Arrow's bitmap for a mask; None when every row is valid."""
     return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))

@@ -1,8 +1,8 @@
-"""A queue on disk: tuples of Arrow batches, written by one thread and read by another, in order.
+"""Arrow batches that are kept in order, beyond memory.
 
-Files are divided, so that the space of what was read is given back while more is written.
-
-Rows that are kept until all are there: in memory while they are few, else in a file that is mapped.
+`SpillQueue` is a queue on disk of tuples with batches, written by one thread and read by another. It consists
+of several files, so that read ones are removed while more is written. `SpillTable` collects batches and then
+gives them as one table: in memory while they are few, else in a mapped file.
 """
 
 import os
@@ -27,7 +27,7 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 @dataclass(slots=True)
 class _Segment:
-    """One file. `unread` are the items in it that were not taken yet."""
+    """One file, with the number of its items that were not taken yet."""
 
     path: Path
     descriptor: int
@@ -37,18 +37,20 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Where an item is: its batches one behind the other, and what else is in it."""
+    """The place of an item: its batches lie one after the other from `offset` on."""
 
     segment: _Segment
     offset: int
-    items: tuple[object, ...]  # the size in bytes where there was a batch
+    items: tuple[object, ...]
+    """The values of the item; in place of a batch, its size in bytes."""
     batches: tuple[bool, ...]
+    """Which of the values are batches."""
 
 
 class SpillQueue(Generic[T]):
-    """Keeps tuples in a folder of its own: batches in them on disk, other values in memory.
+    """A queue of tuples in its own folder: their batches are on disk, their other values in memory.
 
-    `build` makes an item of its values. `append` and `take` raise OSError when the disk fails.
+    `build` makes an item from its values. `append` and `take` raise OSError when the disk fails.
     """
 
     def __init__(
@@ -58,7 +60,8 @@ class SpillQueue(Generic[T]):
         self._build = build
         self._segment_bytes = segment_bytes
         self._entries: deque[_Entry] = deque()
-        self._segments: list[_Segment] = []  # the last one is written
+        self._segments: list[_Segment] = []
+        """Files in order; the last one is being written."""
         self._numbers = count(1)
         self._lock = threading.Lock()
         self._closed = False
@@ -66,15 +69,17 @@ class SpillQueue(Generic[T]):
     @property
     def nbytes(self) -> int:
         """Bytes on disk."""
-        return sum(each.nbytes for each in tuple(self._segments))
+        return sum(segment.nbytes for segment in tuple(self._segments))
 
     def append(self, item: T) -> None:
-        """Keep an item behind the others; nothing is kept once it is closed."""
+        """Add an item at the end; do nothing once the queue is closed."""
         batches = tuple(isinstance(value, pa.RecordBatch) for value in item)
-        kept = [_written(value) if is_batch else value for value, is_batch in zip(item, batches, strict=True)]
-        buffers = [value for value, is_batch in zip(kept, batches, strict=True) if is_batch]
+        values = [
+            _encode_batch(value) if is_batch else value for value, is_batch in zip(item, batches, strict=True)
+        ]
+        buffers = [value for value, is_batch in zip(values, batches, strict=True) if is_batch]
         items = tuple(
-            value.size if is_batch else value for value, is_batch in zip(kept, batches, strict=True)
+            value.size if is_batch else value for value, is_batch in zip(values, batches, strict=True)
         )
         with self._lock:
             if self._closed:
@@ -89,7 +94,7 @@ class SpillQueue(Generic[T]):
             metrics.JOBS_SPOOL_BYTES.inc(segment.nbytes - offset)
 
     def take(self) -> T | None:
-        """The first item that was not taken yet; None when there is none now."""
+        """Take and return the first item; return None when there is none at the moment."""
         with self._lock:
             if not self._entries:
                 return None
@@ -106,7 +111,7 @@ class SpillQueue(Generic[T]):
         return not self._entries
 
     def close(self) -> None:
-        """Give the disk back. Can be called twice, and from any thread."""
+        """Remove the files. Any thread may call it, also more than once."""
         with self._lock:
             self._closed = True
             self._entries.clear()
@@ -119,10 +124,10 @@ class SpillQueue(Generic[T]):
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{next(self._numbers):06}.arrow"
         segment = _Segment(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-        read = [each for each in self._segments if not each.unread]
+        finished = [earlier for earlier in self._segments if not earlier.unread]
         self._segments.append(segment)
-        for each in read:
-            self._remove(each)
+        for earlier in finished:
+            self._remove(earlier)
         return segment
 
     def _remove(self, segment: _Segment) -> None:
@@ -143,7 +148,7 @@ def _values(entry: _Entry) -> Iterator[object]:
             yield value
 
 
-def _written(batch: pa.RecordBatch) -> pa.Buffer:
+def _encode_batch(batch: pa.RecordBatch) -> pa.Buffer:
     out = pa.BufferOutputStream()
     with pa.ipc.new_stream(out, batch.schema, options=_OPTIONS) as writer:
         writer.write_batch(batch)
@@ -162,13 +167,13 @@ def _write(descriptor: int, data: pa.Buffer, offset: int) -> None:
 
 
 SPOOL_BYTES = 64 << 20
-"""Memory that one spool takes before its rows go to disk."""
+"""Memory of one `SpillTable` before its rows go to disk."""
 
 
 class SpillTable:
     """Takes batches of one schema, then gives them as one table, in the same order. For one thread.
 
-    The file has no name any more once the table is there: its space is given back with the table.
+    `finish` removes the name of the file: its space is freed together with the table.
     """
 
     def __init__(self, schema: pa.Schema, path: Path, *, memory_bytes: int = SPOOL_BYTES) -> None:
@@ -185,7 +190,7 @@ class SpillTable:
         return self._writer is not None
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Keep rows; raises OSError when the disk does not take them."""
+        """Add rows; raise OSError when the disk fails."""
         if not batch.num_rows:
             return
         self._held.append(batch)
@@ -197,12 +202,12 @@ class SpillTable:
         if self._writer is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._writer = pa.ipc.new_file(str(self._path), self._schema)
-        for each in self._held:
-            self._writer.write_batch(each)
+        for batch in self._held:
+            self._writer.write_batch(batch)
         self._held, self._held_bytes = [], 0
 
     def finish(self) -> pa.Table:
-        """All rows; nothing is added any more."""
+        """Return all rows. Add nothing afterwards."""
         if self._writer is None:
             return pa.Table.from_batches(self._held, self._schema)
         self._spill()
@@ -212,7 +217,7 @@ class SpillTable:
         return rows
 
     def discard(self) -> None:
-        """Let go of everything; what `finish` gave stays."""
+        """Release everything. A table that `finish` returned stays valid."""
         if self._writer is not None:
             self._writer.close()
         self._path.unlink(missing_ok=True)

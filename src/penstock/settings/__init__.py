@@ -1,7 +1,7 @@
-"""Settings: frozen values, checked when they are made.
+"""The settings of a deployment, loaded from one YAML file and checked.
 
-One YAML file, with ${NAME} and ${NAME:-default} taken from the environment. A wrong value is
-refused with its key, the value and what is allowed.
+${NAME} and ${NAME:-default} in the file come from the environment. A wrong value raises Invalid with its key,
+the value and what is allowed; values of secrets are masked.
 """
 
 import os
@@ -61,32 +61,34 @@ _FEED_NAME = re.compile(r"(?!.{129})[A-Za-z0-9]+(-[A-Za-z0-9]+)*")
 
 
 class Settings(Frozen):
-    """Everything penstock.yaml may say."""
+    """All settings that penstock.yaml may contain."""
 
     pd_addrs: tuple[str, ...] = ("127.0.0.1:2379",)
-    """Placement drivers of the cluster: of TiKV, or of the embedded store."""
+    """Addresses of the placement drivers, of TiKV or of the embedded store."""
     tls: TlsSettings | None = None
-    """How to reach a cluster that asks for TLS."""
+    """Certificates for a cluster that uses TLS."""
     kv: KvSettings = KvSettings()
     store: StoreSettings = StoreSettings()
     puller: PullerSettings = PullerSettings()
     capture: CaptureSettings = CaptureSettings()
     spark: SparkSettings = SparkSettings()
     changefeeds: dict[str, ChangefeedSettings] = Field({})
-    """Changefeeds by their names; `penstock up` and `changefeed run` create those that are missing."""
+    """Changefeeds by name; `penstock up` and `changefeed run` create those that are missing."""
     jobs: JobsSettings = JobsSettings()
     api: ApiSettings = ApiSettings()
     up: UpSettings = UpSettings()
     tracing: TracingSettings = TracingSettings()
     metrics_addr: str | None = Field(None, pattern=r"^\S+:[0-9]{1,5}$")
-    """Where a service shows its metrics; port 0 takes a free one. Under `penstock up` the API shows all."""
+    """Address for a service's metrics; port 0 takes a free port. With `penstock up` the API serves all."""
 
     @field_validator("changefeeds")
     @classmethod
     def _feeds_have_plain_names(cls, feeds: dict[str, ChangefeedSettings]) -> dict[str, ChangefeedSettings]:
         for name in feeds:
             if not _FEED_NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is no name; use letters, digits and single hyphens, at most 128")
+                raise ValueError(
+                    f"{name!r} is not a valid name; use at most 128 letters, digits and single hyphens"
+                )
         return feeds
 
 
@@ -101,7 +103,7 @@ def load(path: Path) -> Settings:
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         at = f" at line {where.line + 1}" if where else ""
-        raise Invalid(f"settings file {path} is not valid YAML{at}; mend its syntax") from error
+        raise Invalid(f"settings file {path} is not valid YAML{at}; fix its syntax") from error
     return parse(expand(tree or {}), origin=str(path))
 
 
@@ -130,11 +132,11 @@ def expand(tree: Any) -> Any:
     if isinstance(tree, list):
         return [expand(value) for value in tree]
     if isinstance(tree, str):
-        return _VARIABLE.sub(_variable, tree)
+        return _VARIABLE.sub(_read_variable, tree)
     return tree
 
 
-def _variable(match: re.Match[str]) -> str:
+def _read_variable(match: re.Match[str]) -> str:
     name, default = match["name"], match["default"]
     value = os.environ.get(name, default)
     if value is None:
@@ -148,12 +150,12 @@ def _describe(error: ValidationError, *, within: str = "") -> str:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"]) or "settings"
     if first["type"] == "extra_forbidden":
-        return f"unknown key {key!r}; see docs/configuration.md for the keys there are"
-    return f"{key} = {_shown(within + key, first['input'])} is refused: {first['msg']}"
+        return f"unknown key {key!r}; docs/configuration.md lists the keys"
+    return f"{key} = {_render_value(within + key, first['input'])} is refused: {first['msg']}"
 
 
-def _shown(key: str, value: Any) -> str:
-    """A refused value; nothing that is a secret, or may hold one."""
+def _render_value(key: str, value: Any) -> str:
+    """Render a refused value for a message; mask what is or may contain a secret."""
     if any(word in key for word in _SECRET_KEYS):
         return "***"
     return "{...}" if isinstance(value, dict | BaseModel) else repr(value)

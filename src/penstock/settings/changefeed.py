@@ -8,48 +8,48 @@ from penstock.settings.frozen import Frozen, as_text
 
 
 class ColumnSelectorSettings(Frozen):
-    """Columns of some tables. Of several selectors the first that fits a table counts."""
+    """Columns to send of some tables. The first selector that matches a table applies."""
 
     tables: tuple[str, ...] = Field(min_length=1)
-    """The tables it is for: database.table with * and ?; !pattern leaves some out."""
+    """Tables it applies to, as database.table with * and ?; !pattern excludes tables."""
     columns: tuple[str, ...] = Field(min_length=1)
-    """Columns to send, with * and ?, and !column for those not to; primary keys are always sent."""
+    """Columns to send, with * and ?; !column excludes one. Primary keys are always sent."""
 
 
 class RowFilterSettings(Frozen):
-    """Rows of some tables. Of several filters the first that fits a table counts."""
+    """Rows to send of some tables. The first filter that matches a table applies."""
 
     tables: tuple[str, ...] = Field(min_length=1)
-    """The tables it is for: database.table with * and ?; !pattern leaves some out."""
+    """Tables it applies to, as database.table with * and ?; !pattern excludes tables."""
     where: str = Field(min_length=1)
-    """A SQL predicate; a row that does not satisfy it does not exist for the consumer."""
+    """SQL predicate. Rows that do not satisfy it do not exist for the consumer."""
 
 
 class ChangefeedSettings(Frozen):
     """A changefeed: the changes of some tables, as files on object storage."""
 
     sink_uri: SecretStr
-    """Where files go, and how: s3://bucket/prefix?protocol=canal-json; see docs/changefeed.md."""
+    """Target and format of the files: s3://bucket/prefix?protocol=canal-json; see docs/changefeed.md."""
     sink: dict[str, str] = Field({}, repr=False)
-    """Parameters of the sink by the names that the URI uses; those in the URI win."""
+    """Parameters of the sink, by the names that the URI uses. Parameters in the URI win."""
     storage_options: dict[str, str] = Field({}, repr=False)
-    """Endpoint, region and credentials by obstore's names; the cloud's environment variables count too."""
+    """Endpoint, region and credentials by obstore's names. The cloud's environment variables apply too."""
     tables: tuple[str, ...] = ("*.*",)
-    """Tables to send: database.table with * and ?; !pattern leaves some out; the last that fits counts."""
+    """Tables to send, as database.table with * and ?; !pattern excludes tables; the last match wins."""
     start: Literal["now", "snapshot"] | int = "now"
-    """Where it begins: now, with a snapshot of every table, or after a timestamp."""
+    """Start now, with a snapshot of every table, or after a timestamp."""
     target_ts: int | None = Field(None, ge=1)
-    """Timestamp at which it ends; none goes on for ever."""
+    """Timestamp at which the changefeed ends; none: never."""
     column_selectors: tuple[ColumnSelectorSettings, ...] = ()
-    """Columns to send, for tables of which not all are."""
+    """Columns to send, for tables whose columns are not all sent."""
     row_filters: tuple[RowFilterSettings, ...] = ()
-    """Rows to send, for tables of which not all are."""
+    """Rows to send, for tables whose rows are not all sent."""
     split_rows: int = Field(0, ge=0)
-    """Rows of a key range with a dispatcher of its own in large tables; 0 gives each table one dispatcher."""
+    """Split large tables into key ranges of this many rows, one dispatcher each; 0 splits no table."""
     spark_rows: int = Field(20_000, ge=0)
-    """Changes from which executors encode and write them; fewer are handled in this process without a job."""
+    """Changes from which Spark executors encode and write; this process handles fewer by itself."""
     lease_ttl_s: float = Field(15, ge=1, le=3600)
-    """How long it stays with a process that is silent before another may run it."""
+    """Seconds after which another process may run the changefeed of a silent one."""
 
     @field_validator("sink", mode="before")
     @classmethod

@@ -1,8 +1,7 @@
-"""Certificates and keys, by their paths.
+"""What settings of network connections share: certificates, bearer tokens and addresses.
 
-Bearer tokens: from the settings, or from a file.
-
-Addresses as people write them: host:port, with an IPv6 host in brackets.
+Certificates are files in PEM format. A token is in the settings or in a file. An address is host:port, with
+brackets around an IPv6 host.
 """
 
 import ipaddress
@@ -17,30 +16,30 @@ from penstock.settings.frozen import Frozen
 __all__ = [
     "ServerTlsSettings",
     "TlsSettings",
-    "asked_host",
     "check_token",
     "is_everywhere",
     "is_loopback",
-    "joined",
-    "parted",
+    "join_address",
+    "reachable_host",
     "read_token",
+    "split_address",
 ]
 
 
 class TlsSettings(Frozen):
-    """Paths of PEM files; with a certificate and key the peer can check us as well."""
+    """PEM files of a client. A certificate and its key let the servers authenticate the client too."""
 
     ca_path: Path
-    """Authority that the servers' certificates must come from."""
+    """Authority that signs the servers' certificates."""
     cert_path: Path | None = None
-    """Certificate to show to the servers."""
+    """Certificate that the client shows to the servers."""
     key_path: Path | None = None
     """Key of that certificate."""
 
     @model_validator(mode="after")
     def _certificate_has_its_key(self) -> "TlsSettings":
         if (self.cert_path is None) != (self.key_path is None):
-            raise ValueError("cert_path and key_path are given together or not at all")
+            raise ValueError("cert_path and key_path belong together; set both or neither")
         return self
 
     def read(self) -> tuple[bytes, bytes | None, bytes | None]:
@@ -51,6 +50,7 @@ class TlsSettings(Frozen):
 
 
 def read_pem(path: Path) -> bytes:
+    """Return the bytes of a PEM file; raise Invalid when it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -58,14 +58,14 @@ def read_pem(path: Path) -> bytes:
 
 
 class ServerTlsSettings(Frozen):
-    """Paths of PEM files of a server; with an authority, clients must show a certificate it signed."""
+    """PEM files of a server. With an authority, clients must show a certificate that it signed."""
 
     cert_path: Path
     """Certificate of the server."""
     key_path: Path
     """Key of that certificate."""
     ca_path: Path | None = None
-    """Authority that client certificates must come from; without it none are asked for."""
+    """Authority that signs client certificates; without it clients need no certificate."""
 
     def read(self) -> tuple[bytes, bytes, bytes | None]:
         """Return certificate, key and authority; raise Invalid when a file cannot be read."""
@@ -74,18 +74,21 @@ class ServerTlsSettings(Frozen):
 
 
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,}")
-_BAD_BEARER = "a token has at least 16 characters, of letters, digits and -._~+/="
+_BEARER_RULE = "a token has at least 16 characters, of letters, digits and -._~+/="
 
 
 def check_token(token: SecretStr | None) -> SecretStr | None:
-    """Return a token that fits a header; raise ValueError for another."""
+    """Return the token; raise ValueError when it does not fit a header."""
     if token is not None and not _TOKEN.fullmatch(token.get_secret_value()):
-        raise ValueError(_BAD_BEARER)
+        raise ValueError(_BEARER_RULE)
     return token
 
 
 def read_token(token: SecretStr | None, path: Path | None, *, key: str) -> SecretStr | None:
-    """Return the token of either source; raise Invalid when its file, which `key` names, cannot be used."""
+    """Return the token, from its file if there is a path; raise Invalid when the file cannot be used.
+
+    `key` is the setting that names the file, for the message.
+    """
     if path is None:
         return token
     try:
@@ -93,16 +96,17 @@ def read_token(token: SecretStr | None, path: Path | None, *, key: str) -> Secre
     except OSError as error:
         raise Invalid(f"token file {path} cannot be read ({error.strerror}); check {key}") from error
     if not _TOKEN.fullmatch(text):
-        raise Invalid(f"token file {path} is refused: {_BAD_BEARER}")
+        raise Invalid(f"token file {path} is refused: {_BEARER_RULE}")
     return SecretStr(text)
 
 
 _PORT_MAX = 65_535
+# Hosts that mean every address of a machine, and the loopback host that reaches such a listener.
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not listened on
 
 
-def parted(addr: str) -> tuple[str, int]:
-    """Host, without brackets, and port; raise Invalid for what is not host:port."""
+def split_address(addr: str) -> tuple[str, int]:
+    """Return the host, without brackets, and the port; raise Invalid when the text is not host:port."""
     host, _, port = addr.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not (port.isascii() and port.isdigit() and int(port) <= _PORT_MAX):
@@ -110,23 +114,23 @@ def parted(addr: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def joined(host: str, port: int) -> str:
-    """The address of a host and a port."""
+def join_address(host: str, port: int) -> str:
+    """Return host:port, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_everywhere(host: str) -> bool:
-    """Whether who listens on a host does so on every address of its machine."""
+    """Return whether a listener on this host listens on every address of its machine."""
     return host in _EVERYWHERE
 
 
-def asked_host(host: str) -> str:
-    """Where to ask, on its own machine, somebody who listens on a host."""
+def reachable_host(host: str) -> str:
+    """Return the host that reaches, from its own machine, a listener on `host`."""
     return _EVERYWHERE.get(host, host)
 
 
 def is_loopback(addr: str) -> bool:
-    """Whether an address can be reached from its own machine only."""
+    """Return whether an address can be reached only from its own machine."""
     host = addr.rpartition(":")[0].strip("[]")
     if host == "localhost":
         return True

@@ -1,7 +1,7 @@
-"""What an operator or a test does to the cluster: regions, leaders, stores, faults."""
+"""The admin service: what an operator or a test does to regions, leaders, stores and faults."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 
@@ -12,25 +12,27 @@ from penstock.proto.services import handler
 from penstock.store.faults import Faults
 from penstock.store.regions import Regions
 
-__all__ = ["Admin", "StoreSwitch"]
-
-
-class StoreSwitch(Protocol):
-    """Turns stores off and on; raises Invalid for a store there is not."""
-
-    async def stop_store(self, store_id: int) -> None: ...
-
-    async def start_store(self, store_id: int) -> None: ...
+__all__ = ["Admin"]
 
 
 class Admin:
-    """The admin service; faults can be set only where they are allowed."""
+    """The admin service. It refuses to set faults unless `faults_allowed`.
+
+    `stop_store` and `start_store` turn a store off and on by its id; they raise Invalid for an unknown store.
+    """
 
     def __init__(
-        self, regions: Regions, stores: StoreSwitch, faults: Faults, *, faults_allowed: bool
+        self,
+        regions: Regions,
+        faults: Faults,
+        *,
+        stop_store: Callable[[int], Awaitable[None]],
+        start_store: Callable[[int], Awaitable[None]],
+        faults_allowed: bool,
     ) -> None:
         self._regions = regions
-        self._stores = stores
+        self._stop_store = stop_store
+        self._start_store = start_store
         self._faults = faults
         self._faults_allowed = faults_allowed
 
@@ -43,7 +45,7 @@ class Admin:
             "StartStore": self.start_store,
             "SetFaults": self.set_faults,
         }
-        return handler("penstock.storepb.Admin", {name: _refusing(call) for name, call in calls.items()})
+        return handler("penstock.storepb.Admin", {name: _answer_errors(call) for name, call in calls.items()})
 
     async def split(self, request: storepb.SplitRequest) -> storepb.SplitResponse:
         parts = await self._regions.split_at([encode_bytes(key) for key in request.keys])
@@ -57,11 +59,11 @@ class Admin:
         return storepb.TransferLeaderResponse()
 
     async def stop_store(self, request: storepb.StopStoreRequest) -> storepb.StopStoreResponse:
-        await self._stores.stop_store(request.store_id)
+        await self._stop_store(request.store_id)
         return storepb.StopStoreResponse()
 
     async def start_store(self, request: storepb.StartStoreRequest) -> storepb.StartStoreResponse:
-        await self._stores.start_store(request.store_id)
+        await self._start_store(request.store_id)
         return storepb.StartStoreResponse()
 
     async def set_faults(self, request: storepb.SetFaultsRequest) -> storepb.SetFaultsResponse:
@@ -71,8 +73,8 @@ class Admin:
         return storepb.SetFaultsResponse()
 
 
-def _refusing(call: Callable[[Any], Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """Answer FAILED_PRECONDITION with the error's message where a call is refused."""
+def _answer_errors(call: Callable[[Any], Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Wrap a call so that its PenstockError becomes the status FAILED_PRECONDITION with the same message."""
 
     async def behaviour(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:

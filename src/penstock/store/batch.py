@@ -1,4 +1,4 @@
-"""The batched stream: many commands in a message, each answered as soon as it is ready."""
+"""The batched stream: a message has many commands, and each is answered as soon as it is ready."""
 
 import asyncio
 import types
@@ -13,16 +13,16 @@ from google.protobuf.message import Message
 from penstock.clock import SYSTEM, Clock
 from penstock.proto import tikvpb_pb2 as tikvpb
 from penstock.store.executor import Command, CommandExecutor, Effect, StoreHealth
-from penstock.store.faults import Struck
-from penstock.store.server import end
+from penstock.store.faults import FaultStruck
+from penstock.store.server import end_call
 
 __all__ = ["BATCHED", "BatchCommandsStream"]
 
 BATCH_MAX = 128
-BATCH_BYTES = 8 * 1024 * 1024  # a message that has this much gets no further answer
-_BACKLOG_MAX = 8192  # commands and answers of one stream; above it the stream is not read
+BATCH_BYTES = 8 * 1024 * 1024  # a message of this size takes no further answer
+_BACKLOG_MAX = 8192  # commands and answers of one stream above which its requests are not read
 
-# The name a command has in a batch, and its RPC's.
+# The names of commands in a batch, and the names of their RPCs.
 BATCHED = {
     "Get": "KvGet",
     "Scan": "KvScan",
@@ -54,8 +54,8 @@ BATCHED = {
 
 
 @types.coroutine
-def _resumed(work: Coroutine[Any, Any, Message], waits_for: Any) -> Generator[Any, Any, Message]:
-    """Go on, inside a task, with a coroutine whose first step was taken outside of one."""
+def _resume(work: Coroutine[Any, Any, Message], waits_for: Any) -> Generator[Any, Any, Message]:
+    """Continue, inside a task, a coroutine whose first step ran outside of a task."""
     try:
         while True:
             try:
@@ -94,7 +94,7 @@ class BatchCommandsStream:
         requests: AsyncIterator[tikvpb.BatchCommandsRequest],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
-        """Answer until the client ends the stream; commands under way are still answered."""
+        """Answer until the client ends the stream, then answer the commands under way."""
         reader = asyncio.ensure_future(self._read(requests))
         try:
             while not (self._ended and not self._waiting and not self._answers):
@@ -104,7 +104,7 @@ class BatchCommandsStream:
                     await context.write(self._take_batch())
                     self._room.set()
                 if self._failure is not None:
-                    await end(context, self._failure, "BatchCommands")
+                    await end_call(context, self._failure, "BatchCommands")
         finally:
             for task in (reader, *self._own):
                 task.cancel()
@@ -143,7 +143,7 @@ class BatchCommandsStream:
         except Exception as error:  # noqa: BLE001 - ends the stream, where it is raised again
             self._fail(error)
         else:
-            self._await(request_id, name, self._run(_resumed(work, waits_for)))
+            self._await(request_id, name, self._run(_resume(work, waits_for)))
 
     def _handle_empty(self, request_id: int, request: tikvpb.BatchCommandsEmptyRequest) -> None:
         answer = tikvpb.BatchCommandsEmptyResponse(test_id=request.test_id)
@@ -165,16 +165,16 @@ class BatchCommandsStream:
 
     def _await(self, request_id: int, name: str, task: asyncio.Task[Message]) -> None:
         self._waiting += 1
-        task.add_done_callback(partial(self._done, request_id, name))
+        task.add_done_callback(partial(self._finish, request_id, name))
 
-    def _done(self, request_id: int, name: str, task: asyncio.Task[Message]) -> None:
+    def _finish(self, request_id: int, name: str, task: asyncio.Task[Message]) -> None:
         self._waiting -= 1
         if task.cancelled():  # the stream has ended
             return
         error = task.exception()
         if error is None:
             self._answers.append((request_id, name, task.result()))
-        elif not (isinstance(error, Struck) and error.code is None):
+        elif not (isinstance(error, FaultStruck) and error.code is None):
             self._fail(error)
         self._ready.set()
         self._room.set()
@@ -193,6 +193,6 @@ class BatchCommandsStream:
             getattr(responses.add(), name).CopyFrom(response)
             request_ids.append(request_id)
             size += response.ByteSize()
-        if self._health.due():
+        if self._health.sample_if_due():
             batch.health_feedback.CopyFrom(self._health.feedback())
         return batch

@@ -1,9 +1,7 @@
-"""A range of raw keys.
+"""Ranges of raw keys, and the translation of a region's boundaries into them.
 
-Where a region's boundary falls among raw keys.
-
-A boundary is opaque bytes in the encoded key space. A split of raw data may leave one that encodes
-no key; transactional commands then begin at the first key whose encoding is not below it.
+A boundary of a region is opaque bytes in the encoded key space. A split of raw data may leave a boundary that
+encodes no key; then transactional commands begin at the first key whose encoding is not below it.
 """
 
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ class KeyBounds:
     end: bytes = b""
 
     def contains(self, key: bytes) -> bool:
-        """Tell whether `key` lies inside."""
+        """Return whether `key` lies inside."""
         return self.start <= key and (not self.end or key < self.end)
 
     def clamp(self, start: bytes, end: bytes) -> "KeyBounds | None":
@@ -47,7 +45,7 @@ def first_key_from(boundary: bytes) -> bytes:
         raw += data
         if marker != _FULL:
             return bytes(raw[: len(raw) - _padding(data, marker, ends=at == len(boundary))])
-    # What is left is shorter than a group: the key that pads to it with zeros is the first.
+    # The rest is shorter than a group: the first key is the one that zeros pad to it.
     return bytes(raw + boundary[at:].rstrip(b"\x00"))
 
 
@@ -63,5 +61,5 @@ def raw_bounds(start: bytes, end: bytes) -> KeyBounds:
     if not end:
         return KeyBounds(first_key_from(start), b"")
     last = first_key_from(end)
-    # An empty end would read as "no end": no key at all is encoded below such a boundary.
+    # No key is encoded below such a boundary; an empty end would mean "no end".
     return KeyBounds(first_key_from(start), last) if last else _NOTHING

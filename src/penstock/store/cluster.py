@@ -1,6 +1,6 @@
 """The embedded cluster: a placement driver and its stores over one engine, in one process.
 
-What a data directory says about its cluster, and what is written there when it is new.
+A new data directory is given a cluster id, its stores and a first region; an old one keeps them.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from penstock.errors import Invalid
 from penstock.proto import metapb_pb2 as metapb
 from penstock.proto.codec import encode_bytes
 from penstock.settings import ServerTlsSettings, StoreSettings
+from penstock.settings.network import join_address
 from penstock.store import meta
 from penstock.store.admin import Admin
 from penstock.store.cdc.service import ChangeDataService
@@ -29,7 +30,7 @@ from penstock.store.raw import RawStorage
 from penstock.store.region import Peer, Region
 from penstock.store.regions import REPLICAS, Regions, SizeWatch
 from penstock.store.safe_ts import SafeTs
-from penstock.store.server import Endpoint, FaultyStreams, join_address, split_address
+from penstock.store.server import Endpoint, FaultyStreams, split_server_address
 from penstock.store.station import Station
 from penstock.store.storage import TxnStorage
 
@@ -39,9 +40,9 @@ __all__ = ["Cluster", "open_stations", "settle"]
 async def open_stations(
     stores: Stores, ids: Ids, *, count: int, host: str, tls: ServerTlsSettings | None, clock: Clock = SYSTEM
 ) -> list[Station]:
-    """Bind an address for every store: where it was before if that is free, else any free port.
+    """Bind an address for every store: its previous one if that is free, else any free port.
 
-    A directory may get more stores, not fewer: raise Invalid then.
+    Raise Invalid when the directory has more stores than `count`: stores can be added, not removed.
     """
     known = stores.all()
     if len(known) > count:
@@ -66,14 +67,14 @@ def _open(store_id: int, before: str, host: str, tls: ServerTlsSettings | None, 
 async def settle(
     engine: Engine, stores: Stores, ids: Ids, stations: Sequence[Station], *, clock: Clock = SYSTEM
 ) -> int:
-    """Write down where the stores are, and in a new directory the cluster and its first region.
+    """Store the addresses of the stores and, in a new directory, the cluster and its first region.
 
     Return the id of the cluster.
     """
     cluster_id = meta.unpack(engine.view().get(Cf.META, meta.CLUSTER_ID))
     if not cluster_id:
         cluster_id = (clock.wall_ms() // 1000 << 32) + int(clock.random() * (1 << 32))
-        await _found(engine, ids, cluster_id, [station.store_id for station in stations])
+        await _bootstrap(engine, ids, cluster_id, [station.store_id for station in stations])
     for station in stations:
         store = metapb.Store()
         store.CopyFrom(stores.get(station.store_id) or metapb.Store(id=station.store_id))
@@ -85,7 +86,7 @@ async def settle(
     return cluster_id
 
 
-async def _found(engine: Engine, ids: Ids, cluster_id: int, store_ids: Sequence[int]) -> None:
+async def _bootstrap(engine: Engine, ids: Ids, cluster_id: int, store_ids: Sequence[int]) -> None:
     chosen = store_ids[:REPLICAS]
     first = await ids.allocate(1 + len(chosen))
     region = Region(
@@ -105,10 +106,10 @@ async def _found(engine: Engine, ids: Ids, cluster_id: int, store_ids: Sequence[
 
 
 class Cluster:
-    """A running cluster. Make one with `start`; `stop` closes the data directory.
+    """A running cluster. `start` makes one; `stop` closes the data directory.
 
-    Every store serves the same data: which of them leads a region is only written down, so that
-    clients meet what they would meet elsewhere and a change of leader moves nothing.
+    Every store serves the same data. The leader of a region is only recorded, so that clients meet the same
+    answers as in TiKV; a change of leader moves no data.
     """
 
     def __init__(self, settings: StoreSettings, engine: Engine, *, clock: Clock) -> None:
@@ -137,7 +138,7 @@ class Cluster:
         Raise Invalid when an address, a TLS file or the directory cannot be used, Corrupt when the
         directory is damaged. Port 0 takes any free port.
         """
-        split_address(settings.pd_addr)
+        split_server_address(settings.pd_addr)
         if settings.tls is not None:
             settings.tls.read()
         engine = Engine.open(settings.data, sync=settings.sync)
@@ -155,12 +156,12 @@ class Cluster:
 
     @property
     def store_addrs(self) -> dict[int, str]:
-        """Where each store is, by its id."""
+        """The address of each store, by its id."""
         return {store_id: station.address for store_id, station in self._stations.items()}
 
     async def _start(self) -> None:
         settings, engine, clock = self._settings, self._engine, self._clock
-        host, _ = split_address(settings.pd_addr)
+        host, _ = split_server_address(settings.pd_addr)
         endpoint = Endpoint(settings.pd_addr, tls=settings.tls)
         self._servers.append(endpoint)
         self._background.append(self.tso.close)
@@ -175,7 +176,7 @@ class Cluster:
         await self.regions.replicate(sorted(self._stations))
         self._stores.up = set(self._stations)
         self._scheduler = LeaderScheduler(self.regions, self._stores)
-        # Reads of an earlier run may have reached any timestamp it handed out; a fresh one is above them.
+        # An earlier run may have read at any timestamp that it handed out; a new timestamp is above them all.
         self.storage = TxnStorage(
             engine,
             clock=clock,
@@ -236,7 +237,13 @@ class Cluster:
             clock=self._clock,
         )
         etcd = Etcd(self._keys, cluster_id=self.cluster_id, url=url, member=MEMBER)
-        admin = Admin(self.regions, self, self.faults, faults_allowed=self._settings.faults)
+        admin = Admin(
+            self.regions,
+            self.faults,
+            stop_store=self.stop_store,
+            start_store=self.start_store,
+            faults_allowed=self._settings.faults,
+        )
         return [
             placement.handler(),
             *etcd.handlers(),
@@ -245,33 +252,33 @@ class Cluster:
         ]
 
     async def stop(self) -> None:
-        """Close every address, finish the commands under way, close the data directory."""
+        """Close every address, finish the commands under way, and close the data directory."""
         await asyncio.gather(*(server.stop() for server in self._servers))
         while self._background:
             await self._background.pop()()
         self._engine.close()
 
     async def split_at(self, raw_keys: Sequence[bytes]) -> list[Region]:
-        """Cut at raw keys of transactions; return the regions that begin there."""
+        """Split regions at raw keys of transactions; return the regions that begin there."""
         return await self.regions.split_at([encode_bytes(key) for key in raw_keys])
 
     async def stop_store(self, store_id: int) -> None:
-        """Turn a store off; what it led is led by others, where they are."""
-        station = self._known(store_id)
+        """Turn a store off; other stores that are up lead its regions, if they have peers of them."""
+        station = self._station(store_id)
         self._stores.up.discard(store_id)
         self._changes.close_store(store_id)
         await station.stop()
         await self._scheduler.elect(store_id)
 
     async def start_store(self, store_id: int) -> None:
-        """Turn a store on again, at the address it had."""
-        station = self._known(store_id)
+        """Turn a store on again, at the same address."""
+        station = self._station(store_id)
         if not station.up:
             await station.start()
             self._stores.up.add(store_id)
 
-    def _known(self, store_id: int) -> Station:
+    def _station(self, store_id: int) -> Station:
         station = self._stations.get(store_id)
         if station is None:
-            raise Invalid(f"there is no store {store_id}; the stores are {sorted(self._stations)}")
+            raise Invalid(f"store {store_id} does not exist; the stores are {sorted(self._stations)}")
         return station

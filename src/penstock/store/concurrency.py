@@ -1,14 +1,14 @@
-"""The newest read, and the locks that are decided but not yet visible.
+"""The newest read timestamp, and the locks that are decided but not yet visible.
 
-Why an async or one-phase commit never changes what a snapshot has shown: a read first raises `max_ts`
-to its timestamp, then looks at the guards, then takes its view. A prewrite first sets its guards, then
-takes a commit timestamp above `max_ts`, then queues its write; the guards stay until the write is
-visible. So for a read and a prewrite of the same key either the read came first, and the commit lies
-after it; or the guard is met; or the view shows what was written. Each of the two sequences runs on the
-event loop without giving way, which makes their order within one step immaterial.
+Why an async or one-phase commit never changes what a snapshot has shown: a read first raises `max_ts` to its
+timestamp, then checks the guards, then takes its view. A prewrite first sets its guards, then takes a commit
+timestamp above `max_ts`, then queues its write; the guards stay until the write is visible. So for a read and
+a prewrite of the same key there are three cases: the read came first, and the commit lies after it; or the
+read meets the guard; or the view shows the write. Each of the two sequences runs on the event loop without a
+pause, so the order of its steps does not matter to the other.
 
-The same holds for which keys may be locked: a key is noted before the write of its lock is queued and
-forgotten after the removal is visible, so a view taken now shows no lock of a key that is not noted.
+The same holds for the keys that may be locked: a key is noted before the write of its lock is queued, and
+forgotten after the removal is visible. So a view taken now shows no lock of a key that is not noted.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +17,7 @@ from penstock.clock import TS_MAX
 from penstock.store.bounds import KeyBounds
 from penstock.store.mvcc.records import LockRecord
 
-_SUSPECTS_MAX = 1024  # up to so many are searched one by one for those inside a range
+_SUSPECTS_MAX = 1024  # up to so many noted keys, a range checks them one by one
 
 
 class ConcurrencyManager:
@@ -32,7 +32,7 @@ class ConcurrencyManager:
         self._noted = set(locked)
 
     def update_max_ts(self, ts: int) -> None:
-        """Record a read at `ts`; the "newest version" timestamp stands for no moment and is ignored."""
+        """Record a read at `ts`. TS_MAX means "the newest version" and no moment, so it is ignored."""
         if self.max_ts < ts < TS_MAX:
             self.max_ts = ts
 
@@ -66,13 +66,13 @@ class ConcurrencyManager:
         self._noted.difference_update(keys)
 
     def may_be_locked(self, key: bytes) -> bool:
-        """Tell whether a view taken now may show a lock of the key."""
+        """Return whether a view taken now may show a lock of the key."""
         return key in self._noted
 
     def suspects(self, bounds: KeyBounds) -> Sequence[bytes] | None:
         """Return the keys of a range that a view taken now may show a lock of, in order.
 
-        None when so many keys are locked that the range of locks had better be read.
+        Return None when so many keys are locked that reading the range of locks is cheaper.
         """
         if len(self._noted) > _SUSPECTS_MAX:
             return None

@@ -1,4 +1,4 @@
-"""RocksDB with group commit: one writer thread, one fsync for all the writes that queue meanwhile."""
+"""RocksDB with group commit: one writer thread syncs all writes that queued meanwhile at once."""
 
 import asyncio
 import queue
@@ -62,11 +62,11 @@ class _Entry(NamedTuple):
 
 
 class EngineView:
-    """The engine at one moment: later writes do not show. Drop it soon, it holds back compaction.
+    """The engine at one moment: it does not show later writes. Drop it soon, it holds back compaction.
 
-    Iterators of rocksdict's snapshots (0.3.29) do not keep to the snapshot, and its loops take an error
-    for the end. But a RocksDB iterator shows the state of when it was made. So the cursors a view may need
-    are made with it, at the same sequence number as the snapshots that serve single keys.
+    Iterators of rocksdict's snapshots (0.3.29) do not stay at the snapshot, and its loops treat an error as
+    the end. But a RocksDB iterator shows the state at the time it was made. So a view makes the cursors that
+    it may need at once, at the same sequence number as the snapshots that serve single keys.
     """
 
     __slots__ = ("_free", "_snapshots")
@@ -118,7 +118,7 @@ class EngineView:
 
     @contextmanager
     def cursor(self, cf: Cf) -> Iterator[RdictIter]:
-        """Lend a cursor to move by hand; `status` of an invalid one raises when it met an error."""
+        """Lend a cursor to move by hand. `status` of an invalid cursor raises when it met an error."""
         cursor = self.take_cursor(cf)
         try:
             yield cursor
@@ -126,7 +126,7 @@ class EngineView:
             self._free.append((cf, cursor))
 
     def take_cursor(self, cf: Cf) -> RdictIter:
-        """Hand out a cursor for good, for as long as the view is used."""
+        """Return a cursor for as long as the view is used; it is not given back."""
         for index, (family, cursor) in enumerate(self._free):
             if family is cf:
                 del self._free[index]
@@ -137,10 +137,10 @@ class EngineView:
 class Engine:
     """The one database of a data directory.
 
-    Writes are queued on the event loop and applied by one thread, many at a time: each call is
-    atomic, calls are applied in the order they were made, and a call returns when its group is on
-    disk. Reads go through views, on any thread. After a failed write every waiting and every later
-    write fails with Unavailable: what reached the disk is known only after a restart.
+    Writes queue on the event loop and one thread applies many at a time: each call is atomic, calls are
+    applied in the order they were made, and a call returns when its group is on disk. Reads go through views,
+    on any thread. After a failed write every waiting and every later write raises Unavailable: what reached
+    the disk is known only after a restart.
     """
 
     def __init__(self, db: Rdict, path: Path, *, sync: bool) -> None:
@@ -183,7 +183,7 @@ class Engine:
         return cls(db, path, sync=sync)
 
     def close(self) -> None:
-        """Finish the queued writes and close the database; closing twice is fine."""
+        """Finish the queued writes and close the database. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -198,14 +198,14 @@ class Engine:
     def view(self, cursors: Sequence[Cf] = EVERY_CURSOR) -> EngineView:
         """Return the present state, the same moment for every column family.
 
-        `cursors` names what may be iterated over, once for each iteration that runs at the same time.
+        `cursors` names the column families to iterate over, once for each concurrent iteration.
         """
         for _ in range(_VIEW_ATTEMPTS):
             before = self._db.latest_sequence_number()
             view = self._view(cursors)
             if self._db.latest_sequence_number() == before:
                 return view
-        with self._writing:  # a busy writer got in between each time: hold it off
+        with self._writing:  # a busy writer got in between each time: keep it from writing
             return self._view(cursors)
 
     def _view(self, cursors: Sequence[Cf]) -> EngineView:
@@ -243,7 +243,7 @@ class Engine:
         return b""
 
     def _write_groups(self) -> None:
-        """Take what is queued, write it as one batch, tell the waiters; until the None of `close`."""
+        """Write what is queued as one batch and resolve its futures, until `close` queues None."""
         while True:
             group, last = self._next_group()
             if group:
@@ -271,7 +271,7 @@ class Engine:
         try:
             with self._writing, metrics.STORE_ENGINE_WRITE_SECONDS.time():
                 self._write(group)
-        except Exception as error:  # noqa: BLE001 - whatever it was, nothing may be acknowledged
+        except Exception as error:  # noqa: BLE001 - no write may be acknowledged after any error
             self._failure = Unavailable(
                 f"store at {self._path} cannot write ({error}); check the disk and its free space, "
                 "then start the store again"
@@ -326,7 +326,7 @@ def _family_options(cf: Cf, cache: Cache) -> Options:
     blocks.set_block_size(16 * 1024)
     blocks.set_cache_index_and_filter_blocks(True)
     blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
-    if cf != Cf.WRITE:  # versions are sought, never got by their whole key
+    if cf != Cf.WRITE:  # versions are read by seeks, never by their whole key
         blocks.set_bloom_filter(_BLOOM_BITS, block_based=False)
     options.set_block_based_table_factory(blocks)
     if cf == Cf.LOCK:  # nearly every lock written is deleted soon after

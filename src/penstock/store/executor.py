@@ -1,8 +1,6 @@
-"""Runs the commands sent to one store: checks the region, then hands over to the storage.
+"""The commands of one store: their table, their execution, and the load that answers report.
 
-The commands a store serves: what each runs, which keys it names, who may serve it.
-
-How busy a store is, as its answers report it.
+The executor checks the region of a request, then calls the storage.
 """
 
 import asyncio
@@ -48,7 +46,7 @@ class Effect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One kind of request."""
+    """One kind of request: what it runs, which keys it names and which store may serve it."""
 
     name: str
     run: Run
@@ -79,10 +77,10 @@ _KEY = _one("key")
 def commands(storage: TxnStorage, raw: RawStorage) -> Mapping[str, Command]:
     """Return every command on the data of regions, by the name of its RPC."""
     responses = methods(SERVICE)
-    found: dict[str, Command] = {}
+    table: dict[str, Command] = {}
 
     def add(name: str, run: Run, effect: Effect, keys: KeysOf | None = None, **flags: bool) -> None:
-        found[name] = Command(name, run, responses[name].response, effect, keys, **flags)
+        table[name] = Command(name, run, responses[name].response, effect, keys, **flags)
 
     reads, changes, grows = Effect.READS, Effect.CHANGES, Effect.GROWS
     add("KvGet", storage.kv_get, reads, _KEY)
@@ -114,7 +112,7 @@ def commands(storage: TxnStorage, raw: RawStorage) -> Mapping[str, Command]:
     add("RawBatchDelete", raw.raw_batch_delete, changes, _KEYS, raw=True)
     add("RawDeleteRange", raw.raw_delete_range, changes, raw=True)
     add("RawCompareAndSwap", raw.raw_compare_and_swap, changes, _KEY, raw=True)
-    return found
+    return table
 
 
 class ClusterMismatch(Invalid):
@@ -122,10 +120,9 @@ class ClusterMismatch(Invalid):
 
 
 class CommandExecutor:
-    """The commands of one store.
+    """Runs the commands of one store.
 
-    A command started with `start` is run to its end, even when its caller has gone; `finish` waits
-    for those.
+    A command started with `start` runs to its end even when its caller has gone; `finish` waits for it.
     """
 
     def __init__(
@@ -149,14 +146,15 @@ class CommandExecutor:
     async def execute(self, command: Command, request: Any) -> Message:
         """Check and run a command.
 
-        Raise ClusterMismatch for a request of another cluster, and whatever the storage raises
-        when it cannot go on.
+        Raise ClusterMismatch for a request of another cluster, and whatever the storage raises.
         """
         if command.local:
             return await command.run(request, EVERYTHING)
         context = request.context
         if context.cluster_id and context.cluster_id != self._cluster_id:
-            raise ClusterMismatch(f"request is for cluster {context.cluster_id}, this is {self._cluster_id}")
+            raise ClusterMismatch(
+                f"request is for cluster {context.cluster_id}, this is cluster {self._cluster_id}"
+            )
         reads = command.effect is Effect.READS
         follower = reads and (context.replica_read or context.stale_read)
         region = self._regions.check(context, self.store_id, any_peer=follower)
@@ -168,15 +166,15 @@ class CommandExecutor:
                 if not bounds.contains(key):
                     return command.response(region_error=_stray(command, region, key))
         if follower:
-            # Every store reads the same data: a stale read is served as a consistent one, which also
-            # keeps later commits above its timestamp.
+            # Every store reads the same data, so a stale read is served as a consistent one. That also keeps
+            # later commits above its timestamp.
             context.stale_read = False
         if command.effect is Effect.GROWS:
-            self._sizes.grew(region.id, request.ByteSize())
+            self._sizes.count_written(region.id, request.ByteSize())
         return await command.run(request, bounds)
 
     async def execute_faulty(self, command: Command, request: Any) -> Message:
-        """Run a command while fault switches are on; raise Struck when one ends the call."""
+        """Run a command while fault switches are on; raise FaultStruck when one ends the call."""
         fault = self.faults.strike(command.name, self.store_id)
         if fault is None:
             return await self.execute(command, request)
@@ -190,7 +188,7 @@ class CommandExecutor:
         return response
 
     def start(self, command: Command, request: Any) -> asyncio.Task[Message]:
-        """Run a command in a task of its own, which nobody cancels."""
+        """Run a command in its own task, which nobody cancels."""
         run = self.execute_faulty if self.faults.active else self.execute
         task = asyncio.ensure_future(run(command, request))
         self._running.add(task)
@@ -229,8 +227,8 @@ class StoreHealth:
             store_id=self._store_id, feedback_seq_no=self._sequence, slow_score=_HEALTHY
         )
 
-    def due(self) -> bool:
-        """Tell, once a second, that it is time to give feedback; take a sample of the load."""
+    def sample_if_due(self) -> bool:
+        """Once a second, sample the load and return True: it is time to give feedback."""
         now = self._clock.monotonic()
         passed = now - self._sampled_at
         if passed < _INTERVAL_S:

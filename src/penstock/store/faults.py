@@ -1,7 +1,7 @@
 """Fault switches: what goes wrong on purpose, for which calls and how often.
 
-A fault without a method strikes every call of a store; calls of the placement driver are struck
-only by their name. Deciding is pure; the servers carry the decision out.
+A fault without a method strikes every call of a store; it strikes a call of the placement driver only by its
+name. The decision is pure; the servers carry it out.
 """
 
 import os
@@ -16,7 +16,7 @@ from penstock.proto import errorpb_pb2 as errorpb
 from penstock.proto import storepb_pb2 as storepb
 from penstock.store.refusals import region_not_found, server_is_busy, stale_command
 
-__all__ = ["Fault", "Faults", "Struck"]
+__all__ = ["Fault", "FaultStruck", "Faults"]
 
 Fault = storepb.Fault
 
@@ -34,8 +34,8 @@ _REFUSALS: dict[int, Callable[[int], errorpb.Error]] = {
 }
 
 
-class Struck(Exception):
-    """A fault ends this call with a status; without one the call is never answered."""
+class FaultStruck(Exception):
+    """A fault ends this call with a status; without a status the call is never answered."""
 
     def __init__(self, code: grpc.StatusCode | None) -> None:
         super().__init__("fault")
@@ -55,7 +55,7 @@ class _Switch:
         return not fault.store_id or fault.store_id == store_id
 
     def strikes(self) -> bool:
-        """Count a matching call; tell whether it is struck."""
+        """Count a matching call; return whether the fault strikes it."""
         if self.skipped < self.fault.skip:
             self.skipped += 1
             return False
@@ -74,7 +74,7 @@ class Faults:
         self.active = False
 
     def set(self, faults: Iterable[storepb.Fault]) -> None:
-        """Replace every fault; none clears them."""
+        """Replace all faults; an empty list clears them."""
         self._switches = [_Switch(fault) for fault in faults]
         self.active = bool(self._switches)
 
@@ -91,17 +91,17 @@ class Faults:
         return make(region_id) if make is not None else None
 
     def before(self, fault: storepb.Fault) -> None:
-        """Carry out what a fault does before the call is applied; raise Struck when it ends the call."""
+        """Do what a fault does before the call is applied; raise FaultStruck when it ends the call."""
         if fault.kind == Fault.DROP:
-            raise Struck(None)
+            raise FaultStruck(None)
         if fault.kind in {Fault.UNAVAILABLE, Fault.STREAM_RESET}:
-            raise Struck(grpc.StatusCode.UNAVAILABLE)
+            raise FaultStruck(grpc.StatusCode.UNAVAILABLE)
 
     async def after(self, fault: storepb.Fault) -> None:
-        """Carry out what a fault does once the call is applied; raise Struck when it keeps the answer."""
+        """Do what a fault does after the call is applied; raise FaultStruck when it withholds the answer."""
         if fault.kind == Fault.DELAY:
             await self._clock.sleep(fault.delay_ms / 1000)
         elif fault.kind == Fault.UNDETERMINED:
-            raise Struck(grpc.StatusCode.UNAVAILABLE)
+            raise FaultStruck(grpc.StatusCode.UNAVAILABLE)
         elif fault.kind == Fault.CRASH:
             os.kill(os.getpid(), signal.SIGKILL)

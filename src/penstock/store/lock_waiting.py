@@ -1,6 +1,6 @@
-"""Pessimistic lock requests that wait for another transaction's lock to go away.
+"""Pessimistic lock requests that wait for another transaction's lock, and the detection of deadlocks.
 
-Who waits for whom, and whether one more wait would close a cycle.
+`DeadlockDetector` keeps the graph of waits; `LockWaiting` keeps the queues.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from penstock.proto import deadlock_pb2 as deadlock
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.proto.fingerprint import fingerprint64
 from penstock.store.mvcc import failures
-from penstock.store.mvcc.effects import Released
+from penstock.store.mvcc.effects import ReleasedLock
 from penstock.store.mvcc.failures import KeyRefused, Reason
 from penstock.store.mvcc.records import LockRecord
 
@@ -27,17 +27,17 @@ class _Edge(NamedTuple):
 
 
 @dataclass(slots=True)
-class Detector:
-    """The graph of waits. An edge is gone `ttl_s` after it was last seen, should nobody remove it.
+class DeadlockDetector:
+    """The graph of waits. An edge that nobody removes expires `ttl_s` after it was last seen.
 
-    Invariant: the live edges have no cycle, since an edge that would close one is refused.
+    Invariant: the live edges have no cycle, because an edge that would close one is refused.
     """
 
     ttl_s: float
     _edges: dict[int, dict[int, dict[bytes, _Edge]]] = field(default_factory=dict)  # txn, wait_for, key
 
     def detect(self, entry: deadlock.WaitForEntry, now: float) -> Chain | None:
-        """Add a wait and return None; or refuse it and return the cycle it would close.
+        """Add a wait and return None, or refuse it and return the cycle that it would close.
 
         The cycle begins with the lock's holder; its last entry is the refused one, and the one before
         that is the wait for the refused transaction.
@@ -60,7 +60,7 @@ class Detector:
             self._edges.pop(entry.txn, None)
 
     def is_empty(self) -> bool:
-        """Tell whether nobody waits."""
+        """Return whether nobody waits."""
         return not self._edges
 
     def _path(self, source: int, target: int, now: float) -> Chain | None:
@@ -107,8 +107,8 @@ def _trace(came_by: dict[int, deadlock.WaitForEntry], source: int, target: int) 
 class Waiter:
     """A request that waits for `lock` on `key`.
 
-    `resumes`: when the lock goes away the request tries again in place; otherwise it is answered with a
-    conflict, and the client comes back with a fresh timestamp. `detects`: its waits can be part of a cycle.
+    `resumes`: when the lock goes away, the request tries again in place; otherwise it is answered with a
+    conflict, and the client repeats it with a new timestamp. `detects`: its waits can be part of a cycle.
     """
 
     key: bytes
@@ -119,12 +119,12 @@ class Waiter:
     detects: bool
     tag: bytes
     began_at: float
-    updated_at: float  # when the lock in the way was last seen to be another one
+    updated_at: float  # when another lock was last seen in the way
     woken: "asyncio.Future[KeyRefused | None]" = field(default_factory=asyncio.Future)
-    gone: Released | None = None  # the lock whose end let it try again in place
+    gone: ReleasedLock | None = None  # the lock whose end let it try again in place
 
     def entry(self, now: float) -> deadlock.WaitForEntry:
-        """Describe the wait."""
+        """Return the wait as an edge of the graph."""
         return deadlock.WaitForEntry(
             txn=self.start_ts,
             wait_for_txn=self.lock.start_ts,
@@ -135,12 +135,12 @@ class Waiter:
         )
 
     def wake(self, answer: KeyRefused | None) -> None:
-        """Let the request go on, once."""
+        """Let the request continue, once."""
         if not self.woken.done():
             self.woken.set_result(answer)
 
-    def yield_to(self, gone: Released) -> None:
-        """Let the request have what a lock that went away left."""
+    def yield_to(self, gone: ReleasedLock) -> None:
+        """Let the request take the key of a lock that went away."""
         if self.resumes:
             self.gone = gone
         self.wake(None if self.resumes else _conflict(self, gone))
@@ -149,27 +149,27 @@ class Waiter:
 class LockWaiting:
     """Queues of waiting requests, one for each locked key.
 
-    When a lock goes away the request of the oldest transaction is woken at once. The others waiting then
-    are woken a little later, so that the first usually finds the key free; but behind a request that
-    takes the lock in place they go on waiting, for the new holder, unless it fails to take it.
+    When a lock goes away, the request of the oldest transaction is woken at once. The others are woken a
+    little later, so that the first usually finds the key free. But behind a request that takes the lock in
+    place they keep waiting, for the new holder, unless it fails to take the lock.
     """
 
     def __init__(self, clock: Clock, *, timeout_ms: int, wake_up_delay_ms: int) -> None:
         self._clock = clock
         self._timeout_s = timeout_ms / 1000
         self._delay_s = wake_up_delay_ms / 1000
-        self._detector = Detector(self._timeout_s)
+        self._detector = DeadlockDetector(self._timeout_s)
         self._queues: dict[bytes, list[Waiter]] = {}
         self._wakers: set[asyncio.Task[None]] = set()
 
     def patience(self, wait_timeout_ms: int) -> float:
-        """Return for how many seconds a request may wait; 0 for one that declines to."""
+        """Return for how many seconds a request may wait; 0 when it declines to wait."""
         if wait_timeout_ms < 0:
             return 0
         return min(wait_timeout_ms / 1000, self._timeout_s) if wait_timeout_ms else self._timeout_s
 
     def enter(self, key: bytes, lock: LockRecord, request: kvrpcpb.PessimisticLockRequest) -> Waiter:
-        """Join the queue of a key, while its latch is held; raise Refused when that closes a cycle."""
+        """Join the queue of a key, while its latch is held; raise KeyRefused when that closes a cycle."""
         now = self._clock.monotonic()
         waiter = Waiter(
             key,
@@ -177,7 +177,7 @@ class LockWaiting:
             request.start_version,
             request.primary_lock,
             resumes=bool(request.wake_up_mode == kvrpcpb.WakeUpModeForceLock),
-            detects=not request.is_first_lock,  # who holds nothing keeps nobody waiting
+            detects=not request.is_first_lock,  # a transaction without locks keeps nobody waiting
             tag=request.context.resource_group_tag,
             began_at=now,
             updated_at=now,
@@ -195,7 +195,7 @@ class LockWaiting:
         try:
             await asyncio.wait((waiter.woken, timer), return_when=asyncio.FIRST_COMPLETED)
             outcome = "woken" if waiter.woken.done() else "timeout"
-            return waiter.woken.result() if waiter.woken.done() else self._timed_out(waiter)
+            return waiter.woken.result() if waiter.woken.done() else self._timeout_refusal(waiter)
         finally:
             timer.cancel()
             self._leave(waiter)
@@ -204,8 +204,8 @@ class LockWaiting:
             waited = self._clock.monotonic() - waiter.began_at
             metrics.STORE_LOCK_WAIT_SECONDS.labels(outcome).observe(waited)
 
-    def notice(self, acquired: Iterable[tuple[bytes, LockRecord]], released: Iterable[Released]) -> None:
-        """Follow the locks that a durable write took and gave up."""
+    def notice(self, acquired: Iterable[tuple[bytes, LockRecord]], released: Iterable[ReleasedLock]) -> None:
+        """Take note of the locks that a durable write took and released."""
         if not self._queues:
             return
         for key, lock in acquired:
@@ -225,17 +225,17 @@ class LockWaiting:
             self._wake(queue, gone)
 
     def entries(self) -> list[deadlock.WaitForEntry]:
-        """Describe every wait there is."""
+        """Return every wait as an edge of the graph."""
         now = self._clock.monotonic()
         return [waiter.entry(now) for queue in self._queues.values() for waiter in queue]
 
     async def close(self) -> None:
-        """Stop waking; requests still waiting run into their timeout."""
+        """Wake no more requests; those that still wait run into their timeout."""
         for waker in self._wakers:
             waker.cancel()
         await asyncio.gather(*self._wakers, return_exceptions=True)
 
-    def _wake(self, queue: Sequence[Waiter], gone: Released) -> None:
+    def _wake(self, queue: Sequence[Waiter], gone: ReleasedLock) -> None:
         waiting = sorted((w for w in queue if not w.woken.done()), key=lambda w: w.start_ts)
         if not waiting:
             return
@@ -246,7 +246,7 @@ class LockWaiting:
             self._wakers.add(waker)
             waker.add_done_callback(self._wakers.discard)
 
-    async def _wake_later(self, others: Sequence[Waiter], gone: Released) -> None:
+    async def _wake_later(self, others: Sequence[Waiter], gone: ReleasedLock) -> None:
         await self._clock.sleep(self._delay_s)
         for waiter in others:
             if waiter.woken.done():
@@ -272,7 +272,7 @@ class LockWaiting:
         if chain is None:
             return None
         metrics.STORE_DEADLOCKS_TOTAL.inc()
-        return failures.deadlocked(waiter.key, waiter.lock.start_ts, closing=chain[-2], chain=chain)
+        return failures.deadlock_refusal(waiter.key, waiter.lock.start_ts, closing=chain[-2], chain=chain)
 
     def _leave(self, waiter: Waiter) -> None:
         self._detector.remove(waiter.entry(waiter.began_at))
@@ -281,14 +281,14 @@ class LockWaiting:
         if not queue:
             del self._queues[waiter.key]
 
-    def _timed_out(self, waiter: Waiter) -> KeyRefused:
-        refused = failures.locked(waiter.key, waiter.lock)
+    def _timeout_refusal(self, waiter: Waiter) -> KeyRefused:
+        refused = failures.key_is_locked(waiter.key, waiter.lock)
         since = self._clock.monotonic() - waiter.updated_at
         refused.error.locked.duration_to_last_update_ms = max(1, int(since * 1000))
         return refused
 
 
-def _conflict(waiter: Waiter, gone: Released) -> KeyRefused:
+def _conflict(waiter: Waiter, gone: ReleasedLock) -> KeyRefused:
     return failures.write_conflict(
         waiter.key,
         start_ts=waiter.start_ts,

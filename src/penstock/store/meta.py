@@ -1,4 +1,4 @@
-"""Names of everything kept in the metadata column family."""
+"""The keys of the metadata column family."""
 
 import struct
 
@@ -41,7 +41,7 @@ def store_key(store_id: int) -> bytes:
 
 
 def after(prefix: bytes) -> bytes:
-    """Return the first key behind every key with `prefix`."""
+    """Return the first key after every key with `prefix`."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
@@ -50,5 +50,5 @@ def pack(number: int) -> bytes:
 
 
 def unpack(stored: bytes | None) -> int:
-    """Return a stored number; nothing stored is 0."""
+    """Return a stored number, 0 when nothing is stored."""
     return 0 if stored is None else int(_U64.unpack(stored)[0])

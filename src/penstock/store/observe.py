@@ -1,4 +1,4 @@
-"""What the storage tells about a write once it is durable."""
+"""The changes that the storage reports once a write is durable, and the observer of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class ChangeKind(IntEnum):
-    """How a key's state moved."""
+    """How the state of a key changed."""
 
     PREWRITE = 1  # a put or delete lock was written
     COMMIT = 2  # that lock became a version
@@ -25,7 +25,7 @@ class WriteOp(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One key's part of a durable write; `commit_ts` is 0 and `value` is empty where there is none."""
+    """One key's part of a durable write. `commit_ts` is 0 before a commit; `value` may be empty."""
 
     kind: ChangeKind
     key: bytes
@@ -36,14 +36,14 @@ class Change:
 
 
 class ApplyObserver(Protocol):
-    """Follows every write of the storage.
+    """Observes every write of the storage.
 
-    Pessimistic locks and locks without data (`WriteOp.LOCK`) are not told, nor what becomes of them.
+    Pessimistic locks and locks without data (`WriteOp.LOCK`) are not reported, nor their end.
     """
 
-    def applied(self, changes: Sequence[Change]) -> None:
-        """Take the changes of one command, on the event loop.
+    def observe(self, changes: Sequence[Change]) -> None:
+        """Take the changes of one command. It is called on the event loop and must not block or raise.
 
-        They are durable and visible to new views; the command is not answered yet and the latches of
-        its keys are still held, so changes of one key arrive in order. Must not block or raise.
+        The changes are durable and visible to new views. The command is not answered yet and still holds the
+        latches of its keys, so changes of one key arrive in order.
         """

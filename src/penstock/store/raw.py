@@ -1,4 +1,4 @@
-"""Raw keys: plain reads and writes beside the transactional key space, without versions."""
+"""The raw commands: reads and writes of keys without versions, in their own key space."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -49,7 +49,7 @@ def _refuse(request: _HasCf, ttls: Iterable[int] = ()) -> str:
 
 
 class RawStorage:
-    """One coroutine per raw RPC; a range never leaves the bounds, which here are the keys themselves."""
+    """One coroutine per raw RPC. A range never leaves the bounds of its region; raw keys are not encoded."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -135,9 +135,9 @@ class RawStorage:
     async def raw_compare_and_swap(
         self, request: kvrpcpb.RawCASRequest, _: KeyBounds
     ) -> kvrpcpb.RawCASResponse:
-        """Write when the value is what the caller expects; answer with the value there was.
+        """Write if the value is what the caller expects; answer with the previous value.
 
-        Atomic among single-key writes and swaps of the same key.
+        It is atomic among single-key writes and swaps of the same key.
         """
         if error := _refuse(request, [request.ttl]):
             return kvrpcpb.RawCASResponse(error=error)

@@ -1,4 +1,4 @@
-"""Reads: no latches, only a view."""
+"""Reads at a timestamp. They take no latches, only a view."""
 
 from collections.abc import Iterable
 
@@ -10,17 +10,17 @@ from penstock.store.engine import Engine
 from penstock.store.mvcc import scanner
 from penstock.store.mvcc.failures import KeyRefused
 from penstock.store.mvcc.reader import SCANNING, SEEKING, MvccReader, ReadPoint
-from penstock.store.mvcc.records import LockKind, LockRecord, Write, WriteKind
+from penstock.store.mvcc.records import LockKind, LockRecord
 from penstock.store.mvcc.scanner import MvccScanner, Row
 
 _PAGE_ROWS = 4096
 
 
-class StoreReading:
+class StoreReader:
     """Answers reads at a timestamp.
 
-    The order matters, see penstock.store.concurrency: raise max_ts, look at the guards, take the view;
-    nothing here gives way to other tasks in between.
+    A read raises max_ts, then checks the guards, then takes its view, and no other task runs in between.
+    penstock.store.concurrency says why this order keeps snapshots unchanged.
     """
 
     def __init__(self, engine: Engine, concurrency: ConcurrencyManager, clock: Clock) -> None:
@@ -102,7 +102,7 @@ class StoreReading:
             left -= min(left, len(chosen))
             if not left:
                 return
-            await self._clock.sleep(0)  # a long scan lets others have the loop between pages
+            await self._clock.sleep(0)  # other tasks run between the pages of a long scan
 
     def scan_locks(self, request: kvrpcpb.ScanLockRequest, bounds: KeyBounds) -> kvrpcpb.ScanLockResponse:
         """List locks of transactions that began at or before a timestamp."""
@@ -128,7 +128,7 @@ class StoreReading:
         return ReadPoint.of(version, context)
 
     def _read(self, reader: MvccReader, point: ReadPoint, key: bytes) -> tuple[int, bytes] | None:
-        """Return (commit_ts, value) of a key; raise Refused when a lock or a newer version forbids it."""
+        """Return (commit_ts, value) of a key; raise KeyRefused when a lock or a newer version forbids it."""
         if point.checks_locks and self._concurrency.may_be_locked(key):
             lock = reader.load_lock(key)
             refused = None if lock is None else point.obstacle(key, lock)
@@ -165,64 +165,3 @@ def _sample(page: list[Row], step: int, seen: int) -> tuple[list[Row], int]:
             kept.append(row)
         seen += 1
     return kept, seen
-
-
-def mvcc_info(reader: MvccReader, key: bytes) -> kvrpcpb.MvccInfo:
-    """Show everything that is kept of a key."""
-    info = kvrpcpb.MvccInfo()
-    lock = reader.load_lock(key)
-    if lock is not None:
-        _show_lock(info, reader, key, lock)
-    for commit_ts, write in reader.versions(key):
-        _show_write(info, reader, key, commit_ts, write)
-    return info
-
-
-def _show_lock(info: kvrpcpb.MvccInfo, reader: MvccReader, key: bytes, lock: LockRecord) -> None:
-    info.lock.CopyFrom(
-        kvrpcpb.MvccLock(
-            type=lock.kind.op,
-            start_ts=lock.start_ts,
-            primary=lock.primary,
-            short_value=lock.short_value or b"",
-            ttl=lock.ttl,
-            for_update_ts=lock.for_update_ts,
-            txn_size=lock.txn_size,
-            use_async_commit=lock.use_async_commit,
-            secondaries=lock.secondaries,
-            rollback_ts=lock.rollbacks,
-        )
-    )
-    if lock.has_long_value:
-        info.values.add(start_ts=lock.start_ts, value=reader.value_of(key, lock))
-
-
-def _show_write(info: kvrpcpb.MvccInfo, reader: MvccReader, key: bytes, commit_ts: int, write: Write) -> None:
-    info.writes.add(
-        type=_WRITE_OPS[write.kind],
-        start_ts=write.start_ts,
-        commit_ts=commit_ts,
-        short_value=write.short_value or b"",
-        has_overlapped_rollback=write.overlapped_rollback,
-    )
-    if write.has_long_value:
-        info.values.add(start_ts=write.start_ts, value=reader.value_of(key, write))
-
-
-_WRITE_OPS = {
-    WriteKind.PUT: kvrpcpb.Put,
-    WriteKind.DELETE: kvrpcpb.Del,
-    WriteKind.LOCK: kvrpcpb.Lock,
-    WriteKind.ROLLBACK: kvrpcpb.Rollback,
-}
-
-
-def find_by_start_ts(reader: MvccReader, bounds: KeyBounds, start_ts: int) -> bytes | None:
-    """Return the first key of a range that a transaction locked or wrote."""
-    for key, lock in reader.scan_locks(bounds):
-        if lock.start_ts == start_ts:
-            return key
-    for key, _, write in reader.scan_writes(bounds, max(start_ts - 1, 0)):
-        if write.start_ts == start_ts:
-            return key
-    return None

@@ -26,11 +26,10 @@ def refusal(
     any_peer: bool,
     siblings: Sequence[Region],
 ) -> errorpb.Error | None:
-    """Return why `store_id` may not serve a request with this context, or None when it may.
+    """Return the error why `store_id` may not serve a request with this context, or None when it may.
 
-    The first that applies, in the order a store looks: the store, the region, the peer, the
-    leader, the term, the version. `any_peer` lets a follower serve; `siblings` are shown to a
-    caller whose version is not ours.
+    The checks have TiKV's order: the store, the region, the peer, the leader, the term, the version.
+    `any_peer` lets a follower serve. A caller with another version is sent `siblings`.
     """
     if context.peer.store_id != store_id:
         return _store_not_match(context.peer.store_id, store_id)

@@ -10,7 +10,7 @@ from penstock.store.bounds import KeyBounds, raw_bounds
 
 __all__ = ["Peer", "Region"]
 
-INITIAL_TERM = 5  # what a region that was never elected anew has elsewhere
+INITIAL_TERM = 5  # the term that a region of TiKV has before its first change of leader
 _HEAD = struct.Struct(">QQ")
 
 
@@ -75,12 +75,12 @@ class Region:
         )
 
     def to_bytes(self) -> bytes:
-        """Return the form kept on disk."""
+        """Return the form that is stored on disk."""
         return _HEAD.pack(self.leader_store, self.term) + self.to_proto().SerializeToString()
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> "Region":
-        """Read the form kept on disk; raise Corrupt when it is damaged."""
+        """Read the form that is stored on disk; raise Corrupt when it is damaged."""
         try:
             leader_store, term = _HEAD.unpack_from(stored)
             meta = metapb.Region.FromString(stored[_HEAD.size :])
@@ -100,7 +100,7 @@ class Region:
     def split(
         self, keys: Sequence[bytes], newcomers: Sequence[tuple[int, Sequence[int]]]
     ) -> tuple["Region", ...]:
-        """Cut at `keys` (sorted, distinct, inside); each newcomer is a region id and its peers' ids.
+        """Split at `keys` (sorted, distinct, inside); each newcomer is a region id with the ids of its peers.
 
         The last part keeps this region's id; all parts carry the same new version.
         """
@@ -124,7 +124,7 @@ class Region:
         return (*parts, replace(self, start=keys[-1], version=version))
 
     def absorb(self, source: "Region") -> "Region":
-        """Take over the range of an adjacent region, which ends to exist."""
+        """Return this region with the range of an adjacent region, which ceases to exist."""
         adjacent_left = source.end == self.start and bool(self.start)
         adjacent_right = self.end == source.start and bool(self.end)
         if not adjacent_left and not adjacent_right:
@@ -137,7 +137,7 @@ class Region:
             version=max(source.version + 1, self.version) + 1,
         )
 
-    def led_by(self, store_id: int) -> "Region":
+    def with_leader(self, store_id: int) -> "Region":
         """Return this region with another of its peers as the leader."""
         if self.peer_on(store_id) is None:
             raise Invalid(f"region {self.id} has no peer on store {store_id}; choose one of its stores")
@@ -146,12 +146,12 @@ class Region:
         return replace(self, leader_store=store_id, term=self.term + 1)
 
     def with_peer(self, peer: Peer) -> "Region":
-        """Add a peer on a store that has none."""
+        """Return this region with a peer on another store."""
         assert self.peer_on(peer.store_id) is None
         return replace(self, peers=(*self.peers, peer), conf_ver=self.conf_ver + 1)
 
     def without_peer(self, store_id: int) -> "Region":
-        """Remove a peer that does not lead."""
+        """Return this region without a peer that does not lead."""
         assert store_id != self.leader_store
         return replace(
             self,

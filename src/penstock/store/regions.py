@@ -1,9 +1,7 @@
 """The regions of the cluster: one sorted, gapless map of the key space, kept on disk.
 
-Splits regions that have grown too large.
-
-Written bytes are only counted while commands run; when the count says that a region may be too
-large, its data is measured and cut into even parts.
+`SizeWatch` splits regions that have grown too large. While commands run it only counts written bytes; when a
+region may be too large by that count, it measures the region's data and splits it into even parts.
 """
 
 import asyncio
@@ -32,17 +30,17 @@ REPLICAS = 3
 
 
 class RegionListener(Protocol):
-    """Learns of every change of a region."""
+    """Is called at every change of a region."""
 
     def region_changed(self, before: Region, after: Sequence[Region]) -> None:
-        """`after` are the regions that now cover the range of `before`, often one with its id.
+        """Take note that the regions `after`, often one with the same id, now cover the range of `before`.
 
-        Called on the loop once the change is durable and visible. Must not block or raise.
+        It is called on the loop once the change is durable and visible. It must not block or raise.
         """
 
 
 class Regions:
-    """Looks regions up and changes them; each change is durable before anybody sees it.
+    """Looks regions up and changes them. Each change is durable before it is visible.
 
     Invariant: the regions cover the whole key space without gap or overlap.
     """
@@ -104,7 +102,7 @@ class Regions:
     def check(
         self, context: kvrpcpb.Context, store_id: int, *, any_peer: bool = False
     ) -> Region | errorpb.Error:
-        """Return the region a request is for, or why `store_id` may not serve it."""
+        """Return the region of a request, or the error why `store_id` may not serve it."""
         region = self._by_id.get(context.region_id)
         if (
             region is not None
@@ -122,21 +120,21 @@ class Regions:
         return region
 
     def _siblings(self, region: Region | None) -> list[Region]:
-        # The part that a split cut off lies on the left: the old id keeps the right-most part.
+        # The old id keeps the right-most part of a split, so the new parts lie on the left.
         left = self.previous(region.start) if region is not None else None
         return [left] if left is not None else []
 
     def listen(self, listener: RegionListener) -> None:
-        """Tell `listener` of every later change."""
+        """Call `listener` at every later change."""
         self._listeners.append(listener)
 
     async def split(self, region_id: int, encoded_keys: Iterable[bytes]) -> list[Region]:
-        """Cut a region; return its parts in order. Keys that are its start already are passed over.
+        """Split a region; return its parts in order. A key that already is its start is ignored.
 
         Raise Invalid when the region is unknown or a key lies outside of it.
         """
         async with self._changing:
-            region = self._known(region_id)
+            region = self._get(region_id)
             keys = sorted({key for key in encoded_keys if key != region.start})
             if not keys:
                 return [region]
@@ -150,7 +148,7 @@ class Regions:
             return list(parts)
 
     async def split_at(self, encoded_keys: Iterable[bytes]) -> list[Region]:
-        """Cut wherever the keys fall; return the regions that begin at them, in order."""
+        """Split the regions in which the keys lie; return the regions that begin at the keys, in order."""
         keys = sorted(set(encoded_keys) - {b""})
         waiting = list(keys)
         while waiting:
@@ -163,7 +161,7 @@ class Regions:
     async def merge(self, region_id: int) -> Region:
         """Give a region's range to its right neighbour (the last one's to its left); return that one."""
         async with self._changing:
-            source = self._known(region_id)
+            source = self._get(region_id)
             target = self.by_key(source.end) if source.end else self.previous(source.start)
             if target is None:
                 raise Invalid(f"region {region_id} is the only one; split before you merge")
@@ -174,8 +172,8 @@ class Regions:
     async def transfer_leader(self, region_id: int, store_id: int) -> Region:
         """Make the peer on `store_id` the leader; raise Invalid when there is none."""
         async with self._changing:
-            before = self._known(region_id)
-            after = before.led_by(store_id)
+            before = self._get(region_id)
+            after = before.with_leader(store_id)
             if after is not before:
                 await self._replace([before], [after])
             return after
@@ -183,27 +181,27 @@ class Regions:
     async def move_leader(self, region_id: int, store_id: int) -> Region:
         """Make `store_id` the leader, moving a follower's peer there when it has none."""
         async with self._changing:
-            before = self._known(region_id)
+            before = self._get(region_id)
             after = before
             if before.peer_on(store_id) is None:
                 after = after.with_peer(Peer(await self._ids.allocate(1), store_id))
                 followers = [peer.store_id for peer in before.peers if peer.store_id != before.leader_store]
                 if len(after.peers) > REPLICAS:
                     after = after.without_peer(followers[0])
-            after = after.led_by(store_id)
+            after = after.with_leader(store_id)
             if after is not before:
                 await self._replace([before], [after])
             return after
 
     async def depose(self, store_id: int, heirs: Container[int]) -> None:
-        """Give what `store_id` leads to peers on `heirs`; regions without such a peer keep their leader."""
+        """Move the leaders on `store_id` to peers on `heirs`; regions without such a peer keep theirs."""
         async with self._changing:
             for before in tuple(self._ordered):
                 if before.leader_store != store_id:
                     continue
                 peers = [peer.store_id for peer in before.peers if peer.store_id in heirs]
                 if peers:
-                    await self._replace([before], [before.led_by(peers[before.id % len(peers)])])
+                    await self._replace([before], [before.with_leader(peers[before.id % len(peers)])])
 
     async def replicate(self, store_ids: Sequence[int]) -> None:
         """Give every region peers on these stores until it has its full number of replicas."""
@@ -216,16 +214,16 @@ class Regions:
                 if after is not before:
                     await self._replace([before], [after])
 
-    def _known(self, region_id: int) -> Region:
+    def _get(self, region_id: int) -> Region:
         region = self._by_id.get(region_id)
         if region is None:
             raise Invalid(f"region {region_id} does not exist; locate the key again")
         return region
 
     async def _replace(self, before: Sequence[Region], after: Sequence[Region]) -> None:
-        """Put `after` in the place of `before`: on disk, then in the map, then to the listeners.
+        """Replace `before` by `after`: on disk, then in the map; then call the listeners.
 
-        A caller that goes away meanwhile is let go only then, because the next change builds on the map.
+        A cancellation of the caller takes effect only then, because the next change builds on the map.
         """
         kept = {region.id for region in after}
         changes: list[Mutation] = [
@@ -247,7 +245,7 @@ class Regions:
 
 
 async def _land(durable: "asyncio.Task[None]") -> asyncio.CancelledError | None:
-    """Wait for a write, come what may; return a cancellation that came meanwhile."""
+    """Wait for a write even when cancelled; return the cancellation that came meanwhile."""
     cancelled = None
     while not durable.done():
         try:
@@ -263,7 +261,7 @@ _SAMPLES = 64
 
 
 def cut_points(samples: Sequence[tuple[bytes, int]], size_max: int) -> list[bytes]:
-    """Return the keys that cut sampled data into even parts of at most `size_max`.
+    """Return the keys that split sampled data into even parts of at most `size_max`.
 
     A sample is a key and the bytes from it to the next sample.
     """
@@ -279,9 +277,10 @@ def cut_points(samples: Sequence[tuple[bytes, int]], size_max: int) -> list[byte
 
 
 class SizeWatch:
-    """Counts what is written to each region and splits those that are too large.
+    """Counts the bytes written to each region and splits regions that are too large.
 
-    Implements RegionListener: parts of a split share its count, a merge adds the counts up.
+    As a RegionListener it divides the count of a split region among its parts, and adds the counts of a
+    merge.
     """
 
     def __init__(self, engine: Engine, regions: Regions, *, size_max: int) -> None:
@@ -293,7 +292,7 @@ class SizeWatch:
         self._checking: asyncio.Task[None] | None = None
         regions.listen(self)
 
-    def grew(self, region_id: int, size: int) -> None:
+    def count_written(self, region_id: int, size: int) -> None:
         """Count bytes written to a region."""
         self._sizes[region_id] = total = self._sizes[region_id] + size
         if total >= self._size_max:
@@ -307,7 +306,7 @@ class SizeWatch:
             self._sizes[region.id] += size // len(after)
 
     async def close(self) -> None:
-        """Stop checking; a split under way is finished."""
+        """Stop checking, after a split under way is finished."""
         self._due.clear()
         if self._checking is not None:
             await asyncio.wait([self._checking])
@@ -334,12 +333,12 @@ class SizeWatch:
         view = self._engine.view()
         every = max(1, self._size_max // _SAMPLES)
         bounds = region.bounds()
-        versions = [_versioned(view.iterate(cf, *keys.span(bounds))) for cf in (Cf.WRITE, Cf.DEFAULT)]
+        versions = [_decode_versions(view.iterate(cf, *keys.span(bounds))) for cf in (Cf.WRITE, Cf.DEFAULT)]
         plain = view.iterate(Cf.RAW, region.start, region.end)
         return list(heapq.merge(*(_sample(pairs, every) for pairs in (*versions, plain))))
 
 
-def _versioned(pairs: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+def _decode_versions(pairs: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
     for key, value in pairs:
         yield encode_bytes(keys.unescape(key)), value
 

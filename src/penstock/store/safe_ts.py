@@ -1,4 +1,4 @@
-"""The timestamp up to which everything is settled."""
+"""The timestamp at or below which no transaction commits any more."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ _FRESH_S = 0.2
 
 
 class SafeTs:
-    """No transaction commits at or below it any more. It never decreases."""
+    """Computes the safe timestamp: no transaction commits at or below it any more. It never decreases."""
 
     def __init__(self, engine: Engine, storage: TxnStorage, tso: Tso, *, clock: Clock = SYSTEM) -> None:
         self._engine = engine
@@ -37,7 +37,7 @@ class SafeTs:
     async def _compute(self) -> int:
         ts = await self._tso.current()
         concurrency = self._storage.concurrency
-        concurrency.update_max_ts(ts)  # from here on, every commit timestamp a store computes is above
+        concurrency.update_max_ts(ts)  # from here on, every computed commit timestamp is above `ts`
         in_memory = concurrency.min_lock_ts()
         view = self._engine.view()
         on_disk = await asyncio.to_thread(

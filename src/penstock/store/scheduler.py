@@ -1,6 +1,6 @@
-"""Running a write command: latches, decision, durable write, notice.
+"""The execution of write commands: latches, decision, durable write, notification.
 
-One writer per key at a time, in the order of arrival.
+A key has one writer at a time, in the order of arrival.
 """
 
 import asyncio
@@ -20,17 +20,17 @@ from penstock.store.observe import ApplyObserver
 
 
 class Latches:
-    """Latches of keys, taken all at once and handed on first come, first served.
+    """Latches of keys: a command takes all of its latches together, first come, first served.
 
-    A ticket joins the queues of all its keys in one step, so two tickets stand in the same order in
-    every queue they share and cannot wait for each other.
+    A ticket joins the queues of all its keys in one step. So two tickets have the same order in every queue
+    that they share and cannot wait for each other.
     """
 
     def __init__(self) -> None:
         self._queues: dict[bytes, deque[Ticket]] = {}
 
     async def acquire(self, keys: Iterable[bytes]) -> "Ticket":
-        """Wait until every key is free; a cancelled wait gives its places up."""
+        """Wait until every key is free; a cancelled wait leaves the queues."""
         ticket = Ticket(self, dict.fromkeys(keys))
         if ticket.blocked:
             turn = ticket.turn = asyncio.get_running_loop().create_future()
@@ -42,12 +42,12 @@ class Latches:
         return ticket
 
     def is_free(self) -> bool:
-        """Tell whether nobody holds or awaits a latch."""
+        """Return whether nobody holds or awaits a latch. Tests use it to show that none leaks."""
         return not self._queues
 
 
 class Ticket:
-    """A command's hold on its keys. `blocked` counts the keys at which others stand before it."""
+    """A command's hold on its keys. `blocked` counts the keys at which other tickets are before it."""
 
     __slots__ = ("_keys", "_latches", "blocked", "turn")
 
@@ -66,7 +66,7 @@ class Ticket:
                 self.blocked += 1
 
     def release(self) -> None:
-        """Leave every queue, and let those whose turn it is go on."""
+        """Leave every queue and wake the tickets that are first now."""
         queues = self._latches._queues
         for key in self._keys:
             queue = queues[key]
@@ -91,10 +91,10 @@ R = TypeVar("R")
 class TxnScheduler:
     """Applies the effects of actions, one command per key at a time.
 
-    The latches of a command's keys are held from before its view is taken until its write is durable,
-    the observer has heard of it and waiting requests are woken: the next command on a key sees
-    everything this one did, and the observer hears of a key's changes in order. A caller that goes away
-    does not stop a write that is queued.
+    A command holds the latches of its keys from before its view is taken until its write is durable, the
+    observer has been called and waiting requests are woken. So the next command on a key sees everything that
+    this one did, and the observer sees a key's changes in order. A caller that goes away does not stop a
+    queued write.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class TxnScheduler:
     async def execute(self, keys: Iterable[bytes], act: Callable[[MvccReader, Effects], R]) -> R:
         """Run an action under the latches of `keys` and make its effects durable.
 
-        Raise what the action raises (nothing is written then), or Unavailable when the engine fails.
+        Raise what the action raises, and then write nothing. Raise Unavailable when the engine fails.
         """
         ticket = await self._acquire(keys)
         effects = Effects()
@@ -119,7 +119,7 @@ class TxnScheduler:
             if not effects.mutations:
                 ticket.release()
                 return result
-            # Readers are warned first, then the write is queued: see penstock.store.concurrency.
+            # Guards first, then the queued write: penstock.store.concurrency says why.
             self._concurrency.guard(effects.guards)
             self._concurrency.note_locks(effects.acquired)
             durable = self._engine.submit(effects.mutations)
@@ -137,12 +137,12 @@ class TxnScheduler:
         return ticket
 
     def _finish(self, effects: Effects, ticket: Ticket, durable: "asyncio.Future[None]") -> None:
-        """Runs on the loop before the command's own coroutine goes on."""
+        """Finish a durable write. It runs on the loop before the command's own coroutine continues."""
         try:
-            # After a failed write nobody knows what is on the disk: the guards stay, readers keep off.
+            # After a failed write the state of the disk is unknown: the guards stay, so readers meet them.
             if not durable.cancelled() and durable.exception() is None:
                 if self.observer is not None and effects.changes:
-                    self.observer.applied(effects.changes)
+                    self.observer.observe(effects.changes)
                 self._concurrency.lift(effects.guards)
                 self._concurrency.forget_locks([gone.key for gone in effects.released])
                 self._waiting.notice(effects.acquired, effects.released)

@@ -1,9 +1,4 @@
-"""A gRPC server on one address.
-
-The gRPC status of a call that ends with an error instead of an answer.
-
-Fault switches for the streams of a service that knows nothing of them.
-"""
+"""gRPC on one address: the server, the status of a failed call, and faults on the streams of a service."""
 
 import asyncio
 import logging
@@ -17,15 +12,16 @@ from grpc_health.v1 import health, health_pb2_grpc
 
 from penstock.errors import Invalid, Unavailable
 from penstock.settings import ServerTlsSettings
+from penstock.settings.network import join_address
 from penstock.store.executor import ClusterMismatch
-from penstock.store.faults import Fault, Faults, Struck
+from penstock.store.faults import Fault, Faults, FaultStruck
 
-__all__ = ["Endpoint", "FaultyStreams", "end", "join_address", "split_address"]
+__all__ = ["Endpoint", "FaultyStreams", "end_call", "split_server_address"]
 
 
 _MESSAGE_BYTES_MAX = 256 * 1024 * 1024
 _OPTIONS = [
-    ("grpc.so_reuseport", 0),  # a second server on the address is a mistake, not a helper
+    ("grpc.so_reuseport", 0),  # a second server on the same address is a mistake: let it fail
     ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", _MESSAGE_BYTES_MAX),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -36,8 +32,8 @@ _WILDCARDS = {"0.0.0.0", "::", "", "*"}  # noqa: S104 - these are refused
 _PORT_MAX = 65_535
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """Return host and port; raise Invalid for anything but host:port with a host clients can reach."""
+def split_server_address(address: str) -> tuple[str, int]:
+    """Return host and port; raise Invalid unless the text is host:port with a host that clients can reach."""
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not (port.isascii() and port.isdigit() and int(port) <= _PORT_MAX):
@@ -49,16 +45,12 @@ def split_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def join_address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 class Endpoint:
-    """Binds an address at once and serves it from `start` to `stop`, with a health service beside."""
+    """A gRPC server with a health service. It binds its address at once and serves from `start` to `stop`."""
 
     def __init__(self, address: str, *, tls: ServerTlsSettings | None = None) -> None:
-        """Port 0 takes any free port. Raise Invalid when the address cannot be bound."""
-        host, port = split_address(address)
+        """Bind the address; port 0 takes any free port. Raise Invalid when it cannot be bound."""
+        host, port = split_server_address(address)
         _probe(host, port)
         self._server = grpc.aio.server(options=_OPTIONS)
         try:
@@ -85,12 +77,12 @@ class Endpoint:
         await self._server.start()
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Close every connection, after giving calls under way a moment."""
+        """Close every connection. Calls under way have `grace_s` seconds to end."""
         await self._server.stop(grace_s)
 
 
 def _check(tls: ServerTlsSettings) -> None:
-    """Refuse files that are not what they should be, which the gRPC library only logs."""
+    """Raise Invalid when a TLS file is wrong; the gRPC library would only log it."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(tls.cert_path, tls.key_path)
@@ -109,12 +101,12 @@ def _check(tls: ServerTlsSettings) -> None:
 
 
 def _probe(host: str, port: int) -> None:
-    """Fail with the system's own words, which the gRPC library keeps to itself."""
+    """Raise Invalid with the system's reason when the address cannot be bound; gRPC would not tell it."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        with socket.socket(found[0][0], socket.SOCK_STREAM) as probe:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        with socket.socket(addresses[0][0], socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(found[0][4])
+            probe.bind(addresses[0][4])
             probe.listen(1)
     except OSError as error:
         raise Invalid(
@@ -125,12 +117,15 @@ def _probe(host: str, port: int) -> None:
 _LOG = logging.getLogger(__name__)
 
 
-async def end(context: grpc.aio.ServicerContext[Any, Any], error: BaseException, method: str) -> NoReturn:
-    """End a call; one that a fault keeps from being answered hangs until its caller gives up.
+async def end_call(
+    context: grpc.aio.ServicerContext[Any, Any], error: BaseException, method: str
+) -> NoReturn:
+    """End a call with the gRPC status of an error.
 
-    An error nobody expected is logged, and the caller learns only that there was one.
+    A fault may want the call never to be answered: then it hangs until its caller gives up. An unexpected
+    error is logged, and the caller only learns that there was one.
     """
-    if isinstance(error, Struck):
+    if isinstance(error, FaultStruck):
         if error.code is None:
             await asyncio.get_running_loop().create_future()
         else:
@@ -148,10 +143,10 @@ _Behaviour = Callable[[AsyncIterator[Any], Any], Awaitable[None]]
 
 
 class FaultyStreams(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
-    """Serves another handler's two-way streams, with faults striking the requests they carry.
+    """Serves the two-way streams of another handler and applies faults to their requests.
 
-    A dropped request is never seen, a delayed one holds up those behind it, and the kinds that end a
-    call end the stream. Region errors are for calls only and strike nothing here.
+    The handler knows nothing of faults: it never sees a dropped request; a delayed request holds up the
+    requests behind it; faults that end a call end the stream. Region errors do not apply to streams.
     """
 
     def __init__(
@@ -165,26 +160,26 @@ class FaultyStreams(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not ge
         self._store_id = store_id
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Find the method in the handler behind, and wrap it."""
-        found: Any = self._inner.service(handler_call_details)
-        if found is None:
+        """Find the method in the inner handler, and wrap it."""
+        method: Any = self._inner.service(handler_call_details)
+        if method is None:
             return None
         name = str(handler_call_details.method).rpartition("/")[2]
 
         async def behaviour(requests: AsyncIterator[Any], context: Any) -> None:
-            await self._serve(name, found.stream_stream, requests, context)
+            await self._serve(name, method.stream_stream, requests, context)
 
         return grpc.stream_stream_rpc_method_handler(
             behaviour,
-            request_deserializer=found.request_deserializer,
-            response_serializer=found.response_serializer,
+            request_deserializer=method.request_deserializer,
+            response_serializer=method.response_serializer,
         )
 
     async def _serve(
         self, name: str, behaviour: _Behaviour, requests: AsyncIterator[Any], context: Any
     ) -> None:
-        struck: asyncio.Future[Struck] = asyncio.get_running_loop().create_future()
-        serving = asyncio.ensure_future(behaviour(self._passed(name, requests, struck), context))
+        struck: asyncio.Future[FaultStruck] = asyncio.get_running_loop().create_future()
+        serving = asyncio.ensure_future(behaviour(self._filter_requests(name, requests, struck), context))
         try:
             ends: list[asyncio.Future[Any]] = [serving, struck]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -193,11 +188,11 @@ class FaultyStreams(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not ge
                 serving.cancel()
                 await asyncio.wait([serving])
         if struck.done():
-            await end(context, struck.result(), name)
+            await end_call(context, struck.result(), name)
         await serving
 
-    async def _passed(
-        self, name: str, requests: AsyncIterator[Any], struck: "asyncio.Future[Struck]"
+    async def _filter_requests(
+        self, name: str, requests: AsyncIterator[Any], struck: "asyncio.Future[FaultStruck]"
     ) -> AsyncIterator[Any]:
         async for request in requests:
             fault = self._faults.strike(name, self._store_id) if self._faults.active else None
@@ -207,7 +202,7 @@ class FaultyStreams(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not ge
                 yield request
                 if fault is not None:
                     await self._faults.after(fault)
-            except Struck as end:
+            except FaultStruck as end:
                 if fault is not None and fault.kind == Fault.DROP:
                     continue
                 struck.set_result(end)

@@ -1,8 +1,6 @@
-"""One store of the cluster: its commands behind an address, turned off and on.
+"""One store of the cluster: its gRPC service at an address, which can be turned off and on.
 
-The store's RPCs, as gRPC sees them.
-
-Commands that concern a store itself rather than the data of a region.
+It also holds the commands that concern a store itself rather than the data of a region.
 """
 
 import asyncio
@@ -27,7 +25,7 @@ from penstock.store.faults import Faults
 from penstock.store.refusals import epoch_not_match, key_not_in_region, region_not_found
 from penstock.store.regions import Regions, SizeWatch
 from penstock.store.safe_ts import SafeTs
-from penstock.store.server import Endpoint, end
+from penstock.store.server import Endpoint, end_call
 
 __all__ = ["Housekeeping", "Station", "service"]
 
@@ -51,8 +49,8 @@ def service(
 
 
 def _unary(executor: CommandExecutor, command: Command) -> Callable[[Any, Context], Awaitable[Message]]:
-    # A raw write holds its key until it is durable, also when its caller leaves; the transactional
-    # commands see to that themselves.
+    # A raw write must hold its key until it is durable, also when its caller leaves. Transactional commands
+    # ensure that themselves.
     to_its_end = command.raw and command.effect is not Effect.READS
 
     async def behaviour(request: Any, context: Context) -> Message:
@@ -62,14 +60,14 @@ def _unary(executor: CommandExecutor, command: Command) -> Callable[[Any, Contex
             if executor.faults.active:
                 return await executor.execute_faulty(command, request)
             return await executor.execute(command, request)
-        except Exception as error:  # noqa: BLE001 - whatever it was, the caller gets a status
-            await end(context, error, command.name)
+        except Exception as error:  # noqa: BLE001 - every error becomes a status of the call
+            await end_call(context, error, command.name)
 
     return behaviour
 
 
 class Housekeeping:
-    """Splitting on request, health, and the timestamp up to which reads find everything settled."""
+    """The commands of a store itself: splits on request, health, and the safe timestamp for stale reads."""
 
     def __init__(self, regions: Regions, health: StoreHealth, safe_ts: SafeTs) -> None:
         self._regions = regions
@@ -77,23 +75,24 @@ class Housekeeping:
         self._safe_ts = safe_ts
 
     def commands(self) -> Mapping[str, Command]:
-        known = methods(SERVICE)
+        """Return these commands by the name of their RPC."""
+        rpcs = methods(SERVICE)
 
         def command(name: str, run: object, effect: Effect, *, local: bool) -> Command:
-            return Command(name, run, known[name].response, effect, local=local)  # type: ignore[arg-type]
+            return Command(name, run, rpcs[name].response, effect, local=local)  # type: ignore[arg-type]
 
-        listed = (
+        commands = (
             command("SplitRegion", self.split_region, Effect.CHANGES, local=False),
             command("GetStoreSafeTS", self.get_store_safe_ts, Effect.READS, local=True),
             command("GetHealthFeedback", self.get_health_feedback, Effect.READS, local=True),
             command("BroadcastTxnStatus", self.broadcast_txn_status, Effect.READS, local=True),
         )
-        return {one.name: one for one in listed}
+        return {command.name: command for command in commands}
 
     async def split_region(
         self, request: kvrpcpb.SplitRegionRequest, _: KeyBounds
     ) -> kvrpcpb.SplitRegionResponse:
-        """Cut the region at the keys; the answer lists its parts in order."""
+        """Split the region at the keys; the answer lists its parts in order."""
         keys = list(request.split_keys) or [request.split_key]
         encoded = keys if request.is_raw_kv else [encode_bytes(key) for key in keys]
         region_id = request.context.region_id
@@ -105,13 +104,13 @@ class Housekeeping:
         try:
             parts = await self._regions.split(region_id, encoded)
         except Invalid:  # it changed while this waited for another change
-            return kvrpcpb.SplitRegionResponse(region_error=self._changed(region_id))
-        shown = [part.to_proto() for part in parts]
+            return kvrpcpb.SplitRegionResponse(region_error=self._region_error(region_id))
+        regions = [part.to_proto() for part in parts]
         return kvrpcpb.SplitRegionResponse(
-            regions=shown, left=shown[0], right=shown[1] if len(shown) == 2 else None
+            regions=regions, left=regions[0], right=regions[1] if len(regions) == 2 else None
         )
 
-    def _changed(self, region_id: int) -> errorpb.Error:
+    def _region_error(self, region_id: int) -> errorpb.Error:
         region = self._regions.by_id(region_id)
         return region_not_found(region_id) if region is None else epoch_not_match(region)
 
@@ -128,7 +127,7 @@ class Housekeeping:
     async def broadcast_txn_status(
         self, _: kvrpcpb.BroadcastTxnStatusRequest, __: KeyBounds
     ) -> kvrpcpb.BroadcastTxnStatusResponse:
-        """A hint that spares lookups elsewhere; the store looks at the locks themselves."""
+        """Ignore the hint: it saves lookups in TiKV, but this store reads the locks themselves."""
         return kvrpcpb.BroadcastTxnStatusResponse()
 
 
@@ -136,7 +135,7 @@ _GRACE_S = 0.2
 
 
 class Station:
-    """Serves the shared storage as one store. The address is bound at once, served after `start`."""
+    """Serves the shared storage as one store. It binds its address at once and serves from `start` on."""
 
     def __init__(
         self,
@@ -165,7 +164,7 @@ class Station:
         faults: Faults,
         others: "Sequence[grpc.GenericRpcHandler[Any, Any]]",
     ) -> None:
-        """Say what to serve: the commands on regions, and services beside them."""
+        """Set what to serve: the commands on regions, and other services."""
         health = StoreHealth(self.store_id, clock=self._clock)
         table = {**commands, **Housekeeping(regions, health, safe_ts).commands()}
         self._executor = CommandExecutor(
@@ -175,16 +174,17 @@ class Station:
 
     @property
     def up(self) -> bool:
+        """Whether the address is bound."""
         return self._endpoint is not None
 
     async def start(self) -> None:
-        """Serve; after a stop the same address is bound again. Raise Invalid when it was taken meanwhile."""
+        """Serve, after a stop at the same address again; raise Invalid when it was taken meanwhile."""
         if self._endpoint is None:
             self._endpoint = Endpoint(self.address, tls=self._tls)
         await self._endpoint.start(self._handlers)
 
     async def stop(self) -> None:
-        """Close the address, and wait for the commands under way."""
+        """Close the address and wait for the commands under way."""
         endpoint, self._endpoint = self._endpoint, None
         if endpoint is not None:
             await endpoint.stop(_GRACE_S)

@@ -1,9 +1,7 @@
-"""The transactional storage: one coroutine for each call of the wire.
+"""The transactional storage: one coroutine for each RPC, and the waiting of pessimistic lock requests.
 
-Every method takes the request and the raw-key bounds of the region it was sent to, and answers with the
-response; refusals are in the response, never raised. The caller has checked the region and the keys.
-
-The pessimistic lock command: try, wait, try again or answer.
+Every method takes the request and the raw-key bounds of its region, and returns the response. A refusal is in
+the response, never raised. The caller has checked the region and the keys.
 """
 
 from collections.abc import Sequence
@@ -19,18 +17,21 @@ from penstock.store.mvcc import failures, pessimistic, resolve
 from penstock.store.mvcc import resolve as rollback
 from penstock.store.mvcc.effects import Effects
 from penstock.store.mvcc.failures import KeyRefused
-from penstock.store.mvcc.pessimistic import Locked
+from penstock.store.mvcc.pessimistic import LockedKey
 from penstock.store.mvcc.prewrite import prewrite, reads_existence
-from penstock.store.mvcc.reader import SCANNING, MvccReader
+from penstock.store.mvcc.reader import SCANNING, MvccReader, find_by_start_ts, mvcc_info
 from penstock.store.mvcc.resolve import commit
 from penstock.store.observe import ApplyObserver
-from penstock.store.reading import StoreReading, find_by_start_ts, mvcc_info
+from penstock.store.reading import StoreReader
 from penstock.store.scheduler import TxnScheduler
 from penstock.store.sweeping import Sweeping, fates_of, resolve_key
 
 
 class Locking:
-    """Takes all locks of a request or none; one key in the way makes the whole request wait."""
+    """The pessimistic lock command: takes all locks of a request or none.
+
+    One locked key makes the whole request wait; then it tries again or answers.
+    """
 
     def __init__(
         self, scheduler: TxnScheduler, concurrency: ConcurrencyManager, waiting: LockWaiting, clock: Clock
@@ -41,14 +42,14 @@ class Locking:
         self._clock = clock
 
     async def lock(self, request: kvrpcpb.PessimisticLockRequest) -> kvrpcpb.PessimisticLockResponse:
-        """Take the locks, waiting for others to give theirs up for as long as the request allows."""
+        """Take the locks; wait for locks of other transactions for as long as the request allows."""
         keys = [mutation.key for mutation in request.mutations]
         patience = self._waiting.patience(request.wait_timeout)
         deadline = self._clock.monotonic() + patience
 
         woken: Waiter | None = None
 
-        def attempt(reader: MvccReader, effects: Effects) -> list[Locked] | Waiter:
+        def attempt(reader: MvccReader, effects: Effects) -> list[LockedKey] | Waiter:
             if pessimistic.reads_value(request):
                 self._concurrency.update_max_ts(request.for_update_ts)
             result = self._attempt(reader, effects, request, can_wait=patience > 0)
@@ -64,14 +65,14 @@ class Locking:
                     if woken is not None:
                         self._waiting.pass_on(woken)
                 if not isinstance(result, Waiter):
-                    return _taken(request, result)
+                    return _granted_response(request, result)
                 left = max(0.0, deadline - self._clock.monotonic())
                 refused = await self._waiting.wait(result, left)
                 if refused is not None:
-                    return _refused(request, refused)
+                    return _refused_response(request, refused)
                 woken = result
         except KeyRefused as refused:
-            return _refused(request, refused)
+            return _refused_response(request, refused)
 
     def _attempt(
         self,
@@ -80,7 +81,7 @@ class Locking:
         request: kvrpcpb.PessimisticLockRequest,
         *,
         can_wait: bool,
-    ) -> list[Locked] | Waiter:
+    ) -> list[LockedKey] | Waiter:
         results = []
         for mutation in request.mutations:
             try:
@@ -89,20 +90,20 @@ class Locking:
                 if refused.lock is None or not can_wait:
                     raise
                 effects.discard()
-                # The latch is still held: a release cannot slip in between this look and the queue.
+                # The latch is still held: no release can happen between this check and joining the queue.
                 return self._waiting.enter(mutation.key, refused.lock, request)
         return results
 
 
-def _holds_or_awaits(key: bytes, result: list[Locked] | Waiter, effects: Effects) -> bool:
-    """Tell whether the key is no longer free: others are woken when it is again."""
+def _holds_or_awaits(key: bytes, result: list[LockedKey] | Waiter, effects: Effects) -> bool:
+    """Return whether the key is taken; others are woken when it becomes free."""
     if isinstance(result, Waiter):
         return result.key == key
     return any(key == taken for taken, _ in effects.acquired)
 
 
-def _taken(
-    request: kvrpcpb.PessimisticLockRequest, results: Sequence[Locked]
+def _granted_response(
+    request: kvrpcpb.PessimisticLockRequest, results: Sequence[LockedKey]
 ) -> kvrpcpb.PessimisticLockResponse:
     response = kvrpcpb.PessimisticLockResponse()
     if request.wake_up_mode == kvrpcpb.WakeUpModeForceLock:
@@ -121,7 +122,9 @@ def _taken(
     return response
 
 
-def _refused(request: kvrpcpb.PessimisticLockRequest, refused: KeyRefused) -> kvrpcpb.PessimisticLockResponse:
+def _refused_response(
+    request: kvrpcpb.PessimisticLockRequest, refused: KeyRefused
+) -> kvrpcpb.PessimisticLockResponse:
     response = kvrpcpb.PessimisticLockResponse(errors=[refused.error])
     if request.wake_up_mode == kvrpcpb.WakeUpModeForceLock:
         for _ in request.mutations:
@@ -132,8 +135,8 @@ def _refused(request: kvrpcpb.PessimisticLockRequest, refused: KeyRefused) -> kv
 class TxnStorage:
     """Transactions over an engine.
 
-    `max_ts` must not be below any timestamp read at before a restart, `collected_ts` not below any safe
-    point up to which versions were collected.
+    `max_ts` must be at or above every timestamp of a read before a restart, and `collected_ts` at or above
+    every safe point up to which versions were collected.
     """
 
     def __init__(
@@ -147,13 +150,13 @@ class TxnStorage:
             clock, timeout_ms=settings.lock_wait_timeout_ms, wake_up_delay_ms=settings.wake_up_delay_ms
         )
         self._scheduler = TxnScheduler(engine, self.concurrency, self._waiting, clock)
-        self._reading = StoreReading(engine, self.concurrency, clock)
+        self._reading = StoreReader(engine, self.concurrency, clock)
         self._locking = Locking(self._scheduler, self.concurrency, self._waiting, clock)
         self._sweeping = Sweeping(engine, self._scheduler)
 
     @property
     def observer(self) -> ApplyObserver | None:
-        """Who hears of every durable change."""
+        """The observer of every durable change."""
         return self._scheduler.observer
 
     @observer.setter
@@ -177,7 +180,7 @@ class TxnStorage:
         return await self._reading.scan(request, bounds)
 
     async def kv_prewrite(self, request: kvrpcpb.PrewriteRequest, _: KeyBounds) -> kvrpcpb.PrewriteResponse:
-        """Lock the keys of a commit; or commit them at once, where the client allows it."""
+        """Lock the keys of a commit, or commit them at once if the client allows it."""
 
         def act(reader: MvccReader, effects: Effects) -> kvrpcpb.PrewriteResponse:
             if reads_existence(request):
@@ -185,7 +188,9 @@ class TxnStorage:
             response = prewrite(reader, effects, request, self.concurrency.max_ts)
             if effects.mutations and request.start_version < self._collected_ts:
                 effects.discard()  # what it conflicts with may have been collected
-                return kvrpcpb.PrewriteResponse(errors=[failures.collected(request.start_version).error])
+                return kvrpcpb.PrewriteResponse(
+                    errors=[failures.before_safe_point(request.start_version).error]
+                )
             return response
 
         return await self._scheduler.execute([mutation.key for mutation in request.mutations], act)
@@ -193,13 +198,13 @@ class TxnStorage:
     async def kv_pessimistic_lock(
         self, request: kvrpcpb.PessimisticLockRequest, _: KeyBounds
     ) -> kvrpcpb.PessimisticLockResponse:
-        """Lock keys before their data is known, waiting for other transactions if need be."""
+        """Lock keys before their data is known; wait for other transactions if needed."""
         return await self._locking.lock(request)
 
     async def kv_pessimistic_rollback(
         self, request: kvrpcpb.PessimisticRollbackRequest, bounds: KeyBounds
     ) -> kvrpcpb.PessimisticRollbackResponse:
-        """Give pessimistic locks up; without keys, all of the transaction's in the region."""
+        """Release pessimistic locks; without keys, all locks of the transaction in the region."""
 
         def act(reader: MvccReader, effects: Effects) -> None:
             for key in dict.fromkeys(request.keys):
@@ -265,7 +270,7 @@ class TxnStorage:
     async def kv_check_txn_status(
         self, request: kvrpcpb.CheckTxnStatusRequest, _: KeyBounds
     ) -> kvrpcpb.CheckTxnStatusResponse:
-        """Tell, and where it is overdue decide, the fate of a transaction by its primary."""
+        """Return the state of a transaction by its primary key; decide it when its lock has expired."""
         for ts in (request.lock_ts, request.current_ts, request.caller_start_ts):
             self.concurrency.update_max_ts(ts)
         try:
@@ -279,7 +284,7 @@ class TxnStorage:
     async def kv_check_secondary_locks(
         self, request: kvrpcpb.CheckSecondaryLocksRequest, _: KeyBounds
     ) -> kvrpcpb.CheckSecondaryLocksResponse:
-        """Tell whether an async commit has all its secondary locks here, and see that it stays so."""
+        """Return whether an async commit has all its secondary locks here, and make the answer final."""
         self.concurrency.update_max_ts(request.start_version)
         return await self._scheduler.execute(
             request.keys, lambda reader, effects: resolve.check_secondary_locks(reader, effects, request)
@@ -288,7 +293,7 @@ class TxnStorage:
     async def kv_txn_heart_beat(
         self, request: kvrpcpb.TxnHeartBeatRequest, _: KeyBounds
     ) -> kvrpcpb.TxnHeartBeatResponse:
-        """Lengthen the life of a primary lock."""
+        """Extend the life of a primary lock."""
         try:
             return await self._scheduler.execute(
                 (request.primary_lock,), lambda reader, effects: resolve.heart_beat(reader, effects, request)
@@ -324,7 +329,7 @@ class TxnStorage:
         return self._reading.scan_locks(request, bounds)
 
     async def kv_gc(self, request: kvrpcpb.GCRequest, bounds: KeyBounds) -> kvrpcpb.GCResponse:
-        """Drop the versions that no read at or after the safe point needs, nor a transaction begun then."""
+        """Drop the versions that no read or transaction at or after the safe point needs."""
         self._collected_ts = max(self._collected_ts, request.safe_point)
         await self._sweeping.collect(request.safe_point, bounds)
         return kvrpcpb.GCResponse()
@@ -332,7 +337,7 @@ class TxnStorage:
     async def kv_delete_range(
         self, request: kvrpcpb.DeleteRangeRequest, bounds: KeyBounds
     ) -> kvrpcpb.DeleteRangeResponse:
-        """Remove a range, whatever its transactions; the client vouches that nobody uses it."""
+        """Remove a range regardless of transactions; the client guarantees that nobody uses it."""
         within = bounds.clamp(request.start_key, request.end_key)
         if within is not None and not request.notify_only:
             await self._sweeping.remove(within)
@@ -341,7 +346,7 @@ class TxnStorage:
     async def unsafe_destroy_range(
         self, request: kvrpcpb.UnsafeDestroyRangeRequest, bounds: KeyBounds
     ) -> kvrpcpb.UnsafeDestroyRangeResponse:
-        """Remove a range, whatever its transactions and regions."""
+        """Remove a range regardless of transactions and regions."""
         within = bounds.clamp(request.start_key, request.end_key)
         if within is not None:
             await self._sweeping.remove(within)
@@ -350,7 +355,7 @@ class TxnStorage:
     async def mvcc_get_by_key(
         self, request: kvrpcpb.MvccGetByKeyRequest, _: KeyBounds
     ) -> kvrpcpb.MvccGetByKeyResponse:
-        """Show everything that is kept of a key."""
+        """Return the lock and all versions of a key."""
         return kvrpcpb.MvccGetByKeyResponse(
             info=mvcc_info(MvccReader(self.engine.view(SCANNING)), request.key)
         )
@@ -358,7 +363,7 @@ class TxnStorage:
     async def mvcc_get_by_start_ts(
         self, request: kvrpcpb.MvccGetByStartTsRequest, bounds: KeyBounds
     ) -> kvrpcpb.MvccGetByStartTsResponse:
-        """Show everything that is kept of a key that a transaction touched."""
+        """Return the lock and all versions of the first key that a transaction touched."""
         reader = MvccReader(self.engine.view(SCANNING))
         key = find_by_start_ts(reader, bounds, request.start_ts)
         if key is None:
@@ -368,5 +373,5 @@ class TxnStorage:
     async def get_lock_wait_info(
         self, _: kvrpcpb.GetLockWaitInfoRequest, __: KeyBounds
     ) -> kvrpcpb.GetLockWaitInfoResponse:
-        """Tell who waits for whom."""
+        """Return which transactions wait for which."""
         return kvrpcpb.GetLockWaitInfoResponse(entries=self._waiting.entries())

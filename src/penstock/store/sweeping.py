@@ -1,7 +1,7 @@
-"""Commands over a range: they find their keys through a view, then work on a few of them at a time.
+"""Commands over a range. They find their keys through a view, then process them in small batches.
 
-Each batch takes the latches of its keys and looks again, so what changed since the view is respected;
-between batches other commands have their turn.
+Each batch takes the latches of its keys and reads them again, so it respects changes since the view. Between
+batches other commands run.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,7 +23,8 @@ from penstock.store.mvcc.resolve import commit
 from penstock.store.scheduler import TxnScheduler
 
 _BATCH_KEYS = 256
-_Batch = list[tuple[bytes, int]]  # keys with the start timestamps of their locks
+_Batch = list[tuple[bytes, int]]
+"""Keys with the start timestamps of their locks."""
 T = TypeVar("T")
 
 
@@ -46,7 +47,7 @@ class Sweeping:
         await self._each_locked(bounds, lambda lock: lock.start_ts in fates, act)
 
     async def unlock(self, start_ts: int, for_update_ts: int, bounds: KeyBounds) -> None:
-        """Give up every pessimistic lock of a transaction."""
+        """Release every pessimistic lock of a transaction."""
 
         def act(batch: _Batch, reader: MvccReader, effects: Effects) -> None:
             for key, _ in batch:
@@ -63,7 +64,7 @@ class Sweeping:
     async def remove(self, bounds: KeyBounds) -> None:
         """Remove every lock, version and value of a range, without a trace in the versions.
 
-        Locks are rolled back one by one, so that whoever follows or waits for them hears of their end.
+        Locks are rolled back one by one, so that observers and waiting requests see their end.
         """
 
         def act(batch: _Batch, reader: MvccReader, effects: Effects) -> None:
@@ -79,17 +80,17 @@ class Sweeping:
     async def _each_locked(
         self,
         bounds: KeyBounds,
-        wanted: Callable[[LockRecord], bool],
+        matches: Callable[[LockRecord], bool],
         act: Callable[[_Batch, MvccReader, Effects], None],
     ) -> None:
         reader = MvccReader(self._engine.view(SCANNING))
-        found = ((key, lock.start_ts) for key, lock in reader.scan_locks(bounds) if wanted(lock))
-        for batch in _batches(found):
+        locked = ((key, lock.start_ts) for key, lock in reader.scan_locks(bounds) if matches(lock))
+        for batch in _batches(locked):
             await self._scheduler.execute([key for key, _ in batch], partial(act, batch))
 
 
 def resolve_key(reader: MvccReader, effects: Effects, key: bytes, start_ts: int, commit_ts: int) -> None:
-    """Commit a transaction on a key, or roll it back when `commit_ts` is 0; raise Refused as those do."""
+    """Commit a transaction on a key, or roll it back if `commit_ts` is 0; raise KeyRefused if neither."""
     if commit_ts:
         commit(reader, effects, key, start_ts, commit_ts)
     else:

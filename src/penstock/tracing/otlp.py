@@ -1,4 +1,4 @@
-"""Spans over the wire: OpenTelemetry's protocol, OTLP over HTTP."""
+"""Sends spans by OpenTelemetry's protocol, OTLP over HTTP."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -20,42 +20,44 @@ _NS_PER_MS = 1_000_000
 _SCOPE = InstrumentationScope("penstock", __version__)
 
 
-class _LastWords(logging.Handler):
-    """Keeps what the exporter says of a failure; it is told once, and elsewhere."""
+class _LastMessage(logging.Handler):
+    """Keeps the exporter's last log line. The tracer logs one line when sending begins to fail."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.said = ""
+        self.message = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.said = record.getMessage().partition("\n")[0]
+        self.message = record.getMessage().partition("\n")[0]
 
 
 class OtlpExport:
-    """Implements Export."""
+    """Sends spans to one endpoint. Silences OpenTelemetry's own loggers in this process."""
 
     def __init__(self, endpoint: str, headers: Mapping[str, str], *, service: str, instance: str) -> None:
         self._exporter = OTLPSpanExporter(endpoint, headers=dict(headers), timeout=_TIMEOUT_S)
-        named = {"service.name": f"penstock-{service}", "service.version": __version__}
-        self._resource = Resource({**named, "service.instance.id": instance} if instance else named)
-        self._words = _LastWords()
+        attributes = {"service.name": f"penstock-{service}", "service.version": __version__}
+        if instance:
+            attributes["service.instance.id"] = instance
+        self._resource = Resource(attributes)
+        self._last = _LastMessage()
         for name in ("opentelemetry.exporter.otlp", "opentelemetry.exporter.http"):
             logger = logging.getLogger(name)
-            logger.handlers = [self._words]
+            logger.handlers = [self._last]
             logger.propagate = False
 
     def send(self, spans: Sequence[Span]) -> str:
-        """See Export."""
-        self._words.said = ""
+        """Send spans within a few seconds; return the exporter's error, or an empty text on success."""
+        self._last.message = ""
         result = self._exporter.export([self._readable(span) for span in spans])
-        return "" if result is SpanExportResult.SUCCESS else self._words.said or "no reason was given"
+        return "" if result is SpanExportResult.SUCCESS else self._last.message or "no reason was given"
 
     def close(self) -> None:
-        """See Export."""
+        """Shut the exporter down; a running `send` ends soon."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call] # OpenTelemetry gives it none
 
     def _readable(self, span: Span) -> ReadableSpan:
-        begun = () if span.began_ms is None else (Event("began", timestamp=span.began_ms * _NS_PER_MS),)
+        began = () if span.began_ms is None else (Event("began", timestamp=span.began_ms * _NS_PER_MS),)
         parent = None if span.parent_id is None else _context(span.trace_id, span.parent_id)
         return ReadableSpan(
             name=span.stage.value,
@@ -63,7 +65,7 @@ class OtlpExport:
             parent=parent,
             resource=self._resource,
             attributes={f"penstock.{name}": value for name, value in span.attributes.items()},
-            events=begun,
+            events=began,
             start_time=span.start_ms * _NS_PER_MS,
             end_time=span.end_ms * _NS_PER_MS,
             instrumentation_scope=_SCOPE,

@@ -1,12 +1,11 @@
-"""Which transactions are traced, and the ids of their traces: functions of their commit timestamps. Pure.
+"""Which transactions are traced, and the ids and spans of their traces. Pure functions of commit timestamps.
 
-The choice is OpenTelemetry's for consistent probability: a trace counts when the low 56 bits of its id reach
-a threshold. A collector that samples the same way keeps or drops whole traces.
+The choice follows OpenTelemetry's consistent probability sampling: a trace is kept when the low 56 bits of
+its id reach a threshold. A collector that samples the same way keeps or drops whole traces.
 
-The spans of a trace: one for each stage that a transaction has come to. Pure.
-
-Each begins with the commit, so that its length is how late the stage was; `began` is when the work began.
-The same arrival has the same ids whoever tells of it, and however often.
+A trace has one span for each stage that its transaction has reached. Each span begins with the commit, so
+that its length is the lag of the stage; `began` is when the work of the stage began. A repeated arrival has
+the same ids, whichever process reports it.
 """
 
 import hashlib
@@ -37,7 +36,7 @@ __all__ = [
 Times = npt.NDArray[np.uint64]
 
 HELD_MAX = 16_384
-"""Transactions that wait for something at the same time, in one place."""
+"""Traced transactions that one recorder, or the queue of the tracer, may hold."""
 
 _RANDOM_BITS = 56
 _RANDOM = (1 << _RANDOM_BITS) - 1
@@ -45,23 +44,23 @@ _RANDOM = (1 << _RANDOM_BITS) - 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledTransactions:
-    """Transactions that are traced, by commit timestamp, each once: how many rows each has here."""
+    """Traced transactions, each once, with the number of rows that each has here."""
 
     commit_ts: Times
     rows: npt.NDArray[np.int64]
     start_ts: Times | None = None
-    """When each began; where that is known."""
+    """Start timestamps, when they are known."""
 
     def __len__(self) -> int:
         return len(self.commit_ts)
 
     def take(self, places: npt.NDArray[np.intp]) -> "SampledTransactions":
-        """Some of them."""
+        """Return the transactions at these places."""
         start_ts = None if self.start_ts is None else self.start_ts[places]
         return SampledTransactions(self.commit_ts[places], self.rows[places], start_ts)
 
     def pairs(self) -> tuple[tuple[int, int], ...]:
-        """As plain values, to travel: commit timestamp and rows."""
+        """Return pairs of commit timestamp and rows: plain values that can be sent to other processes."""
         return tuple(zip(self.commit_ts.tolist(), self.rows.tolist(), strict=True))
 
 
@@ -70,7 +69,7 @@ _NOTHING = SampledTransactions(np.zeros(0, np.uint64), np.zeros(0, np.int64))
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Picks the same transactions in every process. Can be pickled."""
+    """Picks the same transactions in every process. Instances can be pickled."""
 
     high_salt: int
     low_salt: int
@@ -88,68 +87,69 @@ class Sampling:
     def pick(
         self, commit_ts: npt.NDArray[Any], start_ts: npt.NDArray[Any] | None = None
     ) -> SampledTransactions:
-        """The transactions to trace among rows with these timestamps; in vectors."""
+        """Return the transactions to trace among rows with these timestamps. Vectorized."""
         times = commit_ts.view(np.uint64)
         chosen = np.flatnonzero(self.chances(times) >= self.threshold)
-        if not len(chosen):  # which is most often so, and soon known
+        if not len(chosen):  # the common case, and a cheap one
             return _NOTHING
         found, first, rows = np.unique(times[chosen], return_index=True, return_counts=True)
         starts = None if start_ts is None else start_ts.view(np.uint64)[chosen[first]]
         return SampledTransactions(found, rows, starts)
 
     def chances(self, commit_ts: Times) -> Times:
-        """What is compared with the threshold: the higher, the rarer is a share that leaves it out."""
-        return _mixed(commit_ts ^ np.uint64(self.low_salt)) & np.uint64(_RANDOM)
+        """Return the numbers that are compared with the threshold: those at or above it are traced."""
+        return _mix(commit_ts ^ np.uint64(self.low_salt)) & np.uint64(_RANDOM)
 
-    def within(self, picked: SampledTransactions, count: int) -> SampledTransactions:
-        """As many of them as that: those that the smallest share would have, for whoever has to choose."""
+    def limit(self, picked: SampledTransactions, count: int) -> SampledTransactions:
+        """Return at most `count` of the transactions: those that the smallest share would still pick."""
         if len(picked) <= count:
             return picked
         order = np.argsort(self.chances(picked.commit_ts))
         return picked.take(np.sort(order[len(picked) - count :]))
 
-    def among(self, picked: SampledTransactions) -> SampledTransactions:
-        """Those of them that this share has."""
+    def keep_sampled(self, picked: SampledTransactions) -> SampledTransactions:
+        """Return those of the transactions that this share picks."""
         return picked.take(np.flatnonzero(self.chances(picked.commit_ts) >= self.threshold))
 
     def trace_ids(self, commit_ts: Times) -> list[int]:
-        """The id of each transaction's trace; no two transactions of a cluster have the same."""
-        high = _mixed(commit_ts ^ np.uint64(self.high_salt)).tolist()
-        low = _mixed(commit_ts ^ np.uint64(self.low_salt)).tolist()
-        return [above << 64 | below for above, below in zip(high, low, strict=True)]
+        """Return the trace id of each transaction; no two transactions of a cluster share one."""
+        high = _mix(commit_ts ^ np.uint64(self.high_salt)).tolist()
+        low = _mix(commit_ts ^ np.uint64(self.low_salt)).tolist()
+        # The low half is what `chances` takes its 56 bits from, so that collectors decide the same way.
+        return [upper << 64 | lower for upper, lower in zip(high, low, strict=True)]
 
 
 class SampleFilter:
-    """Gathers what passes by, batch after batch; of too many, those that the smallest share would have."""
+    """Gathers the traced transactions of many batches; of too many, those of the smallest share."""
 
     def __init__(self, sampling: Sampling, *, held_max: int = HELD_MAX) -> None:
         self.dropped = 0
-        """Transactions that were too many."""
+        """Transactions dropped because there were too many."""
         self._sampling = sampling
         self._held_max = held_max
         self._parts: list[SampledTransactions] = []
         self._held = 0
 
     def add(self, commit_ts: npt.NDArray[Any]) -> None:
-        """Rows with these timestamps have passed."""
+        """Pick among rows with these timestamps."""
         self._keep(self._sampling.pick(commit_ts))
 
     def add_pairs(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """What was picked elsewhere."""
-        if given := list(pairs):
-            times, rows = zip(*given, strict=True)
+        """Add transactions that another process picked: pairs of commit timestamp and rows."""
+        if listed := list(pairs):
+            times, rows = zip(*listed, strict=True)
             self._keep(SampledTransactions(np.array(times, np.uint64), np.array(rows, np.int64)))
 
-    def picked(self) -> SampledTransactions:
-        """All that is held, each transaction once."""
-        times = np.concatenate([each.commit_ts for each in self._parts] or [_NOTHING.commit_ts])
-        rows = np.concatenate([each.rows for each in self._parts] or [_NOTHING.rows])
+    def transactions(self) -> SampledTransactions:
+        """Return all transactions held, each once."""
+        times = np.concatenate([part.commit_ts for part in self._parts] or [_NOTHING.commit_ts])
+        rows = np.concatenate([part.rows for part in self._parts] or [_NOTHING.rows])
         found, places = np.unique(times, return_inverse=True)
         counts = np.zeros(len(found), np.int64)
         np.add.at(counts, places, rows)
         whole = SampledTransactions(found, counts)
-        # What was dropped once may have come again, without its rows of before.
-        return self._sampling.among(whole) if self.dropped else whole
+        # A transaction that was dropped may have come again, and then its earlier rows are missing.
+        return self._sampling.keep_sampled(whole) if self.dropped else whole
 
     def _keep(self, picked: SampledTransactions) -> None:
         if not len(picked):
@@ -158,15 +158,15 @@ class SampleFilter:
         self._held += len(picked)
         if self._held <= 2 * self._held_max:
             return
-        whole = self.picked()
-        kept = self._sampling.within(whole, self._held_max)
+        whole = self.transactions()
+        kept = self._sampling.limit(whole, self._held_max)
         self.dropped += len(whole) - len(kept)
         self._sampling = replace(self._sampling, threshold=int(self._sampling.chances(kept.commit_ts).min()))
         self._parts, self._held = [kept], len(kept)
 
 
-def _mixed(values: Times) -> Times:
-    """The finalizer of splitmix64, in place: a bijection whose every bit depends on every bit."""
+def _mix(values: Times) -> Times:
+    """Apply the finalizer of splitmix64 in place: a bijection in which every bit depends on every bit."""
     values ^= values >> np.uint64(30)
     values *= np.uint64(0xBF58476D1CE4E5B9)
     values ^= values >> np.uint64(27)
@@ -179,23 +179,23 @@ Value = str | int
 
 
 class Stage(StrEnum):
-    """How far a transaction has come."""
+    """The stages of the flow that a transaction reaches."""
 
     COMMIT = "commit"
-    """The transaction itself, from its beginning; the parent of all others."""
+    """The transaction itself, from its start to its commit; the parent of all other spans."""
     CAPTURE = "capture"
     """Its changes are durable in the log of a capture."""
     FLUSH = "flush"
-    """They are in objects that a manifest names."""
+    """Its changes are in objects that a manifest names."""
     CHANGEFEED = "changefeed"
-    """They are in a file of a changefeed, with its index."""
+    """Its changes are in a file of a changefeed, and the index file names it."""
     JOB = "job"
-    """They are committed in the target of a job."""
+    """Its changes are committed in the target of a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """Transactions that have come to a stage together. `key` tells it from others there: a file, a job."""
+    """Transactions that reached a stage together. `key` names what reached it: a file, a job."""
 
     stage: Stage
     picked: SampledTransactions
@@ -220,7 +220,7 @@ class Span:
 
 
 def spans_of(arrival: Arrival, sampling: Sampling) -> Iterator[Span]:
-    """The spans of an arrival, in the order of commits; before one whose beginning is known, its commit's."""
+    """Yield the spans of an arrival in commit order, after a commit's own span when its start is known."""
     picked = arrival.picked
     starts = [None] * len(picked) if picked.start_ts is None else picked.start_ts.tolist()
     columns = (sampling.trace_ids(picked.commit_ts), picked.commit_ts.tolist(), picked.rows.tolist(), starts)
@@ -251,5 +251,5 @@ def spans_of(arrival: Arrival, sampling: Sampling) -> Iterator[Span]:
 
 
 def _span_id(trace_id: int, stage: Stage, key: str = "") -> int:
-    known = trace_id.to_bytes(16, "big") + f"{stage}\0{key}".encode()
-    return int.from_bytes(hashlib.blake2b(known, digest_size=8).digest(), "big") or 1
+    named = trace_id.to_bytes(16, "big") + f"{stage}\0{key}".encode()
+    return int.from_bytes(hashlib.blake2b(named, digest_size=8).digest(), "big") or 1  # 0 is no valid id

@@ -1,7 +1,6 @@
-"""Takes what arrives at the stages of the flow, and sends its spans from a thread of its own.
+"""Records the arrival of transactions at the stages of the flow, and sends their spans from a thread.
 
-Whoever tells of an arrival never waits and never fails: when spans cannot be sent as fast as they come, or
-not at all, they are counted and forgotten.
+Recording never waits and never fails: spans that cannot be sent, or not fast enough, are counted and dropped.
 """
 
 import logging
@@ -40,17 +39,17 @@ _COMMITS_KNOWN = 4_096
 
 
 class Export(Protocol):
-    """Where spans go."""
+    """The receiver of spans."""
 
     def send(self, spans: Sequence[Span]) -> str:
-        """Send spans; what went wrong, empty when nothing did. Takes a bounded time."""
+        """Send spans in bounded time; return the error, or an empty text on success."""
 
     def close(self) -> None:
-        """Send no more; what is being sent ends soon."""
+        """Send no more; a running `send` ends soon."""
 
 
 class Tracer:
-    """See the module. Thread-safe."""
+    """Queues arrivals and sends their spans from its own thread. Thread-safe."""
 
     def __init__(
         self, sampling: Sampling, export: Export, *, clock: Clock, queued_max: int = HELD_MAX
@@ -65,25 +64,28 @@ class Tracer:
         self._closing = False
         self._given_up = False
         self._failing = False
-        self._commits: OrderedDict[int, None] = OrderedDict()  # whose spans were sent, the newest last
+        self._commits: OrderedDict[int, None] = OrderedDict()
+        """Traces whose commit span was sent, the newest last."""
         self._thread = threading.Thread(target=self._run, name="penstock-traces", daemon=True)
         self._thread.start()
 
-    def passage(self, *, began_s_ago: float = 0) -> "StageRecorder":
-        """To follow what passes by, from now, or from when the work began, until it arrives."""
+    def start_recorder(self, *, began_s_ago: float = 0) -> "StageRecorder":
+        """Return a recorder for work that begins now, or began so many seconds ago."""
         return StageRecorder(self, self._clock.wall_ms() - round(began_s_ago * 1000))
 
-    def captured(self, raw: pa.RecordBatch, named: Callable[[], str], *, table_id: int, place: str) -> None:
-        """A raw batch of a table is durable in the log, at a place; `named` tells the table's name."""
+    def record_capture(
+        self, raw: pa.RecordBatch, table_name: Callable[[], str], *, table_id: int, place: str
+    ) -> None:
+        """Record that a raw batch of a table is durable at a place of the log."""
         commit_ts, start_ts = raw.column("commit_ts").to_numpy(), raw.column("start_ts").to_numpy()
         picked = self.sampling.pick(commit_ts, start_ts)
         if len(picked):
             attributes: dict[str, Value] = {"table_id": table_id}
-            if name := named():
+            if name := table_name():
                 attributes["table"] = name
-            self.arrived(Stage.CAPTURE, picked, attributes, key=f"{table_id}/{place}")
+            self.record_arrival(Stage.CAPTURE, picked, attributes, key=f"{table_id}/{place}")
 
-    def arrived(
+    def record_arrival(
         self,
         stage: Stage,
         picked: SampledTransactions,
@@ -92,7 +94,7 @@ class Tracer:
         key: str,
         began_ms: int | None = None,
     ) -> None:
-        """Transactions have come to a stage just now."""
+        """Record that transactions reached a stage just now."""
         if not len(picked):
             return
         arrival = Arrival(
@@ -123,8 +125,8 @@ class Tracer:
         self._thread.join(_CLOSE_S)
 
     def _within(self, arrival: Arrival, room: int) -> Arrival:
-        """As many of its transactions as there is room for: those that the smallest share would have."""
-        return replace(arrival, picked=self.sampling.within(arrival.picked, room))
+        """Limit an arrival to the room of the queue; keep those that the smallest share would pick."""
+        return replace(arrival, picked=self.sampling.limit(arrival.picked, room))
 
     def _run(self) -> None:
         while arrivals := self._next():
@@ -133,7 +135,7 @@ class Tracer:
                 self._send(batch)
 
     def _next(self) -> list[Arrival]:
-        """Wait for arrivals, and a little for more; none: it is over."""
+        """Wait for arrivals, and a little for more of them; return none when the tracer is closed."""
         with self._lock:
             self._lock.wait_for(lambda: self._queue or self._closing)
             self._lock.wait_for(lambda: self._queued >= _BATCH_SPANS or self._closing, _LINGER_S)
@@ -149,7 +151,7 @@ class Tracer:
                     yield span
 
     def _is_new(self, commit: Span) -> bool:
-        """Whether a commit was not told of before; each of its tables, and of its batches, does so."""
+        """Return whether a commit span was not sent yet. Each table and batch of a commit brings one."""
         known = commit.trace_id in self._commits
         self._commits[commit.trace_id] = None
         self._commits.move_to_end(commit.trace_id)
@@ -163,17 +165,17 @@ class Tracer:
             return
         try:
             error = self._export.send(spans)
-        except Exception as failure:  # noqa: BLE001 - whatever it is, the flow goes on
+        except Exception as failure:  # noqa: BLE001 - a failing export must not stop the flow
             error = type(failure).__name__
         _count("failed" if error else "sent", len(spans))
         if error and not self._failing:
             facts = {"error": error}
-            _log.warning("traces cannot be sent; until they can, they are only counted", extra=facts)
+            _log.warning("traces cannot be sent; their spans are dropped and counted", extra=facts)
         self._failing = bool(error)
 
 
 class StageRecorder:
-    """Work on changes: which of them are traced is gathered as they pass, and told when they have arrived."""
+    """Gathers the traced transactions of one piece of work, and records their arrival when it is done."""
 
     def __init__(self, tracer: Tracer, began_ms: int) -> None:
         self._tracer = tracer
@@ -181,24 +183,24 @@ class StageRecorder:
         self._picks = SampleFilter(tracer.sampling)
 
     def add(self, commit_ts: npt.NDArray[Any]) -> None:
-        """Rows with these timestamps pass."""
+        """Add rows with these timestamps to the work."""
         self._picks.add(commit_ts)
 
     def add_pairs(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """What was picked elsewhere passes: commit timestamps, and how many rows each has."""
+        """Add transactions that another process picked: pairs of commit timestamp and rows."""
         self._picks.add_pairs(pairs)
 
-    def through(self, raw: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch, None, None]:
-        """Raw batches, as they pass."""
+    def pass_through(self, raw: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch, None, None]:
+        """Yield raw batches unchanged and add their rows to the work."""
         for batch in raw:
             self.add(batch.column("commit_ts").to_numpy())
             yield batch
 
-    def arrived(self, stage: Stage, *, key: str, **attributes: Value) -> None:
-        """All that has passed has come to a stage just now."""
-        picked = self._picks.picked()
+    def record_arrival(self, stage: Stage, *, key: str, **attributes: Value) -> None:
+        """Record that everything added so far reached a stage just now."""
+        picked = self._picks.transactions()
         _count("dropped", self._picks.dropped)
-        self._tracer.arrived(stage, picked, attributes, key=key, began_ms=self._began_ms)
+        self._tracer.record_arrival(stage, picked, attributes, key=key, began_ms=self._began_ms)
 
 
 def _count(outcome: str, spans: int) -> None:

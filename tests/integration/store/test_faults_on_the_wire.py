@@ -116,6 +116,6 @@ async def test_admin_calls_change_regions_and_refuse_nonsense(wire: Wire) -> Non
     assert (await get(wire)).region_error.HasField("server_is_busy")
     with pytest.raises(Invalid, match="does not exist"):
         await admin.merge(1 << 40)
-    with pytest.raises(Invalid, match="there is no store 99"):
+    with pytest.raises(Invalid, match="store 99 does not exist"):
         await admin.stop_store(99)
     await admin.close()

@@ -107,7 +107,7 @@ async def test_a_caller_that_goes_away_does_not_release_its_keys_early(
     told: list[Change] = []
 
     class Observer:
-        def applied(self, changes: Sequence[Change]) -> None:
+        def observe(self, changes: Sequence[Change]) -> None:
             told.extend(changes)
 
     storage.observer = Observer()
@@ -134,7 +134,7 @@ async def test_the_observer_is_told_after_the_write_is_visible_and_before_the_an
     answered: list[int] = []
 
     class Observer:
-        def applied(self, changes: Sequence[Change]) -> None:
+        def observe(self, changes: Sequence[Change]) -> None:
             assert not answered
             seen.append((len(changes), storage.engine.view().get(Cf.LOCK, b"a")))
 

@@ -10,7 +10,7 @@ _BACKEND = "import pyarrow; print(pyarrow.default_memory_pool().backend_name)"
 
 
 def backend(code: str, **environment: str) -> str:
-    inherited = {name: value for name, value in os.environ.items() if name not in process.ENVIRONMENT}
+    inherited = {name: value for name, value in os.environ.items() if name not in process.ARROW_ENVIRONMENT}
     made = subprocess.run(
         [sys.executable, "-c", f"{code}\n{_BACKEND}"],
         env={**inherited, **environment},
@@ -32,5 +32,5 @@ def test_the_command_line_chooses_the_allocator_before_arrow_is_imported() -> No
 
 
 def test_an_allocator_that_somebody_chose_stays() -> None:
-    prepared = "from penstock import process; process.prepare()"
+    prepared = "from penstock import process; process.prepare_arrow_memory()"
     assert backend(prepared, ARROW_DEFAULT_MEMORY_POOL="system") == "system"

@@ -25,5 +25,5 @@ def test_a_duration_is_numbers_with_units(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "5", "s", "5 s", "-5s", "5s ", "5w", "1h30", "1e3s"])
 def test_anything_else_is_refused(text: str) -> None:
-    with pytest.raises(Invalid, match="is no duration; write a number with its unit"):
+    with pytest.raises(Invalid, match="is not a duration; write a number with its unit"):
         parse_duration(text)

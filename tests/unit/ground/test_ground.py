@@ -59,7 +59,7 @@ def restored_logs():
 
 def test_logs_are_one_json_object_a_line_with_their_facts(restored_logs) -> None:
     out = io.StringIO()
-    process.configure(style="json", stream=out)
+    process.configure_logs(style="json", stream=out)
     logging.getLogger("penstock.test").info("region split", extra={"region_id": 7})
     line = json.loads(out.getvalue())
     assert line["message"] == "region split"
@@ -68,7 +68,7 @@ def test_logs_are_one_json_object_a_line_with_their_facts(restored_logs) -> None
 
 def test_text_logs_show_the_facts_behind_the_message(restored_logs) -> None:
     out = io.StringIO()
-    process.configure(stream=out, level="WARNING")
+    process.configure_logs(stream=out, level="WARNING")
     logging.getLogger("penstock.test").info("unseen")
     logging.getLogger("penstock.test").warning("slow store", extra={"store_id": 2})
     assert out.getvalue().endswith("penstock.test: slow store store_id=2\n")
@@ -77,7 +77,7 @@ def test_text_logs_show_the_facts_behind_the_message(restored_logs) -> None:
 
 def test_lines_of_json_say_of_which_part_they_are(restored_logs) -> None:
     out = io.StringIO()
-    process.configure(style="json", part="capture-1", stream=out)
+    process.configure_logs(style="json", part="capture-1", stream=out)
     logging.getLogger("penstock.test").info("region split")
     assert json.loads(out.getvalue())["part"] == "capture-1"
 

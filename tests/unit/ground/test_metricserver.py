@@ -15,7 +15,7 @@ from penstock.cli import service
 from penstock.cli.service import MetricServer
 from penstock.clock import SYSTEM
 from penstock.errors import Invalid
-from penstock.settings.network import is_loopback, joined, parted
+from penstock.settings.network import is_loopback, join_address, split_address
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_only_get_is_answered(server: MetricServer) -> None:
 
 
 def test_a_header_that_makes_no_sense_harms_its_sender_only(server: MetricServer) -> None:
-    with socket.create_connection(parted(server.addr), timeout=10) as caller:
+    with socket.create_connection(split_address(server.addr), timeout=10) as caller:
         caller.sendall(b"GET /metrics HTTP/1.0\r\nAccept: text/plain;version=;escaping\r\n\r\n")
         while caller.recv(4096):
             pass
@@ -81,9 +81,9 @@ def is_answered(server: MetricServer) -> bool:
 
 
 def test_callers_beyond_the_bound_are_sent_away_and_room_is_made_again(server: MetricServer) -> None:
-    idle = [socket.create_connection(parted(server.addr), timeout=10) for _ in range(service._REQUESTS_MAX)]
+    idle = [socket.create_connection(split_address(server.addr), timeout=10) for _ in range(service._REQUESTS_MAX)]
     try:
-        with socket.create_connection(parted(server.addr), timeout=10) as late:
+        with socket.create_connection(split_address(server.addr), timeout=10) as late:
             assert late.recv(64).startswith(b"HTTP/1.0 503 ")
     finally:
         for each in idle:
@@ -98,7 +98,7 @@ def test_a_closed_server_listens_no_more_and_may_be_closed_again() -> None:
     server.close()
     server.close()
     with pytest.raises(OSError, match="refused"):
-        socket.create_connection(parted(server.addr), timeout=10)
+        socket.create_connection(split_address(server.addr), timeout=10)
 
 
 @pytest.mark.parametrize("addr", ["0.0.0.0:0", "[::]:0", "192.0.2.1:9100", "metrics.example:9100"])
@@ -109,7 +109,7 @@ def test_other_machines_see_metrics_only_when_somebody_said_so(addr: str) -> Non
 
 def test_somebody_may_say_so() -> None:
     with MetricServer.start("0.0.0.0:0", allow_remote=True) as server:
-        port = parted(server.addr)[1]
+        port = split_address(server.addr)[1]
         with urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
             assert answer.status == 200
 
@@ -122,13 +122,13 @@ def test_a_port_that_is_taken_is_named(server: MetricServer) -> None:
 @pytest.mark.parametrize("addr", ["127.0.0.1", "127.0.0.1:", "127.0.0.1:70000", ":9100", "127.0.0.1:-1"])
 def test_what_is_no_address_is_refused(addr: str) -> None:
     with pytest.raises(Invalid, match="host:port"):
-        parted(addr)
+        split_address(addr)
 
 
 def test_an_address_is_parted_and_joined() -> None:
-    assert parted("[::1]:9100") == ("::1", 9100)
-    assert joined("::1", 9100) == "[::1]:9100"
-    assert joined(*parted("127.0.0.1:1")) == "127.0.0.1:1"
+    assert split_address("[::1]:9100") == ("::1", 9100)
+    assert join_address("::1", 9100) == "[::1]:9100"
+    assert join_address(*split_address("127.0.0.1:1")) == "127.0.0.1:1"
 
 
 def test_loopback_is_known_by_its_names() -> None:

@@ -38,7 +38,7 @@ def test_values_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.Mo
         ("kv: {max_batch_size: -1}", r"kv.max_batch_size = -1 is refused: .*greater than or equal to 0"),
         ("kv: {max_batch_sizes: 1}", r"unknown key 'kv.max_batch_sizes'"),
         ("store: {stores: many}", r"store.stores = 'many' is refused: .*integer"),
-        ("tls: {ca_path: ca.pem, cert_path: c.pem}", r"cert_path and key_path are given together"),
+        ("tls: {ca_path: ca.pem, cert_path: c.pem}", r"cert_path and key_path belong together; set both"),
         ("- a\n- b", r"must be a mapping"),
         ("a: [", r"not valid YAML at line"),
         ("pd_addrs: ['${PENSTOCK_NOWHERE}']", r"\$\{PENSTOCK_NOWHERE\}, which is not set; export"),

@@ -6,8 +6,8 @@ import pytest
 
 from penstock.errors import Unavailable
 from penstock.store.executor import ClusterMismatch
-from penstock.store.faults import Struck
-from penstock.store.server import end
+from penstock.store.faults import FaultStruck
+from penstock.store.server import end_call
 
 
 class Ended(Exception):
@@ -30,20 +30,20 @@ class Call:
     [
         (ClusterMismatch("request is for cluster 1"), grpc.StatusCode.INVALID_ARGUMENT),
         (Unavailable("the disk is full"), grpc.StatusCode.UNAVAILABLE),
-        (Struck(grpc.StatusCode.UNAVAILABLE), grpc.StatusCode.UNAVAILABLE),
+        (FaultStruck(grpc.StatusCode.UNAVAILABLE), grpc.StatusCode.UNAVAILABLE),
     ],
 )
 async def test_expected_errors_have_a_status_of_their_own(error: Exception, code: grpc.StatusCode) -> None:
     call = Call()
     with pytest.raises(Ended):
-        await end(call, error, "KvGet")
+        await end_call(call, error, "KvGet")
     assert (call.code, call.details) == (code, str(error))
 
 
 async def test_an_unexpected_error_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
     call = Call()
     with caplog.at_level(logging.ERROR), pytest.raises(Ended):
-        await end(call, RuntimeError("value of row 7"), "KvGet")
+        await end_call(call, RuntimeError("value of row 7"), "KvGet")
     assert call.code is grpc.StatusCode.INTERNAL
     assert "row 7" not in call.details
     assert "row 7" in caplog.text
@@ -52,5 +52,5 @@ async def test_an_unexpected_error_is_logged_and_not_shown(caplog: pytest.LogCap
 async def test_a_call_that_is_never_answered_waits_for_its_caller_to_leave() -> None:
     call = Call()
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(end(call, Struck(None), "KvGet"), 0.05)
+        await asyncio.wait_for(end_call(call, FaultStruck(None), "KvGet"), 0.05)
     assert call.code is None

@@ -2,7 +2,7 @@ import grpc
 import pytest
 
 from penstock.proto import storepb_pb2 as storepb
-from penstock.store.faults import Fault, Faults, Struck
+from penstock.store.faults import Fault, Faults, FaultStruck
 
 
 def struck(faults: Faults, method: str, store_id: int, times: int) -> list[bool]:
@@ -77,10 +77,10 @@ async def test_faults_strike_before_or_after_the_call_is_applied() -> None:
         ("UNAVAILABLE", grpc.StatusCode.UNAVAILABLE),
         ("STREAM_RESET", grpc.StatusCode.UNAVAILABLE),
     ):
-        with pytest.raises(Struck) as caught:
+        with pytest.raises(FaultStruck) as caught:
             faults.before(storepb.Fault(kind=kind))
         assert caught.value.code is code
     undetermined = storepb.Fault(kind="UNDETERMINED")
     faults.before(undetermined)
-    with pytest.raises(Struck):
+    with pytest.raises(FaultStruck):
         await faults.after(undetermined)

@@ -43,11 +43,11 @@ def test_regions_apart_do_not_merge() -> None:
 
 
 def test_a_new_leader_raises_the_term_and_leaves_the_epoch() -> None:
-    moved = region().led_by(3)
+    moved = region().with_leader(3)
     assert (moved.leader, moved.term, moved.conf_ver, moved.version) == (Peer(13, 3), 6, 3, 5)
-    assert region().led_by(2) == region()
+    assert region().with_leader(2) == region()
     with pytest.raises(Invalid, match="no peer on store 9"):
-        region().led_by(9)
+        region().with_leader(9)
 
 
 def test_peers_come_and_go_with_the_configuration_version() -> None:

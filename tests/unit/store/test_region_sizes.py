@@ -25,9 +25,9 @@ async def test_a_region_that_outgrows_the_limit_is_cut_into_parts_below_it(engin
     watch = SizeWatch(engine, regions, size_max=10_000)
     for i in range(40):
         await engine.write([(Cf.RAW, b"key%03d" % i, b"x" * 1000)])
-    watch.grew(5, 9_999)
+    watch.count_written(5, 9_999)
     assert len(regions) == 1
-    watch.grew(5, 1)
+    watch.count_written(5, 1)
     await _until(lambda: len(regions) > 1)
     await watch.close()
     held = [sum(1 for i in range(40) if one.contains(b"key%03d" % i)) for one in regions]
@@ -41,9 +41,9 @@ async def test_a_region_that_only_overwrites_is_measured_and_left_whole(engine: 
     regions = Regions(engine, Ids(engine), [region])
     watch = SizeWatch(engine, regions, size_max=10_000)
     await engine.write([(Cf.RAW, b"key", b"x" * 1000)])
-    watch.grew(5, 50_000)
+    watch.count_written(5, 50_000)
     await watch.close()
-    watch.grew(5, 1000)
+    watch.count_written(5, 1000)
     await watch.close()
     assert len(regions) == 1
 

@@ -20,7 +20,7 @@ def test_a_region_that_was_merged_away_is_not_found():
 
 
 def test_a_new_leader_is_named_to_those_on_another_store():
-    moved = REGION.led_by(2)
+    moved = REGION.with_leader(2)
     assert stream.of_change(REGION, [moved], 1).not_leader.leader.store_id == 2
     assert stream.of_change(REGION, [moved], 2) is None
 

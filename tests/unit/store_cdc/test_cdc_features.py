@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.store.cdc.stream import ClientFeatures, asked_features, unknown_features
+from penstock.store.cdc.stream import ClientFeatures, requested_features, unknown_features
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_a_version_decides_how_to_talk(version, batched, cluster_id):
 
 
 def test_features_are_a_list_in_the_metadata():
-    asked = asked_features(
+    asked = requested_features(
         [("user-agent", "x"), ("features", "stream-multiplexing, teleport"), ("features", "a")]
     )
     assert asked == {"stream-multiplexing", "teleport", "a"}
@@ -33,4 +33,4 @@ def test_features_are_a_list_in_the_metadata():
 
 
 def test_nothing_asked_is_nothing_unknown():
-    assert unknown_features(asked_features([("user-agent", "x")])) == []
+    assert unknown_features(requested_features([("user-agent", "x")])) == []

@@ -164,7 +164,7 @@ async def test_a_scan_that_fails_ends_its_subscription(worlds, monkeypatch):
     world = worlds()
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(scan, "committed_after", lambda *_: 1 / 0)
+            patch.setattr(scan, "read_committed_after", lambda *_: 1 / 0)
             world.register()
             (event,) = await world.events(1)
         assert event.error.HasField("server_is_busy")

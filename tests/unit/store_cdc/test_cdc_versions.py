@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.store.cdc.scan import Committed, committed_after
+from penstock.store.cdc.scan import CommittedChange, read_committed_after
 from penstock.store.mvcc import records as keys
 from penstock.store.mvcc.records import Write, WriteKind
 
@@ -8,14 +8,14 @@ PUT, DELETE, LOCK, ROLLBACK = WriteKind.PUT, WriteKind.DELETE, WriteKind.LOCK, W
 
 
 def record(key, commit_ts, kind, value=None):
-    return keys.versioned(key, commit_ts), Write(kind, commit_ts - 1, value).encode()
+    return keys.version_key(key, commit_ts), Write(kind, commit_ts - 1, value).encode()
 
 
 def changes(records, after_ts):
     def value_of(key, write):
         return write.short_value if write.short_value is not None else b"long of " + key
 
-    return [change for change in committed_after(sorted(records), after_ts, value_of) if change is not None]
+    return [change for change in read_committed_after(sorted(records), after_ts, value_of) if change is not None]
 
 
 def test_versions_come_newest_first_each_with_the_value_it_replaced():
@@ -29,10 +29,10 @@ def test_versions_come_newest_first_each_with_the_value_it_replaced():
         0,
     )
     assert found == [
-        Committed(b"a", 29, 30, DELETE, b"", b"2"),
-        Committed(b"a", 19, 20, PUT, b"2", b"1"),
-        Committed(b"a", 9, 10, PUT, b"1"),
-        Committed(b"b", 14, 15, PUT, b"x"),
+        CommittedChange(b"a", 29, 30, DELETE, b"", b"2"),
+        CommittedChange(b"a", 19, 20, PUT, b"2", b"1"),
+        CommittedChange(b"a", 9, 10, PUT, b"1"),
+        CommittedChange(b"b", 14, 15, PUT, b"x"),
     ]
 
 
@@ -40,7 +40,7 @@ def test_only_what_is_after_the_checkpoint_comes_but_the_replaced_value_may_be_o
     found = changes(
         [record(b"a", 10, PUT, b"1"), record(b"a", 20, PUT, b"2"), record(b"b", 20, PUT, b"x")], 19
     )
-    assert found == [Committed(b"a", 19, 20, PUT, b"2", b"1"), Committed(b"b", 19, 20, PUT, b"x")]
+    assert found == [CommittedChange(b"a", 19, 20, PUT, b"2", b"1"), CommittedChange(b"b", 19, 20, PUT, b"x")]
     assert changes([record(b"a", 20, PUT, b"2")], 20) == []
 
 
@@ -55,12 +55,12 @@ def test_versions_without_data_are_passed_over(empty):
         ],
         12,
     )
-    assert found == [Committed(b"a", 19, 20, PUT, b"2", b"1")]
+    assert found == [CommittedChange(b"a", 19, 20, PUT, b"2", b"1")]
 
 
 def test_a_deleted_version_leaves_nothing_to_replace():
     found = changes([record(b"a", 5, PUT, b"0"), record(b"a", 10, DELETE), record(b"a", 20, PUT, b"2")], 12)
-    assert found == [Committed(b"a", 19, 20, PUT, b"2")]
+    assert found == [CommittedChange(b"a", 19, 20, PUT, b"2")]
 
 
 def test_long_values_are_fetched():
@@ -84,4 +84,4 @@ def test_keys_with_zero_bytes_keep_apart():
 
 def test_every_record_looked_at_is_counted():
     records = [record(b"%d" % i, 10, PUT, b"v") for i in range(100)]
-    assert list(committed_after(sorted(records), 50, lambda *_: b"")) == [None] * 100
+    assert list(read_committed_after(sorted(records), 50, lambda *_: b"")) == [None] * 100

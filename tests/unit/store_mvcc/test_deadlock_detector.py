@@ -1,7 +1,7 @@
 import pytest
 
 from penstock.proto import deadlock_pb2 as deadlock
-from penstock.store.lock_waiting import Detector
+from penstock.store.lock_waiting import DeadlockDetector
 
 
 def wait(txn: int, wait_for: int, key: bytes = b"k") -> deadlock.WaitForEntry:
@@ -26,14 +26,14 @@ def edges(chain: list[deadlock.WaitForEntry] | None) -> list[tuple[int, int]] | 
 def test_a_wait_that_closes_a_cycle_is_refused_with_the_cycle(
     before: list[tuple[int, int]], last: tuple[int, int], expected: list[tuple[int, int]] | None
 ) -> None:
-    detector = Detector(ttl_s=10)
+    detector = DeadlockDetector(ttl_s=10)
     for edge in before:
         assert detector.detect(wait(*edge), now=0) is None
     assert edges(detector.detect(wait(*last), now=0)) == expected
 
 
 def test_a_refused_wait_leaves_no_edge() -> None:
-    detector = Detector(ttl_s=10)
+    detector = DeadlockDetector(ttl_s=10)
     detector.detect(wait(1, 2), now=0)
     assert detector.detect(wait(2, 1), now=0)
     detector.remove(wait(1, 2))
@@ -41,7 +41,7 @@ def test_a_refused_wait_leaves_no_edge() -> None:
 
 
 def test_an_edge_stays_while_one_of_its_keys_is_waited_for() -> None:
-    detector = Detector(ttl_s=10)
+    detector = DeadlockDetector(ttl_s=10)
     detector.detect(wait(1, 2, b"a"), now=0)
     detector.detect(wait(1, 2, b"b"), now=0)
     detector.remove(wait(1, 2, b"a"))
@@ -51,12 +51,12 @@ def test_an_edge_stays_while_one_of_its_keys_is_waited_for() -> None:
 
 
 def test_an_edge_that_nobody_removed_is_forgotten_after_its_ttl() -> None:
-    detector = Detector(ttl_s=1)
+    detector = DeadlockDetector(ttl_s=1)
     detector.detect(wait(1, 2), now=0)
     assert detector.detect(wait(2, 1), now=1.5) is None
 
 
 def test_removing_what_is_gone_changes_nothing() -> None:
-    detector = Detector(ttl_s=1)
+    detector = DeadlockDetector(ttl_s=1)
     detector.remove(wait(1, 2))
     assert detector.is_empty()

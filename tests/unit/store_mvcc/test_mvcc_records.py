@@ -14,7 +14,7 @@ timestamps = st.integers(0, TS_MAX)
 
 @given(raw_keys, timestamps)
 def test_a_versioned_key_gives_back_its_parts(key: bytes, ts: int) -> None:
-    versioned = records.versioned(key, ts)
+    versioned = records.version_key(key, ts)
     assert records.unescape(versioned) == key
     assert records.ts_of(versioned) == ts
     assert versioned.startswith(records.escape(key))
@@ -23,7 +23,7 @@ def test_a_versioned_key_gives_back_its_parts(key: bytes, ts: int) -> None:
 @given(raw_keys, timestamps, raw_keys, timestamps)
 def test_versions_sort_by_key_then_newest_first(key: bytes, ts: int, other_key: bytes, other_ts: int) -> None:
     expected = (key, -ts) < (other_key, -other_ts)
-    assert (records.versioned(key, ts) < records.versioned(other_key, other_ts)) == expected
+    assert (records.version_key(key, ts) < records.version_key(other_key, other_ts)) == expected
 
 
 @given(raw_keys, timestamps, raw_keys, raw_keys)
@@ -31,7 +31,7 @@ def test_a_span_holds_the_versions_of_its_keys_and_no_others(
     key: bytes, ts: int, start: bytes, end: bytes
 ) -> None:
     lower, upper = records.span(KeyBounds(start, end))
-    versioned = records.versioned(key, ts)
+    versioned = records.version_key(key, ts)
     assert KeyBounds(start, end).contains(key) == (lower <= versioned and (not upper or versioned < upper))
 
 

@@ -53,7 +53,7 @@ def receiver() -> Iterator[TraceReceiver]:
         yield running
 
 
-def configured(receiver: TraceReceiver, **settings: object) -> tracing.Configured:
+def configured(receiver: TraceReceiver, **settings: object) -> tracing.TracingScope:
     given = TracingSettings(endpoint=receiver.endpoint, sample=1.0, **settings)
     return tracing.configure(given, cluster_id=7, service="capture", instance="a")
 
@@ -75,7 +75,7 @@ def test_a_captured_transaction_has_a_commit_and_below_it_a_capture(receiver: Tr
     batch = raw([(commit_ts, start_ts, b"k1", b"secret", None), (commit_ts, start_ts, b"k2", None, b"x")])
     with configured(receiver, headers={"Authorization": "Bearer t"}) as tracer:
         assert tracer is tracing.current is not None
-        tracer.captured(batch, lambda: "shop.items", table_id=99, place="1/16")
+        tracer.record_capture(batch, lambda: "shop.items", table_id=99, place="1/16")
     assert tracing.current is None
     commit, capture = sorted(receiver.spans, key=lambda span: span.name != "commit")
     assert (commit.name, capture.name) == ("commit", "capture")
@@ -98,7 +98,7 @@ def test_a_commit_is_told_once_however_many_batches_it_came_in() -> None:
     tracer = Tracer(ALL, kept, clock=SYSTEM)
     commit_ts = compose_ts(NOW_MS)
     for place in ("1/16", "1/32"):
-        tracer.captured(raw([(commit_ts, 1, b"k", b"x", None)]), str, table_id=9, place=place)
+        tracer.record_capture(raw([(commit_ts, 1, b"k", b"x", None)]), str, table_id=9, place=place)
     tracer.close()
     assert [span.stage for span in kept.spans] == [Stage.COMMIT, Stage.CAPTURE, Stage.CAPTURE]
     assert len({span.span_id for span in kept.spans}) == 3
@@ -109,10 +109,10 @@ def test_the_stages_of_a_transaction_are_one_trace_whoever_tells_of_them() -> No
     for stage in (Stage.FLUSH, Stage.CHANGEFEED, Stage.JOB):
         kept = Kept()
         tracer = Tracer(Sampling.of(7, 1.0), kept, clock=SYSTEM)
-        passage = tracer.passage()
+        passage = tracer.start_recorder()
         passage.add(times(1, 1, 2).view(np.int64))
         passage.add_pairs([(int(times(2)[0]), 4)])
-        passage.arrived(stage, key="k")
+        passage.record_arrival(stage, key="k")
         tracer.close()
         told.append(kept.spans)
     for first, second, third in zip(*told, strict=True):
@@ -125,9 +125,9 @@ def test_the_stages_of_a_transaction_are_one_trace_whoever_tells_of_them() -> No
 def test_a_clock_that_is_behind_makes_no_span_that_ends_before_it_begins() -> None:
     kept = Kept()
     tracer = Tracer(ALL, kept, clock=SYSTEM)
-    passage = tracer.passage()
+    passage = tracer.start_recorder()
     passage.add(np.array([compose_ts(SYSTEM.wall_ms() + 10**6)], np.uint64))
-    passage.arrived(Stage.FLUSH, key="")
+    passage.record_arrival(Stage.FLUSH, key="")
     tracer.close()
     assert [span.end_ms - span.start_ms for span in kept.spans] == [0]
 
@@ -141,7 +141,7 @@ def test_an_endpoint_that_refuses_is_warned_of_once_and_counted(
     with configured(receiver) as tracer:
         assert tracer is not None
         for number in range(3):
-            tracer.arrived(Stage.FLUSH, ALL.pick(times(number)), {}, key=str(number))
+            tracer.record_arrival(Stage.FLUSH, ALL.pick(times(number)), {}, key=str(number))
             deadline = SYSTEM.monotonic() + 10
             while counted("failed") < before + number + 1:
                 assert SYSTEM.monotonic() < deadline
@@ -158,7 +158,7 @@ def test_an_endpoint_that_is_not_there_delays_nobody() -> None:
     began = SYSTEM.monotonic()
     with tracing.configure(settings, cluster_id=7, service="jobs") as tracer:
         assert tracer is not None
-        tracer.arrived(Stage.JOB, ALL.pick(times(1, 2)), {}, key="")
+        tracer.record_arrival(Stage.JOB, ALL.pick(times(1, 2)), {}, key="")
         assert SYSTEM.monotonic() - began < 5
     assert SYSTEM.monotonic() - began < 15
     assert counted("failed") + counted("dropped") == before + 2
@@ -169,11 +169,11 @@ def test_more_than_can_be_sent_is_dropped_and_counted_and_the_same_are_kept_ever
     kept.open.clear()
     tracer = Tracer(ALL, kept, clock=SYSTEM, queued_max=10)
     before = counted("dropped")
-    tracer.arrived(Stage.FLUSH, ALL.pick(times(0)), {}, key="")
+    tracer.record_arrival(Stage.FLUSH, ALL.pick(times(0)), {}, key="")
     assert kept.asked.wait(10)
     many = times(*range(1, 101))
-    tracer.arrived(Stage.FLUSH, ALL.pick(many), {}, key="")
-    tracer.arrived(Stage.JOB, ALL.pick(many), {}, key="")
+    tracer.record_arrival(Stage.FLUSH, ALL.pick(many), {}, key="")
+    tracer.record_arrival(Stage.JOB, ALL.pick(many), {}, key="")
     assert counted("dropped") == before + 90 + 100
     kept.open.set()
     tracer.close()
@@ -189,6 +189,6 @@ def test_an_export_that_breaks_ends_nothing() -> None:
 
     tracer = Tracer(ALL, Broken(), clock=SYSTEM)
     before = counted("failed")
-    tracer.arrived(Stage.FLUSH, ALL.pick(times(1)), {}, key="")
+    tracer.record_arrival(Stage.FLUSH, ALL.pick(times(1)), {}, key="")
     tracer.close()
     assert counted("failed") == before + 1

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel
 
-from penstock.settings.frozen import meanings
+from penstock.settings.frozen import field_texts
 
 
 class Base(BaseModel):
@@ -29,7 +29,7 @@ class Section(Base):
 
 
 def test_the_string_under_a_field_is_what_it_means() -> None:
-    said = meanings(Section)
+    said = field_texts(Section)
     assert said == {
         "first": "What it means,\nin two lines.",
         "second": "Of the class.",

@@ -1,4 +1,4 @@
-"""Which subscriptions learn of a change."""
+"""Routes changes to the subscriptions of their regions."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -63,7 +63,7 @@ class Delegates:
         return self._by_id.get(region_id)
 
     def add(self, region: Region, subscription: RegionSubscription) -> None:
-        """Let a subscription learn of the changes of its region."""
+        """Deliver the changes of a region to a subscription from now on."""
         delegate = self._by_id.get(region.id)
         if delegate is None:
             delegate = self._by_id[region.id] = Delegate(region)
@@ -87,10 +87,10 @@ class Delegates:
                 del self._ordered[at], self._starts[at]
 
     def route(self, changes: Sequence[Change]) -> Iterator[tuple[Delegate, Sequence[Change]]]:
-        """Split the changes of a command into runs of one region each; the others are passed over.
+        """Split the changes of a command into runs of one region each; skip regions without subscriptions.
 
-        A command works on one region nearly always, so the first change is looked up and the rest are
-        only checked; a region that is split under a running command gives several runs.
+        A command nearly always works on one region, so the first change is looked up and the rest are only
+        checked. A region that is split during a command gives several runs.
         """
         at = 0
         while at < len(changes):

@@ -1,4 +1,4 @@
-"""What waits to be sent on a stream, already in the messages that will go over the wire."""
+"""The queue of a stream: what waits to be sent, already in the messages of the wire."""
 
 import asyncio
 from collections import deque
@@ -12,13 +12,13 @@ __all__ = ["EVENTS_MAX", "Outbox", "Quota"]
 EVENTS_MAX = 64  # of one message
 MESSAGE_BYTES_MAX = 6 * 1024 * 1024
 CROWDED_BYTES = 8 * 1024 * 1024
-CROWDED_SHARE = 8  # of the quota of all streams, where that is less
-EVENT_OVERHEAD = 64  # a guess at what a message costs beyond keys and values
+CROWDED_SHARE = 8  # an eighth of the quota of all streams, if that is less
+EVENT_OVERHEAD = 64  # estimated bytes of a message besides keys and values
 
 
 @dataclass(slots=True)
 class Quota:
-    """Bytes that wait on all streams together, and how many may."""
+    """Bytes that wait on all streams together, and their limit."""
 
     limit: int
     used: int = 0
@@ -47,7 +47,7 @@ class Outbox:
         self._crowded_bytes = min(CROWDED_BYTES, quota.limit // CROWDED_SHARE)
         self._waiting: deque[_Waiting] = deque()
         self._open: cdcpb.ChangeDataEvent | None = None  # the last message while it takes more events
-        self.tail: object = None  # who may still add to the last event of the last message
+        self.tail: object = None  # the writer that may still add to the last event of the last message
         self._open_bytes = 0
         self._sending_bytes = 0
         self._changed = asyncio.Event()
@@ -113,7 +113,7 @@ class Outbox:
 
     @property
     def crowded(self) -> bool:
-        """Whether those who can wait should, so that the quota is left to those who cannot."""
+        """Whether producers that can wait should, so that the quota is left for those that cannot."""
         return self.pending_bytes > self._crowded_bytes
 
     async def room(self) -> None:
@@ -123,7 +123,7 @@ class Outbox:
             await self._room.wait()
 
     def drop_data(self) -> None:
-        """Throw away what waits, but for the errors: nobody may miss the end of a subscription."""
+        """Drop everything that waits except errors: no client may miss the end of a subscription."""
         self._seal()
         waiting, self._waiting = self._waiting, deque()
         self.resolved_waiting = 0

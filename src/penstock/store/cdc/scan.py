@@ -1,7 +1,4 @@
-"""The incremental scan: what happened in a subscription's range before its live changes begin.
-
-The committed changes in a range of stored versions.
-"""
+"""The incremental scan: the locks and committed changes of a subscription's range before its live changes."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -16,14 +13,14 @@ from penstock.store.mvcc.reader import MvccReader
 from penstock.store.mvcc.records import LockKind, LockRecord, Write, WriteKind
 from penstock.store.storage import TxnStorage
 
-__all__ = ["Committed", "IncrementalScan", "committed_after"]
+__all__ = ["CommittedChange", "IncrementalScan", "read_committed_after"]
 
 
 ValueOf = Callable[[bytes, Write], bytes]
 
 
 @dataclass(slots=True)
-class Committed:
+class CommittedChange:
     """A change of one key, with the value it replaced (empty when there was none)."""
 
     key: bytes
@@ -34,16 +31,16 @@ class Committed:
     old_value: bytes = b""
 
 
-def committed_after(
+def read_committed_after(
     records: Iterable[tuple[bytes, bytes]], after_ts: int, value_of: ValueOf
-) -> Iterator[Committed | None]:
+) -> Iterator[CommittedChange | None]:
     """Yield the changes committed after `after_ts`, newest first for each key.
 
-    One item per record that was looked at, None where it gives no change, so that the caller decides
-    how much is looked at in one go. A change is known once the version it replaced was met, which
-    is the next older one of its key with data.
+    Yield one item per record read, None when the record gives no change, so that the caller decides how many
+    records to read at once. A change is complete once the version that it replaced was read: the next older
+    one of its key with data.
     """
-    waiting: Committed | None = None
+    waiting: CommittedChange | None = None
     prefix = b""
     done_with_key = False
     for stored_key, stored in records:
@@ -67,19 +64,19 @@ def committed_after(
                     ready, waiting = waiting, None
                 done_with_key = commit_ts <= after_ts
                 if not done_with_key:
-                    waiting = Committed(key, write.start_ts, commit_ts, write.kind, value)
+                    waiting = CommittedChange(key, write.start_ts, commit_ts, write.kind, value)
         yield ready
     if waiting is not None:
         yield waiting
 
 
-SLICE_RECORDS = 512  # looked at before others may run
+SLICE_RECORDS = 512  # records to read before other tasks run
 
 
 class IncrementalScan:
     """Sends the locks, then the versions after the checkpoint, then INITIALIZED.
 
-    Runs in slices between which the loop is free, and waits while the client is behind, so it takes
+    It runs in slices, between which the loop is free, and waits while the client is behind. So it takes
     little memory however large the region is.
     """
 
@@ -102,7 +99,7 @@ class IncrementalScan:
                 self._subscription.end_of_scan()
 
     async def _pause(self) -> bool:
-        """Let others run, and the client catch up; tell whether the subscription is still wanted."""
+        """Let other tasks run and the client catch up; return whether the subscription is still open."""
         self._subscription.end_of_slice()
         await self._clock.sleep(0)
         await self._outbox.room()
@@ -128,7 +125,7 @@ class IncrementalScan:
     async def _send_writes(self, view: EngineView) -> bool:
         subscription = self._subscription
         records = view.iterate(Cf.WRITE, *keys.span(subscription.bounds))
-        changes = committed_after(records, subscription.checkpoint_ts, MvccReader(view).value_of)
+        changes = read_committed_after(records, subscription.checkpoint_ts, MvccReader(view).value_of)
         for count, change in enumerate(changes, 1):
             if change is not None:
                 old_value = change.old_value if subscription.old_values else b""

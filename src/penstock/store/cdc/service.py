@@ -21,7 +21,7 @@ from penstock.store.cdc.stream import (
     STREAM_MULTIPLEXING,
     ClientStream,
     Source,
-    asked_features,
+    requested_features,
     unknown_features,
 )
 from penstock.store.mvcc.reader import MvccReader
@@ -43,7 +43,7 @@ class ChangeDataService:
     """Follows the storage and the regions, and feeds the streams.
 
     It is the storage's ApplyObserver and a RegionListener; everything runs on the event loop. A change
-    is in the outbox of each stream it concerns when `applied` returns.
+    is in the outbox of each stream it concerns when `observe` returns.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class ChangeDataService:
             await self._serve(requests, context, self.open(store_id, multiplexing=False))
 
         async def event_feed_v2(requests: Requests, context: Context) -> None:
-            asked = asked_features(context.invocation_metadata() or ())
-            if unknown := unknown_features(asked):
+            requested = requested_features(context.invocation_metadata() or ())
+            if unknown := unknown_features(requested):
                 await context.abort(grpc.StatusCode.UNIMPLEMENTED, ",".join(unknown))
-            multiplexing = STREAM_MULTIPLEXING in asked
+            multiplexing = STREAM_MULTIPLEXING in requested
             await self._serve(requests, context, self.open(store_id, multiplexing=multiplexing))
 
         behaviours: dict[str, Callable[..., Awaitable[None]]] = {
@@ -110,7 +110,7 @@ class ChangeDataService:
         return services.handler("cdcpb.ChangeData", behaviours)
 
     def open(self, store_id: int, *, multiplexing: bool) -> ClientStream:
-        """Return a new stream on a store; it is fed until its call ends."""
+        """Return a new stream on a store. It gets changes until its call ends."""
         stream = ClientStream(self._source, store_id, multiplexing=multiplexing)
         self._streams.add(stream)
         return stream
@@ -123,16 +123,16 @@ class ChangeDataService:
         if stream.cut_off:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"store {stream.store_id} is stopping")
 
-    def applied(self, changes: Sequence[Change]) -> None:
-        """Send the changes of one command to whoever subscribed to their keys."""
+    def observe(self, changes: Sequence[Change]) -> None:
+        """Send the changes of one command to the subscriptions of their keys."""
         if not self._delegates:
             return
         count = 0
         for delegate, run in tuple(self._delegates.route(changes)):
             try:
                 count += delegate.publish(run, self._old_values)
-            except Exception:  # noqa: BLE001 - whatever it was, a command must not fail because of it
-                # Some of its subscriptions may have missed the changes: all of them start over.
+            except Exception:  # noqa: BLE001 - a command must not fail because of its observer
+                # Some of the subscriptions may have missed the changes: all of them start over.
                 _log.exception("changes of region %d could not be sent", delegate.region.id)
                 self._end(delegate, lambda _: endings.server_is_busy("changes could not be read"))
         metrics.STORE_CDC_ROWS_TOTAL.inc(count)
@@ -140,9 +140,10 @@ class ChangeDataService:
             self._relieve()
 
     def _old_values(self, changes: Sequence[Change]) -> list[bytes]:
-        """Return what each change replaces.
+        """Return the value that each change replaces.
 
-        Read after the fact: the latch of the key is held, and a lock keeps other versions out.
+        They can be read after the change, because the latch of the key is held and a lock keeps other
+        versions out.
         """
         reader: MvccReader | None = None
         values = []
@@ -155,7 +156,7 @@ class ChangeDataService:
         return values
 
     def _relieve(self) -> None:
-        """Let go of the streams that hold most of the memory, until the rest fits."""
+        """Drop what waits on the streams with most memory, until the rest fits the quota."""
         for stream in sorted(self._streams, key=lambda one: one.outbox.pending_bytes, reverse=True):
             if not self._quota.exceeded:
                 return
@@ -187,10 +188,10 @@ class ChangeDataService:
             try:
                 await self.advance()
             except PenstockError:
-                _log.exception("resolved timestamps stand still: the oracle does not answer")
+                _log.exception("resolved timestamps do not advance: the oracle does not answer")
 
     async def advance(self) -> None:
-        """Run one round of resolved timestamps; progress.py tells why this order matters."""
+        """Run one round of resolved timestamps; progress.py explains why this order matters."""
         metrics.STORE_CDC_PENDING_BYTES.set(self._quota.used)
         metrics.STORE_CDC_SUBSCRIPTIONS.set(sum(len(stream) for stream in self._streams))
         if not self._streams:

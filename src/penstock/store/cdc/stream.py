@@ -1,8 +1,7 @@
-"""One client's stream on one store: its requests, its subscriptions, its way out.
+"""One client's stream on one store: its requests, its subscriptions, its outbox.
 
-Why a subscription is refused or ends, as the client is told.
-
-What a client can do: said by its version, and by the features it asks for.
+It also holds the errors with which a subscription is refused or ends, and what a client supports by its
+version and its requested features.
 """
 
 import asyncio
@@ -33,14 +32,14 @@ __all__ = [
     "ClientFeatures",
     "ClientStream",
     "Source",
-    "asked_features",
     "cluster_id_mismatch",
-    "congested",
+    "congestion",
     "duplicate_request",
     "incompatible",
     "of_change",
     "of_refusal",
     "region_not_found",
+    "requested_features",
     "server_is_busy",
     "unknown_features",
 ]
@@ -51,17 +50,17 @@ _SAME_NAME = ("not_leader", "region_not_found", "epoch_not_match", "server_is_bu
 
 
 def of_refusal(error: errorpb.Error, region_id: int) -> cdcpb.Error:
-    """Translate a region error; one that a change stream has no word for becomes region_not_found."""
+    """Translate a region error; one that change streams do not have becomes region_not_found."""
     for name in _SAME_NAME:
         if error.HasField(name):
-            told = cdcpb.Error()
-            getattr(told, name).CopyFrom(getattr(error, name))
-            return told
+            translated = cdcpb.Error()
+            getattr(translated, name).CopyFrom(getattr(error, name))
+            return translated
     return region_not_found(region_id)
 
 
 def of_change(before: Region, after: Sequence[Region], store_id: int) -> cdcpb.Error | None:
-    """Return why a subscription served by `store_id` ends with a change of its region, if it does."""
+    """Return the error with which a region's change ends a subscription on `store_id`, or None."""
     now = next((region for region in after if region.id == before.id), None)
     if now is None:
         return region_not_found(before.id)
@@ -81,12 +80,12 @@ def duplicate_request(region_id: int) -> cdcpb.Error:
     return cdcpb.Error(duplicate_request=cdcpb.DuplicateRequest(region_id=region_id))
 
 
-def cluster_id_mismatch(current: int, asked: int) -> cdcpb.Error:
-    return cdcpb.Error(cluster_id_mismatch=cdcpb.ClusterIDMismatch(current=current, request=asked))
+def cluster_id_mismatch(current: int, requested: int) -> cdcpb.Error:
+    return cdcpb.Error(cluster_id_mismatch=cdcpb.ClusterIDMismatch(current=current, request=requested))
 
 
 def incompatible() -> cdcpb.Error:
-    """Only transactional changes are captured; streams of raw changes need another server."""
+    """Return the error for a stream of raw changes: only transactional changes are captured."""
     return cdcpb.Error(compatibility=cdcpb.Compatibility(required_version=_RAW_KV_SINCE))
 
 
@@ -94,7 +93,7 @@ def server_is_busy(reason: str) -> cdcpb.Error:
     return cdcpb.Error(server_is_busy=errorpb.ServerIsBusy(reason=reason))
 
 
-def congested(region_id: int) -> cdcpb.Error:
+def congestion(region_id: int) -> cdcpb.Error:
     return cdcpb.Error(congested=cdcpb.Congested(region_id=region_id))
 
 
@@ -112,18 +111,18 @@ _SEMVER = re.compile(r"(\d+)\.(\d+)\.(\d+)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?"
 
 @dataclass(frozen=True, slots=True)
 class ClientFeatures:
-    """How to talk to a client."""
+    """What a client supports."""
 
     batched_resolved_ts: bool
     sends_cluster_id: bool
 
     @classmethod
     def of(cls, ticdc_version: str) -> "ClientFeatures":
-        """Judge by a version such as "8.5.0-rc.1"; one that is missing or malformed is the oldest."""
-        found = _SEMVER.fullmatch(ticdc_version)
+        """Read the features from a version such as "8.5.0-rc.1"; a malformed one counts as the oldest."""
+        match = _SEMVER.fullmatch(ticdc_version)
         version = _NO_VERSION
-        if found is not None:
-            major, minor, patch, pre, _build = found.groups()
+        if match is not None:
+            major, minor, patch, pre, _build = match.groups()
             version = (int(major), int(minor), int(patch), 0 if pre else _RELEASED)
         return cls(
             batched_resolved_ts=version >= _BATCHED_RESOLVED_TS_SINCE,
@@ -131,16 +130,16 @@ class ClientFeatures:
         )
 
 
-def asked_features(metadata: Iterable[tuple[str, str | bytes]]) -> set[str]:
+def requested_features(metadata: Iterable[tuple[str, str | bytes]]) -> set[str]:
     """Return the features named in a call's metadata."""
     lists = [value for key, value in metadata if key == _FEATURES_KEY]
     texts = [value.decode(errors="replace") if isinstance(value, bytes) else value for value in lists]
     return {feature.strip() for text in texts for feature in text.split(",")}
 
 
-def unknown_features(asked: set[str]) -> list[str]:
-    """Return those that this server does not have."""
-    return sorted(asked - _KNOWN)
+def unknown_features(requested: set[str]) -> list[str]:
+    """Return the requested features that this server does not have."""
+    return sorted(requested - _KNOWN)
 
 
 SCANS_AT_ONCE = 4
@@ -163,10 +162,10 @@ class Source:
 
 
 class ClientStream:
-    """Everything about a stream but the RPC itself.
+    """A stream without the RPC itself.
 
-    Whatever is said of a subscription goes through the outbox, so an error is the last a client hears
-    of it, and a resolved timestamp comes after all it covers.
+    Everything about a subscription goes through the outbox. So an error is the last message of a
+    subscription, and a resolved timestamp comes after all changes that it covers.
     """
 
     def __init__(self, source: Source, store_id: int, *, multiplexing: bool) -> None:
@@ -210,12 +209,12 @@ class ClientStream:
             await send(message)
 
     def close(self) -> None:
-        """Cut the client off."""
+        """End the stream from the side of the server."""
         self.cut_off = True
         self._release()
 
     def _release(self) -> None:
-        """End every subscription without a word; nothing is sent any more."""
+        """End every subscription without a message, and send nothing more."""
         for subscription in tuple(self._subscriptions.values()):
             self.end(subscription, None)
         self._scans_waiting.clear()
@@ -230,28 +229,28 @@ class ClientStream:
         kind = request.WhichOneof("request")
         if kind == "deregister":
             self._deregister(request.request_id, request.region_id)
-        elif kind != "notify_txn_status":  # a hint that this store has no use for
+        elif kind != "notify_txn_status":  # a hint that this store does not need
             self._register(request)
 
     def _register(self, request: cdcpb.ChangeDataRequest) -> None:
-        asked = self._check(request)
-        if isinstance(asked, cdcpb.Error):
-            self._send_error(request.region_id, request.request_id, asked)
+        region = self._check(request)
+        if isinstance(region, cdcpb.Error):
+            self._send_error(request.region_id, request.request_id, region)
             return
-        whole = asked.bounds()
-        bounds = _requested(request, whole)
+        whole = region.bounds()
+        bounds = _requested_bounds(request, whole)
         subscription = RegionSubscription(
             owner=self,
             outbox=self.outbox,
-            region_id=asked.id,
+            region_id=region.id,
             request_id=request.request_id,
             checkpoint_ts=request.checkpoint_ts,
             bounds=bounds,
             whole_region=bounds == whole,
             old_values=request.extra_op == kvrpcpb.ReadOldValue,
         )
-        self._subscriptions[self._group(request.request_id), asked.id] = subscription
-        self._source.delegates.add(asked, subscription)
+        self._subscriptions[self._group(request.request_id), region.id] = subscription
+        self._source.delegates.add(region, subscription)
         self._scans_waiting.append(subscription)
         if len(self._scanners) < SCANS_AT_ONCE:
             scanner = asyncio.create_task(self._scan_waiting())
@@ -259,7 +258,7 @@ class ClientStream:
             scanner.add_done_callback(self._scanners.discard)
 
     def _check(self, request: cdcpb.ChangeDataRequest) -> Region | cdcpb.Error:
-        """Return the region to subscribe to, or why not."""
+        """Return the region to subscribe to, or the error why not."""
         assert self._features is not None
         source = self._source
         region_id = request.region_id
@@ -293,7 +292,7 @@ class ClientStream:
                 self.end(subscription, region_not_found(subscription.region_id))
 
     def _group(self, request_id: int) -> int:
-        """Without multiplexing a region is subscribed once per stream, whatever the request."""
+        """Return the key that groups subscriptions: without multiplexing, one for the whole stream."""
         return request_id if self._multiplexing else 0
 
     async def _scan_waiting(self) -> None:
@@ -305,7 +304,7 @@ class ClientStream:
             scan = IncrementalScan(subscription, self.outbox, source.storage, source.clock)
             try:
                 await scan.run()
-            except Exception:  # noqa: BLE001 - whatever it was, the client is told and may try again
+            except Exception:  # noqa: BLE001 - the client gets an error and may try again
                 _log.exception("incremental scan of region %d failed", subscription.region_id)
                 self.end(subscription, server_is_busy("the incremental scan failed"))
 
@@ -332,20 +331,20 @@ class ClientStream:
             self._send_error(subscription.region_id, subscription.request_id, error)
 
     def congest(self) -> None:
-        """Let go of what the client is too slow to take; it subscribes again from what it has.
+        """End all subscriptions of a client that is too slow; it subscribes again from where it is.
 
-        The client never learns of a resolved timestamp beyond the changes thrown away here.
+        The client never gets a resolved timestamp beyond the changes dropped here.
         """
         self.outbox.drop_data()
         for subscription in tuple(self._subscriptions.values()):
-            self.end(subscription, congested(subscription.region_id))
+            self.end(subscription, congestion(subscription.region_id))
 
     def _send_error(self, region_id: int, request_id: int, error: cdcpb.Error) -> None:
         self.outbox.add_event(region_id, request_id).error.CopyFrom(error)
         self.outbox.charge(error.ByteSize())
 
     def advance(self, bound: int) -> None:
-        """Tell the client of a new bound, unless the last one still waits to be sent."""
+        """Report a new bound to the client, unless the last one still waits to be sent."""
         if self.outbox.resolved_waiting or self._features is None:
             return
         for progress in self._progress.values():
@@ -356,7 +355,7 @@ class ClientStream:
                     self._send_one_by_one(news)
 
     def _send_one_by_one(self, news: cdcpb.ResolvedTs) -> None:
-        """For clients from before batches: an event for each region."""
+        """Send one event for each region, for clients that do not support batches."""
         for at in range(0, len(news.regions), EVENTS_MAX):
             message = cdcpb.ChangeDataEvent()
             for region_id in news.regions[at : at + EVENTS_MAX]:
@@ -365,11 +364,11 @@ class ClientStream:
             self.outbox.add_resolved(message)
 
 
-def _requested(request: cdcpb.ChangeDataRequest, region: KeyBounds) -> KeyBounds:
-    """Return the part of the region that is asked for.
+def _requested_bounds(request: cdcpb.ChangeDataRequest, region: KeyBounds) -> KeyBounds:
+    """Return the part of the region that the request names.
 
-    The keys of a request are encoded as those of a region are. A range that cannot be understood is
-    the whole region: a client drops what it did not ask for.
+    The keys of a request are encoded like those of a region. A range that cannot be decoded means the whole
+    region: a client drops what it did not ask for.
     """
     try:
         start = decode_bytes(request.start_key) if request.start_key else b""

@@ -1,15 +1,14 @@
-"""One client's interest in one region: what of the past and of the present it is sent.
+"""One client's subscription to one region: its rows, its locks and its resolved timestamp.
 
-A subscription begins with an incremental scan of a view of the store and is sent live changes from
-the moment of that view on. What a client's matcher needs, and what holds here for each transaction
-on each key of the subscription's range, is:
+A subscription begins with an incremental scan of a view of the store and gets live changes from the moment of
+that view on. A client's matcher relies on the following for each transaction on each key of the range:
 
 * nothing is lost: a change that is not in the view becomes visible after it, so it is observed
-  after it, and it is sent live. A change in the view is sent by the scan.
+  after it and sent live. The scan sends a change that is in the view.
 * before INITIALIZED a COMMIT may be sent ahead of its PREWRITE, which the scan still owes; the client
   keeps it. One whose PREWRITE never follows was in the view as a write: its COMMITTED row is sent,
   and the client drops the COMMIT at INITIALIZED.
-* after INITIALIZED a COMMIT is sent only when its PREWRITE was: a client takes anything else for lost
+* after INITIALIZED a COMMIT is sent only when its PREWRITE was: a client treats anything else as lost
   data. A command that was durable before the view and is observed after it would break this, so
   from the end of the lock scan on, the end of a lock is sent only if the lock is tracked, and a
   lock is tracked exactly while its PREWRITE was sent and its end was not.
@@ -18,10 +17,6 @@ on each key of the subscription's range, is:
 
 A one-phase commit that is both in the view and observed after it is sent twice, with the same
 (key, start_ts, commit_ts).
-
-Rows of changes, as they stand in events.
-
-How far a subscription is complete: the resolved timestamp and the locks that hold it back.
 """
 
 from collections.abc import Iterable
@@ -71,9 +66,9 @@ _ROW_OVERHEAD = 32
 class EventRowWriter:
     """Writes the rows of one subscription into events at the end of its outbox.
 
-    Rows keep their order. Nobody else may add to the outbox between the first `add` and `finish`, so
-    a caller never waits in between. Rows of several rounds share an event while it is still the last
-    one of the outbox, so that a stream of small transactions is not a stream of tiny events.
+    Rows keep their order. Nothing else may be added to the outbox between the first `add` and `finish`, so a
+    caller never waits in between. Rows of several rounds share an event while it is still the last one of the
+    outbox, so that small transactions do not become many tiny events.
     """
 
     __slots__ = ("_event_bytes", "_outbox", "_region_id", "_request_id", "_rows", "_uncharged", "count")
@@ -124,7 +119,7 @@ class EventRowWriter:
         self.count += 1
 
     def finish(self) -> None:
-        """Hand over what was written."""
+        """Pass the written rows to the outbox."""
         if self._uncharged:
             self._outbox.charge(self._uncharged)
             self._uncharged = 0
@@ -142,9 +137,8 @@ _STALE_STARTS_MAX = 64  # starts of finished transactions kept before the heap i
 class LockTable:
     """The locks of unfinished transactions, by transaction.
 
-    Invariant: `_starts` is a heap that holds every start_ts of `_keys`. It may also hold some of
-    transactions that are finished; they are dropped when they come to the top, or all together once
-    they outnumber the living.
+    Invariant: `_starts` is a heap with every start_ts of `_keys`. It may also have some of finished
+    transactions; these are dropped when they come to the top, or all together once they outnumber the others.
     """
 
     _keys: dict[int, set[bytes]] = field(default_factory=dict)
@@ -187,12 +181,12 @@ class LockTable:
 class Resolver:
     """The resolved timestamp of one subscription.
 
-    Promise: after `resolve` has returned ts, no change with commit_ts <= ts arrives that is not
-    sent already. The caller's bound covers every transaction whose prewrite was not seen yet (see
-    progress.py); a transaction whose lock is tracked commits above its start_ts.
+    Promise: after `resolve` has returned ts, every change with commit_ts <= ts has been sent. The caller's
+    bound covers every transaction whose prewrite was not seen yet (see progress.py); a transaction whose lock
+    is tracked commits above its start_ts.
 
-    Invariant: `resolved_ts` never decreases. A lock may be tracked late with a start_ts below it; the
-    proof of the bound says that such a transaction commits above it all the same.
+    Invariant: `resolved_ts` never decreases. A lock may be tracked late with a start_ts below it; the proof
+    of the bound says that such a transaction still commits above it.
     """
 
     locks: LockTable = field(default_factory=LockTable)
@@ -206,7 +200,7 @@ class Resolver:
         return self.resolved_ts
 
     def resolve_at_least(self, ts: int) -> None:
-        """Never report less than `ts` again: it was reported on behalf of this subscription."""
+        """Never report less than `ts` again, because it was reported for this subscription."""
         self.resolved_ts = max(self.resolved_ts, ts)
 
 
@@ -215,7 +209,7 @@ assert (WriteOp.PUT, WriteOp.DELETE) == (0, 1)
 
 
 class SubscriptionPhase(Enum):
-    """Where a subscription stands; it only moves down this list."""
+    """The phases of a subscription, in the order in which it goes through them."""
 
     WAITING = auto()  # its scan has not begun: live changes will be in the view
     LOCKS = auto()  # the locks of the view are being sent
@@ -225,29 +219,29 @@ class SubscriptionPhase(Enum):
 
 
 class SubscriptionOwner(Protocol):
-    """Who serves a subscription and is told of what happens to it."""
+    """The server of a subscription, which is called when its state changes."""
 
     @property
     def store_id(self) -> int:
         """The store whose leadership of the region the subscription depends on."""
 
     def locks_changed(self, subscription: "RegionSubscription") -> None:
-        """A live subscription has got its first lock, or lost its last one."""
+        """Take note that a live subscription has got its first lock or lost its last one."""
 
     def end(self, subscription: "RegionSubscription", error: cdcpb.Error | None) -> None:
-        """Send nothing more but the error; ending twice is harmless."""
+        """Send the error and nothing more. A second call does nothing."""
 
 
 @dataclass(slots=True)
 class _Overtaken:
-    """Locks that live changes told of while those of the view were still being read."""
+    """Locks that live changes brought while the locks of the view were still being read."""
 
     prewritten: set[tuple[bytes, int]] = field(default_factory=set)
     ended: set[tuple[bytes, int]] = field(default_factory=set)
 
 
 class RegionSubscription:
-    """Decides which rows are sent, and tracks the locks that hold the resolved timestamp back."""
+    """Decides which rows to send, and tracks the locks that hold the resolved timestamp back."""
 
     __slots__ = (
         "_overtaken",
@@ -284,7 +278,7 @@ class RegionSubscription:
         self.old_values = old_values
         self.phase = SubscriptionPhase.WAITING
         self.resolver = Resolver()
-        self.reported_ts = -1  # the resolved timestamp the client knows of
+        self.reported_ts = -1  # the last resolved timestamp sent to the client
         self._whole_region = whole_region
         self._writer = EventRowWriter(outbox, region_id, request_id)
         self._overtaken: _Overtaken | None = None
@@ -321,7 +315,7 @@ class RegionSubscription:
         return self._writer.count - count
 
     def _ends_unread_lock(self, key: bytes, start_ts: int) -> bool:
-        """Remember the end of a lock that the scan may still come to."""
+        """Remember the end of a lock that the scan may still read."""
         if self._overtaken is None:
             return False
         self._overtaken.ended.add((key, start_ts))
@@ -336,7 +330,7 @@ class RegionSubscription:
     def scan_lock(
         self, key: bytes, start_ts: int, op: cdcpb.Event.Row.OpType, value: bytes, old_value: bytes
     ) -> None:
-        """Send a lock of the view and track it, unless live changes have told of it already."""
+        """Send a lock of the view and track it, unless live changes already brought it."""
         assert self._overtaken is not None
         lock = (key, start_ts)
         if lock in self._overtaken.prewritten:
@@ -346,7 +340,7 @@ class RegionSubscription:
         self._writer.add(PREWRITE, op, key, start_ts, 0, value, old_value)
 
     def end_of_locks(self) -> None:
-        """Every lock of the view is sent."""
+        """Take note that every lock of the view was sent."""
         self.phase = SubscriptionPhase.WRITES
         self._overtaken = None
 
@@ -363,11 +357,11 @@ class RegionSubscription:
         self._writer.add(COMMITTED, op, key, start_ts, commit_ts, value, old_value)
 
     def end_of_slice(self) -> None:
-        """Hand over the rows of the scan so far; live changes may come in between from here on."""
+        """Pass the rows of the scan so far to the outbox; live changes may follow."""
         self._writer.finish()
 
     def end_of_scan(self) -> None:
-        """Send INITIALIZED; resolved timestamps may follow it."""
+        """Send INITIALIZED; resolved timestamps may follow."""
         assert self.phase is SubscriptionPhase.WRITES
         self._writer.mark_initialized()
         self._writer.finish()

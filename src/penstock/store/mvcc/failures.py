@@ -1,4 +1,7 @@
-"""Refusals, as the wire tells them: a KeyError says what the client does next."""
+"""Refusals in the words of the wire: a KeyError says what the client does next.
+
+Each function returns the refusal for one cause.
+"""
 
 from collections.abc import Sequence
 
@@ -11,11 +14,11 @@ Reason = kvrpcpb.WriteConflict.Reason
 
 
 class KeyRefused(Exception):
-    """An action cannot be done on a key; the client is told `error` and nothing is written.
+    """An action cannot be done on a key: the client gets `error` and nothing is written.
 
-    `lock` is the lock in the way, when another transaction's lock is the cause.
-    `may_be_retry`: a repeated request of a transaction that is committed meanwhile meets this as well.
-    `commit_ts` is set when the cause is that the transaction is committed.
+    `lock` is the lock in the way, when another transaction's lock is the cause. `may_be_retry`: a repeated
+    request of a transaction that was committed meanwhile gets this refusal too. `commit_ts` is set when the
+    cause is that the transaction is committed.
     """
 
     def __init__(
@@ -33,7 +36,7 @@ class KeyRefused(Exception):
         self.commit_ts = commit_ts
 
 
-def locked(key: bytes, lock: LockRecord, *, resolve_now: bool = False) -> KeyRefused:
+def key_is_locked(key: bytes, lock: LockRecord, *, resolve_now: bool = False) -> KeyRefused:
     """Another transaction holds the key; with `resolve_now` the client need not respect its TTL."""
     info = lock.info(key)
     if resolve_now:
@@ -44,7 +47,7 @@ def locked(key: bytes, lock: LockRecord, *, resolve_now: bool = False) -> KeyRef
 def write_conflict(
     key: bytes, *, start_ts: int, primary: bytes, conflict_ts: int, commit_ts: int, reason: Reason
 ) -> KeyRefused:
-    """Another transaction committed (or this one was rolled back) where it must not have."""
+    """Another transaction committed the key, or this one was rolled back on it."""
     conflict = kvrpcpb.WriteConflict(
         start_ts=start_ts,
         conflict_ts=conflict_ts,
@@ -58,25 +61,25 @@ def write_conflict(
 
 
 def pessimistic_lock_not_found(key: bytes, start_ts: int, why: str) -> KeyRefused:
-    """The pessimistic lock that a prewrite relies on is gone."""
+    """The pessimistic lock that a prewrite needs is gone."""
     text = f"PessimisticLockNotFound: {show_key(key)} of transaction {start_ts}: {why}"
     return KeyRefused(kvrpcpb.KeyError(abort=text), may_be_retry=True)
 
 
 def lock_type_not_match(key: bytes, start_ts: int, lock: LockRecord) -> KeyRefused:
-    """The transaction's own lock is of the other family: pessimistic or prewritten."""
-    return aborted(f"LockTypeNotMatch: {show_key(key)} of transaction {start_ts} has a {lock.kind.name} lock")
+    """The transaction's own lock is of the other kind: pessimistic or prewritten."""
+    return abort(f"LockTypeNotMatch: {show_key(key)} of transaction {start_ts} has a {lock.kind.name} lock")
 
 
 def already_exists(key: bytes) -> KeyRefused:
-    """The key was to be new."""
+    """The key exists although the request needs it to be new."""
     return KeyRefused(kvrpcpb.KeyError(already_exist=kvrpcpb.AlreadyExist(key=key)))
 
 
 def assertion_failed(
     key: bytes, start_ts: int, assertion: kvrpcpb.Assertion, found: tuple[int, Write] | None
 ) -> KeyRefused:
-    """The client's belief about the key's existence is wrong."""
+    """The client's assertion about the key's existence is wrong."""
     commit_ts, existing_ts = (found[0], found[1].start_ts) if found else (0, 0)
     failed = kvrpcpb.AssertionFailed(
         start_ts=start_ts,
@@ -100,7 +103,7 @@ def txn_not_found(key: bytes, start_ts: int) -> KeyRefused:
 
 
 def commit_ts_expired(key: bytes, start_ts: int, commit_ts: int, min_commit_ts: int) -> KeyRefused:
-    """A reader pushed the lock: it must be committed later than asked."""
+    """A reader pushed the lock: it must be committed at a later timestamp than the request's."""
     expired = kvrpcpb.CommitTsExpired(
         start_ts=start_ts, attempted_commit_ts=commit_ts, key=key, min_commit_ts=min_commit_ts
     )
@@ -113,13 +116,13 @@ def primary_mismatch(key: bytes, lock: LockRecord) -> KeyRefused:
     return KeyRefused(kvrpcpb.KeyError(primary_mismatch=mismatch))
 
 
-def committed(key: bytes, start_ts: int, commit_ts: int) -> KeyRefused:
+def already_committed(key: bytes, start_ts: int, commit_ts: int) -> KeyRefused:
     """The transaction to roll back is committed."""
     text = f"Committed: transaction {start_ts} is committed at {commit_ts} on {show_key(key)}"
     return KeyRefused(kvrpcpb.KeyError(abort=text), commit_ts=commit_ts)
 
 
-def deadlocked(
+def deadlock_refusal(
     key: bytes, lock_ts: int, *, closing: deadlock.WaitForEntry, chain: Sequence[deadlock.WaitForEntry]
 ) -> KeyRefused:
     """Waiting for the lock would close a cycle; `closing` is the wait for this transaction in it."""
@@ -136,11 +139,11 @@ def deadlocked(
     )
 
 
-def collected(start_ts: int) -> KeyRefused:
+def before_safe_point(start_ts: int) -> KeyRefused:
     """The transaction began before the safe point of garbage collection."""
-    return aborted(f"GcTooEarly: transaction {start_ts} is older than the safe point of garbage collection")
+    return abort(f"GcTooEarly: transaction {start_ts} is older than the safe point of garbage collection")
 
 
-def aborted(text: str) -> KeyRefused:
-    """The transaction cannot go on, and the wire has no message of its own for the reason."""
+def abort(text: str) -> KeyRefused:
+    """The transaction cannot continue, and the wire has no specific message for the reason."""
     return KeyRefused(kvrpcpb.KeyError(abort=text))

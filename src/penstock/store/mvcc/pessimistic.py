@@ -1,4 +1,4 @@
-"""Locks taken before the data is known, to keep others off a key."""
+"""Pessimistic locks: taken before the data is known, to keep other transactions off a key."""
 
 from dataclasses import dataclass
 
@@ -13,16 +13,16 @@ from penstock.store.mvcc.records import LockKind, LockRecord, Write
 
 
 @dataclass(frozen=True, slots=True)
-class Locked:
-    """A key after a lock request. `value` is None when the key does not exist, or was not asked for."""
+class LockedKey:
+    """A key after a lock request. `value` is None when the key does not exist or was not read."""
 
     value: bytes | None = None
     exists: bool = False
-    conflict_ts: int = 0  # taken in force over a version of this timestamp
+    conflict_ts: int = 0  # the lock was forced over a version of this timestamp
 
 
 def reads_value(request: kvrpcpb.PessimisticLockRequest) -> bool:
-    """Tell whether a lock request reads: then later commits must come after its for_update_ts."""
+    """Return whether a lock request reads: then later commits must come after its for_update_ts."""
     return (
         request.return_values
         or request.check_existence
@@ -32,24 +32,22 @@ def reads_value(request: kvrpcpb.PessimisticLockRequest) -> bool:
 
 def lock_key(
     reader: MvccReader, effects: Effects, request: kvrpcpb.PessimisticLockRequest, mutation: kvrpcpb.Mutation
-) -> Locked:
+) -> LockedKey:
     """Take a pessimistic lock; repeating it changes nothing.
 
-    Raise Refused when another transaction's lock or newer version is in the way, the key exists and must
+    Raise KeyRefused when another transaction's lock or newer version is in the way, the key exists and must
     not, or the transaction was rolled back. In force mode a newer version is no obstacle.
     """
     key = mutation.key
     if mutation.op != kvrpcpb.PessimisticLock:
-        raise failures.aborted(f"a lock request cannot carry operation {mutation.op}; it is not supported")
+        raise failures.abort(f"a lock request cannot carry operation {mutation.op}; it is not supported")
     if request.lock_only_if_exists and not request.return_values:
-        raise failures.aborted(
-            f"LockIfExistsFailed: {show_key(key)}: lock_only_if_exists needs return_values"
-        )
+        raise failures.abort(f"LockIfExistsFailed: {show_key(key)}: lock_only_if_exists needs return_values")
     lock = reader.load_lock(key)
     if lock is None:
         return _take(reader, effects, request, mutation)
     if lock.start_ts != request.start_version:
-        raise failures.locked(key, lock)
+        raise failures.key_is_locked(key, lock)
     if not lock.is_pessimistic:
         raise failures.lock_type_not_match(key, request.start_version, lock)
     return _take_again(reader, effects, request, mutation, lock)
@@ -57,7 +55,7 @@ def lock_key(
 
 def _take(
     reader: MvccReader, effects: Effects, request: kvrpcpb.PessimisticLockRequest, mutation: kvrpcpb.Mutation
-) -> Locked:
+) -> LockedKey:
     key = mutation.key
     newest = reader.seek_write(key)
     conflict_ts = 0
@@ -77,11 +75,11 @@ def _take_again(
     request: kvrpcpb.PessimisticLockRequest,
     mutation: kvrpcpb.Mutation,
     lock: LockRecord,
-) -> Locked:
-    """Answer a request whose transaction holds the lock already.
+) -> LockedKey:
+    """Answer a request whose transaction already holds the lock.
 
-    In force mode a lock newer than the request was taken over a conflict by an equal request whose answer
-    got lost, so the conflict is told again.
+    In force mode, a lock newer than the request was taken over a conflict by an equal request whose answer
+    got lost, so the conflict is reported again.
     """
     for_update_ts = request.for_update_ts
     conflict_ts = 0
@@ -114,11 +112,11 @@ def _check_newest(
         )
     at_start = newest if commit_ts <= start_ts else reader.seek_write(key, start_ts)
     if at_start is not None and at_start[1].rolls_back(start_ts, at_start[0]):
-        raise failures.aborted(
+        raise failures.abort(
             f"PessimisticLockRolledBack: transaction {start_ts} was rolled back on {show_key(key)}"
         )
     if write.start_ts == start_ts and commit_ts > start_ts:
-        raise failures.committed(key, start_ts, commit_ts)
+        raise failures.already_committed(key, start_ts, commit_ts)
     return commit_ts if commit_ts > request.for_update_ts else 0
 
 
@@ -128,16 +126,16 @@ def _look(
     key: bytes,
     ts: int,
     conflict_ts: int,
-) -> Locked:
-    """Read what the request asks for; after a conflict the newest value is always told."""
+) -> LockedKey:
+    """Read what the request asks for; after a conflict always return the newest value."""
     if not (request.return_values or request.check_existence or conflict_ts):
-        return Locked()
+        return LockedKey()
     found = reader.newest_put(key, max(ts, conflict_ts))
     if found is None:
-        return Locked(conflict_ts=conflict_ts)
+        return LockedKey(conflict_ts=conflict_ts)
     wanted = request.return_values or conflict_ts
     value = reader.value_of(key, found[1]) if wanted else None
-    return Locked(value, exists=True, conflict_ts=conflict_ts)
+    return LockedKey(value, exists=True, conflict_ts=conflict_ts)
 
 
 def _lock(request: kvrpcpb.PessimisticLockRequest, conflict_ts: int) -> LockRecord:
@@ -157,7 +155,7 @@ def _is_forced(request: kvrpcpb.PessimisticLockRequest) -> bool:
 
 
 def unlock_key(reader: MvccReader, effects: Effects, key: bytes, start_ts: int, for_update_ts: int) -> None:
-    """Give up a pessimistic lock taken at or before `for_update_ts`; without one nothing happens."""
+    """Release a pessimistic lock taken at or before `for_update_ts`; do nothing when there is none."""
     lock = reader.load_lock(key)
     if (
         lock is not None

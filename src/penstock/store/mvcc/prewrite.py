@@ -29,7 +29,7 @@ _NEW_KEY_OPS = (kvrpcpb.Insert, kvrpcpb.CheckNotExists)
 
 
 def reads_existence(request: kvrpcpb.PrewriteRequest) -> bool:
-    """Tell whether a prewrite reads: then later commits must come after its start timestamp."""
+    """Return whether a prewrite reads: then later commits must come after its start timestamp."""
     return any(mutation.op in _NEW_KEY_OPS for mutation in request.mutations)
 
 
@@ -41,7 +41,7 @@ def prewrite(
     `max_ts` is the newest timestamp anybody has read at: an async or one-phase commit comes after it.
     """
     check = _Check(reader, request)
-    checked: list[_Checked] = []
+    checked: list[_CheckedMutation] = []
     locked: list[kvrpcpb.KeyError] = []
     for index, mutation in enumerate(request.mutations):
         try:
@@ -50,7 +50,7 @@ def prewrite(
             if refused.may_be_retry:
                 record = reader.txn_record(mutation.key, request.start_version)
                 if record.outcome is Outcome.COMMITTED:
-                    return _committed_before(request, record.commit_ts)
+                    return _repeated_answer(request, record.commit_ts)
             if refused.lock is None:
                 return kvrpcpb.PrewriteResponse(errors=[refused.error])
             locked.append(refused.error)
@@ -59,7 +59,7 @@ def prewrite(
     return _write(effects, request, checked, max_ts)
 
 
-def _committed_before(request: kvrpcpb.PrewriteRequest, commit_ts: int) -> kvrpcpb.PrewriteResponse:
+def _repeated_answer(request: kvrpcpb.PrewriteRequest, commit_ts: int) -> kvrpcpb.PrewriteResponse:
     return kvrpcpb.PrewriteResponse(
         min_commit_ts=commit_ts if request.use_async_commit and not request.try_one_pc else 0,
         one_pc_commit_ts=commit_ts if request.try_one_pc else 0,
@@ -67,9 +67,11 @@ def _committed_before(request: kvrpcpb.PrewriteRequest, commit_ts: int) -> kvrpc
 
 
 @dataclass(slots=True)
-class _Checked:
-    """A mutation that may be written. `kind` is None when there is nothing to write; `own` is the
-    transaction's lock on the key: a pessimistic one to convert, or one of an earlier, equal request.
+class _CheckedMutation:
+    """A mutation that may be written.
+
+    `kind` is None when there is nothing to write. `own` is the transaction's lock on the key: a pessimistic
+    one to convert, or one of an earlier, equal request.
     """
 
     key: bytes
@@ -97,13 +99,13 @@ class _Check:
         self._actions = list(request.pessimistic_actions)
         self._expected = {c.index: c.expected_for_update_ts for c in request.for_update_ts_constraints}
 
-    def mutation(self, index: int, mutation: kvrpcpb.Mutation) -> _Checked:
-        """Check one mutation; raise Refused when it must not be written."""
+    def mutation(self, index: int, mutation: kvrpcpb.Mutation) -> _CheckedMutation:
+        """Check one mutation; raise KeyRefused when it must not be written."""
         if mutation.op not in _KINDS:
-            raise failures.aborted(f"a prewrite cannot carry operation {mutation.op}; it is not supported")
+            raise failures.abort(f"a prewrite cannot carry operation {mutation.op}; it is not supported")
         action = self._actions[index] if index < len(self._actions) else _SKIP
         own = self._check_lock(index, mutation, action)
-        result = _Checked(mutation.key, mutation.value, _KINDS[mutation.op], own)
+        result = _CheckedMutation(mutation.key, mutation.value, _KINDS[mutation.op], own)
         if not result.is_done:
             skipped = self._skips_constraint(action)
             found = None if skipped else self._check_newer(mutation, action)
@@ -127,7 +129,7 @@ class _Check:
                 raise failures.pessimistic_lock_not_found(
                     key, self._start_ts, f"transaction {lock.start_ts} holds the key"
                 )
-            raise failures.locked(key, lock, resolve_now=self._for_update_ts != 0)
+            raise failures.key_is_locked(key, lock, resolve_now=self._for_update_ts != 0)
         if lock.is_pessimistic:
             if not self._for_update_ts:
                 raise failures.lock_type_not_match(key, self._start_ts, lock)
@@ -139,10 +141,10 @@ class _Check:
         return lock
 
     def _check_untouched(self, key: bytes) -> None:
-        """Allow for a pessimistic lock that was lost, when nobody can have used the gap.
+        """Accept a lost pessimistic lock if no transaction used the gap.
 
-        A pessimistic lock is taken at or after the start timestamp: nothing committed since then, so the
-        key is as the lock left it.
+        A pessimistic lock is taken at or after the start timestamp. If nothing committed since then, the key
+        is as the lock left it.
         """
         newest = self._reader.seek_write(key)
         if newest is not None and newest[0] >= self._start_ts:
@@ -154,12 +156,12 @@ class _Check:
         if not self._for_update_ts:
             return self._request.skip_constraint_check
         if action == _SKIP:
-            # A repeated request could meet its own commit, or what came after its own rollback.
+            # A repeated request could meet its own commit, or a change after its own rollback.
             return not self._request.context.is_retry_request
         return bool(action == _PESSIMISTIC)
 
     def _check_newer(self, mutation: kvrpcpb.Mutation, action: _Action) -> tuple[int, Write] | None:
-        """Refuse the mutation when the key changed under it; return the newest version looked at."""
+        """Refuse the mutation when the key changed since; return the newest version that was read."""
         key = mutation.key
         found = self._reader.seek_write(key)
         while found is not None:
@@ -176,7 +178,7 @@ class _Check:
                 raise failures.pessimistic_lock_not_found(
                     key, self._start_ts, f"the key changed at {commit_ts} and was not locked"
                 )
-            # Others may be rolled back on a key that is locked: their records are no change of it.
+            # Other transactions may be rolled back on a locked key: their records do not change it.
             found = self._reader.seek_write(key, commit_ts - 1)
         if found is not None and mutation.op in _NEW_KEY_OPS:
             check_absent(self._reader, key, found)
@@ -217,7 +219,7 @@ class _Check:
 
 
 def check_absent(reader: MvccReader, key: bytes, newest: tuple[int, Write]) -> None:
-    """Raise Refused when the key exists, `newest` being its newest version of any kind."""
+    """Raise KeyRefused when the key exists, `newest` being its newest version of any kind."""
     commit_ts, write = newest
     if write.kind is WriteKind.DELETE:
         return
@@ -226,9 +228,9 @@ def check_absent(reader: MvccReader, key: bytes, newest: tuple[int, Write]) -> N
 
 
 def _write(
-    effects: Effects, request: kvrpcpb.PrewriteRequest, checked: list[_Checked], max_ts: int
+    effects: Effects, request: kvrpcpb.PrewriteRequest, checked: list[_CheckedMutation], max_ts: int
 ) -> kvrpcpb.PrewriteResponse:
-    commit_ts = _computed_commit_ts(request, checked, max_ts)
+    commit_ts = _compute_commit_ts(request, checked, max_ts)
     if commit_ts and request.try_one_pc:
         _write_versions(effects, request, checked, commit_ts)
         return kvrpcpb.PrewriteResponse(one_pc_commit_ts=commit_ts)
@@ -241,11 +243,11 @@ def _write(
     return kvrpcpb.PrewriteResponse(min_commit_ts=commit_ts)
 
 
-def _computed_commit_ts(request: kvrpcpb.PrewriteRequest, checked: list[_Checked], max_ts: int) -> int:
+def _compute_commit_ts(request: kvrpcpb.PrewriteRequest, checked: list[_CheckedMutation], max_ts: int) -> int:
     """Return the earliest timestamp an async or one-phase commit may have; 0 means two phases.
 
-    It must lie after every read so far, so that no snapshot changes under its reader. Past
-    `max_commit_ts` the client no longer vouches for its schema: it must come back for a second phase.
+    It must lie after every read so far, so that no snapshot changes under its reader. After `max_commit_ts`
+    the client no longer guarantees its schema: it must use a second phase.
     """
     if not request.use_async_commit and not request.try_one_pc:
         return 0
@@ -266,7 +268,7 @@ def _computed_commit_ts(request: kvrpcpb.PrewriteRequest, checked: list[_Checked
     return 0 if request.max_commit_ts and floor > request.max_commit_ts else floor
 
 
-def _lock(request: kvrpcpb.PrewriteRequest, mutation: _Checked, commit_ts: int) -> LockRecord:
+def _lock(request: kvrpcpb.PrewriteRequest, mutation: _CheckedMutation, commit_ts: int) -> LockRecord:
     """Build the lock of a mutation; with `commit_ts` it is an async commit's."""
     assert mutation.kind is not None, f"nothing is locked on {show_key(mutation.key)}"
     lock = LockRecord(
@@ -290,7 +292,7 @@ def _lock(request: kvrpcpb.PrewriteRequest, mutation: _Checked, commit_ts: int) 
 
 
 def _write_versions(
-    effects: Effects, request: kvrpcpb.PrewriteRequest, checked: list[_Checked], commit_ts: int
+    effects: Effects, request: kvrpcpb.PrewriteRequest, checked: list[_CheckedMutation], commit_ts: int
 ) -> None:
     for mutation in checked:
         if not mutation.is_to_write:

@@ -1,6 +1,6 @@
-"""Reading locks and versions through one view.
+"""Reads of locks and versions through one view, and the locks that a read may ignore.
 
-Which locks a read may pass by.
+`mvcc_info` and `find_by_start_ts` show what is stored of a key, for debugging.
 """
 
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ class TxnRecord(NamedTuple):
 
 
 class MvccReader:
-    """One consistent look at locks and versions; make a new one for each command.
+    """A consistent view of locks and versions. Each command makes a new one.
 
     It takes one cursor of the view for its seeks; a scan over versions takes another while it runs.
     """
@@ -97,7 +97,7 @@ class MvccReader:
         """Return the value of a put; raise Corrupt when it is missing."""
         if record.short_value is not None:
             return record.short_value
-        value = self.view.get(Cf.DEFAULT, records.versioned(key, record.start_ts))
+        value = self.view.get(Cf.DEFAULT, records.version_key(key, record.start_ts))
         if value is None:
             raise Corrupt(f"the value of {show_key(key)} is missing; restore the data directory from a copy")
         return value
@@ -164,7 +164,7 @@ def _version(cursor: RdictIter, prefix: bytes) -> tuple[int, Write] | None:
 
 @dataclass(frozen=True, slots=True)
 class ReadPoint:
-    """The timestamp and the manner of a read.
+    """The timestamp of a read, and how it treats locks and newer versions.
 
     `passed` are transactions known to commit later than `ts`, or never; `committed` are transactions
     known to be committed at or before `ts` whose locks linger: their locks are read like versions.
@@ -177,7 +177,7 @@ class ReadPoint:
 
     @classmethod
     def of(cls, ts: int, context: kvrpcpb.Context) -> "ReadPoint":
-        """Take the manner of a read from its context."""
+        """Build the read point from the context of a request."""
         return cls(
             ts,
             context.isolation_level,
@@ -196,7 +196,7 @@ class ReadPoint:
         return bool(self.isolation == kvrpcpb.RCCheckTS)
 
     def obstacle(self, key: bytes, lock: LockRecord) -> KeyRefused | None:
-        """Return why this lock stops the read, or None when the read passes it by."""
+        """Return the refusal when this lock stops the read, or None when the read may ignore it."""
         if not lock.has_data or lock.start_ts in self.passed:
             return None
         if self.isolation == kvrpcpb.RCCheckTS:
@@ -211,15 +211,15 @@ class ReadPoint:
         if lock.start_ts > self.ts or lock.min_commit_ts > self.ts:
             return None
         if self.ts == TS_MAX and key == lock.primary and not lock.use_async_commit:
-            return None  # the newest committed version was asked for, and this one is not committed yet
-        return failures.locked(key, lock)
+            return None  # the read wants the newest committed version, and this one is not committed yet
+        return failures.key_is_locked(key, lock)
 
     def reads_through(self, lock: LockRecord) -> bool:
-        """Tell whether a lock in the way is read like a version, being known as committed."""
+        """Return whether the lock's transaction is known as committed, so that it is read like a version."""
         return lock.start_ts in self.committed
 
     def newer(self, key: bytes, commit_ts: int, write: Write) -> KeyRefused:
-        """Return the refusal for a version newer than the read, where that is checked."""
+        """Return the refusal for a version newer than the read, when the isolation level checks it."""
         return failures.write_conflict(
             key,
             start_ts=self.ts,
@@ -228,3 +228,64 @@ class ReadPoint:
             commit_ts=commit_ts,
             reason=Reason.RcCheckTs,
         )
+
+
+def mvcc_info(reader: MvccReader, key: bytes) -> kvrpcpb.MvccInfo:
+    """Return the lock and all versions of a key as the wire describes them."""
+    info = kvrpcpb.MvccInfo()
+    lock = reader.load_lock(key)
+    if lock is not None:
+        _show_lock(info, reader, key, lock)
+    for commit_ts, write in reader.versions(key):
+        _show_write(info, reader, key, commit_ts, write)
+    return info
+
+
+def _show_lock(info: kvrpcpb.MvccInfo, reader: MvccReader, key: bytes, lock: LockRecord) -> None:
+    info.lock.CopyFrom(
+        kvrpcpb.MvccLock(
+            type=lock.kind.op,
+            start_ts=lock.start_ts,
+            primary=lock.primary,
+            short_value=lock.short_value or b"",
+            ttl=lock.ttl,
+            for_update_ts=lock.for_update_ts,
+            txn_size=lock.txn_size,
+            use_async_commit=lock.use_async_commit,
+            secondaries=lock.secondaries,
+            rollback_ts=lock.rollbacks,
+        )
+    )
+    if lock.has_long_value:
+        info.values.add(start_ts=lock.start_ts, value=reader.value_of(key, lock))
+
+
+def _show_write(info: kvrpcpb.MvccInfo, reader: MvccReader, key: bytes, commit_ts: int, write: Write) -> None:
+    info.writes.add(
+        type=_WRITE_OPS[write.kind],
+        start_ts=write.start_ts,
+        commit_ts=commit_ts,
+        short_value=write.short_value or b"",
+        has_overlapped_rollback=write.overlapped_rollback,
+    )
+    if write.has_long_value:
+        info.values.add(start_ts=write.start_ts, value=reader.value_of(key, write))
+
+
+_WRITE_OPS = {
+    WriteKind.PUT: kvrpcpb.Put,
+    WriteKind.DELETE: kvrpcpb.Del,
+    WriteKind.LOCK: kvrpcpb.Lock,
+    WriteKind.ROLLBACK: kvrpcpb.Rollback,
+}
+
+
+def find_by_start_ts(reader: MvccReader, bounds: KeyBounds, start_ts: int) -> bytes | None:
+    """Return the first key of a range that a transaction locked or wrote."""
+    for key, lock in reader.scan_locks(bounds):
+        if lock.start_ts == start_ts:
+            return key
+    for key, _, write in reader.scan_writes(bounds, max(start_ts - 1, 0)):
+        if write.start_ts == start_ts:
+            return key
+    return None

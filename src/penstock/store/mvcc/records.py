@@ -1,14 +1,12 @@
-r"""The two records of a key: its lock, and its versions.
+r"""The two records of a key, its lock and its versions, and the keys under which they are stored.
 
-Formats (docs/format.md): fixed-size numbers first, so that a scan finds the value of a version by a
+Records (docs/format.md) begin with numbers of fixed size, so that a scan finds the value of a version by a
 slice; rare parts follow under a flag. Timestamps are 8 bytes, big-endian.
 
-Keys of the column families.
-
-Locks are kept under the raw key. Versions and long values are kept under the escaped key followed
-by the inverted timestamp, so that the versions of a key are neighbours, newest first, and keys keep
-their order. Escaping (`\0` becomes `\0\xff`, and `\0\0` ends the key) is one call of the interpreter
-either way, where the memcomparable groups of the wire would need a loop for each row of a scan.
+A lock is stored under the raw key. A version or a long value is stored under the escaped key followed by the
+inverted timestamp, so that the versions of a key are neighbours, newest first, and keys keep their order.
+Escaping (`\0` becomes `\0\xff`, and `\0\0` ends the key) is one call of the interpreter in each direction;
+the memcomparable groups of the wire would need a loop for each row of a scan.
 """
 
 import struct
@@ -46,7 +44,7 @@ _LOCK_OPS = {
 
 
 class WriteKind(IntEnum):
-    """What a version says; LOCK and ROLLBACK carry no data and are passed over by reads."""
+    """What a version says. LOCK and ROLLBACK carry no data; reads skip them."""
 
     PUT = 0
     DELETE = 1
@@ -94,7 +92,7 @@ class Write:
 
     @classmethod
     def decode(cls, stored: bytes) -> "Write":
-        """Read the stored form; raise Corrupt when it is none."""
+        """Read the stored form; raise Corrupt when it is damaged."""
         if len(stored) < WRITE_HEAD_BYTES:
             raise Corrupt("a version is cut short; restore the data directory from a copy")
         flags, start_ts = _WRITE_HEAD.unpack_from(stored)
@@ -134,10 +132,10 @@ _LOCK_KINDS = {kind.value: kind for kind in LockKind}
 class LockRecord:
     """The lock of a key; there is at most one.
 
-    `min_commit_ts` is 0 when nobody asked for it to be kept. `rollbacks` are protected rollbacks of
-    other transactions whose timestamp this lock may come to be committed at (see
-    `Write.overlapped_rollback`); only an async commit can meet one. `with_conflict`: taken in force
-    although a newer version exists, `for_update_ts` being that version's timestamp.
+    `min_commit_ts` is 0 when no client asked for it. `rollbacks` are protected rollbacks of other
+    transactions at whose timestamp this lock may be committed (see `Write.overlapped_rollback`); only an
+    async commit can meet one. `with_conflict`: the lock was forced although a newer version exists;
+    `for_update_ts` is that version's timestamp.
     """
 
     kind: LockKind
@@ -233,7 +231,7 @@ class LockRecord:
         return self.kind is LockKind.PUT and self.short_value is None
 
     def info(self, key: bytes) -> kvrpcpb.LockInfo:
-        """Return what a client is told of the lock."""
+        """Return the lock as the wire describes it to a client."""
         return kvrpcpb.LockInfo(
             primary_lock=self.primary,
             lock_version=self.start_ts,
@@ -272,7 +270,7 @@ def escape(key: bytes) -> bytes:
 
 
 def unescape(versioned: bytes) -> bytes:
-    """Return the raw key of a versioned one."""
+    """Return the raw key of a versioned key."""
     return versioned[:-TAIL_BYTES].replace(ESCAPED, ZERO)
 
 
@@ -281,8 +279,8 @@ def suffix(ts: int) -> bytes:
     return _TS.pack(TS_MAX - ts)
 
 
-def versioned(key: bytes, ts: int) -> bytes:
-    """Return where the version of `key` at `ts` is kept."""
+def version_key(key: bytes, ts: int) -> bytes:
+    """Return the versioned key under which the version of `key` at `ts` is kept."""
     return escape(key) + _TS.pack(TS_MAX - ts)
 
 

@@ -1,14 +1,8 @@
-"""Finding out, or deciding, what becomes of another client's transaction.
+"""The end of transactions: commit, rollback, status checks by other clients, and garbage collection.
 
-Undoing a transaction on a key, and leaving a record so that it cannot come back.
-
-A rollback record stops a request of the same transaction that arrives late. Plain records are
-collapsed: a later one removes the one before. A protected record stays, because the fate of the whole
-transaction may be read from it (on its primary, or where another client decided it).
-
-Turning locks into versions.
-
-Dropping versions that nobody can ask for any more.
+A rollback leaves a record that stops a late request of the same transaction. Plain records are collapsed: a
+later one removes the one before. A protected record stays, because the outcome of the whole transaction may
+be read from it (on its primary, or where another client decided it).
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,14 +17,14 @@ from penstock.store.mvcc.records import LockRecord, Write, WriteKind
 
 
 class Missing(Enum):
-    """What to do about a transaction that left no trace on the key."""
+    """What to do when a transaction left no trace on the key."""
 
     ROLL_BACK = auto()
     PROTECT = auto()  # roll back, and keep the record
 
 
 def is_expired(lock: LockRecord, current_ts: int) -> bool:
-    """Tell whether a lock outlived its TTL."""
+    """Return whether a lock has outlived its TTL."""
     return physical_ms(lock.start_ts) + lock.ttl < physical_ms(current_ts)
 
 
@@ -39,17 +33,17 @@ def clean_up(
 ) -> None:
     """Roll a transaction back on a key, whatever its state there.
 
-    Raise Refused when it is committed, or when `current_ts` is given and its lock is still alive.
+    Raise KeyRefused when it is committed, or when `current_ts` is given and its lock is still alive.
     """
     lock = reader.load_lock(key)
     if lock is not None and lock.start_ts == start_ts:
         if current_ts and not is_expired(lock, current_ts):
-            raise failures.locked(key, lock)
+            raise failures.key_is_locked(key, lock)
         roll_back_lock(reader, effects, key, lock, collapse=missing is Missing.ROLL_BACK)
         return
     record = reader.txn_record(key, start_ts)
     if record.outcome is Outcome.COMMITTED:
-        raise failures.committed(key, start_ts, record.commit_ts)
+        raise failures.already_committed(key, start_ts, record.commit_ts)
     if record.outcome is Outcome.UNKNOWN:
         record_missing(
             reader, effects, key, start_ts, record=record, other=lock, protect=missing is Missing.PROTECT
@@ -88,7 +82,10 @@ def record_missing(
 
 
 def _may_commit_at(lock: LockRecord, ts: int) -> bool:
-    """Only a computed commit timestamp can equal another transaction's start timestamp."""
+    """Return whether a lock may be committed at `ts`.
+
+    Only a computed commit timestamp can equal another transaction's start timestamp.
+    """
     return lock.use_async_commit and lock.min_commit_ts <= ts
 
 
@@ -113,11 +110,11 @@ Response = kvrpcpb.CheckTxnStatusResponse
 def check_txn_status(
     reader: MvccReader, effects: Effects, request: kvrpcpb.CheckTxnStatusRequest
 ) -> kvrpcpb.CheckTxnStatusResponse:
-    """Tell the state of a transaction by its primary key.
+    """Return the state of a transaction by its primary key.
 
-    A lock past its TTL is rolled back. A live one is told with its TTL; a reader that meets it pushes the
-    earliest commit timestamp past its own, so that it need not wait. Raise Refused when the transaction
-    left no trace and is not to be rolled back for that, or the key is not its primary.
+    Roll an expired lock back. Return a live lock with its TTL; a reader pushes the earliest commit timestamp
+    past its own, so that it need not wait. Raise KeyRefused when the transaction left no trace and the
+    request does not roll it back, or when the key is not its primary.
     """
     key, start_ts = request.primary_key, request.lock_ts
     lock = reader.load_lock(key)
@@ -126,11 +123,11 @@ def check_txn_status(
     if request.verify_is_primary and lock.primary != key:
         if request.resolving_pessimistic_lock or not lock.is_pessimistic:
             raise failures.primary_mismatch(key, lock)
-        # The transaction chose another primary since: this lock is a leftover of a failed statement.
+        # The transaction has chosen another primary since: this lock is left over from a failed statement.
         effects.release(key, lock)
         return _missing(reader, effects, request, None)
     if lock.use_async_commit and not request.force_sync_commit:
-        return _alive(key, lock, kvrpcpb.NoAction)  # its fate is decided by all its locks together
+        return _alive(key, lock, kvrpcpb.NoAction)  # all its locks together decide its outcome
     if is_expired(lock, request.current_ts):
         if lock.is_pessimistic and request.resolving_pessimistic_lock:
             effects.release(key, lock)
@@ -176,10 +173,10 @@ def _missing(
 def check_secondary_locks(
     reader: MvccReader, effects: Effects, request: kvrpcpb.CheckSecondaryLocksRequest
 ) -> kvrpcpb.CheckSecondaryLocksResponse:
-    """Tell whether an async commit has all of these locks.
+    """Return whether an async commit has all of these locks.
 
     A key without its lock gets a protected rollback, so that a prewrite under way cannot complete the
-    transaction behind the caller's back. The first key that is committed or rolled back decides.
+    transaction after this answer. The first key that is committed or rolled back decides.
     """
     start_ts = request.start_version
     locks = []
@@ -203,7 +200,7 @@ def check_secondary_locks(
 def heart_beat(
     reader: MvccReader, effects: Effects, request: kvrpcpb.TxnHeartBeatRequest
 ) -> kvrpcpb.TxnHeartBeatResponse:
-    """Lengthen the life of a primary lock; raise Refused when it is gone."""
+    """Extend the life of a primary lock; raise KeyRefused when it is gone."""
     key = request.primary_lock
     lock = reader.load_lock(key)
     if lock is None or lock.start_ts != request.start_version:
@@ -220,10 +217,10 @@ def heart_beat(
 def commit(reader: MvccReader, effects: Effects, key: bytes, start_ts: int, commit_ts: int) -> None:
     """Commit a transaction on a key; repeating it changes nothing.
 
-    Raise Refused when the lock is gone without a version, or may only be committed later.
+    Raise KeyRefused when the lock is gone without a version, or may only be committed later.
     """
     if commit_ts <= start_ts:
-        raise failures.aborted(f"InvalidTxnTso: commit_ts {commit_ts} is not after start_ts {start_ts}")
+        raise failures.abort(f"InvalidTxnTso: commit_ts {commit_ts} is not after start_ts {start_ts}")
     lock = reader.load_lock(key)
     if lock is None or lock.start_ts != start_ts:
         if reader.txn_record(key, start_ts).outcome is not Outcome.COMMITTED:
@@ -232,9 +229,7 @@ def commit(reader: MvccReader, effects: Effects, key: bytes, start_ts: int, comm
     if commit_ts < lock.min_commit_ts:
         raise failures.commit_ts_expired(key, start_ts, commit_ts, lock.min_commit_ts)
     if lock.is_pessimistic:
-        effects.release(
-            key, lock
-        )  # left behind by a request that came late; the transaction never wrote here
+        effects.release(key, lock)  # left by a late request; the transaction never wrote here
     else:
         effects.commit(key, lock, commit_ts)
 

@@ -1,7 +1,7 @@
-"""Reading a range at a timestamp.
+"""Scans of a range at a timestamp.
 
-The rows of a page are read first, from the versions alone; then the locks between the page's ends are
-looked at, in one pass. A range without locks, which is nearly every range, does not pay for them.
+A scan first reads the rows of a page from the versions alone, then the locks between the ends of the page in
+one pass. So a range without locks, which is nearly every range, has no cost for them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,8 @@ _END_BYTES = len(records.END)
 _ESCAPED, _ZERO = records.ESCAPED, records.ZERO
 _PAST_VERSIONS = b"\xff" * (_TS_BYTES + 1)
 
-Row = tuple[bytes, bytes | KeyRefused]  # a key with its value, or with why it cannot be read
+Row = tuple[bytes, bytes | KeyRefused]
+"""A key with its value, or with the reason why it cannot be read."""
 
 
 class _Page(NamedTuple):
@@ -43,7 +44,7 @@ class MvccScanner:
         reverse: bool,
         key_only: bool,
     ) -> None:
-        """`suspects` are the keys that may be locked, in order; None when they have to be searched for."""
+        """Scan with `reader`. `suspects` are the keys that may be locked, in order; None: search for them."""
         self._reader = reader
         self._point = point
         self._suspects = suspects
@@ -54,16 +55,16 @@ class MvccScanner:
     def pages(self, bounds: KeyBounds, page_rows: int) -> Iterator[list[Row]]:
         """Yield the rows in order, about `page_rows` at a time.
 
-        Raise Refused where the isolation level forbids that a newer version, or a lock, exists.
+        Raise KeyRefused where the isolation level forbids that a newer version, or a lock, exists.
         """
         rest: KeyBounds | None = bounds
         while rest is not None:
             page = self._backward(rest, page_rows) if self._reverse else self._forward(rest, page_rows)
-            yield self._with_locks(page.rows, _covered(rest, page.rest, reverse=self._reverse))
+            yield self._with_locks(page.rows, _covered_bounds(rest, page.rest, reverse=self._reverse))
             rest = page.rest
 
     def _forward(self, bounds: KeyBounds, limit: int) -> _Page:
-        """Read towards the end. The loop is the hot path of every scan: what is inlined was measured."""
+        """Read towards the end. The loop is the hot path of every scan; inlining was measured to help."""
         position, upper = records.span(bounds)
         visible = records.suffix(self._point.ts)
         value_part = slice(0) if self._key_only else slice(WRITE_HEAD_BYTES, None)
@@ -111,7 +112,7 @@ class MvccScanner:
         return _Page(rows, None)
 
     def _backward(self, bounds: KeyBounds, limit: int) -> _Page:
-        """Read towards the start: the versions of a key come oldest first, so the last that fits counts."""
+        """Read towards the start. The versions of a key come oldest first, so the last match counts."""
         lower, upper = records.span(bounds)
         visible = records.suffix(self._point.ts)
         rows: list[tuple[bytes, bytes]] = []
@@ -195,7 +196,7 @@ def _before(key: bytes, bounds: KeyBounds) -> KeyBounds | None:
     return KeyBounds(bounds.start, key) if bounds.start < key else None
 
 
-def _covered(whole: KeyBounds, rest: KeyBounds | None, *, reverse: bool) -> KeyBounds:
+def _covered_bounds(whole: KeyBounds, rest: KeyBounds | None, *, reverse: bool) -> KeyBounds:
     if rest is None:
         return whole
     return KeyBounds(rest.end, whole.end) if reverse else KeyBounds(whole.start, rest.start)

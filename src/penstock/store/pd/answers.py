@@ -11,7 +11,7 @@ from penstock.errors import Invalid
 from penstock.proto import pdpb_pb2 as pdpb
 from penstock.proto.services import methods
 from penstock.store.faults import Faults
-from penstock.store.server import end
+from penstock.store.server import end_call
 
 __all__ = ["SERVICE", "Answers", "Behaviour", "Context", "PdRefused"]
 
@@ -29,10 +29,10 @@ class PdRefused(Invalid):
 
 
 class Answers:
-    """Makes gRPC behaviours of plain coroutines that take a request and return a response.
+    """Turns plain coroutines, which take a request and return a response, into gRPC behaviours.
 
-    The response gets its header here. Invalid becomes an error in the header with status OK, as
-    clients expect.
+    It adds the header of the response. Invalid becomes an error in the header with status OK, as clients
+    expect.
     """
 
     def __init__(self, cluster_id: int, faults: Faults) -> None:
@@ -57,7 +57,7 @@ class Answers:
     def unary(
         self, name: str, behaviour: Behaviour
     ) -> Callable[[Any, Context], Coroutine[Any, Any, Message]]:
-        """Wrap one call of a caller who knows the cluster."""
+        """Wrap a call that checks the cluster id of its caller."""
         response_class = methods(SERVICE)[name].response
 
         async def call(request: Any, context: Context) -> Message:
@@ -66,8 +66,8 @@ class Answers:
                 response: Message = await self.faulty(name, behaviour, request)
             except Invalid as error:
                 return response_class(header=self.header(error))
-            except Exception as error:  # noqa: BLE001 - whatever it was, the caller gets a status
-                await end(context, error, name)
+            except Exception as error:  # noqa: BLE001 - every error becomes a status of the call
+                await end_call(context, error, name)
             response.MergeFrom(response_class(header=self.header()))
             return response
 
@@ -76,24 +76,24 @@ class Answers:
     def plain(
         self, name: str, behaviour: Behaviour
     ) -> Callable[[Any, Context], Coroutine[Any, Any, Message]]:
-        """Wrap one call that is served whoever asks."""
+        """Wrap a call that does not check the cluster id of its caller."""
 
         async def call(request: Any, context: Context) -> Message:
             try:
                 response: Message = await self.faulty(name, behaviour, request)
-            except Exception as error:  # noqa: BLE001 - whatever it was, the caller gets a status
-                await end(context, error, name)
+            except Exception as error:  # noqa: BLE001 - every error becomes a status of the call
+                await end_call(context, error, name)
             return response
 
         return call
 
     async def faulty(self, name: str, behaviour: Behaviour, request: Any) -> Any:
-        """Run a call; raise Struck when a fault ends it."""
+        """Run a call; raise FaultStruck when a fault ends it."""
         fault = self._faults.strike(name) if self._faults.active else None
         if fault is None:
             return await behaviour(request)
         self._faults.before(fault)
-        # A caller who gives up while a fault delays the answer must not undo what was applied.
+        # A caller that gives up while a fault delays the answer must not undo what was applied.
         response = await asyncio.shield(asyncio.ensure_future(behaviour(request)))
         await self._faults.after(fault)
         return response

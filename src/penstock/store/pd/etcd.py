@@ -1,8 +1,6 @@
-"""The calls that clients make of the etcd beside a placement driver, and of keyspaces and global settings.
+"""The etcd beside a placement driver: plain keys with revisions, and the calls that clients make to it.
 
-All of them keep their values in the same plain keys.
-
-Plain keys with revisions, as clients expect of the etcd beside a placement driver.
+Global settings use the same keys. Keyspaces are answered here too; there is only the default one.
 """
 
 import asyncio
@@ -53,8 +51,8 @@ class EtcdKeys:
     def scan(self, start: bytes, end: bytes) -> list[mvccpb.KeyValue]:
         """Return the keys in [start, end), in order; an empty end is no end."""
         upper = meta.ETCD + end if end else meta.after(meta.ETCD)
-        found = self._engine.view().iterate(Cf.META, meta.ETCD + start, upper)
-        return [mvccpb.KeyValue.FromString(value) for _, value in found]
+        pairs = self._engine.view().iterate(Cf.META, meta.ETCD + start, upper)
+        return [mvccpb.KeyValue.FromString(value) for _, value in pairs]
 
     async def write(self, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
         """Put or (with None) delete keys, all at one new revision."""
@@ -85,19 +83,19 @@ class EtcdKeys:
         return Cf.META, name, kept.SerializeToString()
 
     def remembers(self, revision: int) -> bool:
-        """Tell whether every change from `revision` on can still be told."""
+        """Return whether `changes` still knows every change from `revision` on."""
         return revision >= self._oldest
 
     async def changes(self, prefix: bytes, revision: int) -> list[Event]:
         """Wait for changes below `prefix` at or after `revision`; return them in order.
 
-        What has left the history meanwhile is not told: ask `remembers` before each call.
+        Changes that have left the history are missing: call `remembers` before each call.
         """
         async with self._changed:
             while True:
-                found = [e for e in self._history if e.revision >= revision and e.key.startswith(prefix)]
-                if found:
-                    return found
+                events = [e for e in self._history if e.revision >= revision and e.key.startswith(prefix)]
+                if events:
+                    return events
                 await self._changed.wait()
 
 
@@ -202,7 +200,7 @@ class GlobalConfig:
             events = await self._keys.changes(path, after)
             after = events[-1].revision + 1
             yield pdpb.WatchGlobalConfigResponse(
-                header=header, revision=events[-1].revision, changes=[_shown(event) for event in events]
+                header=header, revision=events[-1].revision, changes=[_config_item(event) for event in events]
             )
         header.error.type = pdpb.DATA_COMPACTED
         header.error.message = f"revision {after} is forgotten; load again and watch from its revision"
@@ -213,14 +211,14 @@ def _below(path: str, name: str) -> bytes:
     return f"{(path or _DEFAULT_PATH).rstrip('/')}/{name}".encode()
 
 
-def _shown(event: Event) -> pdpb.GlobalConfigItem:
+def _config_item(event: Event) -> pdpb.GlobalConfigItem:
     if event.value is None:
         return pdpb.GlobalConfigItem(name=event.key.decode(), kind=pdpb.DELETE)
     return pdpb.GlobalConfigItem(name=event.key.decode(), payload=event.value, kind=pdpb.PUT)
 
 
 class Keyspaces:
-    """There is one keyspace, the default one."""
+    """Answers that the only keyspace is the default one."""
 
     def __init__(self, *, cluster_id: int) -> None:
         self._header = pdpb.ResponseHeader(cluster_id=cluster_id)

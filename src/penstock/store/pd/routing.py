@@ -1,4 +1,4 @@
-"""Calls about regions: where a key is, cutting and scattering."""
+"""Calls about regions: find the region of a key, split regions, scatter their leaders."""
 
 from collections.abc import Iterable
 
@@ -21,12 +21,12 @@ def _answer(region: Region | None) -> pdpb.GetRegionResponse:
     return pdpb.GetRegionResponse(region=region.to_proto(), leader=region.leader.to_proto())
 
 
-def _listed(region: Region) -> pdpb.Region:
+def _region_entry(region: Region) -> pdpb.Region:
     return pdpb.Region(region=region.to_proto(), leader=region.leader.to_proto())
 
 
 class Routing:
-    """Answers which region holds a key and who leads it; keys are encoded throughout."""
+    """Answers which region holds a key and which store leads it. All keys are encoded."""
 
     def __init__(self, regions: Regions, scheduler: LeaderScheduler, ids: Ids) -> None:
         self._regions = regions
@@ -57,7 +57,7 @@ class Routing:
         return _answer(self._regions.by_id(request.region_id))
 
     def query(self, request: pdpb.QueryRegionRequest) -> pdpb.QueryRegionResponse:
-        """Answer many questions at once: for each key the id of its region, then the regions by id."""
+        """Answer many queries at once: the id of the region of each key, and the regions by id."""
         held = [self._regions.by_key(key) for key in request.keys]
         before = [self._regions.previous(key) for key in request.prev_keys]
         named = [self._regions.by_id(region_id) for region_id in request.ids]
@@ -74,7 +74,7 @@ class Routing:
 
     async def scan_regions(self, request: pdpb.ScanRegionsRequest) -> pdpb.ScanRegionsResponse:
         found = self._regions.scan(request.start_key, request.end_key, request.limit)
-        listed = [_listed(region) for region in found]
+        listed = [_region_entry(region) for region in found]
         return pdpb.ScanRegionsResponse(
             region_metas=[one.region for one in listed],
             leaders=[one.leader for one in listed],
@@ -96,7 +96,7 @@ class Routing:
                 if not found or found[-1].id != region.id:
                     found.append(region)
         limited = found[: request.limit] if request.limit > 0 else found
-        return pdpb.BatchScanRegionsResponse(regions=[_listed(region) for region in limited])
+        return pdpb.BatchScanRegionsResponse(regions=[_region_entry(region) for region in limited])
 
     async def ask_batch_split(self, request: pdpb.AskBatchSplitRequest) -> pdpb.AskBatchSplitResponse:
         if self._regions.by_id(request.region.id) is None:
@@ -111,7 +111,7 @@ class Routing:
         return response
 
     async def report_batch_split(self, _: pdpb.ReportBatchSplitRequest) -> pdpb.ReportBatchSplitResponse:
-        """The regions are kept here, where they are split: a report tells nothing new."""
+        """Ignore the report: regions are kept and split here, so it has nothing new."""
         return pdpb.ReportBatchSplitResponse()
 
     async def scatter_region(self, request: pdpb.ScatterRegionRequest) -> pdpb.ScatterRegionResponse:
@@ -128,9 +128,9 @@ class Routing:
         )
 
     async def get_operator(self, request: pdpb.GetOperatorRequest) -> pdpb.GetOperatorResponse:
-        if not self._scheduler.scattered(request.region_id):
+        if not self._scheduler.was_scattered(request.region_id):
             raise PdRefused(pdpb.REGION_NOT_FOUND, f"region {request.region_id} has no operator")
-        # Leaders move at once, so whoever asks finds it done.
+        # Leaders move at once, so the operator is always finished.
         return pdpb.GetOperatorResponse(
             region_id=request.region_id, desc=b"scatter-region", status=pdpb.SUCCESS, kind=b"leader"
         )

@@ -1,10 +1,7 @@
-"""Safe points: below which versions may be collected, and who holds them back.
+"""Safe points below which versions may be collected, the barriers that hold them back, and the calls on both.
 
-The transaction safe point is the one that advances first and that barriers hold back; a service's
-safe point of the older calls is a barrier, and the older calls' "gc_worker" is the transaction safe
-point itself.
-
-Calls about safe points.
+The transaction safe point advances first, and barriers hold it back. In the older calls, a service's safe
+point is a barrier, and "gc_worker" is the transaction safe point itself.
 """
 
 import json
@@ -36,7 +33,7 @@ class GcBarrier:
     def ttl_s(self, now_ms: int) -> int:
         return FOREVER_S if self.expires_ms is None else max(0, -(-(self.expires_ms - now_ms) // 1000))
 
-    def expired(self, now_ms: int) -> bool:
+    def is_expired(self, now_ms: int) -> bool:
         return self.expires_ms is not None and self.expires_ms <= now_ms
 
 
@@ -52,7 +49,7 @@ class SafePoints:
     _barriers: dict[str, GcBarrier] = field(default_factory=dict)
 
     def barriers(self, now_ms: int) -> list[GcBarrier]:
-        return [barrier for barrier in self._barriers.values() if not barrier.expired(now_ms)]
+        return [barrier for barrier in self._barriers.values() if not barrier.is_expired(now_ms)]
 
     def set_barrier(self, barrier_id: str, ts: int, ttl_s: int, now_ms: int) -> GcBarrier:
         """Set or move a barrier; raise Invalid when the transaction safe point has passed `ts`."""
@@ -73,7 +70,7 @@ class SafePoints:
         """Move the transaction safe point towards `target`; return the barrier that stopped it."""
         if target < self.txn:
             raise Invalid(f"txn safe point is {self.txn} already; it cannot go back to {target}")
-        for gone in [barrier.id for barrier in self._barriers.values() if barrier.expired(now_ms)]:
+        for gone in [barrier.id for barrier in self._barriers.values() if barrier.is_expired(now_ms)]:
             del self._barriers[gone]
         lowest = min(self._barriers.values(), key=lambda barrier: barrier.ts, default=None)
         blocker = lowest if lowest is not None and lowest.ts < target else None
@@ -89,15 +86,15 @@ class SafePoints:
         self.gc = target
 
     def update_gc(self, target: int) -> int:
-        """The older call: raise the GC safe point (and the other with it) if it is behind."""
+        """Raise the GC safe point, and the other one with it, if it is behind. The older call."""
         self.gc = max(self.gc, target)
         self.txn = max(self.txn, self.gc)
         return self.gc
 
     def update_service(self, service_id: str, ts: int, ttl_s: int, now_ms: int) -> GcBarrier:
-        """The older call: set or remove a service's safe point; return the lowest entry there is.
+        """Set or remove a service's safe point; return the lowest entry. The older call.
 
-        A safe point below the lowest is not stored: the caller sees it in the answer.
+        A safe point below the lowest entry is not stored; the caller sees that in the answer.
         """
         if service_id == GC_WORKER:
             if ts > self.txn:
@@ -110,31 +107,31 @@ class SafePoints:
         return min([worker, *self.barriers(now_ms)], key=lambda barrier: barrier.ts)
 
     def dump(self) -> bytes:
-        """Return the form kept on disk."""
+        """Return the form that is stored on disk."""
         barriers = [[barrier.id, barrier.ts, barrier.expires_ms] for barrier in self._barriers.values()]
         return json.dumps({"gc": self.gc, "txn": self.txn, "barriers": barriers}).encode()
 
     @classmethod
     def load(cls, stored: bytes | None) -> "SafePoints":
-        """Read the form kept on disk; raise Corrupt when it is damaged."""
+        """Read the form that is stored on disk; raise Corrupt when it is damaged."""
         if stored is None:
             return cls()
         try:
             tree = json.loads(stored)
-            return cls(gc=tree["gc"], txn=tree["txn"], _barriers=dict(_stored_barriers(tree["barriers"])))
+            return cls(gc=tree["gc"], txn=tree["txn"], _barriers=dict(_decode_barriers(tree["barriers"])))
         except (ValueError, KeyError, TypeError) as error:
             raise Corrupt(
                 "the safe points' record is damaged; restore the data directory from a copy"
             ) from error
 
 
-def _stored_barriers(rows: list[tuple[str, int, int | None]]) -> Iterator[tuple[str, GcBarrier]]:
+def _decode_barriers(rows: list[tuple[str, int, int | None]]) -> Iterator[tuple[str, GcBarrier]]:
     for barrier_id, ts, expires_ms in rows:
         yield barrier_id, GcBarrier(barrier_id, ts, expires_ms)
 
 
 class GarbageCollection:
-    """Keeps the safe points on disk: every change is durable before it is answered."""
+    """Answers the calls about safe points. Every change is durable before its answer."""
 
     def __init__(self, engine: Engine, *, clock: Clock = SYSTEM) -> None:
         self._engine = engine
@@ -156,7 +153,7 @@ class GarbageCollection:
     async def _save(self) -> None:
         await self._engine.write([(Cf.META, meta.GC, self._points.dump())])
 
-    def _shown(self, barrier: GcBarrier) -> pdpb.GCBarrierInfo:
+    def _barrier_info(self, barrier: GcBarrier) -> pdpb.GCBarrierInfo:
         ttl_s = barrier.ttl_s(self._clock.wall_ms())
         return pdpb.GCBarrierInfo(barrier_id=barrier.id, barrier_ts=barrier.ts, ttl_seconds=ttl_s)
 
@@ -206,21 +203,23 @@ class GarbageCollection:
             request.barrier_id, request.barrier_ts, request.ttl_seconds, self._clock.wall_ms()
         )
         await self._save()
-        return pdpb.SetGCBarrierResponse(new_barrier_info=self._shown(barrier))
+        return pdpb.SetGCBarrierResponse(new_barrier_info=self._barrier_info(barrier))
 
     async def delete_gc_barrier(self, request: pdpb.DeleteGCBarrierRequest) -> pdpb.DeleteGCBarrierResponse:
         barrier = self._points.delete_barrier(request.barrier_id)
         await self._save()
-        return pdpb.DeleteGCBarrierResponse(deleted_barrier_info=self._shown(barrier) if barrier else None)
+        return pdpb.DeleteGCBarrierResponse(
+            deleted_barrier_info=self._barrier_info(barrier) if barrier else None
+        )
 
     async def get_gc_state(self, request: pdpb.GetGCStateRequest) -> pdpb.GetGCStateResponse:
-        """Keyspaces share one state here, so the scope is only repeated."""
+        """Return the state. All keyspaces share one, so the answer only repeats the scope."""
         barriers = [] if request.exclude_gc_barriers else self._points.barriers(self._clock.wall_ms())
         return pdpb.GetGCStateResponse(
             gc_state=pdpb.GCState(
                 keyspace_scope=request.keyspace_scope,
                 txn_safe_point=self._points.txn,
                 gc_safe_point=self._points.gc,
-                gc_barriers=[self._shown(barrier) for barrier in barriers],
+                gc_barriers=[self._barrier_info(barrier) for barrier in barriers],
             )
         )

@@ -1,4 +1,4 @@
-"""The placement driver's RPCs, as gRPC sees them."""
+"""The gRPC service of the placement driver."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -20,7 +20,7 @@ from penstock.store.pd.safe_points import GarbageCollection
 from penstock.store.pd.stores import VERSION, LeaderScheduler, Stores
 from penstock.store.pd.tso import Ids, Tso
 from penstock.store.regions import REPLICAS, Regions
-from penstock.store.server import end
+from penstock.store.server import end_call
 
 __all__ = ["MEMBER", "PlacementDriver"]
 
@@ -112,8 +112,8 @@ class PlacementDriver:
                 ts = await self._answers.faulty("Tso", self._tso.allocate, request.count)
             except Invalid as error:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            except Exception as error:  # noqa: BLE001 - whatever it was, the caller gets a status
-                await end(context, error, "Tso")
+            except Exception as error:  # noqa: BLE001 - every error becomes a status of the call
+                await end_call(context, error, "Tso")
             yield pdpb.TsoResponse(
                 header=header,
                 count=request.count,
@@ -141,19 +141,19 @@ class PlacementDriver:
         return pdpb.AllocIDResponse(id=first + count - 1, count=count)
 
     async def get_store(self, request: pdpb.GetStoreRequest) -> pdpb.GetStoreResponse:
-        store = self._known(request.store_id)
+        store = self._store(request.store_id)
         return pdpb.GetStoreResponse(store=store, stats=pdpb.StoreStats(store_id=store.id))
 
-    def _known(self, store_id: int) -> metapb.Store:
+    def _store(self, store_id: int) -> metapb.Store:
         store = self._stores.get(store_id)
         if store is None:
             raise PdRefused(pdpb.UNKNOWN, f"invalid store ID {store_id}, not found")
         return store
 
     async def put_store(self, request: pdpb.PutStoreRequest) -> pdpb.PutStoreResponse:
-        """Stores live in this process: their labels can be set, none can be added or moved from outside."""
+        """Set the labels of a store. Stores live in this process, so clients cannot add or move one."""
         store = metapb.Store()
-        store.CopyFrom(self._known(request.store.id))
+        store.CopyFrom(self._store(request.store.id))
         if request.store.address not in {"", store.address}:
             raise Invalid(f"store {store.id} lives at {store.address}; it cannot be moved")
         del store.labels[:]
@@ -165,7 +165,7 @@ class PlacementDriver:
         return pdpb.GetAllStoresResponse(stores=self._stores.all())
 
     async def store_heartbeat(self, request: pdpb.StoreHeartbeatRequest) -> pdpb.StoreHeartbeatResponse:
-        self._known(request.stats.store_id)
+        self._store(request.stats.store_id)
         return pdpb.StoreHeartbeatResponse(cluster_version=VERSION, state=metapb.Serving)
 
     async def get_cluster_config(self, _: pdpb.GetClusterConfigRequest) -> pdpb.GetClusterConfigResponse:

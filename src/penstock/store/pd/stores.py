@@ -1,7 +1,4 @@
-"""The stores of the cluster, as the placement driver knows them.
-
-Moves leaders when a client or a stopping store asks for it.
-"""
+"""The stores of the cluster, and the moves of region leaders among them."""
 
 from collections.abc import Sequence
 
@@ -15,7 +12,7 @@ from penstock.store.regions import Regions
 __all__ = ["VERSION", "LeaderScheduler", "Stores"]
 
 
-VERSION = "8.5.0"  # the release whose behaviour the stores show; clients look at it
+VERSION = "8.5.0"  # the TiKV release that the stores behave like; clients check it
 
 
 class Stores:
@@ -59,7 +56,7 @@ class LeaderScheduler:
         self._scattered: dict[int, None] = {}
         self._turn = 0
 
-    def scattered(self, region_id: int) -> bool:
+    def was_scattered(self, region_id: int) -> bool:
         return region_id in self._scattered
 
     async def scatter(self, region_id: int) -> Region:
@@ -76,5 +73,5 @@ class LeaderScheduler:
         return moved
 
     async def elect(self, store_id: int) -> None:
-        """Give the regions that a stopped store led to peers on stores that are up, where there are any."""
+        """Move the leaders on a stopped store to peers on stores that are up, if there are any."""
         await self._regions.depose(store_id, self._stores.up)

@@ -1,7 +1,4 @@
-"""The timestamp oracle.
-
-Ids that are never handed out twice, also across restarts.
-"""
+"""The timestamp oracle, and ids that are never given twice, also across restarts."""
 
 import asyncio
 from dataclasses import dataclass
@@ -42,7 +39,7 @@ class Timeline:
         return compose_ts(self.physical, self.logical)
 
     def wants_room(self, wall_ms: int) -> bool:
-        """Tell whether less than half of a window is left."""
+        """Return whether less than half of a window is left."""
         return max(self.physical, wall_ms) + WINDOW_MS // 2 >= self.limit_ms
 
 
@@ -81,7 +78,7 @@ class Tso:
     def _extend(self) -> asyncio.Task[None]:
         if self._extension is None or self._extension.done():
             self._extension = asyncio.ensure_future(self._move_limit())
-            # A failure shows itself to whoever next finds no room; here it is only marked as seen.
+            # The next caller without room gets the failure; here it is only marked as retrieved.
             self._extension.add_done_callback(lambda task: task.cancelled() or task.exception())
         return self._extension
 
