@@ -22,7 +22,7 @@ from jobparts.watching import WAIT_S, counted
 from penstock import eventloop, metrics
 from penstock.clock import SYSTEM
 from penstock.consumers.lake.parquet import ParquetCopy, live_files
-from penstock.jobs.consumer import Consumer, DataRetriever, every
+from penstock.jobs.consumer import Consumer, DataRetriever, iter_batches
 from penstock.jobs.job import Job
 from penstock.tables import keys, records
 from penstock.tables.define import define_table
@@ -51,7 +51,7 @@ class Drained(Consumer):
     """Takes changes and does nothing with them: what reading costs."""
 
     def consume(self, data: DataRetriever) -> None:
-        for _ in every(data):
+        for _ in iter_batches(data):
             pass
 
 

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from changes import show
 from jobparts.watching import WAIT_S, counted, until
 from penstock import metrics
-from penstock.follow.follower import EventStoreJobSource
+from penstock.follow.follower import ScanFollower
 from penstock.jobs.api import Jobs
-from penstock.jobs.consumer import Consumer, DataRetriever, every
+from penstock.jobs.consumer import Consumer, DataRetriever, iter_batches
 from penstock.jobs.job import Job, JobId
 from penstock.jobs.spec import JobSpec
 from penstock.kv import AsyncClient, Client
@@ -28,7 +28,7 @@ class Counting(Consumer):
     rows: ClassVar[Counter[str]] = Counter()
 
     def consume(self, data: DataRetriever) -> None:
-        self.rows[str(self.job.id)] += sum(each.inserts.num_rows for each in every(data))
+        self.rows[str(self.job.id)] += sum(each.inserts.num_rows for each in iter_batches(data))
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ async def ticks(enough: Callable[[list[Tick]], bool]) -> list[Tick]:
 async def measure_ticks(settings: Settings, tables: int, jobs: int, changing: int, rounds: int) -> None:
     async with (
         await AsyncClient.connect(settings.pd_addrs, settings=settings.kv) as client,
-        await EventStoreJobSource.connect(settings, client) as source,
+        await ScanFollower.connect(settings, client) as source,
     ):
         face = Client(client)
         world: Any = JobWorld(settings, client, face, Catalog(face), source, Jobs(face), capture=None)

@@ -12,19 +12,19 @@ from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.job import ErrorCode, Job, JobId, JobKey, JobState, JobStatus
 from penstock.jobs.log.transitions import (
     Transition,
-    adopted,
-    canceled,
-    completed,
-    dropped,
-    failed,
-    flushed,
-    resumed,
-    resynced,
-    started,
-    updated,
+    adopt_job,
+    cancel_iteration,
+    complete_iteration,
+    drop_job,
+    fail_iteration,
+    flush_watermark,
+    resume_job,
+    resync_job,
+    start_iteration,
+    update_spec,
 )
 from penstock.jobs.runner.board import JobBoard
-from penstock.jobs.runner.tracked_job import Wanted
+from penstock.jobs.runner.tracked_job import PlannedIteration
 from penstock.jobs.spec import JobSpec
 
 __all__ = ["INTERVAL_S", "BoardStage", "seconds", "spec_of", "ts_of"]
@@ -68,7 +68,9 @@ class BoardStage:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.board = JobBoard(interval_s=INTERVAL_S, rest_s=lambda failures: min(60.0, 2.0 ** (failures - 1)))
+        self.board = JobBoard(
+            interval_s=INTERVAL_S, retry_delay_s=lambda failures: min(60.0, 2.0 ** (failures - 1))
+        )
         self.rows: dict[str, Job] = {}
         self.commits: dict[int, list[int]] = defaultdict(list)
         self.oldest: dict[int, int] = {}
@@ -112,20 +114,20 @@ class BoardStage:
 
     def update(self, name: str, spec: JobSpec, *, interrupt: bool = False) -> None:
         """Give a job a new spec."""
-        self._change(name, updated(spec, interrupt=interrupt, at=1))
+        self._change(name, update_spec(spec, interrupt=interrupt, at=1))
 
     def resume(self, name: str) -> None:
         """Let a job go on that is paused or has failed for good."""
-        self._change(name, resumed)
+        self._change(name, resume_job)
 
     def resync(self, name: str) -> None:
         """Let a job begin with nothing again."""
-        if self._change(name, resynced):
+        if self._change(name, resync_job):
             self.targets[name] = 0
 
     def drop(self, name: str) -> None:
         """Unregister a job."""
-        if self._change(name, dropped(at=1)):
+        if self._change(name, drop_job(at=1)):
             self.deliver()
 
     # What the runner does.
@@ -147,22 +149,22 @@ class BoardStage:
                 if any(job.key == key for job in iteration.jobs) and self._of(name, iteration).key == key:
                     self.end(name, None)
         orphaned = self.board.take_orphaned()
-        self.board.doubt(job.key for job in orphaned)
+        self.board.mark_uncertain(job.key for job in orphaned)
         names = {row.key: name for name, row in self.rows.items()}
-        adopt = adopted(self._epoch)
+        adopt = adopt_job(self._epoch)
         written = [job.key for job in orphaned if self._change(names[job.key], adopt, lsn=job.status.lsn)]
         self.board.settle([job.key for job in orphaned], [self.rows[names[key]] for key in written])
-        doubted = self.board.take_doubted()
+        uncertain = self.board.take_uncertain()
         self.board.settle(
-            doubted, [self.rows[names[key]] if key in names else self._past[key] for key in doubted]
+            uncertain, [self.rows[names[key]] if key in names else self._past[key] for key in uncertain]
         )
 
     def tick(self, *, fast: bool = False, tables: Sequence[int] | None = None) -> list[str]:
         """Look at tables, by default at all; return the iterations that begin."""
-        self.board.wake(self.now)
+        self.board.release_retries(self.now)
         self.settle()
         urgent = self.board.take_urgent()
-        told = []
+        begun = []
         for table_id in sorted(self.board.tables if tables is None else tables):
             table = self.board.tables.get(table_id)
             if table is not None and (not fast or table.fast or table_id in urgent):
@@ -172,30 +174,30 @@ class BoardStage:
                     now=self.now,
                     fast=fast and table_id not in urgent,
                 )
-                told += [self._begin(each) for each in plan.wanted]
-        return told
+                begun += [self._begin(planned) for planned in plan.iterations]
+        return begun
 
     def hurry(self) -> list[str]:
         """Look at the tables that are urgent."""
-        self.board.wake(self.now)
+        self.board.release_retries(self.now)
         self.settle()
         return self.tick(tables=sorted(self.board.take_urgent()))
 
     def flush(self) -> None:
         """Write watermarks that only moved in memory."""
         names = {row.key: name for name, row in self.rows.items()}
-        for job, watermark in self.board.unflushed():
-            self._change(names[job.key], flushed(watermark), lsn=job.status.lsn)
+        for job, watermark in self.board.list_unflushed():
+            self._change(names[job.key], flush_watermark(watermark), lsn=job.status.lsn)
 
-    def _begin(self, wanted: Wanted) -> str:
-        candidate = wanted.candidate
+    def _begin(self, planned: PlannedIteration) -> str:
+        candidate = planned.candidate
         self._iterations += 1
         jobs = tuple(each.job for each in candidate.jobs)
         iteration = Iteration(
             id=f"i{self._iterations}",
             table_id=jobs[0].key.table_id,
             from_ts=candidate.from_ts,
-            to_ts=wanted.to_ts,
+            to_ts=planned.to_ts,
             jobs=jobs,
         )
         names = []
@@ -203,19 +205,19 @@ class BoardStage:
             name = _name(each.job)
             names.append(name)
             assert self.running.get(name) is None, f"{name} would be in two iterations"
-            assert each.watermark == candidate.from_ts < wanted.to_ts <= ts_of(self.now)
+            assert each.watermark == candidate.from_ts < planned.to_ts <= ts_of(self.now)
             missed = [
                 at for at in self.commits[iteration.table_id] if each.job.watermark < at <= candidate.from_ts
             ]
             assert not missed, f"{name} would skip changes"
             self.running[name] = iteration
-            begin = started(iteration.from_ts, iteration.to_ts, runner=self._epoch, at=1)
+            begin = start_iteration(iteration.from_ts, iteration.to_ts, runner=self._epoch, at=1)
             fresh = self.rows[name].key == each.job.key
             done = fresh and self._change(name, begin, lsn=each.job.status.lsn)
             self._begun[name] = self.rows[name] if done else None
-        self.board.begin(wanted, iteration)
+        self.board.begin(planned, iteration)
         span = f"{seconds(iteration.from_ts)}..{seconds(iteration.to_ts)}"
-        return f"{candidate.why.value} {span} {' '.join(names)}"
+        return f"{candidate.reason.value} {span} {' '.join(names)}"
 
     # What becomes of an iteration.
 
@@ -226,16 +228,16 @@ class BoardStage:
             self._leave(name, None)
             return
         to_ts = iteration.to_ts if second < 0 else ts_of(second)
-        if self._finish(name, completed(to_ts, at=1)):
+        if self._finish(name, complete_iteration(to_ts, at=1)):
             self.targets[name] = to_ts
 
     def fail(self, name: str, code: ErrorCode = ErrorCode.TEMPORARY) -> None:
         """A job's iteration fails."""
-        self._finish(name, failed(code, "it failed", at=1))
+        self._finish(name, fail_iteration(code, "it failed", at=1))
 
     def cancel(self, name: str) -> None:
         """A job's iteration is given up without its being asked for: the target has fenced it."""
-        self._finish(name, canceled(at=1))
+        self._finish(name, cancel_iteration(at=1))
 
     def _finish(self, name: str, transition: Transition) -> bool:
         """Write the end of an iteration, if the row is still as the iteration has left it."""
@@ -273,7 +275,7 @@ class BoardStage:
         self.board, self.running, self._news = fresh.board, {}, {}
         for name, row in self.rows.items():
             if row.live:
-                self.rows[name] = adopted(self._epoch)(row)
+                self.rows[name] = adopt_job(self._epoch)(row)
         self.board.replace(list(self.rows.values()))
 
 

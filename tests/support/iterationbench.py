@@ -102,7 +102,7 @@ class Bench:
         """Try it once more, with rows as they are given."""
         self.ends = {}
         with self.executor() as executor:
-            return executor.attempt(iteration, last=last, on_end=self.ended).run()
+            return executor.make_run(iteration, last=last, on_end=self.ended).run()
 
     def end(self, name: str) -> Job:
         """The row that a job has left with; it is what the log has."""

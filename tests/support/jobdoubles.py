@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.changes import ChangesHandle, collect_changes
 from penstock.changes.collect import open_range
-from penstock.changes.columns import list_read_columns, key_names
+from penstock.changes.columns import key_names, list_read_columns
 from penstock.changes.limits import ChangeCounts, ReadLimit
 from penstock.clock import SYSTEM
 from penstock.errors import Fenced

@@ -11,7 +11,7 @@ from penstock.clock import Clock, compose_ts
 from penstock.errors import Fenced, Unavailable
 from penstock.jobs.job import Job, JobId, JobKey, JobState, JobStatus
 from penstock.jobs.log.log_feed import LogChange
-from penstock.jobs.log.transitions import Transition, dropped, flushed
+from penstock.jobs.log.transitions import Transition, drop_job, flush_watermark
 from penstock.jobs.spec import JobSpec
 
 __all__ = ["Chance", "SimFeed", "SimJobLog", "SimLease", "SimLeases"]
@@ -81,7 +81,7 @@ class SimJobLog:
 
     def drop(self, key: JobKey) -> None:
         """Unregister a job."""
-        self.change(key, dropped(at=self._chance.clock.wall_ms()))
+        self.change(key, drop_job(at=self._chance.clock.wall_ms()))
 
     # RunnerLog.
 
@@ -109,7 +109,7 @@ class SimJobLog:
 
     def flush_watermarks(self, raised: Sequence[tuple[Job, int]]) -> list[Job | None]:
         """See RunnerLog."""
-        return self.transact([(job, flushed(watermark)) for job, watermark in raised])
+        return self.transact([(job, flush_watermark(watermark)) for job, watermark in raised])
 
     def collect(self, dropped_ttl_s: float) -> int:
         """See RunnerLog."""

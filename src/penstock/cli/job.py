@@ -1,4 +1,4 @@
-"""`penstock job`: what follows tables, from its registration to its repair."""
+"""`penstock job`: jobs that keep targets up to date with a table, from registration to repair."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock import process
-from penstock.cli.output import MetricsAddr, load, print_json
+from penstock.cli.output import MetricsAddr, load_settings, print_json
 
 __all__ = ["app"]
 
@@ -30,43 +30,45 @@ Options = Annotated[
     typer.Option(
         "--option",
         metavar="NAME=VALUE",
-        help="What the consumer wants to know; may be repeated. ${NAME} is taken from the environment.",
+        help="Option of the consumer; may be repeated. ${NAME} is replaced from the environment.",
     ),
 ]
 Columns = Annotated[
     list[str] | None,
-    typer.Option("--column", help="Column that the job gets beside the primary key; may be repeated."),
+    typer.Option("--column", help="Column that the job reads beside the primary key; may be repeated."),
 ]
 Trigger = Annotated[
     str | None, typer.Option(help="When it runs: default, greedy, periodic, or module:function.")
 ]
 Interval = Annotated[
-    str | None, typer.Option(help="Of periodic jobs: how far the watermark may fall behind, as in 10s.")
+    str | None, typer.Option(help="For periodic jobs: how far the watermark may fall behind, as in 10s.")
 ]
 Share = Annotated[
     bool | None,
     typer.Option("--share/--no-share", help="Whether it shares scans with other jobs of its table."),
 ]
-Priority = Annotated[int | None, typer.Option(help="Which of those that wait runs first, -128 to 127.")]
-RowsMax = Annotated[int | None, typer.Option(help="Changes that one iteration takes.")]
-BytesMax = Annotated[int | None, typer.Option(help="Bytes that one iteration takes.")]
-Span = Annotated[str | None, typer.Option(help="Time that one iteration covers, as in 30m.")]
+Priority = Annotated[
+    int | None, typer.Option(help="Order among waiting jobs, -128 to 127; the highest runs first.")
+]
+RowsMax = Annotated[int | None, typer.Option(help="Most changes in one iteration.")]
+BytesMax = Annotated[int | None, typer.Option(help="Most bytes in one iteration.")]
+Span = Annotated[str | None, typer.Option(help="Longest time range of one iteration, as in 30m.")]
 Verify = Annotated[
     str | None,
     typer.Option(help="How often the runner compares the target with its source, as in 1h; or never."),
 ]
 SpecFile = Annotated[
     Path | None,
-    typer.Option("--spec", help="File with the job's spec (YAML); options given here come first."),
+    typer.Option("--spec", help="File with the job's spec (YAML); options on the command line override it."),
 ]
 
 
 @app.callback()
 def _root(context: typer.Context) -> None:
-    """What a command answers is all that it says, unless somebody asks for more."""
-    asked = context.parent.params if context.parent is not None else {}
-    if asked.get("log_level") is None and context.invoked_subcommand != "run":
-        process.configure(style=asked["log_format"].value, level="WARNING")
+    """Log only warnings for commands that print an answer, unless --log-level is given."""
+    options = context.parent.params if context.parent is not None else {}
+    if options.get("log_level") is None and context.invoked_subcommand != "run":
+        process.configure_logs(style=options["log_format"].value, level="WARNING")
 
 
 @app.command()
@@ -87,16 +89,15 @@ def register(
     config: Config = None,
     pd: Pd = None,
 ) -> None:
-    """Register a job: it begins with all rows of its table, then follows its changes."""
-    from penstock.control import jobs as freshcalls
-    from penstock.control import jobs as jobcalls
-    from penstock.control.deployment import deployed
+    """Register a job. It first copies all rows of its table, then applies the changes."""
+    from penstock.control.deployment import open_deployment
+    from penstock.control.jobs import parse_options, read_spec, register_job
     from penstock.jobs.job import JobId
 
-    loaded, job_id = load(config, pd), JobId.parse(name)
+    loaded, job_id = load_settings(config, pd), JobId.parse(name)
     given = _spec(
         consumer=consumer,
-        options=jobcalls.parsed_options(option or []),
+        options=parse_options(option or []),
         columns=column,
         job_type=trigger,
         interval=interval,
@@ -107,20 +108,20 @@ def register(
         span=span,
         verify=verify,
     )
-    with deployed(loaded) as deployment:
-        print_json(freshcalls.registered(deployment, job_id, jobcalls.spec_of(spec, given)))
+    with open_deployment(loaded) as deployment:
+        print_json(register_job(deployment, job_id, read_spec(spec, given)))
 
 
 @app.command()
 def unregister(name: Name, config: Config = None, pd: Pd = None) -> None:
-    """Forget a job; its target stays as it is."""
-    from penstock.control import jobs as jobcalls
-    from penstock.control.deployment import deployed
+    """Unregister a job; its target stays as it is."""
+    from penstock.control.deployment import open_deployment
+    from penstock.control.jobs import unregister_job
     from penstock.jobs.job import JobId
 
     job_id = JobId.parse(name)
-    with deployed(load(config, pd)) as deployment:
-        jobcalls.unregister(deployment.jobs(), job_id)
+    with open_deployment(load_settings(config, pd)) as deployment:
+        unregister_job(deployment.jobs(), job_id)
     print_json({"job": str(job_id), "state": "unregistered"})
 
 
@@ -141,21 +142,21 @@ def update(
     interrupt: Annotated[
         bool,
         typer.Option(
-            "--interrupt", help="End the iteration that is queued or running, so that it counts now."
+            "--interrupt", help="End the queued or running iteration, so that the change applies at once."
         ),
     ] = False,
     config: Config = None,
     pd: Pd = None,
 ) -> None:
-    """Change a job: what is not given stays. Takes effect with its next iteration."""
-    from penstock.control import job_views
-    from penstock.control import jobs as jobcalls
-    from penstock.control.deployment import deployed
+    """Change a job; what is not given stays. The change applies from the next iteration on."""
+    from penstock.control.deployment import open_deployment
+    from penstock.control.job_views import job_details
+    from penstock.control.jobs import parse_options, read_spec, update_job
     from penstock.jobs.job import JobId
 
-    loaded, job_id = load(config, pd), JobId.parse(name)
+    loaded, job_id = load_settings(config, pd), JobId.parse(name)
     given = _spec(
-        options=jobcalls.parsed_options(option or []),
+        options=parse_options(option or []),
         columns=column,
         job_type=trigger,
         interval=interval,
@@ -166,30 +167,29 @@ def update(
         span=span,
         verify=verify,
     )
-    with deployed(loaded) as deployment:
-        job = jobcalls.update(
-            deployment.jobs(), loaded, job_id, jobcalls.spec_of(spec, given), interrupt=interrupt
-        )
-        print_json(job_views.everything(job))
+    with open_deployment(loaded) as deployment:
+        change = read_spec(spec, given)
+        job = update_job(deployment.jobs(), loaded, job_id, change, interrupt=interrupt)
+        print_json(job_details(job))
 
 
 @app.command("list")
 def list_(
     state: Annotated[
-        str | None, typer.Option(help="Only those that are pending, running, completed, error or canceled.")
+        str | None,
+        typer.Option(help="Only jobs in this state: pending, running, completed, error or canceled."),
     ] = None,
     config: Config = None,
     pd: Pd = None,
     as_json: AsJson = False,
 ) -> None:
-    """List jobs, with how far each has come."""
-    from penstock.control import jobs as freshcalls
-    from penstock.control import jobs as jobcalls
-    from penstock.control.deployment import deployed
+    """List jobs with the freshness of their targets."""
+    from penstock.control.deployment import open_deployment
+    from penstock.control.jobs import list_jobs, parse_state
 
-    wanted = jobcalls.parsed_state(state)
-    with deployed(load(config, pd)) as deployment:
-        rows = freshcalls.listed(deployment, wanted)
+    chosen = parse_state(state)
+    with open_deployment(load_settings(config, pd)) as deployment:
+        rows = list_jobs(deployment, chosen)
     if as_json or not sys.stdout.isatty():
         print_json(rows)
     else:
@@ -203,21 +203,21 @@ def status(
     name: Name,
     wait_for: Annotated[
         str | None,
-        typer.Option(help="Wait until the target has everything up to a timestamp, or up to now."),
+        typer.Option(help="First wait until the target has every change up to a timestamp, or up to now."),
     ] = None,
-    timeout: Annotated[str, typer.Option(help="How long to wait, as in 30s.")] = "60s",
+    timeout: Annotated[str, typer.Option(help="Longest wait, as in 30s.")] = "60s",
     config: Config = None,
     pd: Pd = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show everything that is known of a job: how fresh its target is, what it lacks and why."""
-    from penstock.control import jobs as freshcalls
-    from penstock.control.deployment import deployed
+    """Show the state of a job: how fresh its target is, which changes are missing and why."""
+    from penstock.control.deployment import open_deployment
+    from penstock.control.jobs import read_job_status
     from penstock.jobs.job import JobId
 
     job_id = JobId.parse(name)
-    with deployed(load(config, pd)) as deployment:
-        facts = freshcalls.status(deployment, job_id, wait_for=wait_for, timeout=timeout)
+    with open_deployment(load_settings(config, pd)) as deployment:
+        facts = read_job_status(deployment, job_id, wait_for=wait_for, timeout=timeout)
     if as_json or not sys.stdout.isatty():
         print_json(facts)
     else:
@@ -228,46 +228,49 @@ def status(
 
 @app.command()
 def pause(name: Name, config: Config = None, pd: Pd = None) -> None:
-    """Begin no more iterations of a job; one that runs comes to its end."""
-    from penstock.control import job_views
-    from penstock.control import jobs as jobcalls
-    from penstock.control.deployment import deployed
+    """Pause a job: start no more iterations. A running iteration runs to its end."""
+    from penstock.control.deployment import open_deployment
+    from penstock.control.job_views import job_summary
+    from penstock.control.jobs import run_transaction
     from penstock.jobs.job import JobId
 
     job_id = JobId.parse(name)
-    with deployed(load(config, pd)) as deployment:
+    with open_deployment(load_settings(config, pd)) as deployment:
         jobs = deployment.jobs()
-        job = jobcalls.committed(jobs, lambda txn: jobs.pause_job(txn, job_id))
-        print_json(job_views.summary(job))
+        job = run_transaction(jobs, lambda txn: jobs.pause_job(txn, job_id))
+        print_json(job_summary(job))
 
 
 @app.command()
 def resume(name: Name, config: Config = None, pd: Pd = None) -> None:
-    """Let a job go on that is paused, or was stopped by an error."""
-    from penstock.control import job_views
-    from penstock.control import jobs as jobcalls
-    from penstock.control.deployment import deployed
+    """Resume a job that is paused, or was stopped by an error."""
+    from penstock.control.deployment import open_deployment
+    from penstock.control.job_views import job_summary
+    from penstock.control.jobs import run_transaction
     from penstock.jobs.job import JobId
 
     job_id = JobId.parse(name)
-    with deployed(load(config, pd)) as deployment:
+    with open_deployment(load_settings(config, pd)) as deployment:
         jobs = deployment.jobs()
-        job = jobcalls.committed(jobs, lambda txn: jobs.resume_job(txn, job_id))
-        print_json(job_views.summary(job))
+        job = run_transaction(jobs, lambda txn: jobs.resume_job(txn, job_id))
+        print_json(job_summary(job))
 
 
 @app.command()
 def verify(name: Name, config: Config = None, pd: Pd = None) -> None:
-    """Compare a job's target with its source, at the target's watermark; exit code 1 when they differ."""
-    from penstock.control import job_views
-    from penstock.control import verify as targetcalls
-    from penstock.control.deployment import deployed
+    """Compare a job's target with its source at the target's watermark.
+
+    The exit code is 1 when they differ.
+    """
+    from penstock.control.deployment import open_deployment
+    from penstock.control.job_views import report_details
+    from penstock.control.verify import verify_target
     from penstock.jobs.job import JobId
 
     job_id = JobId.parse(name)
-    with deployed(load(config, pd)) as deployment:
-        report = targetcalls.verify(deployment, job_id)
-    print_json(job_views.reported(report))
+    with open_deployment(load_settings(config, pd)) as deployment:
+        report = verify_target(deployment, job_id)
+    print_json(report_details(report))
     if not report.same:
         raise typer.Exit(1)
 
@@ -276,41 +279,41 @@ def verify(name: Name, config: Config = None, pd: Pd = None) -> None:
 def repair(
     name: Name,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Fill the target anew, without a comparison.")
+        bool, typer.Option("--rebuild", help="Fill the target again from the start, without a comparison.")
     ] = False,
     config: Config = None,
     pd: Pd = None,
 ) -> None:
-    """Mend what differs in a job's target, and let the job go on; also after TRUNCATE of its table."""
-    from penstock.control import verify as targetcalls
-    from penstock.control.deployment import deployed
+    """Repair the rows that differ in a job's target and resume the job, also after TRUNCATE of its table."""
+    from penstock.control.deployment import open_deployment
+    from penstock.control.verify import repair_target
     from penstock.jobs.job import JobId
 
     job_id = JobId.parse(name)
-    with deployed(load(config, pd)) as deployment:
-        print_json(targetcalls.repair(deployment, job_id, rebuild=rebuild))
+    with open_deployment(load_settings(config, pd)) as deployment:
+        print_json(repair_target(deployment, job_id, rebuild=rebuild))
 
 
 @app.command()
 def run(config: Config = None, metrics_addr: MetricsAddr = None) -> None:
     """Run jobs in the foreground, until SIGTERM or SIGINT.
 
-    Several processes may run: one works, the others stand by. Prints a line of JSON when ready.
+    Several processes may run: one works, the others stand by. Prints one line of JSON once it is ready.
     """
     from penstock.cli.services.jobs import serve
 
-    serve(load(config, metrics_addr=metrics_addr))
+    serve(load_settings(config, metrics_addr=metrics_addr))
 
 
 @app.command()
 def usage(config: Config = None, pd: Pd = None, as_json: AsJson = False) -> None:
-    """Show what each account has used: changes, bytes and seconds of work."""
-    from penstock.control import job_views
-    from penstock.control.deployment import deployed
+    """Show the usage of each account: changes, bytes and seconds of work."""
+    from penstock.control.deployment import open_deployment
+    from penstock.control.job_views import usage_rows
     from penstock.jobs.usage import read_usage
 
-    with deployed(load(config, pd)) as deployment:
-        rows = job_views.used(read_usage(deployment.face))
+    with open_deployment(load_settings(config, pd)) as deployment:
+        rows = usage_rows(read_usage(deployment.blocking_client))
     if as_json or not sys.stdout.isatty():
         print_json(rows)
     else:
@@ -329,7 +332,7 @@ def _spec(
     share: bool | None,
     **detail: Any,
 ) -> dict[str, Any]:
-    """The tree of a spec with what was given."""
+    """Return the tree of a spec with the options that were given."""
     return {
         "trigger": {"job_type": job_type, "schedule": {"interval": interval, "share": share}},
         "detail": {

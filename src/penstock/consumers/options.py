@@ -92,7 +92,7 @@ class ConsumerOptions(BaseModel):
     """The options that name a folder or a file, or a URL of one."""
 
     @classmethod
-    def placed(cls, options: Mapping[str, str]) -> dict[str, str]:
+    def absolute_options(cls, options: Mapping[str, str]) -> dict[str, str]:
         """Options whose places are absolute."""
         return {
             name: absolute_place(value) if value and name in cls.places else value
@@ -104,7 +104,7 @@ class ConsumerOptions(BaseModel):
         """Check what a job says; raise Invalid naming the option, never its value, and those that exist."""
         tree: dict[str, Any] = {}
         groups = cls._groups()
-        for option, value in cls.placed(info.options).items():
+        for option, value in cls.absolute_options(info.options).items():
             name, dot, rest = option.partition(".")
             if name not in groups or bool(dot and rest) != groups[name]:
                 raise cls._unknown(info, option)

@@ -54,7 +54,7 @@ def read_spec(path: Path | None, given: dict[str, Any]) -> JobSpec:
     """Return the spec of a file, overridden by the options `given`; raise Invalid when either is wrong."""
     origin = "the job's options" if path is None else str(path)
     in_file = JobSpec() if path is None else JobSpec.parse(_read_spec_file(path), origin=origin)
-    return in_file.merged(JobSpec.parse(given, origin="the job's options"))
+    return in_file.merge(JobSpec.parse(given, origin="the job's options"))
 
 
 def _read_spec_file(path: Path) -> Any:
@@ -121,7 +121,7 @@ def update_job(jobs: Jobs, loaded: Settings, job_id: JobId, spec: JobSpec, *, in
     def change(txn: Transaction) -> Job:
         before = jobs.get_job(job_id, txn=txn)
         newer = make_paths_absolute(spec, before.spec)
-        merged = before.spec.merged(newer)
+        merged = before.spec.merge(newer)
         if merged.consumer != before.spec.consumer:
             raise Invalid(
                 f"the consumer of job {job_id} is {before.spec.consumer} and cannot be changed; register"

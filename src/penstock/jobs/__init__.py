@@ -28,7 +28,8 @@ __all__ = [
     "UpdateOptions",
 ]
 
-# Who only names a job, or writes a consumer, needs no client of the cluster.
+# Each module is imported when one of its names is first used: code that only names a job, or defines a
+# consumer, loads no client of the cluster.
 _MODULES = {
     "api": ("Jobs",),
     "consumer": ("Consumer", "DataRetriever", "DataType", "JobContext", "Retrieved"),

@@ -1,4 +1,4 @@
-"""What people do with jobs: register, change, pause and unregister them, and ask how they do.
+"""What people do with jobs: register, change, pause and unregister them, and read their status.
 
     jobs = Jobs(client)
     with client.begin() as txn:
@@ -6,9 +6,10 @@
     jobs.get_job_status(JobId.parse("shop.orders/search"))
 
 Changes are part of the caller's transaction: they happen when it commits, together with whatever else it
-writes. Conflict, at once or at the commit, says to run it again.
+writes. Conflict, at once or at the commit, means: run the transaction again.
 
-Whether a job can do what its spec says, before it is registered. No I/O but the import of its consumer.
+`check_spec` finds out before the registration whether a job can do what its spec says. It does no I/O except
+the import of the consumer.
 """
 
 from dataclasses import replace
@@ -23,7 +24,7 @@ from penstock.jobs.consumer import Consumer, JobContext, find_consumer, is_compa
 from penstock.jobs.job import Job, JobId, JobKey, JobState, JobStatus
 from penstock.jobs.log.job_log import JobLog
 from penstock.jobs.log.job_rows import LOG_NAME
-from penstock.jobs.log.transitions import Transition, dropped, resumed, resynced, updated
+from penstock.jobs.log.transitions import Transition, drop_job, resume_job, resync_job, update_spec
 from penstock.jobs.runner.custom_triggers import find_trigger
 from penstock.jobs.spec import DEFAULT, GREEDY, PERIODIC, JobSpec, Schedule, TriggerSpec, UpdateOptions
 from penstock.kv import Client, Transaction
@@ -37,22 +38,22 @@ _PAUSED = JobSpec(trigger=TriggerSpec(paused=True))
 
 
 class _Source(NamedTuple):
-    """The table that a job's name leads to, and whose it is."""
+    """The table that a job's name refers to, and the account that owns it."""
 
     account_id: int
     account: str
     table_id: int
     id: JobId
-    """The job's name, with those of the table as they are written."""
+    """The job's name, in which database and table are spelled as in the schema."""
 
 
 class Jobs:
     """The jobs of a cluster, or of one account; for any number of threads.
 
-    A job belongs to its table, and is found by the name that the table has now. One whose table was dropped
-    or truncated is stranded: it is found by the name under which it was registered, unless the table that
-    has the name now has such a job too. Every method raises Unavailable, and Invalid when the database
-    belongs to another account.
+    A job belongs to its table, and is found by the name that the table has now. A job whose table was dropped
+    or truncated is stranded: it is found by the name under which it was registered, unless the table that has
+    the name now has such a job too. Every method raises Unavailable, and Invalid when the database belongs to
+    another account.
     """
 
     def __init__(
@@ -67,29 +68,29 @@ class Jobs:
         self._account = account
 
     def register_job(self, txn: Transaction, job_id: JobId, spec: JobSpec) -> bool:
-        """Add a job; False, with nothing changed, when there is one of that name.
+        """Add a job; return False, with nothing changed, when there is one of that name.
 
         Raises Invalid when there is no such table, or the spec names no consumer.
         """
         source = self._source(txn, job_id)
         if source is None:
-            self.log.catalog.table_info(job_id.table_name, txn.start_ts)  # raises, saying what there is
+            self.log.catalog.table_info(job_id.table_name, txn.start_ts)  # raises, naming what exists
             raise Invalid(f"{job_id.table_name} has no rows to follow; name a table")
         if not spec.consumer:
-            raise Invalid(f"the spec of job {job_id} names no consumer; say which one")
+            raise Invalid(f"the spec of job {job_id} names no consumer; set detail.consumer.consumer")
         return self.log.add(txn, _new_job(source, spec, at=_now_ms(txn))) is not None
 
     def unregister_job(self, txn: Transaction, job_id: JobId) -> bool:
-        """Drop a job, and those of its name that are stranded; False when there is none.
+        """Drop a job, and stranded jobs of its name; return False when there is none.
 
         Rows stay for a day, targets for good.
         """
         source = self._source(txn, job_id)
-        found = self._stranded(txn, job_id)
+        found = self._find_stranded(txn, job_id)
         if source is not None:
-            found += self._of(txn, source)
+            found += self._find_live(txn, source)
         for job in found:
-            self._change(txn, job, dropped(at=_now_ms(txn)))
+            self._change(txn, job, drop_job(at=_now_ms(txn)))
         if found or source is None:
             return bool(found)
         return self.log.scrub(txn, source.account_id, source.table_id, job_id.job)
@@ -97,60 +98,65 @@ class Jobs:
     def update_job_spec(
         self, txn: Transaction, job_id: JobId, spec: JobSpec, options: UpdateOptions | None = None
     ) -> Job:
-        """Give a job another spec, whose empty fields keep the values they have; return it as it is then.
+        """Change a job's spec, except for the fields that are empty in the new one; return the changed job.
 
-        A new trigger takes effect after the current iteration. With `interrupt` that one is canceled; with
-        other columns it is too, and the target is filled anew. Raises Invalid when there is no such job.
+        A new trigger takes effect after the current iteration. With `interrupt` the iteration is canceled.
+        With other columns it is canceled too, and the target is filled again. Raises Invalid when there is no
+        such job.
         """
         interrupt = options is not None and options.interrupt
-        return self._change(txn, self._get(txn, job_id), updated(spec, interrupt=interrupt, at=_now_ms(txn)))
+        return self._change(
+            txn, self._get(txn, job_id), update_spec(spec, interrupt=interrupt, at=_now_ms(txn))
+        )
 
     def pause_job(self, txn: Transaction, job_id: JobId) -> Job:
-        """Begin no more iterations; one that runs comes to its end. Raises Invalid without such a job."""
-        return self._change(txn, self._get(txn, job_id), updated(_PAUSED, interrupt=False, at=_now_ms(txn)))
+        """Begin no more iterations; a running one is completed. Raises Invalid when there is no such job."""
+        return self._change(
+            txn, self._get(txn, job_id), update_spec(_PAUSED, interrupt=False, at=_now_ms(txn))
+        )
 
     def resume_job(self, txn: Transaction, job_id: JobId) -> Job:
-        """Let a job go on that is paused or was stopped by an error. Raises Invalid without such a job."""
-        return self._change(txn, self._get(txn, job_id), resumed)
+        """Continue a job that is paused or stopped by an error; raise Invalid when there is no such job."""
+        return self._change(txn, self._get(txn, job_id), resume_job)
 
     def rebuild_job(self, txn: Transaction, job_id: JobId) -> Job:
-        """Fill the target anew, beginning with nothing, and forget what stopped the job.
+        """Fill the target again with all rows, and clear the error that stopped the job.
 
-        A job whose table was truncated is registered again for the table that there is now. Raises Invalid
-        when there is no such job, or its table is gone.
+        A job whose table was truncated is registered again for the table of that name. Raises Invalid when
+        there is no such job, or its table is gone.
         """
         job = self._get(txn, job_id)
         source = self._source(txn, job_id)
         if source is None:
             raise Invalid(f"the table of job {job_id} is gone; unregister the job")
         if source.table_id == job.key.table_id:
-            return self._change(txn, job, partial(resynced, upto_ts=txn.start_ts))
+            return self._change(txn, job, partial(resync_job, upto_ts=txn.start_ts))
         self.unregister_job(txn, job_id)
         self.register_job(txn, job_id, job.spec)
         return self._get(txn, job_id)
 
     def get_job(self, job_id: JobId, *, txn: Transaction | None = None) -> Job:
-        """A job as it is now, or as a transaction sees it; raise Invalid when there is none."""
+        """Return a job as it is now, or as a transaction sees it; raise Invalid when there is none."""
         if txn is not None:
             return self._get(txn, job_id)
         with self.log.client.begin() as own:
             return self._get(own, job_id)
 
     def get_job_status(self, job_id: JobId, *, txn: Transaction | None = None) -> JobStatus:
-        """A job's latest iteration; raise Invalid when there is no such job."""
+        """Return a job's latest iteration; raise Invalid when there is no such job."""
         return self.get_job(job_id, txn=txn).status
 
     def get_jobs(
         self, state: JobState | None = None, *, dropped: bool = False, txn: Transaction | None = None
     ) -> list[Job]:
-        """Every job, or those in a state, by name; with `dropped` also those that are and not collected."""
+        """Return all jobs, or those in a state, by name; with `dropped` also dropped ones in the log."""
         if txn is None:
             with self.log.client.begin() as own:
                 return self.get_jobs(state, dropped=dropped, txn=own)
-        names = _names(self.log.catalog.schema(txn.start_ts))
+        names = _table_names(self.log.catalog.schema(txn.start_ts))
         found = [
-            _called(job, names)
-            for job in self.log.seen_by(txn)
+            _with_current_name(job, names)
+            for job in self.log.list_jobs(txn)
             if (dropped or job.live) and state in {None, job.state} and self._account in {None, job.account}
         ]
         return sorted(found, key=lambda job: (job.id, job.key))
@@ -162,19 +168,19 @@ class Jobs:
         return job
 
     def _find(self, txn: Transaction, job_id: JobId) -> Job | None:
-        """The live job of that name."""
+        """Return the live job of that name."""
         source = self._source(txn, job_id)
-        found = [] if source is None else self._of(txn, source)
-        return next(iter(found or self._stranded(txn, job_id)), None)
+        found = [] if source is None else self._find_live(txn, source)
+        return next(iter(found or self._find_stranded(txn, job_id)), None)
 
-    def _of(self, txn: Transaction, source: _Source) -> list[Job]:
-        """The live job of that table, if there is one."""
-        named = self.log.named(txn, source.account_id, source.table_id, source.id.job)
+    def _find_live(self, txn: Transaction, source: _Source) -> list[Job]:
+        """Return the live job of that table and name, if there is one."""
+        named = self.log.find_named(txn, source.account_id, source.table_id, source.id.job)
         return [replace(job, id=source.id) for job in named if job.live]
 
-    def _stranded(self, txn: Transaction, job_id: JobId) -> list[Job]:
-        """The live jobs that were registered under that name, and whose table is gone; the youngest first."""
-        names = _names(self.log.catalog.schema(txn.start_ts))
+    def _find_stranded(self, txn: Transaction, job_id: JobId) -> list[Job]:
+        """Return the live jobs that were registered under that name and whose table is gone, newest first."""
+        names = _table_names(self.log.catalog.schema(txn.start_ts))
         places = {
             (key.account_id, key.table_id)
             for key in self.log.keys(txn)
@@ -183,13 +189,13 @@ class Jobs:
         found = [
             job
             for account_id, table_id in places
-            for job in self.log.named(txn, account_id, table_id, job_id.job)
-            if job.live and _folded(job.id) == _folded(job_id) and self._account in {None, job.account}
+            for job in self.log.find_named(txn, account_id, table_id, job_id.job)
+            if job.live and _fold_case(job.id) == _fold_case(job_id) and self._account in {None, job.account}
         ]
         return sorted(found, key=lambda job: (job.create_at, job.key), reverse=True)
 
     def _source(self, txn: Transaction, job_id: JobId) -> _Source | None:
-        """Where a job's name leads to, if there is such a table."""
+        """Return the table that a job's name refers to, if there is such a table."""
         schema = self.log.catalog.schema(txn.start_ts)
         database = schema.databases.get(job_id.database.lower())
         table = None if database is None else schema.tables[database.id].get(job_id.table.lower())
@@ -210,12 +216,12 @@ class Jobs:
 
 
 def no_such_job(job_id: JobId) -> NotFound:
-    """What is said of a job that is not there, or not the caller's."""
+    """Return the error for a job that does not exist, or belongs to another account."""
     return NotFound(f"there is no job {job_id}; `penstock job list` shows those there are")
 
 
 def _new_job(source: _Source, spec: JobSpec, *, at: int) -> Job:
-    """A job before its first iteration; the log gives it an id."""
+    """Return a job before its first iteration; the log assigns its id."""
     return Job(
         key=JobKey(source.account_id, source.table_id, source.id.job, 0),
         id=source.id,
@@ -232,8 +238,8 @@ def _now_ms(txn: Transaction) -> int:
     return physical_ms(txn.start_ts)
 
 
-def _names(schema: SchemaSnapshot) -> dict[int, tuple[str, str]]:
-    """What every table and its database are called, by table id."""
+def _table_names(schema: SchemaSnapshot) -> dict[int, tuple[str, str]]:
+    """Return the names of every table and its database, by table id."""
     return {
         table.id: (database.name, table.name)
         for database in schema.databases.values()
@@ -241,13 +247,13 @@ def _names(schema: SchemaSnapshot) -> dict[int, tuple[str, str]]:
     }
 
 
-def _called(job: Job, names: dict[int, tuple[str, str]]) -> Job:
-    """The job under the name that its table has now."""
+def _with_current_name(job: Job, names: dict[int, tuple[str, str]]) -> Job:
+    """Return the job under the name that its table has now."""
     database, table = names.get(job.key.table_id, (job.id.database, job.id.table))
     return replace(job, id=JobId(database, table, job.id.job))
 
 
-def _folded(job_id: JobId) -> tuple[str, str, str]:
+def _fold_case(job_id: JobId) -> tuple[str, str, str]:
     return job_id.database.lower(), job_id.table.lower(), job_id.job
 
 
@@ -262,39 +268,40 @@ def check_spec(
     *,
     change: JobSpec | None = None,
 ) -> None:
-    """Raise Invalid, in one line that says what to do, when a table cannot have such a job.
+    """Raise Invalid when a table cannot have such a job; the message is one line and says what to do.
 
-    `change` is what is new in the spec of a job that is there: what is left of its former trigger does no
-    harm.
+    `change` holds the fields that are new in the spec of an existing job. Only these are checked for the
+    trigger: leftovers of the former trigger do no harm.
     """
     _check_trigger(job_id, spec, (change or spec).trigger.schedule)
     _check_columns(job_id, spec, schema.table)
     if not spec.consumer:
-        raise Invalid(f"job {job_id} has no consumer; say which one")
+        raise Invalid(f"job {job_id} has no consumer; set detail.consumer.consumer")
     key = JobKey(account_id=0, table_id=schema.table.id, job_name=job_id.job, job_id=0)
     consumer = make_consumer(job_id, key, "", spec, settings, settings.jobs.data / "none")
     try:
         if spec.verify_s is not None and not is_comparable(consumer):
             raise Invalid(
-                f"the target of job {job_id} cannot be compared with its source, since {spec.consumer} does"
-                " not read it; leave --verify out, or write never"
+                f"the target of job {job_id} cannot be compared with its source because consumer"
+                f" {spec.consumer} cannot read its target; leave --verify out, or set it to never"
             )
         consumer.check(schema)
     finally:
         consumer.close()
 
 
-def placed(spec: JobSpec, before: JobSpec | None = None) -> JobSpec:
-    """A spec whose options name places that are the same for every process: relative paths are made absolute.
+def make_paths_absolute(spec: JobSpec, before: JobSpec | None = None) -> JobSpec:
+    """Return a spec in whose options all paths are absolute, so that they are the same for every process.
 
-    They are relative to this process's folder. `before` is the spec that this one changes: its other options
-    say what a place is, and stay as they are. Raises Invalid when there is no such consumer.
+    Relative paths refer to the working directory of this process. `before` is the spec that this one changes:
+    its options say which options are paths, and stay as they are. Raises Invalid when there is no such
+    consumer.
     """
     info = spec.detail.consumer
-    whole = before.merged(spec) if before is not None else spec
+    whole = before.merge(spec) if before is not None else spec
     if not info.options or not whole.consumer:
         return spec
-    found = find_consumer(whole.consumer).placed(whole.detail.consumer.options)
+    found = find_consumer(whole.consumer).absolute_options(whole.detail.consumer.options)
     options = {name: found[name] for name in info.options}
     detail = spec.detail.model_copy(update={"consumer": info.model_copy(update={"options": options})})
     return spec.model_copy(update={"detail": detail})
@@ -310,7 +317,7 @@ def make_consumer(
     *,
     clock: Clock = SYSTEM,
 ) -> Consumer:
-    """A job's consumer, outside of iterations; raise Invalid when there is none, or an option is wrong."""
+    """Make a job's consumer outside of iterations; raise Invalid when there is none or an option is wrong."""
     context = JobContext(
         id=job_id,
         key=key,
@@ -325,7 +332,7 @@ def make_consumer(
 
 
 def consumer_of(job: Job, settings: Settings, scratch: Path) -> Consumer:
-    """The consumer of a job that is registered, outside of iterations."""
+    """Make the consumer of a registered job, for use outside of an iteration."""
     return make_consumer(job.id, job.key, job.account, job.spec, settings, scratch)
 
 
@@ -333,21 +340,25 @@ def _check_trigger(job_id: JobId, spec: JobSpec, schedule: Schedule) -> None:
     if spec.job_type not in _BUILT_IN:
         find_trigger(spec.job_type)
     elif schedule.interval is not None and spec.job_type != PERIODIC:
-        raise Invalid(f"job {job_id} is {spec.job_type}, which has no interval; periodic jobs have one")
+        raise Invalid(
+            f"job {job_id} is {spec.job_type}, which has no interval; leave it out, or make the job periodic"
+        )
     if schedule.share and spec.job_type == GREEDY:
-        raise Invalid(f"job {job_id} is greedy: it has iterations of its own, and cannot share")
+        raise Invalid(
+            f"job {job_id} is greedy and cannot share iterations; leave share out, or choose another type"
+        )
 
 
 def _check_columns(job_id: JobId, spec: JobSpec, table: TableInfo) -> None:
-    there = arrow_schema(table).names
-    known = {name.lower() for name in there}
+    names = arrow_schema(table).names
+    known = {name.lower() for name in names}
     for name in spec.detail.consumer.columns or ():
         if name.lower() not in known:
             raise Invalid(
-                f"job {job_id} wants the column {name!r}, which {job_id.table_name} does not have; it has"
-                f" {', '.join(there)}"
+                f"job {job_id} selects the column {name!r}, which {job_id.table_name} does not have; choose"
+                f" from {', '.join(names)}"
             )
 
 
 def _no_session() -> NoReturn:
-    raise Invalid("there is no Spark session outside of the process that runs jobs")
+    raise Invalid("there is no Spark session outside of the process that runs jobs; use it in consume only")

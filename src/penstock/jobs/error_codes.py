@@ -1,8 +1,8 @@
-"""What an error means for a job: its code, and what is said of it. Pure.
+"""How an error of an iteration is recorded: its code and its message. Pure.
 
-Invalid and Corrupt need somebody to repair the job; whatever else may pass, and so may refused credentials.
-Errors of others may show values of rows in their words, so of those only the kind is told, and where in the
-code they came up.
+Invalid and Corrupt need somebody to repair the job. All other errors may pass, and so may refused
+credentials. The text of a foreign exception may show values of rows, so only its type is recorded, and the
+line of code that raised it.
 """
 
 import traceback
@@ -15,11 +15,11 @@ from penstock.jobs.job import ErrorCode
 
 _MESSAGE_CHARS = 1000
 _OF_VALUES = ("22", "23")
-"""Classes of SQLSTATEs whose messages may quote values: data exceptions, and broken constraints."""
+"""Classes of SQLSTATEs whose messages may quote values: data exceptions and violated constraints."""
 
 
 class SchemaRefused(Invalid):
-    """The source has a schema that the target cannot take."""
+    """The target does not accept the schema that the source has now."""
 
 
 class TargetDiffers(Invalid):
@@ -27,19 +27,19 @@ class TargetDiffers(Invalid):
 
 
 class CutOff(PenstockError):
-    """A consumer was too slow for its siblings: it goes on alone, in an iteration of its own."""
+    """A consumer was too slow for the other jobs of its table and continues in an iteration of its own."""
 
 
 class Failure(NamedTuple):
-    """What is kept of an error: one line, without values of rows."""
+    """What is recorded of an error: its code and one line without values of rows."""
 
     code: ErrorCode
     message: str
 
 
 def failure_of(error: BaseException) -> Failure:
-    """The code and the words of an error."""
-    return Failure(_code(error), " ".join(_words(error).split())[:_MESSAGE_CHARS])
+    """Return the code and the message that are recorded of an error."""
+    return Failure(_code(error), " ".join(_message(error).split())[:_MESSAGE_CHARS])
 
 
 def _code(error: BaseException) -> ErrorCode:
@@ -60,15 +60,15 @@ def _code(error: BaseException) -> ErrorCode:
             return ErrorCode.TEMPORARY
 
 
-def _words(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     if isinstance(error, PenstockError):
         return str(error) or type(error).__name__
-    about = _about(error)
-    return f"{type(error).__name__}{f': {about}' if about else ''} (in {_place(error)})"
+    about = _foreign_detail(error)
+    return f"{type(error).__name__}{f': {about}' if about else ''} (in {_code_line(error)})"
 
 
-def _about(error: BaseException) -> str:
-    """What can be told of an error of others."""
+def _foreign_detail(error: BaseException) -> str:
+    """Return what a foreign exception says without values of rows."""
     if isinstance(error, OSError):
         return error.strerror or ""
     state = getattr(error, "sqlstate", None)
@@ -82,7 +82,7 @@ def _about(error: BaseException) -> str:
     return f"{primary} (SQLSTATE {state})" if primary else f"SQLSTATE {state}"
 
 
-def _place(error: BaseException) -> str:
-    """The innermost line of code."""
+def _code_line(error: BaseException) -> str:
+    """Return the innermost line of code."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{PurePath(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "unknown code"

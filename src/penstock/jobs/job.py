@@ -1,7 +1,4 @@
-"""A job as it is in the log: one row. Pure values.
-
-What jobs are called: by people, and in the log.
-"""
+"""A job as one row of the log: its names, its state and its latest iteration. Pure values."""
 
 import re
 from dataclasses import dataclass, replace
@@ -16,7 +13,7 @@ _JOB_NAME = re.compile(r"(?!.{129})[A-Za-z0-9_]+([.-]?[A-Za-z0-9_]+)*")
 
 @dataclass(frozen=True, slots=True, order=True)
 class JobId:
-    """A job by the names that people use: `database.table/job`."""
+    """The name that people use for a job: `database.table/job`."""
 
     database: str
     table: str
@@ -32,7 +29,7 @@ class JobId:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `database.table/job`; raise Invalid when it is something else."""
+        """Read `database.table/job`; raise Invalid for any other form."""
         table, slash, job = text.partition("/")
         database, dot, name = table.partition(".")
         if not (slash and dot):
@@ -41,7 +38,7 @@ class JobId:
 
     @property
     def table_name(self) -> str:
-        """The table, with its database."""
+        """The table's name with its database."""
         return f"{self.database}.{self.table}"
 
     def __str__(self) -> str:
@@ -50,7 +47,7 @@ class JobId:
 
 @dataclass(frozen=True, slots=True, order=True)
 class JobKey:
-    """A job in the log. `job_id` tells one from an earlier one of the same name on the same table."""
+    """The key of a job in the log. `job_id` tells it from earlier jobs of that name on the same table."""
 
     account_id: int
     table_id: int
@@ -59,12 +56,12 @@ class JobKey:
 
     @property
     def owner(self) -> str:
-        """Who a target belongs to: what consumers keep beside their data."""
+        """The text by which a target knows the job that owns it; consumers keep it beside their data."""
         return f"{self.account_id}/{self.table_id}/{self.job_name}/{self.job_id}"
 
     @classmethod
     def of_owner(cls, owner: str) -> Self:
-        """The job that a target belongs to; raise Corrupt when `owner` names none."""
+        """Return the key of the job that owns a target; raise Corrupt when `owner` is no job's."""
         try:
             account_id, table_id, job_name, job_id = owner.split("/")
             return cls(int(account_id), int(table_id), job_name, int(job_id))
@@ -73,11 +70,11 @@ class JobKey:
 
 
 PERMANENT = 10_000
-"""Error codes from here on need somebody to repair the job; 1 to 9999 are tried again."""
+"""Errors with this code or a higher one need somebody to repair the job; codes 1 to 9999 are retried."""
 
 
 class JobState(IntEnum):
-    """What becomes of a job's latest iteration."""
+    """The state of a job's latest iteration."""
 
     PENDING = 1
     RUNNING = 2
@@ -91,23 +88,23 @@ class ErrorCode(IntEnum):
 
     OK = 0
     TEMPORARY = 1
-    """Anything that may pass: the source, the target or the consumer itself."""
+    """An error that may pass: of the source, the target or the consumer itself."""
     CUT_OFF = 2
-    """The consumer was too slow for its siblings and goes on alone in an iteration of its own."""
+    """The consumer was too slow for the other jobs and continues alone in an iteration of its own."""
     TRIGGER = 3
-    """Its own trigger failed, so that nobody knows when it should run."""
+    """The job's custom trigger failed, so it is unknown when the job should run."""
     REFUSED = PERMANENT
-    """The consumer or its target says that it cannot work like this."""
+    """The consumer or its target cannot work with this configuration."""
     SCHEMA = PERMANENT + 1
-    """The source has a schema that the target cannot take."""
+    """The target does not accept the source's schema."""
     TABLE_GONE = PERMANENT + 2
     """The source was dropped or truncated: its table id is another one now."""
     TARGET_DIFFERS = PERMANENT + 3
-    """The target is not what the job left: behind the log, or another job's."""
+    """The target is not what the job left: it is behind the log, or belongs to another job."""
 
     @property
     def permanent(self) -> bool:
-        """Whether it needs somebody to repair the job."""
+        """Whether somebody has to repair the job."""
         return self >= PERMANENT
 
 
@@ -115,9 +112,10 @@ class ErrorCode(IntEnum):
 class JobStatus:
     """A job's latest iteration.
 
-    `lsn` counts the changes that runners make: who changes a row must know it, so a stale writer changes
-    nothing. A new spec leaves it alone, unless it interrupts. `runner` is the epoch of the lease under which
-    the iteration was begun. `start_at` and `end_at` are wall time in milliseconds, 0 for not yet.
+    `lsn` counts the changes that runners make. A writer has to name the `lsn` that it has seen, so a stale
+    writer changes nothing. A new spec does not raise it, unless it interrupts the iteration. `runner` is the
+    epoch of the lease under which the iteration was begun. `start_at` and `end_at` are wall time in
+    milliseconds, 0 for not yet.
     """
 
     lsn: int = 0
@@ -129,19 +127,20 @@ class JobStatus:
     error_code: int = 0
     error_msg: str = ""
     failures: int = 0
-    """How often in a row it has failed."""
+    """The number of failures in a row."""
     committed_ts: int = 0
-    """What the target was last brought to. The watermark goes beyond it while there are no changes."""
+    """The timestamp up to which an iteration last wrote the target. The watermark is higher while there are
+    no changes."""
     resync_ts: int = 0
-    """What the target has up to here does not count any more: it is to be filled anew."""
+    """What the target has up to this timestamp does not count any more: the target is to be filled again."""
     begun_ts: int = 0
-    """The greatest `to_ts` of all iterations before the latest one. Until that one commits, the target cannot
-    have more."""
+    """The greatest `to_ts` of all iterations before the latest one. Until the latest one commits, the target
+    cannot have more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One row of the log. `watermark` is the end of the last successful iteration; 0: there was none yet."""
+    """One row of the log. `watermark` is the end of the last successful iteration, 0 if there was none."""
 
     key: JobKey
     id: JobId
@@ -155,9 +154,9 @@ class Job:
 
     @property
     def live(self) -> bool:
-        """Whether it is not dropped."""
+        """Whether the job is not dropped."""
         return self.drop_at is None
 
     def with_status(self, **changes: int | str) -> "Job":
-        """The job with some of its status changed, and the change counted."""
+        """Return the job with some fields of its status changed and its `lsn` raised by one."""
         return replace(self, status=replace(self.status, lsn=self.status.lsn + 1, **changes))  # type: ignore[arg-type] # the fields' own types

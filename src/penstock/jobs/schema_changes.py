@@ -1,8 +1,8 @@
-"""What becomes of a target when its source gets another schema. Pure.
+"""What the target of a job does when its source gets another schema. Pure.
 
-Columns that were added flow into the target; those that were dropped stay there, and are NULL in rows from
-then on. One that the job has chosen by its name must keep that. A type may become a wider one of its kind.
-Whatever else changes stops the job, with what to do.
+A column that was added is added to the target. A dropped column stays in the target, and is NULL in later
+rows. A column that the job selects by name must keep its name. A type may become a wider one of its kind. Any
+other change stops the job with a message that names the remedy.
 """
 
 from collections.abc import Collection
@@ -16,7 +16,7 @@ _REMEDY = "fill the target anew with `penstock job repair --rebuild`"
 
 
 def fits(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    """Whether every value of a type is one of the other, in the same form."""
+    """Return whether every value of one type is a value of the other, in the same form."""
     if narrow == wide:
         return True
     if pa.types.is_integer(narrow) and pa.types.is_integer(wide):
@@ -30,20 +30,20 @@ def fits(narrow: pa.DataType, wide: pa.DataType) -> bool:
 
 
 def check_keys(old: TableInfo, new: TableInfo) -> None:
-    """Raise SchemaRefused when rows of one version of a table cannot be told by the key of another."""
+    """Raise SchemaRefused when two versions of a table have different primary keys."""
     if [column.id for column in old.primary_key] != [column.id for column in new.primary_key]:
         raise SchemaRefused(f"table {new.name} has another primary key now; {_REMEDY}")
 
 
 def check_names(old: TableInfo, new: TableInfo, chosen: Collection[str]) -> None:
-    """Raise SchemaRefused when a column that was chosen by its name has another one now."""
+    """Raise SchemaRefused when a column that the job selects by name has another name now."""
     wanted = {name.lower() for name in chosen}
     names = {column.id: column.name for column in new.stored_columns}
-    there = {name.lower() for name in names.values()}
+    current = {name.lower() for name in names.values()}
     for column in old.stored_columns:
-        now = names.get(column.id)
-        if now is not None and column.name.lower() in wanted - there:
+        renamed_to = names.get(column.id)
+        if renamed_to is not None and column.name.lower() in wanted - current:
             raise SchemaRefused(
-                f"column {column.name} of table {new.name} is called {now} now; choose it by that name with"
-                " `penstock job update --column`, which fills the target anew"
+                f"column {column.name} of table {new.name} is called {renamed_to} now; select it by that name"
+                " with `penstock job update --column`, which fills the target again"
             )

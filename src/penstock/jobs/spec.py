@@ -1,4 +1,4 @@
-"""What a job is to do: when it runs, and what with the changes. In the log it is JSON."""
+"""The spec of a job: when it runs, and what it does with the changes. The log keeps it as JSON."""
 
 import re
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _TRIGGER = re.compile(r"[\w.-]+(:[\w.]+)?")
 
 
 class _Spec(BaseModel):
-    """A part of a spec. A field that is None is empty: it takes its value from the spec before."""
+    """A part of a spec. A field that is None is empty: an update leaves the former value in place."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -24,9 +24,9 @@ class Schedule(_Spec):
     """When a job runs, as far as its type leaves that open."""
 
     interval: str | None = None
-    """Of periodic jobs: how far the watermark may fall behind, as in 10s, 5m, 1h."""
+    """How far the watermark of a periodic job may fall behind, such as 10s, 5m or 1h."""
     share: bool | None = None
-    """Whether it takes part in iterations with its table's other jobs; else it is independent of them."""
+    """Whether the job shares iterations with the other jobs of its table; if not, it has its own."""
 
     @field_validator("interval")
     @classmethod
@@ -40,7 +40,7 @@ class TriggerSpec(_Spec):
     """When iterations begin. A change takes effect after the current iteration."""
 
     job_type: str | None = None
-    """default, greedy, periodic, or a trigger of one's own: module:function, or an entry point's name."""
+    """default, greedy, periodic, or a custom trigger: module:function, or an entry point's name."""
     schedule: Schedule = Schedule()
     paused: bool | None = None
     """Whether no iteration begins."""
@@ -54,30 +54,30 @@ class TriggerSpec(_Spec):
 
 
 class ConsumerInfo(_Spec):
-    """Who consumes, and how."""
+    """Which consumer processes the changes, and its options."""
 
     consumer: str | None = None
     """fulltext, vector, delta, iceberg, parquet, postgres, kv, webhook, or module:Class."""
     columns: tuple[str, ...] | None = None
-    """The columns that it gets, beside the primary key; none: all."""
+    """The columns that the consumer gets, beside the primary key; none: all."""
     options: dict[str, str] = Field({}, repr=False)
-    """What the consumer wants to know, by its own names; those not given keep their values."""
+    """Options of the consumer, by its own names; options that an update leaves out keep their values."""
 
 
 class IterationDetail(_Spec):
     """How iterations are executed."""
 
     priority: int | None = Field(None, ge=-128, le=127)
-    """Which of those that wait runs first: the greater."""
+    """Among waiting iterations, those with a greater priority run first."""
     consumer: ConsumerInfo = ConsumerInfo()
     rows_max: int | None = Field(None, ge=1)
-    """Changes that one iteration takes; a larger transaction is taken whole."""
+    """The most changes that one iteration reads; a larger transaction is read whole."""
     bytes_max: int | None = Field(None, ge=1)
-    """Bytes that it takes."""
+    """The most bytes that one iteration reads."""
     span: str | None = None
-    """Time that it covers, as in 30m."""
+    """The time that one iteration covers, such as 30m."""
     verify: str | None = None
-    """How often the target is compared with its source, as in 1h; never: not at all, as without it."""
+    """How often the target is compared with its source, such as 1h; never, or no value: not at all."""
 
     @field_validator("verify")
     @classmethod
@@ -95,7 +95,7 @@ class IterationDetail(_Spec):
 
 
 class JobSpec(_Spec):
-    """Everything that a job is to do."""
+    """When a job runs and what each of its iterations does."""
 
     trigger: TriggerSpec = TriggerSpec()
     detail: IterationDetail = IterationDetail()
@@ -110,22 +110,22 @@ class JobSpec(_Spec):
             where = ".".join(str(part) for part in first["loc"]) or "it"
             raise Invalid(f"{origin}: {where} is refused: {first['msg']}") from None
 
-    def merged(self, newer: "JobSpec") -> "JobSpec":
-        """This spec with everything that is not empty in a newer one."""
-        return JobSpec.model_validate(_merged(self.model_dump(), newer.model_dump()))
+    def merge(self, newer: "JobSpec") -> "JobSpec":
+        """Return this spec, updated with all fields of a newer one that are not empty."""
+        return JobSpec.model_validate(_merge_trees(self.model_dump(), newer.model_dump()))
 
     def dump(self) -> dict[str, Any]:
-        """As it is kept: without what is empty."""
+        """Return the JSON of the spec, without its empty fields."""
         return self.model_dump(mode="json", exclude_none=True)
 
     @property
     def job_type(self) -> str:
-        """The kind of trigger, `default` where nothing is said."""
+        """The kind of trigger; `default` if the spec has none."""
         return self.trigger.job_type or DEFAULT
 
     @property
     def shares(self) -> bool:
-        """Whether it takes part in iterations with others: greedy ones never, default ones unless told."""
+        """Whether the job shares iterations: a greedy job never does, a default job does by default."""
         share = self.trigger.schedule.share
         if self.job_type == GREEDY:
             return False
@@ -143,7 +143,7 @@ class JobSpec(_Spec):
 
     @property
     def priority(self) -> int:
-        """Which of those that wait runs first."""
+        """Among waiting iterations, those with a greater priority run first."""
         return self.detail.priority or 0
 
     @property
@@ -154,12 +154,12 @@ class JobSpec(_Spec):
 
     @property
     def consumer(self) -> str:
-        """Who consumes; empty only in a spec that is to be merged."""
+        """The name of the consumer; empty only in a spec that updates another one."""
         return self.detail.consumer.consumer or ""
 
     @property
     def columns(self) -> frozenset[str] | None:
-        """The columns that the consumer gets beside the primary key, in small letters; None: all."""
+        """The columns that the consumer gets beside the primary key, in lower case; None: all."""
         chosen = self.detail.consumer.columns
         return None if chosen is None else frozenset(name.lower() for name in chosen)
 
@@ -168,14 +168,15 @@ class UpdateOptions(_Spec):
     """How a new spec takes effect."""
 
     interrupt: bool = False
-    """Whether iterations that are queued or running end, so that it takes effect at once."""
+    """Whether queued and running iterations of the job are canceled, so that the spec takes effect at once.
+    """
 
 
-def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(old)
+def _merge_trees(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(old)
     for key, value in new.items():
         if isinstance(value, Mapping):
-            found[key] = _merged(old.get(key) or {}, value)
+            merged[key] = _merge_trees(old.get(key) or {}, value)
         elif value is not None:
-            found[key] = value
-    return found
+            merged[key] = value
+    return merged

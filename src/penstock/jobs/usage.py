@@ -1,4 +1,4 @@
-"""What accounts have used: for metrics, and kept in the key-value store so that it can be charged."""
+"""What each account has used: counted for metrics, and kept in the key-value store for billing."""
 
 import json
 import logging
@@ -16,12 +16,12 @@ from penstock.tables.keys import prefix_end
 _log = logging.getLogger(__name__)
 
 PREFIX = b"penstock/jobs/usage/"
-_ADDITIONS = 8  # that are remembered: as many runners may have made one whose answer got lost
+_ADDITIONS = 8  # ids that are remembered: so many runners may have made an addition whose answer got lost
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Changes that consumers were given, and the time that they and their readers worked."""
+    """Changes that consumers were given, and the seconds that consumers and readers worked."""
 
     rows: int = 0
     nbytes: int = 0
@@ -34,8 +34,11 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """What the store has of an account. `additions` are the last ones, by all runners: none is made twice."""
+class _StoredUsage:
+    """The usage of an account in the store.
+
+    `additions` are the ids of the last additions, by all runners, so that none is made twice.
+    """
 
     usage: Usage = Usage()
     additions: tuple[str, ...] = ()
@@ -46,23 +49,27 @@ class _Kept:
         return json.dumps({**tree, "additions": self.additions}).encode()
 
     @classmethod
-    def read(cls, value: bytes) -> "_Kept":
+    def read(cls, value: bytes) -> "_StoredUsage":
         try:
             tree = json.loads(value)
             usage = Usage(int(tree["rows"]), int(tree["bytes"]), float(tree["task_seconds"]))
             return cls(usage, tuple(map(str, tree["additions"])))
         except (ValueError, KeyError, TypeError) as error:
-            raise Corrupt("the usage of an account is damaged in the store; remove its row") from error
+            raise Corrupt(
+                "the usage of an account is damaged in the store; delete its row below penstock/jobs/usage/"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class _Addition:
+    """Usage that is added once, told by its id."""
+
     id: str
     usage: Usage
 
 
 class UsageMeter:
-    """Counts by account; `flush` adds what was counted to what the store has. Thread-safe.
+    """Counts usage by account; `flush` adds the counts to the store. Thread-safe.
 
     A process that is killed loses what it has counted since its last flush. Without a client nothing is kept.
     """
@@ -73,7 +80,7 @@ class UsageMeter:
         self._lock = threading.Lock()
         self._counted: dict[str, Usage] = {}
         self._flushing = threading.Lock()
-        self._unsure: dict[str, _Addition] = {}  # additions that may have been made
+        self._uncertain: dict[str, _Addition] = {}  # additions that may have been made
 
     def add(self, account: str, usage: Usage) -> None:
         """Count what an account has used."""
@@ -85,15 +92,15 @@ class UsageMeter:
                 self._counted[account] = self._counted.get(account, Usage()) + usage
 
     def flush(self) -> None:
-        """Add to the store what was counted; what the store does not take now is kept for the next time."""
+        """Add the counts to the store; keep for the next time what the store does not accept now."""
         with self._flushing:
             with self._lock:
                 counted, self._counted = self._counted, {}
-            for account in {*counted, *self._unsure}:
+            for account in {*counted, *self._uncertain}:
                 self._flush(account, counted.get(account, Usage()))
 
     def _flush(self, account: str, counted: Usage) -> None:
-        before = self._unsure.pop(account, None)
+        before = self._uncertain.pop(account, None)
         additions = [] if before is None else [before]
         if counted != Usage():
             additions.append(_Addition(self._clock.unique_id(), counted))
@@ -106,11 +113,11 @@ class UsageMeter:
                     extra={"account": account, "error": str(error)},
                 )
                 left = additions[position:]
-                # One addition is repeated as it is, for it may have been made; the others are counted again.
-                self._unsure[account] = left[0]
+                # The first may have been made, so it is repeated with its id; the others are counted again.
+                self._uncertain[account] = left[0]
                 with self._lock:
-                    for each in left[1:]:
-                        self._counted[account] = self._counted.get(account, Usage()) + each.usage
+                    for later in left[1:]:
+                        self._counted[account] = self._counted.get(account, Usage()) + later.usage
                 return
 
     def _add(self, account: str, addition: _Addition) -> None:
@@ -119,15 +126,15 @@ class UsageMeter:
 
         def add(txn: Transaction) -> None:
             value = txn.get(key)
-            kept = _Kept() if value is None else _Kept.read(value)
-            if addition.id not in kept.additions:
-                additions = (*kept.additions, addition.id)[-_ADDITIONS:]
-                txn.put(key, _Kept(kept.usage + addition.usage, additions).write())
+            stored = _StoredUsage() if value is None else _StoredUsage.read(value)
+            if addition.id not in stored.additions:
+                additions = (*stored.additions, addition.id)[-_ADDITIONS:]
+                txn.put(key, _StoredUsage(stored.usage + addition.usage, additions).write())
 
         transact(self._client.begin, add, repeatable=True, clock=self._clock)
 
 
 def read_usage(client: Client) -> Mapping[str, Usage]:
-    """What every account has used, as far as it is kept; raise Corrupt when a row is damaged."""
+    """Return what every account has used, as far as it is stored; raise Corrupt when a row is damaged."""
     rows = client.snapshot(client.timestamp()).iter(PREFIX, prefix_end(PREFIX))
-    return {key.removeprefix(PREFIX).decode(): _Kept.read(value).usage for key, value in rows}
+    return {key.removeprefix(PREFIX).decode(): _StoredUsage.read(value).usage for key, value in rows}

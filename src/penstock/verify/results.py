@@ -1,4 +1,4 @@
-"""What the last comparison of a job's target found, as it is kept beside the job's row."""
+"""The result of the last comparison of a job's target, which is kept beside the job's row."""
 
 import json
 from collections.abc import Iterable
@@ -10,16 +10,16 @@ from penstock.jobs.log.job_log import JobLog
 from penstock.verify.compare import Counts
 from penstock.verify.target import TargetVerifyReport
 
-__all__ = ["LastVerification", "Outcomes"]
+__all__ = ["LastVerification", "VerificationResults"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastVerification:
-    """One comparison. `same` is None when it failed, for the reason in `error`."""
+    """The result of one comparison. `same` is None when it failed, for the reason in `error`."""
 
     ended_ms: int
     at_ts: int = 0
-    """The target's watermark then."""
+    """The target's watermark at that time."""
     same: bool | None = None
     source_rows: int = 0
     target_rows: int = 0
@@ -28,7 +28,7 @@ class LastVerification:
 
     @classmethod
     def of(cls, report: TargetVerifyReport, *, ended_ms: int) -> Self:
-        """That of a comparison which came to its end."""
+        """Return the result of a comparison that came to its end."""
         return cls(
             ended_ms=ended_ms,
             at_ts=report.at_ts,
@@ -40,7 +40,7 @@ class LastVerification:
 
     @property
     def problem(self) -> str:
-        """What is wrong, in one line; empty when all is well."""
+        """The problem in one line; empty when target and source are the same."""
         if self.same is None:
             return f"its target could not be compared with its source: {self.error}"
         if self.same:
@@ -52,12 +52,12 @@ class LastVerification:
         )
 
     def to_json(self) -> bytes:
-        """What is kept."""
+        """Return the result as it is stored; `from_json` reads it."""
         return json.dumps(asdict(self), sort_keys=True).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> Self | None:
-        """Read what `to_json` wrote; None when it is something else: the next comparison replaces it."""
+        """Read what `to_json` returned; None when it is something else: the next comparison replaces it."""
         try:
             tree: dict[str, Any] = json.loads(data)
             return cls(**{**tree, "counts": Counts(**tree["counts"])})
@@ -65,18 +65,18 @@ class LastVerification:
             return None
 
 
-class Outcomes:
-    """The last comparisons of a cluster's jobs. Blocks; raises Unavailable."""
+class VerificationResults:
+    """The last result of each job of a cluster. Blocks; every method may raise Unavailable."""
 
     def __init__(self, log: JobLog) -> None:
         self._log = log
 
     def read(self, keys: Iterable[JobKey]) -> dict[JobKey, LastVerification]:
-        """Those of these jobs; jobs that were never compared are left out."""
-        found = self._log.verified(keys)
-        read = ((key, LastVerification.from_json(value)) for key, value in found.items())
-        return {key: last for key, last in read if last is not None}
+        """Return the results of these jobs; jobs that were never compared are left out."""
+        values = self._log.read_verified(keys)
+        results = ((key, LastVerification.from_json(value)) for key, value in values.items())
+        return {key: result for key, result in results if result is not None}
 
     def note(self, key: JobKey, last: LastVerification, *, epoch: int) -> None:
-        """Keep one in place of that before; Fenced when the lease of that epoch or the job is gone."""
+        """Keep a result in place of the one before; raise Fenced when the epoch's lease or the job is gone."""
         self._log.note_verified(key, last.to_json(), epoch=epoch)

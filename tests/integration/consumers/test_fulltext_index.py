@@ -382,7 +382,7 @@ def test_a_comparison_is_of_one_version_and_mending_another_one_is_fenced(world:
     assert pa.Table.from_batches(consumer.present(first)).column("title").to_pylist() == ["green"]
     nothing = world.rows().slice(0, 0)
     with pytest.raises(Fenced):
-        consumer.mend(nothing, nothing, first)
+        consumer.repair(nothing, nothing, first)
     with pytest.raises(Fenced):
         list(consumer.present(first + 1))
 

@@ -249,11 +249,11 @@ def test_a_target_is_compared_and_mended(
     assert counts == Counts(missing=1, different=1, extra=1)
     consumer = KvTable(job.context)
     with pytest.raises(Fenced):
-        consumer.mend(put, removed, source.ts - 1)
+        consumer.repair(put, removed, source.ts - 1)
     with pytest.raises(Fenced):
         list(consumer.present(source.ts - 1))
-    consumer.mend(data.columns.empty_table(), removed, source.ts)
-    consumer.mend(put, removed.slice(0, 0), source.ts)
+    consumer.repair(data.columns.empty_table(), removed, source.ts)
+    consumer.repair(put, removed.slice(0, 0), source.ts)
     assert compared(job, data, tmp_path)[0] == Counts()
     assert job.committed_ts() == source.ts
 

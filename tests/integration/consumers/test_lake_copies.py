@@ -340,10 +340,10 @@ def test_a_copy_can_be_compared_and_mended(world: LakeWorld, table: TableInfo, t
     good = pa.Table.from_batches([_rows(model, data)])
     assert good.num_rows >= 4
     spoiled = world.consumer()
-    spoiled.mend(_wrong(good.slice(0, 1), data.keys), good.slice(1, 1).select(list(data.keys)), model.ts)
+    spoiled.repair(_wrong(good.slice(0, 1), data.keys), good.slice(1, 1).select(list(data.keys)), model.ts)
     assert difference(world, model, tmp_path / "cmp", data) != []
     mending = world.consumer()
-    mending.mend(good.slice(0, 2), good.slice(0, 0).select(list(data.keys)), model.ts)
+    mending.repair(good.slice(0, 2), good.slice(0, 0).select(list(data.keys)), model.ts)
     assert difference(world, model, tmp_path / "cmp", data) == []
     assert world.committed_ts() == model.ts
 
@@ -365,7 +365,7 @@ def test_a_copy_that_moved_is_neither_shown_nor_mended(world: LakeWorld, source:
     with pytest.raises(Fenced):
         next(world.consumer().present(before))
     with pytest.raises(Fenced):
-        world.consumer().mend(nothing, nothing.select(["id"]), before)
+        world.consumer().repair(nothing, nothing.select(["id"]), before)
 
 
 def test_old_versions_go_after_an_hour_and_with_their_files(world: LakeWorld, source: SourceModel) -> None:

@@ -68,7 +68,7 @@ async def _repaired(world: JobWorld, folder: Path, name: str, lake: LakeWorld) -
     at_ts = consumer.committed_ts()
     gone = pa.table({"id": pa.array([5, 6], pa.int32())})
     wrong = pa.table({"id": pa.array([1, 1000], pa.int32()), "name": ["wrong", "extra"]})
-    await world.do(consumer.mend, wrong, gone, at_ts)
+    await world.do(consumer.repair, wrong, gone, at_ts)
     report = await world.do(verifier.repair)
     counts = report.counts
     assert (counts.missing, counts.different, counts.extra, counts.duplicates) == (2, 1, 1, 0)

@@ -674,9 +674,9 @@ def test_a_target_is_compared_and_mended(
         with pytest.raises(Fenced):
             list(consumer.present(at_ts))
         with pytest.raises(Fenced):
-            consumer.mend(put, removed, at_ts)
-    consumer.mend(data.columns.empty_table(), removed, source.ts)
-    consumer.mend(put, removed.slice(0, 0), source.ts)
+            consumer.repair(put, removed, at_ts)
+    consumer.repair(data.columns.empty_table(), removed, source.ts)
+    consumer.repair(put, removed.slice(0, 0), source.ts)
     assert compared(consumer, data.again(), tmp_path / "files")[0] == Counts()
     assert consumer.committed_ts() == source.ts
     consumer.close()

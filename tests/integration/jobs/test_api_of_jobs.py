@@ -15,7 +15,13 @@ from penstock.jobs.api import Jobs
 from penstock.jobs.job import ErrorCode, Job, JobId, JobKey, JobState, JobStatus
 from penstock.jobs.log.job_log import RUNNER_LEASE, JobLog
 from penstock.jobs.log.job_rows import LOG_NAME, PRIMARY_KEY
-from penstock.jobs.log.transitions import adopt_job, complete_iteration, fail_iteration, flush_watermark, start_iteration
+from penstock.jobs.log.transitions import (
+    adopt_job,
+    complete_iteration,
+    fail_iteration,
+    flush_watermark,
+    start_iteration,
+)
 from penstock.jobs.spec import JobSpec, UpdateOptions
 from penstock.kv import Client, Transaction
 from penstock.kv.lease import LeaseRecord
@@ -256,7 +262,11 @@ def test_a_flush_keeps_the_drop_that_came_first(jobs: Jobs) -> None:
 def test_a_flush_keeps_the_status_and_the_spec_that_came_meanwhile(jobs: Jobs, client: Client) -> None:
     register(jobs)
     job = written(
-        jobs, jobs.get_job(SEARCH), start_iteration(0, 10, runner=4, at=1), complete_iteration(10, at=2), fail_iteration(1, "no", at=3)
+        jobs,
+        jobs.get_job(SEARCH),
+        start_iteration(0, 10, runner=4, at=1),
+        complete_iteration(10, at=2),
+        fail_iteration(1, "no", at=3),
     )
     with client.begin() as txn:
         jobs.pause_job(txn, SEARCH)
@@ -335,7 +345,12 @@ def test_a_job_goes_on_when_it_is_resumed(jobs: Jobs, client: Client) -> None:
 
 def test_a_job_is_rebuilt_from_nothing(jobs: Jobs, client: Client) -> None:
     register(jobs)
-    job = written(jobs, jobs.get_job(SEARCH), complete_iteration(10, at=1), fail_iteration(ErrorCode.TARGET_DIFFERS, "", at=1))
+    job = written(
+        jobs,
+        jobs.get_job(SEARCH),
+        complete_iteration(10, at=1),
+        fail_iteration(ErrorCode.TARGET_DIFFERS, "", at=1),
+    )
     with client.begin() as txn:
         jobs.rebuild_job(txn, SEARCH)
         at_ts = txn.start_ts
@@ -522,7 +537,7 @@ def test_a_runner_that_loses_the_lease_before_the_commit_notes_no_verification(
     JobLog(client).note_verified(key, b"first", epoch=7)
     with pytest.raises(Fenced):
         JobLog(cast("Client", TakenOver(client))).note_verified(key, b"late", epoch=7)
-    assert jobs.log.verified([key]) == {key: b"first"}
+    assert jobs.log.read_verified([key]) == {key: b"first"}
 
 
 def test_a_thousand_jobs_are_read_and_taken_over_in_few_transactions(jobs: Jobs, client: Client) -> None:

@@ -309,7 +309,9 @@ async def test_a_range_ends_before_a_partition_is_added_and_the_next_one_has_it(
         before = world.commit(item("integer", 2, "b"), into=0)
         added = world.add_partition(world.table)
         world.share()
-        world.store.record_fact(world.ids[1], {"kind": BEGUN, "ts": added - 1})  # nobody knows what was before
+        world.store.record_fact(
+            world.ids[1], {"kind": BEGUN, "ts": added - 1}
+        )  # nobody knows what was before
         world.commit(item("integer", 3, "c"), into=1)
         world.resolve()
         async with world.job_source() as source:

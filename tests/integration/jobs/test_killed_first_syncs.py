@@ -15,6 +15,7 @@ from penstock.clock import SYSTEM
 from penstock.control.deployment import open_deployment
 from penstock.control.verify import repair_target, verify_target
 from penstock.jobs.job import Job, JobId, JobState
+from support.campaign import length
 from support.jobtargets import (
     DeltaTarget,
     IcebergTarget,
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.timeout(600)
 
 SEED = os.environ.get("PENSTOCK_SEED", "7")
 ROWS = 12_000
-KILLS = 5
+KILLS = length(2, 5)
 
 
 def words(world: ShopWorld) -> LanceTarget:

@@ -17,6 +17,7 @@ from penstock.clock import SYSTEM
 from penstock.control.deployment import open_deployment
 from penstock.control.verify import verify_target
 from penstock.jobs.job import JobId, JobState
+from support.campaign import length
 from support.jobtargets import (
     DeltaTarget,
     IcebergTarget,
@@ -32,7 +33,7 @@ from support.webhooktargets import Merging, Receiver, Staging
 pytestmark = pytest.mark.timeout(600)
 
 SEED = os.environ.get("PENSTOCK_SEED", "7")
-DISASTERS = ["kill"] * 11 + ["kill all"] * 4 + ["zombie"] * 5
+DISASTERS = ["kill"] * length(4, 11) + ["kill all"] * length(1, 4) + ["zombie"] * length(2, 5)
 ALONE: dict[str, Any] = {"job_type": "default", "schedule": {"share": False}}
 GREEDY: dict[str, Any] = {"job_type": "greedy"}
 OFTEN: dict[str, Any] = {"job_type": "periodic", "schedule": {"interval": "700ms", "share": True}}

@@ -14,7 +14,7 @@ from penstock.errors import Fenced
 from penstock.jobs.job import JobId
 from penstock.jobs.log.job_log import RUNNER_LEASE
 from penstock.kv.lease import read_lease
-from penstock.verify.results import LastVerification, Outcomes
+from penstock.verify.results import LastVerification, VerificationResults
 from support.jobworld import JobWorld, job_world
 
 JOB = "shop.items/copy"
@@ -29,7 +29,7 @@ async def until(world: JobWorld, holds: Callable[[], bool]) -> None:
 
 
 async def until_found(world: JobWorld, *, same: bool) -> LastVerification:
-    outcomes, key = Outcomes(world.jobs.log), (await world.job(JOB)).key
+    outcomes, key = VerificationResults(world.jobs.log), (await world.job(JOB)).key
     found: list[LastVerification] = []
 
     def holds() -> bool:
@@ -63,9 +63,9 @@ async def test_a_damaged_target_is_found_by_the_schedule_and_the_job_goes_on(tmp
             key = (await world.job(JOB)).key
             epoch = (await read_lease(world.async_client, RUNNER_LEASE)).epoch
             with pytest.raises(Fenced, match="somebody else"):
-                await world.do(Outcomes(world.jobs.log).note, key, bad, epoch=epoch - 1)
+                await world.do(VerificationResults(world.jobs.log).note, key, bad, epoch=epoch - 1)
             await world.do(_unregister, world)
-            outcomes = Outcomes(world.jobs.log)
+            outcomes = VerificationResults(world.jobs.log)
             await until(world, lambda: not outcomes.read([key]))
             with pytest.raises(Fenced, match="dropped"):
                 await world.do(outcomes.note, key, bad, epoch=epoch)

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock import tracing
-from penstock.jobs.consumer import Consumer, DataRetriever, DataType, gather
+from penstock.jobs.consumer import Consumer, DataRetriever, DataType, read_net_changes
 from penstock.jobs.iteration import spark_frame
 from penstock.jobs.iteration.spark_frame import SparkFrames
 from penstock.settings import TracingSettings
@@ -43,7 +43,7 @@ def batched(rows: Rows) -> type[Consumer]:
         def consume(self, data: DataRetriever) -> None:
             if data.data_type is DataType.SNAPSHOT:
                 rows.clear()
-            net = gather(data, self.job.scratch)
+            net = read_net_changes(data, self.job.scratch)
             for row in net.changed_keys.to_pylist():
                 rows.pop(row["id"], None)
             for row in net.upserts.select(data.columns.names).to_pylist():

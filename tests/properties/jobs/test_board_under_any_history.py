@@ -122,7 +122,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @invariant()
     def history_is_kept_for_whoever_has_to_begin_again(self) -> None:
-        needed = self.stage.board.needed()
+        needed = self.stage.board.list_needed_ts()
         for standing in self.stage.board:
             if standing.job.watermark:
                 assert needed[standing.job.key.table_id] <= standing.job.watermark

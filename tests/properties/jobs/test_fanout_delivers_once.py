@@ -37,7 +37,7 @@ class CountingFanOut(FanOut[ConsumerBatch]):
     def give(self, piece: ConsumerBatch) -> bool:
         given = super().give(piece)
         with self._changed:
-            held = {id(each) for lane in self._lanes.values() for each in lane.queue}
+            held = {id(batch) for queue in self._queues.values() for batch in queue.batches}
             self.most = max(self.most, len(held))
         return given
 
@@ -85,7 +85,7 @@ def test_every_consumer_gets_every_piece_once_in_order(
 
         fan = CountingFanOut(
             range(len(plans)),
-            pieces_max=PIECES_MAX,
+            batches_max=PIECES_MAX,
             patience_s=patience_ms / 1000,
             spool_bytes=spool_bytes,
             open_spool=open_spool,

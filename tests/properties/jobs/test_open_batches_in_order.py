@@ -45,11 +45,11 @@ times = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 9)), max_size=12)
 @settings(max_examples=examples(150), deadline=None)
 @given(
     groups=st.lists(st.lists(st.tuples(times, times), min_size=1, max_size=4), max_size=4),
-    piece_rows=st.integers(1, 5),
+    batch_rows=st.integers(1, 5),
     memory=st.sampled_from([1, 1 << 20]),
 )
 def test_any_open_batches_come_out_in_order(
-    groups: list[list[tuple[Changes, Changes]]], piece_rows: int, memory: int
+    groups: list[list[tuple[Changes, Changes]]], batch_rows: int, memory: int
 ) -> None:
     batches: list[ChangeBatch] = []
     expected: list[tuple[int, int, int]] = []
@@ -65,7 +65,7 @@ def test_any_open_batches_come_out_in_order(
     with TemporaryDirectory() as folder:
         projection = BatchProjection(NOW, ["id", "name"])
         pieces = list(
-            iter_in_order(batches, projection, Path(folder), piece_rows=piece_rows, memory_bytes=memory)
+            iter_in_order(batches, projection, Path(folder), batch_rows=batch_rows, memory_bytes=memory)
         )
     found = [step for piece in pieces for step in _steps(piece)]
     assert [step[:2] for step in found] == [step[:2] for step in sorted(expected)]

@@ -58,7 +58,7 @@ class QueueMachine(RuleBasedStateMachine):
         for counts in self.since.values():
             counts[account] += 1
             assert counts[account] <= 2, "an account that waits is overtaken again and again"
-        self.queue.done(account, 1.0)
+        self.queue.finish(account, 1.0)
         self.now += 1
         if again:
             self.queue.retry(taken, self.now + wait)
@@ -70,7 +70,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def ripen(self) -> None:
-        due = self.queue.ripen(self.now)
+        due = self.queue.release_due(self.now)
         ripe = [key for key, at in self.parked.items() if at <= self.now]
         for key in ripe:
             del self.parked[key]
@@ -86,10 +86,10 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(known=st.booleans())
     def announce(self, known: bool) -> None:
-        for held in self.queue.hold_silent(self.now):
+        for held in self.queue.hold_unannounced(self.now):
             rows = {job.key: job for job in held.iteration.jobs}
             self.queue.announce(held.number, rows if known else None)
-        assert not known or self.queue.hold_silent(self.now) == []
+        assert not known or self.queue.hold_unannounced(self.now) == []
 
     @precondition(lambda self: self.ready or self.parked)
     @rule(which=st.integers(0, 100))

@@ -172,7 +172,7 @@ def test_a_damaged_target_is_found_out_and_mended(
 ) -> None:
     mix = random.Random(seed)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(target, "_MEND_ROWS", chunk)
+        patched.setattr(target, "_REPAIR_ROWS", chunk)
         bag, verifier, rows = world(tmp_path_factory.mktemp("repair"), kind, mix)
         done = damage(bag, mix)
         bag.moves = moves
@@ -219,7 +219,7 @@ def test_a_target_that_never_rests_is_given_up_with_a_remedy(tmp_path: Path) -> 
 def test_more_damage_than_can_be_mended_asks_for_a_rebuild(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target, "_MEND_MAX", 0)
+    monkeypatch.setattr(target, "_REPAIR_MAX", 0)
     bag, verifier, _ = world(tmp_path, "one key", random.Random(5))
     bag.rows.clear()
     with pytest.raises(

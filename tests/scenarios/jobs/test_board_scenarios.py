@@ -103,7 +103,7 @@ class Replay:
         self.told.append(f"{name} {seconds(standing.watermark)} {seconds(row.watermark)}")
 
     def do_needed(self) -> None:
-        needed = self.stage.board.needed()
+        needed = self.stage.board.list_needed_ts()
         self.told += [f"table {table_id} after {seconds(ts)}" for table_id, ts in sorted(needed.items())]
 
 

@@ -12,7 +12,7 @@ from penstock.consumers.lake.table import LakeOptions
 from penstock.consumers.options import ByteSize, ConsumerOptions, Names, Properties, Seconds, revealed
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.jobs.api import placed
+from penstock.jobs.api import make_paths_absolute
 from penstock.jobs.consumer import Consumer, DataRetriever, find_consumer
 from penstock.jobs.spec import ConsumerInfo, IterationDetail, JobSpec
 from penstock.tables.define import define_table
@@ -84,12 +84,12 @@ def test_a_relative_place_is_that_of_the_process(
 ) -> None:
     monkeypatch.setattr("os.getcwd", lambda: "/here")
     for consumer in ("fulltext", "vector", "delta", "parquet"):
-        assert find_consumer(consumer).placed({"uri": given, "history": "1h"}) == {
+        assert find_consumer(consumer).absolute_options({"uri": given, "history": "1h"}) == {
             "uri": kept,
             "history": "1h",
         }
     for catalog in ({"catalog.type": "sql"}, {"catalog.uri": "postgresql+psycopg2://db/catalog"}):
-        assert Iceberg.placed({**catalog, "catalog.warehouse": given})["catalog.warehouse"] == kept
+        assert Iceberg.absolute_options({**catalog, "catalog.warehouse": given})["catalog.warehouse"] == kept
     assert LakeOptions.parse(ConsumerInfo(consumer="delta", options={"uri": given})).uri in {
         kept,
         f"file://{kept}",
@@ -112,7 +112,7 @@ def test_a_catalog_in_a_file_is_found_from_every_folder(
     monkeypatch: pytest.MonkeyPatch, given: str, kept: str
 ) -> None:
     monkeypatch.setattr("os.getcwd", lambda: "/here")
-    assert Iceberg.placed({"catalog.uri": given}) == {"catalog.uri": kept}
+    assert Iceberg.absolute_options({"catalog.uri": given}) == {"catalog.uri": kept}
 
 
 def _spec(consumer: str | None, options: dict[str, str]) -> JobSpec:
@@ -125,15 +125,15 @@ def test_a_changed_place_is_read_with_the_options_that_the_job_has(monkeypatch: 
     options = {"table": "a.b", "catalog.uri": "sqlite:///old/catalog.db", "catalog.warehouse": "old"}
     before = _spec("iceberg", options)
     change = _spec(None, {"catalog.warehouse": "new"})
-    assert placed(change, before) == _spec(None, {"catalog.warehouse": "/here/new"})
-    assert placed(_spec(None, {"history": "1h"}), before) == _spec(None, {"history": "1h"})
+    assert make_paths_absolute(change, before) == _spec(None, {"catalog.warehouse": "/here/new"})
+    assert make_paths_absolute(_spec(None, {"history": "1h"}), before) == _spec(None, {"history": "1h"})
 
 
 @pytest.mark.parametrize("warehouse", ["prod", "arn:aws:s3tables:eu-west-1:1:bucket/b", "s3://bucket/x", ""])
 def test_a_warehouse_that_a_catalog_knows_by_name_stays(warehouse: str) -> None:
     options = {"table": "a.b", "catalog.uri": "http://catalog:8181", "catalog.warehouse": warehouse}
-    assert Iceberg.placed(options) == options
-    assert Iceberg.placed({"catalog.warehouse": warehouse}) == {"catalog.warehouse": warehouse}
+    assert Iceberg.absolute_options(options) == options
+    assert Iceberg.absolute_options({"catalog.warehouse": warehouse}) == {"catalog.warehouse": warehouse}
 
 
 def test_a_consumer_without_declared_options_keeps_them_as_they_are() -> None:
@@ -141,7 +141,7 @@ def test_a_consumer_without_declared_options_keeps_them_as_they_are() -> None:
         def consume(self, data: DataRetriever) -> None:
             del data
 
-    assert Own.placed({"uri": "index"}) == {"uri": "index"}
+    assert Own.absolute_options({"uri": "index"}) == {"uri": "index"}
 
 
 def test_what_is_empty_takes_its_default() -> None:

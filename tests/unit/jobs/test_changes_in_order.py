@@ -95,7 +95,9 @@ def test_a_reader_that_stops_early_leaves_nothing_on_disk(tmp_path: Path) -> Non
         yield _batch([(5, number) for number in range(1000)], [], Hint.TAIL_WIP)
         raise OSError("the source ended")
 
-    pieces = iter_in_order(batches(), BatchProjection(NOW, ["id", "name"]), tmp_path / "kept", memory_bytes=100)
+    pieces = iter_in_order(
+        batches(), BatchProjection(NOW, ["id", "name"]), tmp_path / "kept", memory_bytes=100
+    )
     next(pieces)
     with pytest.raises(OSError, match="the source ended"):
         next(pieces)

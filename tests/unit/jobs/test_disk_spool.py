@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.columnar.spill_queue import SpillQueue
-from penstock.jobs.iteration.ordering import ConsumerBatch, closed
+from penstock.jobs.iteration.ordering import ConsumerBatch, mark_last
 from support.jobdoubles import until
 
 
@@ -95,7 +95,7 @@ def test_a_disk_that_fails_says_so(tmp_path: Path) -> None:
 
 def test_the_last_piece_says_that_it_is() -> None:
     nothing = _piece(0, rows=0)
-    assert [piece.last for piece in closed([_piece(1), _piece(2)], nothing)] == [False, True]
-    (only,) = closed([], nothing)
+    assert [piece.last for piece in mark_last([_piece(1), _piece(2)], nothing)] == [False, True]
+    (only,) = mark_last([], nothing)
     assert only.last
     assert only.inserts.num_rows == 0

@@ -49,13 +49,13 @@ class Taps:
     """A fan-out whose consumers are asked by hand, each in a thread of its own."""
 
     def __init__(
-        self, *names: str, patience_s: float = 0.0, spool_bytes: int = 10**9, pieces_max: int = 2
+        self, *names: str, patience_s: float = 0.0, spool_bytes: int = 10**9, batches_max: int = 2
     ) -> None:
         self.spools: dict[Hashable, ListSpool] = {}
         self.fault: Callable[[], None] = lambda: None
         self.fan: FanOut[int] = FanOut(
             names,
-            pieces_max=pieces_max,
+            batches_max=batches_max,
             patience_s=patience_s,
             spool_bytes=spool_bytes,
             open_spool=self._spool,
@@ -111,7 +111,7 @@ def test_everyone_gets_everything_in_order() -> None:
 def test_a_lone_consumer_holds_the_reader_back_and_needs_no_disk() -> None:
     taps = Taps("a")
     taps.read(10)
-    until(lambda: len(taps.fan._lanes["a"].queue) == 2)
+    until(lambda: len(taps.fan._queues["a"].batches) == 2)
     assert not taps.done
     taps.drain("a")
     until(lambda: "a" in taps.ended)
@@ -122,7 +122,7 @@ def test_a_lone_consumer_holds_the_reader_back_and_needs_no_disk() -> None:
 def test_consumers_that_are_equally_slow_need_no_disk() -> None:
     taps = Taps("a", "b")
     taps.read(10)
-    until(lambda: all(len(lane.queue) == 2 for lane in taps.fan._lanes.values()))
+    until(lambda: all(len(queue.batches) == 2 for queue in taps.fan._queues.values()))
     assert not taps.spools
     taps.drain("a", "b")
     until(lambda: len(taps.ended) == 2)
@@ -135,7 +135,7 @@ def test_a_slow_consumer_holds_others_back_by_the_bound_then_goes_on_from_disk()
     until(lambda: "quick" in taps.ended)
     assert taps.taken["quick"] == list(range(1, 51))
     assert taps.spools["slow"].kept == list(range(1, 51))  # nothing of it stays in memory
-    assert not taps.fan._lanes["slow"].queue
+    assert not taps.fan._queues["slow"].batches
     taps.drain("slow")
     until(lambda: "slow" in taps.ended)
     assert taps.taken["slow"] == list(range(1, 51))
@@ -154,13 +154,13 @@ def test_others_wait_for_a_slow_consumer_for_a_while() -> None:
 
 
 def test_the_waits_for_a_consumer_add_up() -> None:
-    taps = Taps("quick", "slow", patience_s=0.05, pieces_max=1)
+    taps = Taps("quick", "slow", patience_s=0.05, batches_max=1)
     taps.drain("quick")
     taps.read(400)
     taken = 0
     while "slow" not in taps.spools:  # it takes one piece at a time, each just in time
         before = SYSTEM.monotonic()
-        until(lambda: bool(taps.fan._lanes["slow"].queue) or "slow" in taps.spools)
+        until(lambda: bool(taps.fan._queues["slow"].batches) or "slow" in taps.spools)
         SYSTEM.pause(max(0.0, 0.01 - (SYSTEM.monotonic() - before)))
         if "slow" not in taps.spools:
             taken += 1
@@ -178,7 +178,7 @@ def test_who_has_caught_up_is_attached_again() -> None:
     assert [taps.fan.take("slow") for _ in range(3)] == [1, 2, 3]
     taps.fan.give(4)
     assert taps.spools["slow"].closed
-    assert list(taps.fan._lanes["slow"].queue) == [4]
+    assert list(taps.fan._queues["slow"].batches) == [4]
     taps.fan.give(5)
     taps.fan.give(6)
     assert taps.spools["slow"].kept == [4, 5, 6]  # its time was used up before
@@ -231,7 +231,7 @@ def test_a_consumer_that_leaves_holds_nobody_back() -> None:
 def test_canceling_wakes_a_consumer_that_waits() -> None:
     taps = Taps("a")
     taps.drain("a")
-    until(lambda: taps.fan._lanes["a"].asked)
+    until(lambda: taps.fan._queues["a"].asked)
     taps.fan.close("a")
     until(lambda: "a" in taps.ended)
     assert isinstance(taps.ended["a"], Aborted)

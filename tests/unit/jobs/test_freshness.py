@@ -42,14 +42,26 @@ PAUSED = JobSpec.parse({"trigger": {"paused": True}})
         (JOB, ReadableRange(ts(200), ts(90), ts(150)), LagReason.WAITING),
         (JOB, ReadableRange(ts(5000), ts(101)), LagReason.CATCHING_UP),
         (JOB, None, LagReason.NOT_CAPTURED),
-        (queue_iteration(JOB.watermark, ts(200), runner=1)(JOB), ReadableRange(ts(200), ts(150)), LagReason.QUEUED),
+        (
+            queue_iteration(JOB.watermark, ts(200), runner=1)(JOB),
+            ReadableRange(ts(200), ts(150)),
+            LagReason.QUEUED,
+        ),
         (
             start_iteration(JOB.watermark, ts(200), runner=1, at=1)(JOB),
             ReadableRange(ts(200), ts(150)),
             LagReason.RUNNING,
         ),
-        (fail_iteration(ErrorCode.TEMPORARY, "no", at=1)(JOB), ReadableRange(ts(200), ts(150)), LagReason.RETRYING),
-        (fail_iteration(ErrorCode.REFUSED, "never", at=1)(JOB), ReadableRange(ts(200), ts(150)), LagReason.ERROR),
+        (
+            fail_iteration(ErrorCode.TEMPORARY, "no", at=1)(JOB),
+            ReadableRange(ts(200), ts(150)),
+            LagReason.RETRYING,
+        ),
+        (
+            fail_iteration(ErrorCode.REFUSED, "never", at=1)(JOB),
+            ReadableRange(ts(200), ts(150)),
+            LagReason.ERROR,
+        ),
         (fail_iteration(ErrorCode.REFUSED, "never", at=1)(JOB), ReadableRange(ts(200), ts(50)), None),
         (replace(JOB, spec=PAUSED), ReadableRange(ts(200), ts(150)), LagReason.PAUSED),
         (drop_job(at=1)(JOB), ReadableRange(ts(200), ts(50)), LagReason.DROPPED),
@@ -75,7 +87,7 @@ def test_a_target_that_lacks_changes_is_as_old_as_its_watermark_and_says_why() -
     job = fail_iteration(ErrorCode.REFUSED, "the disk is full", at=1)(JOB)
     found = freshness_of(job, ReadableRange(ts(200), ts(150)), now_ts=ts(201), span_s=1800)
     assert not found.covers(ts(101))
-    assert str(found) == "lacks changes of the last 101.0 s: error (the disk is full)"
+    assert str(found) == "changes of the last 101.0 s are missing: error (the disk is full)"
 
 
 def test_nobody_running_jobs_is_a_reason() -> None:
@@ -164,7 +176,7 @@ async def test_waiting_gives_up_with_the_reason(bench: Bench) -> None:
     asked = Asked(bench, job_row("j", watermark=bench.world.ts))
     wanted_ts = bench.world.commit(item("integer", 1, "changed"))
     asked.source.changed_ts = bench.world.resolve()
-    with pytest.raises(Unavailable, match=r"after 3 s: lacks changes .*: waiting"):
+    with pytest.raises(Unavailable, match=r"after 3 s: changes .* are missing: waiting"):
         await asked.desk.wait_for(asked.job.id, wanted_ts, timeout_s=3)
 
 

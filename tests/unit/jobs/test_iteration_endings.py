@@ -7,7 +7,7 @@ import pytest
 from penstock.errors import Aborted, Corrupt, Denied, Fenced, Invalid, KeyExists, StaleRead, Unavailable
 from penstock.follow.cluster_tables import TableGone
 from penstock.jobs.error_codes import CutOff, SchemaRefused, TargetDiffers, failure_of
-from penstock.jobs.iteration.iteration import Ahead, OutcomePolicy, OutcomeKind, Ready, reconcile
+from penstock.jobs.iteration.iteration import Ahead, OutcomeKind, OutcomePolicy, Ready, reconcile
 from penstock.jobs.iteration.shared_scan import caps_of
 from penstock.jobs.job import ErrorCode, Job, JobState
 from penstock.jobs.log.transitions import start_iteration
@@ -25,7 +25,7 @@ def _running(watermark: int = 100) -> Job:
 
 
 @pytest.mark.parametrize(
-    ("error", "first", "last", "by_source", "how", "state", "code", "watermark"),
+    ("error", "first", "last", "by_source", "kind", "state", "code", "watermark"),
     [
         (Unavailable("away"), False, False, False, OutcomeKind.RETRIED, P, 1, 100),
         (Unavailable("away"), False, True, False, OutcomeKind.FAILED, C, 1, 100),
@@ -52,37 +52,37 @@ def test_an_error_decides_how_a_job_goes_on(
     first: bool,
     last: bool,
     by_source: bool,
-    how: OutcomeKind,
+    kind: OutcomeKind,
     state: JobState,
     code: int,
     watermark: int,
 ) -> None:
     job = _running(0 if first else 100)
     iteration = iteration_of(job, from_ts=job.watermark, to_ts=200)
-    ending = OutcomePolicy(iteration, last).stopped(error, at=9, by_source=by_source)
-    assert ending.transition is not None
-    row = ending.transition(job)
-    assert (ending.how, row.state, row.status.error_code, row.watermark) == (how, state, code, watermark)
+    outcome = OutcomePolicy(iteration, last).fail(error, at=9, by_source=by_source)
+    assert outcome.transition is not None
+    row = outcome.transition(job)
+    assert (outcome.kind, row.state, row.status.error_code, row.watermark) == (kind, state, code, watermark)
     assert row.status.lsn > job.status.lsn
 
 
 def test_success_moves_the_watermark_to_the_end_and_clears_the_error() -> None:
     job = _running()
     job = replace(job, status=replace(job.status, error_code=1, error_msg="before", failures=3))
-    ending = OutcomePolicy(iteration_of(job, from_ts=100, to_ts=200), last=True).completed(180, at=9)
-    assert ending.transition is not None
-    row = ending.transition(job)
+    outcome = OutcomePolicy(iteration_of(job, from_ts=100, to_ts=200), last=True).complete(180, at=9)
+    assert outcome.transition is not None
+    row = outcome.transition(job)
     assert (row.watermark, row.state, row.status.committed_ts) == (180, C, 180)
     assert (row.status.error_code, row.status.failures) == (0, 0)
 
 
 def test_a_retry_keeps_the_error_to_be_seen_while_it_waits() -> None:
     job = _running()
-    ending = OutcomePolicy(iteration_of(job, from_ts=100, to_ts=200), last=False).stopped(
+    outcome = OutcomePolicy(iteration_of(job, from_ts=100, to_ts=200), last=False).fail(
         Unavailable("the target is away"), at=9, by_source=False
     )
-    assert ending.transition is not None
-    row = ending.transition(job)
+    assert outcome.transition is not None
+    row = outcome.transition(job)
     assert (row.state, row.status.error_msg, row.status.failures) == (P, "the target is away", 1)
     assert (row.status.from_ts, row.status.to_ts, row.status.runner) == (100, 200, 7)
 

@@ -8,7 +8,7 @@ import pytest
 from penstock.errors import Fenced, Unavailable
 from penstock.jobs.consumer import DataRetriever, JobContext
 from penstock.jobs.job import JobState
-from penstock.jobs.log.transitions import canceled, resynced, updated
+from penstock.jobs.log.transitions import cancel_iteration, resync_job, update_spec
 from penstock.jobs.spec import JobSpec
 from support.itemtables import item
 from support.iterationbench import Bench, all_rows, item_bench
@@ -73,7 +73,7 @@ def test_a_target_in_the_future_needs_somebody_and_a_rebuild_fills_it(bench: Ben
     assert (row.state, row.status.error_code, row.watermark) == (JobState.ERROR, 10003, done.watermark)
     assert "in the future" in row.status.error_msg
     assert "penstock job repair" in row.status.error_msg
-    bench.run(resynced(row, upto_ts=bench.world.ts))
+    bench.run(resync_job(row, upto_ts=bench.world.ts))
     assert bench.end("j").watermark == copy.ts == bench.world.ts
     assert copy.rows == bench.world.versions.at(bench.world.ts)
 
@@ -92,7 +92,7 @@ def test_a_source_that_was_restored_from_a_backup_does_not_follow_its_target(ben
     assert (row.status.error_code, row.watermark) == (10003, backup.watermark)
     assert "restored from a backup" in row.status.error_msg
     assert copy.rows.keys() == rows.keys() | {(77,)}, "nothing is written on top of it"
-    bench.run(resynced(row))
+    bench.run(resync_job(row))
     assert copy.rows == bench.world.versions.at(bench.world.ts)
 
 
@@ -163,7 +163,7 @@ def test_a_new_spec_meanwhile_stays(bench: Bench) -> None:
 
     def update(step: str) -> None:
         if step == "committed":
-            bench.log.touch("j", updated(newer, interrupt=False, at=5))
+            bench.log.touch("j", update_spec(newer, interrupt=False, at=5))
 
     bench.consumers = {"copy": Copy().consumer(update)}
     bench.run(job_row("j"))
@@ -195,7 +195,7 @@ def test_neither_rows_nor_watermark_are_written_once_the_row_has_moved(bench: Be
     def consume(_job: JobContext, data: DataRetriever) -> None:
         txn = MemoryTxn()
         txn.add(lambda: lambda: rows.update({1: "written"}))
-        bench.log.touch("j", canceled(at=1))
+        bench.log.touch("j", cancel_iteration(at=1))
         try:
             data.update_watermark(txn)  # type: ignore[arg-type] # what the log in memory takes
         except Fenced as error:

@@ -18,7 +18,7 @@ def _order(queue: FairQueue, seconds: float = 1.0) -> list[str]:
     order = []
     while (taken := queue.take()) is not None:
         order.append(taken.iteration.jobs[0].key.job_name)
-        queue.done(taken.iteration.account, seconds)
+        queue.finish(taken.iteration.account, seconds)
     return order
 
 
@@ -54,7 +54,7 @@ def test_a_thousand_iterations_of_one_account_do_not_keep_anothers_only_one_wait
     for _ in range(3):
         taken = queue.take()
         assert taken is not None
-        queue.done("many", 1.0)
+        queue.finish("many", 1.0)
     queue.offer(_iteration("only", "few"))
     assert "only" in _order(queue)[:2]
 
@@ -98,7 +98,7 @@ def test_an_account_with_long_iterations_gets_fewer_of_them() -> None:
         assert taken is not None
         seconds = 9.0 if taken.iteration.account == "long" else 1.0
         spent[taken.iteration.account] += seconds
-        queue.done(taken.iteration.account, seconds)
+        queue.finish(taken.iteration.account, seconds)
     assert abs(spent["long"] - spent["short"]) <= 9
 
 
@@ -110,7 +110,7 @@ def test_who_comes_after_a_long_rest_has_saved_nothing() -> None:
         queue.offer(_iteration(f"busy{number}", "busy"))
     for _ in range(40):
         queue.take()
-        queue.done("busy", 1.0)
+        queue.finish("busy", 1.0)
     for number in range(10):
         queue.offer(_iteration(f"rested{number}", "rested"))
     order = _order(queue)[:10]
@@ -123,11 +123,11 @@ def test_a_retry_waits_for_its_time_and_comes_at_its_old_place() -> None:
     queue.offer(_iteration("b"))
     taken = queue.take()
     assert taken is not None
-    queue.done("sys", 1.0)
+    queue.finish("sys", 1.0)
     queue.retry(Waiting(taken.number, taken.iteration, failures=1), at=50.0)
-    assert queue.ripen(49.0) == 50.0
+    assert queue.release_due(49.0) == 50.0
     assert len(queue) == 2
-    assert queue.ripen(50.0) is None
+    assert queue.release_due(50.0) is None
     again = queue.take()
     assert again is not None
     assert (again.iteration, again.failures, again.since) == (taken.iteration, 1, 50.0)
@@ -153,7 +153,7 @@ def test_a_job_is_taken_out_without_its_siblings(parked: bool) -> None:
         queue.retry(taken, at=1.0)
     assert queue.remove(gone.key) == gone
     assert queue.remove(gone.key) is None
-    queue.ripen(2.0)
+    queue.release_due(2.0)
     queue.offer(_iteration("other"))
     assert _order(queue) == ["other", "kept"]  # by the priority of who is left
 
@@ -163,20 +163,20 @@ def test_what_waits_for_long_is_held_while_the_log_is_told() -> None:
     old, young = job_row("old"), job_row("young")
     queue.offer(iteration_of(old, to_ts=10), now=1.0)
     queue.offer(iteration_of(young, to_ts=10), now=5.0)
-    (held,) = queue.hold_silent(before=2.0)
+    (held,) = queue.hold_unannounced(before=2.0)
     assert held.iteration.jobs == (old,)
     assert len(queue) == 2
-    assert queue.hold_silent(before=2.0) == []
+    assert queue.hold_unannounced(before=2.0) == []
     written = old.with_status(from_ts=0)
     queue.announce(held.number, {old.key: written})
-    assert queue.hold_silent(before=2.0) == []  # it is known
+    assert queue.hold_unannounced(before=2.0) == []  # it is known
     assert queue.take() == replace(held, iteration=iteration_of(written, to_ts=10), announced=True)
 
 
 def test_nobody_takes_what_is_held() -> None:
     queue = FairQueue(10)
     queue.offer(_iteration("a"), now=1.0)
-    (held,) = queue.hold_silent(before=2.0)
+    (held,) = queue.hold_unannounced(before=2.0)
     assert queue.take() is None
     queue.announce(held.number, None)  # the log does not answer: as before
     assert queue.take() == held
@@ -186,7 +186,7 @@ def test_who_is_lost_while_it_is_held_is_taken_out() -> None:
     queue = FairQueue(10)
     jobs = [job_row(name) for name in ("stale", "removed", "kept")]
     queue.offer(iteration_of(*jobs, to_ts=10), now=1.0)
-    (held,) = queue.hold_silent(before=2.0)
+    (held,) = queue.hold_unannounced(before=2.0)
     assert queue.remove(jobs[1].key) == jobs[1]
     queue.announce(held.number, {job.key: job for job in jobs[1:]})
     taken = queue.take()
@@ -200,7 +200,7 @@ def test_nothing_is_left_of_an_iteration_whose_jobs_are_all_lost() -> None:
     for lost in ({}, "removed"):
         job = job_row("a")
         queue.offer(iteration_of(job, to_ts=10), now=1.0)
-        (held,) = queue.hold_silent(before=2.0)
+        (held,) = queue.hold_unannounced(before=2.0)
         if lost == "removed":
             queue.remove(job.key)
         queue.announce(held.number, {})
@@ -219,6 +219,6 @@ def test_an_iteration_without_jobs_is_gone(parked: bool) -> None:
         queue.retry(taken, at=1.0)
     queue.remove(job.key)
     assert len(queue) == 0
-    assert queue.ripen(2.0) is None
+    assert queue.release_due(2.0) is None
     assert queue.take() is None
     assert queue.offer(iteration_of(job, to_ts=10))

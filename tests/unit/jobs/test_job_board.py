@@ -54,7 +54,7 @@ def test_a_row_that_is_gone_for_a_moment_does_not_let_a_second_iteration_begin(s
     stage.board.apply([row])
     stage.now = 30.0
     assert [each.busy for each in stage.board] == [True]
-    assert stage.board.tables[1].plan(stage.look(1), now_ts=ts_of(30), now=30.0).wanted == []
+    assert stage.board.tables[1].plan(stage.look(1), now_ts=ts_of(30), now=30.0).iterations == []
     stage.end("a")
     stage.commit()
     assert stage.tick() == ["shared 20..30 a"]
@@ -69,6 +69,6 @@ def test_an_end_that_comes_after_the_next_runner_took_over_changes_nothing(stage
 
 
 def test_history_is_not_kept_for_a_table_that_is_gone(stage: BoardStage) -> None:
-    assert stage.board.needed() == {1: ts_of(10)}
+    assert stage.board.list_needed_ts() == {1: ts_of(10)}
     stage.fail("a", ErrorCode.TABLE_GONE)
-    assert stage.board.needed() == {}
+    assert stage.board.list_needed_ts() == {}

@@ -82,7 +82,7 @@ def test_looks_that_fail_are_counted() -> None:
         async def fails(_: object) -> Any:
             raise Unavailable("nobody answers")
 
-        cluster.tables.look = fails  # type: ignore[method-assign] # a fault
+        cluster.tables.read_progress = fails  # type: ignore[method-assign] # a fault
         await sleep(cluster, 30)
         assert grown()[0] >= 2
 

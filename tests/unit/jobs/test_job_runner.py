@@ -12,7 +12,7 @@ import pytest
 from penstock.clock import compose_ts, physical_ms
 from penstock.errors import Unavailable
 from penstock.jobs.job import ErrorCode, Job, JobState
-from penstock.jobs.log.transitions import pending, resumed, updated
+from penstock.jobs.log.transitions import queue_iteration, resume_job, update_spec
 from penstock.jobs.runner import custom_triggers
 from penstock.jobs.runner.custom_triggers import TriggerContext
 from penstock.jobs.spec import JobSpec
@@ -89,16 +89,16 @@ def test_changes_come_with_the_next_look_and_to_greedy_jobs_at_once() -> None:
 def test_nothing_begins_while_tables_cannot_be_looked_at_and_nothing_with_an_invented_end() -> None:
     async def body(cluster: SimCluster) -> None:
         cluster.tables.commit(1)
-        look = cluster.tables.look
+        look = cluster.tables.read_progress
 
         async def fails(_: object) -> Any:
             raise Unavailable("nobody answers")
 
-        cluster.tables.look = fails  # type: ignore[method-assign] # a fault
+        cluster.tables.read_progress = fails  # type: ignore[method-assign] # a fault
         job = cluster.log.register(1, "a", spec_of([]))
         await sleep(cluster, 60)
         assert not cluster.iterations
-        cluster.tables.look = look  # type: ignore[method-assign] # the fault is over
+        cluster.tables.read_progress = look  # type: ignore[method-assign] # the fault is over
         await sleep(cluster, 3)
         assert complete(cluster, job)
         now_ts = cluster.chance.now_ts()
@@ -143,11 +143,11 @@ def test_quiet_tables_cost_one_look_for_all_of_them() -> None:
             for name in "abcde":
                 cluster.log.register(table_id, name, spec_of([]))
         await sleep(cluster, 25)
-        looks, iterations = cluster.tables.looks, len(cluster.iterations)
+        looks, iterations = cluster.tables.progress_reads, len(cluster.iterations)
         written = len(cluster.log.history)
         cluster.tables.commit(7)
         await sleep(cluster, 100)
-        assert cluster.tables.looks - looks == 10
+        assert cluster.tables.progress_reads - looks == 10
         assert [len(each.jobs) for each in cluster.iterations[iterations:]] == [5]
         assert len(cluster.log.history) - written == 10  # five jobs begin and end; nothing else is written
 
@@ -226,7 +226,7 @@ def test_history_is_held_as_far_as_the_log_needs_it() -> None:
         job = cluster.log.register(1, "b", spec_of([]))
         await sleep(cluster, 30)
         assert cluster.tables.held == {1: row(cluster, job).watermark}
-        cluster.log.change(behind.key, resumed)
+        cluster.log.change(behind.key, resume_job)
         await sleep(cluster, 30)
         assert cluster.tables.held == {1: min(row(cluster, each).watermark for each in (job, behind))}
 
@@ -255,7 +255,7 @@ def test_an_interrupting_spec_ends_the_iteration_and_the_next_begins_where_it_be
         await sleep(cluster, 12)
         assert row(cluster, job).state is JobState.RUNNING
         cluster.slowness_s = 0.1
-        cluster.log.change(job.key, updated(spec_of(["own"]), interrupt=True, at=1))
+        cluster.log.change(job.key, update_spec(spec_of(["own"]), interrupt=True, at=1))
         assert row(cluster, job).state is JobState.CANCELED
         await sleep(cluster, 70)
         begun = [each.from_ts for each in cluster.iterations]
@@ -295,7 +295,7 @@ def test_a_row_that_a_vanished_runner_was_busy_with_is_adopted() -> None:
         cluster.tables.commit(1)
         await sleep(cluster, 2)
         job = cluster.log.register(1, "a", spec_of([]))
-        cluster.log.change(job.key, pending(0, 5, runner=0))
+        cluster.log.change(job.key, queue_iteration(0, 5, runner=0))
         await sleep(cluster, 3)
         assert complete(cluster, job)
         assert row(cluster, job).status.runner == 1
@@ -433,7 +433,7 @@ def test_a_trigger_that_returns_no_bool_is_refused(monkeypatch: pytest.MonkeyPat
 
     spec = installed(monkeypatch, vague)
     context: Any = SimpleNamespace(job="j")
-    said = custom_triggers.answer(custom_triggers.TriggerRequest(spec.job_type, context))
+    said = custom_triggers.ask_trigger(custom_triggers.TriggerRequest(spec.job_type, context))
     assert said == custom_triggers.Fault(
         ErrorCode.REFUSED, f"trigger {spec.job_type} returned str; it has to return a bool"
     )

@@ -29,21 +29,21 @@ def job(state: JobState = JobState.COMPLETED, *, watermark: int = 100, **status:
 
 
 COUNTED: dict[str, Transition] = {
-    "adopted": transitions.adopted(2),
-    "pending": transitions.pending(100, 200, runner=1),
-    "started": transitions.started(100, 200, runner=1, at=5),
-    "completed": transitions.completed(200, at=5),
-    "failed": transitions.failed(ErrorCode.TEMPORARY, "no answer", at=5),
-    "failed for good": transitions.failed(ErrorCode.REFUSED, "no such option", at=5),
-    "canceled": transitions.canceled(at=5),
-    "resynced": transitions.resynced,
-    "interrupted": transitions.updated(GREEDY, interrupt=True, at=5),
-    "dropped": transitions.dropped(at=5),
+    "adopted": transitions.adopt_job(2),
+    "pending": transitions.queue_iteration(100, 200, runner=1),
+    "started": transitions.start_iteration(100, 200, runner=1, at=5),
+    "completed": transitions.complete_iteration(200, at=5),
+    "failed": transitions.fail_iteration(ErrorCode.TEMPORARY, "no answer", at=5),
+    "failed for good": transitions.fail_iteration(ErrorCode.REFUSED, "no such option", at=5),
+    "canceled": transitions.cancel_iteration(at=5),
+    "resynced": transitions.resync_job,
+    "interrupted": transitions.update_spec(GREEDY, interrupt=True, at=5),
+    "dropped": transitions.drop_job(at=5),
 }
 QUIET: dict[str, Transition] = {
-    "flushed": transitions.flushed(300),
-    "updated": transitions.updated(GREEDY, interrupt=False, at=5),
-    "resumed": transitions.resumed,
+    "flushed": transitions.flush_watermark(300),
+    "updated": transitions.update_spec(GREEDY, interrupt=False, at=5),
+    "resumed": transitions.resume_job,
 }
 
 
@@ -91,11 +91,11 @@ def test_the_spec_changes_by_an_update_alone(name: str) -> None:
 def test_a_failure_leaves_the_next_iteration_to_begin_exactly_where_this_one_did() -> None:
     row = job()
     for _ in range(5):
-        row = transitions.started(row.watermark, 200, runner=1, at=1)(row)
-        row = transitions.failed(ErrorCode.TEMPORARY, "no answer", at=2)(row)
+        row = transitions.start_iteration(row.watermark, 200, runner=1, at=1)(row)
+        row = transitions.fail_iteration(ErrorCode.TEMPORARY, "no answer", at=2)(row)
     assert row.watermark == 100, "not one tick is skipped"
     assert (row.status.failures, row.state) == (5, JobState.COMPLETED)
-    row = transitions.completed(200, at=3)(row)
+    row = transitions.complete_iteration(200, at=3)(row)
     assert (row.status.failures, row.status.error_code, row.status.error_msg) == (0, 0, "")
 
 
@@ -103,14 +103,14 @@ def test_a_failure_leaves_the_next_iteration_to_begin_exactly_where_this_one_did
 def test_only_a_permanent_error_stops_a_job(code: ErrorCode) -> None:
     if code is ErrorCode.OK:
         with pytest.raises(AssertionError):
-            transitions.failed(code, "", at=1)
+            transitions.fail_iteration(code, "", at=1)
         return
-    state = transitions.failed(code, "because", at=1)(job(JobState.RUNNING)).state
+    state = transitions.fail_iteration(code, "because", at=1)(job(JobState.RUNNING)).state
     assert state is (JobState.ERROR if code >= 10_000 else JobState.COMPLETED)
 
 
 def test_a_message_is_one_line_and_not_endless() -> None:
-    said = transitions.failed(1, "two\n  lines" + "!" * 5000, at=1)(job()).status.error_msg
+    said = transitions.fail_iteration(1, "two\n  lines" + "!" * 5000, at=1)(job()).status.error_msg
     assert said.startswith("two lines!")
     assert len(said) == 1000
 
@@ -118,14 +118,14 @@ def test_a_message_is_one_line_and_not_endless() -> None:
 @pytest.mark.parametrize("state", JobState)
 def test_who_takes_over_finds_every_job_idle(state: JobState) -> None:
     before = job(state, from_ts=100, to_ts=200, failures=2)
-    after = transitions.adopted(9)(before)
+    after = transitions.adopt_job(9)(before)
     assert after.state is (state if state in IDLE else JobState.COMPLETED)
     assert after == replace(before, state=after.state, status=replace(before.status, lsn=8, runner=9))
 
 
 @pytest.mark.parametrize("state", JobState)
 def test_an_interruption_cancels_what_is_queued_or_running(state: JobState) -> None:
-    after = transitions.updated(GREEDY, interrupt=True, at=5)(job(state))
+    after = transitions.update_spec(GREEDY, interrupt=True, at=5)(job(state))
     assert after.state is (state if state in IDLE else JobState.CANCELED)
 
 
@@ -133,64 +133,71 @@ def test_an_interruption_cancels_what_is_queued_or_running(state: JobState) -> N
 @pytest.mark.parametrize("watermark", [0, 100])
 def test_a_flush_raises_the_watermark_and_touches_nothing_else(state: JobState, watermark: int) -> None:
     before = job(state, watermark=watermark, from_ts=50, to_ts=100, error_code=1, error_msg="x")
-    after = transitions.flushed(300)(before)
+    after = transitions.flush_watermark(300)(before)
     moved = watermark > 0 and state in IDLE
     assert after == replace(before, watermark=300 if moved else watermark)
-    assert transitions.flushed(after.watermark - 1)(after) == after, "a watermark never goes back"
+    assert transitions.flush_watermark(after.watermark - 1)(after) == after, "a watermark never goes back"
 
 
 def test_no_flush_takes_the_first_iteration_from_a_job() -> None:
-    assert transitions.flushed(300)(job(watermark=0)).watermark == 0
+    assert transitions.flush_watermark(300)(job(watermark=0)).watermark == 0
 
 
 def test_what_the_target_has_is_told_from_what_had_no_changes() -> None:
-    row = transitions.flushed(300)(transitions.completed(200, at=1)(job()))
+    row = transitions.flush_watermark(300)(transitions.complete_iteration(200, at=1)(job()))
     assert (row.watermark, row.status.committed_ts) == (300, 200)
 
 
 def test_what_a_target_has_from_before_a_new_beginning_does_not_count() -> None:
-    running = transitions.started(100, 250, runner=1, at=1)(job())
-    after = transitions.resynced(running)
+    running = transitions.start_iteration(100, 250, runner=1, at=1)(job())
+    after = transitions.resync_job(running)
     assert (after.watermark, after.status.committed_ts, after.state) == (0, 0, JobState.CANCELED)
     assert after.status.resync_ts == 250, "the iteration under way may still commit up to there"
-    again = transitions.resynced(after)
+    again = transitions.resync_job(after)
     assert again.status.resync_ts == 250
-    assert transitions.completed(400, at=2)(again).status.resync_ts == 250
+    assert transitions.complete_iteration(400, at=2)(again).status.resync_ts == 250
 
 
 def test_the_log_remembers_how_far_iterations_went() -> None:
     def begun(job: Job) -> int:
         return job.status.begun_ts
 
-    waits = transitions.pending(100, 900, runner=1)(job())
-    runs = transitions.started(100, 900, runner=1, at=1)(waits)
+    waits = transitions.queue_iteration(100, 900, runner=1)(job())
+    runs = transitions.start_iteration(100, 900, runner=1, at=1)(waits)
     assert (begun(waits), begun(runs)) == (0, 0), "the target has nothing of this one yet"
-    shorter = transitions.pending(100, 300, runner=1)(transitions.canceled(at=2)(runs))
+    shorter = transitions.queue_iteration(100, 300, runner=1)(transitions.cancel_iteration(at=2)(runs))
     assert begun(shorter) == 900, "the iteration that was given up may still commit"
-    again = transitions.started(100, 300, runner=1, at=3)(shorter)
-    assert begun(transitions.completed(300, at=4)(again)) == 900
-    assert begun(transitions.resynced(transitions.started(100, 1000, runner=1, at=5)(again))) == 1000
-    again = transitions.pending(100, 400, runner=2)(transitions.pending(100, 2000, runner=1)(again))
-    assert begun(again) == 900, "of one that only waited the target has nothing"
-    adopted = transitions.adopted(3)(transitions.started(100, 500, runner=2, at=6)(again))
-    assert begun(transitions.pending(100, 400, runner=3)(adopted)) == 900
+    again = transitions.start_iteration(100, 300, runner=1, at=3)(shorter)
+    assert begun(transitions.complete_iteration(300, at=4)(again)) == 900
     assert (
-        begun(transitions.pending(100, 400, runner=3)(replace(adopted, status=JobStatus(to_ts=950)))) == 950
+        begun(transitions.resync_job(transitions.start_iteration(100, 1000, runner=1, at=5)(again))) == 1000
+    )
+    again = transitions.queue_iteration(100, 400, runner=2)(
+        transitions.queue_iteration(100, 2000, runner=1)(again)
+    )
+    assert begun(again) == 900, "of one that only waited the target has nothing"
+    adopted = transitions.adopt_job(3)(transitions.start_iteration(100, 500, runner=2, at=6)(again))
+    assert begun(transitions.queue_iteration(100, 400, runner=3)(adopted)) == 900
+    assert (
+        begun(transitions.queue_iteration(100, 400, runner=3)(replace(adopted, status=JobStatus(to_ts=950))))
+        == 950
     ), "rows of an older version have no begun_ts"
 
 
-@pytest.mark.parametrize("transition", [transitions.resumed, transitions.resynced])
+@pytest.mark.parametrize("transition", [transitions.resume_job, transitions.resync_job])
 def test_somebody_who_repairs_a_job_lets_it_go_on(transition: Transition) -> None:
-    stopped = transitions.failed(ErrorCode.SCHEMA, "no", at=1)(job(JobState.RUNNING))
+    stopped = transitions.fail_iteration(ErrorCode.SCHEMA, "no", at=1)(job(JobState.RUNNING))
     after = transition(stopped)
     assert (after.state, after.status.error_code, after.status.failures) == (JobState.COMPLETED, 0, 0)
     assert after.status.lsn > stopped.status.lsn
 
 
 def test_a_job_that_is_resumed_is_not_paused() -> None:
-    paused = transitions.updated(JobSpec.parse({"trigger": {"paused": True}}), interrupt=False, at=1)(job())
+    paused = transitions.update_spec(JobSpec.parse({"trigger": {"paused": True}}), interrupt=False, at=1)(
+        job()
+    )
     assert paused.spec.paused
-    assert not transitions.resumed(paused).spec.paused
+    assert not transitions.resume_job(paused).spec.paused
 
 
 @pytest.mark.parametrize(("watermark", "from_ts"), [(100, 99), (0, 50)])
@@ -198,6 +205,6 @@ def test_an_iteration_that_would_repeat_or_skip_changes_is_our_own_mistake(
     watermark: int, from_ts: int
 ) -> None:
     with pytest.raises(AssertionError):
-        transitions.started(from_ts, 200, runner=1, at=1)(job(watermark=watermark))
+        transitions.start_iteration(from_ts, 200, runner=1, at=1)(job(watermark=watermark))
     with pytest.raises(AssertionError):
-        transitions.completed(watermark - 1, at=1)(job(watermark=watermark))
+        transitions.complete_iteration(watermark - 1, at=1)(job(watermark=watermark))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from penstock.jobs.job import Job, JobKey, JobState
-from penstock.jobs.log.transitions import Transition, adopted, started
+from penstock.jobs.log.transitions import Transition, adopt_job, start_iteration
 from penstock.jobs.runner.board import JobBoard
 from penstock.jobs.runner.board_log import BoardLog
 from support.boardstage import BoardStage, ts_of
@@ -12,12 +12,12 @@ from support.jobdoubles import job_row
 
 
 def _board() -> JobBoard:
-    return JobBoard(interval_s=10, rest_s=lambda _failures: 1.0)
+    return JobBoard(interval_s=10, retry_delay_s=lambda _failures: 1.0)
 
 
 def test_a_job_of_a_log_that_was_made_anew_is_not_an_echo_of_the_one_that_had_its_key() -> None:
     board, old = _board(), replace(job_row("a", watermark=ts_of(9)), create_at=1)
-    board.apply([started(ts_of(9), ts_of(10), runner=1, at=1)(adopted(1)(old))])
+    board.apply([start_iteration(ts_of(9), ts_of(10), runner=1, at=1)(adopt_job(1)(old))])
     new = replace(job_row("a"), create_at=2)  # the same key; nobody has changed it yet
     board.replace([new])
     found = board.get(new.key)
@@ -47,9 +47,9 @@ def test_a_job_whose_target_fences_it_again_and_again_rests_longer_each_time() -
     stage.register("a")
     stage.deliver()
     assert stage.hurry() == ["first 0..10 a"]
-    for rest_s in (1, 2, 4):
+    for delay_s in (1, 2, 4):
         stage.cancel("a")
-        stage.now += rest_s - 0.1
+        stage.now += delay_s - 0.1
         assert stage.hurry() == []
         stage.now += 0.1
         assert stage.hurry() == [f"first 0..{stage.now:g} a"]
@@ -97,7 +97,7 @@ async def test_a_runner_that_was_overtaken_leaves_the_iterations_of_the_newer_on
     await elder.take_over()
     # It sleeps; the next one takes over and begins, and it hears of that before it hears that it is fenced.
     for row in list(log.rows.values()):
-        log.rows[row.key] = started(0, ts_of(10), runner=5, at=1)(adopted(5)(row))
+        log.rows[row.key] = start_iteration(0, ts_of(10), runner=5, at=1)(adopt_job(5)(row))
     board.apply(log.rows.values())
     await elder.settle()
     assert {row.state for row in log.rows.values()} == {JobState.RUNNING}
@@ -109,7 +109,7 @@ async def test_a_runner_adopts_what_one_before_it_was_busy_with() -> None:
     younger = BoardLog(board, log, epoch=5)
     await younger.take_over()
     (row,) = log.rows.values()
-    log.rows[row.key] = started(0, ts_of(10), runner=4, at=1)(row)
+    log.rows[row.key] = start_iteration(0, ts_of(10), runner=4, at=1)(row)
     board.apply(log.rows.values())
     await younger.settle()
     assert (log.rows[row.key].state, log.rows[row.key].status.runner) == (JobState.COMPLETED, 5)

@@ -11,7 +11,7 @@ from penstock.durations import parse_duration
 from penstock.errors import Invalid
 from penstock.jobs.consumer import find_consumer
 from penstock.jobs.runner.custom_triggers import find_trigger
-from penstock.jobs.runner.tracked_job import Rule
+from penstock.jobs.runner.tracked_job import TriggerRule
 from penstock.jobs.spec import JobSpec
 
 AGES = "9" * 400 + "d"
@@ -26,7 +26,7 @@ AGES = "9" * 400 + "d"
 )
 def test_a_duration_that_no_clock_reaches_is_refused(tree: dict[str, Any]) -> None:
     with pytest.raises(Invalid, match="longer than"):
-        Rule.of(JobSpec.parse(tree))
+        TriggerRule.of(JobSpec.parse(tree))
 
 
 def test_long_durations_are_durations() -> None:
@@ -56,4 +56,4 @@ def test_a_spec_file_that_is_no_text_is_told(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     path.write_bytes(b"\xff\xfe\x00trigger")
     with pytest.raises(Invalid, match=r"spec\.yaml is not valid"):
-        jobs.spec_of(path, {})
+        jobs.read_spec(path, {})

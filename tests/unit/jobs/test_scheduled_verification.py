@@ -80,10 +80,10 @@ def test_jobs_that_do_not_want_it_or_have_nothing_to_compare_are_left_out(idle: 
 def test_a_schedule_is_a_duration_or_never_and_the_newer_spec_counts() -> None:
     hourly = JobSpec.parse({"detail": {"verify": "1h"}})
     assert hourly.verify_s == 3600
-    assert hourly.merged(JobSpec()).verify_s == 3600
-    assert hourly.merged(JobSpec.parse({"detail": {"verify": "never"}})).verify_s is None
+    assert hourly.merge(JobSpec()).verify_s == 3600
+    assert hourly.merge(JobSpec.parse({"detail": {"verify": "never"}})).verify_s is None
     for wrong in ("0s", "soon", "-1h"):
-        with pytest.raises(Invalid, match=r"detail\.verify|no duration"):
+        with pytest.raises(Invalid, match=r"detail\.verify|is not a duration"):
             JobSpec.parse({"detail": {"verify": wrong}})
 
 
@@ -131,18 +131,20 @@ def test_a_chosen_column_that_got_another_name_is_told_with_what_to_do() -> None
 
 
 class Verifier:
-    """Implements RunnerVerifier: finds what a test says, and keeps what it is told."""
+    """A TargetVerification that finds what a test says, and VerificationResults kept in lists."""
 
-    def __init__(self) -> None:
+    def __init__(self, jobs: Iterable[Job]) -> None:
+        self.jobs = {each.id: each for each in jobs}
         self.finds: dict[str, Callable[[Job, Callable[[], None]], TargetVerifyReport]] = {}
         self.known: dict[JobKey, LastVerification] = {}
         self.noted: list[tuple[str, bool | None, str]] = []
         self.lost = False
 
-    def last(self, _keys: Iterable[JobKey]) -> dict[JobKey, LastVerification]:
+    def read(self, _keys: Iterable[JobKey]) -> dict[JobKey, LastVerification]:
         return dict(self.known)
 
-    def verify(self, of: Job, proceed: Callable[[], None]) -> TargetVerifyReport:
+    def verify(self, job_id: JobId, *, proceed: Callable[[], None]) -> TargetVerifyReport:
+        of = self.jobs[job_id]
         return self.finds.get(of.key.job_name, lambda each, _: report(each))(of, proceed)
 
     def note(self, key: JobKey, last: LastVerification, *, epoch: int) -> None:
@@ -159,9 +161,10 @@ class Stage:
         self.clock = ManualClock()
         self.board = [SimpleNamespace(job=each) for each in jobs]
         self.lease = SimpleNamespace(epoch=7, lapsed=False)
-        self.verifier = Verifier()
+        self.verifier = Verifier(jobs)
+        verifier = cast("Any", self.verifier)
         self.duty = ScheduledVerification(
-            cast("Any", self.board), cast("Any", self.lease), self.verifier, clock=self.clock
+            cast("Any", self.board), cast("Any", self.lease), verifier, verifier, clock=self.clock
         )
 
     @asynccontextmanager

@@ -64,7 +64,7 @@ def fresh(job: Job) -> Freshness:
 
 
 def shown(job: Job) -> dict[str, str]:
-    tree = job_views.everything(job, fresh(job))
+    tree = job_views.job_details(job, fresh(job))
     assert SECRET not in json.dumps(tree)
     options: dict[str, str] = tree["spec"]["detail"]["consumer"]["options"]
     return options
@@ -98,7 +98,7 @@ def test_a_job_shows_how_it_does() -> None:
             error_code=ErrorCode.TEMPORARY, error_msg="no route", failures=2, start_at=5, end_at=9
         ),
     )
-    tree = job_views.everything(job, fresh(job))
+    tree = job_views.job_details(job, fresh(job))
     assert (tree["state"], tree["lag_s"], tree["error_code"], tree["error"]) == (
         "completed",
         10.0,
@@ -108,7 +108,7 @@ def test_a_job_shows_how_it_does() -> None:
     assert (tree["failures"], tree["table_id"], tree["job_id"]) == (2, 7, 3)
     assert tree["iteration"]["started"] == "1970-01-01T00:00:00.005+00:00"
     job = a_job("kv", {}, watermark=0)
-    new = job_views.summary(job, fresh(job))
+    new = job_views.job_summary(job, fresh(job))
     assert (new["watermark_time"], new["lag_s"]) == (None, None)
 
 
@@ -123,28 +123,28 @@ def test_a_job_shows_how_it_does() -> None:
 )
 def test_a_pause_is_said_where_nothing_else_matters_more(state: JobState, paused: bool, said: str) -> None:
     job = a_job("kv", {}, state=state, trigger={"paused": paused})
-    assert job_views.summary(job)["state"] == said
+    assert job_views.job_summary(job)["state"] == said
 
 
 def test_a_terminal_shows_tables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    output.print_jobs([job_views.summary(a_job("kv", {}))])
+    output.print_jobs([job_views.job_summary(a_job("kv", {}))])
     output.print_jobs([])
     output.print_facts({"lag_s": None, "iteration": {"from_ts": 1, "ended": None}, "jobs": ["a", "[b]"]})
-    output.print_found(
+    output.print_search(
         {"rows": [{"id": 1, "text": "x" * 99}], "watermark_time": "now", "lag_s": 0.5, "complete": False}
     )
-    output.print_found({"rows": [], "watermark_time": "now", "lag_s": 0.5, "complete": True})
+    output.print_search({"rows": [], "watermark_time": "now", "lag_s": 0.5, "complete": True})
     out = capsys.readouterr().out
-    for said in ("shop.orders/copy", "none", "from ts 1", "a, [b]", "nothing found", "built anew"):
+    for said in ("shop.orders/copy", "none", "from ts 1", "a, [b]", "nothing found", "being rebuilt"):
         assert said in out
 
 
 def test_a_vector_is_numbers_with_commas_or_a_file(tmp_path: Any) -> None:
-    assert search.parsed_vector("1,2.5,-3e2") == [1.0, 2.5, -300.0]
-    assert search.parsed_vector(" [0, 1] ") == [0.0, 1.0]
+    assert search.parse_vector("1,2.5,-3e2") == [1.0, 2.5, -300.0]
+    assert search.parse_vector(" [0, 1] ") == [0.0, 1.0]
     (tmp_path / "v.json").write_text("[0.5, 2]\n")
-    assert search.parsed_vector(f"@{tmp_path}/v.json") == [0.5, 2.0]
+    assert search.parse_vector(f"@{tmp_path}/v.json") == [0.5, 2.0]
     for wrong in ("", "[]", "a,b", "1;2", "[[1]]", f"@{tmp_path}/none", "1,null"):
         with pytest.raises(Invalid, match="vector"):
-            search.parsed_vector(wrong)
+            search.parse_vector(wrong)

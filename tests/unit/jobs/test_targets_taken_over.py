@@ -53,4 +53,4 @@ def test_a_new_registration_is_advised_only_where_it_helps(tmp_path: Path, owner
     job = job_context(tmp_path, "delta", {}, job_id=3, table_id=7)
     with pytest.raises(TargetDiffers, match="give it another target") as error:
         job.check_takeover(owner, NAME, "the table")
-    assert ("register this one anew" in str(error.value)) is helps
+    assert ("register this one again" in str(error.value)) is helps

@@ -37,8 +37,8 @@ def standing(text: str, turn: int = 0) -> TrackedJob:
         drop_at=1 if "dropped" in words else None,
     )
     it = TrackedJob(job, job.watermark, turn=turn)
-    it.wanted = any(word.startswith("ask!") for word in words)
-    it.rests_until = 1.0 if "rests" in words else None
+    it.triggered = any(word.startswith("ask!") for word in words)
+    it.retry_at = 1.0 if "rests" in words else None
     if "busy" in words:
         it.iteration = Iteration(
             id="i", table_id=1, from_ts=job.watermark, to_ts=job.watermark + 1, jobs=(job,)
@@ -48,7 +48,7 @@ def standing(text: str, turn: int = 0) -> TrackedJob:
 
 def written(candidate: Candidate) -> str:
     names = " ".join(each.job.key.job_name for each in candidate.jobs)
-    return f"{candidate.why.value} {seconds(candidate.from_ts)}..{seconds(candidate.to_ts)} {names}"
+    return f"{candidate.reason.value} {seconds(candidate.from_ts)}..{seconds(candidate.to_ts)} {names}"
 
 
 TABLE = {

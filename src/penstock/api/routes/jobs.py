@@ -1,18 +1,27 @@
-"""Jobs: what follows tables, from its registration to its repair."""
+"""Routes of jobs, from registration to repair."""
 
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Path, Query, Response
 
-from penstock.api.deployment import PREFIX, Deployed, Shared
-from penstock.api.errors import declared
-from penstock.api.models import JobDetail, JobPatch, JobSummary, NewJob, Repaired, RepairRequest, VerifyAnswer
-from penstock.api.security import Asking, Caller
-from penstock.control import job_views, tables, tenancy
-from penstock.control import jobs as freshcalls
-from penstock.control import jobs as jobcalls
-from penstock.control import verify as targetcalls
+from penstock.api.deployment import PREFIX, Deployed, SharedState
+from penstock.api.errors import problem_responses
+from penstock.api.models import (
+    JobDetail,
+    JobPatch,
+    JobSummary,
+    NewJob,
+    RepairAnswer,
+    RepairRequest,
+    VerifyAnswer,
+)
+from penstock.api.security import Authenticated, Caller
+from penstock.control import jobs as control_jobs
+from penstock.control import tenancy
 from penstock.control.deployment import Deployment
+from penstock.control.job_views import job_details, report_details
+from penstock.control.tables import find_table
+from penstock.control.verify import repair_target, verify_target
 from penstock.jobs.api import no_such_job
 from penstock.jobs.job import Job, JobId, JobState
 from penstock.jobs.spec import JobSpec
@@ -33,104 +42,122 @@ OfJob = Annotated[
         examples=["search"],
     ),
 ]
-State = Annotated[
+StateFilter = Annotated[
     str | None,
     Query(
-        description="Only those in a state.",
-        pattern=f"^({'|'.join(each.name.lower() for each in JobState)})$",
+        description="Only jobs in this state.",
+        pattern=f"^({'|'.join(state.name.lower() for state in JobState)})$",
     ),
 ]
 _ALWAYS = (400, 401, 429, 503)
 
 
-@api.get("", response_model=list[JobSummary], responses=declared(*_ALWAYS))
-def listed(deployment: Deployed, caller: Asking, state: State = None) -> list[dict[str, Any]]:
-    """List jobs, with how fresh the target of each is."""
-    return freshcalls.listed(deployment, jobcalls.parsed_state(state), account=caller.account)
+@api.get("", response_model=list[JobSummary], responses=problem_responses(*_ALWAYS))
+def list_jobs(deployment: Deployed, caller: Authenticated, state: StateFilter = None) -> list[dict[str, Any]]:
+    """List jobs with the freshness of their targets."""
+    return control_jobs.list_jobs(deployment, control_jobs.parse_state(state), account=caller.account)
 
 
-@api.post("", status_code=201, response_model=JobDetail, responses=declared(*_ALWAYS, 403, 404, 409, 413))
-def register(wish: NewJob, deployment: Deployed, caller: Asking) -> dict[str, Any]:
-    """Register a job: it begins with all rows of its table, then follows its changes."""
-    job_id = JobId.parse(wish.job)
-    tables.find(deployment, job_id.table_name, account=caller.account)
-    _check(deployment, caller, wish.spec)
-    return freshcalls.registered(deployment, job_id, wish.spec, account=caller.account)
+@api.post(
+    "", status_code=201, response_model=JobDetail, responses=problem_responses(*_ALWAYS, 403, 404, 409, 413)
+)
+def register_job(request: NewJob, deployment: Deployed, caller: Authenticated) -> dict[str, Any]:
+    """Register a job. It first copies all rows of its table, then applies the changes."""
+    job_id = JobId.parse(request.job)
+    find_table(deployment, job_id.table_name, account=caller.account)
+    _check_tenant(deployment, caller, request.spec)
+    return control_jobs.register_job(deployment, job_id, request.spec, account=caller.account)
 
 
-@api.get("/{table}/{job}", response_model=JobDetail, responses=declared(*_ALWAYS, 404))
-def get(table: OfTable, job: OfJob, deployment: Deployed, caller: Asking) -> dict[str, Any]:
-    """Show everything that is known of a job, without its secrets."""
+@api.get("/{table}/{job}", response_model=JobDetail, responses=problem_responses(*_ALWAYS, 404))
+def get_job(table: OfTable, job: OfJob, deployment: Deployed, caller: Authenticated) -> dict[str, Any]:
+    """Show the state, freshness and spec of a job, with secrets masked."""
     job_id = job_id_of(deployment, caller, table, job)
-    return freshcalls.status(deployment, job_id, account=caller.account)
+    return control_jobs.read_job_status(deployment, job_id, account=caller.account)
 
 
-@api.patch("/{table}/{job}", response_model=JobDetail, responses=declared(*_ALWAYS, 403, 404, 409, 413))
-def update(
-    table: OfTable, job: OfJob, wish: JobPatch, deployment: Deployed, caller: Asking
+@api.patch(
+    "/{table}/{job}", response_model=JobDetail, responses=problem_responses(*_ALWAYS, 403, 404, 409, 413)
+)
+def update_job(
+    table: OfTable, job: OfJob, patch: JobPatch, deployment: Deployed, caller: Authenticated
 ) -> dict[str, Any]:
-    """Change a job: what is left out stays. Takes effect with its next iteration."""
+    """Change a job; what is left out stays. The change applies from the next iteration on."""
     job_id = job_id_of(deployment, caller, table, job)
     jobs = deployment.jobs(caller.account)
-    _check(deployment, caller, jobs.get_job(job_id).spec.merged(wish.spec))
-    changed = jobcalls.update(jobs, deployment.settings, job_id, wish.spec, interrupt=wish.interrupt)
-    return job_views.everything(changed)
+    _check_tenant(deployment, caller, jobs.get_job(job_id).spec.merge(patch.spec))
+    changed = control_jobs.update_job(
+        jobs, deployment.settings, job_id, patch.spec, interrupt=patch.interrupt
+    )
+    return job_details(changed)
 
 
 @api.delete(
-    "/{table}/{job}", status_code=204, response_class=Response, responses=declared(*_ALWAYS, 404, 409)
+    "/{table}/{job}",
+    status_code=204,
+    response_class=Response,
+    responses=problem_responses(*_ALWAYS, 404, 409),
 )
-def unregister(table: OfTable, job: OfJob, deployment: Deployed, caller: Asking) -> None:
-    """Forget a job; its target stays as it is."""
-    jobcalls.unregister(deployment.jobs(caller.account), job_id_of(deployment, caller, table, job))
+def unregister_job(table: OfTable, job: OfJob, deployment: Deployed, caller: Authenticated) -> None:
+    """Unregister a job; its target stays as it is."""
+    control_jobs.unregister_job(deployment.jobs(caller.account), job_id_of(deployment, caller, table, job))
 
 
-@api.post("/{table}/{job}/pause", response_model=JobDetail, responses=declared(*_ALWAYS, 404, 409))
-def pause(table: OfTable, job: OfJob, deployment: Deployed, caller: Asking) -> dict[str, Any]:
-    """Begin no more iterations of a job; one that runs comes to its end."""
+@api.post("/{table}/{job}/pause", response_model=JobDetail, responses=problem_responses(*_ALWAYS, 404, 409))
+def pause_job(table: OfTable, job: OfJob, deployment: Deployed, caller: Authenticated) -> dict[str, Any]:
+    """Pause a job: start no more iterations. A running iteration runs to its end."""
     job_id = job_id_of(deployment, caller, table, job)
     jobs = deployment.jobs(caller.account)
-    changed: Job = jobcalls.committed(jobs, lambda txn: jobs.pause_job(txn, job_id))
-    return job_views.everything(changed)
+    changed: Job = control_jobs.run_transaction(jobs, lambda txn: jobs.pause_job(txn, job_id))
+    return job_details(changed)
 
 
-@api.post("/{table}/{job}/resume", response_model=JobDetail, responses=declared(*_ALWAYS, 404, 409))
-def resume(table: OfTable, job: OfJob, deployment: Deployed, caller: Asking) -> dict[str, Any]:
-    """Let a job go on that is paused or was stopped by an error."""
+@api.post("/{table}/{job}/resume", response_model=JobDetail, responses=problem_responses(*_ALWAYS, 404, 409))
+def resume_job(table: OfTable, job: OfJob, deployment: Deployed, caller: Authenticated) -> dict[str, Any]:
+    """Resume a job that is paused or was stopped by an error."""
     job_id = job_id_of(deployment, caller, table, job)
     jobs = deployment.jobs(caller.account)
-    changed: Job = jobcalls.committed(jobs, lambda txn: jobs.resume_job(txn, job_id))
-    return job_views.everything(changed)
+    changed: Job = control_jobs.run_transaction(jobs, lambda txn: jobs.resume_job(txn, job_id))
+    return job_details(changed)
 
 
-@api.post("/{table}/{job}/verify", response_model=VerifyAnswer, responses=declared(*_ALWAYS, 404, 409, 410))
-def verify(
-    table: OfTable, job: OfJob, deployment: Deployed, caller: Asking, service: Shared
+@api.post(
+    "/{table}/{job}/verify", response_model=VerifyAnswer, responses=problem_responses(*_ALWAYS, 404, 409, 410)
+)
+def verify_job(
+    table: OfTable, job: OfJob, deployment: Deployed, caller: Authenticated, state: SharedState
 ) -> dict[str, Any]:
     """Compare a job's target with its source, at the target's watermark."""
     job_id = job_id_of(deployment, caller, table, job)
-    with service.readers.reading(caller.name):
-        return job_views.reported(targetcalls.verify(deployment, job_id, account=caller.account))
+    with state.readers.reading(caller.name):
+        return report_details(verify_target(deployment, job_id, account=caller.account))
 
 
-@api.post("/{table}/{job}/repair", response_model=Repaired, responses=declared(*_ALWAYS, 404, 409, 410, 413))
-def repair(
+@api.post(
+    "/{table}/{job}/repair",
+    response_model=RepairAnswer,
+    responses=problem_responses(*_ALWAYS, 404, 409, 410, 413),
+)
+def repair_job(
     table: OfTable,
     job: OfJob,
     deployment: Deployed,
-    caller: Asking,
-    service: Shared,
-    wish: Annotated[RepairRequest | None, Body()] = None,
+    caller: Authenticated,
+    state: SharedState,
+    request: Annotated[RepairRequest | None, Body()] = None,
 ) -> dict[str, Any]:
-    """Mend a job's target where it differs, or have it filled anew where nothing else helps."""
+    """Repair the rows of a job's target that differ, or fill the target again from the start."""
     job_id = job_id_of(deployment, caller, table, job)
-    rebuild = wish is not None and wish.rebuild
-    with service.readers.reading(caller.name):
-        return targetcalls.repair(deployment, job_id, rebuild=rebuild, account=caller.account)
+    rebuild = request is not None and request.rebuild
+    with state.readers.reading(caller.name):
+        return repair_target(deployment, job_id, rebuild=rebuild, account=caller.account)
 
 
 def job_id_of(deployment: Deployment, caller: Caller, table: str, job: str) -> JobId:
-    """What a job is called; raise NotFound when its database is another account's, as if it was not there."""
+    """Return the id of a job.
+
+    Raises NotFound, as for a missing job, when its database belongs to another account.
+    """
     job_id = JobId.parse(f"{table}/{job}")
     if caller.account is not None:
         owners = deployment.catalog.owned_databases()
@@ -140,7 +167,7 @@ def job_id_of(deployment: Deployment, caller: Caller, table: str, job: str) -> J
     return job_id
 
 
-def _check(deployment: Deployment, caller: Caller, spec: JobSpec) -> None:
+def _check_tenant(deployment: Deployment, caller: Caller, spec: JobSpec) -> None:
     if caller.account is not None:
         databases = deployment.catalog.owned_databases(caller.account)
         tenancy.check_job(tenancy.Tenant.of(caller.account, databases, caller.targets), spec)

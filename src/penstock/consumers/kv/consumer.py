@@ -34,7 +34,7 @@ from penstock.tables.arrow import arrow_field
 from penstock.tables.encoding import encode_batch
 from penstock.tables.indexes import written_indexes
 from penstock.tables.keys import record_key, record_range
-from penstock.tables.records import checked_datum, handle_of, to_record, value_of
+from penstock.tables.records import check_datum, handle_of, to_record, value_of
 from penstock.tables.schema import HandleKind, TableInfo
 from penstock.tables.schema_snapshot import split_name
 
@@ -90,7 +90,7 @@ class TargetRows:
             self._rows.delete(rows, txn=txn)
             return
         for row in rows:
-            record = {column.id: checked_datum(column, row[column.name]) for column in self.info.primary_key}
+            record = {column.id: check_datum(column, row[column.name]) for column in self.info.primary_key}
             txn.delete(record_key(self.info.id, handle_of(self.info, record)))
 
     def pages(self, client: Client) -> Iterator[list[bytes] | pa.RecordBatch]:

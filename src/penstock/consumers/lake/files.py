@@ -109,7 +109,7 @@ def check_only_attempts(store: FileStore, folder: str, place: str) -> None:
 
 def remove_half_written(storage: ObjectStorage, now_ms: int) -> None:
     """Remove what writers that were killed have left of files in a local directory."""
-    for each in storage.listed(STAGING):
+    for each in storage.list_objects(STAGING):
         if each.path != STAGING_LOCK and each.modified_ms < now_ms - STRAY_MS:
             storage.delete(each.path)
 

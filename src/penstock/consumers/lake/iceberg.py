@@ -193,7 +193,7 @@ class IcebergOptions(ConsumerOptions):
     """How long old snapshots stay, while there are not more than some hundred."""
 
     @classmethod
-    def placed(cls, options: Mapping[str, str]) -> dict[str, str]:
+    def absolute_options(cls, options: Mapping[str, str]) -> dict[str, str]:
         """See ConsumerOptions: the catalog may be a file of SQLite, and its warehouse a folder.
 
         Other catalogs than those in databases may know a warehouse by a name, which stays as it is.

@@ -280,7 +280,7 @@ class ParquetTable:
         manifest: CopyManifest = version.origin[0]
         known = {each.path for each in manifest.files} | {each.path for each in manifest.retired}
         old_ms = self._clock.wall_ms() - self._history_ms - STRAY_MS
-        listed = self._storage.listed(f"{self.folder}/")
+        listed = self._storage.list_objects(f"{self.folder}/")
         self._remove([each.path for each in listed if each.path not in known and each.modified_ms < old_ms])
         remove_half_written(self._storage, self._clock.wall_ms())
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from penstock.consumers.lake.files import FileStore, FileWriter, WrittenFile
 from penstock.consumers.schema_evolution import shaped
 from penstock.errors import Invalid
-from penstock.jobs.iteration.spark_frame import quoted
+from penstock.jobs.iteration.spark_frame import quote_name
 from penstock.spark.errors import NOT_SHARED, one_line, spark_errors
 from penstock.spark.tasks import map_in_arrow
 
@@ -71,7 +71,7 @@ def write_on_executors(rows: "DataFrame", keys: Sequence[str], task: WriteTask) 
 
     task = replace(task, probe=f"{task.folder}/{task.name}-0.parquet")
     task.open_store().write(task.probe, b"")  # goes with the attempt's other files that belong to nothing
-    columns = [F.col(quoted(name)) for name in keys]
+    columns = [F.col(quote_name(name)) for name in keys]
     by_key = rows.repartitionByRange(*columns).sortWithinPartitions(*columns)
     with spark_errors():
         made = map_in_arrow(by_key, task.write, "path string, nbytes long, footer binary").toArrow()

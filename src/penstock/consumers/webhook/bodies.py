@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from penstock.columnar.text_lines import JSON, Lines, base64_cells, content, json_string, numbers
 from penstock.eventstore.sides import COMMIT_TS
-from penstock.jobs.consumer import DataRetriever, every
+from penstock.jobs.consumer import DataRetriever, iter_batches
 from penstock.tables.columns import FieldType, Tp
 from penstock.tables.text_values import decimals, fixed_floats, spans, vectors
 
@@ -119,7 +119,7 @@ def _json_bodies(data: DataRetriever, limit_bytes: int) -> Iterator[Body]:
     documents = [column.name for column in data.schema.table.columns if column.type.tp is Tp.JSON]
     lines = JsonLines(documents)
     held, nbytes = list[bytes](), 0
-    for inserts, deletes, _ in every(data):
+    for inserts, deletes, _ in iter_batches(data):
         text, bounds = content(lines.encode(inserts, deletes))
         begin = 0
         while begin < len(bounds) - 1:
@@ -138,7 +138,7 @@ def _json_bodies(data: DataRetriever, limit_bytes: int) -> Iterator[Body]:
 
 def _arrow_bodies(data: DataRetriever, limit_bytes: int) -> Iterator[Body]:
     held: Body | None = None
-    for inserts, deletes, _ in every(data):
+    for inserts, deletes, _ in iter_batches(data):
         for piece in _pieces(_merged(inserts, deletes), limit_bytes):
             if held is not None:
                 yield held

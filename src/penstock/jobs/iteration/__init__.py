@@ -1,1 +1,1 @@
-"""Iterations: one scan fanned out to consumers, each of which ends on its own."""
+"""Iterations: one scan is fanned out to the consumers of a table's jobs, and each job ends on its own."""

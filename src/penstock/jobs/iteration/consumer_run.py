@@ -239,9 +239,7 @@ class ConsumerRun:
 
     def _spark(self) -> "SparkSession":
         if self._services.spark is None:
-            raise Invalid(
-                "this consumer needs Spark, and this process has no session; run jobs with a Spark session"
-            )
+            raise Invalid("this process has no Spark session, which the consumer needs; run jobs with Spark")
         return self._services.spark(self.job.account)
 
 

@@ -1,8 +1,8 @@
-"""One reader, many consumers: each is given every piece once, in order, and at its own speed.
+"""One reader, many consumers: each consumer gets every batch once, in order, and at its own speed.
 
-A lane is what one consumer is given. A consumer that does not keep up holds the reader back once its lane is
-full. When another one has waited for it long enough it is detached: what it has not taken goes to disk, and
-the reader does not wait for it any more. One that has taken everything from there is attached again.
+Each consumer has a queue. A consumer that does not keep up holds the reader back once its queue is full. When
+another consumer has waited for it long enough, its queue is detached: its batches go to disk, and the reader
+does not wait for it any more. Once it has taken everything from disk, it is attached again.
 """
 
 import threading
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class BatchQueue(Protocol[T]):
-    """Where the pieces of a detached lane are. Thread-safe; may raise OSError."""
+    """The batches of a detached queue. Thread-safe; may raise OSError."""
 
     @property
     def nbytes(self) -> int:
@@ -30,68 +30,68 @@ class BatchQueue(Protocol[T]):
     def empty(self) -> bool:
         """Whether everything was taken."""
 
-    def append(self, piece: T) -> None:
-        """Keep a piece."""
+    def append(self, batch: T) -> None:
+        """Keep a batch."""
 
     def take(self) -> T | None:
-        """The first one; None when there is none now."""
+        """Return the first batch; None when there is none now."""
 
     def close(self) -> None:
-        """Give the disk back."""
+        """Free the disk space."""
 
 
 @dataclass(slots=True)
 class ConsumerQueue(Generic[T]):
-    """What a consumer was given and has not taken. Pure: whoever uses it has the lock.
+    """What a consumer was given and has not taken. Pure: the caller holds the lock.
 
-    Invariant: in `queue`, then in `spool`, are the pieces that were not taken, in order.
+    Invariant: the batches that were not taken are in `batches`, then in `spool`, in order.
     """
 
-    pieces_max: int
-    queue: deque[T] = field(default_factory=deque)
+    batches_max: int
+    batches: deque[T] = field(default_factory=deque)
     spool: BatchQueue[T] | None = None
     asked: bool = False
-    """Its consumer waits for a piece."""
+    """Whether its consumer waits for a batch."""
     held_s: float = 0.0
     """How long others have waited for it."""
     closed: Exception | None = None
-    """Nothing more is given; what its consumer is told when it asks."""
+    """Why nothing more is given: the error that its consumer gets when it asks."""
 
     @property
     def attached(self) -> bool:
-        """Whether the reader waits for it."""
+        """Whether the reader considers it."""
         return self.closed is None and self.spool is None
 
     @property
     def full(self) -> bool:
         """Whether the reader waits for it now."""
-        return self.attached and len(self.queue) >= self.pieces_max
+        return self.attached and len(self.batches) >= self.batches_max
 
     @property
     def starving(self) -> bool:
-        """Whether it waits for the reader."""
-        return self.attached and self.asked and not self.queue
+        """Whether its consumer waits for the reader."""
+        return self.attached and self.asked and not self.batches
 
 
 class FanOut(Generic[T]):
-    """Lanes by name. One thread reads: `give`, `end` or `fail`; each consumer has its own to `take`.
+    """The queues of all consumers, by name. One thread calls `give`, `end` or `fail`; each consumer, `take`.
 
-    Others wait for a lane for at most `patience_s`, all in all. At most `pieces_max` pieces are in memory,
-    beside those in the hands of the reader and of consumers; each spool has at most `spool_bytes`: whoever
-    needs more is cut off.
+    Consumers wait for another one's queue for at most `patience_s` in total. At most `batches_max` batches
+    are in memory, beside those that the reader and the consumers hold. Each spool has at most `spool_bytes`:
+    a consumer that needs more is cut off.
     """
 
     def __init__(
         self,
         names: Iterable[Hashable],
         *,
-        pieces_max: int,
+        batches_max: int,
         patience_s: float,
         spool_bytes: int,
         open_spool: Callable[[Hashable], BatchQueue[T]],
         clock: Clock = SYSTEM,
     ) -> None:
-        self._lanes = {name: ConsumerQueue[T](pieces_max) for name in names}
+        self._queues = {name: ConsumerQueue[T](batches_max) for name in names}
         self._patience_s = patience_s
         self._spool_bytes = spool_bytes
         self._open_spool = open_spool
@@ -100,133 +100,133 @@ class FanOut(Generic[T]):
         self._ended = False
         self._failure: Exception | None = None
 
-    def give(self, piece: T) -> bool:
-        """Give a piece to every lane, once there is room; False when nobody wants one any more."""
+    def give(self, batch: T) -> bool:
+        """Put a batch into every queue, once there is room; return False when no consumer wants more."""
         with self._changed:
             self._attach()
             late = self._wait_for_room()
-            for lane in self._lanes.values():
-                if lane.attached:
-                    lane.queue.append(piece)
+            for queue in self._queues.values():
+                if queue.attached:
+                    queue.batches.append(batch)
             self._changed.notify_all()
             spooled = [
-                lane for lane in self._lanes.values() if lane.closed is None and lane.spool is not None
+                queue for queue in self._queues.values() if queue.closed is None and queue.spool is not None
             ]
-        for lane, pieces in late:
-            for each in pieces:
-                self._spool(lane, each)
-        for lane in spooled:
-            self._spool(lane, piece)
+        for queue, waiting in late:
+            for earlier in waiting:
+                self._spool(queue, earlier)
+        for queue in spooled:
+            self._spool(queue, batch)
         with self._changed:
-            return any(lane.closed is None for lane in self._lanes.values())
+            return any(queue.closed is None for queue in self._queues.values())
 
     def end(self) -> None:
-        """Everything was given."""
+        """Say that everything was given."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def fail(self, error: Exception) -> None:
-        """The source failed: whoever asks from now on is told."""
+        """Say that the source failed: every consumer that asks from now on gets the error."""
         with self._changed:
             self._failure = error
             self._changed.notify_all()
 
     def take(self, name: Hashable) -> T | None:
-        """The next piece, once there is one; None when all were taken.
+        """Return the next batch, once there is one; None when all were taken.
 
-        Raises what the source failed with, CutOff when the consumer was too slow, Aborted when it was
-        canceled, Unavailable when its spool failed.
+        Raises the error of the source, CutOff when the consumer was too slow, Aborted when it was canceled,
+        and Unavailable when its spool failed.
         """
-        lane = self._lanes[name]
+        queue = self._queues[name]
         while True:
             with self._changed:
-                spool = self._wait_for_piece(lane)
+                spool = self._wait_for_batch(queue)
                 if spool is None:
-                    return lane.queue.popleft() if lane.queue else None
+                    return queue.batches.popleft() if queue.batches else None
             try:
-                piece = spool.take()
+                batch = spool.take()
             except OSError as error:
                 raise _broken(error) from error
-            if piece is not None:  # else it was closed meanwhile
-                return piece
+            if batch is not None:  # else the queue was closed in the meantime
+                return batch
 
-    def _wait_for_piece(self, lane: ConsumerQueue[T]) -> BatchQueue[T] | None:
-        """Wait until the lane has a piece, or all were taken; where it is, if it is not in memory."""
-        lane.asked = True
+    def _wait_for_batch(self, queue: ConsumerQueue[T]) -> BatchQueue[T] | None:
+        """Wait until the queue has a batch, or all were taken; return the spool if the batch is there."""
+        queue.asked = True
         self._changed.notify_all()
         try:
             while True:
-                if lane.closed is not None:
-                    raise lane.closed
+                if queue.closed is not None:
+                    raise queue.closed
                 if self._failure is not None:
                     raise self._failure
-                if lane.queue:
+                if queue.batches:
                     return None
-                if lane.spool is not None and not lane.spool.empty:
-                    return lane.spool
+                if queue.spool is not None and not queue.spool.empty:
+                    return queue.spool
                 if self._ended:
                     return None
                 self._changed.wait()
         finally:
-            lane.asked = False
+            queue.asked = False
             self._changed.notify_all()
 
     def close(self, name: Hashable, reason: Exception | None = None) -> None:
-        """Give a consumer nothing more; it is told the reason, by default that it was canceled."""
+        """Give a consumer nothing more; it gets `reason` as its error, by default that it was canceled."""
         with self._changed:
-            self._close(self._lanes[name], reason or Aborted("the job was canceled"))
+            self._close(self._queues[name], reason or Aborted("the job was canceled"))
 
     def check(self, name: Hashable) -> None:
-        """Raise what a consumer is told that is given nothing more."""
+        """Raise the error of a consumer that gets nothing more."""
         with self._changed:
-            closed = self._lanes[name].closed
+            closed = self._queues[name].closed
             if closed is not None:
                 raise closed
 
-    def _close(self, lane: ConsumerQueue[T], reason: Exception) -> None:
-        if lane.closed is None:
-            lane.closed = reason
-        lane.queue.clear()
-        if lane.spool is not None:
-            lane.spool.close()
+    def _close(self, queue: ConsumerQueue[T], reason: Exception) -> None:
+        if queue.closed is None:
+            queue.closed = reason
+        queue.batches.clear()
+        if queue.spool is not None:
+            queue.spool.close()
         self._changed.notify_all()
 
     def _attach(self) -> None:
-        for lane in self._lanes.values():
-            if lane.closed is None and lane.spool is not None and lane.spool.empty and not lane.queue:
-                lane.spool.close()
-                lane.spool = None
+        for queue in self._queues.values():
+            if queue.closed is None and queue.spool is not None and queue.spool.empty and not queue.batches:
+                queue.spool.close()
+                queue.spool = None
 
     def _wait_for_room(self) -> list[tuple[ConsumerQueue[T], list[T]]]:
-        """Wait until no lane is full; those that others have waited for too long, with what they had."""
+        """Wait until no queue is full; return those for which others waited too long, with their batches."""
         late: list[tuple[ConsumerQueue[T], list[T]]] = []
-        while full := [(name, lane) for name, lane in self._lanes.items() if lane.full]:
-            if not any(lane.starving for lane in self._lanes.values()):
+        while full := [(name, queue) for name, queue in self._queues.items() if queue.full]:
+            if not any(queue.starving for queue in self._queues.values()):
                 self._changed.wait()
                 continue
-            patience_s = self._patience_s - max(lane.held_s for _, lane in full)
+            patience_s = self._patience_s - max(queue.held_s for _, queue in full)
             if patience_s > 0:
                 before = self._clock.monotonic()
                 self._changed.wait(patience_s)
-                for _, lane in full:
-                    lane.held_s += self._clock.monotonic() - before
+                for _, queue in full:
+                    queue.held_s += self._clock.monotonic() - before
                 continue
-            for name, lane in full:
-                if lane.held_s >= self._patience_s:
-                    lane.spool = self._open_spool(name)
-                    late.append((lane, list(lane.queue)))
-                    lane.queue.clear()
+            for name, queue in full:
+                if queue.held_s >= self._patience_s:
+                    queue.spool = self._open_spool(name)
+                    late.append((queue, list(queue.batches)))
+                    queue.batches.clear()
                     metrics.JOBS_DETACHED_TOTAL.inc()
         return late
 
-    def _spool(self, lane: ConsumerQueue[T], piece: T) -> None:
-        """Put a piece on disk. Without the lock: nobody else waits for that."""
+    def _spool(self, queue: ConsumerQueue[T], batch: T) -> None:
+        """Put a batch on disk, without the lock: no other consumer waits for that."""
         reason: Exception | None = None
-        assert lane.spool is not None, "a detached lane has a spool"
+        assert queue.spool is not None, "a detached queue has a spool"
         try:
-            lane.spool.append(piece)
-            if lane.spool.nbytes > self._spool_bytes:
+            queue.spool.append(batch)
+            if queue.spool.nbytes > self._spool_bytes:
                 metrics.JOBS_CUT_OFF_TOTAL.inc()
                 reason = CutOff(
                     f"it is behind the other jobs of its table by more than {self._spool_bytes} bytes on disk"
@@ -236,7 +236,7 @@ class FanOut(Generic[T]):
             reason = _broken(error)
         with self._changed:
             if reason is not None:
-                self._close(lane, reason)
+                self._close(queue, reason)
             self._changed.notify_all()
 
 

@@ -1,11 +1,8 @@
-"""One scan of a table's changes, for one or more of its jobs. Pure values.
+"""An iteration: what is read for which jobs, where each target begins, and how a run of it ends. Pure.
 
-How a job's try at an iteration ends, and what becomes of its row. Pure.
-
-Whether a target is where the log says, before an iteration begins. Pure.
-
-The target knows best what it has: it is written first, and the log after it. But it cannot have more than
-it was sent, and the log knows every iteration that was started.
+`reconcile` compares the log with the target before an iteration begins. The target knows best what it has,
+because it is written before the log. But it cannot have more than it was sent, and the log knows every
+iteration that was started.
 """
 
 from dataclasses import dataclass
@@ -14,15 +11,22 @@ from enum import Enum
 from penstock.errors import Fenced, StaleRead
 from penstock.jobs.error_codes import Failure, TargetDiffers, failure_of
 from penstock.jobs.job import ErrorCode, Job
-from penstock.jobs.log.transitions import Transition, canceled, completed, failed, pending, resynced
+from penstock.jobs.log.transitions import (
+    Transition,
+    cancel_iteration,
+    complete_iteration,
+    fail_iteration,
+    queue_iteration,
+    resync_job,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
-    """Changes of a table in (from_ts, to_ts] for jobs whose watermark is from_ts; 0: all rows at to_ts.
+    """The changes of a table in (from_ts, to_ts], for jobs whose watermark is from_ts; 0: all rows at to_ts.
 
-    The watermark in the log, and in the target, may be older: then nothing has changed up to `from_ts`.
-    `to_ts` is as far as is wanted: caps may end it earlier, for all of its jobs alike.
+    The watermarks in the log and in the target may be older: then nothing has changed up to `from_ts`.
+    `to_ts` is the end that is wanted: caps may end the iteration earlier, for all of its jobs alike.
     """
 
     id: str
@@ -33,31 +37,31 @@ class Iteration:
 
     @property
     def priority(self) -> int:
-        """That of its most urgent job."""
+        """The greatest priority of its jobs."""
         return max(job.spec.priority for job in self.jobs)
 
     @property
     def account(self) -> str:
-        """Whose it is; all jobs of a table have the same."""
+        """The account that owns it; all jobs of a table have the same."""
         return self.jobs[0].account
 
     @property
     def first(self) -> bool:
-        """Whether it begins with nothing."""
+        """Whether it reads all rows instead of changes."""
         return self.from_ts == 0
 
 
 class OutcomeKind(Enum):
-    """What happened."""
+    """What became of a run."""
 
     COMPLETED = "completed"
     FOLLOWED = "followed"
-    """The target had come further than the log."""
+    """The target was further than the log."""
     CANCELED = "canceled"
     FENCED = "fenced"
-    """Somebody else has the job, or its target, by now."""
+    """Another process has the job, or its target, by now."""
     RESYNCED = "resynced"
-    """History is gone: the job begins with nothing again."""
+    """History is gone: the job begins again with all rows."""
     RETRIED = "retried"
     FAILED = "failed"
     PERMANENT = "permanent"
@@ -65,63 +69,64 @@ class OutcomeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """What happened, and how the row goes on. Without a transition the consumer has written the row."""
+    """What became of a run, and the row's transition; None: the consumer has written the row itself."""
 
-    how: OutcomeKind
+    kind: OutcomeKind
     transition: Transition | None
     failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptCount:
-    """One try at an iteration; `last`: another one would be too many."""
+class OutcomePolicy:
+    """Decides how a run of an iteration ends for a job. `last`: a failure is not retried."""
 
     iteration: Iteration
     last: bool
 
-    def completed(self, to_ts: int, *, at: int) -> RunOutcome:
-        """Everything up to `to_ts` is in the target."""
-        return RunOutcome(OutcomeKind.COMPLETED, completed(to_ts, at=at))
+    def complete(self, to_ts: int, *, at: int) -> RunOutcome:
+        """Return the outcome when everything up to `to_ts` is in the target."""
+        return RunOutcome(OutcomeKind.COMPLETED, complete_iteration(to_ts, at=at))
 
-    def followed(self, ts: int, *, at: int) -> RunOutcome:
-        """The target said itself how far it has come."""
-        return RunOutcome(OutcomeKind.FOLLOWED, completed(ts, at=at))
+    def follow_target(self, ts: int, *, at: int) -> RunOutcome:
+        """Return the outcome when the target itself says that it has everything up to `ts`."""
+        return RunOutcome(OutcomeKind.FOLLOWED, complete_iteration(ts, at=at))
 
-    def canceled(self, *, at: int) -> RunOutcome:
-        """Nobody wants it any more."""
-        return RunOutcome(OutcomeKind.CANCELED, canceled(at=at))
+    def cancel(self, *, at: int) -> RunOutcome:
+        """Return the outcome of a canceled run."""
+        return RunOutcome(OutcomeKind.CANCELED, cancel_iteration(at=at))
 
-    def stopped(self, error: BaseException, *, at: int, by_source: bool) -> RunOutcome:
-        """It failed: by its source, which tells when history is gone, or by its consumer.
+    def fail(self, error: BaseException, *, at: int, by_source: bool) -> RunOutcome:
+        """Return the outcome of an error, which came from the source if `by_source`, else from the consumer.
 
-        A consumer that was fenced by its target is no failure of the job: another try of the same job has
-        written meanwhile, and the next iteration begins where that ended.
+        When a target fences its consumer, the job has not failed: another run of the same job has written in
+        the meantime, and the next iteration begins where that run ended. Only the source can tell that
+        history is gone.
         """
         if isinstance(error, Fenced):
-            return RunOutcome(OutcomeKind.FENCED, canceled(at=at))
+            return RunOutcome(OutcomeKind.FENCED, cancel_iteration(at=at))
         if by_source and isinstance(error, StaleRead) and not self.iteration.first:
-            return RunOutcome(OutcomeKind.RESYNCED, resynced, failure_of(error))
+            return RunOutcome(OutcomeKind.RESYNCED, resync_job, failure_of(error))
         failure = failure_of(error)
-        fail = failed(failure.code, failure.message, at=at)
+        fail_job = fail_iteration(failure.code, failure.message, at=at)
         if failure.code.permanent:
-            return RunOutcome(OutcomeKind.PERMANENT, fail, failure)
+            return RunOutcome(OutcomeKind.PERMANENT, fail_job, failure)
         if failure.code is ErrorCode.CUT_OFF or self.last:
-            return RunOutcome(OutcomeKind.FAILED, fail, failure)
-        return RunOutcome(OutcomeKind.RETRIED, lambda job: self._again(fail(job)), failure)
+            return RunOutcome(OutcomeKind.FAILED, fail_job, failure)
+        return RunOutcome(OutcomeKind.RETRIED, lambda job: self._queue_again(fail_job(job)), failure)
 
-    def _again(self, job: Job) -> Job:
-        wait = pending(self.iteration.from_ts, self.iteration.to_ts, runner=job.status.runner)
-        return wait(job)
+    def _queue_again(self, job: Job) -> Job:
+        queue = queue_iteration(self.iteration.from_ts, self.iteration.to_ts, runner=job.status.runner)
+        return queue(job)
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The iteration may begin; the target has its changes from `from_ts` on to get."""
+    """The iteration may begin; the target gets the changes after `from_ts`."""
 
     from_ts: int
     doubtful: bool = False
-    """The target has more than the job is known to have sent. Ask the log whether the job is still this
-    iteration's: if it is, the target is to be replaced; else a newer runner filled it."""
+    """The target has more than the job is known to have sent. Ask the log whether this iteration still owns
+    the job: if it does, the target is replaced; if not, a newer runner filled it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +137,11 @@ class Ahead:
 
 
 def reconcile(job: Job, from_ts: int, committed_ts: int | None) -> Ready | Ahead:
-    """What to do about a job whose iteration begins at `from_ts` and whose target is at `committed_ts`.
+    """Decide about an iteration that begins at `from_ts` when the target is at `committed_ts`.
 
-    The watermark may be ahead of the target where nothing has changed; the consumer is then given what its
-    target has as the beginning. A re-sync begins whatever the target has had before. Raises TargetDiffers
-    when it has less than was committed, or more than was ever sent.
+    The watermark may be ahead of the target while the table has no changes; then the consumer's changes begin
+    where its target is. A re-sync begins whatever the target had before. Raises TargetDiffers when the target
+    has less than was committed, or more than was ever sent.
     """
     status = job.status
     if committed_ts is None:
@@ -148,8 +153,8 @@ def reconcile(job: Job, from_ts: int, committed_ts: int | None) -> Ready | Ahead
         if not from_ts:
             return Ready(0, doubtful=True)
         raise TargetDiffers(
-            f"the target of job {job.id} says that it is at {committed_ts}, but was never sent anything after"
-            f" {sent_ts}: it is another's, its watermark is in the future, or the source was restored from a"
+            f"the target of job {job.id} is at {committed_ts}, but was never sent anything after {sent_ts}:"
+            " another job writes it, its watermark is in the future, or the source was restored from a"
             " backup; run `penstock job repair`"
         )
     if committed_ts > from_ts:
@@ -157,6 +162,6 @@ def reconcile(job: Job, from_ts: int, committed_ts: int | None) -> Ready | Ahead
     if committed_ts < status.committed_ts:
         raise TargetDiffers(
             f"the target of job {job.id} is at {committed_ts}, behind {status.committed_ts} of the log:"
-            " somebody has changed or restored it; run `penstock job repair`"
+            " it was changed or restored; run `penstock job repair`"
         )
     return Ready(committed_ts)

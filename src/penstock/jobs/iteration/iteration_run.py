@@ -1,8 +1,7 @@
-"""One try at an iteration: its jobs begin together, share one scan, and each ends on its own.
+"""One run of an iteration: its jobs begin together, share one scan, and each ends on its own.
 
-What executes iterations, and what it is made of.
-
-A directory of this process for scratch files; those of processes that have ended are removed.
+`IterationRunner` makes runs, and writes the rows of jobs that wait. `Scratch` is the directory for their
+files.
 """
 
 import fcntl
@@ -21,71 +20,21 @@ from penstock.follow.cluster_tables import TableGone
 from penstock.follow.source import ScanSource
 from penstock.jobs.consumer import Consumer, find_consumer
 from penstock.jobs.iteration.consumer_run import GRACE_S, ConsumerRun, ConsumerServices, IterationLog
-from penstock.jobs.iteration.iteration import AttemptCount, Iteration, OutcomeKind, RunOutcome
+from penstock.jobs.iteration.iteration import Iteration, OutcomeKind, OutcomePolicy, RunOutcome
 from penstock.jobs.iteration.shared_scan import ScanConfig, SharedScan
 from penstock.jobs.iteration.spark_frame import Frames
 from penstock.jobs.job import Job, JobKey
-from penstock.jobs.log.transitions import canceled, pending, started
+from penstock.jobs.log.transitions import cancel_iteration, queue_iteration, start_iteration
 from penstock.jobs.usage import Usage, UsageMeter
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
     from penstock.jobs.iteration.spark_frame import SparkSession
 
-
-_OURS, _NEW, _LOCK = "runner-", ".new-", "LOCK"
-
-
-class Scratch:
-    """A directory below `data` that no other process uses, whoever shares `data`."""
-
-    def __init__(self, data: Path, *, clock: Clock = SYSTEM) -> None:
-        self._data = data
-        self._name = clock.unique_id()
-        self._lock: IO[bytes] | None = None
-
-    @property
-    def folder(self) -> Path:
-        """Where it is, while it is open."""
-        return self._data / f"{_OURS}{self._name}"
-
-    def open(self) -> None:
-        """Make it, and remove what others left; raise Invalid when the directory cannot be used."""
-        new = self._data / f"{_NEW}{self._name}"
-        try:
-            new.mkdir(parents=True)
-            self._lock = (new / _LOCK).open("wb")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            new.rename(self.folder)  # only now others see it: it is locked
-            for other in self._data.glob(f"{_OURS}*"):
-                if other != self.folder:
-                    _remove_unused(other)
-        except OSError as error:
-            raise Invalid(
-                f"directory {self._data} cannot be used ({error.strerror}); check jobs.data"
-            ) from error
-
-    def close(self) -> None:
-        """Remove it. Can be called twice."""
-        if self._lock is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self._lock.close()
-            self._lock = None
-
-
-def _remove_unused(folder: Path) -> None:
-    try:
-        with (folder / _LOCK).open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-    except (BlockingIOError, FileNotFoundError):
-        return  # it is used, or somebody else was faster
-
-
 _log = logging.getLogger(__name__)
 
 OnEnd = Callable[[JobKey, Job | None], None]
-"""Told of each job when it leaves an iteration: its row as it was written then; None: it is not known."""
+"""Called for each job when it leaves an iteration, with the row that was written then; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,34 +42,34 @@ class IterationServices:
     """What iterations are executed with."""
 
     log: IterationLog
-    reading: ScanConfig
-    workshop: ConsumerServices
+    scan_config: ScanConfig
+    consumer_services: ConsumerServices
     usage: UsageMeter
-    scratch: Scratch
+    scratch: "Scratch"
 
 
 class IterationRun:
-    """One try. `run` is for one thread; `cancel` for any."""
+    """One run. `run` is for one thread; `cancel` for any."""
 
-    def __init__(self, tools: IterationServices, attempt: AttemptCount, on_end: OnEnd) -> None:
-        self._tools = tools
-        self._clock = tools.workshop.clock
-        self._try = attempt
+    def __init__(self, services: IterationServices, outcomes: OutcomePolicy, on_end: OnEnd) -> None:
+        self._services = services
+        self._clock = services.consumer_services.clock
+        self._outcomes = outcomes
         self._on_end = on_end
         self._changed = threading.Condition()
         self._runs: dict[JobKey, ConsumerRun] = {}
-        self._open: set[JobKey] = set()  # whose runs have not ended
+        self._open: set[JobKey] = set()  # jobs whose consumers have not ended
         self._canceled: set[JobKey] = set()
         self._again: list[Job] = []
 
     @property
     def iteration(self) -> Iteration:
-        """What is tried."""
-        return self._try.iteration
+        """The iteration that is run."""
+        return self._outcomes.iteration
 
     @property
     def canceled(self) -> frozenset[JobKey]:
-        """The jobs that somebody has canceled."""
+        """The jobs that were canceled."""
         with self._changed:
             return frozenset(self._canceled)
 
@@ -133,33 +82,30 @@ class IterationRun:
             self._changed.notify_all()
 
     def run(self) -> list[Job]:
-        """Execute it; return the jobs that are to be tried again, as their rows are now.
-
-        Every other job has left by then.
-        """
+        """Execute the iteration; return the jobs to retry, as their rows are now. All others have left."""
         jobs = self._begin(self.iteration.jobs)
         if jobs:
-            folder = self._tools.scratch.folder / f"{self.iteration.id}-{self._clock.unique_id()[:8]}"
-            shared = SharedScan(self._tools.reading, self.iteration, jobs, folder)
+            folder = self._services.scratch.folder / f"{self.iteration.id}-{self._clock.unique_id()[:8]}"
+            shared = SharedScan(self._services.scan_config, self.iteration, jobs, folder)
             self._start(jobs, shared, folder)
             self._wait()
             self._finish(shared, folder)
         return self._again
 
     def _begin(self, jobs: Sequence[Job]) -> list[Job]:
-        """Write that the jobs run; those whose rows were as they were seen."""
+        """Write that the jobs run; return those whose rows were as they were seen."""
         iteration, at = self.iteration, self._clock.wall_ms()
         begins = [
-            (job, started(iteration.from_ts, iteration.to_ts, runner=job.status.runner, at=at))
+            (job, start_iteration(iteration.from_ts, iteration.to_ts, runner=job.status.runner, at=at))
             for job in jobs
         ]
         try:
-            rows = self._tools.log.transact(begins)
+            rows = self._services.log.transact(begins)
         except PenstockError as error:
             facts = {"table_id": iteration.table_id, "error": str(error)}
             _log.warning("an iteration cannot begin: the log does not answer", extra=facts)
             for job in jobs:
-                self._unwritten(job)
+                self._leave_unwritten(job)
             return []
         for job, row in zip(jobs, rows, strict=True):
             if row is None:
@@ -168,25 +114,25 @@ class IterationRun:
         return begun if self._check_table(begun) else []
 
     def _check_table(self, jobs: Sequence[Job]) -> bool:
-        """Whether there is a table to read; else that is how the jobs end."""
+        """Return whether there is a table to read; if not, end the jobs with that."""
         try:
-            gone = self._tools.reading.source.gone(self.iteration.table_id)
+            gone = self._services.scan_config.source.why_gone(self.iteration.table_id)
             if gone is None:
                 return True
             raise TableGone(gone)
         except PenstockError as error:
-            ending = self._try.stopped(error, at=self._clock.wall_ms(), by_source=True)
+            outcome = self._outcomes.fail(error, at=self._clock.wall_ms(), by_source=True)
         for job in jobs:
-            self._write(job, ending, None)
+            self._write(job, outcome, None)
         return False
 
     def _start(self, jobs: Sequence[Job], shared: SharedScan, folder: Path) -> None:
         runs = {
             job.key: ConsumerRun(
                 job,
-                self._try,
+                self._outcomes,
                 shared,
-                self._tools.workshop,
+                self._services.consumer_services,
                 folder / f"{job.key.job_name}-{job.key.job_id}",
                 ended=self._settle,
             )
@@ -201,13 +147,13 @@ class IterationRun:
             run.start()
 
     def _wait(self) -> None:
-        """Wait until every run has ended; not for long for those that were canceled."""
+        """Wait until every consumer has ended; abandon canceled ones after a while."""
         while late := self._late_runs():
             for run in late:
                 run.abandon()
 
     def _late_runs(self) -> list[ConsumerRun]:
-        """Those to give up now, when there are some; none once all have ended."""
+        """Wait until there are runs to abandon, and return these; return none once all have ended."""
         with self._changed:
             while self._open:
                 now = self._clock.monotonic()
@@ -220,69 +166,69 @@ class IterationRun:
         return []
 
     def _finish(self, shared: SharedScan, folder: Path) -> None:
-        if not shared.finish(self._tools.workshop.grace_s):
+        if not shared.finish(self._services.consumer_services.grace_s):
             _log.warning("a scan does not end", extra={"table_id": self.iteration.table_id})
-        self._tools.usage.add(self.iteration.account, Usage(task_seconds=shared.read_seconds))
-        if not any(run.abandoned for run in self._runs.values()):  # else files may be used still
+        self._services.usage.add(self.iteration.account, Usage(task_seconds=shared.read_seconds))
+        if not any(run.abandoned for run in self._runs.values()):  # else its files may still be in use
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _settle(self, run: ConsumerRun, ending: RunOutcome) -> None:
-        """A run has ended: write it, and let its job leave or wait for another try."""
+    def _settle(self, run: ConsumerRun, outcome: RunOutcome) -> None:
+        """Write the outcome of a consumer that has ended; let its job leave, or wait for a retry."""
         try:
-            self._tools.usage.add(run.job.account, run.usage)
-            self._write(run.job, ending, run.written)
+            self._services.usage.add(run.job.account, run.usage)
+            self._write(run.job, outcome, run.written)
         finally:
             with self._changed:
                 self._open.discard(run.job.key)
                 self._changed.notify_all()
 
-    def _write(self, job: Job, ending: RunOutcome, written: Job | None) -> None:
-        _tell(job, ending)
+    def _write(self, job: Job, outcome: RunOutcome, written: Job | None) -> None:
+        _log_outcome(job, outcome)
         row = written
-        if ending.transition is not None:
+        if outcome.transition is not None:
             try:
-                (row,) = self._tools.log.transact([(job, ending.transition)])
+                (row,) = self._services.log.transact([(job, outcome.transition)])
             except PenstockError as error:
                 facts = {"job": str(job.id), "error": str(error)}
                 _log.warning("the end of an iteration cannot be written", extra=facts)
-                self._unwritten(job)
+                self._leave_unwritten(job)
                 return
-        if row is not None and ending.how is OutcomeKind.RETRIED:
+        if row is not None and outcome.kind is OutcomeKind.RETRIED:
             metrics.JOBS_ENDINGS_TOTAL.labels(OutcomeKind.RETRIED.value).inc()
             self._again.append(row)
         else:
-            self._leave(job.key, row, ending.how if row is not None else OutcomeKind.FENCED)
+            self._leave(job.key, row, outcome.kind if row is not None else OutcomeKind.FENCED)
 
-    def _unwritten(self, job: Job) -> None:
-        """The log does not answer: try again with the row as it was, or leave it to whoever reads the log."""
-        if self._try.last:
+    def _leave_unwritten(self, job: Job) -> None:
+        """Retry with the row as it was, because the log does not answer; after the last try leave the job."""
+        if self._outcomes.last:
             self._leave(job.key, None, OutcomeKind.FAILED)
         else:
             metrics.JOBS_ENDINGS_TOTAL.labels(OutcomeKind.RETRIED.value).inc()
             self._again.append(job)
 
-    def _leave(self, key: JobKey, row: Job | None, how: OutcomeKind) -> None:
-        metrics.JOBS_ENDINGS_TOTAL.labels(how.value).inc()
+    def _leave(self, key: JobKey, row: Job | None, kind: OutcomeKind) -> None:
+        metrics.JOBS_ENDINGS_TOTAL.labels(kind.value).inc()
         self._on_end(key, row)
 
 
-def _tell(job: Job, ending: RunOutcome) -> None:
-    if ending.failure is None:
+def _log_outcome(job: Job, outcome: RunOutcome) -> None:
+    if outcome.failure is None:
         return
-    facts = {"job": str(job.id), "code": int(ending.failure.code), "error": ending.failure.message}
-    if ending.how is OutcomeKind.RESYNCED:
-        _log.warning("history is gone: the job begins with all rows again", extra=facts)
-    elif ending.how is OutcomeKind.PERMANENT:
+    facts = {"job": str(job.id), "code": int(outcome.failure.code), "error": outcome.failure.message}
+    if outcome.kind is OutcomeKind.RESYNCED:
+        _log.warning("history is gone: the job begins again with all rows", extra=facts)
+    elif outcome.kind is OutcomeKind.PERMANENT:
         _log.error("a job failed and has to be repaired", extra=facts)
     else:
         _log.warning("an iteration of a job failed", extra=facts)
 
 
 class IterationRunner:
-    """Executes iterations. Open it before the first attempt.
+    """Makes runs of iterations. Open it before the first run.
 
-    `spark` gives the session, with the pool of an account set for the thread that asks; a consumer that
-    needs neither it nor `frames` never does. `grace_s` is how long a canceled consumer is waited for.
+    `spark` returns the session, with the pool of an account set for the calling thread. A consumer that needs
+    neither it nor `frames` never causes a call. `grace_s` is how long a canceled consumer is waited for.
     """
 
     def __init__(
@@ -300,49 +246,102 @@ class IterationRunner:
     ) -> None:
         self.usage = usage or UsageMeter(clock=clock)
         self._clock = clock
-        self._tools = IterationServices(
+        self._services = IterationServices(
             log=log,
-            reading=ScanConfig(source, settings.jobs, frames, clock),
-            workshop=ConsumerServices(log, settings, find, spark, clock, grace_s),
+            scan_config=ScanConfig(source, settings.jobs, frames, clock),
+            consumer_services=ConsumerServices(log, settings, find, spark, clock, grace_s),
             usage=self.usage,
             scratch=Scratch(settings.jobs.data, clock=clock),
         )
 
     def open(self) -> None:
-        """Make a place for scratch files; raise Invalid when there can be none."""
-        self._tools.scratch.open()
+        """Create the directory for scratch files; raise Invalid when it cannot be used."""
+        self._services.scratch.open()
 
-    def attempt(self, iteration: Iteration, *, last: bool, on_end: OnEnd) -> IterationRun:
-        """A try at an iteration, which does not begin yet; `last`: what fails is not tried again."""
-        return IterationRun(self._tools, AttemptCount(iteration, last), on_end)
+    def make_run(self, iteration: Iteration, *, last: bool, on_end: OnEnd) -> IterationRun:
+        """Return a run of an iteration, which is not started yet; `last`: what fails is not retried."""
+        return IterationRun(self._services, OutcomePolicy(iteration, last), on_end)
 
     def announce(self, iterations: Sequence[Iteration]) -> dict[JobKey, Job] | None:
-        """Write that iterations wait for a worker; the rows of the jobs that nobody else has taken meanwhile.
+        """Write that iterations wait for a worker; return the rows of jobs that no other runner has taken.
 
-        None: the log does not answer.
+        Returns None when the log does not answer.
         """
         waits = [
-            (job, pending(each.from_ts, each.to_ts, runner=job.status.runner))
-            for each in iterations
-            for job in each.jobs
+            (job, queue_iteration(iteration.from_ts, iteration.to_ts, runner=job.status.runner))
+            for iteration in iterations
+            for job in iteration.jobs
         ]
         try:
-            rows = self._tools.log.transact(waits)
+            rows = self._services.log.transact(waits)
         except PenstockError as error:
-            _log.warning("that iterations wait cannot be written", extra={"error": str(error)})
+            _log.warning(
+                "cannot write that iterations wait: the log does not answer", extra={"error": str(error)}
+            )
             return None
         return {row.key: row for row in rows if row is not None}
 
     def cancel(self, jobs: Sequence[Job]) -> list[Job | None]:
-        """Write that jobs that waited are canceled; what their rows are now, None where that is not known."""
+        """Write that waiting jobs are canceled; return their rows now, None where they are unknown."""
         at = self._clock.wall_ms()
         try:
-            return self._tools.log.transact([(job, canceled(at=at)) for job in jobs])
+            return self._services.log.transact([(job, cancel_iteration(at=at)) for job in jobs])
         except PenstockError as error:
-            _log.warning("that jobs were canceled cannot be written", extra={"error": str(error)})
+            _log.warning(
+                "cannot write that jobs were canceled: the log does not answer", extra={"error": str(error)}
+            )
             return [None] * len(jobs)
 
     def close(self) -> None:
-        """Keep what was used, and remove the scratch files."""
+        """Write the usage, and remove the scratch files."""
         self.usage.flush()
-        self._tools.scratch.close()
+        self._services.scratch.close()
+
+
+_PREFIX, _NEW_PREFIX, _LOCK = "runner-", ".new-", "LOCK"
+
+
+class Scratch:
+    """A directory below `data` that no other process uses, even if several share `data`."""
+
+    def __init__(self, data: Path, *, clock: Clock = SYSTEM) -> None:
+        self._data = data
+        self._name = clock.unique_id()
+        self._lock: IO[bytes] | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The directory, while it is open."""
+        return self._data / f"{_PREFIX}{self._name}"
+
+    def open(self) -> None:
+        """Create it, and remove those of ended processes; raise Invalid when `data` cannot be used."""
+        new = self._data / f"{_NEW_PREFIX}{self._name}"
+        try:
+            new.mkdir(parents=True)
+            self._lock = (new / _LOCK).open("wb")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            new.rename(self.folder)  # others see it only now that it is locked
+            for other in self._data.glob(f"{_PREFIX}*"):
+                if other != self.folder:
+                    _remove_unused(other)
+        except OSError as error:
+            raise Invalid(
+                f"directory {self._data} cannot be used ({error.strerror}); check jobs.data"
+            ) from error
+
+    def close(self) -> None:
+        """Remove it. May be called twice."""
+        if self._lock is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self._lock.close()
+            self._lock = None
+
+
+def _remove_unused(folder: Path) -> None:
+    try:
+        with (folder / _LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+    except (BlockingIOError, FileNotFoundError):
+        return  # a process uses it, or another process has removed it

@@ -87,9 +87,7 @@ class BatchProjection:
         )
 
     def project(self, batch: ChangeBatch) -> ConsumerBatch:
-        """Return the changes of a batch; raise SchemaRefused when its rows have another key than the table
-        now.
-        """
+        """Return the changes of a batch; raise SchemaRefused when its rows have another key than now."""
         sides = self._known.get(batch.schema.version)
         if sides is None:
             check_keys(batch.schema.table, self._table)
@@ -162,7 +160,7 @@ class _OpenBatches:
 
 def merge_sides(inserts: pa.Table, deletes: pa.Table, batch_rows: int) -> Iterator[ConsumerBatch]:
     """Yield batches of both sides in order of time, whatever order the sides have."""
-    # `begun` and `ended` are the times of inserts and of deletes: a row begins with one and ends with the other.
+    # The times of inserts are `begun` and those of deletes `ended`: so a row version begins and ends.
     begun, ended = _times(inserts), _times(deletes)
     if not len(begun) or not len(ended) or ended.max() <= begun.min():
         bounds = [(0, 0), (0, len(ended)), (len(begun), len(ended))]

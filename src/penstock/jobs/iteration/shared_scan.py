@@ -148,9 +148,7 @@ class SharedScan:
         return self._fanout.take(key)
 
     def frame(self, key: JobKey) -> SharedFrame:
-        """Return the changes on executors, for a job that has not left; raise Invalid where there is no
-        Spark.
-        """
+        """Return the changes on executors for a job that has not left; raise Invalid without Spark."""
         self._fanout.check(key)
         return self._frame.get()
 
@@ -160,9 +158,7 @@ class SharedScan:
         return self._config.frames is not None and self.scan().rows >= self._config.settings.spark_rows
 
     def leave(self, key: JobKey, reason: Exception | None = None) -> None:
-        """Give a job no more batches; its next call gets `reason` as its error, by default that it was
-        canceled.
-        """
+        """Give a job no more batches; its next call raises `reason`, by default that it was canceled."""
         self._fanout.close(key, reason)
 
     def is_source_error(self, error: BaseException) -> bool:
@@ -217,12 +213,12 @@ class SharedScan:
 
     def _open_frame(self) -> SharedFrame:
         if self._config.frames is None:
-            raise Invalid(
-                "this consumer needs Spark, and this process has no session; run jobs with a Spark session"
-            )
+            raise Invalid("this process has no Spark session, which the consumer needs; run jobs with Spark")
         metrics.JOBS_SCANS_TOTAL.labels("frame").inc()
         frame = self._config.frames.open(self.scan(), self._columns())
-        if self._finished:  # the consumer that asked was abandoned meanwhile, and nothing else would release it
+        if (
+            self._finished
+        ):  # the consumer that asked was abandoned meanwhile, and nothing else would release it
             frame.release()
             raise Aborted("the job was canceled")
         return frame

@@ -1,12 +1,9 @@
-"""The seam to Spark: the changes of an iteration as one DataFrame, for consumers that work on executors.
+"""The changes of an iteration as one Spark DataFrame, for consumers that work on executors.
 
-The changes of an iteration as one DataFrame, read by executors: one row for each key that changed.
-
-Parts of a range are read beside each other, and each gives the last change of its keys. A range of several
-parts goes through one shuffle by key, after which the last of those is chosen; all rows of a snapshot have
-different keys, so that there is none. The frame is persisted: what one consumer computes is there for all.
-
-Net changes as rows of one kind, with a column that says which of them are deletes. Pure but for spools.
+The frame has one row for each key that changed, with a column that says which rows are deletes. Parts of a
+range are read in parallel, and each yields the last change of its keys. A range of several parts goes through
+one shuffle by key, and then the last of those changes is chosen; all rows of a snapshot have different keys,
+so it needs no shuffle. The frame is persisted: what one consumer computes is there for all.
 """
 
 import tempfile
@@ -42,7 +39,7 @@ __all__ = ["Frames", "SharedFrame", "SparkFrame", "SparkFrames", "quote_name"]
 
 
 def quote_name(name: str) -> str:
-    """A column's name as Spark takes it, whatever is in it."""
+    """Return a column's name quoted for Spark, whatever characters it has."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -51,56 +48,56 @@ class SharedFrame(Protocol):
 
     @property
     def dataframe(self) -> "DataFrame":
-        """One row for each key that changed, as DataRetriever has it."""
+        """One row for each key that changed, in the columns of `DataRetriever.dataframe`."""
 
     @property
     def traced(self) -> tuple[tuple[int, int], ...]:
-        """Transactions among them that are traced, by commit timestamp, and how many rows each has here."""
+        """Commit timestamps of the traced transactions among the rows, each with its number of rows."""
 
     def release(self) -> None:
-        """Let go of what is persisted. Nobody uses the DataFrame any more."""
+        """Release what is persisted. No consumer uses the DataFrame any more."""
 
 
 class Frames(Protocol):
-    """Makes them. Thread-safe."""
+    """Opens frames. Thread-safe."""
 
     def open(self, scan: TableScan, columns: Collection[str] | None) -> SharedFrame:
-        """Read a range on executors; `columns` beside those of the key, None: all. Blocks.
+        """Read a range on executors; `columns` are those beside the key's, None for all. Blocks.
 
         Jobs run in the scheduler pool of the calling thread. Raises Unavailable when Spark fails.
         """
 
 
 LOCAL_ROWS = 10_000
-"""Changes up to which a frame is made in the driver: a task costs more than it saves."""
+"""Up to so many changes a frame is made in the driver: a task costs more than it saves."""
 _PART_ROWS_MIN = 64 * 1024
 _PART_ROWS_MAX = 1_000_000
-_SHARES = 2  # for each task that runs at once, so that a long one keeps the others waiting less
+_PARTS_PER_TASK = 2  # parts for each task that runs at once, so that a long one delays the others less
 
 
 @dataclass(frozen=True)
 class SparkFrame:
-    """Implements SharedFrame."""
+    """A SharedFrame with Spark's DataFrame."""
 
     dataframe: "DataFrame"
     traced: tuple[tuple[int, int], ...] = ()
 
     def release(self) -> None:
-        """See SharedFrame."""
-        with _spark_fails():
+        """Unpersist the DataFrame; raise Unavailable when Spark fails."""
+        with _translate_errors():
             self.dataframe.unpersist()
 
 
 class SparkFrames:
-    """Implements Frames. `session` gives the session of this process, and is asked when one is needed."""
+    """Opens frames with Spark. `session` returns the session of this process, and is called when needed."""
 
     def __init__(self, session: "Callable[[], SparkSession]") -> None:
         self._session = session
 
     def open(self, scan: "TableScan", columns: Collection[str] | None) -> SparkFrame:
-        """See Frames. Computes it, so that what cannot be read fails here.
+        """Read a range on executors, and compute it, so that what cannot be read fails here.
 
-        Raises SchemaRefused when the table had another key in the range.
+        Raises SchemaRefused when the table had another key in the range, and Unavailable when Spark fails.
         """
         from pyspark import StorageLevel  # here: most processes that run jobs never need Spark
 
@@ -108,10 +105,12 @@ class SparkFrames:
         from penstock.spark.tables import spark_schema
 
         spark = self._session()
-        wanted = _Wanted(scan.schema, choose_columns(scan.schema.table, columns))
-        declared = spark_schema(net_schema(wanted.columns))
-        with _spark_fails():
-            frame = _open_frame(spark, _plan_parts(spark, scan, columns, wanted), wanted, declared)
+        frame_columns = _FrameColumns(scan.schema, choose_columns(scan.schema.table, columns))
+        declared = spark_schema(net_schema(frame_columns.columns))
+        with _translate_errors():
+            frame = _open_frame(
+                spark, _plan_parts(spark, scan, columns, frame_columns), frame_columns, declared
+            )
             frame = frame.persist(StorageLevel.MEMORY_AND_DISK)
             try:
                 if tracing.current is None or scan.snapshot:
@@ -126,8 +125,8 @@ class SparkFrames:
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """The columns that are wanted, of a table as it is at the end."""
+class _FrameColumns:
+    """The columns of a frame, and the table's schema at the end of the range."""
 
     schema: "SchemaVersion"
     columns: "pa.Schema"
@@ -135,7 +134,7 @@ class _Wanted:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Parts, and whether a key can be in several of them."""
+    """The parts of a range, and whether all keys are distinct."""
 
     parts: "tuple[ChangesPartition, ...]"
     distinct: bool
@@ -143,7 +142,7 @@ class _Plan:
 
 
 def _plan_parts(
-    spark: "SparkSession", scan: "TableScan", columns: Collection[str] | None, wanted: _Wanted
+    spark: "SparkSession", scan: "TableScan", columns: Collection[str] | None, frame_columns: _FrameColumns
 ) -> _Plan:
     from penstock.changes import plan_changes
     from penstock.changes.collect import open_range, schema_parts
@@ -154,27 +153,29 @@ def _plan_parts(
     if not scan.snapshot:
         states = open_range(scan.view, scan.from_ts, scan.to_ts)
         for _, _, version in schema_parts(states, scan.from_ts, scan.to_ts):
-            check_keys(version.table, wanted.schema.table)
-    tasks = _SHARES * driver_context(spark).defaultParallelism
-    share = -(-scan.rows // tasks)
+            check_keys(version.table, frame_columns.schema.table)
+    tasks = _PARTS_PER_TASK * driver_context(spark).defaultParallelism
+    part_rows = -(-scan.rows // tasks)  # rounded up
     parts = plan_changes(
         scan.view,
         scan.from_ts,
         scan.to_ts,
-        partition_rows=min(_PART_ROWS_MAX, max(_PART_ROWS_MIN, share)),
+        partition_rows=min(_PART_ROWS_MAX, max(_PART_ROWS_MIN, part_rows)),
         **change_options(scan.view, scan, columns),
     )
     return _Plan(tuple(parts), distinct=scan.snapshot, local=scan.rows <= LOCAL_ROWS)
 
 
-def _open_frame(spark: "SparkSession", plan: _Plan, wanted: _Wanted, declared: "StructType") -> "DataFrame":
+def _open_frame(
+    spark: "SparkSession", plan: _Plan, frame_columns: _FrameColumns, declared: "StructType"
+) -> "DataFrame":
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     from penstock.changes.columns import key_names
 
-    keys = key_names(wanted.schema.table)
+    keys = key_names(frame_columns.schema.table)
     if plan.local or not plan.parts:
-        return _open_local_frame(spark, plan, wanted, declared, keys)
+        return _open_local_frame(spark, plan, frame_columns, declared, keys)
     shipped, distinct = plan.parts, plan.distinct
 
     def read(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
@@ -184,7 +185,9 @@ def _open_frame(spark: "SparkSession", plan: _Plan, wanted: _Wanted, declared: "
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 with one_line():
-                    yield from as_declared(_part_rows(shipped[number], wanted, distinct=distinct), declared)
+                    yield from as_declared(
+                        _read_part(shipped[number], frame_columns, distinct=distinct), declared
+                    )
 
     def last(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         from penstock.spark.tables import as_declared
@@ -200,7 +203,7 @@ def _open_frame(spark: "SparkSession", plan: _Plan, wanted: _Wanted, declared: "
 
 
 def _count_traced(frame: "DataFrame", sampling: tracing.Sampling) -> tuple[tuple[int, int], ...]:
-    """Compute a frame, and pick the transactions that are traced among its rows."""
+    """Compute a frame; return the traced transactions among its rows, with their numbers of rows."""
     from penstock.eventstore.sides import COMMIT_TS
 
     def pick(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
@@ -209,7 +212,9 @@ def _count_traced(frame: "DataFrame", sampling: tracing.Sampling) -> tuple[tuple
         task_begins()
         for batch in batches:
             picked = sampling.pick(batch.column(0).to_numpy())
-            columns = [pa.array(each.view("int64"), pa.int64()) for each in (picked.commit_ts, picked.rows)]
+            columns = [
+                pa.array(values.view("int64"), pa.int64()) for values in (picked.commit_ts, picked.rows)
+            ]
             yield pa.RecordBatch.from_arrays(columns, ["commit_ts", "rows"])
 
     found = frame.select(COMMIT_TS).mapInArrow(pick, "commit_ts long, rows long").toArrow()
@@ -217,36 +222,46 @@ def _count_traced(frame: "DataFrame", sampling: tracing.Sampling) -> tuple[tuple
 
 
 def _open_local_frame(
-    spark: "SparkSession", plan: _Plan, wanted: _Wanted, declared: "StructType", keys: Sequence[str]
+    spark: "SparkSession",
+    plan: _Plan,
+    frame_columns: _FrameColumns,
+    declared: "StructType",
+    keys: Sequence[str],
 ) -> "DataFrame":
-    """A frame of few rows, which are read here."""
+    """Make a frame of few rows, which are read here."""
     import pyarrow as pa
 
-    found = [batch for part in plan.parts for batch in _part_rows(part, wanted, distinct=plan.distinct)]
+    found = [
+        batch for part in plan.parts for batch in _read_part(part, frame_columns, distinct=plan.distinct)
+    ]
     if len(plan.parts) > 1 and not plan.distinct:
         with _scratch() as folder:
             found = list(last_rows(found, keys, folder))
-    return spark.createDataFrame(pa.Table.from_batches(found, net_schema(wanted.columns)), declared)
+    return spark.createDataFrame(pa.Table.from_batches(found, net_schema(frame_columns.columns)), declared)
 
 
-def _part_rows(part: "ChangesPartition", wanted: _Wanted, *, distinct: bool) -> "Iterable[pa.RecordBatch]":
-    """The net changes of a part, which is read again when the capture that has it gives it up meanwhile."""
+def _read_part(
+    part: "ChangesPartition", frame_columns: _FrameColumns, *, distinct: bool
+) -> "Iterable[pa.RecordBatch]":
+    """Return the net changes of a part; read it again if the capture that has it gives it up meanwhile."""
     from penstock.spark.tables import require_storage
 
     for partition in part.table.partitions:
         require_storage(partition.storage, partition.table_id)
     if distinct:
-        return _read(part, wanted, distinct=True)
+        return _read_net_rows(part, frame_columns, distinct=True)
     try:
-        return list(_read(part, wanted, distinct=False))
+        return list(_read_net_rows(part, frame_columns, distinct=False))
     except Unavailable:
-        return list(_read(part, wanted, distinct=False))
+        return list(_read_net_rows(part, frame_columns, distinct=False))
 
 
-def _read(part: "ChangesPartition", wanted: _Wanted, *, distinct: bool) -> "Iterator[pa.RecordBatch]":
+def _read_net_rows(
+    part: "ChangesPartition", frame_columns: _FrameColumns, *, distinct: bool
+) -> "Iterator[pa.RecordBatch]":
 
     with part.collect() as handle, _scratch() as folder:
-        yield from net_rows(handle, wanted.schema, wanted.columns, folder, distinct=distinct)
+        yield from net_rows(handle, frame_columns.schema, frame_columns.columns, folder, distinct=distinct)
 
 
 @contextmanager
@@ -256,23 +271,23 @@ def _scratch() -> Iterator[Path]:
 
 
 @contextmanager
-def _spark_fails() -> Iterator[None]:
-    """What Spark throws for reasons of its own may pass."""
+def _translate_errors() -> Iterator[None]:
+    """Raise Unavailable for errors that Spark throws for reasons of its own: they may pass."""
     try:
         with spark_errors():
             yield
     except PenstockError:
         raise
     except Exception as error:
-        raise Unavailable(f"Spark failed: {first_line(error)}; it is tried again") from error
+        raise Unavailable(f"Spark failed: {first_line(error)}; the iteration is retried") from error
 
 
 def net_schema(columns: pa.Schema) -> pa.Schema:
-    """The columns, `_commit_ts` and `_deleted`; raise Invalid when the table has a column of such a name."""
+    """Return the columns, `_commit_ts` and `_deleted`; raise Invalid when the table has such a column."""
     for name in columns.names:
         if name.lower() in {COMMIT_TS, DELETED}:
             raise Invalid(
-                f"column {name} has a name that DataFrames of changes need; leave it out with columns"
+                f"column {name} has a name that DataFrames of changes use; select other columns for the job"
             )
     return with_commit_ts(columns).append(pa.field(DELETED, pa.bool_(), nullable=False))
 
@@ -285,37 +300,37 @@ def net_rows(
     *,
     distinct: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """One row for each key that changed in some batches; `columns` are those of `schema`, the key's first."""
+    """Return one row for each key that changed; `columns` are those of `schema`, the key's first."""
     projection = BatchProjection(schema, columns.names)
-    pieces = (projection.piece(batch) for batch in batches)
+    projected = (projection.project(batch) for batch in batches)
     if distinct:
-        return (_mark_rows(piece.inserts, deleted=False) for piece in pieces if piece.rows)
-    pairs = ((piece.inserts, piece.deletes) for piece in pieces)
-    return _rows(coalesce_by_key(pairs, columns, key_names(schema.table), scratch), columns)
+        return (_mark_rows(batch.inserts, deleted=False) for batch in projected if batch.rows)
+    pairs = ((batch.inserts, batch.deletes) for batch in projected)
+    return _net_batches(coalesce_by_key(pairs, columns, key_names(schema.table), scratch), columns)
 
 
 def last_rows(
     batches: Iterable[pa.RecordBatch], keys: Sequence[str], scratch: Path
 ) -> Iterator[pa.RecordBatch]:
-    """The last row of each key, out of rows that `net_rows` gave for several parts of a range."""
+    """Return the last row of each key, out of the rows of `net_rows` for several parts of a range."""
     source = iter(batches)
     first = next(source, None)
     if first is None:
         return iter(())
-    columns = pa.schema([each for each in first.schema if each.name not in {COMMIT_TS, DELETED}])
-    pairs = (_sides(batch, columns, keys) for batch in _with(first, source))
-    return _rows(coalesce_by_key(pairs, columns, keys, scratch), columns)
+    columns = pa.schema([field for field in first.schema if field.name not in {COMMIT_TS, DELETED}])
+    pairs = (_split_sides(batch, columns, keys) for batch in _chain(first, source))
+    return _net_batches(coalesce_by_key(pairs, columns, keys, scratch), columns)
 
 
-def _with(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _chain(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield first
     yield from others
 
 
-def _sides(
+def _split_sides(
     batch: pa.RecordBatch, columns: pa.Schema, keys: Sequence[str]
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Upserts and deletes of marked rows."""
+    """Split marked rows into upserts and deletes."""
     begun = with_commit_ts(columns)
     ended = pa.schema([begun.field(name) for name in (*keys, COMMIT_TS)])
     deleted = batch.column(DELETED)
@@ -323,7 +338,8 @@ def _sides(
     return inserts.select(begun.names).cast(begun), deletes.select(ended.names).cast(ended)
 
 
-def _rows(net: NetChanges, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _net_batches(net: NetChanges, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the marked rows of net changes; in deletes all columns but the key's are NULL."""
     for batch in net.upserts.to_batches():
         yield _mark_rows(batch, deleted=False)
     begun = with_commit_ts(columns)

@@ -1,1 +1,1 @@
-"""The job log: what people register and runners write, by compare-and-set."""
+"""The job log: people register jobs in it, and runners change their rows by compare-and-set."""

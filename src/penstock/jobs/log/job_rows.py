@@ -1,4 +1,4 @@
-"""The rows of `iscp_log`: jobs to keys and values of the key-value store, and back. No I/O."""
+"""The encoding of `iscp_log`: jobs to keys and values of the key-value store, and back. No I/O."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ from penstock.jobs.spec import JobSpec
 from penstock.tables.codec import datums
 from penstock.tables.keys import decode_record_key, record_key, record_prefix, record_range
 from penstock.tables.records import (
-    checked_datum,
+    check_datum,
     handle_of,
     key_part,
     read_record,
@@ -41,7 +41,7 @@ COLUMNS = (
 )
 PRIMARY_KEY = ("account_id", "table_id", "job_name", "job_id")
 
-_SOURCE = "source"  # in job_spec, beside the spec itself: how people called the table and its account
+_SOURCE = "source"  # in job_spec, beside the spec itself: the names of the table and of its account
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _STATUS_TYPES = {field.name: str if field.type in {str, "str"} else int for field in fields(JobStatus)}
@@ -50,30 +50,30 @@ _log = logging.getLogger(__name__)
 
 
 class JobRows:
-    """Jobs in the encoding of the log's table, whose schema is `table`."""
+    """Encodes and decodes jobs as rows of the log's table, whose schema is `table`."""
 
     def __init__(self, table: TableInfo) -> None:
         self.table = table
         self.range = record_range(table.id)
-        """Keys of all rows: the first, and the first after them."""
+        """The range of all rows: the first key, and the first key after them."""
 
     def key(self, key: JobKey) -> bytes:
-        """The key of a job's row."""
+        """Return the key of a job's row."""
         columns = zip(self.table.primary_key, _primary_key(key), strict=True)
-        handle = handle_of(self.table, {column.id: checked_datum(column, value) for column, value in columns})
+        handle = handle_of(self.table, {column.id: check_datum(column, value) for column, value in columns})
         return record_key(self.table.id, handle)
 
     def prefix(self, account_id: int, table_id: int, job_name: str) -> bytes:
-        """What the keys of all jobs begin with that have or had this name on the table."""
+        """Return the common prefix of the keys of all jobs that have or had this name on the table."""
         index, columns = self.table.primary_index, self.table.primary_key
         assert index is not None, "the log has a primary key of several columns"
-        named = dict(zip(columns, (account_id, table_id, job_name), strict=False))
-        record = {column.id: checked_datum(column, value) for column, value in named.items()}
-        parts = (key_part(self.table, part, record) for part in index.columns[: len(named)])
+        values = dict(zip(columns, (account_id, table_id, job_name), strict=False))
+        record = {column.id: check_datum(column, value) for column, value in values.items()}
+        parts = (key_part(self.table, part, record) for part in index.columns[: len(values)])
         return record_prefix(self.table.id) + b"".join(parts)
 
     def value(self, job: Job) -> bytes:
-        """The value of a job's row."""
+        """Return the value of a job's row."""
         row = dict(zip(PRIMARY_KEY, _primary_key(job.key), strict=True))
         row |= {
             "job_spec": {**job.spec.model_dump(mode="json", exclude_defaults=True), _SOURCE: _source(job)},
@@ -86,20 +86,20 @@ class JobRows:
         return value_of(self.table, to_record(self.table, row, start_ts=0))
 
     def read(self, rows: Iterable[tuple[bytes, bytes | None]]) -> Iterator[tuple[JobKey, Job | None]]:
-        """Whose rows these are, and the jobs; None where there is no value, or it is damaged.
+        """Decode rows to keys and jobs; the job is None where there is no value, or it is damaged.
 
-        What is damaged is logged: the others do not suffer from it.
+        A damaged row is logged and does not affect the others.
         """
         for key, value in rows:
             try:
-                named = self._job_key(key)
+                job_key = self._job_key(key)
             except (Corrupt, Invalid):
                 _log.error("a key of the job log is damaged", extra={"key": show_key(key)})
                 continue
-            yield named, None if value is None else self._job(named, key, value)
+            yield job_key, None if value is None else self._job(job_key, key, value)
 
     def jobs(self, rows: Iterable[tuple[bytes, bytes | None]]) -> Iterator[Job]:
-        """The jobs of those that are sound."""
+        """Decode rows to jobs, without those that are damaged."""
         return (job for _, job in self.read(rows) if job is not None)
 
     def _job_key(self, key: bytes) -> JobKey:
@@ -110,11 +110,11 @@ class JobRows:
                 return JobKey(account_id, table_id, name.decode(errors="replace"), job_id)
         raise Corrupt(f"{show_key(key)} is no key of {LOG_NAME}")
 
-    def _job(self, named: JobKey, key: bytes, value: bytes) -> Job | None:
+    def _job(self, job_key: JobKey, key: bytes, value: bytes) -> Job | None:
         try:
-            return _job(named, row_of(self.table, read_record(self.table, key, value)))
+            return _job(job_key, row_of(self.table, read_record(self.table, key, value)))
         except (PenstockError, AttributeError, KeyError, TypeError, ValueError) as error:
-            facts = {"job": named.owner, "error": type(error).__name__}  # its text may show a value
+            facts = {"job": job_key.owner, "error": type(error).__name__}  # the error's text may show a value
             _log.error(
                 "the row of a job is damaged; the job is left out until it is unregistered", extra=facts
             )
@@ -141,7 +141,7 @@ def _job(key: JobKey, row: Mapping[str, Any]) -> Job:
 
 
 def _status(tree: Mapping[str, Any]) -> JobStatus:
-    """A status without its zeros; a newer version of this program may have written more."""
+    """Decode a status, in which zeros are left out; ignore fields that only a newer version knows."""
     known = {name: value for name, value in tree.items() if name in _STATUS_TYPES}
     if not all(type(value) is _STATUS_TYPES[name] for name, value in known.items()):
         raise TypeError("not of the field's type")

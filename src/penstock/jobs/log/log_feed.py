@@ -1,4 +1,4 @@
-"""Following the job log: rows as they are committed, by a subscription of its keys like that of any table."""
+"""Following the job log: rows as they are committed, by a subscription to the keys of the log's table."""
 
 import asyncio
 import logging
@@ -21,28 +21,28 @@ from penstock.sources import KeySpan, SubscriptionClient
 
 T = TypeVar("T")
 
-_LOOK_S = 10.0
-_AGAIN_S = 1.0
+_CHECK_S = 10.0
+_RETRY_S = 1.0
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class LogChange:
-    """What was committed since the last one: for each job its newest row alone."""
+    """What was committed since the last change: the newest row of each job."""
 
     rows: tuple[Job, ...]
     removed: tuple[JobKey, ...] = ()
-    """Rows that are gone, or damaged."""
+    """The keys of rows that were removed or are damaged."""
     whole: bool = False
-    """Whether the rows are all that there are: whatever is not among them is gone."""
+    """Whether these are all rows of the log: any other row is gone."""
 
 
 class LatestRows:
     """The newest row of each job that was not taken yet. Pure; not thread-safe.
 
-    Invariant: a row is given once, and never after a newer one of its job, though the subscription may
-    deliver the same changes again: those lie above the resolved timestamp.
+    Invariant: each row is given once, and never after a newer row of the same job. The subscription may
+    deliver changes again that lie above the resolved timestamp; those are dropped.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class LatestRows:
         self._waiting: dict[JobKey, Job | None] = {}
 
     def put(self, key: JobKey, commit_ts: int, job: Job | None) -> bool:
-        """Take a change; None: the row is gone. Whether it is news."""
+        """Keep a change; None: the row is gone. Return whether it is new."""
         if commit_ts <= self._given.get(key, 0):
             return False
         self._given[key] = commit_ts
@@ -58,11 +58,11 @@ class LatestRows:
         return True
 
     def resolve(self, ts: int) -> None:
-        """Changes up to `ts` will not come again."""
+        """Forget what was given up to `ts`: those changes do not come again."""
         self._given = {key: at for key, at in self._given.items() if at > ts}
 
     def take(self) -> LogChange | None:
-        """Everything that waits; None: nothing does."""
+        """Return all rows that wait; None when there are none."""
         taken, self._waiting = self._waiting, {}
         if not taken:
             return None
@@ -71,10 +71,10 @@ class LatestRows:
 
 
 class LogFeed:
-    """Gives the committed rows of the log, and all of them again whenever some may have been missed.
+    """Yields the committed rows of the log, and all of them again whenever some may have been missed.
 
     That is when history is gone (the subscription was interrupted for longer than the store keeps it), when
-    it failed, or when the table was made anew and has another id.
+    the subscription failed, or when the table was created again and has another id.
     """
 
     def __init__(self, log: JobLog, settings: Settings, *, clock: Clock = SYSTEM) -> None:
@@ -83,21 +83,21 @@ class LogFeed:
         self._clock = clock
 
     async def follow(self, ts: int) -> AsyncGenerator[LogChange, None]:
-        """What is committed after `ts`, until it is closed. A store that does not answer is waited for."""
-        async with self._connected() as puller:
-            rows = await self._patiently(partial(self._log.rows, ts))
+        """Yield what is committed after `ts`, until it is closed; wait while the store does not answer."""
+        async with self._connect() as puller:
+            rows = await self._retry_unavailable(partial(self._log.rows, ts))
             while True:
                 if rows is not None:
-                    async with self._subscribed(puller, rows, ts) as subscription:
+                    async with self._subscribe(puller, rows, ts) as subscription:
                         while (change := await subscription.next()) is not None:
                             yield change
-                        _log.warning("the job log is read anew", extra={"reason": subscription.broken})
-                rows = await self._patiently(self._log.ensure)
-                ts, jobs = await self._patiently(self._log.read_all)
+                        _log.warning("reading the whole job log again", extra={"reason": subscription.broken})
+                rows = await self._retry_unavailable(self._log.ensure)
+                ts, jobs = await self._retry_unavailable(self._log.read_all)
                 yield LogChange(tuple(jobs), whole=True)
 
     @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[SubscriptionClient]:
+    async def _connect(self) -> AsyncIterator[SubscriptionClient]:
         settings = self._settings
         while True:
             try:
@@ -117,7 +117,7 @@ class LogFeed:
             await puller.close()
 
     @asynccontextmanager
-    async def _subscribed(
+    async def _subscribe(
         self, puller: SubscriptionClient, rows: JobRows, ts: int
     ) -> "AsyncIterator[_Subscription]":
         subscription = _Subscription(rows, ts)
@@ -137,34 +137,34 @@ class LogFeed:
             await puller.unsubscribe(sub_id)
 
     async def _watch(self, subscription: "_Subscription") -> None:
-        """End a subscription that may miss something."""
+        """End the subscription when it may miss a change."""
         since_ts = subscription.resolved_ts
         while True:
-            await self._clock.sleep(_LOOK_S)
+            await self._clock.sleep(_CHECK_S)
             upto_ts = subscription.resolved_ts
-            broken = await self._patiently(partial(self._broken, subscription.rows, since_ts))
-            if broken:
-                subscription.end(broken)
+            reason = await self._retry_unavailable(partial(self._why_broken, subscription.rows, since_ts))
+            if reason:
+                subscription.end(reason)
                 return
             since_ts = upto_ts
 
-    def _broken(self, rows: JobRows, since_ts: int) -> str:
-        """Why changes after `since_ts` may be missed; nothing when they cannot.
+    def _why_broken(self, rows: JobRows, since_ts: int) -> str:
+        """Return why changes after `since_ts` may be missed; an empty text when they cannot.
 
-        While that timestamp can still be read, nothing after it is collected, and so was not at any moment
-        since then at which the subscription may have begun anew.
+        While the store can still be read at that timestamp, nothing after it was collected. So nothing was
+        missed at any moment since then at which the subscription may have started again.
         """
         newest = self._log.rows()
         if newest is None or newest.table.id != rows.table.id:
-            return "it has another table id"
+            return "its table has another id"
         try:
             self._log.client.snapshot(since_ts).get(rows.range[0])
         except Invalid:
             return "its history is gone"
         return ""
 
-    async def _patiently(self, work: Callable[[], T]) -> T:
-        """Do blocking work in a thread, again and again while the store does not answer."""
+    async def _retry_unavailable(self, work: Callable[[], T]) -> T:
+        """Do blocking work in a thread; repeat it while the store does not answer."""
         while True:
             try:
                 return await asyncio.to_thread(work)
@@ -173,7 +173,7 @@ class LogFeed:
 
     async def _wait(self, error: Unavailable) -> None:
         _log.warning("the job log cannot be read", extra={"error": str(error)})
-        await self._clock.sleep(_AGAIN_S)
+        await self._clock.sleep(_RETRY_S)
 
 
 class _Subscription:
@@ -189,7 +189,7 @@ class _Subscription:
         self._news = asyncio.Event()
 
     def consume(self, raw: pa.RecordBatch, finish: Callable[[], None]) -> bool:
-        """Take changes. Always False: they are read again from the store at a restart."""
+        """Keep changes. Always returns False: after a restart they are read again from the store."""
         del finish
         columns = (raw.column(name).to_pylist() for name in ("key", "commit_ts", "value"))
         changes = [
@@ -204,18 +204,18 @@ class _Subscription:
         return False
 
     def advance(self, ts: int) -> None:
-        """Every change up to `ts` has been taken."""
+        """Record that every change up to `ts` has been delivered."""
         with self._lock:
             self._latest.resolve(ts)
             self.resolved_ts = ts
 
     def end(self, reason: str) -> None:
-        """Give nothing more; on the loop."""
+        """Yield nothing more; called on the loop."""
         self.broken = self.broken or reason
         self._news.set()
 
     async def next(self) -> LogChange | None:
-        """Wait for changes; None: it has ended."""
+        """Wait for changes; return None once the subscription has ended."""
         while not self.broken:
             await self._news.wait()
             self._news.clear()

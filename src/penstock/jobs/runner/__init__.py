@@ -1,1 +1,1 @@
-"""The runner: the board of all jobs, the rules of their triggers, and what becomes of their freshness."""
+"""The runner: it tracks all jobs, decides which iterations begin, and submits them to the scheduler."""

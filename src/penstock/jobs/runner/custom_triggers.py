@@ -1,11 +1,11 @@
-"""Triggers that users write: functions that say whether a job's next iteration should begin.
+"""Custom triggers: functions of users that decide whether a job's next iteration begins.
 
     def at_night(context: TriggerContext) -> bool:
         return context.now.hour < 6
 
 A job names one as `module:function`, or by the name of an entry point in the group `penstock.triggers`. It is
-asked again and again, in a thread, and should answer at once. Whatever it raises is that job's error and
-nobody else's.
+called again and again, in a thread, and should return at once. Whatever it raises is the error of that job
+alone.
 """
 
 import asyncio
@@ -39,15 +39,15 @@ class TriggerContext:
     job: JobId
     account: str
     watermark: int
-    """Up to where the target has everything."""
+    """The timestamp up to which the target has everything."""
     readable_ts: int
-    """Up to where the table can be read."""
+    """The timestamp up to which the table can be read."""
     now_ts: int
     """The database's time."""
     changed: bool | None
-    """Whether the table has changes beyond the watermark; None: its history does not reach back so far."""
+    """Whether the table has changes after the watermark; None: its history does not reach back so far."""
     interval_s: float | None
-    """The interval of the job's schedule, where it has one."""
+    """The interval of the job's schedule, if it has one."""
     end_at: int
     """When the last iteration ended, in milliseconds of wall time; 0: there was none."""
 
@@ -63,11 +63,11 @@ class TriggerContext:
 
 
 Trigger = Callable[[TriggerContext], object]
-"""Has to return a bool; it is not trusted to."""
+"""Must return a bool; the result is checked."""
 
 
 class TriggerRequest(NamedTuple):
-    """A trigger by its name, and what it is asked."""
+    """A trigger's name, and the context that it is called with."""
 
     name: str
     context: TriggerContext
@@ -82,72 +82,72 @@ class Fault(NamedTuple):
 
 @cache
 def find_trigger(name: str) -> Trigger:
-    """The function that a name stands for; raise Invalid when there is none."""
+    """Return the function of a trigger's name; raise Invalid when there is none."""
     module, colon, attribute = name.partition(":")
     try:
         if colon:
             found = attrgetter(attribute)(import_module(module))
         else:
             found = entry_points(group=ENTRY_POINTS)[name].load()
-    except Exception as error:  # its module is code of somebody else's, and may raise anything
+    except Exception as error:  # the module is foreign code and may raise anything
         raise Invalid(
             f"there is no trigger {name!r} ({type(error).__name__}); write default, greedy, periodic,"
             f" module:function, or the name of an entry point in {ENTRY_POINTS}"
         ) from error
     if not callable(found):
-        raise Invalid(f"trigger {name!r} is no function; it has to take a TriggerContext and return a bool")
+        raise Invalid(f"trigger {name!r} is not a function; it must take a TriggerContext and return a bool")
     trigger: Trigger = found
     return trigger
 
 
-def answer(question: TriggerRequest) -> bool | Fault:
-    """Ask a trigger; never raises. The message has no more of a foreign exception than its class."""
+def ask_trigger(request: TriggerRequest) -> bool | Fault:
+    """Call a trigger; never raises. Of a foreign exception the message has only the class."""
     try:
-        said = find_trigger(question.name)(question.context)
+        result = find_trigger(request.name)(request.context)
     except Invalid as error:
         return Fault(ErrorCode.REFUSED, str(error))
     except Exception as error:  # noqa: BLE001 - whatever a user's function raises is that job's error
-        _log.exception("a trigger raised", extra={"trigger": question.name, "job": str(question.context.job)})
+        _log.exception("a trigger raised", extra={"trigger": request.name, "job": str(request.context.job)})
         return Fault(
-            ErrorCode.TRIGGER, f"trigger {question.name} raised {type(error).__name__}; see the runner's log"
+            ErrorCode.TRIGGER, f"trigger {request.name} raised {type(error).__name__}; see the runner's log"
         )
-    if not isinstance(said, bool):
-        kind = type(said).__name__
-        return Fault(ErrorCode.REFUSED, f"trigger {question.name} returned {kind}; it has to return a bool")
-    return said
+    if not isinstance(result, bool):
+        kind = type(result).__name__
+        return Fault(ErrorCode.REFUSED, f"trigger {request.name} returned {kind}; it has to return a bool")
+    return result
 
 
-def recovered(job: Job) -> Job:
-    """The transition of a job whose trigger answers again."""
+def clear_trigger_error(job: Job) -> Job:
+    """Clear the error of a job whose trigger answers again."""
     return job.with_status(error_code=0, error_msg="", failures=0)
 
 
 class TriggerRunner:
-    """Asks triggers in threads. One that does not answer in time is left alone until it does."""
+    """Calls triggers in threads. One that does not return in time is not called again until it has."""
 
     def __init__(self, *, clock: Clock = SYSTEM) -> None:
         self._clock = clock
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="penstock-trigger")
         self._open: dict[JobKey, asyncio.Future[bool | Fault]] = {}
 
-    async def ask(self, questions: Mapping[JobKey, TriggerRequest]) -> dict[JobKey, bool | Fault]:
-        """The answers, each with a fault in its place where there was none."""
+    async def ask(self, requests: Mapping[JobKey, TriggerRequest]) -> dict[JobKey, bool | Fault]:
+        """Return the answers, with a Fault in place of each that is missing."""
         loop = asyncio.get_running_loop()
-        self._open = {key: asked for key, asked in self._open.items() if not asked.done()}
-        asked = {
-            key: self._open.get(key) or loop.run_in_executor(self._pool, answer, question)
-            for key, question in questions.items()
+        self._open = {key: call for key, call in self._open.items() if not call.done()}
+        calls = {
+            key: self._open.get(key) or loop.run_in_executor(self._pool, ask_trigger, request)
+            for key, request in requests.items()
         }
-        await self._wait(asked.values())
-        self._open |= asked
+        await self._wait(calls.values())
+        self._open |= calls
         return {
-            key: asked[key].result() if asked[key].done() else _late(question)
-            for key, question in questions.items()
+            key: calls[key].result() if calls[key].done() else _late(request)
+            for key, request in requests.items()
         }
 
-    async def _wait(self, asked: Iterable["asyncio.Future[bool | Fault]"]) -> None:
+    async def _wait(self, calls: Iterable["asyncio.Future[bool | Fault]"]) -> None:
         patience = asyncio.ensure_future(self._clock.sleep(_PATIENCE_S))
-        waiting: set[asyncio.Future[Any]] = {each for each in asked if not each.done()}
+        waiting: set[asyncio.Future[Any]] = {call for call in calls if not call.done()}
         try:
             while waiting and not patience.done():
                 done, _ = await asyncio.wait({*waiting, patience}, return_when=asyncio.FIRST_COMPLETED)
@@ -156,9 +156,12 @@ class TriggerRunner:
             patience.cancel()
 
     def close(self) -> None:
-        """Ask no more; who has not answered is not waited for."""
+        """Call no more triggers; do not wait for those that run."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _late(question: TriggerRequest) -> Fault:
-    return Fault(ErrorCode.TRIGGER, f"trigger {question.name} has not answered within {_PATIENCE_S:g} s")
+def _late(request: TriggerRequest) -> Fault:
+    return Fault(
+        ErrorCode.TRIGGER,
+        f"trigger {request.name} has not answered within {_PATIENCE_S:g} s; make it return at once",
+    )

@@ -1,4 +1,4 @@
-"""The process that runs jobs: waits for the lease, runs them while it has it, and begins again after that."""
+"""The process that runs jobs: wait for the lease, run jobs while it is held, then start again."""
 
 import logging
 from collections.abc import Iterable
@@ -17,10 +17,10 @@ _log = logging.getLogger(__name__)
 
 
 class JobRunner:
-    """Runs the jobs of a cluster whenever nobody else does, until it is cancelled.
+    """Runs the jobs of a cluster whenever no other process does, until it is cancelled.
 
-    Any number of processes may have one: the others stand by. Whatever ends a tenure, except that it is
-    cancelled, is told and followed by another try: all that counts is in the log and in the targets.
+    Any number of processes may have one: the others stand by. Whatever ends a term, except cancellation, is
+    logged and followed by another try: all that counts is in the log and in the targets.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class JobRunner:
         side_tasks: Iterable[SideTask] = (),
         clock: Clock = SYSTEM,
     ) -> None:
-        """`side_tasks` run beside the iterations while the lease is held."""
+        """Make a runner; `side_tasks` run beside the iterations while the lease is held."""
         self._settings = settings
         self._acquire = acquire
         self._log = log
@@ -44,29 +44,29 @@ class JobRunner:
         self._open_scheduler = open_scheduler
         self._side_tasks = tuple(side_tasks)
         self._clock = clock
-        self._told = ""
+        self._last_reason = ""
 
     async def run(self) -> None:
-        """Run them."""
+        """Wait for the lease and run jobs, again and again."""
         while True:
-            lease = await self._lease()
+            lease = await self._acquire_lease()
             if lease is not None:
-                await self._rule(lease)
+                await self._run_term(lease)
             await self._clock.sleep(_WAIT_S)
 
-    async def _lease(self) -> RunnerLease | None:
-        """Try to become the one runner."""
+    async def _acquire_lease(self) -> RunnerLease | None:
+        """Try to become the one runner; return None while another process is."""
         try:
             lease = await self._acquire()
         except PenstockError as error:
-            if self._told != str(error):  # it is tried again each second
-                self._told = str(error)
-                _log.info("jobs are left to others for now", extra={"reason": self._told})
+            if self._last_reason != str(error):  # tried every second: log each reason once
+                self._last_reason = str(error)
+                _log.info("this process does not run jobs for now", extra={"reason": self._last_reason})
             return None
-        self._told = ""
+        self._last_reason = ""
         return lease
 
-    async def _rule(self, lease: RunnerLease) -> None:
+    async def _run_term(self, lease: RunnerLease) -> None:
         JOBS_RUNNER.set(1)
         JOBS_TAKEOVERS_TOTAL.inc()
         try:
@@ -83,9 +83,9 @@ class JobRunner:
         except Fenced as error:
             _log.warning("another process runs the jobs now", extra={"reason": str(error)})
         except PenstockError as error:
-            _log.error("running jobs ended; it begins again", extra={"error": str(error)})
-        except Exception:  # noqa: BLE001 - whatever it was, the next tenure starts from what is in the log
-            _log.exception("running jobs ended; it begins again")
+            _log.error("running jobs failed; it starts again", extra={"error": str(error)})
+        except Exception:  # noqa: BLE001 - whatever it was, the next term starts from what is in the log
+            _log.exception("running jobs failed; it starts again")
         finally:
             JOBS_RUNNER.set(0)
             await self._give_up(lease)
@@ -94,4 +94,4 @@ class JobRunner:
         try:
             await lease.give_up()
         except PenstockError as error:
-            _log.warning("the runner's lease runs out by itself", extra={"reason": str(error)})
+            _log.warning("the runner's lease could not be given up; it expires", extra={"reason": str(error)})

@@ -1,21 +1,20 @@
-"""A job in the memory of the runner: its row, how far it has come, and what it is busy with.
+"""The live jobs of a table in the memory of the runner, and which iterations they need now. Pure.
 
-The live jobs of one table: which iterations should run now. Pure.
+The triggers decide which iterations a table's jobs want:
 
-Which iterations have something to do: tables without changes only move the watermark. Pure.
-
-Which iterations a table's jobs want: the rules of their triggers. Pure.
-
-* A new job begins at once, with nothing: up to where those are with which it will share, else up to now.
-* Default jobs share one iteration from their common watermark to now. One that is behind the others of its
-  table catches up with them first, and only one at a time does (with those at the very same watermark: that
-  is one scan). Meanwhile the others wait for it, but not for long, and not for one that fails.
+* A new job begins at once with all rows. It ends where the jobs are with which it will share iterations; if
+  there are none, as far as the table can be read.
+* Default jobs share one iteration from their common watermark to now. A job that is behind the others of its
+  table catches up with them first, one job at a time (jobs at the very same watermark catch up together: that
+  is one scan). The others wait for it, but not for long, and not for a job that fails.
 * An independent job, and a greedy one, has iterations of its own.
-* A periodic job begins when the database's time is its interval ahead of its watermark. Those of the same
-  interval may share like default jobs do.
-* A custom trigger is asked in place of the clock.
+* A periodic job begins when the database's time is its interval ahead of its watermark. Jobs of the same
+  interval may share iterations as default jobs do.
+* For a job with a custom trigger, the trigger is asked instead of the clock.
 
-A job that is paused, dropped or stopped by an error takes no part: nobody waits for it, or for its watermark.
+A job that is paused, dropped or stopped by an error takes no part: no job waits for it or for its watermark.
+
+Then the table's progress decides: where it has no changes, only the watermarks are raised.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -34,31 +33,31 @@ RUNNABLE = frozenset({JobState.COMPLETED, JobState.CANCELED})
 
 
 class TriggerGroup(NamedTuple):
-    """Jobs of a table that share iterations: those with the same trigger."""
+    """Jobs of a table with the same trigger, which may share iterations."""
 
     job_type: str
     interval_ms: int
 
     def faster_than(self, interval_s: float) -> bool:
-        """Whether such jobs cannot wait for a look that comes every `interval_s`."""
+        """Return whether such jobs must be checked more often than every `interval_s`."""
         return self.job_type == GREEDY or 0 < self.interval_ms < interval_s * 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class TriggerRule:
     """When a job runs, by its spec."""
 
     group: TriggerGroup
-    """Those it shares iterations with, if it does."""
+    """The jobs with which it shares iterations, if it does."""
     shares: bool
     periodic: bool
-    """Time decides."""
+    """Whether time decides."""
     custom: bool
-    """A function of somebody else's decides."""
+    """Whether a custom trigger decides."""
 
     @classmethod
-    def of(cls, spec: JobSpec) -> "Rule":
-        """Read it from a spec."""
+    def of(cls, spec: JobSpec) -> "TriggerRule":
+        """Read the rule of a spec."""
         kind = spec.job_type
         periodic, custom = kind == PERIODIC, kind not in {DEFAULT, GREEDY, PERIODIC}
         timed = periodic or (custom and spec.trigger.schedule.interval is not None)
@@ -70,57 +69,58 @@ class Rule:
 class TrackedJob:
     """One job. The board changes it; triggers only read it.
 
-    Invariant: the table has no change in (job.watermark, watermark], so that an iteration from `watermark`
-    skips none. What follows from the row alone is kept beside it: every look at a table asks for it.
+    Invariant: the table has no change in (job.watermark, watermark], so an iteration from `watermark` skips
+    none. Fields that follow from the row alone are computed when the row changes, because every check of a
+    table reads them.
     """
 
     job: Job
     watermark: int
     iteration: Iteration | None = None
-    """What it takes part in and has not ended for it yet; there is never a second one."""
-    unsure: bool = False
-    """Its row is written or read again: until that is done, nothing begins."""
-    rests_until: float | None = None
-    """It failed lately and is not tried again before."""
-    wanted: bool = False
-    """What its custom trigger last said."""
+    """The iteration that has not ended for this job yet; there is never a second one."""
+    row_uncertain: bool = False
+    """Its row is being written, or has to be read again: nothing begins until that is done."""
+    retry_at: float | None = None
+    """It failed, and is not retried before this time."""
+    triggered: bool = False
+    """The last answer of its custom trigger."""
     turn: int = 0
-    """Grows with each of the board's iterations: who has the smaller one has waited longer."""
-    chasing: bool = False
-    """Its iteration brings it to where others are: they go on together as soon as it ends."""
-    stumbles: int = 0
-    """How often in a row nobody knows how its iteration ended, or its target was somebody else's."""
-    rule: Rule = field(init=False)
+    """The number of its last iteration on the board: a job with a smaller one has waited longer."""
+    catching_up: bool = False
+    """Its iteration brings it to where others are: they continue together as soon as it ends."""
+    unknown_outcomes: int = 0
+    """How often in a row the outcome of its iteration was unknown, or the target fenced it."""
+    rule: TriggerRule = field(init=False)
     takes_part: bool = field(init=False)
-    """Whether it is there for others: not dropped, paused, or stopped by an error."""
-    sound: bool = field(init=False)
-    """Whether its last iteration did not fail: only for such a one do others wait."""
-    _waits: bool = field(init=False)
+    """Whether other jobs consider it: it is not dropped, paused, or stopped by an error."""
+    healthy: bool = field(init=False)
+    """Whether its last iteration did not fail: other jobs wait only for healthy ones."""
+    _ready: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.follow(self.job)
 
     def follow(self, row: Job) -> None:
-        """Take over a row."""
+        """Replace the row, and compute what follows from it."""
         self.job = row
-        self.rule = Rule.of(row.spec)
+        self.rule = TriggerRule.of(row.spec)
         self.takes_part = row.live and row.state is not JobState.ERROR and not row.spec.paused
-        self.sound = not row.status.failures
-        self._waits = self.takes_part and row.state in RUNNABLE
+        self.healthy = not row.status.failures
+        self._ready = self.takes_part and row.state in RUNNABLE
 
     @property
     def busy(self) -> bool:
-        """Whether an iteration of it is under way, or its row is not certain."""
-        return self.iteration is not None or self.unsure
+        """Whether it has an iteration, or its row is uncertain."""
+        return self.iteration is not None or self.row_uncertain
 
     @property
     def idle(self) -> bool:
         """Whether an iteration may begin."""
-        return self._waits and self.iteration is None and self.rests_until is None and not self.unsure
+        return self._ready and self.iteration is None and self.retry_at is None and not self.row_uncertain
 
 
-class Why(Enum):
-    """By which rule an iteration is wanted."""
+class StartReason(Enum):
+    """The rule by which an iteration begins."""
 
     FIRST = "first"
     SHARED = "shared"
@@ -130,25 +130,27 @@ class Why(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An iteration that is wanted if the table has changed. `to_ts` is None for: as far as can be read."""
+    """An iteration to run if the table has changed. `to_ts` is None for: as far as can be read."""
 
     from_ts: int
     to_ts: int | None
     jobs: tuple[TrackedJob, ...]
-    why: Why
+    reason: StartReason
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a table's jobs want, and which groups wait for one that is behind or not done yet."""
+    """The candidates of a table, and the groups that wait for a job that is behind or still running."""
 
     candidates: tuple[Candidate, ...]
     held: tuple[TriggerGroup, ...] = ()
 
     @property
-    def open(self) -> bool:
-        """Whether others may have something to do once a lagging job has caught up."""
-        return bool(self.held) or any(each.why is Why.LAGGING for each in self.candidates)
+    def others_may_follow(self) -> bool:
+        """Whether more jobs may have something to do once a lagging job has caught up."""
+        return bool(self.held) or any(
+            candidate.reason is StartReason.LAGGING for candidate in self.candidates
+        )
 
 
 def select(
@@ -158,138 +160,144 @@ def select(
     impatient: Collection[TriggerGroup] = (),
     fast_s: float = 0,
 ) -> Selection:
-    """Choose among the jobs of one table.
+    """Choose candidates among the jobs of one table.
 
-    `now_ts` is the database's time, None when it is not known: then periodic jobs wait. Groups that are
-    `impatient` have waited long enough for their lagging ones. With `fast_s` only new jobs are chosen and
-    those whose trigger is faster than that.
+    `now_ts` is the database's time; while it is None, periodic jobs wait. `impatient` groups have waited long
+    enough for their lagging jobs. With `fast_s` only new jobs are chosen, and jobs whose trigger is faster
+    than that.
     """
-    new, own, groups = _divided(jobs, fast_s)
-    chosen = [_first(each, groups) for each in new if each.idle]
+    new, own, groups = _divide_jobs(jobs, fast_s)
+    chosen = [_first_candidate(job, groups) for job in new if job.idle]
     chosen += [
-        Candidate(each.watermark, None, (each,), Why.OWN) for each in own if each.idle and _due(each, now_ts)
+        Candidate(job.watermark, None, (job,), StartReason.OWN)
+        for job in own
+        if job.idle and _is_due(job, now_ts)
     ]
     held = []
     for group, members in groups.items():
         if fast_s and not group.faster_than(fast_s):
             continue
-        top_ts = max(each.watermark for each in members)
-        chosen += _catching_up(members, top_ts)
+        top_ts = max(job.watermark for job in members)
+        chosen += _catch_up_candidates(members, top_ts)
         leaders = tuple(
-            each for each in members if each.watermark == top_ts and each.idle and _due(each, now_ts)
+            job for job in members if job.watermark == top_ts and job.idle and _is_due(job, now_ts)
         )
         if leaders and group not in impatient and _must_wait(members, top_ts):
             held.append(group)
         elif leaders:
-            chosen.append(Candidate(top_ts, None, leaders, Why.SHARED))
-    return Selection(tuple(_joined(chosen)), tuple(held))
+            chosen.append(Candidate(top_ts, None, leaders, StartReason.SHARED))
+    return Selection(tuple(_join_candidates(chosen)), tuple(held))
 
 
-def _divided(
+def _divide_jobs(
     jobs: Iterable[TrackedJob], fast_s: float
 ) -> tuple[list[TrackedJob], list[TrackedJob], dict[TriggerGroup, list[TrackedJob]]]:
-    """Those that take part: new ones, those on their own, and those that share."""
+    """Divide the jobs that take part into new ones, independent ones, and groups that share iterations."""
     new: list[TrackedJob] = []
     own: list[TrackedJob] = []
     groups: dict[TriggerGroup, list[TrackedJob]] = {}
-    for each in jobs:
-        if not each.takes_part:
+    for job in jobs:
+        if not job.takes_part:
             continue
-        if not each.watermark:
-            new.append(each)
-        elif each.rule.shares:
-            groups.setdefault(each.rule.group, []).append(each)
-        elif not fast_s or each.rule.group.faster_than(fast_s):
-            own.append(each)
+        if not job.watermark:
+            new.append(job)
+        elif job.rule.shares:
+            groups.setdefault(job.rule.group, []).append(job)
+        elif not fast_s or job.rule.group.faster_than(fast_s):
+            own.append(job)
     return new, own, groups
 
 
-def _first(job: TrackedJob, groups: dict[TriggerGroup, list[TrackedJob]]) -> Candidate:
-    """One that begins anew never ends before what it had: from there on history may be gone."""
+def _first_candidate(job: TrackedJob, groups: dict[TriggerGroup, list[TrackedJob]]) -> Candidate:
+    """Return the first iteration of a job.
+
+    After a re-sync it never ends before what the target had: history after an earlier end may be gone.
+    """
     others = groups.get(job.rule.group, ()) if job.rule.shares else ()
-    top_ts = max((each.watermark for each in others), default=0)
-    return Candidate(0, top_ts if top_ts > job.job.status.resync_ts else None, (job,), Why.FIRST)
+    top_ts = max((other.watermark for other in others), default=0)
+    return Candidate(0, top_ts if top_ts > job.job.status.resync_ts else None, (job,), StartReason.FIRST)
 
 
-def _due(job: TrackedJob, now_ts: int | None) -> bool:
+def _is_due(job: TrackedJob, now_ts: int | None) -> bool:
     rule = job.rule
     if rule.periodic:
         return (
             now_ts is not None and physical_ms(now_ts) - physical_ms(job.watermark) >= rule.group.interval_ms
         )
-    return job.wanted or not rule.custom
+    return job.triggered or not rule.custom
 
 
 def _may_catch_up(job: TrackedJob) -> bool:
-    return job.wanted or not job.rule.custom
+    return job.triggered or not job.rule.custom
 
 
-def _catching_up(members: Sequence[TrackedJob], top_ts: int) -> list[Candidate]:
-    """The one that goes next of those behind, by turns, so that none keeps the others from it."""
-    behind = [each for each in members if each.watermark < top_ts]
-    if any(each.busy for each in behind):
+def _catch_up_candidates(members: Sequence[TrackedJob], top_ts: int) -> list[Candidate]:
+    """Choose the next of the jobs that are behind, in turn, so that each of them gets its iteration."""
+    behind = [job for job in members if job.watermark < top_ts]
+    if any(job.busy for job in behind):
         return []
-    ready = [each for each in behind if each.idle and _may_catch_up(each)]
+    ready = [job for job in behind if job.idle and _may_catch_up(job)]
     if not ready:
         return []
-    from_ts = min(ready, key=lambda each: each.turn).watermark
-    together = tuple(each for each in ready if each.watermark == from_ts)
-    return [Candidate(from_ts, top_ts, together, Why.LAGGING)]
+    from_ts = min(ready, key=lambda job: job.turn).watermark
+    together = tuple(job for job in ready if job.watermark == from_ts)
+    return [Candidate(from_ts, top_ts, together, StartReason.LAGGING)]
 
 
 def _must_wait(members: Iterable[TrackedJob], top_ts: int) -> bool:
-    """Whether somebody sound is not with the leaders but will be."""
+    """Return whether a healthy job is not with the leaders now but will be."""
     return any(
-        each.sound and (each.busy or (each.watermark < top_ts and _may_catch_up(each))) for each in members
+        job.healthy and (job.busy or (job.watermark < top_ts and _may_catch_up(job))) for job in members
     )
 
 
-def _joined(candidates: Iterable[Candidate]) -> Iterable[Candidate]:
-    """One candidate for all that share and want the same range."""
+def _join_candidates(candidates: Iterable[Candidate]) -> Iterable[Candidate]:
+    """Join the candidates that share iterations and have the same range."""
     shared: dict[tuple[int, int | None], Candidate] = {}
-    for each in candidates:
-        if not each.jobs[0].rule.shares:
-            yield each
+    for candidate in candidates:
+        if not candidate.jobs[0].rule.shares:
+            yield candidate
             continue
-        wanted = (each.from_ts, each.to_ts)
-        same = shared.get(wanted)
-        shared[wanted] = each if same is None else replace(same, jobs=same.jobs + each.jobs)
+        span = (candidate.from_ts, candidate.to_ts)
+        same = shared.get(span)
+        shared[span] = candidate if same is None else replace(same, jobs=same.jobs + candidate.jobs)
     yield from shared.values()
 
 
 @dataclass(frozen=True, slots=True)
 class HasChanges:
-    """There are changes, or nobody knows whether there are."""
+    """There are changes, or it is unknown whether there are."""
 
     to_ts: int
 
 
 @dataclass(frozen=True, slots=True)
 class NoChanges:
-    """There are none up to here."""
+    """There are no changes up to this timestamp."""
 
     to_ts: int
 
 
-def judge(candidate: Candidate, look: ReadableRange) -> HasChanges | NoChanges | None:
-    """What becomes of a candidate; None: nothing can be read beyond its watermark, so it waits.
+def decide(candidate: Candidate, progress: ReadableRange) -> HasChanges | NoChanges | None:
+    """Decide about a candidate; None: nothing can be read after its watermark, so it waits.
 
-    History is only asked where it reaches: with a watermark before `oldest_ts` the iteration runs, and finds
-    out. A first iteration runs in any case; to a time that history does not reach, up to now instead.
+    The progress says nothing about changes before `oldest_ts`: an iteration from an earlier watermark runs,
+    and finds out. A first iteration always runs; if history does not reach its end, it ends as far as can be
+    read.
     """
     from_ts, to_ts = candidate.from_ts, candidate.to_ts
-    if to_ts is None or (not from_ts and to_ts < look.oldest_ts):
-        to_ts = look.readable_ts
-    to_ts = min(to_ts, look.readable_ts)
+    if to_ts is None or (not from_ts and to_ts < progress.oldest_ts):
+        to_ts = progress.readable_ts
+    to_ts = min(to_ts, progress.readable_ts)
     if to_ts <= from_ts:
         return None
-    if not from_ts or from_ts < look.oldest_ts or look.changed_ts > from_ts:
+    if not from_ts or from_ts < progress.oldest_ts or progress.changed_ts > from_ts:
         return HasChanges(to_ts)
     return NoChanges(to_ts)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PlannedIteration:
     """An iteration that should run: a candidate whose table has changed, or may have."""
 
     candidate: Candidate
@@ -297,18 +305,18 @@ class Wanted:
 
 
 class Plan(NamedTuple):
-    """What becomes of the jobs that are due."""
+    """The iterations to run now."""
 
-    wanted: list[Wanted]
+    iterations: list[PlannedIteration]
     raised: int
-    """How many watermarks were raised because there were no changes."""
+    """The number of watermarks that were raised because there were no changes."""
 
 
 class TableJobs:
-    """Jobs of a table, and how long those that share have waited for one of theirs."""
+    """The jobs of a table, and since when groups that share have waited for one of their jobs."""
 
     def __init__(self, table_id: int, *, interval_s: float) -> None:
-        """The table is looked at every `interval_s`; so long others wait for a job that is behind."""
+        """Track a table that is checked every `interval_s`; so long jobs wait for one that is behind."""
         self.table_id = table_id
         self._interval_s = interval_s
         self._jobs: dict[JobKey, TrackedJob] = {}
@@ -323,49 +331,50 @@ class TableJobs:
 
     @property
     def fast(self) -> bool:
-        """Whether some of them cannot wait for the next look."""
+        """Whether some jobs must be checked more often than the table."""
         return bool(self._fast)
 
     @property
     def idle(self) -> bool:
-        """Whether an iteration may begin for some of them."""
-        return any(each.idle for each in self)
+        """Whether an iteration may begin for some of the jobs."""
+        return any(job.idle for job in self)
 
-    def put(self, standing: TrackedJob) -> None:
-        """Add a job, or learn that its spec has changed."""
-        key = standing.job.key
-        self._jobs[key] = standing
+    def put(self, tracked: TrackedJob) -> None:
+        """Add a job, or follow a change of its spec."""
+        key = tracked.job.key
+        self._jobs[key] = tracked
         self._fast.discard(key)
-        if standing.rule.group.faster_than(self._interval_s):
+        if tracked.rule.group.faster_than(self._interval_s):
             self._fast.add(key)
 
     def remove(self, key: JobKey) -> None:
-        """A job is dropped or gone."""
+        """Remove a job that is dropped or gone."""
         self._jobs.pop(key, None)
         self._fast.discard(key)
 
-    def plan(self, look: ReadableRange, *, now_ts: int | None, now: float, fast: bool = False) -> Plan:
-        """Raise the watermarks of jobs whose table has no changes, and find the iterations of the others.
+    def plan(self, progress: ReadableRange, *, now_ts: int | None, now: float, fast: bool = False) -> Plan:
+        """Raise the watermarks of jobs whose table has no changes; return the iterations of the others.
 
-        Whoever has caught up by being raised is looked at again at once, together with the others. With
-        `fast` only those are looked at that cannot wait, and new ones.
+        A job that has caught up because its watermark was raised is considered again at once, together with
+        the others. With `fast` only new jobs are considered, and jobs that must be checked more often.
         """
         raised = 0
-        for _ in range(2 * len(self) + 1):  # each round raises a job to the others, or to now
+        # Each round raises some job to the others, or to now, so that these rounds are enough.
+        for _ in range(2 * len(self) + 1):
             selection = self._select(now_ts, now, fast=fast)
-            plan = _sifted(selection.candidates, look)
+            plan = _sift_candidates(selection.candidates, progress)
             raised += plan.raised
-            if not plan.raised or (not plan.wanted and not selection.open):
+            if not plan.raised or (not plan.iterations and not selection.others_may_follow):
                 break
-        return Plan(plan.wanted, raised)
+        return Plan(plan.iterations, raised)
 
     def _select(self, now_ts: int | None, now: float, *, fast: bool) -> Selection:
         waiting = self._waiting_since
         impatient = [group for group, since in waiting.items() if now - since >= self._interval_s]
         fast_s = self._interval_s if fast else 0
         selection = select(self, now_ts=now_ts, impatient=impatient, fast_s=fast_s)
-        asked = [each for each in waiting if not fast or each.faster_than(fast_s)]
-        for group in asked:
+        considered = [group for group in waiting if not fast or group.faster_than(fast_s)]
+        for group in considered:
             if group not in selection.held:
                 del waiting[group]
         for group in selection.held:
@@ -373,32 +382,33 @@ class TableJobs:
         return selection
 
     def needed_ts(self) -> int | None:
-        """After when the table's history is still needed: by what is in the log, which is what a restart has.
+        """Return the timestamp after which the table's history is still needed; None if it is not.
 
-        A first iteration needs what comes after its end. Jobs whose table is gone need nothing.
+        The watermarks in the log decide, because a restart has only these. A first iteration needs the
+        history after its end. Jobs whose table is gone need none.
         """
         needed = []
-        for each in self:
-            if each.job.status.error_code == ErrorCode.TABLE_GONE:
+        for tracked in self:
+            if tracked.job.status.error_code == ErrorCode.TABLE_GONE:
                 continue
-            if each.job.watermark:
-                needed.append(each.job.watermark)
-            elif each.iteration is not None:
-                needed.append(each.iteration.to_ts)
+            if tracked.job.watermark:
+                needed.append(tracked.job.watermark)
+            elif tracked.iteration is not None:
+                needed.append(tracked.iteration.to_ts)
         return min(needed, default=None)
 
 
-def _sifted(candidates: Iterable[Candidate], look: ReadableRange) -> Plan:
-    """Raise the watermarks of those without changes."""
-    wanted, raised = [], 0
+def _sift_candidates(candidates: Iterable[Candidate], progress: ReadableRange) -> Plan:
+    """Raise the watermarks of candidates without changes; return the others."""
+    iterations, raised = [], 0
     for candidate in candidates:
-        match judge(candidate, look):
+        match decide(candidate, progress):
             case HasChanges(to_ts):
-                wanted.append(Wanted(candidate, to_ts))
+                iterations.append(PlannedIteration(candidate, to_ts))
             case NoChanges(to_ts):
                 raised += len(candidate.jobs)
-                for each in candidate.jobs:
-                    each.watermark = to_ts
+                for job in candidate.jobs:
+                    job.watermark = to_ts
             case None:
                 pass
-    return Plan(wanted, raised)
+    return Plan(iterations, raised)

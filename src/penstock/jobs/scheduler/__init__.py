@@ -1,1 +1,1 @@
-"""The scheduler: which iteration runs next, again, or not any more; and who has used how much."""
+"""The scheduler: a fair queue of iterations, the workers that run them, and their retries."""

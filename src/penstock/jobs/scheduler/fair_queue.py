@@ -1,4 +1,4 @@
-"""Which of the iterations that wait runs next: fair between accounts, then by priority, then by age. Pure."""
+"""Which waiting iteration runs next: fair between accounts, then by priority, then by age. Pure."""
 
 from bisect import insort
 from collections.abc import Mapping
@@ -8,14 +8,14 @@ from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.job import Job, JobKey
 
 QUANTUM_S = 0.01
-"""What an iteration costs its account at least, so that those that take no time go round as well."""
+"""The least time that an iteration costs its account, so that very short iterations take turns too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """An iteration that waits. `number` is its age: smaller came earlier; `failures` its tries so far.
+    """An iteration that waits. A smaller `number` came earlier; `failures` counts its tries so far.
 
-    `since` is when it could have run first; `announced`: the log says that it waits.
+    `since` is when it could have run first. `announced` says whether the log has it as waiting.
     """
 
     number: int
@@ -26,18 +26,22 @@ class Waiting:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where it is among those of its account."""
+        """Its position among the waiting iterations of its account; the smallest is first."""
         return -self.iteration.priority, self.number
 
 
 @dataclass(slots=True)
 class _Account:
-    """`served` is what its iterations took, by its weight; who has waited for nothing has saved nothing."""
+    """The state of an account. `served` is the time that its iterations took, divided by its weight.
+
+    An account that had nothing waiting does not save up time: on its return `served` is raised to the
+    others'.
+    """
 
     weight: int
     served: float
     running: int = 0
-    places: list[tuple[int, int]] = field(default_factory=list)  # of its waiting iterations, in order
+    places: list[tuple[int, int]] = field(default_factory=list)  # of its waiting iterations, sorted
 
     @property
     def idle(self) -> bool:
@@ -45,11 +49,11 @@ class _Account:
 
 
 class FairQueue:
-    """Iterations that wait for a worker, at most `waiting_max`, and those that wait to be tried again.
+    """Iterations that wait for a worker, at most `waiting_max`, and those that wait for their next try.
 
-    An account that has fewer workers than others, for its weight, comes first; of equal ones that which has
-    been served less. So one with a thousand iterations does not keep another's only one waiting for more
-    than those that run already. A job is in it at most once.
+    An account that has fewer workers than others, relative to its weight, comes first; of equal ones the one
+    that has been served less. So an account with a thousand iterations does not delay another's only one by
+    more than what runs already. A job is in the queue at most once.
     """
 
     def __init__(self, waiting_max: int, weights: Mapping[str, int] | None = None) -> None:
@@ -57,17 +61,17 @@ class FairQueue:
         self._weights = dict(weights or {})
         self._accounts: dict[str, _Account] = {}
         self._ready: dict[int, Waiting] = {}
-        self._parked: list[tuple[float, int]] = []  # when, and which, in order
-        self._later: dict[int, Waiting] = {}  # those that take no part now: parked, or held
+        self._parked: list[tuple[float, int]] = []  # time and number of those that wait for a retry, sorted
+        self._later: dict[int, Waiting] = {}  # those that cannot be taken now: parked, or held
         self._numbers: dict[JobKey, int] = {}
         self._last_number = 0
-        self._passed = 0.0  # what the account that was served least had at the last choice
+        self._passed = 0.0  # the smallest `served` of active accounts at the last `take`
 
     def __len__(self) -> int:
         return len(self._ready) + len(self._later)
 
     def offer(self, iteration: Iteration, now: float = 0.0) -> Waiting | None:
-        """Let an iteration wait, with all of its jobs; None when too many wait already."""
+        """Let an iteration wait with all of its jobs; return None when too many wait already."""
         if len(self) >= self._waiting_max:
             return None
         self._last_number += 1
@@ -76,30 +80,32 @@ class FairQueue:
         return waiting
 
     def retry(self, waiting: Waiting, at: float) -> None:
-        """Let an iteration that was taken wait once more, from `at` on at its old place."""
+        """Let an iteration that was taken wait again, from `at` on at its old position."""
         self._remember(waiting)
         self._later[waiting.number] = waiting
         insort(self._parked, (at, waiting.number))
 
-    def ripen(self, now: float) -> float | None:
-        """Let those take part again whose time has come; when the next one's does."""
+    def release_due(self, now: float) -> float | None:
+        """Let parked iterations be taken whose time has come; return when the next one's comes."""
         while self._parked and self._parked[0][0] <= now:
             at, number = self._parked.pop(0)
             self._admit(replace(self._later.pop(number), since=at))
         return self._parked[0][0] if self._parked else None
 
-    def hold_silent(self, before: float) -> list[Waiting]:
-        """Those that wait since then without the log saying so; they are not taken until `announce`."""
-        found = [each for each in self._ready.values() if not each.announced and each.since <= before]
+    def hold_unannounced(self, before: float) -> list[Waiting]:
+        """Return those that have waited since `before` unannounced; they are not taken until `announce`."""
+        found = [
+            waiting for waiting in self._ready.values() if not waiting.announced and waiting.since <= before
+        ]
         for waiting in found:
             self._withdraw(waiting)
             self._later[waiting.number] = waiting
         return found
 
     def announce(self, number: int, rows: Mapping[JobKey, Job] | None) -> None:
-        """Let one that was held take part again, with its jobs as the log has them now.
+        """Let a held iteration be taken again, with its jobs as the log has them now.
 
-        Jobs without a row are taken out. None: the log does not say, and nothing changes.
+        Jobs without a row are removed. None: the log does not answer, and nothing changes.
         """
         waiting = self._later.pop(number, None)
         if waiting is None:
@@ -115,29 +121,29 @@ class FairQueue:
             self._admit(waiting)
 
     def take(self) -> Waiting | None:
-        """The next to run; say `done` when it has."""
-        ready = [(name, each) for name, each in self._accounts.items() if each.places]
+        """Return the next iteration to run, or None; call `finish` when it has run."""
+        ready = [account for account in self._accounts.values() if account.places]
         if not ready:
             return None
-        active = [each.served for each in self._accounts.values() if not each.idle]
+        active = [account.served for account in self._accounts.values() if not account.idle]
         self._passed = max(self._passed, min(active))
-        _, account = min(ready, key=lambda named: _turn(named[1]))
-        account.running += 1
-        taken = self._ready.pop(account.places.pop(0)[1])
+        first = min(ready, key=_turn)
+        first.running += 1
+        taken = self._ready.pop(first.places.pop(0)[1])
         self._forget(taken)
         return taken
 
-    def done(self, account_name: str, seconds: float) -> None:
-        """An iteration of the account has given its worker back after so long."""
+    def finish(self, account_name: str, seconds: float) -> None:
+        """Record that an iteration of the account has given its worker back after so many seconds."""
         account = self._accounts[account_name]
         account.running -= 1
         account.served += max(seconds, QUANTUM_S) / account.weight
-        for name, each in list(self._accounts.items()):
-            if each.idle and each.served <= self._passed:
+        for name, other in list(self._accounts.items()):
+            if other.idle and other.served <= self._passed:
                 del self._accounts[name]
 
     def remove(self, key: JobKey) -> Job | None:
-        """Take one job out; the others of its iteration go on waiting. None: it does not wait."""
+        """Remove one job and return it; the others of its iteration keep waiting. None: it does not wait."""
         number = self._numbers.get(key)
         if number is None:
             return None
@@ -154,7 +160,7 @@ class FairQueue:
             self._later[number] = replace(waiting, iteration=left)
         else:
             del self._later[number]
-            self._parked = [each for each in self._parked if each[1] != number]
+            self._parked = [(at, parked) for at, parked in self._parked if parked != number]
         return removed
 
     def _admit(self, waiting: Waiting) -> None:
@@ -183,5 +189,5 @@ class FairQueue:
 
 
 def _turn(account: _Account) -> tuple[float, float, int]:
-    """Whose turn it is: the smallest."""
+    """Return the sort key of an account; the account with the smallest is next."""
     return account.running / account.weight, account.served, account.places[0][1]

@@ -1,4 +1,4 @@
-"""Runs iterations: a bounded queue, a pool of workers, retries, and cancellation at any point."""
+"""The scheduler: a bounded queue of iterations, a pool of workers, retries, and cancellation at any point."""
 
 import asyncio
 import logging
@@ -19,19 +19,19 @@ from penstock.settings import JobsSettings
 _log = logging.getLogger(__name__)
 
 USAGE_INTERVAL_S = 10.0
-"""How often what accounts have used is kept."""
+"""How often the usage of accounts is written to the store."""
 ANNOUNCED_S = 0.25
-"""Iterations that have waited so long are `pending` in the log; the others run at once."""
+"""Iterations that have waited so long become `pending` in the log; others run without that."""
 CLOSE_S = 30.0
-"""How long workers may take to end."""
+"""How long `close` waits for workers to end."""
 _RETRY_MAX_S = 60.0
 
 OnEnd = Callable[[str, JobKey, Job | None], None]
-"""Told of each job of an iteration, once, when it leaves: the iteration's id, the job, and its row then."""
+"""Called once for each job of an iteration when it leaves: the iteration's id, the job, and its row then."""
 
 
 def retry_policy(settings: JobsSettings) -> BackoffPolicy:
-    """Return when a failed iteration is tried again, and how often."""
+    """Return when a failed iteration is retried, and how often."""
     return BackoffPolicy(
         base_s=settings.backoff_s, cap_s=_RETRY_MAX_S, jitter=EQUAL_JITTER, attempts=settings.attempts
     )
@@ -39,46 +39,48 @@ def retry_policy(settings: JobsSettings) -> BackoffPolicy:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
+    """An iteration that a worker executes."""
+
     waiting: Waiting
-    attempt: IterationRun
+    run: IterationRun
 
 
 @dataclass(frozen=True, slots=True)
 class _Duties:
-    """Jobs that were canceled while they waited, and iterations that wait without the log saying so."""
+    """Jobs that were canceled while they waited, and waiting iterations that the log does not show yet."""
 
-    given_up: Sequence[tuple[int, Job]]
-    silent: Sequence[Waiting]
+    canceled: Sequence[tuple[int, Job]]
+    unannounced: Sequence[Waiting]
 
 
 class Scheduler:
     """Iterations in, ends of jobs out. `submit` and `cancel` never block; for any thread.
 
-    A job of an iteration that was accepted leaves exactly once: when it has completed, has failed for good,
-    was canceled, or is somebody else's. What failed for now is tried again after a while, without the
-    siblings that have succeeded.
+    A job of an accepted iteration leaves exactly once: when it has completed, has failed for good, was
+    canceled, or was taken over by another runner. A job that failed for now is retried after a delay, without
+    the siblings that have succeeded.
     """
 
     def __init__(
         self,
-        executor: IterationRunner,
+        runner: IterationRunner,
         settings: JobsSettings,
         *,
         on_end: OnEnd,
         weights: Mapping[str, int] | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
-        self._executor = executor
+        self._runner = runner
         self._on_end = on_end
         self._clock = clock
-        self._retrying = retry_policy(settings)
+        self._backoff = retry_policy(settings)
         self._lock = threading.Lock()
-        self._ready = threading.Condition(self._lock)  # an iteration waits, or it is time to end
-        self._duties = threading.Condition(self._lock)  # something for the clerk
+        self._ready = threading.Condition(self._lock)  # an iteration can be taken, or the scheduler closes
+        self._duties = threading.Condition(self._lock)  # the clerk thread has something to do
         self._queue = FairQueue(settings.queue_max, weights)
         self._running: dict[int, _Running] = {}
-        self._jobs: dict[JobKey, Waiting] = {}  # those that have not left, and what they came with
-        self._given_up: list[tuple[int, Job]] = []  # canceled while they waited; not written yet
+        self._jobs: dict[JobKey, Waiting] = {}  # jobs that have not left, and the iteration they came with
+        self._unwritten: list[tuple[int, Job]] = []  # canceled while they waited; not in the log yet
         self._closing = False
         self._workers = [
             threading.Thread(target=self._work, name=f"penstock-jobs-{number}", daemon=True)
@@ -88,24 +90,24 @@ class Scheduler:
 
     @property
     def queued(self) -> int:
-        """Iterations that wait."""
+        """The number of iterations that wait."""
         with self._lock:
             return len(self._queue)
 
     @property
     def running(self) -> int:
-        """Iterations that are executed."""
+        """The number of iterations that are executed."""
         with self._lock:
             return len(self._running)
 
     def start(self) -> None:
-        """Begin to work; raise Invalid when the directory for scratch files cannot be used."""
-        self._executor.open()
+        """Start the threads; raise Invalid when the directory for scratch files cannot be used."""
+        self._runner.open()
         for thread in (*self._workers, self._clerk):
             thread.start()
 
     def submit(self, iteration: Iteration) -> bool:
-        """Let an iteration wait for a worker; False, and nothing happens, when too many wait already.
+        """Let an iteration wait for a worker; return False, with nothing changed, when too many wait already.
 
         Its jobs are as their rows were last written. None of them may be in another iteration.
         """
@@ -119,12 +121,12 @@ class Scheduler:
             self._jobs |= {job.key: waiting for job in iteration.jobs}
             self._ready.notify()
             if len(self._queue) == 1:
-                self._duties.notify()  # while nobody waits it does not look whether somebody has for long
+                self._duties.notify()  # with an empty queue the clerk does not check for long waits
             self._count()
             return True
 
     def cancel(self, key: JobKey) -> bool:
-        """Let a job leave, whether it waits or runs, without its siblings; False when it is not here."""
+        """Let a job leave, whether it waits or runs, without its siblings; return False if it is not here."""
         with self._lock:
             if key not in self._jobs:
                 return False
@@ -132,7 +134,7 @@ class Scheduler:
             return True
 
     async def close(self) -> None:
-        """Cancel everything, and wait a while for what runs to end. No job is here afterwards."""
+        """Cancel everything, and wait for a while until what runs has ended. No job is here afterwards."""
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
@@ -150,17 +152,17 @@ class Scheduler:
             left = list(self._jobs.items())
         for key, waiting in left:
             self._leave(waiting.number, key, None)
-        self._executor.close()
+        self._runner.close()
 
     def _cancel(self, key: JobKey) -> None:
         removed = self._queue.remove(key)
         if removed is not None:
-            self._given_up.append((self._jobs[key].number, removed))
+            self._unwritten.append((self._jobs[key].number, removed))
             self._duties.notify()
             self._count()
         for running in self._running.values():
             if any(job.key == key for job in running.waiting.iteration.jobs):
-                running.attempt.cancel(key)
+                running.run.cancel(key)
 
     def _count(self) -> None:
         metrics.JOBS_QUEUED_ITERATIONS.set(len(self._queue))
@@ -170,45 +172,43 @@ class Scheduler:
         while (running := self._next()) is not None:
             began = self._clock.monotonic()
             try:
-                again = running.attempt.run()
-            except Exception:  # noqa: BLE001 - our own mistake; the other iterations go on
+                again = running.run.run()
+            except Exception:  # noqa: BLE001 - our own mistake; the other iterations continue
                 facts = {"iteration": running.waiting.iteration.id}
-                _log.exception("an iteration ended in an unforeseen way", extra=facts)
+                _log.exception("an iteration failed in an unforeseen way", extra=facts)
                 again = []
             seconds = self._clock.monotonic() - began
             metrics.JOBS_ITERATION_SECONDS.observe(seconds)
-            self._done(running, again, seconds)
+            self._finish(running, again, seconds)
 
     def _next(self) -> _Running | None:
-        """Wait for an iteration; None when it is time to end."""
+        """Wait for an iteration; return None when the scheduler closes."""
         with self._lock:
             while not self._closing:
                 taken = self._queue.take()
                 if taken is not None:
                     metrics.JOBS_QUEUE_WAIT_SECONDS.observe(self._clock.monotonic() - taken.since)
-                    last = self._retrying.is_last(taken.failures)
+                    last = self._backoff.is_last(taken.failures)
                     leave = partial(self._leave, taken.number)
-                    running = _Running(
-                        taken, self._executor.attempt(taken.iteration, last=last, on_end=leave)
-                    )
+                    running = _Running(taken, self._runner.make_run(taken.iteration, last=last, on_end=leave))
                     self._running[taken.number] = running
                     self._count()
                     return running
                 self._ready.wait()
         return None
 
-    def _done(self, running: _Running, again: list[Job], seconds: float) -> None:
-        """A worker is free: let what failed for now wait, unless nobody wants it any more."""
+    def _finish(self, running: _Running, again: list[Job], seconds: float) -> None:
+        """Free a worker, and let jobs that failed for now wait for a retry, unless they were canceled."""
         waiting, iteration = running.waiting, running.waiting.iteration
         with self._lock:
             del self._running[waiting.number]
-            self._queue.done(iteration.account, seconds)
-            unwanted = {job.key for job in again} if self._closing else running.attempt.canceled
-            self._given_up += [(waiting.number, job) for job in again if job.key in unwanted]
+            self._queue.finish(iteration.account, seconds)
+            unwanted = {job.key for job in again} if self._closing else running.run.canceled
+            self._unwritten += [(waiting.number, job) for job in again if job.key in unwanted]
             left = tuple(job for job in again if job.key not in unwanted)
             if left:
                 failures = waiting.failures + 1
-                wait_s = self._retrying.delay_s(failures, self._clock.random())
+                wait_s = self._backoff.delay_s(failures, self._clock.random())
                 self._queue.retry(
                     replace(
                         waiting, iteration=replace(iteration, jobs=left), failures=failures, announced=True
@@ -219,7 +219,7 @@ class Scheduler:
             self._duties.notify()
             self._count()
         for key in lost:
-            self._leave(waiting.number, key, None)  # most have left before
+            self._leave(waiting.number, key, None)  # most have left already
 
     def _leave(self, number: int, key: JobKey, row: Job | None) -> None:
         """Let a job leave, if it is still here with the iteration of that number."""
@@ -231,57 +231,60 @@ class Scheduler:
         try:
             self._on_end(found.iteration.id, key, row)
         except Exception:  # noqa: BLE001 - whatever it was, the job has left
-            _log.exception("the end of a job was not taken", extra={"job": key.owner})
+            _log.exception("the callback for the end of a job failed", extra={"job": key.owner})
 
     def _keep(self) -> None:
-        """What is done beside iterations: retries that are due, rows of jobs that wait or are canceled."""
+        """Do the clerk's work: release retries that are due, write rows of waiting and of canceled jobs."""
         usage_at = self._clock.monotonic() + USAGE_INTERVAL_S
         while (duties := self._wait_for_duties(usage_at)) is not None:
             try:
-                self._announce(duties.silent)
-                self._write_canceled(duties.given_up)
+                self._announce(duties.unannounced)
+                self._write_canceled(duties.canceled)
                 if self._clock.monotonic() >= usage_at:
                     usage_at = self._clock.monotonic() + USAGE_INTERVAL_S
-                    self._executor.usage.flush()
-            except Exception:  # noqa: BLE001 - our own mistake; retries go on
-                _log.exception("what the scheduler does beside iterations failed")
+                    self._runner.usage.flush()
+            except Exception:  # noqa: BLE001 - our own mistake; retries continue
+                _log.exception("the scheduler's work beside iterations failed")
 
     def _wait_for_duties(self, usage_at: float) -> _Duties | None:
-        """What there is to write, perhaps nothing; None: nothing is left, and nothing comes any more."""
+        """Return what to write, perhaps nothing; None: nothing is left, and nothing more comes."""
         with self._lock:
             while True:
                 now = self._clock.monotonic()
-                due = self._queue.ripen(now)
+                due = self._queue.release_due(now)
                 self._ready.notify(len(self._queue))
-                silent = [] if self._closing else self._queue.hold_silent(now - ANNOUNCED_S)
-                if self._given_up or silent or now >= usage_at:
-                    given_up, self._given_up = self._given_up, []
-                    return _Duties(given_up, silent)
+                unannounced = [] if self._closing else self._queue.hold_unannounced(now - ANNOUNCED_S)
+                if self._unwritten or unannounced or now >= usage_at:
+                    canceled, self._unwritten = self._unwritten, []
+                    return _Duties(canceled, unannounced)
                 if self._closing and not self._running:
                     return None
-                look_at = now + ANNOUNCED_S if len(self._queue) else usage_at
-                self._duties.wait(min(usage_at, look_at, due or usage_at) - now)
+                check_at = now + ANNOUNCED_S if len(self._queue) else usage_at
+                self._duties.wait(min(usage_at, check_at, due or usage_at) - now)
 
-    def _announce(self, silent: Sequence[Waiting]) -> None:
-        """Write that iterations wait, and let them go on waiting."""
-        if not silent:
+    def _announce(self, unannounced: Sequence[Waiting]) -> None:
+        """Write that iterations wait, and let them be taken again."""
+        if not unannounced:
             return
-        rows = self._executor.announce([each.iteration for each in silent])
+        rows = self._runner.announce([waiting.iteration for waiting in unannounced])
         with self._lock:
-            for each in silent:
-                self._queue.announce(each.number, rows)
-            # Who was canceled meanwhile has another row by now.
-            self._given_up = [(number, (rows or {}).get(job.key, job)) for number, job in self._given_up]
-            self._ready.notify(len(silent))
+            for waiting in unannounced:
+                self._queue.announce(waiting.number, rows)
+            # A job that was canceled meanwhile has another row by now.
+            self._unwritten = [(number, (rows or {}).get(job.key, job)) for number, job in self._unwritten]
+            self._ready.notify(len(unannounced))
         if rows is not None:
             lost = [
-                (each.number, job) for each in silent for job in each.iteration.jobs if job.key not in rows
+                (waiting.number, job)
+                for waiting in unannounced
+                for job in waiting.iteration.jobs
+                if job.key not in rows
             ]
             for number, job in lost:
                 self._leave(number, job.key, None)
 
-    def _write_canceled(self, given_up: Sequence[tuple[int, Job]]) -> None:
-        if given_up:
-            rows = self._executor.cancel([job for _, job in given_up])
-            for (number, job), row in zip(given_up, rows, strict=True):
+    def _write_canceled(self, canceled: Sequence[tuple[int, Job]]) -> None:
+        if canceled:
+            rows = self._runner.cancel([job for _, job in canceled])
+            for (number, job), row in zip(canceled, rows, strict=True):
                 self._leave(number, job.key, row)
