@@ -1,6 +1,7 @@
-"""Work that goes on after the call that started it: tracked, logged when it fails, bounded at close.
+"""Tasks of a client: those that go on after the call that started them, and those that run side by side.
 
-Running coroutines side by side, with one error coming out and nothing left behind.
+Work in the background is tracked, logged when it fails, and bounded at close. `run_all` raises one error and
+leaves nothing running.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ class Background:
     """Holds the running tasks of a client.
 
     `close` waits for them within a bound, so that the locks of a committed transaction are gone
-    when its client is; whatever is left then is cancelled (readers resolve it when they meet it).
+    when its client is closed. It cancels what is left; readers resolve those locks when they meet them.
     """
 
     def __init__(self) -> None:
@@ -36,7 +37,7 @@ class Background:
         return task
 
     def assist(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Run work that somebody may stop waiting for; `close` cancels it at once. It must not raise."""
+        """Run work whose result nobody may need any more; `close` cancels it at once. It must not raise."""
         task = asyncio.get_running_loop().create_task(work, name=f"penstock-kv-{name}")
         self._helpers.add(task)
         task.add_done_callback(self._helpers.discard)

@@ -1,8 +1,7 @@
 """Waiting before a retry: how long, how often, and when to give up.
 
-`BackoffSchedule` decides (no clock, no sleep); `Backoffer` is the thin shell that sleeps and reports.
-
-How long each kind of operation may sleep between retries, in milliseconds, before it gives up.
+`BackoffSchedule` decides (no clock, no sleep); `Backoffer` is the thin shell that sleeps and reports. Each
+kind of operation has a budget of milliseconds that it may sleep before it gives up.
 """
 
 from dataclasses import dataclass, field
@@ -17,6 +16,21 @@ from penstock.errors import Invalid, Unavailable
 WEIGHT = 2
 _CLUSTER_MISMATCH = "mismatch cluster id"
 
+# How long each kind of operation may sleep between retries before it gives up.
+READ_MS = 20_000
+PREWRITE_MS = 40_000
+COMMIT_MS = 40_000
+COMMIT_SECONDARIES_MS = 41_000
+CLEANUP_MS = 20_000
+PESSIMISTIC_LOCK_MS = 20_000
+PESSIMISTIC_ROLLBACK_MS = 20_000
+HEART_BEAT_MS = 20_000
+RESOLVE_MS = 40_000
+GC_MS = 120_000
+SPLIT_MS_EACH = 20_000
+SPLIT_MS_MAX = 120_000
+SCATTER_MS = 120_000
+
 
 class Jitter(Enum):
     """How randomness spreads the sleeps of many callers."""
@@ -28,7 +42,7 @@ class Jitter(Enum):
 
 
 class BackoffKind(Enum):
-    """Reasons to wait: name in metrics, base and cap in milliseconds, jitter, what it means to the user."""
+    """A reason to wait: its name in metrics, base and cap in milliseconds, jitter, and the user's message."""
 
     TIKV_RPC = ("tikvRPC", 100, 2_000, Jitter.EQUAL, "TiKV server timeout")
     TIFLASH_RPC = ("tiflashRPC", 100, 2_000, Jitter.EQUAL, "TiFlash server timeout")
@@ -102,7 +116,7 @@ class BackoffSchedule:
 
     def next_ms(self, kind: BackoffKind, draw: float, max_ms: float | None = None) -> float | None:
         """Account for one more sleep and return it, or None when the budget is used up."""
-        if self._used_up(kind):
+        if self._is_used_up(kind):
             return None
         spent = self._spent.setdefault(kind, _Spent())
         sleep = sleep_ms(
@@ -118,7 +132,7 @@ class BackoffSchedule:
             self.excluded_ms += sleep
         return sleep
 
-    def _used_up(self, kind: BackoffKind) -> bool:
+    def _is_used_up(self, kind: BackoffKind) -> bool:
         if self.total_ms - self.excluded_ms >= self.budget_ms:
             return True
         limit = _EXCLUDED_MAX_MS.get(kind)
@@ -133,7 +147,7 @@ class BackoffSchedule:
         return sum(spent.attempts for spent in self._spent.values())
 
     def copy(self) -> "BackoffSchedule":
-        """Return a schedule that goes on from here independently."""
+        """Return a copy that is charged independently from here on."""
         spent = {k: _Spent(s.attempts, s.last_ms, s.total_ms) for k, s in self._spent.items()}
         return BackoffSchedule(self.budget_ms, self.total_ms, self.excluded_ms, spent)
 
@@ -169,11 +183,11 @@ class Backoffer:
             raise Invalid(f"the server belongs to another cluster ({error}); check pd_addrs") from cause
         sleep = self._schedule.next_ms(kind, self._clock.random(), max_ms)
         if sleep is None:
-            raise Unavailable(self._gave_up(kind, error)) from cause
+            raise Unavailable(self._exhausted_message(kind, error)) from cause
         _SECONDS_SLEPT[kind].observe(sleep / 1000)
         await self._clock.sleep(sleep / 1000)
 
-    def _gave_up(self, kind: BackoffKind, error: BaseException | str) -> str:
+    def _exhausted_message(self, kind: BackoffKind, error: BaseException | str) -> str:
         reason = (self._schedule.longest() or kind).message
         retries = self._schedule.retries()
         after = f" after {retries} retries in {self.total_ms:.0f} ms" if retries else ""
@@ -185,18 +199,3 @@ class Backoffer:
         child = Backoffer(0, clock=self._clock, name=self.name)
         child._schedule = self._schedule.copy()
         return child
-
-
-READ_MS = 20_000
-PREWRITE_MS = 40_000
-COMMIT_MS = 40_000
-COMMIT_SECONDARIES_MS = 41_000
-CLEANUP_MS = 20_000
-PESSIMISTIC_LOCK_MS = 20_000
-PESSIMISTIC_ROLLBACK_MS = 20_000
-HEART_BEAT_MS = 20_000
-RESOLVE_MS = 40_000
-GC_MS = 120_000
-SPLIT_MS_EACH = 20_000
-SPLIT_MS_MAX = 120_000
-SCATTER_MS = 120_000

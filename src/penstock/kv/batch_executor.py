@@ -1,6 +1,7 @@
-"""Doing an action on mutations: grouped by region, cut into batches, the primary's first where it must be.
+"""The batch executor: applies an action to mutations, grouped by region and cut into batches.
 
-Splitting a region before one transaction fills it.
+The primary's batch goes first where the action needs that. A region that one transaction is about to fill is
+split before.
 """
 
 import asyncio
@@ -28,63 +29,6 @@ _KEYS_PER_REQUEST = 2048
 _log = logging.getLogger(__name__)
 
 
-async def presplit(session: Session, location: KeyLocation, keys: Sequence[bytes]) -> bool:
-    """Split a region at sorted keys and wait until the parts are placed; return whether it was split.
-
-    A help, not a duty: a failure is logged, and the transaction goes on with the region as it is.
-    """
-    budget_ms = min(len(keys) * backoff.SPLIT_MS_EACH, backoff.SPLIT_MS_MAX)
-    bo = session.backoffer(budget_ms, "split region")
-    try:
-        created = []
-        for first in range(0, len(keys), _KEYS_PER_REQUEST):
-            created += await _split(session, bo, keys[first : first + _KEYS_PER_REQUEST])
-        session.router.cache.invalidate(location.region, "pre-split")
-        for region_id in created:
-            await session.pd.scatter_region(region_id, bo=bo)
-        waiting = session.backoffer(backoff.SCATTER_MS, "scatter region")
-        for region_id in created:
-            await _wait_until_scattered(session, waiting, region_id)
-    except PenstockError as error:
-        _log.warning(
-            "pre-split failed; the transaction goes on without it",
-            extra={"region": location.region.id, "error": str(error)},
-        )
-        session.router.cache.invalidate(location.region, "pre-split failed")
-        return False
-    return True
-
-
-async def _split(session: Session, bo: Backoffer, keys: Sequence[bytes]) -> list[int]:
-    """Split at the keys, wherever they are by now; return the ids of the new regions."""
-    created: list[int] = []
-    for location, part in await session.router.cache.group_keys(bo, keys):
-        wanted = [key for key in keys[part] if key != location.start]
-        if not wanted:
-            continue
-        request = kvrpcpb.SplitRegionRequest(split_keys=wanted)
-        try:
-            answer = await session.router.send_to_region(
-                bo, "SplitRegion", request, location, kvrpcpb.SplitRegionResponse
-            )
-        except RegionStale:
-            created += await _split(session, bo, wanted)
-            continue
-        if answer.errors:
-            raise Unavailable(f"region {location.region.id} could not be split; try again later")
-        session.router.cache.invalidate(location.region, "split")
-        created += [region.id for region in answer.regions if region.id != location.region.id]
-    return created
-
-
-async def _wait_until_scattered(session: Session, bo: Backoffer, region_id: int) -> None:
-    while True:
-        operator = await session.pd.get_operator(region_id, bo=bo)
-        if operator.desc != b"scatter-region" or operator.status != pdpb.OperatorStatus.RUNNING:
-            return
-        await bo.backoff(BackoffKind.REGION_MISS, f"region {region_id} is being placed")
-
-
 @cache
 def _regions_num(action: str) -> Histogram:
     return metrics.KV_TXN_REGIONS_NUM.labels(action, "general")
@@ -105,8 +49,8 @@ class Action(Protocol):
     """One of the five things that are done to mutations in the store.
 
     `apply` may be called again with the same mutations after it failed half way, so the store's
-    side of it is idempotent. It raises RegionStale to have its mutations grouped afresh, with
-    `in_doubt` set when a failure to do that must not pass for the transaction's.
+    side of it is idempotent. It raises RegionStale to have its mutations grouped again, with
+    `in_doubt` set when a failure to group them leaves the outcome of the transaction unknown.
     """
 
     name: str  # as metrics call it
@@ -114,18 +58,15 @@ class Action(Protocol):
     primary_first: bool  # whether the primary's batch runs alone before the others
     stops_on_error: bool  # whether one failed batch ends the others
 
-    def planned(self, batches: Sequence[MutationBatch]) -> None:
-        """Learn how the mutations were cut, before any of them is sent."""
+    def note_batches(self, batches: Sequence[MutationBatch]) -> None:
+        """Learn the batches before any of them is sent."""
 
     async def apply(self, bo: Backoffer, batch: MutationBatch) -> None:
-        """Do it to one batch."""
+        """Apply the action to one batch."""
 
 
 class BatchExecutor:
-    """Applies actions of one transaction.
-
-    `backoff_ms` adds up what all batches slept.
-    """
+    """Applies actions of one transaction. `backoff_ms` is what all batches slept, in sum."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -163,7 +104,7 @@ class BatchExecutor:
             if stale is not None and stale.in_doubt is not None:
                 raise stale.in_doubt from error
             raise
-        action.planned(cut)
+        action.note_batches(cut)
         if action.primary_first and cut and cut[0].is_primary:
             await self._apply(bo, action, cut.pop(0), primary, detach_rest=detach_rest)
             if detach_rest:
@@ -177,7 +118,7 @@ class BatchExecutor:
     async def _cut(
         self, bo: Backoffer, action: Action, mutations: Mutations, primary: bytes | None, *, regrouped: bool
     ) -> list[MutationBatch]:
-        """Return the batches in key order, but the primary's first."""
+        """Return the batches in key order, except that the primary's is the first."""
         groups = await self._group(bo, mutations)
         self.regions = max(self.regions, len(groups))
         _regions_num(action.name).observe(len(groups))
@@ -266,3 +207,60 @@ class BatchExecutor:
         await tokens.acquire()
         waited = self._session.clock.monotonic() - began
         metrics.KV_BATCH_EXECUTOR_TOKEN_WAIT_DURATION.observe(waited * 1_000_000_000)
+
+
+async def presplit(session: Session, location: KeyLocation, keys: Sequence[bytes]) -> bool:
+    """Split a region at sorted keys and wait until the parts are placed; return whether it was split.
+
+    A failure is logged, and the transaction goes on with the region as it is.
+    """
+    budget_ms = min(len(keys) * backoff.SPLIT_MS_EACH, backoff.SPLIT_MS_MAX)
+    bo = session.backoffer(budget_ms, "split region")
+    try:
+        created = []
+        for first in range(0, len(keys), _KEYS_PER_REQUEST):
+            created += await _split(session, bo, keys[first : first + _KEYS_PER_REQUEST])
+        session.router.cache.invalidate(location.region, "pre-split")
+        for region_id in created:
+            await session.pd.scatter_region(region_id, bo=bo)
+        waiting = session.backoffer(backoff.SCATTER_MS, "scatter region")
+        for region_id in created:
+            await _wait_until_scattered(session, waiting, region_id)
+    except PenstockError as error:
+        _log.warning(
+            "pre-split failed; the transaction goes on without it",
+            extra={"region": location.region.id, "error": str(error)},
+        )
+        session.router.cache.invalidate(location.region, "pre-split failed")
+        return False
+    return True
+
+
+async def _split(session: Session, bo: Backoffer, keys: Sequence[bytes]) -> list[int]:
+    """Split at the keys, wherever they are by now; return the ids of the new regions."""
+    created: list[int] = []
+    for location, part in await session.router.cache.group_keys(bo, keys):
+        wanted = [key for key in keys[part] if key != location.start]
+        if not wanted:
+            continue
+        request = kvrpcpb.SplitRegionRequest(split_keys=wanted)
+        try:
+            answer = await session.router.send_to_region(
+                bo, "SplitRegion", request, location, kvrpcpb.SplitRegionResponse
+            )
+        except RegionStale:
+            created += await _split(session, bo, wanted)
+            continue
+        if answer.errors:
+            raise Unavailable(f"region {location.region.id} could not be split; try again later")
+        session.router.cache.invalidate(location.region, "split")
+        created += [region.id for region in answer.regions if region.id != location.region.id]
+    return created
+
+
+async def _wait_until_scattered(session: Session, bo: Backoffer, region_id: int) -> None:
+    while True:
+        operator = await session.pd.get_operator(region_id, bo=bo)
+        if operator.desc != b"scatter-region" or operator.status != pdpb.OperatorStatus.RUNNING:
+            return
+        await bo.backoff(BackoffKind.REGION_MISS, f"region {region_id} is being placed")

@@ -39,7 +39,11 @@ def _rows(rows: ScanRows) -> Iterator[Row]:
 
 
 class Snapshot:
-    """A consistent view at one timestamp; see AsyncSnapshot."""
+    """Reads at one timestamp: repeatable, without locking anything.
+
+    Every read may raise Unavailable when the store cannot be reached in time, or when a running
+    transaction holds a lock for longer than a read waits.
+    """
 
     def __init__(self, snapshot: AsyncSnapshot) -> None:
         self._snapshot = snapshot
@@ -75,7 +79,13 @@ class Snapshot:
 
 
 class Transaction:
-    """Reads at its start, writes in memory, one commit; see AsyncTransaction. For one thread at a time."""
+    """Reads see the store as it was at `start_ts`, and the transaction's own writes. For one thread only.
+
+    Optimistic: nothing is locked before the commit, which raises WriteConflict when another
+    transaction committed one of the keys first. Pessimistic: each key is locked before it is
+    written, and a locked key reads at its latest value. Used as a context manager it commits at the
+    end of the block and rolls back when the block raises.
+    """
 
     def __init__(self, txn: AsyncTransaction) -> None:
         self._txn = txn
@@ -188,7 +198,11 @@ class Transaction:
 
 
 class Client:
-    """Transactions and snapshots of a cluster, for any number of threads; see AsyncClient."""
+    """Transactions and snapshots of a cluster, for any number of threads.
+
+    Close it, or use it as a context manager: it then waits up to 10 s for commits that go on in the
+    background.
+    """
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
@@ -220,7 +234,12 @@ class Client:
         schema: SchemaHook | None = None,
         binlog: BinlogHook | None = None,
     ) -> Transaction:
-        """Begin a transaction; see AsyncClient.begin. Hooks are called on the event loop."""
+        """Begin a transaction. Hooks are called on the event loop.
+
+        `async_commit` and `one_pc` allow faster commits where they are possible. With
+        `causal_consistency` the commit is ordered after what this transaction saw, not after
+        everything that was committed before it in real time, and saves a round trip.
+        """
 
         async def begin() -> AsyncTransaction:
             return self._client.begin(

@@ -1,4 +1,4 @@
-"""The client with asyncio's face; `blocking` puts a synchronous one before it."""
+"""The client for asyncio; `blocking` has the same for ordinary threads."""
 
 from collections.abc import Sequence
 from types import TracebackType
@@ -7,7 +7,7 @@ from typing import Self
 from penstock import clock as clocks
 from penstock.clock import TS_MAX, Clock
 from penstock.errors import Invalid
-from penstock.kv import gc as collecting
+from penstock.kv import gc
 from penstock.kv.background import Background
 from penstock.kv.latches import LocalLatches
 from penstock.kv.locks import Lock
@@ -126,17 +126,17 @@ class AsyncClient:
     async def resolve_locks_before(self, ts: int, lower: bytes = b"", upper: bytes = b"") -> int:
         """Resolve locks that dead transactions left at `ts` or before; return how many of live ones stay."""
         self._check_open()
-        return await collecting.resolve_locks_before(self._session, ts, lower, upper)
+        return await gc.resolve_locks_before(self._session, ts, lower, upper)
 
     async def locks_before(
         self, ts: int, lower: bytes = b"", upper: bytes = b"", *, count_max: int = 1024
     ) -> list[Lock]:
         """Return the locks of [lower, upper) of transactions that began at `ts` or before; touch none.
 
-        When there are more than `count_max`, some of them: not all regions are asked then.
+        Returns some of them when there are more than `count_max`: not all regions are asked then.
         """
         self._check_open()
-        return await collecting.locks_before(self._session, ts, lower, upper, count_max=count_max)
+        return await gc.locks_before(self._session, ts, lower, upper, count_max=count_max)
 
     async def gc(self, safe_point: int) -> int:
         """Remove versions that no reader at `safe_point` or later can see; return the safe point in force.
@@ -145,7 +145,7 @@ class AsyncClient:
         that every client refuses reads below it instead of answering them wrongly.
         """
         self._check_open()
-        return await collecting.collect_garbage(self._session, safe_point)
+        return await gc.collect_garbage(self._session, safe_point)
 
     async def close(self) -> None:
         """Wait for work in the background, then close the connections. Closing twice is harmless."""

@@ -1,4 +1,4 @@
-"""A cluster as a value that travels: where it is, and one client of it in each process."""
+"""A cluster as a value that can be pickled: its addresses, and one client of it in each process."""
 
 import os
 import threading
@@ -21,11 +21,11 @@ class ClusterRef:
 
     @classmethod
     def of(cls, settings: Settings) -> "ClusterRef":
-        """The cluster that settings name."""
+        """Return the cluster that settings name."""
         return cls(settings.pd_addrs, settings.tls, settings.kv)
 
     def client(self) -> Client:
-        """The process's client, connected when it is first asked for; it lives as long as the process.
+        """Return the process's client, connected at the first call; it lives as long as the process.
 
         Raises Unavailable when no placement driver answers.
         """

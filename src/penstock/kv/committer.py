@@ -2,9 +2,8 @@
 
 One phase: the prewrite was the commit. Async commit: the prewrite decided, the locks are turned into
 versions in the background. Two phases: a commit timestamp is fetched, the schema checked at it, the
-primary committed, and the secondaries follow in the background.
-
-Writing more in a commit under way, because the schema asks for it.
+primary committed, and the secondaries follow in the background. When the newer schema asks for more
+writes, `amend` locks them and they join the commit.
 """
 
 import asyncio
@@ -34,24 +33,7 @@ from penstock.kv.protocol import (
 )
 from penstock.kv.scope import CommitScope, TxnScope
 
-_WAIT_S = 5.0
-
-
-async def amend(txn: TxnScope, executor: BatchExecutor, extra: Sequence[Write], *, at_ts: int) -> Mutations:
-    """Lock the keys of more writes at `at_ts` and return them as mutations to prewrite.
-
-    Raises what locking raises; the caller then gives the transaction up.
-    """
-    mutations = Mutations()
-    for key, value in sorted(extra, key=lambda write: write[0]):
-        mutations.append(key, value or b"", DELETE if value is None else PUT, locked=True)
-    txn.for_update_ts = max(txn.for_update_ts, at_ts)
-    wait = LockWait(deadline=txn.session.clock.monotonic() + _WAIT_S, no_wait=False)
-    bo = txn.session.backoffer(backoff.PESSIMISTIC_LOCK_MS, "amend")
-    await executor.run(bo, PessimisticLock(txn, wait, mutations.keys), mutations, txn.primary)
-    return mutations
-
-
+_AMEND_WAIT_S = 5.0
 _WRITE_KEYS = metrics.KV_TXN_WRITE_KV_NUM.labels("general")
 _WRITE_BYTES = metrics.KV_TXN_WRITE_SIZE_BYTES.labels("general")
 _COUNTERS = {
@@ -75,7 +57,7 @@ class Committer:
     schema: SchemaHook | None = None
     binlog: BinlogHook | None = None
     details: CommitDetails = field(default_factory=CommitDetails)
-    unknown: bool = field(default=False, init=False)  # set when nobody can tell the outcome
+    unknown: bool = field(default=False, init=False)  # set when the outcome is unknown
     _executor: BatchExecutor = field(init=False)
     _scope: CommitScope = field(init=False)
     _in_doubt: bool = field(default=False, init=False)
@@ -104,10 +86,10 @@ class Committer:
         _WRITE_BYTES.observe(size)
 
     async def execute(self) -> int:
-        """Return the commit timestamp.
+        """Commit, and return the commit timestamp.
 
-        Raises Conflict in its kinds, KeyExists, AssertionFailed, Unavailable; Undetermined when
-        nobody can tell.
+        Raises a Conflict, KeyExists, AssertionFailed or Unavailable when nothing is committed, and
+        Undetermined when the outcome is unknown.
         """
         try:
             commit_ts = await self._execute()
@@ -132,7 +114,7 @@ class Committer:
             metrics.KV_ONE_PC_TXN_COUNTER.labels("fallback").inc()
 
     def _leaves_open(self, error: BaseException) -> bool:
-        """Whether the outcome is open: it is when the call was cancelled after the deciding request."""
+        """Return whether the outcome is unknown: the call was cancelled after the deciding request."""
         return isinstance(error, Undetermined) or (self._in_doubt and not isinstance(error, PenstockError))
 
     async def _execute(self) -> int:
@@ -184,7 +166,7 @@ class Committer:
         self._in_doubt = state.decided_by_prewrite
 
     def _commit_async(self) -> int:
-        """Answer at once: every lock is in place, so every reader will find the transaction committed."""
+        """Return at once: every lock is in place, so every reader will find the transaction committed."""
         scope, session = self._scope, self.txn.session
         scope.commit_ts = scope.state.min_commit_ts
         scope.committed = True
@@ -218,7 +200,7 @@ class Committer:
         return commit_ts
 
     async def _check_schema(self, schema: SchemaHook) -> None:
-        """Let the commit pass only under the schema it was written for, amended where that can be done."""
+        """Raise Aborted when the schema changed since the start, unless the writes can be amended."""
         scope = self._scope
         if await schema.check(self.txn.start_ts, scope.commit_ts):
             return
@@ -256,7 +238,7 @@ class Committer:
         return asyncio.ensure_future(work)
 
     def _clean_up(self) -> None:
-        """Take back what the prewrite left, without keeping the caller."""
+        """Roll back what the prewrite left, in the background."""
         session, state = self.txn.session, self._scope.state
         if self.binlog is not None:
             session.background.spawn(self.binlog.skip(self.txn.start_ts), "binlog skip")
@@ -269,3 +251,18 @@ class Committer:
         bo = session.backoffer(backoff.CLEANUP_MS, "cleanup")
         work = self._executor.run(bo, action, self.mutations.committable(), self.txn.primary)
         session.background.spawn(work, "cleanup")
+
+
+async def amend(txn: TxnScope, executor: BatchExecutor, extra: Sequence[Write], *, at_ts: int) -> Mutations:
+    """Lock the keys of more writes at `at_ts` and return them as mutations to prewrite.
+
+    Raises what locking raises; the caller then gives the transaction up.
+    """
+    mutations = Mutations()
+    for key, value in sorted(extra, key=lambda write: write[0]):
+        mutations.append(key, value or b"", DELETE if value is None else PUT, locked=True)
+    txn.for_update_ts = max(txn.for_update_ts, at_ts)
+    wait = LockWait(deadline=txn.session.clock.monotonic() + _AMEND_WAIT_S, no_wait=False)
+    bo = txn.session.backoffer(backoff.PESSIMISTIC_LOCK_MS, "amend")
+    await executor.run(bo, PessimisticLock(txn, wait, mutations.keys), mutations, txn.primary)
+    return mutations

@@ -1,7 +1,4 @@
-"""Where the time of a commit went.
-
-How long the commands of transactions take.
-"""
+"""Durations: the parts of one commit, and the commands of transactions."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,7 +44,7 @@ _SECONDS = {
 
 
 @contextmanager
-def timed(clock: Clock, command: str) -> Iterator[None]:
+def measure_command(clock: Clock, command: str) -> Iterator[None]:
     """Observe the duration of a block as one command, whether it succeeds or fails."""
     began = clock.monotonic()
     try:

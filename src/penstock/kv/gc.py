@@ -1,4 +1,4 @@
-"""Garbage collection: locks out of the way first, then old versions."""
+"""Garbage collection: resolve old locks, then remove old versions."""
 
 import logging
 
@@ -22,8 +22,8 @@ async def resolve_locks_before(
 ) -> int:
     """Resolve the locks of [lower, upper) whose transactions began at `ts` or before; return how many stay.
 
-    Those of live transactions stay, unless `force` rolls them back: garbage collection must, a
-    reader that only wants resolved time to move on must not.
+    Those of live transactions stay, unless `force` rolls them back: garbage collection needs that, a
+    reader that waits for resolved timestamps must not do it.
     """
     left, position = 0, lower
     while True:
@@ -49,7 +49,7 @@ async def resolve_locks_before(
 async def locks_before(
     session: Session, ts: int, lower: bytes, upper: bytes, *, count_max: int
 ) -> list[Lock]:
-    """The locks of [lower, upper) whose transactions began at `ts` or before; none is touched.
+    """Return the locks of [lower, upper) whose transactions began at `ts` or before; change none.
 
     Ends with the region in which `count_max` of them were reached. An empty `upper` is the end of all keys.
     """
@@ -86,7 +86,7 @@ async def _scan_locks(
             return [Lock.of(info) for info in answer.locks]
         if not answer.error.HasField("locked"):
             raise to_error(answer.error, ts)
-        # A commit is just being written: in a moment its lock can be listed, or is gone.
+        # A commit is being written: in a moment its lock can be listed, or is gone.
         await bo.backoff(
             BackoffKind.TXN_LOCK_FAST, f"transaction {answer.error.locked.lock_version} is written"
         )
@@ -122,7 +122,7 @@ async def collect_garbage(session: Session, safe_point: int) -> int:
     safe_point = min(safe_point, held)
     await resolve_locks_before(session, safe_point, force=True)
     in_force = await session.pd.update_gc_safe_point(safe_point)
-    await session.safe_point.published(in_force)
+    await session.safe_point.wait_until_known(in_force)
     try:
         await _collect_regions(session, in_force)
     except NotServed:  # newer TiKV: each store collects by itself, up to the safe point

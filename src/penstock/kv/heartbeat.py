@@ -1,4 +1,4 @@
-"""Heart beats: the primary lock of a long transaction is kept alive while its client is."""
+"""Heart beats: a client keeps the primary lock of a long transaction alive while it runs."""
 
 import asyncio
 import logging

@@ -27,7 +27,7 @@ class Aftermath(Enum):
 
 
 def aftermath(error: BaseException, keys: int) -> Aftermath:
-    """Decide: a single key that the store refused is not locked; a deadlock is broken before it is told."""
+    """Decide: a single key that the store refused is not locked; a deadlock is broken before it is raised."""
     if keys == 1 and isinstance(error, WriteConflict | KeyExists):
         return Aftermath.NOTHING
     return Aftermath.ROLL_BACK_AND_WAIT if isinstance(error, Deadlock) else Aftermath.ROLL_BACK_LATER
@@ -93,10 +93,10 @@ class Locker:
         try:
             await BatchExecutor(session).run(bo, action, Mutations.of_keys(keys), self.scope.primary)
         except BaseException as error:
-            await self._failed(error, keys, primary_chosen=chosen)
+            await self._clean_up(error, keys, primary_chosen=chosen)
             raise
 
-    async def _failed(self, error: BaseException, keys: Sequence[bytes], *, primary_chosen: bool) -> None:
+    async def _clean_up(self, error: BaseException, keys: Sequence[bytes], *, primary_chosen: bool) -> None:
         what = aftermath(error, len(keys))
         if what is not Aftermath.NOTHING:
             rollback = self._roll_back_later(keys)
@@ -128,7 +128,7 @@ class Locker:
         await BatchExecutor(session).run(bo, action, Mutations.of_keys(keys), None)
 
     async def settle(self) -> None:
-        """Wait for rollbacks under way, which could take a lock that is taken again."""
+        """Wait for running rollbacks, which could remove a lock that is taken again."""
         if self._rollbacks:
             await asyncio.wait(set(self._rollbacks))
 
@@ -138,13 +138,13 @@ class Locker:
         if not self.locked:
             return
         await self.settle()
-        await self._roll_back(self.buffer.flagged(KeyFlag.LOCKED), self.scope.for_update_ts)
+        await self._roll_back(self.buffer.keys_with(KeyFlag.LOCKED), self.scope.for_update_ts)
 
     def release_later(self) -> None:
-        """Give up every lock without keeping the caller."""
+        """Give up every lock, in the background."""
         self.heart.stop()
         if self.locked:
-            self._roll_back_later(self.buffer.flagged(KeyFlag.LOCKED))
+            self._roll_back_later(self.buffer.keys_with(KeyFlag.LOCKED))
 
     def check_alive(self) -> None:
         """Raise Aborted when the locks can no longer be relied on."""

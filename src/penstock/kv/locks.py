@@ -1,6 +1,6 @@
-"""Locks of other transactions: what they are, what became of their owner, and what follows. No I/O.
+"""Locks of other transactions: what became of their owners, and what readers and writers do. No I/O.
 
-What a store's key error means to the user of a transaction.
+`to_error` turns a store's key error into the error that the user of a transaction gets.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class Lock:
 
     @classmethod
     def of(cls, info: kvrpcpb.LockInfo) -> "Lock":
-        """Read a store's description."""
+        """Read a lock from the store's message."""
         return cls(
             key=info.key,
             primary=info.primary_lock,
@@ -58,8 +58,8 @@ class Lock:
         )
 
 
-def expired(start_ts: int, ttl_ms: int, now_ts: int) -> bool:
-    """Whether a lock's time is over."""
+def is_expired(start_ts: int, ttl_ms: int, now_ts: int) -> bool:
+    """Return whether a lock's time to live is over."""
     return physical_ms(now_ts) >= physical_ms(start_ts) + ttl_ms
 
 
@@ -70,7 +70,7 @@ def ms_until_expired(start_ts: int, ttl_ms: int, now_ts: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TxnStatus:
-    """What became of a transaction, as its primary lock tells.
+    """What became of a transaction, by its primary lock.
 
     Alive while `ttl_ms` is set; else committed at `commit_ts`, or rolled back when that is 0.
     `secondaries` is set for an expired async commit, whose fate its secondary locks decide.
@@ -112,7 +112,7 @@ def read_status(
     info = answer.lock_info
     if answer.HasField("lock_info") and info.use_async_commit and not force_sync_commit:
         ttl_ms = answer.lock_ttl or info.lock_ttl
-        if not expired(start_ts, ttl_ms, now_ts):
+        if not is_expired(start_ts, ttl_ms, now_ts):
             return TxnStatus(ttl_ms=ttl_ms, action=answer.action, min_commit_ts=info.min_commit_ts)
         return TxnStatus(
             action=answer.action, min_commit_ts=info.min_commit_ts, secondaries=tuple(info.secondaries)
@@ -132,13 +132,13 @@ class TxnNotFound(Enum):
 
 def primary_not_found(lock: Lock, now_ts: int) -> TxnNotFound:
     """Decide about a lock whose primary is not there."""
-    if expired(lock.start_ts, lock.ttl_ms, now_ts):
+    if is_expired(lock.start_ts, lock.ttl_ms, now_ts):
         return TxnNotFound.ROLL_BACK
     return TxnNotFound.ALIVE if lock.pessimistic else TxnNotFound.WAIT
 
 
 def current_ts_for(lock: Lock, now_ts: int) -> int:
-    """Return the time to judge a lock by: a lock without a time to live is over at once."""
+    """Return the time to judge a lock by: a lock without a time to live has expired at once."""
     return now_ts if lock.ttl_ms else TS_MAX
 
 
@@ -148,7 +148,7 @@ class MustSync(Exception):
 
 @dataclass(slots=True)
 class Secondaries:
-    """Puts together what the regions say of an async commit's secondary locks.
+    """Combines what the regions answer about an async commit's secondary locks.
 
     With every lock in place the transaction is committed, at the greatest of their minimal commit
     timestamps. One missing lock decides instead: it was committed, or it was rolled back.
@@ -183,7 +183,7 @@ class ReadAction(Enum):
 
 
 def action_for_read(status: TxnStatus, read_ts: int) -> ReadAction:
-    """Decide for a reader at `read_ts`, once the owner's fate is known as far as it can be."""
+    """Return what a reader at `read_ts` does about a lock whose owner has this status."""
     assert not status.undecided
     if status.alive:
         return ReadAction.IGNORE if status.min_commit_ts_pushed else ReadAction.WAIT

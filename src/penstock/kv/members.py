@@ -23,8 +23,8 @@ def bare_addr(url: str) -> str:
 class Members:
     """Follows the leader among the members.
 
-    `stub` calls the member that led when it was last asked; after a failure `refresh` finds out
-    again, and concurrent callers share one search.
+    `stub` calls the leader that was found last; after a failure `refresh` looks for it again, and
+    concurrent callers share one search.
     """
 
     def __init__(self, addrs: Sequence[str], dialer: Dialer, timeout_s: float) -> None:
@@ -80,7 +80,7 @@ class Members:
         self.cluster_id = cluster_id
         leader = bare_addr(answer.leader.client_urls[0])
         known = [bare_addr(url) for member in answer.members for url in member.client_urls[:1]]
-        # The leader is asked first next time; addresses the user gave stay as a last resort.
+        # The leader is asked first next time; addresses of the settings stay as a last resort.
         self._addrs = list(dict.fromkeys([leader, *known, *self._addrs]))
         if leader != self.leader:
             _LOG.info("following the placement driver's leader", extra={"leader": leader})
@@ -113,6 +113,6 @@ class Members:
 
 
 def _retrieve(search: "asyncio.Task[None]") -> None:
-    """Look at a search's error even when everybody who waited for it was cancelled."""
+    """Retrieve the error of a search even when every caller was cancelled: asyncio would log it."""
     if not search.cancelled():
         search.exception()

@@ -1,10 +1,9 @@
-"""What a transaction wrote and locked, kept in memory until it commits.
+"""The writes and locks of a transaction, in memory until it commits. No I/O.
 
-A delete is kept as an empty value, so a put refuses one. Staging levels nest: `release` keeps
-what was written since `staging`, `cleanup` undoes it, except for the flags that say what the
-store already did (a lock stays taken whatever becomes of the writes around it).
-
-The writes of a transaction in memory, and the rules of each kind of write. No I/O.
+`MemBuffer` holds values and flags; `WriteSet` adds the rules of each kind of write. A delete is an
+empty value, so a put refuses one. Staging levels nest: `release` keeps what was written since
+`staging`, `cleanup` undoes it, except for the flags that say what the store already did (a lock stays
+taken whatever becomes of the writes around it).
 """
 
 from bisect import bisect_left, insort
@@ -16,7 +15,7 @@ from enum import Enum, IntFlag, auto
 from penstock.errors import Invalid, KeyExists
 
 DELETED = b""
-_INSORT_MAX = 32  # below this many new keys, placing each beats sorting the lot again
+_INSORT_MAX = 32  # up to this many new keys, inserting each is faster than sorting the whole list
 
 
 class KeyFlag(IntFlag):
@@ -169,8 +168,8 @@ class MemBuffer:
         for key in self.keys():
             yield key, values.get(key), flags.get(key, NO_FLAG)
 
-    def flagged(self, flag: KeyFlag, lower: bytes = b"", upper: bytes = b"") -> list[bytes]:
-        """Return the keys in [lower, upper) that carry a flag, in order."""
+    def keys_with(self, flag: KeyFlag, lower: bytes = b"", upper: bytes = b"") -> list[bytes]:
+        """Return the keys in [lower, upper) that have a flag, in order."""
         return sorted(
             key
             for key, flags in self._flags.items()
@@ -242,13 +241,13 @@ class WriteSet:
         if before:
             raise KeyExists(key)
         if before is None:
-            # A pessimistic transaction has seen to it; the commit of an optimistic one checks.
+            # A pessimistic transaction has checked it with the lock; an optimistic one checks at the commit.
             known = KeyFlag.NEWLY_INSERTED if self._pessimistic else KeyFlag(0)
             self.buffer.update_flags(key, add=KeyFlag.PRESUME_NOT_EXISTS | known)
         self.buffer.put(key, value)
 
     def insert_needs(self, key: bytes) -> InsertNeeds:
-        """Say what to lock before a pessimistic insert; raise KeyExists when the answer is known."""
+        """Return what to lock before a pessimistic insert; raise KeyExists when the key is known to exist."""
         buffered, flags = self.buffer.get(check_key(key)), self.buffer.flags(key)
         if buffered:
             raise KeyExists(key)

@@ -125,7 +125,7 @@ class Mutations:
 
 
 KeepWrite = Callable[[bytes, bytes], bool]
-"""Says of a key and its new value whether the write is necessary."""
+"""Return whether the write of a value to a key is necessary."""
 
 
 def collect(buffer: MemBuffer, *, pessimistic: bool, keep: KeepWrite | None = None) -> Mutations:

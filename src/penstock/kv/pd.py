@@ -103,12 +103,12 @@ class PdClient:
 
     async def get_region(self, key: bytes, *, bo: Backoffer | None = None) -> RegionInfo:
         """Return the region that holds a raw key."""
-        request = pdpb.GetRegionRequest(region_key=_encoded(key))
+        request = pdpb.GetRegionRequest(region_key=_encode_key(key))
         return await self._region("GetRegion", request, bo)
 
     async def get_previous_region(self, key: bytes, *, bo: Backoffer | None = None) -> RegionInfo:
         """Return the region before the one that holds a raw key; Unavailable when there is none."""
-        request = pdpb.GetRegionRequest(region_key=_encoded(key))
+        request = pdpb.GetRegionRequest(region_key=_encode_key(key))
         return await self._region("GetPrevRegion", request, bo)
 
     async def get_last_region(self, *, bo: Backoffer | None = None) -> RegionInfo:
@@ -128,7 +128,7 @@ class PdClient:
     ) -> list[RegionInfo]:
         """Return up to `limit` regions that meet [start, end), in order; an empty end is the end of keys."""
         request = pdpb.ScanRegionsRequest(
-            start_key=_encoded(start), end_key=_encoded(end) if end else b"", limit=limit
+            start_key=_encode_key(start), end_key=_encode_key(end) if end else b"", limit=limit
         )
         answer: pdpb.ScanRegionsResponse = await self._call("ScanRegions", request, bo)
         if answer.regions:
@@ -179,7 +179,7 @@ class PdClient:
         return answer.min_safe_point
 
     async def scatter_region(self, region_id: int, *, bo: Backoffer | None = None) -> None:
-        """Ask that a region's peers and leader be placed afresh."""
+        """Ask the placement driver to place a region's peers and leader again."""
         request = pdpb.ScatterRegionRequest(region_id=region_id, regions_id=[region_id])
         await self._call("ScatterRegion", request, bo)
 
@@ -256,7 +256,7 @@ class _NoSuchStore(Exception):
     """The placement driver has forgotten a store."""
 
 
-def _encoded(key: bytes) -> bytes:
+def _encode_key(key: bytes) -> bytes:
     return encode_bytes(key) if key else b""
 
 

@@ -2,8 +2,7 @@
 
 Two-phase commit always works. Async commit and one-phase commit save a round trip each, under
 conditions; when the store cannot grant them it says so and the transaction falls back to two phases.
-
-What a layer above may hang into a commit: a schema check, and a binlog.
+A layer above may take part in a commit by two hooks: a schema check and a binlog.
 """
 
 from collections.abc import Sequence
@@ -37,12 +36,12 @@ class CommitOptions:
 
 
 CHECKS_ONLY = CommitOptions(async_commit=False, one_pc=False)
-"""For mutations that leave no lock, so that there is nothing a prewrite could commit."""
+"""For mutations that leave no lock: there is nothing that a prewrite could commit."""
 
 
 @dataclass(slots=True)
 class CommitState:
-    """The protocol of one commit as it goes on.
+    """The protocol of one commit while it runs.
 
     `try_async` and `try_one_pc` only ever go from true to false. `min_commit_ts` only grows and is
     below every commit timestamp that the transaction may get.
@@ -88,7 +87,7 @@ class CommitState:
         return self.try_async or self.try_one_pc
 
     def bound_commit_ts(self, *, elapsed_ms: int, safe_window_ms: int) -> int:
-        """Set the latest commit timestamp that a schema check made now vouches for; return when now is."""
+        """Set the latest commit timestamp for which a schema check made now holds; return the time."""
         now_ts = self.start_ts + compose_ts(elapsed_ms)
         self.max_commit_ts = now_ts + compose_ts(safe_window_ms)
         return max(now_ts, self.min_commit_ts)
@@ -103,13 +102,13 @@ class CommitState:
             self.fell_back = self.mode
         self.try_async = self.try_one_pc = False
 
-    def batched(self, batches: int) -> None:
-        """Learn into how many requests the prewrite is cut: one-phase commit needs exactly one."""
+    def note_batch_count(self, batches: int) -> None:
+        """Record the number of requests of the prewrite: one-phase commit needs exactly one."""
         if batches > 1:
             self.try_one_pc = False
 
-    def answered(self, *, min_commit_ts: int, one_pc_commit_ts: int) -> None:
-        """Take the answer of one prewrite request."""
+    def take_answer(self, *, min_commit_ts: int, one_pc_commit_ts: int) -> None:
+        """Record the answer of one prewrite; fall back to two phases when the store did not grant more."""
         if self.try_one_pc:
             if one_pc_commit_ts:
                 self.one_pc_commit_ts = one_pc_commit_ts

@@ -23,8 +23,8 @@ _REGIONS_NUM = metrics.KV_TXN_REGIONS_NUM.labels("snapshot", "general")
 class ReadView:
     """Reads the store at one timestamp.
 
-    Remembers the transactions whose locks do not concern this timestamp, so that each is asked
-    after once; the store is told of them with every request.
+    Remembers the transactions whose locks do not concern this timestamp, so that the status of each is
+    asked once; every request names them to the store.
     """
 
     session: Session
@@ -41,10 +41,10 @@ class ReadView:
         return kvrpcpb.Context(resolved_locks=self._ignored, committed_locks=self._committed)
 
     async def make_way(self, bo: Backoffer, locks: Sequence[Lock], *, lite: bool = False) -> None:
-        """Get past locks: resolve them, or wait until their owners may have finished."""
+        """Resolve locks in the way, or wait until their owners may have finished."""
         outcome = await self.session.resolver.resolve_for_read(bo, locks, self.ts, lite=lite)
         if len(self._ignored) + len(self._committed) > _REMEMBERED_MAX:
-            self._ignored.clear()  # whoever is met again is asked after again
+            self._ignored.clear()  # the status of a transaction that is met again is asked again
             self._committed.clear()
         self._ignored |= outcome.ignored
         self._committed |= outcome.committed
@@ -119,7 +119,7 @@ class ReadView:
 
 
 def lock_of(error: kvrpcpb.KeyError, ts: int) -> Lock:
-    """Return the lock that stopped a read; raise what else the store may say."""
+    """Return the lock that stopped a read; raise the error for any other answer."""
     if not error.HasField("locked"):
         raise to_error(error, ts)
     return Lock.of(error.locked)

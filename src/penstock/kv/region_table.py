@@ -10,7 +10,7 @@ _EVICTION_SAMPLE = 50
 
 
 class RegionVerId(NamedTuple):
-    """A region at one moment of its life: its membership and its bounds have versions."""
+    """A region with the versions of its membership and of its bounds."""
 
     id: int
     conf_ver: int
@@ -43,7 +43,7 @@ class CachedRegion:
     ttl_s: float
     expires_at: float
     store_epoch: int  # of the target's store when it was chosen; a later epoch makes the region stale
-    route: Any = None  # the owner's note on how to reach the target, dropped when the target changes
+    route: Any = None  # how the owner reaches the target; None after the target changed
 
     @property
     def peer(self) -> metapb.Peer:

@@ -43,7 +43,7 @@ class EpochVerdict(Enum):
 
     UNKNOWN = auto()  # the store does not say what is there now: ask the placement driver
     STORE_BEHIND = auto()  # the cache is ahead of the store: wait for it
-    CACHE_BEHIND = auto()  # the store told the regions that are there now
+    CACHE_BEHIND = auto()  # the store named the regions that it has now
 
 
 def judge_epoch(ver: RegionVerId, current: Sequence[metapb.Region]) -> EpochVerdict:
@@ -100,7 +100,7 @@ class RegionCache:
         return groups
 
     def route(self, ver: RegionVerId) -> PeerTarget | None:
-        """Return where to send a request for a region if that is known without asking; else see `target`."""
+        """Return where to send a request for a region; None when `target` has to ask for it."""
         region = self._table.get(ver)
         if region is None or region.route is None:
             return None
@@ -151,7 +151,7 @@ class RegionCache:
             _LOG.debug("region dropped from the cache", extra={"region": region.id, "reason": reason})
 
     def switch_leader(self, ver: RegionVerId, leader: metapb.Peer) -> bool:
-        """Follow a store's word on who leads; False, and the region forgotten, when that peer is unknown."""
+        """Send to the peer that a store names as leader; if unknown, forget the region and return False."""
         region = self._table.get(ver)
         if region is None:
             return False
@@ -163,12 +163,12 @@ class RegionCache:
         return False
 
     def try_next_peer(self, ver: RegionVerId, failed: metapb.Peer, exhausted: set[int]) -> bool:
-        """Turn from a peer that did not serve to another one; False when all are exhausted (by peer id)."""
+        """Send to another peer than one that did not serve; return False when all are in `exhausted`."""
         region = self._table.get(ver)
         if region is None:
             return False
         if region.peer.id != failed.id and region.peer.id not in exhausted:
-            return True  # somebody else has turned to another peer already
+            return True  # another request has chosen another peer already
         usable = [i for i in peers_that_lead(region.peers) if region.peers[i].id not in exhausted]
         others = [i for i in usable if region.peers[i].id != failed.id]
         if not others:
@@ -178,7 +178,7 @@ class RegionCache:
         return True
 
     def install(self, ver: RegionVerId, store_id: int, current: Sequence[metapb.Region]) -> None:
-        """Replace a region by those its store has now (with encoded keys); that store's peer leads them."""
+        """Replace a region by those that its store has now (with encoded keys), led by that store's peer."""
         self._table.remove(ver)
         for encoded in current:
             meta = raw_region(encoded)
@@ -214,11 +214,11 @@ class RegionCache:
     async def _load(
         self, bo: Backoffer, operation: str, key: bytes, ask: Callable[..., Awaitable[RegionInfo]]
     ) -> CachedRegion:
-        """Load a region, shared by all who ask for the same; each retries against a budget of its own."""
+        """Load a region; concurrent callers share one load, and each retries against its own budget."""
         while True:
             task = self._loading.get((operation, key))
             if task is None:
-                task = asyncio.create_task(self._timed(operation, key, ask))
+                task = asyncio.create_task(self._load_measured(operation, key, ask))
                 task.add_done_callback(_retrieve)
                 self._loading[operation, key] = task
             try:
@@ -226,7 +226,7 @@ class RegionCache:
             except Unavailable as error:
                 await bo.backoff(BackoffKind.PD_RPC, error)
 
-    async def _timed(
+    async def _load_measured(
         self, operation: str, key: bytes, ask: Callable[..., Awaitable[RegionInfo]]
     ) -> CachedRegion:
         result, started = "err", self._clock.monotonic()
@@ -241,6 +241,6 @@ class RegionCache:
 
 
 def _retrieve(task: "asyncio.Task[CachedRegion]") -> None:
-    """Look at a load's error even when everybody who waited for it was cancelled."""
+    """Retrieve the error of a load even when every caller was cancelled: asyncio would log it."""
     if not task.cancelled():
         task.exception()

@@ -1,7 +1,7 @@
-"""Getting locks of other transactions out of the way.
+"""Resolve locks of other transactions.
 
-A lock is a question to its primary: is the owner alive, committed, or gone? The answer is carried
-out on the locks that were met. Decisions are in `locks`; this is the talking.
+The primary of a lock says whether its owner is alive, committed or gone; the resolver asks there, and commits
+or rolls back the locks that it met accordingly. The decisions are in `locks`; this module sends the requests.
 """
 
 from collections import defaultdict
@@ -68,7 +68,7 @@ class _Verdict:
 
 
 class LockResolver:
-    """Asks after the owners of locks, and commits or rolls back what they left behind."""
+    """Finds out what became of the owners of locks, and commits or rolls back what they left behind."""
 
     def __init__(
         self, pd: PdClient, router: Router, background: Background, *, settings: KvSettings, clock: Clock
@@ -81,7 +81,7 @@ class LockResolver:
         self._statuses = StatusCache(settings.resolved_cache_size)
 
     async def resolve_for_write(self, bo: Backoffer, locks: Sequence[Lock]) -> WriteOutcome:
-        """Resolve what can be; locks of live transactions are left."""
+        """Resolve the locks of dead transactions; leave those of live ones."""
         _count("resolve_for_write")
         outcome = WriteOutcome()
         for of_txn in _by_transaction(locks):
@@ -130,7 +130,7 @@ class LockResolver:
     async def _judge(
         self, bo: Backoffer, lock: Lock, *, caller_start_ts: int, force: bool = False
     ) -> _Verdict:
-        """Find out what became of a lock's owner; `force` takes even a live one for expired."""
+        """Find out what became of a lock's owner; with `force` a live one counts as expired."""
         status = await self._status(bo, lock, caller_start_ts=caller_start_ts, force=force)
         if not status.undecided or lock.pessimistic:
             return _Verdict(TxnStatus(action=status.action) if status.undecided else status)
@@ -244,7 +244,7 @@ class LockResolver:
         heavy = [
             lock for lock in locks if not lite and lock.txn_size >= self._settings.resolve_lock_lite_keys
         ]
-        # Asking after the primary has resolved the primary, except that of an async commit.
+        # The request for the status has resolved the primary, except that of an async commit.
         keys = sorted({lock.key for lock in light if lock.key != lock.primary or lock.use_async_commit})
         if keys:
             _count("query_resolve_lock_lite")
@@ -306,7 +306,7 @@ class LockResolver:
                 raise to_error(answer.errors[0], start_ts)
 
     async def decide_for_gc(self, bo: Backoffer, locks: Sequence[Lock]) -> Mapping[int, int]:
-        """Decide the fate of transactions that garbage collection has overtaken, alive or not.
+        """Decide transactions that are older than the safe point of garbage collection, alive or not.
 
         Rolls back their pessimistic locks; returns start_ts -> commit_ts (0 is a rollback) of the others.
         """
@@ -322,7 +322,7 @@ class LockResolver:
 
 
 def _by_transaction(locks: Sequence[Lock]) -> Iterable[list[Lock]]:
-    """Group locks that share one fate: those that name the same primary, of the same kind."""
+    """Group locks that are resolved alike: those with the same primary, of the same kind."""
     grouped: defaultdict[tuple[int, bytes, bool], list[Lock]] = defaultdict(list)
     for lock in locks:
         grouped[lock.start_ts, lock.primary, lock.pessimistic].append(lock)

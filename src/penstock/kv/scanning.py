@@ -1,8 +1,8 @@
 """Scans of a snapshot, a page at a time: across regions, in both directions, fetching ahead.
 
-Rows travel in lists from the store's answer to the caller's loop; nothing here touches them one by one.
-
-Merging a transaction's own writes into pages of a snapshot scan, in either direction.
+`Scanner` reads pages from the store, `UnionScanner` merges a transaction's own writes into them, and
+`ScanRows` is what the caller iterates. Rows travel in lists from the store's answer to the caller's
+loop; nothing here touches them one by one.
 """
 
 import asyncio
@@ -23,51 +23,6 @@ Row = tuple[bytes, bytes]
 Page = list[Row]
 
 
-@dataclass(slots=True)
-class Union:
-    """Merges pages of a scan with the rows a transaction had written when the scan began.
-
-    Pages come in the scan's order and cover its range without gaps. A buffered row replaces the
-    snapshot's row of the same key; an empty value hides it. A page that no buffered row touches
-    is handed on as it is, so that a scan of unwritten ranges costs nothing per row.
-    """
-
-    buffered: Sequence[Row]  # ascending by key
-    reverse: bool
-    _keys: list[bytes] = field(init=False)
-    _low: int = field(init=False, default=0)
-    _high: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._keys = [key for key, _ in self.buffered]
-        self._high = len(self._keys)
-
-    def merge(self, page: Page, *, last: bool) -> Page:
-        """Return the page with the buffered rows up to its last key, or all the rest after the last page."""
-        touched = self._take(page, last=last)
-        if not touched:
-            return page
-        merged = dict(page)
-        for key, value in touched:
-            if value:
-                merged[key] = value
-            else:
-                merged.pop(key, None)
-        return sorted(merged.items(), reverse=self.reverse)
-
-    def _take(self, page: Page, *, last: bool) -> Sequence[Row]:
-        low, high = self._low, self._high
-        if low == high or (not page and not last):
-            return ()
-        if self.reverse:
-            start = low if last else bisect_left(self._keys, page[-1][0], low, high)
-            self._high = start
-            return self.buffered[start:high]
-        stop = high if last else bisect_right(self._keys, page[-1][0], low, high)
-        self._low = stop
-        return self.buffered[low:stop]
-
-
 _FIRST_PAGE_ROWS = 256
 _PAGE_GROWTH = 4
 _value = itemgetter(1)
@@ -82,7 +37,7 @@ class PageSource(Protocol):
 
 @dataclass(slots=True)
 class Cursor:
-    """Where a scan stands: which part of which region to ask for next.
+    """The position of a scan: which part of which region to ask for next.
 
     Forward, `position` is the next key to read; in reverse it is the key to read below (empty: the end
     of all keys). The page grows from a small first one, so that short scans stay cheap.
@@ -119,7 +74,7 @@ class Cursor:
         """Move behind a page of `answered` rows that ended with `last_key`."""
         if answered >= asked and last_key is not None:
             self.position = last_key if self.reverse else last_key + b"\0"
-            self.done = self._reached_the_far_bound()
+            self.done = self._is_at_far_bound()
             self._page_rows = min(self._page_rows * _PAGE_GROWTH, self.page_rows_max)
         elif self.reverse:
             self.position = region.start
@@ -128,12 +83,12 @@ class Cursor:
             self.position = region.end
             self.done = not region.end or (bool(self.upper) and region.end >= self.upper)
 
-    def _reached_the_far_bound(self) -> bool:
+    def _is_at_far_bound(self) -> bool:
         if self.reverse:
             return self.position <= self.lower
         return bool(self.upper) and self.position >= self.upper
 
-    def found(self, rows: int) -> None:
+    def count_rows(self, rows: int) -> None:
         """Count rows handed out against the limit of the scan."""
         if self.rows_left is not None:
             self.rows_left -= rows
@@ -150,7 +105,7 @@ class Scanner:
         self._ahead: asyncio.Task[Page | PenstockError] | None = None
 
     async def next_page(self) -> Page | None:
-        """Return the next rows; None at the end. Raises what the fetch met."""
+        """Return the next rows; None at the end. Raises the error of the fetch."""
         while self._ahead is not None or not self._cursor.done:
             if self._ahead is None:
                 page = await self._fetch()
@@ -217,7 +172,7 @@ class Scanner:
             if self._key_only or not all(map(_value, page)):
                 page, last_key = await self._read_locked(bo, pairs)
             cursor.advance(location, asked, last_key, answered=len(pairs))
-            cursor.found(len(page))
+            cursor.count_rows(len(page))
             return page
 
     async def _read_locked(self, bo: Backoffer, pairs: Sequence[kvrpcpb.KvPair]) -> tuple[Page, bytes | None]:
@@ -232,6 +187,51 @@ class Scanner:
         page += [(key, b"" if self._key_only else value) for key, value in freed.items()]
         page.sort(reverse=self._cursor.reverse)
         return page, last_key
+
+
+@dataclass(slots=True)
+class Union:
+    """Merges pages of a scan with the rows a transaction had written when the scan began.
+
+    Pages come in the scan's order and cover its range without gaps. A buffered row replaces the
+    snapshot's row of the same key; an empty value hides it. A page that no buffered row touches
+    is handed on as it is, so that a scan of unwritten ranges costs nothing per row.
+    """
+
+    buffered: Sequence[Row]  # ascending by key
+    reverse: bool
+    _keys: list[bytes] = field(init=False)
+    _low: int = field(init=False, default=0)
+    _high: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._keys = [key for key, _ in self.buffered]
+        self._high = len(self._keys)
+
+    def merge(self, page: Page, *, last: bool) -> Page:
+        """Return the page with the buffered rows up to its last key, or all the rest after the last page."""
+        touched = self._take(page, last=last)
+        if not touched:
+            return page
+        merged = dict(page)
+        for key, value in touched:
+            if value:
+                merged[key] = value
+            else:
+                merged.pop(key, None)
+        return sorted(merged.items(), reverse=self.reverse)
+
+    def _take(self, page: Page, *, last: bool) -> Sequence[Row]:
+        low, high = self._low, self._high
+        if low == high or (not page and not last):
+            return ()
+        if self.reverse:
+            start = low if last else bisect_left(self._keys, page[-1][0], low, high)
+            self._high = start
+            return self.buffered[start:high]
+        stop = high if last else bisect_right(self._keys, page[-1][0], low, high)
+        self._low = stop
+        return self.buffered[low:stop]
 
 
 class UnionScanner:

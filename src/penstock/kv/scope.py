@@ -1,13 +1,9 @@
-"""What the actions of one transaction know of it.
+"""What is shared: by the transactions and snapshots of a client, and by the actions of one transaction.
 
-What the transactions and snapshots of one client share.
-
-Reads below the safe point of garbage collection are refused, not answered wrongly.
-
-Collecting waits for twice `safe_point_refresh_ms` after its safe point was published, and no
-reader trusts what it knows of the safe point for longer than that. So a read that garbage
-collection may have touched is checked, after it was answered, against a safe point that is new
-enough to tell.
+Reads below the safe point of garbage collection are refused, not answered wrongly. Garbage
+collection waits for twice `safe_point_refresh_ms` after its safe point was published, and no reader
+trusts a safe point that it read longer ago. So a read that garbage collection may have touched is
+checked, after its answer came, against a safe point that is recent enough.
 """
 
 from collections.abc import Callable
@@ -40,8 +36,8 @@ class SafePoint:
     async def check(self, read_ts: int) -> None:
         """Raise Invalid when what was read at `read_ts` may have been collected.
 
-        To be called after the answer came. Asks the placement driver when the last answer is too
-        old to rely on, and raises Unavailable when it does not answer.
+        Call it after the answer came. Asks the placement driver when the known safe point is too old,
+        and raises Unavailable when the placement driver does not answer.
         """
         if read_ts == TS_MAX:
             return
@@ -53,8 +49,8 @@ class SafePoint:
                 " read at a newer one, or hold a service safe point while you read the past"
             )
 
-    async def published(self, ts: int) -> None:
-        """Note a safe point that this client published, and wait until every reader must know it."""
+    async def wait_until_known(self, ts: int) -> None:
+        """Record a safe point that this client published; wait until every reader must know it."""
         self._ts = max(self._ts, ts)
         await self._clock.sleep(self._trusted_s)
 
@@ -66,7 +62,7 @@ class SafePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """The parts behind a client, made once and passed to everything it opens."""
+    """The parts behind a client, made once and passed to all transactions and snapshots."""
 
     pd: PdClient
     router: Router
@@ -78,7 +74,7 @@ class Session:
     clock: Clock
 
     def backoffer(self, budget_ms: int, name: str) -> Backoffer:
-        """Return a fresh budget of retries for one operation."""
+        """Return a new budget of retries for one operation."""
         return Backoffer(budget_ms, clock=self.clock, weight=self.settings.backoff_weight, name=name)
 
 
@@ -104,8 +100,8 @@ class TxnScope:
         """Milliseconds since the transaction began."""
         return int((self.session.clock.monotonic() - self.began_at) * 1000)
 
-    def primary_locked(self) -> None:
-        """Tell that the primary lock is in the store."""
+    def note_primary_locked(self) -> None:
+        """Record that the primary lock is in the store."""
         if self.on_primary_locked is not None:
             self.on_primary_locked()
 

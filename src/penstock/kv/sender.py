@@ -1,8 +1,7 @@
-"""Sending a request to the region it is meant for, through leader changes, splits and failures.
+"""Requests to regions, through leader changes, splits and failures.
 
-What a client does about each region error. A table: no I/O.
-
-Sending a request to the region of a key, again and again while regions change underneath.
+A table says what the client does about each region error. `RegionSender` sends a request to a region as
+it was located; `Router` locates the region of a key first, and again when it changed.
 """
 
 from collections.abc import Callable, Sequence
@@ -84,8 +83,8 @@ def classify(error: errorpb.Error) -> tuple[str, Reaction]:
     return OTHER, Reaction(Act.RELOAD)
 
 
-def hopeless(name: str, error: errorpb.Error) -> PenstockError:
-    """Return what to raise for an error that repeating cannot mend."""
+def permanent_error(name: str, error: errorpb.Error) -> PenstockError:
+    """Return what to raise for an error that repeating the request cannot repair."""
     if name == "raft_entry_too_large":
         found = error.raft_entry_too_large
         return Invalid(
@@ -101,7 +100,7 @@ def hopeless(name: str, error: errorpb.Error) -> PenstockError:
     return Invalid(f"region {region_id} is not prepared for flashback; prepare it first")
 
 
-_ATTEMPTS_MAX = 10  # at one peer, before the region is loaded afresh
+_ATTEMPTS_MAX = 10  # at one peer, before the region is loaded again
 _READS = frozenset({"KvGet", "KvBatchGet", "KvScan", "KvScanLock"})
 _SEND_FAILED = metrics.KV_REGION_CACHE_OPERATIONS_TOTAL.labels("send_fail", "ok")
 
@@ -125,7 +124,7 @@ class UndeterminedAnswer(Exception):
 
 
 @dataclass(slots=True)
-class _Errand:
+class _RegionRequest:
     """One request on its way to its region, and what was tried so far."""
 
     bo: Backoffer
@@ -147,7 +146,7 @@ class _Errand:
         self.attempts[target.peer.id] = self.attempts.get(target.peer.id, 0) + 1
 
     def report(self, error: Exception) -> None:
-        """Tell the caller of an attempt that may have done its work without an answer."""
+        """Report an attempt without an answer, which may have done its work, to the caller."""
         if self.on_rpc_error is not None:
             self.on_rpc_error(error)
 
@@ -155,8 +154,8 @@ class _Errand:
 class RegionSender:
     """Sends requests to regions.
 
-    What keeps the region valid is mended in place: another leader, a busy store, a lost connection.
-    What changes the region updates the cache and raises RegionStale.
+    Failures that leave the region valid are retried here: another leader, a busy store, a lost connection.
+    Failures that change the region update the cache and raise RegionStale.
     """
 
     def __init__(
@@ -194,7 +193,7 @@ class RegionSender:
         Raises RegionStale when the keys must be located again (having slept where that is
         due), Unavailable when the budget of `bo` is used up, Invalid when repeating cannot help.
         """
-        errand = _Errand(bo, method, request, region, on_rpc_error)
+        errand = _RegionRequest(bo, method, request, region, on_rpc_error)
         timeout_s = timeout_s or (self._read_timeout_s if method in _READS else self._write_timeout_s)
         while True:
             target = self._cache.route(region) or await self._find_target(errand)
@@ -219,7 +218,7 @@ class RegionSender:
         """Stop watching stores."""
         await self._prober.close()
 
-    async def _find_target(self, errand: _Errand) -> PeerTarget:
+    async def _find_target(self, errand: _RegionRequest) -> PeerTarget:
         target = await self._cache.target(errand.bo, errand.region)
         if target is None:
             await self._stale(errand, BackoffKind.REGION_MISS, "the region is no longer in the cache")
@@ -232,8 +231,8 @@ class RegionSender:
             self._seconds[method, store_id] = histogram
         histogram.observe(seconds)
 
-    async def _rpc_failed(self, errand: _Errand, target: PeerTarget, error: RpcFailed) -> None:
-        """Make ready for the next attempt: at the same peer while its store lives, else at another."""
+    async def _rpc_failed(self, errand: _RegionRequest, target: PeerTarget, error: RpcFailed) -> None:
+        """Prepare the next attempt: at the same peer while its store answers, else at another."""
         metrics.KV_RPC_ERR_TOTAL.labels(error.code.name, target.store.id).inc()
         if error.sent:
             errand.report(error)
@@ -255,7 +254,7 @@ class RegionSender:
         else:
             await self._reload(errand, BackoffKind.TIKV_RPC, error)
 
-    async def _react(self, errand: _Errand, target: PeerTarget, error: errorpb.Error) -> None:
+    async def _react(self, errand: _RegionRequest, target: PeerTarget, error: errorpb.Error) -> None:
         """Return when the request is to be sent again."""
         name, reaction = classify(error)
         metrics.KV_REGION_ERR_TOTAL.labels(name).inc()
@@ -278,22 +277,22 @@ class RegionSender:
             case Act.RELOAD:
                 await self._reload(errand, reaction.sleep, why)
             case Act.GIVE_UP:
-                raise hopeless(name, error)
+                raise permanent_error(name, error)
 
     @staticmethod
-    async def _again(errand: _Errand, sleep: BackoffKind, why: str, error: errorpb.Error) -> None:
+    async def _again(errand: _RegionRequest, sleep: BackoffKind, why: str, error: errorpb.Error) -> None:
         asked_ms = error.server_is_busy.backoff_ms
         errand.request.context.ClearField("buckets_version")
         await errand.bo.backoff(sleep, why, max_ms=asked_ms or None)
 
     async def _follow_leader(
-        self, errand: _Errand, target: PeerTarget, why: str, error: errorpb.NotLeader
+        self, errand: _RegionRequest, target: PeerTarget, why: str, error: errorpb.NotLeader
     ) -> None:
         if error.leader.id and self._reachable(error.leader.store_id):
             if not self._cache.switch_leader(errand.region, error.leader):
                 await self._stale(errand, BackoffKind.REGION_MISS, why)
             return
-        # Nobody leads, or the leader is out of reach: an election is due, and any peer may win it.
+        # There is no leader, or it is out of reach: an election is due, and any peer may win it.
         await errand.bo.backoff(BackoffKind.REGION_SCHEDULING, why)
         self._cache.try_next_peer(errand.region, target.peer, errand.exhausted)
 
@@ -301,7 +300,7 @@ class RegionSender:
         return self._cache.stores.get(store_id).liveness is not Liveness.UNREACHABLE
 
     async def _update_epoch(
-        self, errand: _Errand, target: PeerTarget, why: str, error: errorpb.EpochNotMatch
+        self, errand: _RegionRequest, target: PeerTarget, why: str, error: errorpb.EpochNotMatch
     ) -> None:
         match judge_epoch(errand.region, error.current_regions):
             case EpochVerdict.UNKNOWN:
@@ -312,12 +311,12 @@ class RegionSender:
                 self._cache.install(errand.region, target.store.id, error.current_regions)
                 raise RegionStale(why)
 
-    async def _reload(self, errand: _Errand, sleep: BackoffKind, why: RpcFailed | str) -> NoReturn:
+    async def _reload(self, errand: _RegionRequest, sleep: BackoffKind, why: RpcFailed | str) -> NoReturn:
         self._cache.invalidate(errand.region, str(why))
         await self._stale(errand, sleep, why)
 
     @staticmethod
-    async def _stale(errand: _Errand, sleep: BackoffKind, why: RpcFailed | str) -> NoReturn:
+    async def _stale(errand: _RegionRequest, sleep: BackoffKind, why: RpcFailed | str) -> NoReturn:
         await errand.bo.backoff(sleep, why)
         raise RegionStale(str(why))
 

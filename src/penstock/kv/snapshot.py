@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 from penstock.clock import TS_MAX
 from penstock.errors import Invalid
-from penstock.kv.details import timed
+from penstock.kv.details import measure_command
 from penstock.kv.membuffer import check_key
 from penstock.kv.reading import ReadView
 from penstock.kv.scanning import Cursor, Page, PageSource, Scanner, ScanRows
@@ -24,7 +24,7 @@ def check_bounds(lower: object, upper: object, limit: object) -> None:
 
 
 class ValueCache:
-    """Values read at one timestamp, within a bound of bytes; the oldest are forgotten first."""
+    """Values read at one timestamp, up to a number of bytes; the oldest are forgotten first."""
 
     def __init__(self, bytes_max: int = _CACHE_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
@@ -72,7 +72,7 @@ class AsyncSnapshot:
 
     @property
     def _view(self) -> ReadView:
-        """What one read goes by; the newest values also change with transactions that it once passed by."""
+        """The view for one read. A read of the newest values has its own: it remembers no transactions."""
         return self._shared_view if self.ts != TS_MAX else ReadView(self._session, TS_MAX)
 
     async def get(self, key: bytes) -> bytes | None:
@@ -80,7 +80,7 @@ class AsyncSnapshot:
         check_key(key)
         if key in self._cache:
             return self._cache[key]
-        with timed(self._session.clock, "get"):
+        with measure_command(self._session.clock, "get"):
             value = await self._view.get(key)
         self._cache.save(key, value)
         return value
@@ -94,7 +94,7 @@ class AsyncSnapshot:
         missing = [key for key in wanted if key not in self._cache]
         if not missing:
             return found
-        with timed(self._session.clock, "batch_get"):
+        with measure_command(self._session.clock, "batch_get"):
             fresh = await self._view.batch_get(missing)
         for key in missing:
             self._cache.save(key, fresh.get(key))
@@ -126,10 +126,10 @@ class AsyncSnapshot:
     def _opener(
         self, lower: bytes, upper: bytes, *, reverse: bool, limit: int | None, key_only: bool
     ) -> Callable[[], Awaitable[PageSource]]:
-        async def opened() -> PageSource:
+        async def open_scanner() -> PageSource:
             return self.scanner(lower, upper, reverse=reverse, limit=limit, key_only=key_only)
 
-        return opened
+        return open_scanner
 
     def scanner(
         self, lower: bytes, upper: bytes, *, reverse: bool, limit: int | None = None, key_only: bool = False

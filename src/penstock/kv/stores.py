@@ -24,7 +24,7 @@ _STORE_REGIONS_DROPPED = metrics.KV_REGION_CACHE_OPERATIONS_TOTAL.labels("invali
 
 
 class Liveness(IntEnum):
-    """What the last look at a store showed; the numbers are those of the metric."""
+    """Whether a store answered the last probe; the numbers are those of the metric."""
 
     REACHABLE = 0
     UNREACHABLE = 1
@@ -32,7 +32,7 @@ class Liveness(IntEnum):
 
 
 class Store:
-    """A store as far as it is known. `epoch` rises when what is cached about its regions is in doubt."""
+    """What is known of a store. `epoch` rises when what is cached about its regions is in doubt."""
 
     __slots__ = ("addr", "epoch", "gone", "id", "liveness", "stale")
 
@@ -46,7 +46,7 @@ class Store:
 
 
 class StoreDirectory:
-    """Addresses of stores, asked from the placement driver once and again when they prove wrong."""
+    """Addresses of stores, asked from the placement driver once, and again when one proves wrong."""
 
     def __init__(self, pd: PdClient) -> None:
         self._pd = pd
@@ -54,7 +54,7 @@ class StoreDirectory:
         self._resolving: dict[int, asyncio.Task[None]] = {}
 
     def get(self, store_id: int) -> Store:
-        """Return a store, known or not."""
+        """Return a store; its address may not be known yet."""
         store = self._stores.get(store_id)
         if store is None:
             store = self._stores[store_id] = Store(store_id)
@@ -66,7 +66,7 @@ class StoreDirectory:
             task = self._resolving.get(store.id)
             if task is None:
                 task = self._resolving[store.id] = asyncio.create_task(self._resolve(store))
-                task.add_done_callback(lambda done: self._resolved(store.id, done))
+                task.add_done_callback(lambda done: self._end_resolve(store.id, done))
             try:
                 await asyncio.shield(task)
             except Unavailable as error:
@@ -82,7 +82,7 @@ class StoreDirectory:
             store.addr = found.address
         store.stale = False
 
-    def _resolved(self, store_id: int, task: "asyncio.Task[None]") -> None:
+    def _end_resolve(self, store_id: int, task: "asyncio.Task[None]") -> None:
         del self._resolving[store_id]
         failed = task.cancelled() or task.exception() is not None
         (_NOT_RESOLVED if failed else _RESOLVED).inc()
@@ -100,7 +100,7 @@ class Prober:
         self._loops: dict[int, asyncio.Task[None]] = {}
 
     async def check(self, store: Store) -> Liveness:
-        """Return whether a store answers now; one question serves all who ask meanwhile.
+        """Return whether a store answers now; concurrent callers share one probe.
 
         While a store is known to be unreachable the answer comes at once, from the loop.
         """

@@ -12,7 +12,7 @@ from typing import Self
 from penstock import metrics
 from penstock.errors import Invalid, PenstockError
 from penstock.kv.committer import Committer
-from penstock.kv.details import CommitDetails, timed
+from penstock.kv.details import CommitDetails, measure_command
 from penstock.kv.heartbeat import Heart
 from penstock.kv.latches import Latch
 from penstock.kv.locking import Locker
@@ -37,8 +37,8 @@ class TxnPhase(Enum):
 
 
 @dataclass(slots=True)
-class _Opened:
-    """What a transaction has once its start timestamp is there."""
+class _OpenTxn:
+    """The parts of a transaction that need its start timestamp."""
 
     scope: TxnScope
     snapshot: AsyncSnapshot
@@ -46,7 +46,7 @@ class _Opened:
     locker: Locker
 
     def latest(self) -> AsyncSnapshot:
-        """Return the view in which locked keys are read: nobody can have changed them since."""
+        """Return the view in which locked keys are read: no other transaction can change them."""
         if self.scope.for_update_ts <= self.snapshot.ts:
             return self.snapshot
         return AsyncSnapshot(self.scope.session, self.scope.for_update_ts)
@@ -82,7 +82,7 @@ class AsyncTransaction:
         self._writes = WriteSet(pessimistic=pessimistic)
         self._buffer = self._writes.buffer
         self._phase = TxnPhase.ACTIVE
-        self._opened: _Opened | None = None
+        self._opened: _OpenTxn | None = None
         self._committer: Committer | None = None
         self.pessimistic = pessimistic
         self.commit_ts = 0
@@ -171,12 +171,12 @@ class AsyncTransaction:
         return ScanRows(source)
 
     async def _add_locked(
-        self, opened: _Opened, overlay: dict[bytes, bytes], lower: bytes, upper: bytes
+        self, opened: _OpenTxn, overlay: dict[bytes, bytes], lower: bytes, upper: bytes
     ) -> None:
         """Add the latest values of locked keys, where they may differ from those at the start."""
         if not self.pessimistic or opened.latest() is opened.snapshot:
             return
-        locked = [key for key in self._buffer.flagged(KeyFlag.LOCKED, lower, upper) if key not in overlay]
+        locked = [key for key in self._buffer.keys_with(KeyFlag.LOCKED, lower, upper) if key not in overlay]
         if locked:
             newest = await opened.latest().batch_get(locked)
             overlay |= {key: newest.get(key, DELETED) for key in locked}
@@ -185,7 +185,7 @@ class AsyncTransaction:
         return self.pessimistic and bool(self._buffer.flags(key) & KeyFlag.LOCKED)
 
     async def put(self, key: bytes, value: bytes, *, assertion: Assertion | None = None) -> None:
-        """Write a value. A pessimistic transaction locks the key first; see `lock_keys` for what can fail."""
+        """Write a value. A pessimistic transaction locks the key first, raising what `lock_keys` raises."""
         self._check_active()
         check_value(value)
         if self.pessimistic:
@@ -211,7 +211,7 @@ class AsyncTransaction:
             needs = self._writes.insert_needs(key)
             if needs is not InsertNeeds.NOTHING:
                 opened = await self._open()
-                with timed(self._session.clock, "lock_keys"):
+                with measure_command(self._session.clock, "lock_keys"):
                     await opened.locker.lock([key], must_not_exist=needs is InsertNeeds.LOCK_NOT_EXISTING)
         self._writes.insert(key, value)
 
@@ -240,7 +240,7 @@ class AsyncTransaction:
         fresh: dict[bytes, bytes | None] = {}
         if self.pessimistic:
             opened = await self._open()
-            with timed(self._session.clock, "lock_keys"):
+            with measure_command(self._session.clock, "lock_keys"):
                 fresh = await opened.locker.lock(
                     wanted, wait_timeout_ms=wait_timeout_ms, no_wait=no_wait, return_values=return_values
                 )
@@ -269,7 +269,7 @@ class AsyncTransaction:
         """
         self._check_active()
         self._phase = TxnPhase.COMMITTING
-        with timed(self._session.clock, "commit"):
+        with measure_command(self._session.clock, "commit"):
             try:
                 self.commit_ts = await self._commit()
             except BaseException:
@@ -295,7 +295,7 @@ class AsyncTransaction:
             raise
         if not mutations:
             return 0
-        async with self._latched(mutations, opened.scope.start_ts) as latch:
+        async with self._hold_latches(mutations, opened.scope.start_ts) as latch:
             committer = Committer(opened.scope, mutations, self._options, self._schema, self._binlog)
             self._committer = committer
             committer.details.local_latch_s = latch.waited_s
@@ -303,7 +303,7 @@ class AsyncTransaction:
             return latch.commit_ts
 
     @asynccontextmanager
-    async def _latched(self, mutations: Mutations, start_ts: int) -> AsyncIterator[Latch]:
+    async def _hold_latches(self, mutations: Mutations, start_ts: int) -> AsyncIterator[Latch]:
         if self._session.latches is None or self.pessimistic:
             yield Latch(start_ts, ())
             return
@@ -311,10 +311,10 @@ class AsyncTransaction:
             yield latch
 
     async def rollback(self) -> None:
-        """Forget the writes and give up the locks; Unavailable means that the locks are left to expire."""
+        """Forget the writes and give up the locks; after Unavailable the locks stay until they expire."""
         self._check_active()
         self._phase = TxnPhase.ROLLED_BACK
-        with timed(self._session.clock, "rollback"):
+        with measure_command(self._session.clock, "rollback"):
             if self._opened is not None:
                 await self._opened.locker.release()
 
@@ -335,7 +335,7 @@ class AsyncTransaction:
         except PenstockError as failure:
             _log.warning("rollback failed; locks are left to expire", extra={"error": str(failure)})
 
-    async def _open(self) -> _Opened:
+    async def _open(self) -> _OpenTxn:
         if self._opened is None:
             clock = self._session.clock
             began = clock.monotonic()
@@ -345,12 +345,12 @@ class AsyncTransaction:
                 self._opened = self._make(start_ts)
         return self._opened
 
-    def _make(self, start_ts: int) -> _Opened:
+    def _make(self, start_ts: int) -> _OpenTxn:
         scope = TxnScope(self._session, start_ts, self._began_at, self.pessimistic, for_update_ts=start_ts)
         heart = Heart(scope)
         scope.on_primary_locked = heart.start
         snapshot = AsyncSnapshot(self._session, start_ts)
-        return _Opened(scope, snapshot, heart, Locker(scope, self._buffer, heart))
+        return _OpenTxn(scope, snapshot, heart, Locker(scope, self._buffer, heart))
 
     def _check_active(self) -> None:
         if self._phase is not TxnPhase.ACTIVE:
@@ -358,6 +358,6 @@ class AsyncTransaction:
 
 
 def _retrieve(future: "asyncio.Future[int]") -> None:
-    """Look at the error of a start timestamp that nobody came to need."""
+    """Retrieve the error of a start timestamp that was never awaited: asyncio would log it."""
     if not future.cancelled():
         future.exception()

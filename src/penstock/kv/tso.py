@@ -151,7 +151,7 @@ class TsoDispatcher:
                 _fail(answer, failed)
 
     async def _before_retry(self, retry: Backoffer | None, error: Exception) -> Backoffer:
-        """Wait and look for the leader; a stream may just have gone stale, so the first time at once."""
+        """Wait and look for the leader; the first time without a wait, because a stream may just be stale."""
         try:
             if retry is not None:
                 await retry.backoff(BackoffKind.PD_RPC, error)
@@ -172,7 +172,7 @@ class TsoDispatcher:
             self._call = None
 
     async def close(self) -> None:
-        """End the stream; whoever waits gets Unavailable."""
+        """End the stream; callers that wait get Unavailable."""
         self._closed = True
         self._runner.cancel()
         await asyncio.gather(self._runner, return_exceptions=True)
@@ -183,7 +183,7 @@ class TsoDispatcher:
 def _fail(answer: "asyncio.Future[int]", error: PenstockError) -> None:
     if not answer.done():
         answer.set_exception(error)
-        answer.exception()  # a timestamp asked for in advance may never be awaited; that is no fault
+        answer.exception()  # a timestamp asked for in advance may never be awaited: asyncio must not log it
 
 
 def _details(error: Exception) -> str:

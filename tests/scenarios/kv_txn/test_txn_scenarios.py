@@ -58,11 +58,11 @@ def replay_protocol(commands: list[str]) -> list[str]:
             case "min_commit_ts":
                 state.raise_min_commit_ts(int(words[0]))
             case "cut":
-                state.batched(int(words[0]))
+                state.note_batch_count(int(words[0]))
             case "fall":
                 state.fall_back()
             case "answer":
-                state.answered(
+                state.take_answer(
                     min_commit_ts=int(given.get("min_commit_ts", 0)),
                     one_pc_commit_ts=int(given.get("one_pc_commit_ts", 0)),
                 )

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.errors import Invalid, Unavailable
 from penstock.kv.backoff import BackoffKind
-from penstock.kv.sender import Act, classify, hopeless
+from penstock.kv.sender import Act, classify, permanent_error
 from penstock.proto import errorpb_pb2 as errorpb
 
 EXPECTED = {
@@ -63,6 +63,6 @@ def test_an_error_we_do_not_know_reloads_the_region():
     ],
 )
 def test_an_error_that_repeating_cannot_mend_says_what_to_do(name, kind, says):
-    error = hopeless(name, _error(name))
+    error = permanent_error(name, _error(name))
     assert isinstance(error, kind)
     assert says in str(error)

@@ -53,7 +53,7 @@ class Recorder:
     name = "test"
     with_values = False
 
-    def planned(self, batches: Sequence[MutationBatch]) -> None:
+    def note_batches(self, batches: Sequence[MutationBatch]) -> None:
         self.log.append(f"planned {len(batches)}")
 
     async def apply(self, bo: Backoffer, batch: MutationBatch) -> None:

@@ -74,7 +74,7 @@ async def test_who_publishes_waits_until_every_reader_must_know() -> None:
     point, reader = safe_point(world), safe_point(world)
     await reader.check(100)
     world.ts = 300
-    await point.published(300)
+    await point.wait_until_known(300)
     world.now += 0.01
     with pytest.raises(Invalid):
         await reader.check(299)

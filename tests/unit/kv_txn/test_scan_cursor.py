@@ -29,7 +29,7 @@ def walk(cursor: Cursor, regions: list[KeyLocation], rows: list[bytes]) -> list[
         requests.append((start, end, asked))
         page = found[:asked]
         cursor.advance(at, asked, page[-1] if page else None, answered=len(page))
-        cursor.found(len(page))
+        cursor.count_rows(len(page))
     return requests
 
 

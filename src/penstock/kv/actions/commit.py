@@ -1,7 +1,4 @@
-"""The second phase: locks become committed versions.
-
-Undoing the prewrites of a transaction that does not commit.
-"""
+"""The second phase: `Commit` turns locks into committed versions, `Cleanup` rolls prewrites back."""
 
 import logging
 from collections.abc import Sequence
@@ -29,14 +26,15 @@ class Commit:
 
     scope: CommitScope
     primary_first: bool
-    _lost: list[Exception] = field(default_factory=list, init=False)  # attempts that may have decided
+    # Errors of attempts that may have committed the primary.
+    _lost: list[Exception] = field(default_factory=list, init=False)
 
     name = "2pc_commit"
     with_values = False
     stops_on_error = False
 
-    def planned(self, batches: Sequence[MutationBatch]) -> None:
-        """Any number of batches will do."""
+    def note_batches(self, batches: Sequence[MutationBatch]) -> None:
+        """Do nothing: the action works with any number of batches."""
 
     async def apply(self, bo: Backoffer, batch: MutationBatch) -> None:
         """Commit the keys of one batch."""
@@ -69,18 +67,18 @@ class Commit:
             )
         except RegionStale as stale:
             if decides and self._lost:
-                stale.in_doubt = self._undetermined()
+                stale.in_doubt = self._undetermined_error()
             raise
         except PenstockError as error:
             if decides and self._lost:
-                raise self._undetermined() from error
+                raise self._undetermined_error() from error
             raise
         assert isinstance(answer, kvrpcpb.CommitResponse)
         if decides:
             self._lost.clear()  # the store looks for the record of an earlier attempt, so this settles it
         return answer
 
-    def _undetermined(self) -> Undetermined:
+    def _undetermined_error(self) -> Undetermined:
         return Undetermined(
             f"transaction {self.scope.txn.start_ts} may or may not be committed: the store did not"
             " answer the commit of its primary key; read the keys before running it again"
@@ -114,8 +112,8 @@ class Cleanup:
     primary_first = True
     stops_on_error = False
 
-    def planned(self, batches: Sequence[MutationBatch]) -> None:
-        """Any number of batches will do."""
+    def note_batches(self, batches: Sequence[MutationBatch]) -> None:
+        """Do nothing: the action works with any number of batches."""
 
     async def apply(self, bo: Backoffer, batch: MutationBatch) -> None:
         """Roll back the keys of one batch."""

@@ -1,7 +1,4 @@
-"""Locking keys before they are written.
-
-Giving up pessimistic locks.
-"""
+"""Pessimistic locks: taken before keys are written, and rolled back."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +12,7 @@ from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.proto.fingerprint import fingerprint64
 
 NO_WAIT = -1
-_TOO_FRESH_MS = 300  # a lock changed this recently has a live owner: asking after it is wasted
+_TOO_FRESH_MS = 300  # a lock changed this recently has a live owner: do not ask for its status
 _AT_ONCE_S = 0.01
 
 
@@ -58,8 +55,8 @@ class PessimisticLock:
     primary_first = True
     stops_on_error = True
 
-    def planned(self, batches: Sequence[MutationBatch]) -> None:
-        """Any number of batches will do."""
+    def note_batches(self, batches: Sequence[MutationBatch]) -> None:
+        """Do nothing: the action works with any number of batches."""
 
     async def apply(self, bo: Backoffer, batch: MutationBatch) -> None:
         """Lock the keys of one batch, all or none of them."""
@@ -75,7 +72,7 @@ class PessimisticLock:
                 kvrpcpb.PessimisticLockResponse,
             )
             if not answer.errors:
-                self._locked(batch, answer)
+                self._take_answer(batch, answer)
                 return
             locks = self._locks_in_the_way(answer.errors)
             wait_ms = await self._clear(bo, locks)
@@ -95,7 +92,7 @@ class PessimisticLock:
         return [Lock.of(error.locked) for error in errors]
 
     def _deadlock(self, found: kvrpcpb.Deadlock) -> Deadlock:
-        """Repeating the call can help when others wait for a lock of its own: by failing it gave that up."""
+        """Return the error; repeating the call can help when the cycle went through its own keys."""
         return Deadlock(
             found.lock_key,
             waits_for_ts=found.lock_ts,
@@ -104,7 +101,7 @@ class PessimisticLock:
         )
 
     async def _clear(self, bo: Backoffer, locks: Sequence[Lock]) -> int:
-        """Resolve dead locks; return how long a live one may still stand, or 0."""
+        """Resolve locks of dead transactions; return the milliseconds that a live one may last, or 0."""
         fresh = [lock for lock in locks if lock.age_ms is not None and lock.age_ms < _TOO_FRESH_MS]
         if fresh and not self.wait.no_wait:
             return _TOO_FRESH_MS
@@ -131,7 +128,7 @@ class PessimisticLock:
             min_commit_ts=scope.for_update_ts + 1,
         )
 
-    def _locked(self, batch: MutationBatch, answer: kvrpcpb.PessimisticLockResponse) -> None:
+    def _take_answer(self, batch: MutationBatch, answer: kvrpcpb.PessimisticLockResponse) -> None:
         keys = batch.mutations.keys
         self.existing.update(
             key for key, not_found in zip(keys, answer.not_founds, strict=True) if not not_found
@@ -142,7 +139,7 @@ class PessimisticLock:
                 for key, value in zip(keys, answer.values, strict=True)
             )
         if batch.is_primary:
-            self.scope.primary_locked()
+            self.scope.note_primary_locked()
 
 
 @dataclass(slots=True)
@@ -157,8 +154,8 @@ class PessimisticRollback:
     primary_first = False
     stops_on_error = False
 
-    def planned(self, batches: Sequence[MutationBatch]) -> None:
-        """Any number of batches will do."""
+    def note_batches(self, batches: Sequence[MutationBatch]) -> None:
+        """Do nothing: the action works with any number of batches."""
 
     async def apply(self, bo: Backoffer, batch: MutationBatch) -> None:
         """Unlock the keys of one batch."""

@@ -1,4 +1,4 @@
-"""The first phase: every key locked with its new value, or the commit itself when the store grants that."""
+"""The first phase: lock every key with its new value, or commit at once when the store grants that."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,12 +33,12 @@ class Prewrite:
     primary_first = False
     stops_on_error = True
 
-    def planned(self, batches: Sequence[MutationBatch]) -> None:
+    def note_batches(self, batches: Sequence[MutationBatch]) -> None:
         """Give up one-phase commit unless there is exactly one batch."""
         state = self.scope.state
         if len(batches) > 1 and state.try_one_pc and self._lost is not None:
-            raise self._undetermined(self._lost)
-        state.batched(len(batches))
+            raise self._undetermined_error(self._lost)
+        state.note_batch_count(len(batches))
 
     async def apply(self, bo: Backoffer, batch: MutationBatch) -> None:
         """Prewrite one batch, all or none of its keys."""
@@ -48,11 +48,11 @@ class Prewrite:
         except RegionStale as stale:
             self._lost = lost[0] if lost else self._lost
             if lost and self.scope.state.decided_by_prewrite:
-                stale.in_doubt = self._undetermined(lost[0])
+                stale.in_doubt = self._undetermined_error(lost[0])
             raise
         except PenstockError as error:
             if lost and self.scope.state.decided_by_prewrite:
-                raise self._undetermined(lost[0]) from error
+                raise self._undetermined_error(lost[0]) from error
             raise
 
     async def _apply(self, bo: Backoffer, batch: MutationBatch, lost: list[Exception]) -> None:
@@ -64,7 +64,7 @@ class Prewrite:
             )
             assert isinstance(answer, kvrpcpb.PrewriteResponse)
             if not answer.errors:
-                self._done(batch, answer)
+                self._take_answer(batch, answer)
                 return
             locks = self._locks_in_the_way(answer.errors, in_doubt=bool(lost))
             if not locks:
@@ -76,13 +76,13 @@ class Prewrite:
                     BackoffKind.TXN_LOCK, f"transaction {locks[0].start_ts} holds locks", max_ms=wait_ms
                 )
 
-    def _done(self, batch: MutationBatch, answer: kvrpcpb.PrewriteResponse) -> None:
-        self.scope.state.answered(
+    def _take_answer(self, batch: MutationBatch, answer: kvrpcpb.PrewriteResponse) -> None:
+        self.scope.state.take_answer(
             min_commit_ts=answer.min_commit_ts, one_pc_commit_ts=answer.one_pc_commit_ts
         )
         refreshed = self.scope.txn.session.settings.ttl_refreshed_txn_bytes
         if batch.is_primary and self.scope.txn_bytes > refreshed and not self.scope.state.one_pc_commit_ts:
-            self.scope.txn.primary_locked()
+            self.scope.txn.note_primary_locked()
 
     def _locks_in_the_way(self, errors: Sequence[kvrpcpb.KeyError], *, in_doubt: bool) -> list[Lock]:
         """Return the locks to resolve; raise what cannot be waited out."""
@@ -98,13 +98,13 @@ class Prewrite:
             else:
                 raise to_error(error, start_ts)
         for lock in locks:
-            # Whoever began later and locked first wins. Not so when an earlier attempt may have
-            # committed this transaction: then the lock came after it, and the store knows.
+            # A transaction that began later and locked first wins. But when an earlier attempt may have
+            # committed this one, the lock may have come after that: the store decides.
             if not self.scope.txn.pessimistic and lock.start_ts > start_ts and not in_doubt:
                 raise WriteConflict(lock.key, start_ts=start_ts, conflict_ts=lock.start_ts, reason="locked")
         return locks
 
-    def _undetermined(self, cause: Exception) -> Undetermined:
+    def _undetermined_error(self, cause: Exception) -> Undetermined:
         error = Undetermined(
             f"transaction {self.scope.txn.start_ts} may or may not be committed: the store did not answer"
             " its prewrite; read the keys before running it again"

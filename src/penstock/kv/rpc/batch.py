@@ -1,6 +1,6 @@
 """The batch connection of one store: a bounded channel of requests and the loop that sends them.
 
-Timeouts of many requests under one timer.
+One timer serves the timeouts of all requests.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class Deadlines:
             self._set(min(entry.deadline for entry in self.unanswered))
 
     def stop(self) -> None:
-        """Stop the timer; requests still unanswered are the owner's."""
+        """Stop the timer; the owner fails the requests that are still unanswered."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer, self._fires_at = None, float("inf")
@@ -83,7 +83,7 @@ class BatchConnection:
         self._channel: deque[PendingRequest] = deque()
         self._entering: deque[tuple[PendingRequest, float]] = (
             deque()
-        )  # callers waiting for room, with since when
+        )  # callers that wait for room, and since when
         self._deadlines = Deadlines(self._loop, self._expire)
         self._arrival: asyncio.Future[None] | None = None
         self._last_id = 0
@@ -91,7 +91,8 @@ class BatchConnection:
         self._load = 0
         dial_timeout_s = settings.dial_timeout_ms / 1000
         self._streams = [
-            BatchStream(connection, clock, dial_timeout_s, self._loaded) for connection in array.connections
+            BatchStream(connection, clock, dial_timeout_s, self._note_load)
+            for connection in array.connections
         ]
         self._pending_requests = metrics.KV_BATCH_PENDING_REQUESTS.labels(self._addr)
         self._requests = metrics.KV_BATCH_REQUESTS.labels(self._addr)
@@ -112,7 +113,7 @@ class BatchConnection:
         """Send a command; raise RpcFailed when no answer comes in time or the stream breaks."""
         if self._closed:
             raise self._closed_error()
-        # Checked here, where it fails the caller: in the send loop it would fail everybody.
+        # Checked here, where it fails this caller: in the send loop it would fail all callers.
         assert isinstance(request, BATCH_REQUESTS[field]), f"{type(request).__name__} is no {field} request"
         entry = PendingRequest(self._loop.create_future(), field, request)
         self._enter(entry)
@@ -137,25 +138,27 @@ class BatchConnection:
 
     def _expire(self, entry: PendingRequest) -> None:
         sent = entry.pending_on is not None
-        entry.fail(self._failed(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer within the timeout", sent=sent))
+        entry.fail(
+            self._failure(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer within the timeout", sent=sent)
+        )
 
     def _closed_error(self) -> RpcFailed:
-        return self._failed(grpc.StatusCode.CANCELLED, "the connection was closed", sent=True)
+        return self._failure(grpc.StatusCode.CANCELLED, "the connection was closed", sent=True)
 
     @staticmethod
     def _fail(entries: Iterable[PendingRequest], error: RpcFailed) -> None:
         for entry in entries:
             entry.fail(error)
 
-    def _failed(self, code: grpc.StatusCode, reason: str, *, sent: bool) -> RpcFailed:
+    def _failure(self, code: grpc.StatusCode, reason: str, *, sent: bool) -> RpcFailed:
         return RpcFailed(code, reason, addr=self._addr, sent=sent)
 
-    def _loaded(self, load: int) -> None:
+    def _note_load(self, load: int) -> None:
         self._load = load
 
     async def _run(self) -> None:
         while True:
-            await self._arrived()
+            await self._wait_for_request()
             started = self._clock.monotonic()
             self._pending_requests.observe(len(self._channel))
             batch = self._drain(self._batch_max)
@@ -165,7 +168,7 @@ class BatchConnection:
             await self._dispatch(batch)
             metrics.KV_BATCH_SEND_LATENCY.observe((self._clock.monotonic() - started) * 1e9)
 
-    async def _arrived(self) -> None:
+    async def _wait_for_request(self) -> None:
         if not self._channel:
             self._arrival = self._loop.create_future()
             await self._arrival
@@ -185,7 +188,7 @@ class BatchConnection:
         try:
             async with asyncio.timeout(self._more_wait_s):
                 while len(batch) < self._more_size:
-                    await self._arrived()
+                    await self._wait_for_request()
                     batch += self._drain(self._batch_max - len(batch))
         except TimeoutError:
             self._arrival = None
@@ -197,7 +200,7 @@ class BatchConnection:
             return
         if stream is None:
             metrics.KV_BATCH_CLIENT_NO_AVAILABLE_CONNECTION_TOTAL.inc()
-            self._fail(waiting, self._failed(self._down_code(), "no available connections", sent=False))
+            self._fail(waiting, self._failure(self._down_code(), "no available connections", sent=False))
             return
         message = tikvpb.BatchCommandsRequest()
         entries: dict[int, PendingRequest] = {}
@@ -231,7 +234,7 @@ class BatchConnection:
             await asyncio.wait(stalled, return_when=asyncio.FIRST_COMPLETED)
 
     async def close(self) -> None:
-        """End the loops; whoever waits gets RpcFailed."""
+        """End the loops; callers that wait get RpcFailed."""
         self._closed = True
         self._sender.cancel()
         await asyncio.gather(self._sender, return_exceptions=True)

@@ -1,6 +1,6 @@
 """The RPC client: one pool of connections for each store address.
 
-Streaming calls whose first response is received while they open.
+A streaming call is open once its first response has come, so that a refusal fails where the call is made.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ async def open_stream(
     else:
         call = start()
     array.running += 1
-    call.add_done_callback(lambda _: array.ended())
+    call.add_done_callback(lambda _: array.end_call())
     stream = ResponseStream(call, array.addr)
     try:
         if method.client_streaming and request is not None:

@@ -1,10 +1,7 @@
-"""The connections of one store: an array of channels, used in turn.
+"""The connections of one store: an array of gRPC channels, used in turn.
 
-gRPC channels: options and credentials.
-
-A request without an answer.
-
-Which commands travel in batches, and under which name.
+Also what every call over them needs: channel options and credentials, the error of a request without an
+answer, and which commands travel in batches under which name.
 """
 
 import asyncio
@@ -92,12 +89,12 @@ class RpcFailed(Exception):
 
 
 def from_grpc(error: grpc.aio.AioRpcError, addr: str) -> RpcFailed:
-    """Wrap what gRPC raised."""
+    """Return the failure for an error of gRPC."""
     return RpcFailed(error.code(), error.details() or "no details", addr=addr)
 
 
 def from_closing(cancelled: asyncio.CancelledError, addr: str) -> RpcFailed | asyncio.CancelledError:
-    """Tell apart the two reasons why gRPC raises CancelledError.
+    """Return the error for a CancelledError of gRPC, which has two reasons.
 
     Closing a channel cancels its calls in the tasks that wait for them; unless the task itself is
     being cancelled, that is a failed request and must not pass for a cancellation.
@@ -138,7 +135,7 @@ def unary(method: str) -> Method:
 
 
 def multicallable(channel: Any, method: Method) -> Any:
-    """Return what calls a method over a channel."""
+    """Return gRPC's callable for a method over a channel."""
     return getattr(channel, method.arity)(
         method.path,
         request_serializer=method.request.SerializeToString,
@@ -160,14 +157,14 @@ class Connection:
         self._calls: dict[str, Any] = {}
 
     def call(self, method: Method) -> Any:
-        """Return what starts a call of the method on this connection."""
+        """Return gRPC's callable for a method on this connection."""
         found = self._calls.get(method.path)
         if found is None:
             found = self._calls[method.path] = multicallable(self.channel, method)
         return found
 
     async def renew(self) -> None:
-        """Take over changed certificates; called when the connection has failed."""
+        """Open the channel again when certificates changed; called after the connection failed."""
         stamp = self._dialer.stamp()
         if stamp == self._stamp:
             return
@@ -195,8 +192,8 @@ class ConnectionArray:
         self._next = (self._next + 1) % len(self.connections)
         return self.connections[self._next]
 
-    def ended(self) -> None:
-        """A running call has ended."""
+    def end_call(self) -> None:
+        """Count a running call as ended."""
         self.running -= 1
 
     async def unary(self, method: str, request: Message, timeout_s: float) -> Message:

@@ -95,7 +95,7 @@ class BatchStream:
         try:
             await call.write(message)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            # The receive loop meets the same end of the stream and fails the entries.
+            # The receive loop sees the same end of the stream and fails the entries.
             _LOG.debug("a batch was not written", extra={"addr": self._connection.addr, "error": repr(error)})
 
     def _start(self) -> None:
@@ -113,7 +113,7 @@ class BatchStream:
             waited_ns = (clock.monotonic() - waiting_since) * 1e9
             if isinstance(message, RpcFailed):
                 _RECEIVE_FAILED.observe(waited_ns)
-                self._broken(epoch, message)
+                self._end_epoch(epoch, message)
                 return
             _RECEIVED.observe(waited_ns)
             self._deliver(message)
@@ -153,7 +153,7 @@ class BatchStream:
                 wrong = f"the store answered {field} to {entry.field}"
                 entry.fail(RpcFailed(grpc.StatusCode.INTERNAL, wrong, addr=self._connection.addr))
 
-    def _broken(self, epoch: int, error: RpcFailed) -> None:
+    def _end_epoch(self, epoch: int, error: RpcFailed) -> None:
         if epoch != self._epoch or self._call is None:
             return
         call, self._call = self._call, None
@@ -173,7 +173,7 @@ class BatchStream:
             if self._failures:
                 await self._pause(self._failures - 1)
             self._failures += 1
-            if await self._connected():
+            if await self._connect():
                 break
         self._start()
         metrics.KV_BATCH_CLIENT_RESET.observe(self._clock.monotonic() - broken_at)
@@ -184,7 +184,7 @@ class BatchStream:
         pause = sleep_ms(kind.jitter, kind.base_ms, kind.cap_ms, attempt=attempt, last_ms=0, draw=draw)
         await self._clock.sleep(pause / 1000)
 
-    async def _connected(self) -> bool:
+    async def _connect(self) -> bool:
         await self._connection.renew()
         try:
             async with asyncio.timeout(self._dial_timeout_s):
