@@ -1,9 +1,7 @@
-"""One event loop per process for blocking callers.
+"""The one event loop of a process for blocking callers, and tasks, wake-ups and threads on any loop.
 
 gRPC's asyncio runtime polls on behalf of a whole process, so every blocking facade (and an
 embedded store started from blocking code) shares this loop instead of starting its own.
-
-Work that runs beside other work: the first failure is kept and ends everything.
 """
 
 import asyncio
@@ -56,7 +54,7 @@ R = TypeVar("R")
 
 
 class TaskScope:
-    """Tasks that belong together. Nothing is started after a failure or a stop."""
+    """Tasks that belong together: the first failure is kept and ends all. After it nothing is started."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -64,7 +62,7 @@ class TaskScope:
         self.failure: BaseException | None = None
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run it beside the others; if it fails, `ended` returns."""
+        """Run work beside the other tasks; if it fails, `wait` returns."""
         if self._ended.is_set():
             work.close()
             return
@@ -78,17 +76,17 @@ class TaskScope:
             self.end(error)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Let `ended` return, with the failure if there is one; the first call counts."""
+        """Let `wait` return, and keep the failure if there is one; the first call counts."""
         if not self._ended.is_set():
             self.failure = error
             self._ended.set()
 
-    async def ended(self) -> None:
-        """Return once something has failed or `end` was called."""
+    async def wait(self) -> None:
+        """Wait until a task has failed or `end` was called."""
         await self._ended.wait()
 
     async def stop(self) -> None:
-        """Cancel what still runs and return when it has unwound."""
+        """Cancel the running tasks and wait until they have unwound."""
         self._ended.set()
         while self._tasks:
             for task in self._tasks:
@@ -97,62 +95,62 @@ class TaskScope:
 
 
 class WakeUp:
-    """Tells one loop that something has changed. What is told while it works is not lost."""
+    """Wakes one loop when something has changed. A notification while the loop works is not lost."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._told = asyncio.Event()
+        self._notified = asyncio.Event()
 
-    def tell(self) -> None:
-        """Something has changed."""
-        self._told.set()
+    def notify(self) -> None:
+        """Let `wait` return, now or at its next call."""
+        self._notified.set()
 
     async def wait(self, timeout_s: float | None = None) -> None:
-        """Return when something has changed since the last return, or when time is up."""
-        if not self._told.is_set():
-            await (self._told.wait() if timeout_s is None else self._wait_for(timeout_s))
-        self._told.clear()
+        """Wait until `notify` was called since the last return, or until the timeout."""
+        if not self._notified.is_set():
+            await (self._notified.wait() if timeout_s is None else self._wait_for(timeout_s))
+        self._notified.clear()
 
     async def _wait_for(self, timeout_s: float) -> None:
         waits = [
-            asyncio.ensure_future(self._told.wait()),
+            asyncio.ensure_future(self._notified.wait()),
             asyncio.ensure_future(self._clock.sleep(timeout_s)),
         ]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for each in waits:
-                each.cancel()
+            for wait in waits:
+                wait.cancel()
 
 
 class Notifier:
-    """Tells everybody who waits that something has changed."""
+    """Wakes all waiting tasks when something has changed."""
 
     def __init__(self) -> None:
         self._next = asyncio.Event()
 
-    def beat(self) -> None:
-        """Something has changed."""
+    def notify_all(self) -> None:
+        """Let every task in `wait_for` check its condition again."""
         self._next.set()
         self._next = asyncio.Event()
 
-    async def until(self, holds: Callable[[], bool]) -> None:
-        """Return when a condition holds; it is looked at after every beat."""
-        while not holds():
+    async def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds; it is checked after every `notify_all`."""
+        while not condition():
             await self._next.wait()
 
 
 class ThreadRunner:
-    """Blocking calls beside the event loop, so many at a time.
+    """Runs blocking calls beside the event loop, at most `count` at a time.
 
-    A call that was cancelled is awaited nevertheless: when the caller goes on, nothing of it happens later.
+    A cancelled call is awaited nevertheless: when the caller continues, nothing of the call happens later.
     """
 
     def __init__(self, count: int, name: str) -> None:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix=name)
 
     async def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run it in a thread and give its result, or raise what it raised."""
+        """Run a function in a thread; return its result, or raise what it raised."""
         submitted = self._pool.submit(function, *args, **kwargs)
         called = asyncio.wrap_future(submitted)
         try:
@@ -160,9 +158,9 @@ class ThreadRunner:
         except asyncio.CancelledError:
             if not submitted.cancel():
                 await asyncio.wait([called])
-                called.exception()  # the caller has gone: a failure is told to nobody
+                called.exception()  # retrieved, or asyncio would log it: the caller was cancelled
             raise
 
     def close(self) -> None:
-        """Start no more; what runs goes on to its end."""
+        """Start no more calls; running ones continue to their end."""
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""From the change streams of regions to a consumer: subscriptions, matching, resolved timestamps."""
+"""Sources of changes: the span pipeline, and TiKV as a source under `tikv`."""
 
 from penstock.sources.pipeline import AdvanceResolvedTs, ConsumeKvEvents, SpanPipelineManager
 from penstock.sources.quota import Cancelled

@@ -1,11 +1,11 @@
-"""When a span's resolved timestamp may be told: the state machine of one subscription. No I/O."""
+"""When a span's resolved timestamp may be passed on: the state machine of one subscription. No I/O."""
 
 from enum import Enum
 
 __all__ = ["COMPACTED_MIN", "NOTHING_WAITS", "Barriers", "PlacedBarrier"]
 
 NOTHING_WAITS = 1 << 64
-COMPACTED_MIN = 1024  # told barriers kept at the head of the list before it is worth moving the rest
+COMPACTED_MIN = 1024  # barriers that were passed on and stay at the head of the list before the rest is moved
 
 
 class PlacedBarrier(Enum):
@@ -21,12 +21,12 @@ class Barriers:
 
     Data batches are numbered from 1 in the order of arrival. `acked_seq` is the largest N such that
     every batch in [1..N] is persisted; `done` holds the persisted ones above it, which wait for a
-    gap to be filled. A resolved timestamp becomes a barrier {wait_seq, ts} that may be told once
+    gap to be filled. A resolved timestamp becomes a barrier {wait_seq, ts} that may be passed on once
     `acked_seq >= wait_seq`.
 
     Invariant: along the list of waiting barriers both `wait_seq` and `ts` strictly increase, so that
-    what `next_ready` returns strictly increases over the life of the span, whatever the order of
-    the calls to `resolved`. `next_wait_seq` is the first one's, or NOTHING_WAITS.
+    what `take_ready` returns strictly increases over the life of the span, whatever the order of
+    the calls to `add_resolved`. `next_wait_seq` is the first one's, or NOTHING_WAITS.
     """
 
     __slots__ = (
@@ -49,22 +49,22 @@ class Barriers:
         self.compactions = 0
         self._wait_seqs: list[int] = []
         self._ts: list[int] = []
-        self._head = 0  # barriers before it have been told
+        self._head = 0  # barriers before it have been passed on
         self._highest_ts = 0
 
     @property
     def waiting(self) -> int:
-        """How many barriers have not been told."""
+        """How many barriers have not been passed on."""
         return len(self._ts) - self._head
 
-    def data(self) -> int:
-        """A batch arrived: return its number."""
+    def add_data(self) -> int:
+        """Count a batch that arrived; return its number."""
         seq = self.next_data_seq
         self.next_data_seq = seq + 1
         return seq
 
-    def persisted(self, seq: int) -> bool:
-        """A batch is durable; return whether that was news."""
+    def mark_persisted(self, seq: int) -> bool:
+        """Record that a batch is durable; return False when that was known."""
         acked = self.acked_seq
         assert seq < self.next_data_seq, f"batch {seq} was persisted before it arrived"
         if seq != acked + 1:
@@ -79,8 +79,8 @@ class Barriers:
         self.acked_seq = seq
         return True
 
-    def resolved(self, ts: int) -> PlacedBarrier:
-        """A resolved timestamp arrived: bind it to the batches that arrived before it."""
+    def add_resolved(self, ts: int) -> PlacedBarrier:
+        """Bind a resolved timestamp to the batches that arrived before it."""
         if ts <= self._highest_ts:
             return PlacedBarrier.DROPPED
         self._highest_ts = ts
@@ -94,7 +94,7 @@ class Barriers:
         self._ts.append(ts)
         return PlacedBarrier.NEW
 
-    def next_ready(self) -> int | None:
+    def take_ready(self) -> int | None:
         """Take the first barrier if all it waits for is persisted; return its timestamp."""
         if self.acked_seq < self.next_wait_seq:
             return None
@@ -110,7 +110,7 @@ class Barriers:
             self.compactions += 1
         return ts
 
-    def _forget(self, told: int) -> None:
-        del self._wait_seqs[:told]
-        del self._ts[:told]
+    def _forget(self, count: int) -> None:
+        del self._wait_seqs[:count]
+        del self._ts[:count]
         self._head = 0

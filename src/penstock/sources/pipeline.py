@@ -2,9 +2,7 @@
 
 For each subscription `advance_resolved_ts(ts)` is called only after every batch that arrived before
 that timestamp is persisted, in whatever order the consumer's callbacks come. There is no order
-across subscriptions.
-
-One worker of the span pipeline: a thread, its queue, and the spans that are routed to it.
+across subscriptions. `SpanWorker` is one thread with its queue and the spans that are routed to it.
 """
 
 import logging
@@ -37,15 +35,15 @@ __all__ = [
 
 
 DATA, RESOLVED, _PERSISTED, _TASK, _STOP = range(5)
-_CHUNK = 256  # events handled between two looks at the quota and at waiting producers
+_CHUNK = 256  # events handled before quota is released and waiting producers are woken
 
 
 class ConsumeKvEvents(Protocol):
     """Takes a raw batch.
 
-    True: it is accepted, and `finish` is called once it is persisted, from any thread and in any
-    order among batches. False: it was persisted before the call returned, and `finish` is not called.
-    Called on a pipeline worker, one batch of a subscription at a time.
+    Returns True when it accepts the batch; it then calls `finish` once the batch is persisted, from any
+    thread and in any order among batches. Returns False when it persisted the batch before the return;
+    `finish` is then not called. Runs on a pipeline worker, one batch of a subscription at a time.
     """
 
     def __call__(self, raw: pa.RecordBatch, finish: Callable[[], None], /) -> bool: ...
@@ -55,7 +53,7 @@ AdvanceResolvedTs = Callable[[int], None]
 
 
 class SpanState(QuotaOwner):
-    """A subscription in the pipeline. Only its worker touches it, but for `cancelled`."""
+    """A subscription in the pipeline. Only its worker touches it, except for `cancelled`."""
 
     __slots__ = ("advance", "barriers", "consume", "sub_id", "worker")
 
@@ -83,7 +81,7 @@ class SpanWorker:
     ) -> None:
         self.queue: SimpleQueue[tuple[int, Any, Any, int]] = SimpleQueue()
         self.queue_size = queue_size
-        self._low = queue_size // 2  # producers that found the queue full go on from here, not one by one
+        self._low = queue_size // 2  # waiting producers are woken together at this length, not one by one
         self._quota = quota
         self._on_failure = on_failure
         self._room = threading.Condition()
@@ -94,7 +92,7 @@ class SpanWorker:
         self._thread.start()
 
     def do(self, task: Callable[[], None]) -> None:
-        """Run a task on the worker, after what is queued, and wait for it; at once when already there."""
+        """Run a task on the worker after what is queued, and wait for it; at once on the worker itself."""
         if threading.current_thread() is self._thread:
             task()
             return
@@ -122,7 +120,7 @@ class SpanWorker:
                 self._producers_waiting -= 1
 
     def wake_producers(self) -> None:
-        """Let those who wait for room look again."""
+        """Wake the producers that wait for room: they check again."""
         with self._room:
             self._room.notify_all()
 
@@ -142,45 +140,47 @@ class SpanWorker:
         running = True
         while running:
             first = queue.get()
-            more = min(queue.qsize(), _CHUNK)  # only this thread takes, so as many are there
+            more = min(queue.qsize(), _CHUNK)  # only this thread takes events, so that many are there
             running = self._handle([first, *[queue.get() for _ in range(more)]])
             if self._producers_waiting and queue.qsize() <= self._low:
                 self.wake_producers()
 
     def _handle(self, events: list[tuple[int, Any, Any, int]]) -> bool:
-        """Handle some events; return whether the worker goes on."""
+        """Handle events; return False when one of them stops the worker."""
         running = True
         released = batches = 0
         put = self.queue.put
         for kind, span, item, number in events:
             if kind == _PERSISTED:
                 barriers = span.barriers
-                if barriers.persisted(number):  # else it was told before
+                if barriers.mark_persisted(number):  # else `finish` was called twice
                     released += item
                     batches += 1
                     if barriers.acked_seq >= barriers.next_wait_seq:
-                        self._tell(span)
+                        self._advance(span)
             elif kind == DATA:
                 if span.cancelled:
                     released += number
                     batches += 1
                     continue
-                seq = span.barriers.data()
+                seq = span.barriers.add_data()
                 try:
+                    # `finish` puts the event (_PERSISTED, ...) into the queue: MethodType binds it as the
+                    # only argument, and costs less for each batch than a closure or a partial.
                     if span.consume(item, MethodType(put, (_PERSISTED, span, number, seq))):
                         continue
                 except Exception as error:  # noqa: BLE001 - a consumer's failure ends its span, not the worker
                     self._fail(span, error)
-                if span.barriers.persisted(seq):
+                if span.barriers.mark_persisted(seq):
                     released += number
                     batches += 1
-                    self._tell(span)
+                    self._advance(span)
             elif kind == RESOLVED:
-                if span.barriers.resolved(number) is not PlacedBarrier.NEW:
+                if span.barriers.add_resolved(number) is not PlacedBarrier.NEW:
                     self._dropped += 1
-                self._tell(span)
+                self._advance(span)
             else:
-                self._quota.release(released, batches)  # whoever waits for the task sees all that was before
+                self._quota.release(released, batches)  # the caller of the task sees all that was before it
                 released = batches = 0
                 running = running and self._control(kind, span, item)
         if batches:
@@ -195,10 +195,10 @@ class SpanWorker:
         done.set()
         return True
 
-    def _tell(self, span: SpanState) -> None:
-        """Tell the resolved timestamps whose data is persisted."""
+    def _advance(self, span: SpanState) -> None:
+        """Pass on the resolved timestamps whose data is persisted."""
         barriers = span.barriers
-        while not span.cancelled and (ts := barriers.next_ready()) is not None:
+        while not span.cancelled and (ts := barriers.take_ready()) is not None:
             try:
                 span.advance(ts)
             except Exception as error:  # noqa: BLE001 - as in consume
@@ -227,8 +227,8 @@ _log = logging.getLogger(__name__)
 class SpanPipelineManager:
     """Routes every subscription to one of N worker threads, which alone touches its state.
 
-    `on_failure(sub_id, error)` is told, on a worker, when a consumer's callback raised: the
-    subscription is cancelled then, and its resolved timestamp does not move any more.
+    `on_failure(sub_id, error)` is called on a worker when a consumer's callback raised: the
+    subscription is cancelled, and its resolved timestamp stays.
     """
 
     def __init__(
@@ -271,8 +271,8 @@ class SpanPipelineManager:
     def unregister(self, sub_id: int) -> None:
         """End a subscription; no callback of it runs after the return.
 
-        What it had queued is discarded, and whoever waits to enqueue for it gets Cancelled. Its
-        batches in flight stay accounted for until their `finish` calls.
+        What it had queued is discarded, and producers that wait to enqueue for it get Cancelled. Its
+        batches in flight hold their quota until their `finish` calls.
         """
         span = self._spans.pop(sub_id, None)
         if span is None:
@@ -283,7 +283,7 @@ class SpanPipelineManager:
             span.worker.do(lambda: None)  # a callback that was running has ended
 
     def cancel(self, sub_id: int) -> None:
-        """Refuse further data of a subscription: enqueueing raises Cancelled, also for those who wait now."""
+        """Refuse data of a subscription: enqueueing raises Cancelled, also for producers that wait."""
         span = self._spans.get(sub_id)
         if span is not None:
             self.quota.cancel(span)
@@ -292,7 +292,7 @@ class SpanPipelineManager:
     def enqueue_data(self, sub_id: int, raw: pa.RecordBatch, weight: int = 0) -> None:
         """Hand over a batch; wait while the quota is used up or the worker's queue is full.
 
-        `weight` is what the batch counts for, where the caller knows it; else its size decides.
+        `weight` is what the batch counts for; without it the size of the batch counts.
         Raises Cancelled when the batch was not taken. An empty batch is ignored.
         """
         if not raw.num_rows:
@@ -337,7 +337,7 @@ class SpanPipelineManager:
         worker.queue.put((RESOLVED, span, None, ts))
 
     def close(self) -> None:
-        """Take nothing more, hand over what was taken, and end the workers."""
+        """Refuse new data, hand over what is queued, and end the workers."""
         if self._closed:
             return
         self._closed = True
@@ -371,7 +371,7 @@ _LIVE: set[SpanPipelineManager] = set()
 
 
 def _measure(gauge: Gauge, read: Callable[[SpanPipelineManager], int]) -> None:
-    # Read when somebody looks, so that counting costs the pipeline nothing.
+    # Computed when metrics are read, so that counting costs the pipeline nothing.
     gauge.set_function(lambda: sum(read(manager) for manager in tuple(_LIVE)))
 
 

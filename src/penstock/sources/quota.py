@@ -1,4 +1,4 @@
-"""The bytes that may be on their way between the puller and its consumer."""
+"""Bytes in flight between a source and its consumer, bounded by a quota."""
 
 import threading
 from collections import deque
@@ -8,11 +8,11 @@ __all__ = ["Cancelled", "InflightQuota", "QuotaOwner"]
 
 
 class Cancelled(Exception):
-    """A batch was not taken: its span was cancelled, or the pipeline closed. It has to be pulled again."""
+    """A batch was refused: its span was cancelled, or the pipeline closed. It has to be pulled again."""
 
 
 class QuotaOwner:
-    """On whose behalf quota is taken. Once `cancelled`, it gets none."""
+    """A taker of quota. Once `cancelled`, it gets none."""
 
     __slots__ = ("cancelled",)
 
@@ -32,7 +32,7 @@ class _Waiter:
 
 
 class InflightQuota:
-    """A weighted semaphore that serves in the order of asking.
+    """A weighted semaphore that serves callers in the order of their requests.
 
     Invariant: `used` is the sum of the weights taken and not released. It
     exceeds `limit` only while one batch that is heavier than the whole limit is alone in flight.
@@ -42,7 +42,7 @@ class InflightQuota:
         assert limit > 0
         self.limit = limit
         self.used = 0
-        self._taken = 0  # batches, ever
+        self._taken = 0  # batches since the start
         self._released = 0
         self._waited = 0
         self._reported = 0
@@ -56,7 +56,7 @@ class InflightQuota:
         return self._taken - self._released
 
     def try_acquire(self, weight: int, owner: QuotaOwner) -> bool:
-        """Take quota for one batch if nobody waits and it fits; return whether it was taken.
+        """Take quota for one batch if no other caller waits and it fits; return whether it did.
 
         Raises Cancelled when the owner is cancelled or the quota closed.
         """
@@ -71,7 +71,7 @@ class InflightQuota:
             return True
 
     def acquire(self, weight: int, owner: QuotaOwner) -> None:
-        """Take quota for one batch, after those who asked before.
+        """Take quota for one batch, after the callers that asked before.
 
         Raises Cancelled, having taken nothing, when the owner is cancelled or the quota closed,
         before or during the wait.
@@ -87,7 +87,7 @@ class InflightQuota:
             raise Cancelled
 
     def release(self, weight: int, batches: int = 1) -> None:
-        """Give back the weight of some batches and let those in that waited for it."""
+        """Give back the weight of some batches and admit the callers that waited for it."""
         with self._lock:
             self.used -= weight
             self._released += batches
@@ -96,14 +96,14 @@ class InflightQuota:
                 self._admit()
 
     def cancel(self, owner: QuotaOwner) -> None:
-        """Refuse the owner from now on; whoever waits on its behalf gets Cancelled."""
+        """Refuse the owner from now on; callers that wait for it get Cancelled."""
         with self._lock:
             owner.cancelled = True
             self._dismiss(lambda waiter: waiter.owner is owner)
             self._admit()
 
     def close(self) -> None:
-        """Refuse everybody from now on."""
+        """Refuse all callers from now on."""
         with self._lock:
             self._closed = True
             self._dismiss(lambda _: True)

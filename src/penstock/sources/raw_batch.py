@@ -44,7 +44,7 @@ class RawColumns:
             self.flush()
 
     def flush(self) -> None:
-        """Hand over the rows there are."""
+        """Hand over the rows collected so far."""
         count = len(self._keys)
         if not count:
             return

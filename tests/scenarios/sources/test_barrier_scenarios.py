@@ -15,13 +15,13 @@ def run(commands: list[str]) -> list[str]:
     for command in commands:
         verb, *numbers = command.split()
         if verb == "data":
-            told.append(f"batch {barriers.data()}")
+            told.append(f"batch {barriers.add_data()}")
         elif verb == "resolved":
-            told.append(f"{barriers.resolved(int(numbers[0])).value}")
+            told.append(f"{barriers.add_resolved(int(numbers[0])).value}")
         else:
             assert verb == "persisted", command
-            barriers.persisted(int(numbers[0]))
-        while (ts := barriers.next_ready()) is not None:
+            barriers.mark_persisted(int(numbers[0]))
+        while (ts := barriers.take_ready()) is not None:
             told.append(f"advance {ts}")
     return told
 

@@ -50,7 +50,7 @@ class Checking:
     async def round(self) -> list[tuple[int, bytes, bytes]]:
         """One look and the work that follows."""
         self.resolved.clear()
-        self.checker.look()
+        self.checker.check()
         working = asyncio.create_task(self.checker._work())
         while self.checker._queue.qsize():
             await self.clock.sleep(0)
@@ -84,7 +84,7 @@ async def test_a_region_that_moved_on_or_was_given_back_meanwhile_is_left_alone(
     span = a_slow_span()
     left, right = span.range_lock.locked_ranges()
     checking = Checking(span)
-    checking.checker.look()
+    checking.checker.check()
     left.resolved_ts = compose_ts(START_MS + 30_000)
     span.range_lock.unlock(right)
     assert await checking.round() == []
@@ -111,6 +111,6 @@ async def test_tasks_beyond_the_bound_are_dropped_and_counted() -> None:
         part.resolved_ts = compose_ts(START_MS + 50_000)
     dropped = metrics.PULLER_RESOLVE_LOCK_DROPPED_TOTAL._value.get()
     checking = Checking(span)
-    checking.checker.look()
+    checking.checker.check()
     assert checking.checker._queue.qsize() == TASKS_MAX
     assert metrics.PULLER_RESOLVE_LOCK_DROPPED_TOTAL._value.get() == dropped + 1

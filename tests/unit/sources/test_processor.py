@@ -39,13 +39,10 @@ class Listener:
         self.ended: list[RegionFeedState] = []
         self.failed: list[Exception] = []
 
-    def feed_initialized(self, state: RegionFeedState) -> None:
+    def scanned(self, state: RegionFeedState) -> None:
         self.initialized.append(state.region_id)
 
-    def feed_ended(self, state: RegionFeedState) -> None:
-        self.ended.append(state)
-
-    def span_failed(self, span: SubscribedSpan, error: Exception) -> None:
+    def fail(self, span: SubscribedSpan, error: Exception) -> None:
         self.failed.append(error)
 
 
@@ -54,7 +51,14 @@ class Bench:
         self.listener = Listener()
         self.pipeline = SpanPipelineManager(workers=1, **pipeline)
         self.processor = RegionEventProcessor(
-            self.pipeline, self.listener, workers=workers, queue_size=4, queue_bytes=1 << 20, clock=SYSTEM
+            self.pipeline,
+            on_scanned=self.listener.scanned,
+            on_ended=self.listener.ended.append,
+            on_failed=self.listener.fail,
+            workers=workers,
+            queue_size=4,
+            queue_bytes=1 << 20,
+            clock=SYSTEM,
         )
 
     def subscribe(self, recorder: Recorder, sub_id: int = 1, **span: float) -> SubscribedSpan:

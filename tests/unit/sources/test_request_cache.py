@@ -42,17 +42,17 @@ async def test_no_more_than_the_limit_are_in_their_scan_at_a_time() -> None:
     cache.add(second)
     assert await ready(cache) is first
     feed = a_feed(first)
-    cache.sent(feed)
+    cache.mark_sent(feed)
     assert cache.pending == 1
     assert await ready(cache) is None
-    cache.settled(feed)
-    cache.settled(feed)
+    cache.settle(feed)
+    cache.settle(feed)
     assert await ready(cache) is second
 
 
 async def test_an_urgent_task_passes_the_limit() -> None:
     cache, span = a_cache(1), a_span()
-    cache.sent(a_feed(a_task(span, 1, b"a", b"b")))
+    cache.mark_sent(a_feed(a_task(span, 1, b"a", b"b")))
     urgent = a_task(span, 2, b"b", b"c")
     cache.add(a_task(span, 3, b"c", b"d", urgency=LOW))
     cache.add(urgent)
@@ -68,12 +68,12 @@ async def test_somebody_who_waits_is_woken_by_a_task_and_by_room() -> None:
     cache.add(task)
     assert await asyncio.wait_for(asking, 1) is task
     feed = a_feed(task)
-    cache.sent(feed)
+    cache.mark_sent(feed)
     cache.add(a_task(span, 2, b"b", b"c", urgency=LOW))
     asking = asyncio.create_task(cache.next())
     await asyncio.wait([asking], timeout=0.01)
     assert not asking.done()
-    cache.settled(feed)
+    cache.settle(feed)
     await asyncio.wait_for(asking, 1)
 
 
@@ -88,7 +88,7 @@ async def test_a_wait_that_is_cancelled_takes_nothing() -> None:
 async def test_a_scan_that_takes_for_ever_stops_counting() -> None:
     clock = ManualClock()
     cache, span = a_cache(1, clock), a_span()
-    cache.sent(a_feed(a_task(span, 1, b"a", b"b", urgency=LOW)))
+    cache.mark_sent(a_feed(a_task(span, 1, b"a", b"b", urgency=LOW)))
     clock.advance(STALE_AFTER_S - 1)
     cache.sweep()
     assert cache.pending == 1
@@ -127,6 +127,6 @@ async def test_clearing_returns_what_waits_in_the_order_of_priority() -> None:
     low, high = a_task(span, 1, b"a", b"b", urgency=LOW), a_task(span, 2, b"b", b"c")
     cache.add(low)
     cache.add(high)
-    cache.sent(a_feed(low))
+    cache.mark_sent(a_feed(low))
     assert cache.clear() == [high, low]
     assert (len(cache), cache.pending) == (0, 0)

@@ -74,10 +74,10 @@ class Listener:
         self.failed: list[tuple[RegionTask, FeedEnd]] = []
         self.stores: list[int] = []
 
-    def task_failed(self, task: RegionTask, end: FeedEnd) -> None:
+    def take_back(self, task: RegionTask, end: FeedEnd) -> None:
         self.failed.append((task, end))
 
-    def store_failed(self, store_id: int) -> None:
+    def lose_store(self, store_id: int) -> None:
         self.stores.append(store_id)
 
 
@@ -94,7 +94,8 @@ class Rig:
             cluster_id=77,
             cache=self.cache,
             processor=self.processor,
-            listener=self.listener,
+            on_given_back=self.listener.take_back,
+            on_lost=self.listener.lose_store,
             new_matcher=a_matcher,
             clock=SYSTEM,
         )

@@ -103,7 +103,7 @@ def test_pauses_double_up_to_two_seconds_and_begin_anew_after_success() -> None:
     assert upper == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
     assert pauses.next_s(key_range, end, now=0.0, draw=0.0) == 1.0
     assert pauses.next_s((b"x", b"y"), end, now=0.0, draw=1.0) == 0.05
-    pauses.succeeded(key_range)
+    pauses.forget(key_range)
     assert pauses.next_s(key_range, end, now=0.0, draw=1.0) == 0.05
 
 

@@ -45,16 +45,17 @@ class Rig:
             cluster_id=1,
             cache=RequestCache(8, clock=SYSTEM, now_ms=lambda: 0),
             processor=unused,
-            listener=self,
+            on_given_back=self.take_back,
+            on_lost=self.lose_store,
             new_matcher=a_matcher,
             clock=SYSTEM,
         )
 
-    def task_failed(self, task: RegionTask, end: FeedEnd) -> None:
+    def take_back(self, task: RegionTask, end: FeedEnd) -> None:
         self.given_back.append((task, end))
 
-    def store_failed(self, store_id: int) -> None:
-        self.stores.lost(store_id)
+    def lose_store(self, store_id: int) -> None:
+        self.stores.forget_addr(store_id)
 
 
 async def test_regions_that_ask_for_a_store_while_it_moves_get_the_same_worker() -> None:
@@ -73,7 +74,7 @@ async def test_what_waits_at_the_worker_of_a_store_that_moved_is_given_back() ->
     rig.pd.may_answer.set()
     old, task = await rig.stores.get(7), a_task(a_span())
     assert old is not None
-    rig.stores.lost(7)
+    rig.stores.forget_addr(7)
     old.cache.add(task)  # as late as can be
     new = await rig.stores.get(7)
     assert new is not None

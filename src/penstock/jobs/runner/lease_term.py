@@ -98,7 +98,7 @@ class LeaseTerm:
         _log.info("running jobs", extra={"epoch": self._lease.epoch, "jobs": len(list(self.board))})
         settings = self._settings
         duties = [
-            asyncio.create_task(self._log.follow(self._feed, ts, self._wake_up.tell)),
+            asyncio.create_task(self._log.follow(self._feed, ts, self._wake_up.notify)),
             asyncio.create_task(self._regularly(settings.watermark_interval_s, "flush", self._log.flush)),
             asyncio.create_task(self._regularly(settings.collect_interval_s, "collect", self._collect)),
             asyncio.create_task(self._decide()),
@@ -133,7 +133,7 @@ class LeaseTerm:
 
     def _end_job(self, iteration_id: str, key: JobKey, row: Job | None) -> None:
         self.board.end(iteration_id, key, row, now=self._clock.monotonic())
-        self._wake_up.tell()
+        self._wake_up.notify()
 
     async def _decide(self) -> None:
         """Check all tables from time to time, and some of them in between."""

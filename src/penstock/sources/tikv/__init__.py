@@ -1,1 +1,1 @@
-"""TiKV as a source: regions, their change streams, and what is resolved."""
+"""TiKV as a source: regions, their change streams, and resolved timestamps."""

@@ -1,6 +1,6 @@
 """Subscriptions of spans of keys: every committed change, and how far they are complete.
 
-Which parts of a span hold it back, for the log. No I/O, no clock.
+`slow_parts` says which parts of a span hold it back, for the log.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ SCAN_MAX_S = 600
 
 
 class SlowPart(NamedTuple):
-    """A part that is behind: its region (0: nobody follows it), by how much, and its first key."""
+    """A part that is behind: its region (0: no region follows it), by how much, and its first key."""
 
     region_id: int
     state: str
@@ -48,7 +48,7 @@ class SlowPart(NamedTuple):
 
 
 def slow_parts(parts: RangeLock, now_ms: int) -> Iterator[SlowPart]:
-    """Return the parts behind by more than a minute, ten while their history is read, and every hole."""
+    """Return the parts behind by more than a minute (ten during their scan), and every hole."""
     for part in parts.locked_ranges():
         lag_s = (now_ms - physical_ms(part.resolved_ts)) / 1000
         if lag_s > (LAG_MAX_S if part.initialized else SCAN_MAX_S):
@@ -63,15 +63,15 @@ _SLOW_SHOWN = 10
 _MEASURE_S = 10.0
 
 _log = logging.getLogger(__name__)
-_ids = itertools.count(1)  # never used twice in a process, so that no late event is taken for another's
+_ids = itertools.count(1)  # never used twice in a process: a late event cannot match another subscription
 
 
 class SubscriptionClient:
     """Pulls the changes of any number of spans from a cluster; used from one event loop.
 
     Delivery is at least once: after a region split, moved or failed, rows that were delivered before
-    may come again, unchanged. Such rows lie above the last resolved timestamp that was told, and
-    (key, start_ts, commit_ts) tells that they are the same. Nothing is left out.
+    may come again, unchanged. Such rows lie above the last resolved timestamp that was passed on, and
+    (key, start_ts, commit_ts) identifies them. No change is left out.
     """
 
     def __init__(
@@ -97,13 +97,17 @@ class SubscriptionClient:
             workers=settings.workers,
             queue_size=settings.queue_size,
             quota_bytes=settings.quota_bytes,
-            on_failure=self._consumer_failed,
+            on_failure=self._on_consumer_failed,
             clock=clock,
         )
-        self._follower = RegionFollower(pd, clock=clock, on_failed=self._failed, on_drained=self._drained)
+        self._follower = RegionFollower(
+            pd, clock=clock, on_failed=self._end_subscription, on_drained=self._on_drained
+        )
         self._processor = RegionEventProcessor(
             self._pipeline,
-            self._follower,
+            on_scanned=self._follower.finish_scan,
+            on_ended=self._follower.end_feed,
+            on_failed=self._follower.fail_span,
             workers=settings.region_workers,
             queue_size=settings.region_queue_size,
             queue_bytes=settings.region_queue_bytes,
@@ -152,8 +156,8 @@ class SubscriptionClient:
     ) -> int:
         """Pull every change of the span committed after `start_ts`; return the subscription's id.
 
-        Both callbacks run on pipeline threads. `on_failure` is told, on the event loop, when the
-        subscription cannot go on: a callback raised, or the store broke its promises. It has ended then.
+        Both callbacks run on pipeline threads. `on_failure` is called on the event loop when the
+        subscription has ended by a failure: a callback raised, or the store broke its promises.
         """
         if start_ts <= 0 or advance_interval_ms < 0:
             raise Invalid(
@@ -185,7 +189,7 @@ class SubscriptionClient:
         await asyncio.shield(self._ended[sub_id])
 
     def resolved_ts(self, sub_id: int) -> int:
-        """Return how far a subscription has been read; what was told to its consumer may be less."""
+        """Return how far a subscription has been read; its consumer may have got less."""
         return self._spans[sub_id].resolved_ts
 
     async def close(self) -> None:
@@ -222,28 +226,29 @@ class SubscriptionClient:
                 self._settings.pending_regions_per_store, clock=self._clock, now_ms=self._now_ms
             ),
             processor=self._processor,
-            listener=self._follower,
+            on_given_back=self._follower.take_back,
+            on_lost=self._follower.lose_store,
             new_matcher=lambda: Matcher(self._memory, self._spill),
             clock=self._clock,
         )
 
     def _now_ms(self) -> int:
-        """The cluster's time, a few seconds old at most: local clocks may be wrong."""
+        """Return the cluster's time, a few seconds old at most: local clocks may be wrong."""
         return physical_ms(self._pd.low_resolution_ts())
 
     def _spans_now(self) -> list[SubscribedSpan]:
         return list(self._spans.values())
 
-    def _consumer_failed(self, sub_id: int, error: Exception) -> None:
+    def _on_consumer_failed(self, sub_id: int, error: Exception) -> None:
         # On a pipeline thread.
-        self._loop.call_soon_threadsafe(self._consumer_failed_here, sub_id, error)
+        self._loop.call_soon_threadsafe(self._fail_consumer, sub_id, error)
 
-    def _consumer_failed_here(self, sub_id: int, error: Exception) -> None:
+    def _fail_consumer(self, sub_id: int, error: Exception) -> None:
         span = self._spans.get(sub_id)
         if span is not None:
-            self._follower.span_failed(span, error)
+            self._follower.fail_span(span, error)
 
-    def _failed(self, span: SubscribedSpan, error: Exception) -> None:
+    def _end_subscription(self, span: SubscribedSpan, error: Exception) -> None:
         _log.error(
             "a subscription cannot go on",
             extra={"sub_id": span.sub_id, "table_id": span.span.table_id},
@@ -253,7 +258,7 @@ class SubscriptionClient:
         self._follower.stop(span)
         span.on_failure(error)
 
-    def _drained(self, span: SubscribedSpan) -> None:
+    def _on_drained(self, span: SubscribedSpan) -> None:
         if self._spans.pop(span.sub_id, None) is not None:
             task = asyncio.create_task(self._unregister(span.sub_id))
             self._unregistering.add(task)
@@ -299,4 +304,4 @@ def _log_end(task: asyncio.Task[None]) -> None:
 
 
 def _ignore(error: Exception) -> None:
-    """The failure is in the log."""
+    """Do nothing: the failure is in the log."""

@@ -1,4 +1,4 @@
-"""What the rows of a region's change stream mean: matched changes, and whether its promises hold. No I/O."""
+"""Reads the rows of a region's change stream: matches changes and checks the store's promises. No I/O."""
 
 from collections.abc import Iterable
 
@@ -20,8 +20,8 @@ INITIALIZED = cdcpb.Event.INITIALIZED
 class EntryReader:
     """Reads the entries of one region from the time it was subscribed at.
 
-    Keys outside [start, end) are skipped: a store may send the whole region. Commits up to
-    `span_start_ts` were asked for by nobody and are skipped as well.
+    Skips keys outside [start, end), because a store may send the whole region, and commits up to
+    `span_start_ts`, because the subscription starts after it.
     """
 
     __slots__ = ("_end", "_start", "_whole", "matcher", "region_id", "span_start_ts")
@@ -55,7 +55,7 @@ class EntryReader:
         for row in rows:
             kind = row.type
             key = row.key
-            if not whole and kind != INITIALIZED and not self._asked_for(key):
+            if not whole and kind != INITIALIZED and not self._is_wanted(key):
                 continue
             if kind == PREWRITE:
                 put(row.start_ts, key, row.value, row.old_value, row.generation)
@@ -64,17 +64,17 @@ class EntryReader:
                 commit_ts = row.commit_ts
                 prewrite = match(start_ts, key)
                 if prewrite is None:
-                    self._unmatched(row)
+                    self._keep_unmatched(row)
                 elif commit_ts <= self.span_start_ts:
                     continue
                 elif commit_ts <= resolved_ts:
-                    raise self._late(commit_ts, resolved_ts)
+                    raise self._late_error(commit_ts, resolved_ts)
                 else:
                     out.add(row.op_type, start_ts, commit_ts, key, prewrite[0], prewrite[1])
             elif kind == COMMITTED:
                 commit_ts = row.commit_ts
                 if commit_ts <= resolved_ts:
-                    raise self._late(commit_ts, resolved_ts)
+                    raise self._late_error(commit_ts, resolved_ts)
                 out.add(row.op_type, row.start_ts, commit_ts, key, row.value, row.old_value)
             elif kind == ROLLBACK:
                 if matcher.initialized:
@@ -89,10 +89,10 @@ class EntryReader:
         matcher.settle()
         return initialized_now
 
-    def _asked_for(self, key: bytes) -> bool:
+    def _is_wanted(self, key: bytes) -> bool:
         return key >= self._start and (not self._end or key < self._end)
 
-    def _unmatched(self, row: cdcpb.Event.Row) -> None:
+    def _keep_unmatched(self, row: cdcpb.Event.Row) -> None:
         if self.matcher.initialized:
             raise Corrupt(
                 f"region {self.region_id} sent the commit {row.commit_ts} of transaction {row.start_ts}"
@@ -105,10 +105,10 @@ class EntryReader:
             if end.commit_ts <= self.span_start_ts:
                 continue
             if end.commit_ts <= resolved_ts:
-                raise self._late(end.commit_ts, resolved_ts)
+                raise self._late_error(end.commit_ts, resolved_ts)
             out.add(end.op, end.start_ts, end.commit_ts, end.key, prewrite.value, prewrite.old_value)
 
-    def _late(self, commit_ts: int, resolved_ts: int) -> Corrupt:
+    def _late_error(self, commit_ts: int, resolved_ts: int) -> Corrupt:
         return Corrupt(
             f"region {self.region_id} sent a change committed at {commit_ts} after it had resolved"
             f" {resolved_ts}; check the store's log, then subscribe again"

@@ -1,4 +1,4 @@
-"""Keeps every key of every span followed by exactly one region, through splits, moves and failures."""
+"""Follows every key of every span by exactly one region, through splits, moves and failures."""
 
 import asyncio
 import logging
@@ -26,9 +26,9 @@ _log = logging.getLogger(__name__)
 
 
 class RegionFollower:
-    """Divides spans into regions, and takes care of each region that ends. Lives on one event loop.
+    """Divides spans into regions, and follows the keys of a region that ended again. For one event loop.
 
-    `on_failed(span, error)` is told when a span cannot go on, `on_drained(span)` when the last region
+    `on_failed(span, error)` is called when a span cannot go on, `on_drained(span)` when the last region
     of a stopped span is gone.
     """
 
@@ -51,7 +51,7 @@ class RegionFollower:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, stores: StoreWorkers) -> None:
-        """Use these stores; called once, before anything is followed."""
+        """Set the stores; call it once, before `follow`."""
         self._stores = stores
 
     def follow(self, span: SubscribedSpan, key_range: KeyRange, urgency: Urgency) -> None:
@@ -59,7 +59,7 @@ class RegionFollower:
         self._spawn(self._divide(span, key_range, urgency))
 
     def stop(self, span: SubscribedSpan) -> None:
-        """Follow a span no more; `on_drained` is called when that is done."""
+        """Stop following a span; `on_drained` is called when its last region is gone."""
         if span.stopped:
             return
         span.stopped = True
@@ -72,35 +72,35 @@ class RegionFollower:
         self._check_drained(span)
 
     async def close(self) -> None:
-        """End all that is under way."""
+        """Cancel all running work."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def feed_initialized(self, state: RegionFeedState) -> None:
-        """See FeedListener."""
-        self._pauses.succeeded(state.task.key_range)
+    def finish_scan(self, state: RegionFeedState) -> None:
+        """Forget the failures of a region whose incremental scan has ended; another scan may begin."""
+        self._pauses.forget(state.task.key_range)
         assert self._stores is not None
         for worker in self._stores:
-            worker.cache.settled(state)
+            worker.cache.settle(state)
 
-    def feed_ended(self, state: RegionFeedState) -> None:
-        """See FeedListener."""
+    def end_feed(self, state: RegionFeedState) -> None:
+        """Take back the region of a feed that has ended and whose events are all handled."""
         assert state.end is not None
-        self.task_failed(state.task, state.end)
+        self.take_back(state.task, state.end)
 
-    def span_failed(self, span: SubscribedSpan, error: Exception) -> None:
-        """See FeedListener."""
+    def fail_span(self, span: SubscribedSpan, error: Exception) -> None:
+        """Report that a span cannot go on, unless it is stopped."""
         if not span.stopped:
             self._on_failed(span, error)
 
-    def store_failed(self, store_id: int) -> None:
-        """See TaskListener."""
+    def lose_store(self, store_id: int) -> None:
+        """Ask for the address of a store again, because its stream ended."""
         assert self._stores is not None
-        self._stores.lost(store_id)
+        self._stores.forget_addr(store_id)
 
-    def task_failed(self, task: RegionTask, end: FeedEnd) -> None:
-        """See TaskListener: give the part of the span back and decide what comes next."""
+    def take_back(self, task: RegionTask, end: FeedEnd) -> None:
+        """Unlock a region's part of the span, and follow its keys again if the reason allows it."""
         span = task.span
         metrics.PULLER_FEED_ERRORS_TOTAL.labels(end.reason.value).inc()
         with span.lock:
@@ -111,10 +111,10 @@ class RegionFollower:
             return
         decided = route(end)
         if decided.fatal is not None:
-            self.span_failed(span, decided.fatal)
+            self.fail_span(span, decided.fatal)
         elif not decided.ignored:
             _log.info(
-                "a region is followed anew",
+                "a region is followed again",
                 extra={"sub_id": span.sub_id, "region_id": task.meta.id, "reason": end.reason.value},
             )
             self._spawn(self._retry(task, end, decided))
@@ -144,7 +144,7 @@ class RegionFollower:
                 return
 
     async def _load(self, key_range: KeyRange) -> list[RegionInfo]:
-        """Return the regions that cover the left part of a range; none when they are not known now."""
+        """Return the regions that cover the left part of a range; none when they cannot be loaded now."""
         try:
             async with self._loads:
                 found = await self._pd.scan_regions(*key_range, _REGIONS_PER_LOAD)
@@ -155,7 +155,7 @@ class RegionFollower:
         return found[: left_cover(ranges, key_range)]
 
     async def _follow_region(self, span: SubscribedSpan, info: RegionInfo, urgency: Urgency) -> None:
-        """Lock the region's part of the span and ask its leader, once older regions have let go of it."""
+        """Lock the region's part of the span, once older regions have released it, and ask its leader."""
         meta = info.meta
         part = intersect((meta.start_key, meta.end_key), (span.span.start, span.span.end))
         if part is None:
@@ -186,17 +186,17 @@ class RegionFollower:
         """Pass a region to the worker of its leader."""
         assert self._stores is not None
         if leader is None:
-            self.task_failed(task, FeedEnd(FeedEndReason.NO_LEADER))
+            self.take_back(task, FeedEnd(FeedEndReason.NO_LEADER))
             return
         try:
             worker = await self._stores.get(leader.store_id)
         except PenstockError as error:
-            self.task_failed(task, FeedEnd(FeedEndReason.STORE_NOT_FOUND, str(error)))
+            self.take_back(task, FeedEnd(FeedEndReason.STORE_NOT_FOUND, str(error)))
             return
         if worker is None:
-            self.task_failed(task, FeedEnd(FeedEndReason.STORE_NOT_FOUND))
+            self.take_back(task, FeedEnd(FeedEndReason.STORE_NOT_FOUND))
         elif task.span.stopped:
-            self.task_failed(task, FeedEnd(FeedEndReason.CANCELLED))
+            self.take_back(task, FeedEnd(FeedEndReason.CANCELLED))
         else:
             worker.cache.add(task)
 
@@ -214,9 +214,9 @@ class RegionFollower:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._forget_task)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _forget_task(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("following a region failed", exc_info=error)

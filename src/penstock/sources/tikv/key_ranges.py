@@ -28,7 +28,7 @@ class KeySpan:
 
 
 def reaches(end: bytes, key: bytes) -> bool:
-    """Whether a range that ends at `end` goes on beyond `key`."""
+    """Return whether a range that ends at `end` extends beyond `key`."""
     return not end or end > key
 
 
@@ -58,7 +58,7 @@ def left_cover(regions: Sequence[KeyRange], wanted: KeyRange) -> int:
 
 
 class RangeTsMap:
-    """Timestamps of disjoint ranges. Setting what is set, or using what is not, is our own mistake."""
+    """Timestamps of disjoint ranges. Asserts that a range is not set twice, and is set before its use."""
 
     __slots__ = ("_ends", "_starts", "_ts")
 
@@ -78,7 +78,7 @@ class RangeTsMap:
         return min(self._ts, default=None)
 
     def set(self, start: bytes, end: bytes, ts: int) -> None:
-        """Give a range that has none a timestamp."""
+        """Set the timestamp of a range that has none."""
         low, high = self._meeting(start, end)
         assert low == high, "a part of the range has a timestamp already"
         self._replace(low, high, [(start, end, ts)])
@@ -90,13 +90,13 @@ class RangeTsMap:
         return min(self._ts[low:high])
 
     def unset(self, start: bytes, end: bytes) -> None:
-        """Take the timestamps of a range away, all of which must have one."""
+        """Remove the timestamps of a range, all of which must have one."""
         low, high = self._meeting(start, end)
         self._check_covered(low, high, start, end)
         self._cut(low, high, start, end)
 
     def discard(self, start: bytes, end: bytes) -> None:
-        """Take the timestamps of a range away where there are any."""
+        """Remove the timestamps of a range where there are any."""
         low, high = self._meeting(start, end)
         self._cut(low, high, start, end)
 

@@ -1,4 +1,4 @@
-"""Locks that dead transactions left behind hold back resolved timestamps: they are resolved."""
+"""Resolves locks of dead transactions, which hold back resolved timestamps."""
 
 import asyncio
 import logging
@@ -25,8 +25,8 @@ def resolve_target(
 ) -> int | None:
     """Return up to which start timestamp a span's locks are worth resolving; None for none.
 
-    Only of a span whose regions have all been read, whose resolved timestamp stands still for the
-    length of the fence, and is at least that far behind.
+    Only for a span whose regions have all been scanned, and whose resolved timestamp has not moved for
+    the length of the fence and is at least that far behind.
     """
     behind_ms = now_ms - physical_ms(resolved_ts)
     if not initialized or still_ms < fence_ms or behind_ms < fence_ms:
@@ -35,7 +35,7 @@ def resolve_target(
 
 
 class LockChecker:
-    """Looks every two seconds for spans that stand still, and resolves the locks of their slowest regions."""
+    """Every two seconds resolves the locks in the slowest regions of spans that do not advance."""
 
     def __init__(
         self,
@@ -53,13 +53,13 @@ class LockChecker:
         self._asked_at: dict[LockedRange, float] = {}
 
     async def run(self) -> None:
-        """Go on until cancelled."""
+        """Run until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._tick())
             group.create_task(self._work())
 
-    def look(self) -> None:
-        """Queue a task for each region that holds its span back; drop what is too much."""
+    def check(self) -> None:
+        """Queue a task for each region that holds its span back; drop those that the queue cannot hold."""
         now = self._clock.monotonic()
         self._asked_at = {
             part: at for part, at in self._asked_at.items() if part.held and now - at < AGAIN_AFTER_S
@@ -93,7 +93,7 @@ class LockChecker:
     async def _tick(self) -> None:
         while True:
             await self._clock.sleep(TICK_S)
-            self.look()
+            self.check()
 
     async def _work(self) -> None:
         while True:

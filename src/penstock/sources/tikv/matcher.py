@@ -1,4 +1,4 @@
-"""Puts prewrites and commits of a region together."""
+"""Matches prewrites and commits of a region."""
 
 from collections.abc import Iterator
 
@@ -37,7 +37,7 @@ class Matcher:
         self.initialized = False
         self._memory = memory
         self._spill = spill
-        self._space: int | None = None  # on disk, once there is something
+        self._space: int | None = None  # on disk, once rows were moved there
         self._txns: dict[int, dict[bytes, SpilledPrewrite]] = {}
         self._spilled: dict[int, int] = {}  # start_ts -> rows on disk
         self._cached: list[CachedEnd] = []
@@ -55,7 +55,7 @@ class Matcher:
         return len(self._cached) + self._spilled_ends
 
     def put(self, start_ts: int, key: bytes, value: bytes, old_value: bytes, generation: int = 0) -> None:
-        """Keep a prewrite, unless more is known of it already."""
+        """Keep a prewrite, unless a later one of the same key is known."""
         txn = self._txns.get(start_ts)
         if txn is None:
             txn = self._txns[start_ts] = {}
@@ -98,7 +98,7 @@ class Matcher:
         self._bytes += _ROW_BYTES + len(end.key)
 
     def initialize(self) -> Iterator[tuple[CachedEnd, SpilledPrewrite]]:
-        """The scan has ended: return the cached commits that match now, in order; apply the rollbacks.
+        """End the scan: return the cached commits that match now, in order; apply the rollbacks.
 
         Commits that still have no prewrite are dropped: the scan delivered them as committed rows.
         """

@@ -1,4 +1,4 @@
-"""Prewrites that do not fit into memory: a bound over all regions, and a place on disk for the rest."""
+"""Prewrites that do not fit into memory: a bound over all regions, and a database on disk for the rest."""
 
 import shutil
 import threading
@@ -30,10 +30,10 @@ class SpilledPrewrite(NamedTuple):
     generation: int = 0
 
     def supersedes(self, known: "SpilledPrewrite") -> bool:
-        """Whether it replaces what is known of the same key and transaction.
+        """Return whether it replaces what is known of the same key and transaction.
 
-        An empty value is an echo of the lock (a heart beat), never news; of a pipelined transaction
-        the latest generation counts.
+        An empty value is an echo of the lock (a heart beat) and replaces nothing; of a pipelined
+        transaction the latest generation counts.
         """
         return bool(self.value) and self.generation >= known.generation
 

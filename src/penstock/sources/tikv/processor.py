@@ -1,4 +1,4 @@
-"""Region events become data batches and resolved timestamps of spans.
+"""Turns region events into data batches and resolved timestamps of spans.
 
 Every region belongs to one worker thread, which keeps the order of its events: rows are in the
 pipeline before the region's resolved timestamp moves, and so before the span's can.
@@ -6,10 +6,10 @@ pipeline before the region's resolved timestamp moves, and so before the span's 
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 from penstock import metrics
 from penstock.clock import Clock
@@ -21,40 +21,32 @@ from penstock.sources.raw_batch import RawColumns
 from penstock.sources.tikv.routing import FeedEnd, FeedEndReason
 from penstock.sources.tikv.subscription import FeedPhase, RegionFeedState, SubscribedSpan
 
-__all__ = ["FeedListener", "RegionEventProcessor"]
+__all__ = ["RegionEventProcessor"]
 
 _ENTRIES, _RESOLVED, _END, _STOP = range(4)
 _CHUNK = 64  # events handled between two flushes
 _RESOLVED_BYTES = 64  # of a region in a batch of resolved timestamps
 
 Item = tuple[int, Any, Any, int]
-
-
-class FeedListener(Protocol):
-    """Who is told of a region's life; called on the event loop."""
-
-    def feed_initialized(self, state: RegionFeedState) -> None:
-        """The incremental scan of a region has ended."""
-
-    def feed_ended(self, state: RegionFeedState) -> None:
-        """A region is followed no more; all its earlier events are handled."""
-
-    def span_failed(self, span: SubscribedSpan, error: Exception) -> None:
-        """A span cannot go on."""
+OnFeed = Callable[[RegionFeedState], None]
 
 
 class RegionEventProcessor:
     """Shards events by region over worker threads; used from one event loop.
 
     The `dispatch_*` coroutines wait while the queue of a shard is full, so that the stream behind
-    them is not read on.
+    them is not read further. On the event loop are called: `on_scanned(state)` when the incremental scan
+    of a region has ended, `on_ended(state)` when a region is not followed any more and all its earlier
+    events are handled, `on_failed(span, error)` when a span cannot go on.
     """
 
     def __init__(
         self,
         pipeline: SpanPipelineManager,
-        listener: FeedListener,
         *,
+        on_scanned: OnFeed,
+        on_ended: OnFeed,
+        on_failed: Callable[[SubscribedSpan, Exception], None],
         workers: int,
         queue_size: int,
         queue_bytes: int,
@@ -62,8 +54,18 @@ class RegionEventProcessor:
     ) -> None:
         loop = asyncio.get_running_loop()
         self._shards = [
-            _Shard(n, pipeline, listener, loop, clock, size=queue_size, size_bytes=queue_bytes // workers)
-            for n in range(workers)
+            _Shard(
+                number,
+                pipeline,
+                loop,
+                clock,
+                on_scanned=on_scanned,
+                on_ended=on_ended,
+                on_failed=on_failed,
+                size=queue_size,
+                size_bytes=queue_bytes // workers,
+            )
+            for number in range(workers)
         ]
 
     async def dispatch_entries(self, state: RegionFeedState, entries: cdcpb.Event.Entries, size: int) -> None:
@@ -98,21 +100,25 @@ class RegionEventProcessor:
 
 
 class _Shard:
-    """One worker thread. The counters of what came and what was done have one writer each."""
+    """One worker thread. Each of the counters of bytes in and bytes out has one writer."""
 
     def __init__(
         self,
         number: int,
         pipeline: SpanPipelineManager,
-        listener: FeedListener,
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
         *,
+        on_scanned: OnFeed,
+        on_ended: OnFeed,
+        on_failed: Callable[[SubscribedSpan, Exception], None],
         size: int,
         size_bytes: int,
     ) -> None:
         self._pipeline = pipeline
-        self._listener = listener
+        self._on_scanned = on_scanned
+        self._on_ended = on_ended
+        self._on_failed = on_failed
         self._loop = loop
         self._clock = clock
         self._size = size
@@ -128,10 +134,10 @@ class _Shard:
 
     async def put(self, kind: int, what: Any, payload: Any, size: int) -> None:
         self.put_now(kind, what, payload, size)
-        while self._full(1.0):
+        while self._is_full(1.0):
             self._room.clear()
             self._waiting = True
-            if self._full(1.0):  # else the thread may have passed before it could see that we wait
+            if self._is_full(1.0):  # else the thread made room before it saw that we wait
                 await self._room.wait()
 
     def put_now(self, kind: int, what: Any, payload: Any, size: int) -> None:
@@ -141,7 +147,7 @@ class _Shard:
     def join(self) -> None:
         self._thread.join()
 
-    def _full(self, part: float) -> bool:
+    def _is_full(self, part: float) -> bool:
         queued = self._bytes_in - self._bytes_out
         return self._queue.qsize() >= self._size * part or queued >= self._size_bytes * part
 
@@ -154,9 +160,9 @@ class _Shard:
             events = [first, *[queue.get() for _ in range(more)]]
             running = self._handle(events)
             self._bytes_out += sum(event[3] for event in events)
-            if self._waiting and not self._full(0.5):
+            if self._waiting and not self._is_full(0.5):
                 self._waiting = False
-                self._tell(self._room.set)
+                self._call_on_loop(self._room.set)
 
     def _handle(self, events: list[Item]) -> bool:
         running = True
@@ -164,12 +170,12 @@ class _Shard:
         for kind, what, payload, _ in events:
             if kind == _ENTRIES:
                 rows += len(payload)
-                self._entries(what, payload)
+                self._handle_entries(what, payload)
             elif kind == _RESOLVED:
                 span, ts = what
-                self._resolved(span, ts, payload)
+                self._handle_resolved(span, ts, payload)
             elif kind == _END:
-                self._end(what)
+                self._handle_end(what)
             else:
                 running = False
         for span in list(self._columns):
@@ -178,7 +184,7 @@ class _Shard:
             metrics.PULLER_EVENTS_TOTAL.labels("entries").inc(rows)
         return running
 
-    def _entries(self, state: RegionFeedState, rows: Any) -> None:
+    def _handle_entries(self, state: RegionFeedState, rows: Any) -> None:
         if state.phase is not FeedPhase.RUNNING:
             return
         span = state.task.span
@@ -191,17 +197,17 @@ class _Shard:
         except Cancelled:
             return  # the span is being unsubscribed
         except Corrupt as error:
-            # Rows are missing from here on: the region must not move the span any more.
+            # Rows are missing from here on: the region must not advance the span.
             self._pipeline.cancel(span.sub_id)
-            self._tell(self._listener.span_failed, span, error)
+            self._call_on_loop(self._on_failed, span, error)
             if state.stop(FeedEnd(FeedEndReason.CANCELLED)):
-                self._end(state)
+                self._handle_end(state)
             return
         if initialized:
             span.initialize(locked)
-            self._tell(self._listener.feed_initialized, state)
+            self._call_on_loop(self._on_scanned, state)
 
-    def _resolved(self, span: SubscribedSpan, ts: int, states: Sequence[RegionFeedState]) -> None:
+    def _handle_resolved(self, span: SubscribedSpan, ts: int, states: Sequence[RegionFeedState]) -> None:
         if not self._flush(span):
             return
         for state in states:
@@ -213,14 +219,14 @@ class _Shard:
         try:
             self._pipeline.enqueue_resolved(span.sub_id, advanced)
         except Cancelled:
-            return  # as above
+            return  # the span is being unsubscribed
 
-    def _end(self, state: RegionFeedState) -> None:
+    def _handle_end(self, state: RegionFeedState) -> None:
         assert state.phase is FeedPhase.STOPPED
         self._flush(state.task.span)
         state.phase = FeedPhase.REMOVED
         state.reader.matcher.close()
-        self._tell(self._listener.feed_ended, state)
+        self._call_on_loop(self._on_ended, state)
 
     def _flush(self, span: SubscribedSpan) -> bool:
         """Hand over the rows of a span; return False when it is cancelled."""
@@ -233,8 +239,8 @@ class _Shard:
             return False
         return True
 
-    def _tell(self, listener: Any, *about: object) -> None:
+    def _call_on_loop(self, callback: Callable[..., None], *args: object) -> None:
         try:
-            self._loop.call_soon_threadsafe(listener, *about)
-        except RuntimeError:  # the loop is closed, and nobody is left to be told
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:  # the loop is closed: there is nobody left to call
             return

@@ -10,7 +10,7 @@ __all__ = ["LockedRange", "RangeLock", "RangeLockCancelled", "Stale", "Wait"]
 
 
 class LockedRange:
-    """A part of a span that a region has. `resolved_ts` may be raised by whoever reads that region."""
+    """A part of a span that a region has. The reader of that region raises `resolved_ts`."""
 
     __slots__ = ("end", "held", "initialized", "region_id", "resolved_ts", "start", "version")
 
@@ -46,8 +46,8 @@ class RangeLockCancelled:
 class RangeLock:
     """Divides a span into locked parts, each read by one region, and the unlocked rest.
 
-    Invariant: locked and unlocked parts are disjoint and together the whole span. A part that changes
-    hands keeps the timestamp it was resolved to, so that `resolved_ts` covers every key.
+    Invariant: locked and unlocked parts are disjoint and together the whole span. A part that passes to
+    another region keeps the timestamp it was resolved to, so that `resolved_ts` covers every key.
     """
 
     def __init__(self, start: bytes, end: bytes, start_ts: int) -> None:
@@ -59,7 +59,7 @@ class RangeLock:
         self._starts: list[bytes] = []
         self._locked: list[LockedRange] = []  # in the order of `_starts`
         self._by_region: dict[int, LockedRange] = {}
-        # Entries may be lower than the part's timestamp now: they are corrected when they come to the top.
+        # Entries may be lower than the part's timestamp: they are corrected when they come to the top.
         self._heap: list[tuple[int, int, LockedRange]] = []
         self._pushes = 0
         self._stopped = False
@@ -85,7 +85,7 @@ class RangeLock:
         return Wait(blockers)
 
     def unlock(self, locked: LockedRange, resolved_ts: int | None = None) -> bool:
-        """Take a part back; return whether the span is stopped and nothing is locked any more."""
+        """Take a part back; return whether the span is stopped and nothing is locked."""
         at = bisect_left(self._starts, locked.start)
         assert at < len(self._locked), "the range is not locked"
         assert self._locked[at] is locked, "another range is locked there"
@@ -96,7 +96,7 @@ class RangeLock:
         return self.drained
 
     def stop(self) -> bool:
-        """Give no part of the span to anybody from now on; return whether nothing is locked."""
+        """Lock no part of the span from now on; return whether nothing is locked."""
         self._stopped = True
         return self.drained
 
@@ -109,11 +109,11 @@ class RangeLock:
         """Record how far a part is."""
         lower = resolved_ts < locked.resolved_ts
         locked.resolved_ts = resolved_ts
-        if lower:  # what stands in the heap must not be above it
+        if lower:  # its entry in the heap must not be above it
             self._push(locked)
 
     def initialize(self, locked: LockedRange) -> None:
-        """The incremental scan of a part has ended."""
+        """Record that the incremental scan of a part has ended."""
         locked.initialized = True
         if self._uninitialized:
             self._uninitialized.discard(locked.start, locked.end)
@@ -129,7 +129,7 @@ class RangeLock:
         return _lower(lowest, self._unlocked.lowest())
 
     def heap_min_ts(self) -> int:
-        """Return the same from a heap: cheaper when few parts moved since the last call."""
+        """Return what `resolved_ts` returns, from a heap: cheaper when few parts moved since then."""
         heap = self._heap
         while heap:
             ts, number, locked = heap[0]

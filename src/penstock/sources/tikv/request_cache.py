@@ -11,7 +11,7 @@ from penstock.sources.tikv.subscription import RegionFeedState, RegionTask
 
 __all__ = ["Deregister", "RequestCache"]
 
-STALE_AFTER_S = 180 * 60.0  # a scan that takes longer does not hold back others any more
+STALE_AFTER_S = 180 * 60.0  # a scan that takes longer stops holding back others
 
 
 class Deregister:
@@ -50,14 +50,14 @@ class RequestCache:
         return len(self._pending)
 
     def add(self, task: RegionTask) -> None:
-        """Let a task wait for its turn."""
+        """Queue a task."""
         self._added += 1
         # Both the wait and the lag grow by a second a second, so the order of tasks does not change.
         heappush(self._waiting, (self._value(task), self._added, task))
         self._changed.set()
 
     def deregister(self, sub_id: int) -> list[RegionTask]:
-        """End a subscription: its request goes before all others; return its tasks, which wait no more."""
+        """End a subscription: its request goes before all others; return its tasks, which leave the queue."""
         self._control.append(Deregister(sub_id))
         dropped = [task for _, _, task in self._waiting if task.span.sub_id == sub_id]
         if dropped:
@@ -83,24 +83,24 @@ class RequestCache:
             self._changed.clear()
             await self._changed.wait()
 
-    def sent(self, state: RegionFeedState) -> None:
-        """A task that was taken is now this feed, in its scan."""
+    def mark_sent(self, state: RegionFeedState) -> None:
+        """Record that a task that was taken is now this feed, in its scan."""
         self._pending[state] = self._clock.monotonic()
 
-    def settled(self, state: RegionFeedState) -> None:
-        """A feed's scan has ended, or the feed has."""
+    def settle(self, state: RegionFeedState) -> None:
+        """Stop counting a feed as pending: its scan has ended, or the feed has."""
         if self._pending.pop(state, None) is not None:
             self._changed.set()
 
     def sweep(self) -> None:
-        """Forget scans that take for ever."""
+        """Stop counting feeds whose scan takes too long."""
         now = self._clock.monotonic()
         stale = [state for state, sent_at in self._pending.items() if now - sent_at >= STALE_AFTER_S]
         for state in stale:
-            self.settled(state)
+            self.settle(state)
 
     def clear(self) -> list[RegionTask]:
-        """Return every task that waits; none is left, and nothing is pending."""
+        """Remove and return every task that waits; nothing is pending afterwards."""
         tasks = [task for _, _, task in sorted(self._waiting, key=lambda item: item[:2])]
         self._waiting.clear()
         self._control.clear()

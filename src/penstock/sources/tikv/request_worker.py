@@ -1,12 +1,12 @@
-"""One change stream to one store: requests out, region events in.
+"""Change streams: one worker for each store sends requests and receives region events.
 
-The stores of a cluster: where they are, and the worker that talks to each.
+`StoreWorkers` finds the address of a store and makes its worker.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 
@@ -25,7 +25,7 @@ from penstock.sources.tikv.request_cache import Deregister, RequestCache
 from penstock.sources.tikv.routing import FeedEnd, FeedEndReason
 from penstock.sources.tikv.subscription import FeedPhase, RegionFeedState, RegionTask
 
-__all__ = ["RegionRequestWorker", "StoreWorkers", "TaskListener"]
+__all__ = ["RegionRequestWorker", "StoreWorkers"]
 
 
 CLIENT_VERSION = "8.5.0"  # of the protocol's reference client: decides which features a store uses
@@ -37,21 +37,13 @@ _SWEEP_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-class TaskListener(Protocol):
-    """Who takes back the regions that a store was not asked for."""
-
-    def task_failed(self, task: RegionTask, end: FeedEnd) -> None:
-        """A region was not subscribed."""
-
-    def store_failed(self, store_id: int) -> None:
-        """The stream to a store ended; its regions are given back next."""
-
-
 class RegionRequestWorker:
     """Follows regions of any number of subscriptions on one store.
 
     A stream is opened only when there is a region to ask for, so that a store that is gone is not
-    dialled for ever. When it ends, every region on it is given back, and after a pause it starts over.
+    dialled for ever. When it ends, `on_lost(store_id)` is called, every region on it is given back, and
+    after a pause it starts over. `on_given_back(task, end)` is called for a region that was not subscribed;
+    one that was is given back by the processor, after its earlier events.
     """
 
     def __init__(
@@ -63,7 +55,8 @@ class RegionRequestWorker:
         cluster_id: int,
         cache: RequestCache,
         processor: RegionEventProcessor,
-        listener: TaskListener,
+        on_given_back: Callable[[RegionTask, FeedEnd], None],
+        on_lost: Callable[[int], None],
         new_matcher: Callable[[], Matcher],
         clock: Clock,
     ) -> None:
@@ -73,7 +66,8 @@ class RegionRequestWorker:
         self._dialer = dialer
         self._cluster_id = cluster_id
         self._processor = processor
-        self._listener = listener
+        self._on_given_back = on_given_back
+        self._on_lost = on_lost
         self._new_matcher = new_matcher
         self._clock = clock
         self._feeds: dict[int, dict[int, RegionFeedState]] = {}
@@ -83,7 +77,7 @@ class RegionRequestWorker:
         """End a subscription on this store."""
         cancelled = FeedEnd(FeedEndReason.CANCELLED)
         for task in self.cache.deregister(sub_id):
-            self._listener.task_failed(task, cancelled)
+            self._on_given_back(task, cancelled)
         for state in self._feeds.pop(sub_id, {}).values():
             self._finish(state, cancelled)
 
@@ -103,7 +97,7 @@ class RegionRequestWorker:
             try:
                 await self._stream()
             except grpc.aio.AioRpcError as error:
-                end = self._end_of(error)
+                end = self._feed_end(error)
             except asyncio.InvalidStateError:
                 end = FeedEnd(FeedEndReason.STREAM_LOST, "the stream ended while a request was being sent")
             except Invalid as error:
@@ -112,11 +106,11 @@ class RegionRequestWorker:
                 "a change stream ended",
                 extra={"store_id": self.store_id, "addr": self.addr, "error": end.detail},
             )
-            self._listener.store_failed(self.store_id)
+            self._on_lost(self.store_id)
             self.give_back(end)
             await self._clock.sleep(_PAUSE_S)
 
-    def _end_of(self, error: grpc.aio.AioRpcError) -> FeedEnd:
+    def _feed_end(self, error: grpc.aio.AioRpcError) -> FeedEnd:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return FeedEnd(
                 FeedEndReason.UNSUPPORTED,
@@ -126,7 +120,7 @@ class RegionRequestWorker:
         return FeedEnd(FeedEndReason.STREAM_LOST, f"{error.code().name}: {error.details()}")
 
     async def _stream(self) -> None:
-        """Open a stream and use it until it ends, in whichever direction that shows first."""
+        """Open a stream and use it until sending or receiving ends."""
         channel: Any = self._dialer.open(self.addr)
         try:
             multi = channel.stream_stream(
@@ -159,7 +153,7 @@ class RegionRequestWorker:
                 await call.write(self._deregistration(request.sub_id))
                 continue
             if request.span.stopped:
-                self._listener.task_failed(request, FeedEnd(FeedEndReason.CANCELLED))
+                self._on_given_back(request, FeedEnd(FeedEndReason.CANCELLED))
                 continue
             await call.write(self._registration(self._follow(request)))
 
@@ -168,7 +162,7 @@ class RegionRequestWorker:
         feeds = self._feeds.setdefault(task.span.sub_id, {})
         assert task.meta.id not in feeds, "a region is followed once per subscription"
         feeds[task.meta.id] = state
-        self.cache.sent(state)
+        self.cache.mark_sent(state)
         return task
 
     def _registration(self, task: RegionTask) -> cdcpb.ChangeDataRequest:
@@ -201,7 +195,7 @@ class RegionRequestWorker:
             await self.dispatch(message)
 
     async def dispatch(self, message: cdcpb.ChangeDataEvent) -> None:
-        """Pass on what a store sent; what belongs to no region that is followed is dropped."""
+        """Pass on the events of a message; drop those of regions that are not followed."""
         for event in message.events:
             state = self._feeds.get(event.request_id, {}).get(event.region_id)
             kind = event.WhichOneof("event")
@@ -213,10 +207,10 @@ class RegionRequestWorker:
             elif kind == "entries":
                 await self._processor.dispatch_entries(state, event.entries, event.ByteSize())
             elif kind == "error":
-                self._ended(state, FeedEnd.of(event.error))
+                self._end_feed(state, FeedEnd.of(event.error))
             elif kind == "resolved_ts":
                 await self._processor.dispatch_resolved(state.task.span, [state], event.resolved_ts)
-            # Anything else is a hint about long transactions, of which nothing is made.
+            # Anything else is a hint about long transactions, which is not used.
         if message.HasField("resolved_ts"):
             await self._dispatch_resolved(message.resolved_ts)
 
@@ -230,7 +224,7 @@ class RegionRequestWorker:
         if states:
             await self._processor.dispatch_resolved(states[0].task.span, states, resolved.ts)
 
-    def _ended(self, state: RegionFeedState, end: FeedEnd) -> None:
+    def _end_feed(self, state: RegionFeedState, end: FeedEnd) -> None:
         sub_id = state.task.span.sub_id
         feeds = self._feeds[sub_id]
         del feeds[state.region_id]
@@ -239,7 +233,7 @@ class RegionRequestWorker:
         self._finish(state, end)
 
     def _finish(self, state: RegionFeedState, end: FeedEnd) -> None:
-        self.cache.settled(state)
+        self.cache.settle(state)
         if state.stop(end):
             self._processor.dispatch_end(state)
 
@@ -250,7 +244,7 @@ class RegionRequestWorker:
             for state in of_subscription.values():
                 self._finish(state, end)
         for task in self.cache.clear():
-            self._listener.task_failed(task, end)
+            self._on_given_back(task, end)
 
     async def _sweep(self) -> None:
         while True:
@@ -259,10 +253,10 @@ class RegionRequestWorker:
 
 
 class StoreWorkers:
-    """One worker per store, made when it is first needed, and anew when the store has moved.
+    """One worker per store, made when it is first needed, and again when the store has moved.
 
-    Invariant: a worker that is closed has no task, and gets none. So one caller at a time asks where a store
-    is; the others wait for what it finds.
+    Invariant: a worker that is closed has no task, and gets none. So one caller at a time asks for the
+    address of a store; the others wait for its answer.
     """
 
     def __init__(self, pd: PdClient, new_worker: Callable[[int, str], RegionRequestWorker]) -> None:
@@ -280,7 +274,7 @@ class StoreWorkers:
     async def get(self, store_id: int) -> RegionRequestWorker | None:
         """Return the worker of a store; None when it is gone for good, or `close` was called.
 
-        Give it the task before anything else is awaited. Raises what the client of PD does.
+        Give it the task before anything else is awaited. Raises what the placement driver's client raises.
         """
         async with self._asking.setdefault(store_id, asyncio.Lock()):
             if store_id not in self._addrs:
@@ -301,8 +295,8 @@ class StoreWorkers:
             worker = self._workers[store_id] = self._new_worker(store_id, addr)
         return worker
 
-    def lost(self, store_id: int) -> None:
-        """A store does not answer: it may have moved."""
+    def forget_addr(self, store_id: int) -> None:
+        """Forget the address of a store that does not answer: it may have moved."""
         self._addrs.pop(store_id, None)
 
     async def close(self) -> None:

@@ -1,13 +1,11 @@
-"""What to do after a region's change stream ended. No I/O, no clock.
-
-Which region to subscribe first. No I/O, no clock.
-"""
+"""Decisions about regions: which to subscribe first, and what follows when one ends. No I/O, no clock."""
 
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
 from penstock.errors import Invalid, PenstockError
 from penstock.proto import cdcpb_pb2 as cdcpb
+from penstock.retry import EQUAL_JITTER, BackoffPolicy
 from penstock.sources.tikv.key_ranges import KeyRange
 
 __all__ = ["FORCED_MAX", "FeedEnd", "FeedEndReason", "RetryPauses", "Route", "Urgency", "priority", "route"]
@@ -17,14 +15,14 @@ FORCED_MAX = 3600  # tasks up to this value pass the flow control
 
 
 class Urgency(IntEnum):
-    """Seconds that a task stands back behind others."""
+    """Seconds that are added to the priority of a task."""
 
     HIGH = 0  # the region was being followed, and its span waits for it
-    LOW = 86_400  # a new region, or one whose store asked for patience
+    LOW = 86_400  # a new region, or one whose store is busy
 
 
 def priority(urgency: Urgency, *, waited_s: float, lag_s: float) -> float:
-    """Return a number that is smaller for what should go first: long waiting, and little to catch up."""
+    """Return a number; smaller goes first: tasks that waited long, and have little to catch up."""
     return max(0.0, urgency - waited_s + lag_s)
 
 
@@ -32,15 +30,16 @@ PAUSE_BASE_S = 0.05
 PAUSE_MAX_S = 2.0
 PAUSE_FORGOTTEN_S = 300.0
 PAUSE_ASKED_MAX_S = 600.0
+_BACKOFF = BackoffPolicy(base_s=PAUSE_BASE_S, cap_s=PAUSE_MAX_S, jitter=EQUAL_JITTER)
 
 
 class FeedEndReason(Enum):
-    """Why a region is not followed any more."""
+    """Why a region's stream ended."""
 
     NOT_LEADER = "not_leader"
     EPOCH_NOT_MATCH = "epoch_not_match"
     REGION_NOT_FOUND = "region_not_found"
-    NO_LEADER = "no_leader"  # nobody knows a leader to ask
+    NO_LEADER = "no_leader"  # no leader is known
     STORE_NOT_FOUND = "store_not_found"
     STREAM_LOST = "stream_lost"
     SERVER_IS_BUSY = "server_is_busy"
@@ -65,7 +64,7 @@ class FeedEnd:
     @classmethod
     def of(cls, error: cdcpb.Error) -> "FeedEnd":
         """Read the error of a change stream."""
-        for reason in _TOLD:
+        for reason in _REASONS:
             if error.HasField(reason.value):
                 break
         else:
@@ -83,7 +82,7 @@ class FeedEnd:
         return cls(reason)
 
 
-_TOLD = (
+_REASONS = (
     FeedEndReason.NOT_LEADER,
     FeedEndReason.EPOCH_NOT_MATCH,
     FeedEndReason.REGION_NOT_FOUND,
@@ -106,7 +105,7 @@ class Route:
 
 
 def route(end: FeedEnd) -> Route:
-    """Decide by the reason alone."""
+    """Return the next step for a reason."""
     match end.reason:
         case FeedEndReason.NOT_LEADER | FeedEndReason.UNKNOWN | FeedEndReason.STREAM_LOST:
             return Route(same_region=True)
@@ -143,9 +142,9 @@ class _Attempts:
 
 @dataclass(slots=True)
 class RetryPauses:
-    """How long a range rests before it is tried again: doubling from 50 ms to 2 s, with jitter.
+    """Pauses before a range is tried again: doubling from 50 ms to 2 s, with jitter.
 
-    A range that went well for five minutes begins anew.
+    Five minutes after its last failure a range begins with the shortest pause again.
     """
 
     _ranges: dict[KeyRange, _Attempts] = field(default_factory=dict)
@@ -155,15 +154,14 @@ class RetryPauses:
         """Return the pause before the next attempt at a range."""
         self._sweep(now)
         attempts = self._ranges.setdefault(key_range, _Attempts())
-        pause = min(PAUSE_MAX_S, PAUSE_BASE_S * (1 << min(attempts.count, 16)))
         attempts.count += 1
         attempts.last_at = now
         if end.backoff_ms:
             return min(end.backoff_ms / 1000, PAUSE_ASKED_MAX_S)
-        return pause / 2 + pause / 2 * draw
+        return _BACKOFF.delay_s(attempts.count, draw)
 
-    def succeeded(self, key_range: KeyRange) -> None:
-        """A range is followed again: forget its failures."""
+    def forget(self, key_range: KeyRange) -> None:
+        """Forget the failures of a range that is followed again."""
         self._ranges.pop(key_range, None)
 
     def _sweep(self, now: float) -> None:

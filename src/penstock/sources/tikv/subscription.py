@@ -1,7 +1,4 @@
-"""A subscription of a span, as the parts of the puller share it.
-
-A region of a subscription: what is asked of a store, and what comes back.
-"""
+"""The state of a subscription and of its regions, shared by the parts of the source."""
 
 import logging
 import threading
@@ -24,10 +21,10 @@ _log = logging.getLogger(__name__)
 
 
 class SubscribedSpan:
-    """How far a subscription is. Its parts may be asked and moved by any thread.
+    """The progress of a subscription; any thread may read and advance its parts.
 
-    With `advance_interval_s` of 0 every progress of a region may move the span (a heap finds the
-    minimum); else it moves at most once an interval, and every part is looked at then.
+    With `advance_interval_s` of 0 every progress of a region may advance the span (a heap finds the
+    minimum); else it advances at most once an interval, from all parts.
     """
 
     def __init__(
@@ -45,7 +42,7 @@ class SubscribedSpan:
         self.start_ts = start_ts
         self.on_failure = on_failure
         self.stopped = False
-        self.resolved_ts = start_ts  # the last one told to the pipeline
+        self.resolved_ts = start_ts  # the last one passed to the pipeline
         self.moved_at = now  # when that was
         self.range_lock = RangeLock(span.start, span.end, start_ts)
         self.lock = threading.Lock()  # guards the range lock and the fields below
@@ -54,19 +51,19 @@ class SubscribedSpan:
         self._told_start = False
 
     def initialize(self, locked: LockedRange) -> None:
-        """The incremental scan of a part has ended."""
+        """Record that the incremental scan of a part has ended."""
         with self.lock:
             self.range_lock.initialize(locked)
 
     def raise_resolved(self, locked: LockedRange, ts: int) -> None:
-        """A part is complete up to `ts`; ignored before its scan has ended, and when it would go back."""
+        """Raise the timestamp of a part; ignored before its scan has ended, and when it would decrease."""
         if locked.initialized and ts >= locked.resolved_ts:
             locked.resolved_ts = ts
 
     def advance(self, now: float) -> int | None:
-        """Return the span's new resolved timestamp when it is to be told.
+        """Return the span's resolved timestamp when it is to be passed on, else None.
 
-        The start timestamp itself is told once, when every part has been initialized.
+        The start timestamp itself is passed on once, when every part has been initialized.
         """
         with self.lock:
             if self._interval_s:
@@ -119,15 +116,15 @@ class RegionTask:
 
 
 class FeedPhase(Enum):
-    """How far the life of a feed is. It only goes forward."""
+    """The phase of a feed; it only goes forward."""
 
     RUNNING = "running"
-    STOPPED = "stopped"  # by an error, or by us: whatever still comes is ignored
+    STOPPED = "stopped"  # by an error, or by us: later events are ignored
     REMOVED = "removed"  # and its part of the span was given back
 
 
 class RegionFeedState:
-    """A subscribed region. The receive loop stops it, or its processor worker, which does all else."""
+    """A subscribed region. The receive loop or the processor worker stops it; only the worker does more."""
 
     __slots__ = ("asked_at", "end", "phase", "reader", "task")
 
@@ -152,8 +149,8 @@ class RegionFeedState:
         return self.task.meta.id
 
     def stop(self, end: FeedEnd) -> bool:
-        """Ignore what comes from now on; return whether it was running. The first reason counts."""
-        with self.task.span.lock:  # the receive loop and the region's worker may both want to
+        """Ignore events from now on; return whether it was running. The first reason counts."""
+        with self.task.span.lock:  # the receive loop and the region's worker may do it at the same time
             if self.phase is not FeedPhase.RUNNING:
                 return False
             self.phase = FeedPhase.STOPPED

@@ -28,7 +28,7 @@ async def test_the_first_failure_is_kept_and_nothing_is_started_after_it() -> No
 
     underway.start(fail("first"))
     underway.start(fail("second"))
-    await underway.ended()
+    await underway.wait()
     underway.start(work())
     await underway.stop()
     assert str(underway.failure) == "first"
@@ -56,12 +56,12 @@ async def test_stop_returns_when_everything_has_unwound() -> None:
 
 async def test_what_is_told_while_nobody_waits_is_not_lost() -> None:
     signal = WakeUp(ManualClock())
-    signal.tell()
+    signal.notify()
     await signal.wait()
     waiting = asyncio.ensure_future(signal.wait())
     await turns()
     assert not waiting.done()
-    signal.tell()
+    signal.notify()
     await waiting
 
 
@@ -80,13 +80,13 @@ async def test_a_wait_ends_with_its_time() -> None:
 async def test_a_beat_reaches_everybody_who_waits() -> None:
     pulse = Notifier()
     state = {"open": False}
-    waiting = [asyncio.ensure_future(pulse.until(lambda: state["open"])) for _ in range(3)]
+    waiting = [asyncio.ensure_future(pulse.wait_for(lambda: state["open"])) for _ in range(3)]
     await turns()
-    pulse.beat()
+    pulse.notify_all()
     await turns()
     assert not any(each.done() for each in waiting)
     state["open"] = True
-    pulse.beat()
+    pulse.notify_all()
     await asyncio.gather(*waiting)
 
 

@@ -1,7 +1,4 @@
-"""The storage sink: changes in, files on object storage out.
-
-Tells consumers how far the files go, not too often.
-"""
+"""The storage sink: it takes the events of dispatchers and writes files to object storage."""
 
 import asyncio
 
@@ -19,53 +16,15 @@ from penstock.eventloop import Notifier, TaskScope, ThreadRunner, WakeUp
 from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.slices import TableSpan
 
-_INTERVAL_S = 2.0
-
-
-class Checkpoints:
-    """Writes the newest checkpoint, at most one in `_INTERVAL_S`; older ones are skipped."""
-
-    def __init__(self, files: RemoteFiles, threads: ThreadRunner, metrics: SinkMetrics, clock: Clock) -> None:
-        self._files = files
-        self._threads = threads
-        self._metrics = metrics
-        self._clock = clock
-        self._newest = 0
-        self.written = 0
-        self._changed = WakeUp(clock)
-        self._one_at_a_time = asyncio.Lock()
-
-    def add(self, ts: int) -> None:
-        """A checkpoint, to be written if it is the newest."""
-        if ts > self._newest:
-            self._newest = ts
-            self._changed.tell()
-
-    async def run(self) -> None:
-        """For ever."""
-        while True:
-            await self._changed.wait()
-            await self.write()
-            await self._clock.sleep(_INTERVAL_S)
-
-    async def write(self) -> None:
-        """Write the newest now, unless it is there."""
-        async with self._one_at_a_time:
-            newest = self._newest
-            if newest > self.written:
-                with self._metrics.stage("checkpoint"):
-                    await self._threads.call(self._files.write_checkpoint, newest)
-                self.written = newest
-
-
+_CHECKPOINT_INTERVAL_S = 2.0
 _THREADS = 64  # requests of the driver to the remote that overlap
-_LOOK_S = 1.0
-_SWEEP_S = 60.0
-_IDLE_S = 600.0  # after it, what is known of a dispatcher's files is given back
+_AGE_INTERVAL_S = 1.0
+_SWEEP_INTERVAL_S = 60.0
+_IDLE_S = 600.0  # after which the state of a dispatcher's files is forgotten
 
 
 class StorageSink:
-    """Carries the events of dispatchers to files, each dispatcher's in order.
+    """Brings the events of dispatchers into files, each dispatcher's in order.
 
     An event is acknowledged twice: `post_enqueue` when it is in the spool and the spool is not too full,
     `post_flush` when its data and index are on the remote. After the first failure, which `run` raises,
@@ -86,11 +45,11 @@ class StorageSink:
         self._files = files
         self._clock = clock
         self._metrics = SinkMetrics(changefeed)
-        self._underway = TaskScope()
+        self._tasks = TaskScope()
         self._threads = ThreadRunner(_THREADS, "penstock-sink")
         self._ledger = Ledger(options, self._metrics, self._release, clock)
         spool = self._ledger.spool
-        self._metrics.marks(quota=spool.quota_bytes, high=spool.high_bytes, low=spool.low_bytes)
+        self._metrics.set_marks(quota=spool.quota_bytes, high=spool.high_bytes, low=spool.low_bytes)
         self._writing = WriteLoop(
             engine,
             files,
@@ -98,9 +57,9 @@ class StorageSink:
             self._ledger,
             options,
             self._metrics,
-            self._underway,
+            self._tasks,
             self._threads,
-            on_progress=self._progressed,
+            on_progress=self._notify,
             clock=clock,
         )
         self._encoding = EncodeLoop(
@@ -108,22 +67,22 @@ class StorageSink:
             self._ledger,
             options,
             self._metrics,
-            self._underway,
-            on_progress=self._progressed,
-            on_due=self._writing.changed.tell,
+            self._tasks,
+            on_progress=self._notify,
+            on_due=self._writing.changed.notify,
             clock=clock,
         )
-        self._checkpoints = Checkpoints(files, self._threads, self._metrics, clock)
-        self._pulse = Notifier()
+        self._checkpoints = CheckpointWriter(files, self._threads, self._metrics, clock)
+        self._notifier = Notifier()
         self._running = False
         self._closing = False
         self._stopped = False
 
     def add_dml_event(self, event: DmlEvent) -> None:
-        """Take a slice: the end of its dispatcher's queue. Never blocks, no I/O; ignored after a failure."""
+        """Append a slice to its dispatcher's queue. It never blocks; after a failure the slice is ignored."""
         if not self._closing and not self._ended:
-            self._ledger.arrive(event)
-            self._encoding.changed.tell()
+            self._ledger.add(event)
+            self._encoding.changed.notify()
 
     async def pass_block_event(self, dispatcher: TableSpan, event: DdlEvent) -> None:
         """Return when everything that the dispatcher has sent before is on the remote.
@@ -132,129 +91,170 @@ class StorageSink:
         """
         self._check()
         marker = DrainMarker(dispatcher, event.commit_ts, at=self._clock.monotonic())
-        self._ledger.arrive(marker)
-        self._encoding.changed.tell()
+        self._ledger.add(marker)
+        self._encoding.changed.notify()
         await marker.wait()
 
     async def write_block_event(self, event: DdlEvent) -> None:
-        """Write the schema files of a DDL. Doing it again changes nothing."""
+        """Write the schema files of a DDL. Repeating it changes nothing."""
         self._check()
         with self._metrics.stage("ddl"):
             await self._threads.call(self._files.write_ddl, event)
 
     @property
-    def told_ts(self) -> int:
-        """The newest checkpoint that consumers can read by this sink's doing; 0 before the first."""
-        return self._checkpoints.written
+    def published_ts(self) -> int:
+        """The newest checkpoint that this sink has published to consumers; 0 before the first."""
+        return self._checkpoints.written_ts
 
     def add_checkpoint_ts(self, ts: int) -> None:
-        """Tell consumers that everything up to it is there, in a moment; older ones are skipped."""
+        """Publish a checkpoint to consumers soon; it is skipped if a later one comes first."""
         self._checkpoints.add(ts)
 
     async def remove_dispatcher(self, dispatcher_id: str) -> None:
         """Forget a dispatcher. Nothing of it is written after the return.
 
-        One that has drained loses nothing; of any other what is in no file yet is dropped, unacknowledged.
+        One that has drained loses nothing. The events of another that are in no file yet are dropped without
+        an acknowledgement.
         """
         why = Unavailable(f"dispatcher {dispatcher_id} was removed before it had drained")
         self._ledger.drop_queued(dispatcher_id, why)
-        await self._pulse.until(lambda: self._ended or not self._ledger.shards.underway(dispatcher_id))
+        await self._notifier.wait_for(
+            lambda: self._ended or not self._ledger.shards.is_underway(dispatcher_id)
+        )
         self._ledger.drop_buffered(dispatcher_id, why)
-        await self._pulse.until(lambda: self._ended or not self._ledger.buffers.writing(dispatcher_id))
+        await self._notifier.wait_for(
+            lambda: self._ended or not self._ledger.buffers.is_writing(dispatcher_id)
+        )
         self._ledger.forget(dispatcher_id)
         await self._threads.call(self._files.forget, dispatcher_id)
-        self._progressed()
+        self._notify()
 
     async def run(self) -> None:
         """Work until `close` or the first failure, which is raised."""
         assert not self._running, "a sink runs once"
         self._running = True
         for loop in (self._encoding, self._writing, self._checkpoints):
-            self._underway.start(loop.run())
-        self._underway.start(self._keep_house())
+            self._tasks.start(loop.run())
+        self._tasks.start(self._housekeep())
         try:
-            await self._underway.ended()
+            await self._tasks.wait()
         finally:
             await self._stop()
-        if self._underway.failure is not None:
-            raise self._underway.failure
+        if self._tasks.failure is not None:
+            raise self._tasks.failure
 
     async def _stop(self) -> None:
-        """End all work; whoever waits for a drain hears why it will not come."""
+        """End all work; whoever waits for a drain gets the reason."""
         try:
-            await self._underway.stop()
+            await self._tasks.stop()
         finally:
             self._stopped = True
             self._ledger.fail_markers(self._end)
-            self._pulse.beat()
+            self._notifier.notify_all()
 
     async def close(self) -> None:
-        """Write what was given before, unless the sink has failed; then release everything.
+        """Write the events that were accepted, unless the sink has failed; then release everything.
 
-        Cancelled, it gives up writing and releases everything nevertheless.
+        When cancelled, it stops writing and still releases everything.
         """
         self._closing = True
         try:
             if self._running and not self._ended:
-                await self._pulse.until(lambda: self._ended or self._ledger.shards.idle)
+                await self._notifier.wait_for(lambda: self._ended or self._ledger.shards.idle)
                 self._ledger.buffers.flush()
-                self._writing.changed.tell()
-                await self._pulse.until(lambda: self._ended or not self._ledger.buffers.active)
+                self._writing.changed.notify()
+                await self._notifier.wait_for(lambda: self._ended or not self._ledger.buffers.active)
                 await self._checkpoints.write()
         finally:
-            self._underway.end()
+            self._tasks.end()
             await self._release_all()
 
     async def _release_all(self) -> None:
         if self._running:
-            await self._pulse.until(lambda: self._stopped)
+            await self._notifier.wait_for(lambda: self._stopped)
         self._ledger.fail_markers(self._end)
         self._threads.close()
         self._metrics.forget()
         await self._engine.close()
 
-    async def _keep_house(self) -> None:
-        """Look how old the oldest event is, and give back what is known of idle dispatchers' files."""
+    async def _housekeep(self) -> None:
+        """Measure the age of the oldest event, and forget the state of idle dispatchers' files."""
         swept_at = self._clock.monotonic()
         while True:
-            self._metrics.oldest(self._ledger.oldest_age_s)
-            await self._clock.sleep(_LOOK_S)
-            if self._clock.monotonic() - swept_at >= _SWEEP_S:
+            self._metrics.set_oldest_age(self._ledger.oldest_age_s)
+            await self._clock.sleep(_AGE_INTERVAL_S)
+            if self._clock.monotonic() - swept_at >= _SWEEP_INTERVAL_S:
                 swept_at = self._clock.monotonic()
                 with self._metrics.stage("sweep"):
                     await self._threads.call(self._files.sweep, _IDLE_S)
 
     def _release(self, segment: int) -> None:
-        self._underway.start(self._release_segment(segment))
+        self._tasks.start(self._release_segment(segment))
 
     async def _release_segment(self, segment: int) -> None:
         with self._metrics.stage("release"):
             await self._engine.release(segment)
 
-    def _progressed(self) -> None:
-        """Something has gone from one stage to the next: whoever may go on now looks."""
+    def _notify(self) -> None:
+        """Wake every loop: something has moved from one stage to the next."""
         spool = self._ledger.spool
-        self._metrics.levels(
+        self._metrics.set_levels(
             queued=len(self._ledger.shards),
             nbytes=spool.nbytes,
             items=spool.items,
             retained_bytes=spool.retained_bytes,
             active=self._ledger.buffers.active,
         )
-        self._encoding.changed.tell()
-        self._writing.changed.tell()
-        self._pulse.beat()
+        self._encoding.changed.notify()
+        self._writing.changed.notify()
+        self._notifier.notify_all()
 
     @property
     def _ended(self) -> bool:
-        return self._stopped or self._underway.failure is not None
+        return self._stopped or self._tasks.failure is not None
 
     @property
     def _end(self) -> BaseException:
-        return self._underway.failure or Unavailable(
+        return self._tasks.failure or Unavailable(
             "the sink has ended; open a new one and go on from the checkpoint"
         )
 
     def _check(self) -> None:
         if self._closing or self._ended:
             raise self._end
+
+
+class CheckpointWriter:
+    """Writes the newest checkpoint, at most one per `_CHECKPOINT_INTERVAL_S`; older ones are skipped."""
+
+    def __init__(self, files: RemoteFiles, threads: ThreadRunner, metrics: SinkMetrics, clock: Clock) -> None:
+        self._files = files
+        self._threads = threads
+        self._metrics = metrics
+        self._clock = clock
+        self._newest_ts = 0
+        self.written_ts = 0
+        self._changed = WakeUp(clock)
+        self._one_at_a_time = asyncio.Lock()
+
+    def add(self, ts: int) -> None:
+        """Have a checkpoint written if it is the newest."""
+        if ts > self._newest_ts:
+            self._newest_ts = ts
+            self._changed.notify()
+
+    async def run(self) -> None:
+        """Write checkpoints for ever."""
+        while True:
+            await self._changed.wait()
+            await self.write()
+            await self._clock.sleep(_CHECKPOINT_INTERVAL_S)
+
+    async def write(self) -> None:
+        """Write the newest checkpoint now, unless it is written."""
+        async with self._one_at_a_time:
+            newest_ts = self._newest_ts
+            if newest_ts > self.written_ts:
+                with self._metrics.stage("checkpoint"):
+                    await self._threads.call(self._files.write_checkpoint, newest_ts)
+                self.written_ts = newest_ts
